@@ -10,7 +10,7 @@ from policies.system import register
 from trilane.common.hints import Count, Share
 
 TUNED_POLICIES = ("best-exact", "best-approx")
-TUNED_ON_TRACES = ("mini-deepseek", "mini-moe")  # notebooks/search_compositions.py: TRACES and TUNING_SEQUENCES
+TUNED_ON_TRACES = ("mini-deepseek", "mini-moe")  # of the search that found them; a later one found nothing better
 TUNED_ON_SEQUENCES = range(10)
 
 

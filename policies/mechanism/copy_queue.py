@@ -49,6 +49,8 @@ class CopyQueue:
         """
         if len(self.in_flight) >= MOST_IN_FLIGHT:
             raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {self.flying}")
+        if not self.queued:
+            return None
         guarded = {*pinned, *self.flying} if self.in_flight else pinned
         copy = self._next_demand() if self._demand and demand else self._next_background(guarded)
         if copy is not None:

@@ -34,6 +34,7 @@ LATENT = ModelShape(
     shared_width=1024, dense_width=2048, heads=4, kv_heads=4, head_dim=192, kv_width=576,
     attention_params=latent_params(2048, 4), vocab=4096,
 )  # fmt: skip
+SPLIT = replace(LATENT, name="split", expert_width=256, top_k=16, shared_experts=4)  # as many weights, in more experts
 GROUPED = ModelShape(
     name="grouped", moe_layers=3, dense_layers=0, experts=16, top_k=4, hidden=2048, expert_width=1024, heads=16,
     kv_heads=4, head_dim=128, kv_width=1024, vocab=4096,
@@ -60,6 +61,7 @@ def bench_models(blocks: tuple[str, ...], threads: tuple[int, ...]) -> Iterator[
     for block in blocks:
         for name, shape in product_models().items():
             yield _model(f"{name}-{block}", shape, block, _points(threads, STEPS))
+    yield _model("split", SPLIT, "q4_0", _points(threads, STEPS))
     for name, shape in attention_models().items():
         points = _points(threads, _ATTENDED)
         if name != "deep":
@@ -70,8 +72,9 @@ def bench_models(blocks: tuple[str, ...], threads: tuple[int, ...]) -> Iterator[
 
 
 def product_models() -> dict[str, ModelShape]:
-    """Models that differ in the experts of a token, and in the width of a dense layer."""
-    return {"few": LATENT, "many": replace(LATENT, top_k=12), "wide": replace(LATENT, dense_width=26624)}
+    """Models that differ in the experts of a token, and in the number of shared experts."""
+    wide = replace(LATENT, shared_experts=12, shared_width=12 * LATENT.expert_width)
+    return {"few": LATENT, "many": replace(LATENT, top_k=12), "wide": wide}
 
 
 def attention_models() -> dict[str, ModelShape]:

@@ -20,7 +20,8 @@ _REPACKED = "_REPACK"  # ends the name of a buffer that holds a second copy of w
 
 @dataclass(frozen=True)
 class RunSettings:
-    """As the arguments of ``llama-server``. ``gpu``: onto a GPU, but for the experts of ``cpu_expert_layers`` layers.
+    """As the arguments of ``llama-server``. ``gpu``: onto a GPU, but for the experts of ``cpu_expert_layers`` layers;
+    ``mapped``: out of a mapped file, rather than one that is read (``--load-mode none``).
 
     ``prompt_tokens`` are computed in pieces, then ``generated_tokens`` one by one, in a KV cache of ``window_tokens``.
     """
@@ -34,6 +35,7 @@ class RunSettings:
     gpu: bool = False
     cpu_expert_layers: int = 0
     expert_cache_mib: int = 0
+    mapped: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def timed_run(path: Path, settings: RunSettings) -> TimedRun:
     Raises RefusedError with the library's reason where it cannot be loaded.
     """
     gpu_layers = -1 if settings.gpu else 0
-    with LlamaModel(path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_expert_layers) as model:
+    with LlamaModel(
+        path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_expert_layers, mmap=settings.mapped
+    ) as model:
         return timed_in(model, settings)
 
 

@@ -42,6 +42,11 @@ class StepCosts(NamedTuple):
     activations_ns: int  # d2h copy of the hidden states of all tokens of the step, 16-bit
     result_ns: int  # h2d copy of the summed result of the CPU experts
 
+    @property
+    def mixture_ns(self) -> int:
+        """A layer's gate and shared experts, and putting the experts together."""
+        return self.gate_ns + self.shared_ns + self.combine_ns
+
 
 class DraftWork(NamedTuple):
     """What drafting a token takes: ``layers`` like the model's MoE layers, with so many ``experts`` each, all on the

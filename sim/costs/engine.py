@@ -102,8 +102,8 @@ class PromptWork(NamedTuple):
 class Software(NamedTuple):
     """What a system's own program makes of a machine, where kernels are counted; what is absent is the machine's.
 
-    With up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` more for each of them, and
-    reaches ``small_batch_flops_share`` of the arithmetic.
+    Up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` for each, and reaches
+    ``small_batch_flops_share`` of the arithmetic.
     """
 
     first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
@@ -123,8 +123,10 @@ class Software(NamedTuple):
 class InferenceEngine:
     """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted, ``software`` elsewhere.
 
-    ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``, and let the experts of a
-    layer share kernels. ``decides``: whether the host waits for the routing and decides in every layer.
+    ``copied_run``: whether an expert that is copied for its layer runs as soon as it is there, in a graph of its own,
+    or in the kernels of all. ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``,
+    and let the experts of a layer share kernels. ``decides``: whether the host waits for the routing and decides in
+    every layer.
     ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``: published
     figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were taken.
     ``vendors``: those of GPUs that it runs on; None: any. ``reads``: files of weights (``traces.models.quantisation``);
@@ -136,6 +138,7 @@ class InferenceEngine:
     starts: Literal["kernels", "graphs"]
     decides: bool
     splits: Literal["layers", "experts"] = "layers"
+    copied_run: Literal["alone", "together"] = "alone"
     replay_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # host time to start one graph
     spin_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # to wait for a stream
     gpu: GpuWork | None = None
@@ -155,12 +158,11 @@ class InferenceEngine:
         if self.fitted and self.software is not None:
             raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
         small = self.software
-        if small and (small.small_batch_tokens is None) != (small.small_batch_flops_share is None):
+        few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
+        if small and None in few and any((*few, small.cpu_token_ns)):
             raise EngineError(
                 f"engine {self.name!r}: software: expected small_batch_tokens and small_batch_flops_share together"
             )
-        if small and small.cpu_token_ns and small.small_batch_tokens is None:
-            raise EngineError(f"engine {self.name!r}: software: expected small_batch_tokens with cpu_token_ns")
 
     @property
     def fitted(self) -> bool:

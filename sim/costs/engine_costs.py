@@ -7,7 +7,7 @@ kernel serves all of the layer's experts. For models of small experts that is mo
   layer that run on the GPU, and so on. The GPU starts when the replay has ended.
 - the experts of a layer that are on the GPU share their kernels, however few they are: the first bears the fixed time.
   That is 15 us per layer; 17 to 39 us were measured (vLLM's fused experts; ai-dynamo/aiconfigurator's MoE tables). An
-  expert that is copied for the layer runs when it has arrived, by itself, in a graph and with kernels of its own.
+  expert that is copied for the layer runs by itself when it has arrived, or with the others (``copied_run``).
 - the host waits for a stream by spinning.
 
 Reading of weights, arithmetic, copies and decisions take the same time in both. Systems of papers: see
@@ -60,22 +60,22 @@ def costs_on(
         costs = roofline(shape, hardware, max_tokens)
     else:
         costs = software_costs(shape, hardware, used.software, max_tokens)
-    return costs if used.starts == "kernels" else graph_costs(costs, hardware, used)
+    return costs if used.starts == "kernels" else graph_costs(costs, hardware, used, shape.top_k)
 
 
-def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine) -> CostTable:
+def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, top_k: int) -> CostTable:
     """The cost table with recorded graphs. For data sheets: a profile's tables are of the engine that was measured."""
-    kernels_ns = EXPERT_KERNELS * hardware.gpu.kernel_ns
-    assert engine.replay_ns is not None
-    assert engine.spin_ns is not None
-    replay_ns, spin_ns = engine.replay_ns.value, engine.spin_ns.value
+    replay_ns, spin_ns = (number.value for number in (engine.replay_ns, engine.spin_ns) if number)
+    kernels_ns, launch_ns = EXPERT_KERNELS * hardware.gpu.kernel_ns, min(replay_ns, costs.expert_launch_ns)
+    each = 1 / top_k if engine.copied_run == "together" else 0  # share of the layer's kernels and launch
+    saved_ns, first = round(kernels_ns * (1 - each)), each == 0
     return replace(
-        costs.map_experts(lambda expert: _shared(expert, kernels_ns)),
+        costs.map_experts(lambda expert: _shared(expert, saved_ns, kernels_ns * first)),
         attention_launch_ns=min(replay_ns, costs.launch_ns),
         gate_launch_ns=0,
         shared_launch_ns=0,
-        expert_launch_ns=0,
-        first_expert_launch_ns=min(replay_ns, costs.expert_launch_ns),
+        expert_launch_ns=int(launch_ns * each),
+        first_expert_launch_ns=launch_ns * first,
         combine_launch_ns=min(replay_ns, costs.combine_launch_ns),
         head_launch_ns=min(replay_ns, costs.head_launch_ns),
         dense_launch_ns=min(replay_ns, costs.dense_launch_ns),
@@ -84,7 +84,7 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine) -
     )
 
 
-def _shared(expert: ExpertCosts, kernels_ns: int) -> ExpertCosts:
-    """An expert whose kernels are those of the layer's first one."""
+def _shared(expert: ExpertCosts, saved_ns: int, first_ns: int) -> ExpertCosts:
+    """An expert that shares its kernels with others: it saves most of their time, and the first bears the rest."""
     none, *rest = expert.gpu_ns
-    return expert._replace(gpu_ns=(none, *(max(ns - kernels_ns, 1) for ns in rest)), first_gpu_ns=kernels_ns)
+    return expert._replace(gpu_ns=(none, *(max(ns - saved_ns, 1) for ns in rest)), first_gpu_ns=first_ns)

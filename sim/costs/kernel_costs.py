@@ -9,15 +9,14 @@ import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
-from sim.costs.expert_work import ExpertWork
-from sim.costs.kernels import Floats, Kernels, ProductRates
+from sim.costs.kernels import Floats, Kernels, ProductRates, longest_share
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
-from traces.models.names import parted
-from traces.models.quantisation import WeightBlocks, weight_blocks
+from traces.models.gguf_blocks import blocks_of
+from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.names import unknown
 
@@ -43,10 +42,8 @@ def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_to
 
 
 def kernel_steps(shape: ModelShape, kernels: Kernels, threads: int) -> KernelSteps:
-    """The steps of a model in the weight format of its name, in 16 bits without one."""
-    return KernelSteps(
-        shape, weight_blocks(shape, parted(shape.name).weights or "bf16"), kernels, kernels.place(threads)
-    )
+    """The steps of a model in the blocks of its weights."""
+    return KernelSteps(shape, blocks_of(shape), kernels, kernels.place(threads))
 
 
 @dataclass(frozen=True)
@@ -67,23 +64,10 @@ class KernelSteps:
         return StepCosts(
             attention_ns=round(attention / shape.layers), dense_ns=round(shape.dense_layers * dense),
             gate_ns=round(self._product(_ROUTER, shape.hidden * shape.experts, tokens)), speculate_ns=1, estimator_ns=1,
-            shared_ns=round(self._product(blocks.layers, shape.shared_params, tokens)), combine_ns=1,
+            shared_ns=round(self._product(blocks.layers, shape.shared_params, tokens)),
+            combine_ns=max(round(tokens * shape.top_k * shape.hidden * self._of(self.kernels.chosen_ns)), 1),
             head_ns=round(head + self._of(self.kernels.step_ns)), routing_ns=0, activations_ns=1, result_ns=1,
         )  # fmt: skip
-
-    def piece_ns(self, tokens: int, context: int) -> float:
-        """A piece of a prompt of one sequence, or a single token; ``context`` as for ``step``.
-
-        llama.cpp goes on with the piece's last token alone after the attention of the last layer.
-        """
-        costs, layers = self.step(tokens, (context,)), self.shape.moe_layers - 1
-        mixture, of_one = (self._mixture(count) for count in (tokens, 1))
-        return (layers + 1) * costs.attention_ns + layers * mixture + of_one + costs.dense_ns + costs.head_ns
-
-    def _mixture(self, tokens: int) -> float:
-        """Gate, shared and routed experts of a layer."""
-        step, work = self.step(tokens, (tokens,)), ExpertWork.of(self.shape, tokens)
-        return step.gate_ns + step.shared_ns + work.active * float(self.expert_ns(np.array([work.rows]))[0])
 
     def expert_ns(self, rows: Floats) -> Floats:
         """One expert with each number of rows."""
@@ -104,9 +88,11 @@ class KernelSteps:
         tiles = new >= times.tile_rows.value
         pair, wide = (times.tile_pair_ns, times.tile_width_ns) if tiles else (times.pair_ns, times.width_ns)
         width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
+        threads = self.kernels.threads[self.place] if tokens == 1 and kind.reach == "full" else 1
         attended = read * self._of(times.cache_byte_ns) + pairs * (self._of(pair) + width * self._of(wide))
         fixed = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
-        return self._product(self.blocks.layers, kind.params, tokens) + attended + fixed
+        products = self._product(self.blocks.layers, kind.params, tokens)
+        return products + longest_share(context[0], threads) * attended + fixed
 
     def _product(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:
         """Matrices of ``weights`` elements, applied to ``rows``."""

@@ -18,6 +18,7 @@ from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, above, at_most, be
 Floats = npt.NDArray[np.float64]
 ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]
 _Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EMPTY]
+_SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of ops.cpp, llama_kv_cache::get_n_kv
 
 
 class ProductRates(NamedTuple):
@@ -56,12 +57,19 @@ class AttentionTimes(NamedTuple):
     tile_rows: Sourced[Count]
 
 
+def longest_share(keys: int, threads: int) -> float:
+    """What the thread with the most of a token's ``keys`` has of them, over an equal share: cells are shared out."""
+    cells = -(-keys // _CELL_BLOCK) * _CELL_BLOCK
+    return 1.0 if cells < _SPLIT_CELLS else min(-(-cells // threads), keys) * threads / keys
+
+
 class Kernels(NamedTuple):
     """All of them. ``layer_ns``: a layer's other kernels, by its attention; ``token_ns``: for each token of a step."""
 
     threads: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]  # that were measured
     products: Mapping[str, BlockRates]  # by block
     attention: AttentionTimes
+    chosen_ns: Sourced[ByThreads]  # of an element of a chosen expert's output, apart from its products
     layer_ns: Mapping[str, Sourced[ByThreads]]  # of "grouped" and "latent" attention
     token_ns: Mapping[str, Sourced[ByThreads]]
     step_ns: Sourced[ByThreads]

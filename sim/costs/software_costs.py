@@ -61,8 +61,8 @@ def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_to
         return {shape.expert_bytes_of(layer): (0,) for layer in range(shape.moe_layers)}
     cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * share.value)
     experts = roofline(shape, replace(machine, cpu=cpu), min(most.value, max_tokens)).experts
-    token_ns = _ns(software.cpu_token_ns)
-    return {expert.expert_bytes: [ns + w * token_ns for w, ns in enumerate(expert.cpu_ns)] for expert in experts}
+    each_ns = _ns(software.cpu_token_ns)
+    return {expert.expert_bytes: [ns + w * each_ns for w, ns in enumerate(expert.cpu_ns)] for expert in experts}
 
 
 def _expert(expert: ExpertCosts, few: Sequence[int], software: Software) -> ExpertCosts:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.generation.model_output import output_of_library
+from realrun.llama_cpp.bench_program import VARIABLE, bench_program
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, machine_for
 from realrun.profiling.lab import Points
@@ -118,9 +119,9 @@ def measure(
 
 def with_llama_bench(section: Section, checkpoint: Path, scratch: Path, limit_bytes: int) -> Section:
     """One more row, or a note that there is none."""
-    program = llama_bench.binary()
+    program = bench_program()
     if program is None:
-        why = f"llama-bench is not installed: neither {llama_bench.VARIABLE} nor the path names one"
+        why = f"llama-bench is not installed: neither {VARIABLE} nor the path names one"
         return replace(section, notes=[*section.notes, why])
     reference_ms = float(section.rows[0][1])  # type: ignore[arg-type]
     row = llama_bench.row_of(

@@ -3,27 +3,17 @@ fit."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from realrun.llama_cpp.bench_program import samples_ns
 from tests.bench.accelerate_offload import split
 from tests.bench.figures import Cell
 from tests.bench.gguf_file import write_gguf
-
-VARIABLE = "LLAMA_BENCH"
-
-
-def binary() -> str | None:
-    """That of the environment variable, or the one on the path."""
-    return os.environ.get(VARIABLE) or shutil.which("llama-bench")
 
 
 def row_of(
@@ -42,16 +32,10 @@ def row_of(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr.strip()[-500:]}")
-    low, tpot, high = _quartiles(steps_ms(json.loads(done.stdout), generated))
+    low, tpot, high = _quartiles([ns / generated / 1e6 for ns in samples_ns(done.stdout, program, 0, generated)])
     who = f"llama-bench, experts of {there.layers - here} layers on the CPU" if gpu else "llama-bench, all on the CPU"
     kept, share = here * model.config.num_experts, here / there.layers
     return [who, tpot, f"{low:.1f}-{high:.1f}", reference_ms / tpot, kept, share, 0.0, "no text"]
-
-
-def steps_ms(found: list[dict[str, Any]], generated: int) -> list[float]:
-    """Time of a token in each repetition of the test that generates."""
-    [test] = [each for each in found if each["n_gen"] == generated]
-    return [ns / generated / 1e6 for ns in test["samples_ns"]]
 
 
 def _quartiles(values: list[float]) -> tuple[float, float, float]:

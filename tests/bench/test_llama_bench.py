@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from realrun.llama_cpp.bench_program import VARIABLE  # noqa: E402
 from tests.bench import llama_bench  # noqa: E402
 from tests.bench.figures import Section  # noqa: E402
 from tests.bench.gguf_file import write_gguf  # noqa: E402
@@ -104,7 +105,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "llama-bench"
     path.write_text(PROGRAM.format(found=json.dumps(FOUND), status=0))
     path.chmod(0o755)
-    monkeypatch.setenv(llama_bench.VARIABLE, str(path))
+    monkeypatch.setenv(VARIABLE, str(path))
     return path
 
 
@@ -141,7 +142,7 @@ def test_where_it_is_not_installed_a_note_says_so(monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("accelerate")
     from tests.bench.beside_accelerate import with_llama_bench
 
-    monkeypatch.delenv(llama_bench.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = with_llama_bench(Section("who", ("who",), [["accelerate", 20.0]]), tmp_path, tmp_path, LIMIT_BYTES)
     assert found.notes == ["llama-bench is not installed: neither LLAMA_BENCH nor the path names one"]

@@ -174,6 +174,15 @@ def test_a_broken_memory_with_too_many_slots_is_caught(monkeypatch: pytest.Monke
     _caught("law 4", "on-demand")
 
 
+def test_a_broken_memory_that_takes_narrow_copies_for_smaller_than_they_are_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sound = Residency.size_of
+    _check(fixed_world("hobbit"))
+    monkeypatch.setattr(Residency, "size_of", lambda self, key: sound(self, key) // (1 if key.expert < 8 else 2))
+    _caught("law 4: expert .* bytes, not those of", "hobbit")
+
+
 def test_a_broken_memory_that_promises_more_than_there_is_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Residency.__init__
 

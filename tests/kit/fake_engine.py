@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from realrun.llama_cpp.bench_engine import BenchContext, BenchSettings, OpenModel
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
 from sim.machine.sourced import Sourced
@@ -26,7 +27,7 @@ def known_kernels(blocks: tuple[str, ...]) -> Kernels:
     router = _rates(ROUTER, 8e9)
     times = AttentionTimes(*(_both(ns) for ns in (0.05, 30.0, 0.04, 3.0, 0.02)), _of(64))
     layer, token = ({"grouped": _both(ns), "latent": _both(2 * ns)} for ns in (5e4, 4e3))
-    return Kernels((1, 2), {**products, "f32": BlockRates(router, router)}, times, layer, token, _both(2e5))
+    return Kernels((1, 2), {**products, "f32": BlockRates(router, router)}, times, _both(2.0), layer, token, _both(2e5))
 
 
 def _of(value: object) -> Sourced:  # type: ignore[type-arg]
@@ -56,7 +57,7 @@ class FakeContext:
     def compute_ns(self, tokens: int) -> int:
         self.filled += tokens
         steps = KernelSteps(self.shape, self.blocks, self.kernels, self.kernels.place(self.threads))
-        return round(steps.piece_ns(tokens, self.filled))
+        return round(piece_ns(steps, tokens, self.filled))
 
     def keep(self, tokens: int) -> None:
         self.filled = tokens

@@ -134,11 +134,15 @@ FAMILIES: Mapping[str, Callable[[], Made]] = {
     "glm4moe": glm4moe, "gemma4": gemma4, "qwen3next": qwen3next,
 }  # fmt: skip
 _TIED = {"gemma4"}
+TWICE_AS_DEEP = {f"{family}, twice as deep": family for family in ("gpt-oss", "gemma4", "qwen3next")}
 
 
 def write_loadable(family: str, path: Path, experts: int = Q4_0, others: int = Q8_0) -> Path:
     """A file of a family, without a tokenizer; types are numbers of ggml, for matrices."""
+    deeper, family = family in TWICE_AS_DEEP, TWICE_AS_DEEP.get(family, family)
     sizes, vocab, layers = FAMILIES[family]()
+    if deeper:
+        sizes, layers = {key: 2 * each if isinstance(each, list) else each for key, each in sizes.items()}, 2 * layers
     metadata = {"general.architecture": family, "tokenizer.ggml.model": "none", f"{family}.vocab_size": vocab}
     metadata |= {f"{family}.block_count": len(layers)} | {f"{family}.{key}": each for key, each in sizes.items()}
     hidden = sizes["embedding_length"]

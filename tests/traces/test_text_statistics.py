@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
+from hypothesis import assume, given
 
 from traces.layout import DECODE
+from traces.statistics import popularity_skew
 from traces.text_statistics import lru_hit_rates, one_sequence_statistics, sequences
 from traces.trace import Trace
 from trilane.testing.strategies import toy_shape
+from trilane.testing.strategies import traces as drawn_traces
 
 
 def texts(*routing: list[list[int]]) -> Trace:
@@ -40,6 +45,25 @@ def test_an_even_layer_says_nothing_about_likeness() -> None:
 
 def test_one_sequence_is_not_compared_with_itself() -> None:
     assert one_sequence_statistics(texts([[0, 0, 1, 2]]))["likeness"] is None
+
+
+@given(drawn_traces(max_layers=2))
+def test_skews_and_chance_are_means_over_sequences(trace: Trace) -> None:
+    """Counted one by one: the share of its experts that a decode token has in common with another of its text."""
+    found, parts = one_sequence_statistics(trace), list(sequences(trace))
+    for name in ("gini", "top_10_percent_share", "entropy"):
+        assert found[name] == pytest.approx(np.mean([popularity_skew(part)[name].mean() for part in parts]))
+    answers = [part.topk_ids[part.phase == DECODE] for part in parts]
+    shares = [
+        np.mean([
+            len({*one[layer].tolist()} & {*other[layer].tolist()}) / trace.shape.top_k
+            for one, other in permutations(ids, 2) for layer in range(trace.shape.moe_layers)
+        ])
+        for ids in answers if len(ids) > 1
+    ]  # fmt: skip
+    assert (found["chance"] is None) == (not shares)
+    assume(shares)
+    assert found["chance"] == pytest.approx(np.mean(shares), rel=1e-5, abs=1e-6)
 
 
 def test_sequences_come_by_first_appearance() -> None:

@@ -114,6 +114,8 @@ def _shape(
         embedding_bits=8 * vocabulary.size_bytes / vocabulary.elements if vocabulary else None,
         expert_bytes=tuple(layer.expert_bytes for layer in sparse),
         expert_tensor_bytes=max((tensor.size_bytes for tensor in weights), default=None),
+        mtp_layers=keys.count("nextn_predict_layers", default=0),
+        expert_biases=any(tensor.name.endswith("bias") for tensor in _expert_tensors(sparse[0])) or None,
         attention=kinds if several else None, attention_layers=tuple(map(kinds.index, mixers)) if several else None,
         sources={"*": keys.where, **_left_out(keys)},
     )  # fmt: skip

@@ -61,6 +61,8 @@ class ModelShape:
     kv_bits: _Bits | None = None  # bits per element of the KV cache; None: as ``dense_bits``
     expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
     expert_tensor_bytes: Annotated[int, between(1, _MOST_BYTES)] | None = None  # see ``largest_expert_tensor_bytes``
+    expert_biases: bool | None = None  # added to the products of routed experts; None: not known to be
+    mtp_layers: Size | None = None  # that predict further tokens, and are not among the others; None: not known
     attention: tuple[Attention, ...] | None = None  # None: every layer attends to all earlier tokens
     attention_layers: tuple[int, ...] | None = None
     moe_blocks: tuple[Annotated[int, between(0, 4000)], ...] | None = None  # see ``expert_blocks``

@@ -56,12 +56,13 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("limit", answer.limited_by),
-        ("error to expect", error_told(answer.error, answer.regime, asked.batch)),
+        ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
     ]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
     columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
-    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, "", table(columns, rows)]
+    gains: list[Text | Table | str] = ["", table(columns, rows)] if rows else []
+    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, *gains]
 
 
 def _decode(answer: EngineAnswer, asked: Question) -> str:
@@ -98,8 +99,10 @@ def parts_told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     return ", ".join(f"{PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
-def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int) -> str:
+def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
     """Of decode; that of prompts is larger."""
+    if measured:
+        return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
     if batch > 1:
         return "not known: others measured one sequence at a time"
     if found is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 from sim.machine.units import GB, MIB, in_gb
 from trilane.pages.fit_engine import PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
 from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
+from trilane.pages.tune_drafts import drafts_section
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
 from trilane.study.fit.question import KV_BITS
 from trilane.study.tune.tune import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
@@ -30,7 +31,8 @@ _SAME = 0.005  # of a time; smaller differences are not told
 
 def tune_page(tuning: Tuning) -> list[Text | Table | str]:
     """Everything that is printed, without the timeline."""
-    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *_other_engines(tuning), *_gains(tuning),
+    drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
+    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning), *_gains(tuning),
             *_caveats(tuning)]  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def _error(tuning: Tuning) -> str:
     """Of decode, with the speeds between which it then is."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
-    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch)
+    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
     if tuning.error is None:
         return told
     rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
@@ -168,8 +170,10 @@ def _loss(best: Tuned, rival: Rival) -> str:
 
 
 def _changed(best: Tuned, other: Tuned) -> str:
-    """The arguments that the best setting does not have."""
-    return " ".join(word for word in other.arguments if word not in best.arguments)
+    """The arguments that the best setting does not have, or that it alone has."""
+    more = " ".join(word for word in other.arguments if word not in best.arguments)
+    less = " ".join(word for word in best.arguments if word not in other.arguments)
+    return more or (f"without {less}" if less else "")
 
 
 # --- other engines, better parts --------------------------------------------------------------------------------------
@@ -200,46 +204,14 @@ def _faster(slower: float) -> str:
 
 def _gains(tuning: Tuning) -> list[Text | Table | str]:
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in tuning.gains]
+    if not rows:
+        return []
     return ["", table((f"25% better, {tuning.best.engine}", "more tokens/s", "sooner first token"), rows)]
 
 
 def _caveats(tuning: Tuning) -> list[Text | Table | str]:
     told = [f"- {note}" for note in tuning.notes]
     return ["", heading("caveats"), *told] if told else []
-
-
-# --- one token, part by part ------------------------------------------------------------------------------------------
-
-_BAR = 40  # letters of the longest bar
-
-
-def timeline_page(tuned: Tuned) -> list[Text | Table | str]:
-    """What happens in the time of one token, part by part, and in how many layers."""
-    rows = list(_timeline(tuned))
-    made = table(("part", "layers", "ms a layer", "ms", "share", ""), rows)
-    made.columns[-1].justify = "left"
-    return ["", heading("one token, in the mean of the answer"), made]
-
-
-def _timeline(tuned: Tuned) -> Iterator[list[str]]:
-    longest = max(tuned.decode_ms.values())
-    for part, ms in tuned.decode_ms.items():
-        if layers := _layers(tuned, part):
-            each = number(ms / layers, 3) if part != "others" else "-"
-            yield [PARTS[part], number(layers, 0), each, number(ms, 2), percent(ms / tuned.tpot_ms),
-                   "#" * round(_BAR * ms / longest)]  # fmt: skip
-
-
-def _layers(tuned: Tuned, part: str) -> int:
-    """In which a part takes time."""
-    host, cached = tuned.host_layers, tuned.cache_mib is not None
-    whole = tuned.layers
-    layers = {
-        "gpu_experts": whole if cached or tuned.gpu_experts else whole - host,
-        "cpu_experts": (0 if cached else host) if "gpu_experts" in tuned.decode_ms else whole,
-        "handing_over": host, "copies": host if cached else 0,
-    }  # fmt: skip
-    return layers.get(part, whole)
 
 
 # --- predicted and measured -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from policies.mechanism.views import Routing
 from sim.costs.cost_table import CostTable
-from sim.runs.spans import INSTANT, Span
+from sim.runs.spans import COPIES, INSTANT, Span
 from trilane.testing.accounting import law_12_accounting
 from trilane.testing.launches import law_2_launches
 from trilane.testing.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of
@@ -48,6 +48,7 @@ def check_all(
     law_2_causality(spans)
     if costs is not None:
         law_2_launches(spans, costs)
+        law_4_sizes(spans, costs)
     law_4_capacity(spans, budget_bytes)
     law_5_work_conservation(spans, demand_slots, costs)
     law_12_accounting(spans, batch)
@@ -199,6 +200,14 @@ def law_4_capacity(spans: Spans, budget_bytes: int) -> None:
         assert held <= budget_bytes, f"law 4: {held} of {budget_bytes} bytes are held at {now} ns, when {expert} comes"
     for layer in log.routed_layers():
         _pinned_stay(log, stays, layer)
+
+
+def law_4_sizes(spans: Spans, costs: CostTable) -> None:
+    """An expert has the bytes of its layer and width wherever it is copied, kept, or read by the GPU."""
+    for span in log_of(spans).spans:
+        if span.kind in (*COPIES, "place", "evict", "release") or (span.lane, span.kind) == ("gpu", "expert"):
+            size = costs.experts[home(span)].of(span.expert).expert_bytes
+            assert span.bytes == size, f"law 4: expert {span.expert} has {size} bytes, not those of {span}"
 
 
 def _pinned_stay(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:

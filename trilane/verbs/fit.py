@@ -101,5 +101,5 @@ def fit(
 def _tokens(prompt: str) -> int:
     """A number of tokens. Raises OptionError."""
     if not prompt.isdigit() or int(prompt) < 1:
-        raise OptionError(f"--prompt: expected a number of tokens from 1 on, or max, got {quoted(prompt)}")
+        raise OptionError(f"--prompt: expected a number of tokens, or max, got {quoted(prompt)}")
     return int(prompt)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,7 +15,7 @@ from trilane.pages.output import check_folder, check_targets, heading, legend, n
 from trilane.verbs.options import MOST_CORES, OptionError
 
 if TYPE_CHECKING:
-    from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel
+    from realrun.llama_cpp.bench_engine import OpenModel
 
 EngineName = Literal["llama.cpp"]
 _MOST_TOKENS = 1 << 20
@@ -64,6 +64,14 @@ class LlamaRun:
         int, typer.Option(min=1, max=1000, metavar="N", help="llama.cpp: how often the prompt is computed; tokens four "
                                                              "times as often.")
     ] = 5  # fmt: skip
+    llama_bench: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROGRAM",
+            help="llama.cpp: this llama-bench instead of the optional extra. Default: where the extra is missing, that "
+                 "of LLAMA_BENCH or of the path.",
+        ),
+    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,18 @@ class LlamaProfile:
     ] = 2
 
 
-def refuse_without_engine(options: LlamaRun | LlamaProfile) -> None:
+@dataclass(frozen=True)
+class LlamaValidation:
+    """What ``validate --engine llama.cpp`` compares with."""
+
+    measured: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="llama.cpp: measure nothing; take the times of this rows.csv of an earlier "
+                                          "report, and compare them with the predictions of this profile."),
+    ] = None  # fmt: skip
+
+
+def refuse_without_engine(options: LlamaRun | LlamaProfile | LlamaValidation) -> None:
     """Raises OptionError for options of an engine that was not chosen."""
     changed = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
     if changed:
@@ -99,6 +118,8 @@ def refuse_without_engine(options: LlamaRun | LlamaProfile) -> None:
 def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
     from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, time_points
+    from realrun.llama_cpp.bench_program import program_times
+    from trilane.pages.engine_times import HEADERS, MEANINGS, settings_line, times_by_work, times_document, times_rows
 
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
@@ -108,48 +129,18 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
         max(run.depth, run.prompt) + 64, run.ubatch, run.n_cpu_moe is not None, run.n_cpu_moe or 0, run.kv
     )
     points = [(BenchPoint(threads, run.depth, 1), 4 * run.repeats), (BenchPoint(threads, 0, run.prompt), run.repeats)]
-    with working(f"loading {run.gguf}") as say, _open_llama()(Path(run.gguf), settings) as context:
-        say(f"{run.repeats} prompts of {run.prompt} tokens, and {4 * run.repeats} tokens")
-        times = time_points(context, points)
-    lines = {_work(point): _Times.of(point, ns) for point, ns in times.items()}
-    show(json, heading(f"{run.gguf} with llama.cpp, {_settings(threads, settings)}"),
-         table(["", "tokens/s", "ms\nmedian", "ms\nquartiles", "+/-", "repeats"],
-               [[work, *each.cells()] for work, each in lines.items()]),
-         legend({"+/-": "half of the distance between the quartiles, over the median",
-                 "decode": "one token behind those in the cache; random ids, so that there is no text"}))  # fmt: skip
-    write_json({"gguf": run.gguf, "threads": threads, "settings": settings._asdict(),
-                **{work: each.to_dict() for work, each in lines.items()}}, json)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Times:
-    tokens: int
-    low_ms: float
-    median_ms: float
-    high_ms: float
-    repeats: int
-
-    @classmethod
-    def of(cls, point: BenchPoint, times: Sequence[int]) -> _Times:
-        from realrun.llama_cpp.bench_engine import quartiles
-
-        low, middle, high = (ns / 1e6 for ns in quartiles(times))
-        return cls(point.tokens, low, middle, high, len(times))
-
-    @property
-    def tokens_per_s(self) -> float:
-        return 1e3 * self.tokens / self.median_ms
-
-    @property
-    def spread(self) -> float:
-        return (self.high_ms - self.low_ms) / 2 / self.median_ms
-
-    def cells(self) -> list[str]:
-        return [f"{self.tokens_per_s:.1f}", f"{self.median_ms:.2f}", f"{self.low_ms:.2f}-{self.high_ms:.2f}",
-                f"{self.spread:.1%}", str(self.repeats)]  # fmt: skip
-
-    def to_dict(self) -> dict[str, float]:
-        return {"tokens_per_s": self.tokens_per_s, **vars(self), "spread": self.spread}
+    program = run.llama_bench or _program()
+    with working(f"{run.repeats} prompts of {run.prompt} tokens, and {4 * run.repeats} tokens"):
+        if program is not None:
+            times = program_times(program, Path(run.gguf), settings, points)
+        else:
+            with _open_llama()(Path(run.gguf), settings) as context:
+                times = time_points(context, points)
+    found, engine = times_by_work(times), "llama.cpp" if program is None else f"llama.cpp ({program})"
+    show(json, heading(f"{run.gguf} with {engine}, {settings_line(threads, settings)}"),
+         table(HEADERS, times_rows(found)), legend(MEANINGS))  # fmt: skip
+    write_json({"gguf": run.gguf, "program": program, "threads": threads, "settings": settings._asdict(),
+                **times_document(found)}, json)  # fmt: skip
 
 
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
@@ -179,26 +170,36 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     note(f"an engine for machines without a GPU: --set engine={out}, fit --engine {out}")
 
 
-def validate_llama(plan: str, profile: str, out: str | None, json: str | None) -> None:
-    """Measure the scenarios of a plan one model after the other, and compare them with an engine's predictions."""
+def validate_llama(choice: LlamaValidation, plan: str, profile: str, out: str | None, json: str | None) -> None:
+    """Measure the scenarios of a plan one model after the other, or take what was measured earlier, and compare with an
+    engine's predictions.
+    """
     from sim.costs.engine import load_engine
     from trilane.pages.engine_validation import MEANINGS, engine_table, summary_lines, write_engine_report
+    from trilane.study.validation.earlier_rows import predicted_anew, read_rows
     from trilane.study.validation.engine_plan import EnginePlan
     from trilane.study.validation.engine_rows import EngineSummary
     from trilane.study.validation.engine_validation import measure_plan
 
     chosen, engine = EnginePlan.from_yaml(Path(plan)), load_engine(profile)
     check_folder(out)
-    check_targets(json, inputs=(plan, profile))
-    opened = _open_llama()
-    with TemporaryDirectory(dir=out or None, prefix=".models-") as folder, working("validating") as say:
-        rows = measure_plan(chosen, engine, opened, Path(folder), say)
+    check_targets(json, inputs=(plan, profile, choice.measured))
+    where = _machine()
+    if choice.measured is not None:
+        where = f"Measured earlier ({choice.measured})"
+        rows = [predicted_anew(row, chosen.machine(), engine) for row in read_rows(Path(choice.measured))]
+    else:
+        opened = _open_llama()
+        if out:
+            Path(out).mkdir(parents=True, exist_ok=True)  # models are as large as memory: next to the report
+        with TemporaryDirectory(dir=out or None, prefix=".models-") as folder, working("validating") as say:
+            rows = measure_plan(chosen, engine, opened, Path(folder), say)
     summary = EngineSummary.of(rows)
     show(json, heading(f"{len(rows)} scenarios, predicted by {profile}"), table(*engine_table(rows)), legend(MEANINGS),
          "", *summary_lines(summary))  # fmt: skip
     write_json({"rows": [{**vars(row), "error": row.error} for row in rows]}, json)
     if out:
-        write_engine_report(rows, Path(out), engine, f"{_machine()}, {datetime.now(UTC):%Y-%m-%d}")
+        write_engine_report(rows, Path(out), engine, f"{where}, {datetime.now(UTC):%Y-%m-%d}")
         note(f"report, table and picture are in {out}/")
 
 
@@ -209,6 +210,13 @@ def _open_llama() -> OpenModel:
 
     llama_library()
     return open_llama
+
+
+def _program() -> str | None:
+    """A llama-bench that was found, where the package is not installed."""
+    from realrun.llama_cpp.bench_program import bench_program
+
+    return None if find_spec("xllamacpp") else bench_program()
 
 
 def _threads(given: str | None) -> tuple[int, ...]:
@@ -232,13 +240,3 @@ def _machine() -> str:
 
     facts = cpu_facts()
     return f"{facts['cpu']}, {facts['cores']} cores"
-
-
-def _work(point: BenchPoint) -> str:
-    return f"prompt of {point.tokens:,}" if point.tokens > 1 else f"decode at {point.depth:,} tokens"
-
-
-def _settings(threads: int, settings: BenchSettings) -> str:
-    where = f"experts of {settings.cpu_layers} layers on the CPU" if settings.gpu else "all on the CPU"
-    many = "1 thread" if threads == 1 else f"{threads} threads"
-    return f"{where}, {many}, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -14,6 +15,8 @@ from trilane.verbs.options import OptionError, grouped
 
 if TYPE_CHECKING:
     from trilane.study.fit.question import KvFormat
+
+OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was measured on this machine
 
 
 @grouped
@@ -54,8 +57,16 @@ def tune(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Engine that is run, such as ik_llama.cpp. Default: llama.cpp; for AMD "
-                                               "and Intel cards llama.cpp-vulkan."),
+        typer.Option(metavar="NAME|FILE", help="Engine that is run, such as ik_llama.cpp, or what trilane profile "
+                                               "--engine llama.cpp wrote. Default: on this machine without a GPU the "
+                                               f"file that {OWN_ENGINE} of the environment names; else llama.cpp, for "
+                                               "AMD and Intel cards llama.cpp-vulkan."),
+    ] = None,
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Share of drafts that are accepted behind accepted ones, of a file whose "
+                                           "own layers predict further tokens (--spec-type draft-mtp). Default: what "
+                                           "was published."),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show what takes the time of one token.")] = False,
     checked: Annotated[
@@ -71,7 +82,8 @@ def tune(
     of the memory. With --cpu, cores and memory modules are those of that CPU.
     """
     from trilane.common.schema import to_dict
-    from trilane.pages.tune import check_page, timeline_page, tune_page
+    from trilane.pages.tune import check_page, tune_page
+    from trilane.pages.tune_timeline import timeline_page
     from trilane.study.fit.question import Question
     from trilane.study.tune.check import check, file_to_run
     from trilane.study.tune.question import GOALS, TuneQuestion
@@ -81,11 +93,12 @@ def tune(
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
+    machine = _machine(parts)
     question = Question(
-        model=model, **_machine(parts), weights=weights, context=prompt, generated=generated, batch=batch,
-        window=context, engine=engine, threads=threads, ubatch=ubatch,
+        model=model, **machine, weights=weights, context=prompt, generated=generated, batch=batch, window=context,
+        engine=engine or _own_engine(parts, machine["gpu"]), threads=threads, ubatch=ubatch,
     )  # fmt: skip
-    asked = TuneQuestion(question, goal, formats, keep_free_gb)
+    asked = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
         file_to_run(asked)
     with working("trying settings"):
@@ -98,6 +111,17 @@ def tune(
         show(json, *check_page(measured))
         record["checked"] = [to_dict(one) for one in measured]
     write_json(record, json)
+
+
+def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
+    """The engine's file that was measured on the machine at hand, where that is meant, and has no GPU."""
+    from sim.machine.assembly import NO_GPU
+
+    path = os.environ.get(OWN_ENGINE)
+    if not path or parts.gpu is not None or parts.machine is not None or gpu != NO_GPU:
+        return None
+    note(f"engine: {path} ({OWN_ENGINE})")
+    return path
 
 
 def _machine(parts: MachineParts) -> dict[str, Any]:

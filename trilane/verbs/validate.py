@@ -21,7 +21,7 @@ from trilane.pages.output import (
     write_json,
 )
 from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
-from trilane.verbs.llama_cpp import EngineChoice, validate_llama
+from trilane.verbs.llama_cpp import EngineChoice, LlamaValidation, refuse_without_engine, validate_llama
 from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption, grouped
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def validate(
     json: JsonOption = None,
     *,
     engine: EngineChoice,
+    llama: LlamaValidation,
 ) -> None:  # fmt: skip
     """Measure scenarios on this machine, predict them from microbenchmarks alone, and report the errors.
 
@@ -98,8 +99,9 @@ def validate(
     [bold]trilane profile --engine llama.cpp[/]; models are written to DIR one after the other, and removed.
     """
     if engine.engine is not None:
-        validate_llama(plan, profile, out, json)
+        validate_llama(llama, plan, profile, out, json)
         return
+    refuse_without_engine(llama)
     from datetime import UTC, datetime
 
     from realrun.machine.memory_check import host_memory_given

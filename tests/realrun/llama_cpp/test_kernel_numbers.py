@@ -40,6 +40,10 @@ def test_rates_of_products_come_out(found: Kernels) -> None:
             np.testing.assert_allclose(measured.flops_per_s, known.flops_per_s, rtol=0.02 if block != "f32" else 0.15)
 
 
+def test_times_of_chosen_experts_come_out(found: Kernels) -> None:
+    assert found.chosen_ns.value == pytest.approx(known_kernels(BLOCKS).chosen_ns.value, rel=0.1)
+
+
 def test_times_of_attention_come_out(found: Kernels) -> None:
     known = known_kernels(BLOCKS).attention
     for name in ("cache_byte_ns", "pair_ns", "width_ns", "tile_pair_ns", "tile_width_ns"):

@@ -65,7 +65,7 @@ def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
         ),
         (
             "like: pytorch\nsoftware: {cpu_token_ns: {value: 5, source: x, confidence: low}}\n",
-            "software: expected small_batch_tokens with cpu_token_ns",
+            "software: expected small_batch_tokens and small_batch_flops_share together",
         ),
         ("like: llama.cpp\nfast: true\n", "fast"),
     ],

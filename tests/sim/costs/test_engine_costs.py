@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -25,7 +25,7 @@ CHANGED = {
 def test_launches_are_replays_and_experts_share_their_kernels() -> None:
     setting = prepare(SHORT)
     eager, hardware = setting.costs, setting.hardware
-    graphs = graph_costs(eager, hardware, IDEAL)
+    graphs = graph_costs(eager, hardware, IDEAL, 6)
     assert (graphs.launch_ns, graphs.sync_ns) == (REPLAY_NS, SPIN_NS)
     assert (graphs.first_expert_launch_ns, graphs.expert_launch_ns) == (REPLAY_NS, 0)  # one graph for a layer's experts
     assert graphs.attention_launch_ns == graphs.lead_of(graphs.launch_ns) == REPLAY_NS  # then the GPU has all of it
@@ -36,6 +36,17 @@ def test_launches_are_replays_and_experts_share_their_kernels() -> None:
     assert graphs.experts[0].copy_ns == eager.experts[0].copy_ns
     same = {field.name for field in fields(eager)} - CHANGED
     assert all(getattr(graphs, name) == getattr(eager, name) for name in same)
+
+
+def test_copied_experts_that_run_with_the_others_share_their_kernels() -> None:
+    setting = prepare(SHORT)
+    alone, together = (
+        graph_costs(setting.costs, setting.hardware, replace(IDEAL, copied_run=how), 6) for how in ("alone", "together")
+    )
+    kernels_ns = alone.experts[0].first_gpu_ns
+    assert (together.experts[0].first_gpu_ns, together.first_expert_launch_ns) == (0, 0)
+    assert together.expert_launch_ns == REPLAY_NS // 6
+    assert together.experts[0].gpu_ns[1:] == tuple(ns + round(kernels_ns / 6) for ns in alone.experts[0].gpu_ns[1:])
 
 
 def test_the_engine_is_a_key_of_a_scenario() -> None:

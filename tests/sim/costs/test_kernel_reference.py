@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
 from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
 from sim.machine.hardware import load_hardware
@@ -29,6 +30,7 @@ CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH = (0.9, 0.3), (7.0, 2.0), (0.06, 
 LAYER = {"grouped": (70_000.0, 20_000.0), "latent": (90_000.0, 30_000.0)}
 TOKEN = {"grouped": (800.0, 300.0), "latent": (1100.0, 400.0)}
 STEP = (500_000.0, 200_000.0)
+ELEMENT = (2.5, 0.75)
 TILE_ROWS = 80  # the step of 80 tokens is the first in tiles
 
 
@@ -46,6 +48,7 @@ KERNELS = Kernels(
     attention=AttentionTimes(
         *map(sourced, (CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH)), Sourced(TILE_ROWS, "made up", "low")
     ),
+    chosen_ns=sourced(ELEMENT),
     layer_ns={name: sourced(values) for name, values in LAYER.items()},
     token_ns={name: sourced(values) for name, values in TOKEN.items()},
     step_ns=sourced(STEP),
@@ -88,6 +91,11 @@ def attention(kind: Attention, rows: int, context: tuple[int, ...], place: int) 
     return product(kind.params, rows, place) + read + attended + LAYER[name][place] + rows * TOKEN[name][place]
 
 
+def choices(rows: int, place: int) -> float:
+    """Two experts of a token, whose outputs have 1,024 elements."""
+    return 2 * rows * 1024 * ELEMENT[place]
+
+
 def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
     layers = (LATENT, LINEAR, WINDOW, LINEAR)  # the dense one first
     mean = sum(attention(kind, rows, context, place) for kind in layers) / 4
@@ -97,7 +105,8 @@ def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
         "gate_ns": product(1024 * 8, rows, place, f32=1),
         "shared_ns": product(3 * 1024 * 500, rows, place),
         "head_ns": product(5000 * 1024, len(context), place, q6_k=1) + STEP[place],
-        "speculate_ns": 1, "estimator_ns": 1, "combine_ns": 1, "routing_ns": 0, "activations_ns": 1, "result_ns": 1,
+        "combine_ns": choices(rows, place),
+        "speculate_ns": 1, "estimator_ns": 1, "routing_ns": 0, "activations_ns": 1, "result_ns": 1,
     }  # fmt: skip
 
 
@@ -125,11 +134,11 @@ def test_a_piece_of_a_prompt(tokens: int) -> None:
     def mixture(rows: int) -> float:
         active = 8 * (1 - (3 / 4) ** rows)
         routed = active * expert(max(rows * 2 / active, 1), 1)
-        return product(1024 * 8, rows, 1, f32=1) + product(3 * 1024 * 500, rows, 1) + routed
+        return product(1024 * 8, rows, 1, f32=1) + product(3 * 1024 * 500, rows, 1) + routed + choices(rows, 1)
 
     part = times(tokens, (context,), 1)
     expected = 3 * part["attention_ns"] + 2 * mixture(tokens) + mixture(1) + part["dense_ns"] + part["head_ns"]
-    assert steps().piece_ns(tokens, context) == pytest.approx(expected, rel=1e-7)
+    assert piece_ns(steps(), tokens, context) == pytest.approx(expected, rel=1e-7)
 
 
 def test_every_cost_of_an_expert_and_no_launch() -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kit.depth import examples
+from tests.kit.loadable_ggufs import write_loadable
 from tests.traces.models.gguf_files import (
     F16,
     MXFP4,
@@ -96,7 +97,9 @@ FAMILIES = {
     "qwen3-30b-a3b": qwen3moe, "deepseek-v3": deepseek2, "gpt-oss-20b": gpt_oss, "llama-4-scout": llama4,
     "gemma-4-26b-a4b": gemma4, "qwen3-next-80b-a3b": qwen3next, "nemotron-3-nano-30b": nemotron,
 }  # fmt: skip
-MEANS = {"gemma-4-26b-a4b": {"head_dim", "kv_heads", "kv_width", "attention_params"}}  # of its two kinds of layers
+MEANS = {  # of two kinds of layers; and what the file here is without
+    "gemma-4-26b-a4b": {"head_dim", "kv_heads", "kv_width", "attention_params"}, "gpt-oss-20b": {"expert_biases"},
+}  # fmt: skip
 
 
 def sizes(shape: ModelShape) -> dict[str, Any]:
@@ -110,12 +113,18 @@ def test_a_file_gives_the_shape_of_the_catalogue(name: str, tmp_path: Path) -> N
     made = load_model(str(write_gguf(tmp_path / "model.gguf", *FAMILIES[name]())))
     known = load_model(name)
     expected, found = sizes(known), sizes(made)
-    differ = {key for key in expected if expected[key] != found[key]} - MEANS.get(name, set())
+    differ = {key for key in expected if expected[key] != found.get(key)} - MEANS.get(name, set())
     assert {key: (found[key], expected[key]) for key in differ} == {}
     assert made.name == str(tmp_path / "model.gguf")
     assert made.routed_bytes == known.routed_bytes
     assert made.non_expert_bytes == pytest.approx(known.non_expert_bytes, rel=0.002)  # norms are counted here
     assert made.cache_bytes(9999) == known.cache_bytes(9999)
+
+
+def test_biases_of_experts_are_seen(tmp_path: Path) -> None:
+    files = (write_loadable(family, tmp_path / f"{family}.gguf") for family in ("gpt-oss", "olmoe"))
+    assert [load_model(str(file)).expert_biases for file in files] == [True, None]
+    assert load_model("gpt-oss-120b").expert_biases
 
 
 def test_bytes_are_those_of_each_tensor(tmp_path: Path) -> None:
@@ -145,7 +154,8 @@ def test_tables_that_the_host_looks_up_and_layers_of_prediction_are_not_counted(
     plain = load_model(str(write_gguf(tmp_path / "plain.gguf", *qwen3moe(2))))
     more = [*tensors, ("per_layer_token_embd.weight", (160, 320_000_000), F16)]
     made = load_model(str(write_gguf(tmp_path / "more.gguf", {**metadata, "qwen3moe.nextn_predict_layers": 1}, more)))
-    assert replace(made, name="", sources={}) == replace(plain, name="", sources={})
+    assert (made.mtp_layers, plain.mtp_layers) == (1, 0)
+    assert replace(made, name="", sources={}, mtp_layers=0) == replace(plain, name="", sources={})
 
 
 def test_a_file_in_parts(tmp_path: Path) -> None:

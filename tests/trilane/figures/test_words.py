@@ -61,7 +61,7 @@ def test_tuned_policies_are_those_of_the_search() -> None:
     study = Path(__file__).parents[3] / "notebooks" / "search_compositions.py"
     code = study.read_text(encoding="utf-8")
     assert f"TUNING_SEQUENCES, HELD_OUT_SEQUENCES = {TUNED_ON_SEQUENCES!r}".replace("range(0, 10)", "range(10)") in code
-    assert all(f'"{trace}":' in code for trace in TUNED_ON_TRACES)
+    assert all(f'"{trace}' in code for trace in TUNED_ON_TRACES)
     assert set(TUNED_POLICIES) <= set(policy_names())
 
 

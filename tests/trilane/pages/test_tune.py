@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.table import Table
 
+from tests.kit.overlay import ROOT
 from trilane.pages.tune import tune_page
 from trilane.study.fit.question import Question
 from trilane.study.tune.question import Goal, TuneQuestion
@@ -44,6 +45,31 @@ def test_less_time_is_told_as_more_speed(slower: float, text: str) -> None:
     other = tuning.others[0]
     rival = replace(other, reason=other.reason._replace(slower=slower))
     assert text in cells(replace(tuning, others=(rival,)))
+
+
+def test_what_was_chosen_must_save_is_told_as_far_as_there_was_a_choice() -> None:
+    rule = (
+        "chosen where it saves enough of that time: a setting 1%, a KV cache of fewer bits 5%, a cache of experts 10%"
+    )
+    found = tune(TuneQuestion(replace(tuned().question.fit, gpu="rtx-3050", model="deepseek-v2-lite"), "both"))
+    assert rule in tune_page(found)
+    assert rule.partition(",")[0] in tune_page(replace(found, other_kv=None, other_placement=None))
+
+
+def test_a_setting_that_lacks_an_argument_of_the_best_is_told_by_that() -> None:
+    found = tuned()
+    other = replace(found.others[0], tuned=replace(found.best, tpot_ms=2 * found.best.tpot_ms))
+    best = replace(found.best, arguments=(*found.best.arguments, "--load-mode none"))
+    assert "without --load-mode none" in cells(replace(found, best=best, runner_up=other))
+
+
+def test_times_that_were_measured_have_no_other_engines_parts_or_errors_next_to_them() -> None:
+    measured = str(ROOT / "docs/validation/llama.cpp/engine.yaml")
+    asked = replace(tuned(gpu="none").question, fit=replace(tuned(gpu="none").question.fit, engine=measured))
+    found = tune(replace(asked, fit=replace(asked.fit, weights="q4_0")))
+    assert (found.measured, found.others, found.gains, found.error) == (True, (), (), None)
+    assert facts(found)["limit"].startswith("decode: not known: times that were measured as a whole")
+    assert facts(found)["error to expect"].startswith("that of the engine's file on the machine")
 
 
 def test_what_limits_decode_is_told_as_that_where_more_is_asked() -> None:

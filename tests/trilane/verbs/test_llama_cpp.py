@@ -10,13 +10,24 @@ from typing import Any
 
 import pytest
 
-from realrun.llama_cpp.bench_engine import time_points
+from realrun.llama_cpp.bench_engine import BenchPoint, time_points
 from realrun.llama_cpp.benchmark_models import bench_models
+from realrun.llama_cpp.kernel_engine import write_engine
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
+from sim.machine.sourced import Sourced
 from tests.kit.fake_engine import FakeContext, known_kernels
 from traces.models.catalogue import load_model
-from trilane.verbs.llama_cpp import LlamaProfile, LlamaRun, _threads, measure_llama, profile_llama
+from trilane.verbs.llama_cpp import (
+    LlamaProfile,
+    LlamaRun,
+    LlamaValidation,
+    _threads,
+    measure_llama,
+    profile_llama,
+    validate_llama,
+)
 from trilane.verbs.options import OptionError
 
 SHAPE, KERNELS = load_model("olmoe-1b-7b@q8_0:1"), known_kernels(("q8_0",))
@@ -34,11 +45,34 @@ def test_measure_prints_tokens_and_a_prompt(
     measure_llama(LlamaRun("model.gguf", threads=2, depth=32, prompt=16, repeats=3), str(tmp_path / "m.json"))
     steps = kernel_steps(SHAPE, KERNELS, 2)
     found = json.loads((tmp_path / "m.json").read_text())
-    assert found["decode at 32 tokens"]["median_ms"] == pytest.approx(steps.piece_ns(1, 33) / 1e6, rel=1e-6)
+    assert found["decode at 32 tokens"]["median_ms"] == pytest.approx(piece_ns(steps, 1, 33) / 1e6, rel=1e-6)
     assert found["decode at 32 tokens"]["repeats"] == 12
-    assert found["prompt of 16"]["tokens_per_s"] == pytest.approx(16e9 / steps.piece_ns(16, 16), rel=1e-6)
+    assert found["prompt of 16"]["tokens_per_s"] == pytest.approx(16e9 / piece_ns(steps, 16, 16), rel=1e-6)
     assert found["prompt of 16"]["spread"] == 0
     assert "all on the CPU, 2 threads, pieces of 512, keys and values in f16" in capsys.readouterr().out
+
+
+def test_measure_runs_a_llama_bench_where_the_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its 16 tokens of a repeat are timed together; one that was named is taken even if the package is there."""
+    asked: list[tuple[str, Path]] = []
+
+    def times(program: str, path: Path, settings: Any, points: Any) -> dict[BenchPoint, list[int]]:
+        asked.append((program, path))
+        return {point: [5_000_000] * repeats for point, repeats in points}
+
+    monkeypatch.setattr("realrun.llama_cpp.bench_program.program_times", times)
+    monkeypatch.setattr("trilane.verbs.llama_cpp.find_spec", lambda name: None)
+    monkeypatch.setenv("LLAMA_BENCH", "/opt/llama-bench")
+    measure_llama(LlamaRun("model.gguf", threads=2, prompt=10, repeats=3), str(tmp_path / "m.json"))
+    assert "model.gguf with llama.cpp (/opt/llama-bench), all on the CPU, 2 threads" in capsys.readouterr().out
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert found["program"] == "/opt/llama-bench"
+    assert (found["decode at 0 tokens"]["repeats"], found["prompt of 10"]["tokens_per_s"]) == (12, 2000)
+    monkeypatch.setattr("trilane.verbs.llama_cpp.find_spec", lambda name: object())
+    measure_llama(LlamaRun("model.gguf", llama_bench="./mine"), None)
+    assert asked == [("/opt/llama-bench", Path("model.gguf")), ("./mine", Path("model.gguf"))]
 
 
 def test_all_cores_are_the_physical_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +104,31 @@ def test_a_profile_is_an_engine_and_says_which_number_is_bounded(
     assert capsys.readouterr().err.startswith(
         "kernels.products.f32.experts, kernels.products.f32.others: bounded, since the times are within noise"
     )
+
+
+def test_validate_makes_the_folder_of_its_report_and_takes_times_of_an_earlier_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Large models are written to it, and removed; the kernels that are measured are those that predict."""
+    plan, engine, written = tmp_path / "plan.yaml", tmp_path / "engine.yaml", []
+    plan.write_text(
+        "hardware: none+ddr5-4800+2-cores\nmodels: ['olmoe-1b-7b@q8_0:1']\nthreads: [1]\nprompts: [16]\nrepeats: 2\n"
+    )
+    write_engine(KERNELS, "made up", engine)
+    monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
+    monkeypatch.setattr(
+        "trilane.study.validation.engine_validation.write_model",
+        lambda name, shape, path: written.append(path.write_bytes(b"")),
+    )
+    report = tmp_path / "new" / "report"
+    validate_llama(LlamaValidation(), str(plan), str(engine), str(report), None)
+    assert {path.name for path in report.iterdir()} == {"report.md", "rows.csv", "scatter.png"}
+    assert (len(written), "held: worst error 0.0% of 2 scenarios" in capsys.readouterr().out) == (1, True)
+    slower, again = tmp_path / "slower.yaml", tmp_path / "again"
+    write_engine(KERNELS._replace(step_ns=Sourced((1e9, 1e9), "slower", "low")), "made up", slower)
+    validate_llama(LlamaValidation(str(report / "rows.csv")), str(plan), str(slower), str(again), None)
+    assert (len(written), "not held: worst error" in capsys.readouterr().out) == (1, True)
+    assert f"Measured earlier ({report / 'rows.csv'})" in (again / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

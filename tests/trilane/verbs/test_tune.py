@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.overlay import ROOT
 from tests.kit.running import Trilane
 from trilane.study.tune import machine_found
 from trilane.study.tune import tune as tuning
@@ -59,8 +60,11 @@ def test_the_result_as_json_has_the_line(trilane: Trilane, tmp_path: Path) -> No
         (("--keep-free-gb", "100"), "GB are missing"),
         (("--engine", "smoe-2025"), "use `trilane fit --policy-engine smoe-2025`"),
         (("--check",), "--check runs the model: expected a GGUF file"),
+        (("--draft-acceptance", "2"), "draft_acceptance: expected "),
+        (("--draft-acceptance", "0.5", "--batch", "2"), "draft_acceptance: expected one sequence, got 2"),
     ],
-    ids=["goal", "kv", "less than nothing", "more than there is", "an engine of policies", "no file"],
+    ids=["goal", "kv", "less than nothing", "more than there is", "an engine of policies", "no file", "no share",
+         "drafts of several"],
 )
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
     trilane: Trilane, options: tuple[str, ...], message: str
@@ -78,6 +82,39 @@ def test_what_cannot_be_checked_is_refused_before_settings_are_tried(
     done = trilane(*SMALL, "--batch", "2", "--check")
     assert (done.status, done.out) == (2, "")
     assert "--check runs the model: expected a GGUF file" in done.err
+
+
+MEASURED = str(ROOT / "docs/validation/llama.cpp/engine.yaml")
+HERE = machine_found.MachineFound("none", "ddr4-3200", None, 2, None, 24, ())
+
+
+def test_the_engine_that_was_measured_on_the_machine_at_hand_is_taken(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_found, "found_machine", lambda cpu: HERE)
+    monkeypatch.setenv("TRILANE_ENGINE", MEASURED)
+    asked = ("tune", "deepseek-v2-lite:2", "--weights", "q4_0", "--prompt", "64", "--generated", "8")
+    done, other = trilane(*asked), trilane(*asked, "--engine", "llama.cpp")
+    assert done.err.strip() == f"engine: {MEASURED} (TRILANE_ENGINE)"
+    assert "limit            decode: not known: times that were measured as a whole" in done.out
+    assert "- times are those of the machine on which engine was measured" in done.out
+    assert "25% better" not in done.out
+    assert (other.err, "25% better" in other.out) == ("", True)
+
+
+def test_an_engine_that_was_measured_here_says_nothing_of_named_parts(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRILANE_ENGINE", MEASURED)
+    assert "engine:" not in trilane(*SMALL).err
+
+
+def test_drafts_are_told_where_an_acceptance_is_named(trilane: Trilane) -> None:
+    out = trilane(*SMALL, "--draft-acceptance", "0.9").out
+    rows = out.partition("drafts by the model's own layers (--spec-type draft-mtp)")[2].splitlines()[1:8]
+    assert rows[0].split() == ["drafts", "ms", "a", "step", "worth", "it", "from", "tokens/s,", "90%", "accepted"]
+    assert [row.split()[0] for row in rows[1:]] == ["none", "1", "2", "3", "4", "5"]
+    assert "drafts" not in trilane(*SMALL).out
 
 
 def test_without_parts_the_machine_at_hand_is_meant(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.costs.engine import InferenceEngine, load_engine
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.errors import Speeds
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.prediction import context_of, machine_of, shape_of, split_of
+from trilane.study.split_speed import StaticSplit
 
 LLMFIT_GPU, LLMFIT_ALL = 0.55, 0.8  # shares of the GPU's bandwidth, and of the sum
 

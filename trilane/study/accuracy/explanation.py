@@ -8,12 +8,12 @@ from typing import Literal
 
 from sim.costs.engine import load_engine
 from sim.costs.fitted_costs import copy_bytes_per_s
-from sim.costs.split_speed import DecodeTime, PromptTime
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.closed_forms import token_bytes, weights_of_others
 from trilane.study.accuracy.errors import Quantity
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.prediction import context_of, machine_of, predict, shape_of, split_of
+from trilane.study.split_speed import DecodeTime, PromptTime
 
 NS = 1e9
 OTHERS, CPU_EXPERTS = "gates, shared experts, dense layers, head", "experts on the CPU"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from sim.costs.engine import InferenceEngine, load_engine
-from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.measured_rows import MeasuredRow, RowsError
+from trilane.study.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
 NS = 1e9
 

@@ -6,11 +6,11 @@ import re
 from functools import cache
 from typing import Literal, get_args
 
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.prediction import machine_of, shape_of
+from trilane.study.split_speed import StaticSplit
 
 Regime = Literal["all GPU", "mixed", "experts on CPU", "server", "CPU only", "laptop", "Vulkan", "unified"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from sim.costs.engine import InferenceEngine
 from sim.costs.processors import layer_kind
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.study.fit.question import Question
+from trilane.study.split_speed import StaticSplit
 
 LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
 _KT_METHODS = {"bf16": "BF16", "fp8": "FP8", "int4": "RAWINT4", "gptq": "GPTQ_INT4", "mxfp4": "MXFP4"}  # others: GGUF

@@ -1,6 +1,6 @@
 """The answer for an engine that people run: its split, speeds, what they are made of, and what better parts would give.
 
-All of it is in closed form (``sim.costs.split_speed``), on times that were fitted to measured speeds.
+All of it is in closed form (``trilane.study.split_speed``), on times that were fitted to measured speeds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sim.costs.engine import InferenceEngine
-from sim.costs.split_speed import DecodeTime, PromptTime
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
@@ -21,6 +20,7 @@ from trilane.study.fit.larger_pieces import LargerPieces, larger_pieces
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory
+from trilane.study.split_speed import DecodeTime, PromptTime
 
 _BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
 _NS_PER_MS = 1e6
@@ -50,6 +50,7 @@ class EngineAnswer:
     limited_by: str
     regime: Regime
     error: RegimeAccuracy | None  # of decode speeds that others measured in the regime; None: of too few, or of batches
+    measured: bool  # times are those of kernels that were measured on one machine
 
 
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
@@ -79,7 +80,8 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         gains=gains,
         limited_by=limit_of(gains),
         regime=regime,
-        error=regime_error(regime, speed.engine.name) if question.batch == 1 else None,
+        error=regime_error(regime, speed.engine.name) if question.batch == 1 and not speed.measured else None,
+        measured=speed.measured,
     )
 
 

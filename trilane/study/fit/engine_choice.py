@@ -53,8 +53,9 @@ def fitted_engines() -> dict[str, InferenceEngine]:
 
 
 def serves_users(engine: InferenceEngine) -> bool:
-    """Whether it splits a model once and for all, with times that were fitted: no policy decides while it runs."""
-    return engine.fitted and not engine.decides
+    """Whether it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
+    not every layer has a part on the CPU."""
+    return engine.fitted and not engine.decides and not engine.cpu_in_turn
 
 
 def _or(names: list[str]) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import InferenceEngine
-from sim.costs.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import command_words
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import BETTER, CPU_READS, PARTS, Gain, better_numbers, reads_all_it_can
 from trilane.study.fit.split_memory import Splitter
+from trilane.study.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
 _CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
@@ -51,6 +51,11 @@ class EngineSpeed:
         return self.splitter.best()
 
     @property
+    def measured(self) -> bool:
+        """Whether times are those of kernels that were measured on one machine, whatever parts are named."""
+        return self.hardware.cpu_only and self.engine.kernels is not None
+
+    @property
     def has_room(self) -> bool:
         """Whether there is a split with room for the model, the context and what is computed."""
         try:
@@ -61,8 +66,13 @@ class EngineSpeed:
     @cached_property
     def decode(self) -> DecodeTime:
         """A step in the middle of the answer, with a token of each sequence."""
-        context = self.question.context + self.question.generated // 2
+        context = self.middle_tokens
         return decode_time(self.shape, self.hardware, self.engine, self.split, context, self.question.batch)
+
+    @property
+    def middle_tokens(self) -> int:
+        """Tokens in the KV cache of a sequence in the middle of its answer."""
+        return self.question.context + self.question.generated // 2
 
     @cached_property
     def prompt(self) -> PromptTime:
@@ -81,7 +91,9 @@ class EngineSpeed:
         return command_words(self.question, self.shape, self.engine, self.split, self.hardware)
 
     def gains(self) -> Iterator[EngineGain]:
-        """From each part of the machine 25 % better, with the split that it then has."""
+        """From each part of the machine 25 % better, with the split that it then has; none where times are measured."""
+        if self.measured:
+            return
         at_ceiling = reads_all_it_can(self.hardware)
         for part, (owner, keys) in _SCALED.items():
             if (self.hardware.cpu_only and part in _ON_GPU) or (part == CPU_READS and not at_ceiling):

@@ -153,6 +153,8 @@ def ranked(gains: Iterable[G]) -> tuple[G, ...]:
 
 def limit_of(gains: Sequence[Gain]) -> str:
     """Of ranked gains, one sentence: the part that limits the answer, and what the first two parts would give."""
+    if not gains:
+        return "not known: times that were measured as a whole do not tell the machine's parts apart"
     if not any(gain.tpot >= WORTH_NAMING for gain in gains):
         return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
     first, *others = gains

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sim.costs.engine import InferenceEngine
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from sim.machine.units import in_gb
 from traces.models.shape import ModelShape
-from trilane.study.fit.load_memory import Copied, LoadMemory, LoadSetting, load_memory
+from trilane.study.fit.load_memory import LoadMemory, load_memory
+from trilane.study.fit.load_setting import Copied, LoadSetting
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of, short_host
 from trilane.study.fit.question import FitError, Question
+from trilane.study.split_speed import StaticSplit
 
 _BY_MATRIX = "llama.cpp"  # begins the names of engines that copy one matrix at a time
 

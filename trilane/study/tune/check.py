@@ -65,13 +65,13 @@ def check(tuning: Tuning, run: RunEngine = timed_run) -> Iterator[Checked]:
 
 def file_to_run(question: TuneQuestion) -> Path:
     """The model's file. Raises FitError for a question that this machine cannot be asked: no GGUF file, an engine other
-    than llama.cpp, several sequences."""
-    asked, engine = question.fit, engine_of(question.fit, question.hardware).name
+    than llama.cpp or one measured with it, several sequences."""
+    asked, engine = question.fit, engine_of(question.fit, question.hardware)
     path = Path(parted(asked.model).model)
     if path.suffix.lower() != ".gguf" or not path.is_file():
         raise FitError(f"tune: --check runs the model: expected a GGUF file, got {quoted(asked.model)}")
-    if not engine.startswith("llama.cpp") or asked.batch > 1:
-        raise FitError(f"tune: --check runs one sequence in llama.cpp, got {asked.batch} in {quoted(engine)}")
+    if not (engine.name.startswith("llama.cpp") or engine.kernels) or asked.batch > 1:
+        raise FitError(f"tune: --check runs one sequence in llama.cpp, got {asked.batch} in {quoted(engine.name)}")
     return path
 
 
@@ -87,6 +87,7 @@ def _settings(tuning: Tuning, tuned: Tuned) -> RunSettings:
         gpu=tuning.regime != "CPU only",
         cpu_expert_layers=tuned.n_cpu_moe,
         expert_cache_mib=tuned.cache_mib or 0,
+        mapped=not tuned.pinned,
     )
 
 

@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from sim.costs.engine import InferenceEngine
-from sim.costs.split_speed import ExpertCache, StaticSplit
 from sim.machine.units import MIB
 from trilane.study.cache_curve import CacheCurve
 from trilane.study.fit.engine_speed import EngineSpeed
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.routing import routing_for
+from trilane.study.split_speed import ExpertCache, StaticSplit
 
 CACHING = {"llama.cpp": "llama.cpp-cache"}  # engines with a cache of experts, and the costs of a layer that uses it
 _SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)  # of the experts that the host keeps

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.units import GB
 from traces.models.shape import ModelShape
-from trilane.common.hints import between
+from trilane.common.hints import Share, between
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.study.fit.question import KV_BITS, FitError, KvFormat, Question
@@ -26,13 +26,15 @@ class TuneQuestion:
     which the KV cache has room. ``goal``: the least time per token ("decode"), until the first token ("prompt"), or
     until the last one ("both"). ``kv``: formats of the KV cache to choose from, in any order (kept as
     most bits first: the engine itself takes f16). ``keep_free_gb``: of the GPU's memory
-    (of all memory where there is no GPU), in GB.
+    (of all memory where there is no GPU), in GB. ``draft_acceptance``: the share of drafts of the model's own layers
+    that are accepted behind accepted ones; None: a range that was published.
     """
 
     fit: Question
     goal: Goal = "both"
     kv: tuple[KvFormat, ...] = KV_FORMATS
     keep_free_gb: Annotated[float, between(0, 1e5)] = 0.0
+    draft_acceptance: Share | None = None
 
     def __post_init__(self) -> None:
         check(self, FitError)

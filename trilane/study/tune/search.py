@@ -25,7 +25,7 @@ def search(choices: SettingSpace, cost: Cost) -> tuple[dict[Setting, float], dic
     """
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     found: dict[Setting, float] = {}
     refused: dict[Setting, str] = {}
 

@@ -11,24 +11,28 @@ from sim.costs.engine import InferenceEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import cpu_layers_of
+from trilane.study.fit.engine_choice import ROCM, VULKAN
 from trilane.study.fit.question import KV_BITS, FitError, KvFormat, Question
 from trilane.study.tune.expert_cache import caches_experts
 from trilane.study.tune.question import TuneQuestion
 
 _PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
 _THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
+READS_WHOLE_FILES = ("llama.cpp", VULKAN, ROCM)  # with --load-mode none
 KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
 _CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 
 
 class Setting(NamedTuple):
     """One choice of everything. ``cached_layers``: MoE layers whose experts the host keeps, with all memory that is
-    left as a cache of them; None: no cache, and as few such layers as the memory takes."""
+    left as a cache of them; None: no cache, and as few such layers as the memory takes. ``pinned``: the file is read
+    into pinned memory rather than mapped."""
 
     kv: KvFormat
     piece_tokens: int
     threads: int
     cached_layers: int | None = None
+    pinned: bool = False
 
     def question(self, question: Question, shape: ModelShape) -> Question:
         """The question with these settings."""
@@ -102,6 +106,13 @@ def _threads(hardware: Hardware) -> tuple[int, ...]:
     """One a core first."""
     counts = (max(round(share * hardware.cpu.cores), 1) for share in _THREAD_SHARES)
     return tuple(dict.fromkeys(counts))
+
+
+def may_be_pinned(hardware: Hardware, engine: InferenceEngine) -> bool:
+    """Whether prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
+    prompt = engine.prompt
+    copied = prompt is not None and prompt.experts.value == "copied" and prompt.copies.value == "pageable"
+    return copied and not hardware.one_memory and engine.name in READS_WHOLE_FILES
 
 
 def _cached_layers(shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> tuple[int, ...]:

@@ -14,21 +14,26 @@ from trilane.common.schema import to_dict
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.engine_choice import RUN_ON_GPUS, check_engine, engine_of, fitted_engines
-from trilane.study.fit.engine_speed import EngineGain
+from trilane.study.fit.engine_speed import EngineGain, EngineSpeed
 from trilane.study.fit.memory_needed import check_fits, host_memory_of
 from trilane.study.fit.question import FitError
 from trilane.study.fit.sensitivity import limit_of, ranked
+from trilane.study.tune.drafts import DraftAnswer, draft_answer
 from trilane.study.tune.expert_cache import hit_curve
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.reasons import Reason, why_lost
 from trilane.study.tune.search import search
-from trilane.study.tune.settings import Setting, SettingSpace, choices
+from trilane.study.tune.settings import Setting, SettingSpace, choices, may_be_pinned
 from trilane.study.tune.tuned import Tuned, Workbench
 
 WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
 WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
 WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 LEADING = 3  # settings that a check runs
+PINNED = (
+    "--load-mode none reads the file into pinned memory: it loads more slowly, and where so much cannot be pinned "
+    "(Windows, WSL2, containers) prompts take as long as without it"
+)
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
 
 
@@ -54,14 +59,16 @@ class Tuning:
     other_kv: Rival | None  # the best one with a KV cache of more bits, or where the best one has the most, of fewer
     usual: Rival | None  # the engine's own settings, with as few layers on the CPU as the memory takes
     other_placement: Rival | None  # the best one with a cache of experts, or without where the best one has one
-    others: tuple[Rival, ...]  # the best settings of other engines
+    others: tuple[Rival, ...]  # the best settings of other engines; none next to times that were measured
     refused: Mapping[str, str]  # other engines that cannot run it
     tried: int
     without_room: int
+    drafts: DraftAnswer | None  # by the model's own layers; None where there are none
     limited_by: str
     gains: tuple[EngineGain, ...]
     regime: Regime
     error: RegimeAccuracy | None  # of decode speeds that others measured; None: of too few, of batches, or with a cache
+    measured: bool  # times are those of kernels that were measured on one machine
     notes: tuple[str, ...]
     memory_known: bool  # False: no GPU, and the size of the host's memory is not named
 
@@ -89,8 +96,8 @@ class SettingSearch:
     def score(self, setting: Setting) -> float:
         """The time that is compared, larger for settings that differ from the engine's own: by what each must give."""
         usual, fewer_bits = self.choices.usual, self.choices.kv.index(setting.kv)
-        others = (setting.piece_tokens != usual.piece_tokens) + (setting.threads != usual.threads)
-        dearer = (1 + WORTH_SETTING) ** others * (1 + WORTH_FEWER_BITS) ** fewer_bits
+        plain = (setting.piece_tokens != usual.piece_tokens, setting.threads != usual.threads, setting.pinned)
+        dearer = float((1 + WORTH_SETTING) ** sum(plain) * (1 + WORTH_FEWER_BITS) ** fewer_bits)
         return self.tuned[setting].cost(self.bench.question.goal) * dearer * (1 + WORTH_CACHING * _cached(setting))
 
     def best_of(self, settings: list[Setting]) -> Setting | None:
@@ -129,7 +136,7 @@ def tune(question: TuneQuestion) -> Tuning:
     best = done.tuned[done.best]
     speed = done.bench.speed(done.best)
     gains = ranked(speed.gains())
-    others, refused = _other_engines(question, hardware, shape, engine, best)
+    others, refused = ((), {}) if speed.measured else _other_engines(question, hardware, shape, engine, best)
     regime = regime_of(shape, hardware, engine.name, speed.split)
     return Tuning(
         question=question,
@@ -146,11 +153,13 @@ def tune(question: TuneQuestion) -> Tuning:
         refused=refused,
         tried=len(done.tuned) + len(done.refused),
         without_room=len(done.refused),
+        drafts=draft_answer(question, done.bench, done.best),
         limited_by=limit_of(gains),
         gains=gains,
         regime=regime,
-        error=regime_error(regime, engine.name) if question.fit.batch == 1 and best.cache_mib is None else None,
-        notes=hardware.notes,
+        error=_error(question, regime, speed, best),
+        measured=speed.measured,
+        notes=(*_measured_note(speed), *([PINNED] if best.pinned else []), *tensors_note(best), *hardware.notes),
         memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 
@@ -167,7 +176,32 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
         return tuned[setting].cost(question.goal)
 
     _, refused = search(found, cost)
+    if may_be_pinned(hardware, engine):
+        mapped = [setting for setting in tuned if not _cached(setting)]
+        tuned |= {pinned: bench.tuned(pinned) for pinned in (one._replace(pinned=True) for one in mapped)}
     return SettingSearch(bench, found, tuned, refused)
+
+
+def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> RegimeAccuracy | None:
+    known = question.fit.batch == 1 and best.cache_mib is None and not speed.measured
+    return regime_error(regime, speed.engine.name) if known else None
+
+
+def _measured_note(speed: EngineSpeed) -> list[str]:
+    """Where times were measured, what the named parts mean."""
+    where = f"the machine on which {speed.engine.name} was measured"
+    return [f"times are those of {where}; named parts say what fits, not how fast"] if speed.measured else []
+
+
+def tensors_note(best: Tuned) -> list[str]:
+    """What single tensors of one more layer on the GPU would save at most: those that there is room for."""
+    if not best.host_layers or best.gpu_experts or best.cache_mib is not None:
+        return []
+    layer_bytes, layer_ms = best.memory.host_bytes / best.host_layers, best.decode_ms["cpu_experts"] / best.host_layers
+    saved_ms = min(-best.memory.missing_bytes / layer_bytes, 1.0) * layer_ms
+    share = saved_ms / best.tpot_ms
+    told = f"single tensors of one more layer (-ot), in the room that is left, save {saved_ms:.2f} ms a token at most"
+    return [f"{told}, {share:.0%}"] if share >= WORTH_SETTING else []
 
 
 def _cached(setting: Setting) -> bool:

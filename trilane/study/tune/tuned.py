@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sim.costs.engine import InferenceEngine, load_engine
 from sim.machine.hardware import Hardware
@@ -28,6 +28,7 @@ class Tuned:
     kv: KvFormat
     piece_tokens: int
     threads: int
+    pinned: bool  # the file is read into pinned memory rather than mapped
     layers: int  # with experts
     host_layers: int  # of them, whose experts the host keeps
     n_cpu_moe: int
@@ -65,9 +66,10 @@ class Workbench:
         shape = self.question.shape_with(setting.kv)
         asked = setting.question(self.question.fit, shape)
         if setting.cached_layers is None:
-            return EngineSpeed(asked, shape, self.hardware, self.engine)
+            return EngineSpeed(asked, shape, self.hardware, self._reading(self.engine, setting))
         assert self.curve is not None
-        return CachedSpeed(asked, shape, self.hardware, load_engine(CACHING[self.engine.name]), curve=self.curve)
+        engine = self._reading(load_engine(CACHING[self.engine.name]), setting)
+        return CachedSpeed(asked, shape, self.hardware, engine, curve=self.curve)
 
     def tuned(self, setting: Setting) -> Tuned:
         """What a setting gives. Raises FitError where it cannot run."""
@@ -75,10 +77,11 @@ class Workbench:
         split, cpu_only = speed.split, self.hardware.cpu_only
         return Tuned(
             engine=self.engine.name,
-            arguments=tuple(self._words(speed)),
+            arguments=tuple(self.words(speed, setting)),
             kv=setting.kv,
             piece_tokens=setting.piece_tokens,
             threads=setting.threads,
+            pinned=setting.pinned,
             layers=speed.shape.moe_layers,
             host_layers=0 if cpu_only else split.cpu_layers,
             n_cpu_moe=0 if cpu_only else cpu_layers_of(speed.shape, split.cpu_layers),
@@ -93,8 +96,16 @@ class Workbench:
             answer_ms=speed.answer_ns / _NS_PER_MS,
         )
 
-    def _words(self, speed: EngineSpeed) -> list[str]:
+    @staticmethod
+    def _reading(engine: InferenceEngine, setting: Setting) -> InferenceEngine:
+        """The engine with the memory from which it copies experts."""
+        if not setting.pinned or engine.prompt is None:
+            return engine
+        copies = engine.prompt.copies._replace(value="pinned")
+        return replace(engine, prompt=engine.prompt._replace(copies=copies))
+
+    def words(self, speed: EngineSpeed, setting: Setting) -> list[str]:
         """The command line; one slot of llama-server where one sequence runs, which by itself makes four."""
-        words = speed.words
+        words = [*speed.words, *(["--load-mode none"] if setting.pinned else [])]
         one = self.question.fit.batch == 1 and words[0] == "llama-server"
         return [*words, "-np 1"] if one else words

@@ -10,13 +10,14 @@ from pathlib import Path
 from statistics import median
 
 from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.kernel_costs import kernel_steps
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.files import atomic_path
 from trilane.study.accuracy.closed_forms import token_bytes, weights_of_others
+from trilane.study.split_speed import StaticSplit
 from trilane.study.validation.engine_plan import EngineScenario
 
 MEDIAN_AIM, WORST_AIM = 0.06, 0.15
@@ -61,6 +62,9 @@ class EngineRow:
         return (self.high_ms - self.low_ms) / 2 / self.measured_ms
 
 
+COLUMNS = (*(field.name for field in fields(EngineRow)), "error")  # of rows.csv
+
+
 def row_of(
     scenario: EngineScenario, times: Sequence[int], shape: ModelShape, hardware: Hardware, engine: InferenceEngine
 ) -> EngineRow:
@@ -79,7 +83,7 @@ def predicted_ns(shape: ModelShape, engine: InferenceEngine, point: BenchPoint) 
     if engine.kernels is None:
         raise EngineError(f"engine {engine.name!r}: expected kernels, measured by trilane profile --engine llama.cpp")
     steps = kernel_steps(shape, engine.kernels, point.threads)
-    return round(steps.piece_ns(point.tokens, point.depth + point.tokens))
+    return round(piece_ns(steps, point.tokens, point.depth + point.tokens))
 
 
 def null_ns(shape: ModelShape, hardware: Hardware, point: BenchPoint) -> float:
@@ -128,9 +132,8 @@ def _of_work(rows: Sequence[EngineRow], work: str) -> tuple[int, float, float]:
 def write_rows(rows: Iterable[EngineRow], path: Path) -> None:
     """The table as CSV, whole or not at all."""
     text = StringIO()
-    names = [field.name for field in fields(EngineRow)]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, "error"])
-    writer.writerows([*(getattr(row, name) for name in names), f"{row.error:.4f}"] for row in rows)
+    writer.writerow(COLUMNS)
+    writer.writerows([*(getattr(row, name) for name in COLUMNS[:-1]), f"{row.error:.4f}"] for row in rows)
     with atomic_path(path) as aside:
         aside.write_text(text.getvalue(), encoding="ascii")

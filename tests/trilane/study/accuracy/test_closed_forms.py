@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sim.costs.engine import load_engine
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import load_hardware
 from tests.kit.measured_rows import row
 from traces.models.catalogue import load_model
 from trilane.study.accuracy.closed_forms import data_sheet, llmfit, sheet_prompt_s, token_bytes
+from trilane.study.split_speed import StaticSplit
 
 MACHINE = load_hardware("rtx-4080+ddr5-5600+ryzen-9-7950x")
 SHAPE = load_model("mixtral-8x7b")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from sim.costs.engine import load_engine
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import load_hardware
 from tests.kit.fit_questions import QWEN, answered
 from traces.models.catalogue import load_model
 from trilane.study.fit.command_line import command_words, cpu_layers_of
 from trilane.study.fit.question import Question
+from trilane.study.split_speed import StaticSplit
 
 
 def words(engine: str, split: StaticSplit, **asked: Any) -> list[str]:

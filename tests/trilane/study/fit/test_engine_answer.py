@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sim.costs.engine import load_engine
-from sim.costs.split_speed import StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import load_hardware, write_hardware
 from sim.machine.units import GIB
 from tests.kit.fit_questions import GEMMA, QWEN, SMALL, answered
@@ -19,6 +18,7 @@ from trilane.study.accuracy.regime_errors import regime_error
 from trilane.study.accuracy.regimes import Regime
 from trilane.study.fit.fit import fit
 from trilane.study.fit.question import FitError, Question
+from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
 
 
 def test_times_are_those_of_the_closed_form_in_the_middle_of_the_answer() -> None:

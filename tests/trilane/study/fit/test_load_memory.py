@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from tests.kit.depth import thinned
-from tests.kit.loadable_ggufs import FAMILIES, write_loadable
+from tests.kit.loadable_ggufs import FAMILIES, TWICE_AS_DEEP, write_loadable
 from traces.models.attention import Attention
 from traces.models.gguf_model import read_gguf_model
 from traces.models.shape import ModelShape
-from trilane.study.fit.load_memory import LoadMemory, LoadSetting, load_memory
+from trilane.study.fit.load_memory import LoadMemory, load_memory
+from trilane.study.fit.load_setting import LoadSetting
 
 GROUPED = ModelShape(
     name="hand", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=8, expert_width=16, heads=4, kv_heads=1,
@@ -69,6 +70,35 @@ def test_experts_on_the_host_leave_the_gpu_and_a_matrix_is_copied() -> None:
     assert found.compute_bytes == max(64 * 4 * 2 * 3 * 16, 4 * 8 * 16 + 64 * 4 * 2 * 2 * 16) + inputs
 
 
+LATE = replace(  # 4 heads of 4 in all layers; the cache of all tokens is first used behind the first experts
+    GROUPED, moe_layers=4, vocab=10, experts=512, attention_layers=(0, 1, 0, 1),
+    attention=(Attention("window", 100, 4, 4, 8, span=128), Attention("full", 100, 4, 4, 8)),
+)  # fmt: skip
+MATRIX, ROWS, WINDOW, FULL = 512 * 8 * 16, 64 * 4 * 8 * 4, 64 * 256 * 2, 64 * 16_384 * 2
+
+
+def compute_bytes(on_host: int, context: int = 16_384, **changed: Any) -> int:
+    setting = replace(ONE_PIECE, context_tokens=context, cpu_layers=on_host)
+    return load_memory(replace(LATE, **changed), setting).compute_bytes
+
+
+def test_a_mask_that_comes_with_a_later_part_is_gone_at_the_logits() -> None:
+    """Without cuts it is there from the first part on."""
+    assert compute_bytes(0, vocab=10**6) == 64 * 4 * 10**6 + ROWS + WINDOW + FULL
+    assert compute_bytes(1, vocab=10**6) == 64 * 4 * 10**6 + ROWS + WINDOW
+
+
+def test_a_matrix_is_copied_above_a_mask_that_lies_above_the_place_of_another() -> None:
+    """In the third block, while the fourth layer still needs the mask; the second block's have the place itself."""
+    of_chosen = 64 * 4 * 2  # an element of each
+    assert compute_bytes(2) == ROWS + WINDOW + FULL + MATRIX + of_chosen * 2 * 16
+    assert compute_bytes(3) == ROWS + WINDOW + FULL + 2 * MATRIX + of_chosen * 16
+
+
+def test_biases_of_experts_leave_no_hole() -> None:
+    assert compute_bytes(3, expert_biases=True) == compute_bytes(2)
+
+
 def test_without_a_gpu_everything_is_in_one_memory() -> None:
     found, other = load_memory(GROUPED, replace(ONE_PIECE, gpu=False)), load_memory(GROUPED, ONE_PIECE)
     assert (found.host_weights_bytes, found.host_compute_bytes) == (0, 0)
@@ -89,30 +119,31 @@ SETTINGS = [
         (512, 5000, 16_384), (128, 512, 2048), ((1, 1), (1, 8), (1, 2), (0, 1)), (1,)
     )
 ] + [{"c": 16_384, "ub": 512, "fa": flash, "kv": 1, "np": 4} for flash in (0, 1)]
-# Where llama.cpp's plan has holes that these formulas do not see: more, or less, than 3 % of the compute buffer.
-WORST = {("gpt-oss", True, 2): 0.04, ("gemma4", True, 2): 0.045, ("qwen3next", True, 2): 0.055}
-NOT_SEEN = {("gemma4", True, 2), ("qwen3next", True, 2)}  # without flash attention, and copied experts
+ALL = 99  # blocks
+WORST = {("gemma4", True, ALL): 0.04}  # without flash attention; all others are within 3 %
+BORDER = ("gemma4, twice as deep", 5000, 128)  # a mask nearly as large as a row of hidden states: 285 to 419 MiB
 
 
 @pytest.mark.llama
 @pytest.mark.skipif(sys.platform != "linux", reason="the wheel's structures are those of Linux")
-@pytest.mark.parametrize(("gpu", "cpu_layers"), [(True, 0), (True, 2), (False, 0)], ids=["gpu", "split", "cpu"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("gpu", "cpu_layers"), [(True, 0), (True, 2), (True, ALL), (False, 0)], ids=["gpu", "split", "host", "cpu"]
+)
+@pytest.mark.parametrize("family", [*FAMILIES, *TWICE_AS_DEEP])
 def test_llama_cpp_plans_as_much(family: str, gpu: bool, cpu_layers: int, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="the package xllamacpp is not installed: pip install 'trilane[llama]'")
     file = write_loadable(family, tmp_path / "m.gguf")
     shape = read_gguf_model(file)
     case = (family, gpu, cpu_layers)
     for asked, said in zip(SETTINGS, planned(file, gpu, cpu_layers), strict=True):
-        if case in NOT_SEEN and not asked["fa"]:
-            continue
         setting = LoadSetting(
             asked["c"], asked["np"], asked["ub"], bool(asked["fa"]), gpu=gpu,
             cpu_layers=sum(block < cpu_layers for block in shape.expert_blocks),
         )  # fmt: skip
         ours = load_memory(replace(shape, kv_bits=KV_TYPES[asked["kv"]]), setting)
         assert ours.kv_bytes / 2**20 == pytest.approx(sum(said["cache"]), rel=0.001, abs=0.02), asked
-        assert ours.compute_bytes / 2**20 == pytest.approx(said["compute"][0], rel=WORST.get(case, 0.03)), asked
+        if (family, asked["c"], asked["ub"]) != BORDER or not cpu_layers:
+            assert ours.compute_bytes / 2**20 == pytest.approx(said["compute"][0], rel=WORST.get(case, 0.03)), asked
 
 
 @thinned(3)

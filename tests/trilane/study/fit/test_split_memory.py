@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.costs.split_speed import StaticSplit
 from tests.kit.fit_questions import GEMMA, QWEN, answered, splitter
 from traces.models.catalogue import load_model
 from trilane.study.fit.fit import fit, with_longest_context
 from trilane.study.fit.question import FitError, Question
+from trilane.study.split_speed import StaticSplit
 
 
 def test_the_fewest_layers_are_on_the_cpu_that_leave_room_for_the_rest() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from sim.costs.split_speed import StaticSplit
 from sim.machine.hardware import Hardware, load_hardware
 from tests.kit.depth import deep
 from traces.models.shape import ModelShape
@@ -20,6 +19,7 @@ from trilane.study.accuracy.closed_forms import token_bytes
 from trilane.study.fit.engine_answer import EngineAnswer, engine_answer
 from trilane.study.fit.fit import fit
 from trilane.study.fit.question import Question
+from trilane.study.split_speed import StaticSplit
 
 QUESTIONS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("questions.yaml"))
 

@@ -11,11 +11,13 @@ from rich.table import Table
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.timed_run import RunSettings, TimedRun, reported_bytes
+from tests.kit.overlay import ROOT
 from traces.models.catalogue import load_model
 from trilane.pages.tune import check_page
-from trilane.study.fit.load_memory import LoadSetting, load_memory
+from trilane.study.fit.load_memory import load_memory
+from trilane.study.fit.load_setting import LoadSetting
 from trilane.study.fit.question import FitError, Question
-from trilane.study.tune.check import Checked, check
+from trilane.study.tune.check import Checked, check, file_to_run
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.tune import Tuning, tune
 
@@ -119,6 +121,21 @@ def test_a_setting_that_is_refused_does_not_lose_the_others(tmp_path: Path) -> N
 def test_a_model_without_a_file_is_refused() -> None:
     with pytest.raises(FitError, match="--check runs the model: expected a GGUF file, got 'deepseek-v2-lite:4'"):
         next(check(tuned()))
+
+
+def test_an_engine_that_was_measured_is_llama_cpp(tmp_path: Path) -> None:
+    measured = str(ROOT / "docs/validation/llama.cpp/engine.yaml")
+    assert file_to_run(of_file(tuned("none"), tmp_path / "m.gguf", engine=measured).question) == tmp_path / "m.gguf"
+    with pytest.raises(FitError, match=r"one sequence in llama\.cpp, got 1 in 'ik_llama\.cpp'"):
+        file_to_run(of_file(tuned("none"), tmp_path / "m.gguf", engine="ik_llama.cpp").question)
+
+
+def test_a_file_that_is_to_be_read_whole_is_not_mapped(tmp_path: Path) -> None:
+    tuning = of_file(tuned(), tmp_path / "model.gguf")
+    both = (tuning.best, replace(tuning.best, pinned=not tuning.best.pinned))
+    engine = FakeEngine(tuning)
+    list(check(replace(tuning, leading=both, usual=None), engine))
+    assert [ran.mapped for ran in engine.ran] == [not one.pinned for one in both]
 
 
 def test_several_sequences_are_refused(tmp_path: Path) -> None:

@@ -11,16 +11,18 @@ from trilane.study.tune.tune import tune
 KNOWN = {  # ggml-org/llama.cpp tools/server/README.md at 00dc805
     "-m": "--model", "-ngl": "--n-gpu-layers", "--n-cpu-moe": "--n-cpu-moe", "--moe-cache-mib": "--moe-cache-mib",
     "-c": "--ctx-size", "-fa": "--flash-attn", "-b": "--batch-size", "-ub": "--ubatch-size", "-t": "--threads",
-    "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-np": "--parallel",
+    "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-np": "--parallel", "--load-mode": "--load-mode",
+    "--spec-type": "--spec-type", "--spec-draft-n-max": "--spec-draft-n-max",
 }  # fmt: skip
 
 
 def printed() -> set[str]:
-    """The options of all lines that two questions lead to, on a card and with a cache of experts."""
-    asked = Question(model="qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", context=600, generated=16, threads=8)
-    found = tune(TuneQuestion(asked, "decode", ("f16", "q8_0")))
+    """The options of all lines that a question leads to, on a card, with a cache of experts and with drafts."""
+    asked = Question(model="qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", context=2000, generated=16, threads=8)
+    found = tune(TuneQuestion(asked, "prompt", ("f16", "q8_0"), draft_acceptance=0.95))
+    assert found.drafts is not None
     rivals = (rival.tuned for rival in (found.usual, found.runner_up, found.other_placement) if rival)
-    lines = [found.best.command, *(one.command for one in rivals)]
+    lines = [found.best.command, found.drafts.command or "", *(one.command for one in rivals)]
     return {word for line in lines for word in line.split() if word.startswith("-")}
 
 

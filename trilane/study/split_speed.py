@@ -66,15 +66,18 @@ class DecodeTime:
 
 
 def decode_time(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int, batch: int = 1
-) -> DecodeTime:
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int, batch: int = 1,
+    *, drafts: int = 0, active: float | None = None,
+) -> DecodeTime:  # fmt: skip
     """The time of a step of ``batch`` sequences, a token each, with ``context`` tokens of each in the KV cache.
 
-    Raises what ``fitted_costs`` raises.
+    ``drafts``: further tokens of each sequence that the step verifies. ``active``: experts of a layer that any of its
+    tokens chooses; None: of tokens that choose independently. Raises what ``fitted_costs`` raises.
     """
-    work = ExpertWork.of(shape, batch)
+    rows = batch * (1 + drafts)
+    work = ExpertWork.of(shape, rows) if active is None else ExpertWork(active, max(rows * shape.top_k / active, 1.0))
     costs = _costs(shape, hardware, engine, split, work)
-    step = costs.step(batch, (max(context, 1),) * batch)
+    step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
     share = split.gpu_experts / shape.experts
     gpu_ns = cpu_ns = handing_ns = copies_ns = 0.0
     cpu_layers = 0 if hardware.cpu_only else split.cpu_layers
@@ -89,7 +92,7 @@ def decode_time(
             handing_ns += costs.sync_ns + step.routing_ns
             copies_ns += (1 - cached.hit_rate) * work.active * expert.copy_ns
     layers = shape.moe_layers
-    others = layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns
+    others = layers * step.mixture_ns + step.dense_ns + step.head_ns
     return DecodeTime(
         layers * step.attention_ns, others, round(gpu_ns), round(cpu_ns), round(handing_ns), round(copies_ns)
     )
@@ -151,21 +154,22 @@ class _Pieces:
         """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
         steps, layers = [self.costs.step(self.tokens, (end,)) for end in ends], self.shape.moe_layers
         attention = sum(layers * step.attention_ns for step in steps)
-        others = sum(
-            layers * (step.gate_ns + step.shared_ns + step.combine_ns) + step.dense_ns + step.head_ns for step in steps
-        )
-        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts())
+        last = 1 if self.engine.kernels is not None and self.hardware.cpu_only else self.tokens  # of the last layer
+        others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
+        others += sum(self.costs.step(last, (end,)).mixture_ns for end in ends)
+        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts(ExpertWork.of(self.shape, last)))
         if self.engine.prompt is not None and self.engine.prompt.experts.value == "copied ahead":
             copies_ns = max(copies_ns - attention - others - gpu_ns, 0.0)
         return [attention, others, gpu_ns, cpu_ns, copies_ns]
 
-    def _experts(self) -> tuple[float, float, float]:
-        """Experts on the GPU, on the CPU, and copies."""
-        work, share = self.work, self.split.gpu_experts / self.shape.experts
+    def _experts(self, last: ExpertWork) -> tuple[float, float, float]:
+        """Experts on the GPU, on the CPU, and copies; ``last``: the work of the last layer."""
+        share = self.split.gpu_experts / self.shape.experts
         host = 1 - (share if self.split.cache is None else self.split.cache.held)
         gpu_ns = cpu_ns = copies_ns = 0.0
         computed, cpu_layers = self._computed, 0 if self.hardware.cpu_only else self.split.cpu_layers
         for layer, expert in enumerate(self.costs.experts):
+            work = self.work if layer < self.shape.moe_layers - 1 else last
             if layer >= cpu_layers:
                 gpu_ns += work.ns(expert.gpu_ns)
             elif computed:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from sim.costs.engine import EngineError, load_engine
 from sim.costs.fitted_costs import fitted_costs
-from sim.costs.split_speed import ExpertCache, StaticSplit, decode_time, prompt_time
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
+from trilane.study.split_speed import ExpertCache, StaticSplit, decode_time, prompt_time
 
 ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ktransformers")
 BETTER_UPWARDS = (

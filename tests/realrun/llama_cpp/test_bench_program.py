@@ -1,0 +1,97 @@
+"""``llama-bench``: what it is asked, and how strictly its answer is read, with a program that prints what it shall."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realrun.errors import RefusedError
+from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings
+from realrun.llama_cpp.bench_program import VARIABLE, bench_program, program_times
+
+TOKEN, PROMPT = BenchPoint(2, 32, 1), BenchPoint(2, 0, 128)
+ANSWER = [
+    {"n_prompt": 0, "n_gen": 16, "samples_ns": [160_000, 320_000]},
+    {"n_prompt": 128, "n_gen": 0, "samples_ns": [7_000, 8_000]},
+]
+
+
+def program(folder: Path, printed: str, status: int = 0, complaint: str = "") -> str:
+    """A llama-bench that keeps its arguments in the file ``asked``."""
+    path = folder / "llama-bench"
+    (folder / "printed").write_text(printed)
+    path.write_text(
+        f"#!/bin/sh\ncd {folder}\nprintf '%s ' \"$@\" >> asked\necho >> asked\ncat printed\n"
+        f"echo '{complaint}' >&2\nexit {status}\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def times(name: str, settings: BenchSettings | None = None) -> dict[BenchPoint, list[int]]:
+    return program_times(name, Path("a.gguf"), settings or BenchSettings(256), [(TOKEN, 2), (PROMPT, 2)])
+
+
+def test_a_token_is_a_sixteenth_of_those_timed_together_and_a_prompt_is_whole(tmp_path: Path) -> None:
+    assert times(program(tmp_path, json.dumps(ANSWER))) == {TOKEN: [10_000, 20_000], PROMPT: [7_000, 8_000]}
+    same = "-t 2 -b 512 -ub 512 -ctk f16 -ctv f16 -ngl 0 "
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"-m a.gguf -o json -r 2 -p 0 -n 16 -d 32 {same}",
+        f"-m a.gguf -o json -r 2 -p 128 -n 0 -d 0 {same}",
+    ]
+
+
+def test_on_a_gpu_experts_of_some_layers_stay_on_the_cpu(tmp_path: Path) -> None:
+    times(program(tmp_path, json.dumps(ANSWER)), BenchSettings(256, 64, gpu=True, cpu_layers=3, kv="q8_0"))
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[0].endswith("-t 2 -b 64 -ub 64 -ctk q8_0 -ctv q8_0 -ngl 999 -ncmoe 3 ")
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("| model | t/s |", "what it printed: not plain JSON"),
+        ({"n_prompt": 0}, "found 0 such tests"),
+        ([], "found 0 such tests"),
+        ([7, {"n_prompt": 0, "n_gen": 8, "samples_ns": [1, 2]}], "found 0 such tests"),
+        ([ANSWER[0], ANSWER[0]], "found 2 such tests"),
+        ([{"n_prompt": 0, "n_gen": 16, "avg_ns": 10}], "without them; take a newer llama-bench"),
+        ([{**ANSWER[0], "samples_ns": [1.5, 2]}], "without them"),
+        ([{**ANSWER[0], "samples_ns": [True, 2]}], "without them"),
+        ([{**ANSWER[0], "samples_ns": [0, 2]}], "without them"),
+        ([{**ANSWER[0], "samples_ns": []}], "without them"),
+        ([{**ANSWER[0], "samples_ns": [16, 16, 16]}], "expected 2 repeats, found 3"),
+    ],
+)
+def test_any_other_answer_is_refused(printed: Any, words: str, tmp_path: Path) -> None:
+    text = printed if isinstance(printed, str) else json.dumps(printed)
+    with pytest.raises(RefusedError, match=words):
+        times(program(tmp_path, text))
+
+
+def test_a_failed_run_says_what_it_printed_without_control_characters(tmp_path: Path) -> None:
+    name = program(tmp_path, "", 3, "unknown argument \x1b[31m-d")
+    with pytest.raises(RefusedError, match=r"exit status 3: unknown argument \\x1b\[31m-d$"):
+        times(name)
+
+
+def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    for name in ("plain", "missing"):
+        with pytest.raises(RefusedError, match=f"{name}: expected llama.cpp's program llama-bench"):
+            times(str(tmp_path / name))
+
+
+def test_the_variable_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = program(tmp_path, "")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert bench_program() == found
+    monkeypatch.setenv(VARIABLE, "/elsewhere/llama-bench")
+    assert bench_program() == "/elsewhere/llama-bench"
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert bench_program() is None
