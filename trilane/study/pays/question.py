@@ -32,21 +32,26 @@ DRAWS = 3
 class PaysQuestion:
     """An idea (``pays.ideas``), and the model, the machine and the lengths of ``trilane fit``'s question.
 
-    ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``using``: a policy in
-    place of the idea's own. ``x`` and ``y``: the machine's values on the two axes; None: its own. Raises PaysError for
-    an unknown idea.
+    ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``policy``: one in place
+    of the idea's own, on both sides unless it is what the idea brings. ``x`` and ``y``: the machine's values on the two
+    axes; None: its own. Raises PaysError for an unknown idea, and for a policy with an idea that has parts of a policy.
     """
 
     name: str
     fit: Question
     draws: Annotated[int, between(1, 100)] = DRAWS
-    using: str | None = None
+    policy: str | None = None
     x: Annotated[float, between(0, 1e6)] | None = None
     y: Annotated[float, between(0, 1e6)] | None = None
 
     def __post_init__(self) -> None:
         check(self, PaysError)
         idea_named(self.name)
+        if self.policy is not None and self.idea.of_parts:
+            raise PaysError(
+                f"pays: {self.name} compares two compositions of `mix`, and takes no other policy; `trilane ablate` "
+                f"tells what the prefetcher of a policy brings"
+            )
 
     @property
     def idea(self) -> Idea:
@@ -54,9 +59,17 @@ class PaysQuestion:
         return idea_named(self.name)
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Those with the idea."""
-        return self.idea.using if self.using is None else (candidate_of(self.using, self.idea),)
+    def without(self) -> tuple[Candidate, ...]:
+        """The candidates without the idea."""
+        return self.idea.without if self.idea.is_policy else self._in_place_of(self.idea.without)
+
+    @property
+    def using(self) -> tuple[Candidate, ...]:
+        """Those with it."""
+        return self._in_place_of(self.idea.using)
+
+    def _in_place_of(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        return candidates if self.policy is None else (candidate_of(self.policy, self.idea),)
 
     @property
     def steps(self) -> int:
@@ -81,7 +94,7 @@ class PaysQuestion:
         asked = scenario.with_(
             sampled_steps=self.steps, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
         )
-        policy, engine = self.candidates[-1]
+        policy, engine = self.using[-1]
         return vary(asked.with_(engine=engine), "policy", policy)
 
 
