@@ -9,16 +9,14 @@ from sim.machine.hardware import load_hardware
 from sim.machine.units import in_gb
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from traces.library import calibration_of
-from traces.models.catalogue import load_model
-from traces.models.names import parted
-from traces.synthesis.named import with_lengths
+from traces.library import NO_FORECASTS, calibration_of
 from traces.synthesis.nearest import nearest_routing
 from trilane.common.hints import between
 from trilane.common.schema import check
 from trilane.study.fit.memory_needed import check_fits, need_of
 from trilane.study.fit.question import Question
-from trilane.study.fit.routing import CALIBRATION
+from trilane.study.fit.routing import synthetic_names
+from trilane.study.pays.dimensions import RECALL
 from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
 from trilane.study.sweep.axes import vary
 
@@ -84,13 +82,15 @@ class PaysQuestion:
         return tuple(known[name] for name in ("gate@1", "gate@2", "gate@3") if name in known)
 
     def scenario(self) -> Scenario:
-        """With the last of the candidates, and the machine's own memory. Raises TraceError."""
-        model, _, layers = parted(load_model(self.fit.model).name)  # of a folder, the file in it
-        cut = "" if layers is None else f":{layers}"
-        name = f"synthetic:{model}"
-        played = with_lengths(name, self.fit.batch * self.draws, PROMPT_ROWS, self.steps, ())
-        calibration = with_lengths(f"{calibration_of(name)}", *CALIBRATION, ())
-        scenario = self.fit.scenario(self.fit.trace or f"{played}{cut}", self.fit.calibration or f"{calibration}{cut}")
+        """With the last of the candidates, and the machine's own memory. A named trace leaves its forecasts out where
+        their recall is varied. Raises TraceError."""
+        trace, calibration = synthetic_names(
+            self.fit.model, (self.fit.batch * self.draws, PROMPT_ROWS, self.steps), (), ()
+        )
+        if self.fit.trace is not None:
+            calibration = calibration_of(self.fit.trace) or calibration
+            trace = f"{self.fit.trace}{NO_FORECASTS if self.idea.x.axis == RECALL.axis else ''}"
+        scenario = self.fit.scenario(trace, self.fit.calibration or calibration)
         asked = scenario.with_(
             sampled_steps=self.steps, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
         )

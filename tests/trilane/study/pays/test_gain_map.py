@@ -153,3 +153,10 @@ def test_another_policy_is_on_both_sides_of_an_idea_that_is_no_policy() -> None:
     assert [side[0].policy_name for side in (cache.without, cache.using)] == ["llama.cpp", "llama.cpp@cache"]
     with pytest.raises(PaysError, match="compares two compositions of `mix`, and takes no other policy"):
         small_question("prefetch", policy="dali")
+
+
+def test_the_recall_counts_where_the_trace_has_forecasts_of_its_own() -> None:
+    fields = {"model": "deepseek-v2-lite:3", "trace": "mini-deepseek:3", "gpu": "gtx-1650-super", "weights": "bf16"}
+    found = gain_map(small_question("prefetch", **fields))
+    assert len({cell.using.tokens_per_s for cell in found.own_row}) == len(found.own_row) > 1
+    assert len({cell.without.tokens_per_s for cell in found.own_row}) == 1
