@@ -62,7 +62,7 @@ class PaysQuestion:
     def steps(self) -> int:
         """The decode steps that are played."""
         layers = self.fit.model_shape.moe_layers
-        return max(MOST_STEPS * USUAL_LAYERS // max(layers, USUAL_LAYERS), FEWEST_STEPS)
+        return max(MOST_STEPS * USUAL_LAYERS**2 // max(layers, USUAL_LAYERS) ** 2, FEWEST_STEPS)
 
     @property
     def recalls(self) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from trilane.study.sweep.axes import SweepError, key_value
 from trilane.study.sweep.grid import canonical
 
 WHOLE, NUMBER, TEXT, TRUTH = pa.int64(), pa.float64(), pa.string(), pa.bool_()
-_ARROW = {int: WHOLE, int | None: WHOLE, float: NUMBER, float | None: NUMBER}
+_ARROW = {bool: TRUTH, int: WHOLE, int | None: WHOLE, float: NUMBER, float | None: NUMBER}
 _MEMORY = ("cache_bytes", "cache_slots", "staging_bytes")
 _BOUNDS = ("lower_bound_ttft_ms", "lower_bound_tpot_ms", "null_model_tpot_ms")
 

@@ -32,7 +32,7 @@ from trilane.study.sweep.values import distinct, values_in, values_of
         ("parameters.lookahead", "1..3", (1, 2, 3)),
         ("parameters.alpha", "0..1/11", (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)),
         ("parameters.alpha", "1..4/4", (1, 2, 3, 4)),
-        ("parameters.favour", "1..2/3", (1, 1.5, 2)),
+        ("parameters.margin", "1..2/3", (1, 1.5, 2)),
         ("parameters.pool", "true,false", (True, False)),
         ("noisy_forecast_recall", "0.5..1/6", (0.5, 0.6, 0.7, 0.8, 0.9, 1)),
         ("sequences", "0..3", (0, 1, 2, 3)),
