@@ -61,20 +61,23 @@ class Copies:
 
 class MixedWidthRouter:
     """Section 3.2: an expert that misses is loaded in as many bits as it needs, or left out. One that is on the GPU, or
-    on its way there, is used as it is if it is wide enough. Weights stay as they are (ours)."""
+    on its way there, is used as it is if it is wide enough. Weights stay as they are (ours).
+
+    ``needed``: by expert, of the layer routed last; read by the cache."""
 
     looks_ahead = False
 
     def __init__(self, thresholds: Thresholds, copies: Copies) -> None:
         self.thresholds, self.copies = thresholds, copies
+        self.needed: dict[int, int] = {}
 
     def route(self, view: LayerView) -> Routing:
         """The routing in force; ``view.routing`` itself if it names wide copies alone. Needs tokens."""
         routing, layer = view.routing, view.layer
         coming = {expert for expert, ready_ns in view.ready_ns.items() if ready_ns < INFINITE_NS}
         here = coming.union(view.residency.resident[layer], view.residency.staged[layer])
-        needed = self.thresholds.of_tokens(routing.token_ids, routing.token_weights)
-        used = {expert: self.copies.chosen(expert, need, here) for expert, need in needed.items()}
+        self.needed = self.thresholds.of_tokens(routing.token_ids, routing.token_weights)
+        used = {expert: self.copies.chosen(expert, need, here) for expert, need in self.needed.items()}
         if all(expert == copy for expert, copy in used.items()):
             return routing
         pairs = [
@@ -124,14 +127,14 @@ class FourScoresCache(DemandCache):
     """Section 3.4: one cache over all layers, which evicts the copy of the least sum of four scores, each from 0 to 1.
 
     ``recent``: the step of its last use over the present one; ``frequent``: its uses over all steps; ``precise``: those
-    that needed the wide copy; ``near``: how soon its layer's turn comes. Ties go to the lower layer and id.
+    for which the router found that the wide copy is needed; ``near``: how soon its layer's turn comes. Ties go to the
+    lower layer and id.
     """
 
     def __init__(
-        self, layers: int, copies: Copies, thresholds: Thresholds, *, recent: float, frequent: float, precise: float,
-        near: float,
-    ) -> None:  # fmt: skip
-        self.thresholds, self.copies = thresholds, copies
+        self, layers: int, router: MixedWidthRouter, *, recent: float, frequent: float, precise: float, near: float
+    ) -> None:
+        self.router = router
         self.recent, self.frequent, self.precise, self.near = recent, frequent, precise, near
         self._layers, self._layer, self._step = layers, 0, 1
         self._rank: dict[tuple[int, int], float] = {}  # the first three scores, times the present step
@@ -142,11 +145,11 @@ class FourScoresCache(DemandCache):
     def observe(self, view: LayerView) -> None:
         """Every copy that is used counts once a step, and once more if its width was needed."""
         self._layer, self._step = view.layer, view.step + 1
-        needed = self.thresholds.of_tokens(view.routing.token_ids, view.routing.token_weights)
+        needed = self.router.needed
         for expert in view.routing.active:
             key = view.layer, expert
             gain = self.recent * (self._step - self._last.get(key, 0)) + self.frequent
-            if expert < self.copies.experts and needed[expert] == WIDE:
+            if needed.get(expert) == WIDE:
                 gain += self.precise
             self._rank[key] = self._rank.get(key, 0.0) + gain
             self._last[key] = self._step
@@ -215,13 +218,13 @@ class Hobbit(Policy):
     def compose(self, context: BuildContext) -> Composition:
         """A router that chooses copies, a pool, prefetches and loads."""
         thresholds, copies = Thresholds(self.narrow_above, self.skip_above), Copies(context.experts)
+        router = MixedWidthRouter(thresholds, copies)
         cache = FourScoresCache(
-            context.layers, copies, thresholds, recent=self.recent, frequent=self.frequent, precise=self.precise,
-            near=self.near,
-        )  # fmt: skip
+            context.layers, router, recent=self.recent, frequent=self.frequent, precise=self.precise, near=self.near
+        )
         return Composition(
             placement=PoolPlacement(),
-            router=MixedWidthRouter(thresholds, copies),
+            router=router,
             assigner=LoadAll(),
             prefetcher=AdaptivePrefetcher(thresholds, copies, context.top_k) if self.lookahead else None,
             cache=cache,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Literal
 
 from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView
@@ -15,7 +15,7 @@ class ForecastCache(RankedCache):
     """Evicts the member of which the fewest uses are expected: Belady's rule with forecasts in place of the future.
 
     The turns of a layer that are forecast count by what the forecasts say, each ``discount`` times as much as the one
-    before; all that follow count by the share of the last turns that used the expert, halved in ``half_life`` turns.
+    before; the other turns count by the share of the last turns that used the expert, halved in ``half_life`` turns.
     """
 
     def __init__(self, turns: int, discount: float, half_life: float) -> None:
@@ -27,6 +27,7 @@ class ForecastCache(RankedCache):
         self._shares: dict[int, dict[int, float]] = defaultdict(dict)  # by layer and expert
         self._turn: dict[int, int] = defaultdict(int)  # of each layer, the step of its next turn
         self._members: dict[int, set[ExpertId]] = defaultdict(set)  # by layer
+        self._full = False  # whether a member has had to leave
 
     def expect(self, step: int, forecasts: Iterable[Forecast]) -> None:
         """Forecasts known at the beginning of ``step`` take the place of earlier ones."""
@@ -39,18 +40,22 @@ class ForecastCache(RankedCache):
     def expected_uses(self, key: ExpertId) -> float:
         """In the turns of its layer to come."""
         layer, expert = key
-        named = sum(weight for ahead, weight in enumerate(self._weights) if expert in self.next_turn(layer, ahead))
-        return named + self._rest * self._shares[layer].get(expert, 0.0)
+        share, turn = self._shares[layer].get(expert, 0.0), self._turn[layer]
+        uses = self._rest * share
+        for ahead, weight in enumerate(self._weights):
+            named = self._coming.get((turn + ahead, layer))
+            uses += weight * (share if named is None else expert in named)
+        return uses
 
     rank_of = expected_uses
 
-    def next_turn(self, layer: int, ahead: int) -> Collection[int]:
-        """The experts that a forecast names for a layer's turn after ``ahead`` others, if there is one."""
-        return self._coming.get((self._turn[layer] + ahead, layer), ())
+    def next_turn(self, layer: int) -> Collection[int]:
+        """The experts that a forecast names for a layer's coming turn, if there is one."""
+        return self._coming.get((self._turn[layer], layer), ())
 
     def least_expected(self) -> float:
-        """Uses of the member that would leave first, of all groups; none without members."""
-        return min((self.expected_uses(key) for key in self._firsts()), default=-1.0)
+        """Uses of the member that would leave first, of all groups; -1 as long as nothing had to leave."""
+        return min(map(self.expected_uses, self._firsts()), default=-1.0) if self._full else -1.0
 
     def observe(self, view: LayerView) -> None:
         """A turn of the layer is being taken: forecasts are now about the turns after it."""
@@ -71,6 +76,11 @@ class ForecastCache(RankedCache):
         """Leave the group."""
         self._members[key.layer].remove(key)
         super().evicted(key, group)
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The member of least rank that is not blocked; there is no room left."""
+        self._full = True
+        return super().victim(incoming, group, blocked)
 
     def _firsts(self) -> Iterable[ExpertId]:
         """The member of least rank of each group."""
@@ -112,7 +122,7 @@ class DeadlinePrefetcher(NoProtection):
                 continue
             layer = (view.layer + ahead) % self._layers
             there = view.residency.resident[layer]
-            absent = [ExpertId(layer, expert) for expert in cache.next_turn(layer, 0) if expert not in there]
+            absent = [ExpertId(layer, expert) for expert in cache.next_turn(layer) if expert not in there]
             valued = ((cache.expected_uses(key), key) for key in absent)
             jobs += [(-uses, deadline, key) for uses, key in valued if uses > least]
         return _sequenced(sorted(jobs))

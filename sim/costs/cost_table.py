@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 from policies.mechanism.views import ExpertCosts
@@ -49,8 +50,8 @@ class StepCosts(NamedTuple):
 
 
 class DraftWork(NamedTuple):
-    """What drafting a token takes: ``layers`` like the model's MoE layers, with so many ``experts`` each, all on the
-    GPU, and the head; or ``ns`` of the GPU. No layers and no ``ns``: nothing."""
+    """What drafting a token takes: ``layers`` like the mean of the model's MoE layers, with so many ``experts`` each,
+    all on the GPU, and the head; or ``ns`` of the GPU. No layers and no ``ns``: nothing."""
 
     layers: float = 0.0
     experts: int = 0
@@ -125,8 +126,8 @@ class CostTable:
         layers, experts, ns = self.draft
         if ns is not None or not layers:
             return DraftCosts(ns or 0, 0)
-        one, expert = self.step(1, (context,)), max(self.experts, key=lambda expert: expert.gpu_ns[1])
-        experts_ns = expert.first_gpu_ns + experts * expert.gpu_ns[1]
+        one = self.step(1, (context,))
+        experts_ns = fmean(expert.first_gpu_ns + experts * expert.gpu_ns[1] for expert in self.experts)
         layer_ns = one.attention_ns + one.gate_ns + one.shared_ns + one.combine_ns + experts_ns
         launch_ns = self.launch_ns + self.combine_launch_ns + self.first_expert_launch_ns
         launch_ns += experts * self.expert_launch_ns

@@ -185,11 +185,9 @@ def _known_at(forecast: Forecast, key: ForecastKey) -> Sequence[int]:
 
 def _foreseen_rows(trace: Trace, step: StepRows, key: ForecastKey) -> Rows:
     """The rows that a step's forecasts are about, -1 where there is none: those of later tokens, if earlier tokens make
-    them. Of several tokens of a sequence only the first has one that was made before the step."""
-    if not key.by_token:
-        return step.rows
-    first = step.rows[:1] if max(step.tokens) > 1 else step.rows
-    return rows_apart(trace, key.lookahead - 1)[first] if key.lookahead > 1 else first
+    them."""
+    later = key.by_token and key.lookahead > 1
+    return rows_apart(trace, key.lookahead - 1)[step.rows] if later else step.rows
 
 
 def _made_at(trace: Trace, step: StepRows, key: ForecastKey, about: Rows) -> Rows:

@@ -150,8 +150,11 @@ class Prepared:
     def _with_narrow_copies(self, costs: CostTable) -> CostTable:
         if (share := self.needs.narrow_share) is None:
             return costs
-        rate, latency_ns = self.hardware.gpu.read_bytes_per_s / 1e9, self.hardware.link.h2d_latency_ns
-        made = with_narrow_copies(costs.experts, self.shape.experts, share, latency_ns=latency_ns, bytes_per_ns=rate)
+        rate, link = self.hardware.gpu.read_bytes_per_s / 1e9, self.hardware.link
+        made = with_narrow_copies(
+            costs.experts, self.shape.experts, share, latency_ns=link.h2d_latency_ns,
+            back_latency_ns=link.d2h_latency_ns, bytes_per_ns=rate,
+        )  # fmt: skip
         return replace(costs, experts=made)
 
     @cached_property
@@ -317,6 +320,12 @@ def check_needs(policy: str, needs: Needs, prepared: Prepared) -> None:
         raise PolicyError(f"policy {policy!r} changes the routing, token by token: declare Needs(tokens=True) too")
     if needs.max_batch is not None and batch > needs.max_batch:
         raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")
+    if prepared.scenario.draft_tokens and any(kind == "token" for kind, _ in needs.forecasts):
+        raise ScenarioError(
+            f"policy {policy!r} needs forecasts of the next tokens, of which a step with drafts computes several: "
+            f"expected draft_tokens 0, got {prepared.scenario.draft_tokens}; set it to 0, or choose a policy without "
+            f"such forecasts"
+        )
     if needs.uniform_sizes and len(sizes) > 1:
         raise ScenarioError(
             f"policy {policy!r} needs experts of one size, those of {prepared.shape.name!r} have {len(sizes)} sizes"

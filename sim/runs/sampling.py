@@ -189,5 +189,6 @@ def weights_of(decode_steps: Sequence[int], answer: int, generated: Sequence[int
     first = one_by_one(made[-1], answer)
     if first == made[-1]:
         return EQUAL_WEIGHTS
-    late = min(bisect_left(made, first), len(decode_steps) - 1)
+    last = bisect_left(made, made[-1]) - 1  # that makes a token
+    late = min(bisect_left(made, first), last)
     return Weights(decode_steps[late], (answer - made[late]) / (made[-1] - made[late]))

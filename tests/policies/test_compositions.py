@@ -163,8 +163,8 @@ COMPOSITIONS = {
         "assigner": "LoadAll()",
         "prefetcher": "AdaptivePrefetcher(thresholds=Thresholds(narrow=0.6, skip=0.9), copies=Copies(experts=64), "
             "top_k=2, into='cache')",
-        "cache": "FourScoresCache(thresholds=Thresholds(narrow=0.6, skip=0.9), copies=Copies(experts=64), recent=0.25, "
-            "frequent=0.25, precise=0.25, near=0.25, layers=8, step=1)",
+        "cache": "FourScoresCache(router=MixedWidthRouter(thresholds=Thresholds(narrow=0.6, skip=0.9), "
+            "copies=Copies(experts=64)), recent=0.25, frequent=0.25, precise=0.25, near=0.25, layers=8, step=1)",
     },
     "best-exact": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False, popularity=None))",

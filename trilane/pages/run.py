@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.machine.units import MIB
-from sim.runs.vocabulary import Label
 from trilane.pages.output import heading, note, number, pairs, percent
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _tokens_of(row: Mapping[str, Any]) -> str:
     """How many tokens a decode step makes, where it verifies drafts."""
+    from sim.runs.vocabulary import Label
+
     return f" of {number(row['tokens_per_step'], 2)} tokens" if Label.SPECULATIVE in row["labels"] else ""
 
 

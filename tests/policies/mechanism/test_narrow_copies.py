@@ -16,8 +16,10 @@ from traces.models.catalogue import load_model
 WIDE = ExpertCosts((0, 100, 100, 130, 300), (0, 10, 20, 30, 40), 5, 1010, 4000, 400, 900, 800, 7, 8)
 
 
-def narrow(latency_ns: int = 0, bytes_per_ns: float | None = None) -> ExpertCosts:
-    layers = with_narrow_copies([WIDE, WIDE], 64, 0.25, latency_ns=latency_ns, bytes_per_ns=bytes_per_ns)
+def narrow(latency_ns: int = 0, back_latency_ns: int = 0, bytes_per_ns: float | None = None) -> ExpertCosts:
+    layers = with_narrow_copies(
+        [WIDE, WIDE], 64, 0.25, latency_ns=latency_ns, back_latency_ns=back_latency_ns, bytes_per_ns=bytes_per_ns
+    )
     [copies] = {costs.narrow for costs in layers}
     assert isinstance(copies, NarrowCopies)
     assert copies.first == 64
@@ -32,6 +34,8 @@ def test_a_quarter_of_the_bytes_takes_a_quarter_of_the_links_time() -> None:
 def test_the_links_latency_stays() -> None:
     assert narrow(latency_ns=10).copy_ns == 10 + 250
     assert narrow(latency_ns=5000).copy_ns == 1010
+    assert (narrow(back_latency_ns=40).copy_ns, narrow(back_latency_ns=40).writeback_ns) == (252, 40 + 90)
+    assert narrow(back_latency_ns=5000).writeback_ns == 400
 
 
 def test_the_gpu_saves_reading_where_it_is_bound_by_that() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.mechanism.views import ExpertId, Forecast, LayerView, Routing
+from policies.mechanism.views import ExpertId, Forecast, ResidencyView, Routing
 from policies.papers.hobbit import (
     NARROW,
     SKIPPED,
@@ -121,15 +121,19 @@ def test_what_forecasts_name_is_protected_with_the_copy_that_is_there() -> None:
 
 def cache(**scores: float) -> FourScoresCache:
     """Of three layers."""
-    return FourScoresCache(3, COPIES, T, **{"recent": 0.0, "frequent": 0.0, "precise": 0.0, "near": 0.0, **scores})
+    router = MixedWidthRouter(T, COPIES)
+    return FourScoresCache(3, router, **{"recent": 0.0, "frequent": 0.0, "precise": 0.0, "near": 0.0, **scores})
 
 
 def seen(
-    it: FourScoresCache, step: int, layer: int, ids: tuple[int, ...], weights: tuple[float, ...] = (0.5, 0.5)
-) -> None:
-    view: LayerView = scored_view(SCORES, 2)
+    it: FourScoresCache, step: int, layer: int, ids: tuple[int, ...], weights: tuple[float, ...] = (0.5, 0.5),
+    here: Collection[int] = (),
+) -> None:  # fmt: skip
+    """The router's choice of experts; the cache observes the copies that are used."""
     routing = Routing(tuple(sorted(ids)), (1,) * len(ids), [ids], [weights[: len(ids)]])
-    it.observe(view._replace(step=step, layer=layer, routing=routing))
+    residency = ResidencyView([here] * 3, [()] * 3)
+    view = scored_view(SCORES, 2)._replace(step=step, layer=layer, routing=routing, ready_ns={}, residency=residency)
+    it.observe(view._replace(routing=it.router.route(view)))
 
 
 def filled(it: FourScoresCache, *members: tuple[int, int]) -> FourScoresCache:
@@ -162,9 +166,19 @@ def test_the_least_frequent_goes_and_uses_out_of_the_cache_count() -> None:
 
 def test_the_copy_whose_width_was_needed_least_goes() -> None:
     it = filled(cache(precise=1.0), (0, 1), (0, 2), (0, 11))
-    seen(it, 0, 0, (1, 2), (0.7, 0.3))  # 2 is wide, a narrow copy would have done
-    seen(it, 1, 0, (3, 11), (0.5, 0.5))  # a narrow copy has no precise use
+    seen(it, 0, 0, (1, 2), (0.7, 0.3), here=(2,))  # 2 is wide, a narrow copy would have done
+    seen(it, 1, 0, (4, 3), (0.7, 0.3))  # a narrow copy has no precise use
     assert [gone(it), gone(it, (0, 2))] == [(0, 2), (0, 11)]
+
+
+def test_what_is_needed_follows_from_all_experts_of_a_token_also_those_that_are_left_out() -> None:
+    """Before expert 2 there is 0.6 of the weight, so its wide copy is needed; of the six that are used it is 0.65."""
+    weights = (0.5, 0.1, 0.08, 0.08, 0.08, 0.07, 0.05, 0.04)
+    assert list(T.of_token(weights)) == [WIDE, WIDE, WIDE, NARROW, NARROW, NARROW, SKIPPED, SKIPPED]
+    assert list(T.of_token(weights[:6])) == [WIDE, WIDE, NARROW, NARROW, NARROW, SKIPPED]
+    it = filled(cache(precise=1.0), (0, 2), (1, 7))
+    seen(it, 0, 0, tuple(range(8)), weights)
+    assert gone(it) == (1, 7)
 
 
 def test_the_layer_whose_turn_comes_last_gives_way() -> None:

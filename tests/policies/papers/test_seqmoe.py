@@ -34,9 +34,15 @@ def test_expected_uses_are_those_of_the_forecasts_and_what_was_used_before() -> 
     cache.expect(1, [forecast(0, 1, 2), forecast(0, 2, 3, ahead=1)])
     uses = [cache.expected_uses(ExpertId(0, expert)) for expert in range(4)]
     assert uses == [0, 1, 1.5, 0.5 + 0.5 * 0.5]
-    cache.observe(view({1: 1}, COST, layer=0, step=1))  # the first turn is over
+    cache.observe(view({1: 1}, COST, layer=0, step=1))  # the first turn is over, the second one has no forecast
     uses = [cache.expected_uses(ExpertId(0, expert)) for expert in range(4)]
-    assert uses == [0, 0.25, 1, 1 + 0.5 * 0.25]
+    assert uses == [0, 0.5 * 0.5 + 0.5 * 0.5, 1, 1 + 0.5 * 0.25 + 0.5 * 0.25]
+
+
+def test_without_any_forecast_uses_before_decide() -> None:
+    cache = ForecastCache(2, 0.5, 1.0)
+    cache.observe(view({3: 1}, COST, layer=0, step=0))
+    assert cache.expected_uses(ExpertId(0, 3)) == (1 + 0.5 + 0.5) * 0.5
 
 
 def test_the_member_that_is_expected_least_leaves() -> None:
@@ -44,8 +50,9 @@ def test_the_member_that_is_expected_least_leaves() -> None:
     for expert in range(3):
         cache.admitted(ExpertId(0, expert), 0)
     cache.expect(0, [forecast(0, 0), forecast(0, 1, ahead=1)])
-    assert cache.least_expected() == 0
+    assert cache.least_expected() == -1  # nothing had to leave so far: there is room
     assert cache.victim(ExpertId(0, 9), 0, ()) == ExpertId(0, 2)
+    assert cache.least_expected() == 0
     assert cache.victim(ExpertId(0, 9), 0, {ExpertId(0, 2)}) == ExpertId(0, 1)
 
 
@@ -73,6 +80,17 @@ class TestPrefetches:
     def test_layers_to_come_then_those_of_the_next_step(self) -> None:
         assert self.ranked(0) == [ExpertId(1, 4), ExpertId(2, 5), ExpertId(0, 6)]
         assert self.ranked(1) == [ExpertId(2, 5), ExpertId(0, 6), ExpertId(1, 7)]
+
+    def test_less_expected_experts_come_only_while_there_is_room(self) -> None:
+        cache = ForecastCache(2, 0.5, 1.0)
+        prefetcher = DeadlinePrefetcher(cache, 3)
+        cache.admitted(ExpertId(1, 8), 0)
+        now = view({0: 1}, self.COSTS, layer=0, step=0, resident=((), (8,), ()))
+        told = [forecast(1, 8, 4), forecast(1, 8, ahead=1)]  # 8 is expected 1.5 times, 4 once
+        plan = Assignment((0,), (), (), 20)
+        assert prefetcher.rank(now, told, plan) == [ExpertId(1, 4)]
+        assert cache.victim(ExpertId(0, 0), 0, {ExpertId(1, 8)}) is None  # the pool is full
+        assert prefetcher.rank(now, told, plan) == []
 
     def test_what_would_come_too_late_is_left_out(self) -> None:
         assert self.ranked(0, makespan=8) == [ExpertId(2, 5), ExpertId(0, 6)]

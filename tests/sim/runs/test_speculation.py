@@ -11,21 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.protocols import Needs
 from sim.costs.cost_table import DraftCosts, DraftWork
-from sim.runs.demand import demand_of
 from sim.runs.metrics import step_times
 from sim.runs.prepare import prepare
-from sim.runs.sampling import weights_of
+from sim.runs.sampling import Weights, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.speculation import accepted_shares, tokens_per_step, verifying_steps
 from sim.runs.vocabulary import Label
 from sim.simulate import play, simulate
 from tests.kit.hand_worked import LAYERS, Placed, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
-from tests.traces.test_token_forecasts import PLAIN
-from tests.traces.test_token_forecasts import told as with_token_forecasts
-from traces.batches import StepRows, compose
+from traces.batches import StepRows
 from traces.library import load_trace
 from traces.trace import Trace
 from trilane.study.draws import draws_of
@@ -192,11 +188,16 @@ def test_sequences_and_seeds_of_draws_are_long_enough_for_the_answer() -> None:
     assert "drafts of 3 tokens (mtp; 2.60 tokens a step expected)" in describe(scenario)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=40), st.integers(0, 1000))
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any), st.integers(0, 1000))
 def test_the_weights_of_steps_of_several_tokens_sum_to_the_answer(made: list[int], more: int) -> None:
     numbers, answer = list(range(2, 2 + len(made))), sum(made) + more
     weights = weights_of(numbers, answer, made).of(np.array(numbers))
     assert (weights * made).sum() == pytest.approx(answer)
+
+
+def test_the_last_step_that_makes_tokens_stands_for_the_rest_where_one_that_makes_none_follows() -> None:
+    """Steps that compute tokens again make none. Of 9 tokens, 4 would be played one by one, and 3 are made before."""
+    assert weights_of(range(4), 256, [3, 0, 6, 0]) == Weights(2, (256 - 3) / 6)
 
 
 def test_few_steps_stand_for_a_long_answer() -> None:
@@ -275,6 +276,15 @@ def test_a_draft_takes_layers_like_the_models_or_the_time_that_is_stated() -> No
     assert replace(costs, draft=DraftWork(1, 2, ns=70)).draft_costs(5) == DraftCosts(70, 0)
 
 
+def test_the_experts_of_a_draft_are_those_of_the_mean_layer() -> None:
+    costs = uniform_costs()
+    one, *others = costs.experts
+    larger = one._replace(gpu_ns=(0, *(3 * ns for ns in one.gpu_ns[1:])), first_gpu_ns=4)
+    uneven = replace(costs, experts=(larger, *others[:1]), draft=DraftWork(1, 2))
+    even = replace(costs, experts=(one, *others[:1]), draft=DraftWork(1, 2))
+    assert uneven.draft_costs(5).gpu_ns - even.draft_costs(5).gpu_ns == (2 * 2 * one.gpu_ns[1] + 4) / 2
+
+
 def test_the_head_is_applied_to_every_position() -> None:
     costs = prepare(Scenario(**MINI)).costs
     one, of_many = costs.step(4, (20,)), costs.step(4, (20,), 500)
@@ -291,20 +301,6 @@ def test_layers_that_draft_take_room_from_the_cache() -> None:
     assert [room[1] - room[0], room[2] - room[0]] == [shape.moe_layer_bytes, 2 * shape.moe_layer_bytes]
     assert shape.moe_layer_bytes > shape.experts * shape.expert_bytes_of(0)
     assert memory[0].slots > memory[1].slots > memory[2].slots
-
-
-# --- forecasts by token -----------------------------------------------------------------------------------------------
-
-
-def test_no_token_of_the_step_has_forecast_another_one() -> None:
-    """The second position is a draft when the step begins: only the first has a forecast, made by the token before."""
-    trace = with_token_forecasts(PLAIN)
-    prefill, first, second = compose(trace, batch=1)
-    verifying = [prefill, *verifying_steps([first, second], 2, (0.0,), seed=0)]
-    needs = Needs(forecasts=(("token", 1),))
-    plain, drafted = (demand_of(trace, steps, needs)[1] for steps in ((prefill, first, second), verifying))
-    assert drafted.tokens == 2
-    assert drafted.forecasts == plain.forecasts
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -330,3 +326,11 @@ def test_each_draft_has_a_stated_acceptance(acceptance: Any) -> None:
     scenario = Scenario(**MINI, generated_tokens=4, draft_tokens=2, draft_acceptance=acceptance)
     with pytest.raises(ScenarioError, match="draft_tokens 2: expected the acceptance of each of these drafts, got"):
         prepare(scenario)
+
+
+def test_forecasts_by_token_are_refused_with_drafts() -> None:
+    """The token after the next one is computed in the same step as the next one, not in a later step."""
+    scenario = Scenario(**MINI, **DRAFTS, policy="seqmoe", generated_tokens=4, noisy_forecast_recall=(0.9, 0.9))
+    with pytest.raises(ScenarioError, match=r"'seqmoe' needs forecasts of the next tokens, .* draft_tokens 0, got 3"):
+        prepare(scenario).checked()
+    assert prepare(scenario.with_(draft_tokens=0)).checked().needs.forecasts == (("token", 1), ("token", 2))
