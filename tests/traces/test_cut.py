@@ -50,3 +50,12 @@ def test_its_calibration_is_cut_too_and_it_is_played_with_a_model_as_short() -> 
                      prompt_tokens=4, generated_tokens=3)  # fmt: skip
     spans = simulate(asked).spans
     assert spans.layer.max() == 3
+
+
+def test_a_trace_without_its_forecasts_is_otherwise_the_same() -> None:
+    whole, bare = load_trace("mini-deepseek:3"), load_trace("mini-deepseek:3:no-forecasts")
+    assert whole.forecasts
+    assert bare.forecasts == {}
+    assert (bare.topk_ids == whole.topk_ids).all()
+    assert (bare.shape, bare.checksum) == (whole.shape, f"{whole.checksum}:no-forecasts")
+    assert calibration_of("mini-deepseek:3:no-forecasts") == calibration_of("mini-deepseek:3")
