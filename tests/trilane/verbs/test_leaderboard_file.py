@@ -16,7 +16,7 @@ MINE = (
     "from dataclasses import dataclass\n"
     "from policies.papers.llama_cpp import LlamaCpp\n"
     "from trilane import register\n\n\n"
-    "@register('mine', 'whole layers')\n@dataclass(frozen=True)\nclass Mine(LlamaCpp):\n    pass\n"
+    "@register('my-layers', 'whole layers')\n@dataclass(frozen=True)\nclass MyLayers(LlamaCpp):\n    pass\n"
 )
 
 
@@ -30,9 +30,9 @@ def test_a_policy_of_ones_own_joins_a_file(trilane: Trilane, monkeypatch: pytest
     write_entries(some_entries(), Path("e.csv"))
     done = trilane("leaderboard", "--policies", "whole_layers.py", "--play", "e.csv", "--plot", "p.png")
     assert done.status == 0, done.err
-    [line] = [line for line in done.out.splitlines() if "mine <" in line]
+    [line] = [line for line in done.out.splitlines() if "my-layers <" in line]
     assert line.split()[-1] == "16"
-    assert {entry.policy for entry in read_entries(Path("e.csv"))} == {"steady", "quick", "wild", "never", "mine"}
+    assert {entry.policy for entry in read_entries(Path("e.csv"))} == {"steady", "quick", "wild", "never", "my-layers"}
     assert Path("p.png").stat().st_size
 
 
