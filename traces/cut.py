@@ -1,4 +1,4 @@
-"""Traces cut after their first layers, for models that are too large to run whole."""
+"""Traces with less: their first layers alone, for models that are too large to run whole, or no forecasts."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def first_layers(trace: Trace, layers: int) -> Trace:
             array = np.where(np.arange(layers)[:, None] < past, array, array.dtype.type(nothing))
         tensors[name] = array
     return Trace.trusted(shape.first_layers(layers), tensors, trace.provenance, f"{trace.checksum}:{layers}")
+
+
+def without_forecasts(trace: Trace) -> Trace:
+    """``trace`` without what was forecast. Its checksum is that of the whole trace followed by ``:no-forecasts``."""
+    tensors = {name: array for name, array in trace.tensors().items() if not parse_forecast_name(name)}
+    return Trace.trusted(trace.shape, tensors, trace.provenance, f"{trace.checksum}:no-forecasts")

@@ -7,18 +7,22 @@ from functools import lru_cache
 from pathlib import Path
 
 from traces.bundled_traces import CALIBRATION, FOLDER, find_trace
-from traces.cut import first_layers
+from traces.cut import first_layers, without_forecasts
 from traces.file import read_trace
 from traces.synthesis.named import is_synthetic, load_synthetic, synthetic_calibration_of
 from traces.trace import Trace
+
+NO_FORECASTS = ":no-forecasts"  # behind a name: the trace without them
 
 
 def load_trace(name_or_path: str | Path) -> Trace:
     """Read a trace by name or path; read once while the file stays as it is.
 
-    ``mini-deepseek:6`` is that trace cut after 6 MoE layers; ``synthetic:MODEL`` is generated
-    (:mod:`traces.synthesis.named`). Raises TraceError.
+    ``mini-deepseek:6`` is that trace cut after 6 MoE layers, ``mini-deepseek:no-forecasts`` the trace without its
+    forecasts; ``synthetic:MODEL`` is generated (:mod:`traces.synthesis.named`). Raises TraceError.
     """
+    if str(name_or_path).endswith(NO_FORECASTS):
+        return without_forecasts(load_trace(str(name_or_path).removesuffix(NO_FORECASTS)))
     whole, layers = _parted(str(name_or_path))
     if is_synthetic(whole):
         made = load_synthetic(whole)
@@ -29,7 +33,7 @@ def load_trace(name_or_path: str | Path) -> Trace:
 
 def calibration_of(name: str) -> str | None:
     """The name of the calibration trace that belongs to a bundled or synthetic trace, if there is one."""
-    whole, layers = _parted(name)
+    whole, layers = _parted(name.removesuffix(NO_FORECASTS))
     if is_synthetic(whole):
         wanted = synthetic_calibration_of(whole)
     else:

@@ -16,13 +16,15 @@ them out goes back to the state before the step and computes the kept tokens *ag
 
 Two things are taken from the trace for what it does not have. A rejected draft is another token than the recorded one,
 and would be routed to other experts: it is computed with the experts of the token that was recorded there. And which
-drafts are rejected is drawn at random, independent of the text. Drafts that are not needed are not made: a step has no
-more of them than the answer lacks tokens.
+drafts are rejected is independent of the text: every step has a number from 0 to 1, and a draft is accepted if it is
+below the share of its position. These numbers are evenly spread, so that few steps have the stated shares: the first is
+drawn at random, and each is the one before plus the golden ratio, modulo 1 (Weyl's additive recurrence; Knuth, TAOCP 3,
+Section 6.4). Drafts that are not needed are not made: a step has no more of them than the answer lacks tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -32,6 +34,7 @@ from traces.batches import StepRows
 
 Acceptance: TypeAlias = float | Sequence[float]
 _ACCEPTED = 0xACCE97  # makes other draws than the scenario's other uses of its seed
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 def accepted_shares(draft_tokens: int, acceptance: Acceptance) -> tuple[float, ...]:
@@ -59,15 +62,23 @@ def verifying_steps(
     ``shares``: of accepted drafts by position, never rising. The last step may make more where ``decode`` goes on.
     ``again``: whether kept tokens are computed again where drafts were rejected.
     """
-    draws, steps, made = np.random.default_rng((seed % 2**32, _ACCEPTED)), list[StepRows](), 0
+    numbers, steps, made = _even_numbers(seed), list[StepRows](), 0
     while made < tokens:
-        some, draw = decode[made : made + 1 + len(shares)], draws.random()
+        some, draw = decode[made : made + 1 + len(shares)], next(numbers)
         kept = 1 + min(sum(draw < share for share in shares), len(some) - 1)
         steps.append(_together(some, drafted=len(some) - 1, generated=kept))
         if again and kept < len(some):
             steps.append(_together(some[:kept], drafted=0, generated=0))
         made += kept
     return [replace(step, index=decode[0].index + place) for place, step in enumerate(steps)]
+
+
+def _even_numbers(seed: int) -> Iterator[float]:
+    """From 0 to 1, any number of the first of them evenly spread."""
+    value = float(np.random.default_rng((seed % 2**32, _ACCEPTED)).random())
+    while True:
+        yield value
+        value = (value + _GOLDEN) % 1.0
 
 
 def _together(some: Sequence[StepRows], drafted: int, generated: int) -> StepRows:

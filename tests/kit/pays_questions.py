@@ -19,12 +19,12 @@ WORDS = ("--model", MODEL, "--weights", WEIGHTS, *(f"--{name}={part}" for name, 
 
 
 def small_question(
-    idea: str = "cache", draws: int = 1, using: str | None = None, x: float | None = None, y: float | None = None,
+    idea: str = "cache", draws: int = 1, policy: str | None = None, x: float | None = None, y: float | None = None,
     **changes: Any,
 ) -> PaysQuestion:  # fmt: skip
     """An idea, asked of two layers of large experts and a small card."""
     fields: dict[str, Any] = {"model": MODEL, "weights": WEIGHTS, "context": 64, "generated": 8, **MACHINE, **changes}
-    return PaysQuestion(idea, Question(**fields), draws, using, x, y)
+    return PaysQuestion(idea, Question(**fields), draws, policy, x, y)
 
 
 def narrowed(idea: Idea) -> Idea:

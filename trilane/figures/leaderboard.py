@@ -57,6 +57,8 @@ def frame_of(found: Sequence[Standing]) -> pd.DataFrame:
 def _headline(shown: Sequence[Standing]) -> str:
     """The policies that are best most often, of those that keep the routing."""
     best = Counter({one.policy: one.best_in for one in shown if one.kind == PolicyKind.KEEPS and one.best_in})
+    if not best:
+        return "No policy that keeps the routing runs in any setting"
     named = [f"{policy} in {count}" for policy, count in best.most_common(3)]
     return f"Fastest, or within {TIE:.0%} of it, of {len(all_settings())} settings: {', '.join(named)}"
 

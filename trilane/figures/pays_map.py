@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from trilane.figures.figure_files import Picture, default_settings
 from trilane.figures.style import BLUE, INK, VERMILLION, legend_of, page
 from trilane.study.pays.gain_map import Cell, GainMap
-from trilane.study.pays.words import shown_text, verdict_of
+from trilane.study.pays.words import gain_text, shown_text, verdict_of
 
 _COLOURS = LinearSegmentedColormap.from_list("pays", [VERMILLION, "#FFFFFF", BLUE])
 _LEAST = 0.2  # gain that has a full colour, at least: small ones are to look small
@@ -66,8 +66,8 @@ def _write(ax: Axes, cell: Cell, place: tuple[int, int], strong: bool) -> None:
         ax.annotate("cannot run", place, ha="center", va="center", color=INK, fontsize=8)
         return
     ink = "white" if strong else "black"
-    ax.annotate(f"{100 * cell.gain:+.0f}%", place, ha="center", va="center", color=ink, fontsize=11, fontweight="bold")
-    spread = f"{100 * min(cell.gains):+.0f} to {100 * max(cell.gains):+.0f}"
+    ax.annotate(gain_text(cell.gain), place, ha="center", va="center", color=ink, fontsize=11, fontweight="bold")
+    spread = " to ".join(gain_text(end).removesuffix("%") for end in (min(cell.gains), max(cell.gains)))
     ax.annotate(spread, place, xytext=(0, -13), textcoords="offset points", ha="center", va="center", color=ink,
                 fontsize=7.5)  # fmt: skip
 

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from trilane.study.leaderboard.standings import Standing
 
 Part = Text | Table | str
-_MEANINGS = {
-    "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
-    "lowest": "the same in the setting that suits the policy least",
-    "best in": "settings in which no policy that keeps the routing is more than 2 % faster",
-    "runs in": "settings; the others refuse it (batches that it does not take, forecasts that the routing lacks)",
-}
 
 
 def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> list[Part]:
@@ -30,7 +24,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     from trilane.study.leaderboard.settings import all_settings, leaderboard_settings
 
     settings, lines = leaderboard_settings(), []
-    for place, one in enumerate(found, 1):
+    for place, one in enumerate((one for one in found if one.relative), 1):
         name = f"{marked(one.policy, PolicyKind(one.kind)) if one.kind else one.policy}{' <' * (one.policy in own)}"
         shares = [percent(one.score), percent(one.lowest)]
         lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative))])
@@ -41,8 +35,25 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     return [
         heading(f"{len(found)} policies in {len(all_settings())} settings: {about}, {settings.draws} draws each"),
         table(["", "policy", "score", "lowest", "best in", "runs in"], lines, text_columns=2),
-        legend({**_MEANINGS, **marks, **({"<": "yours"} if own else {})}),
+        legend({**_meanings(), **marks, **({"<": "yours"} if own else {})}),
+        *(f"{one.policy} runs in no setting: {_reason(one)}" for one in found if not one.relative),
     ]
+
+
+def _reason(one: Standing) -> str:
+    """Why a policy is refused: the first reason."""
+    return next((entry.reason for entry in one.entries.values() if entry.reason), "it has no entry")
+
+
+def _meanings() -> dict[str, str]:
+    from trilane.study.leaderboard.standings import TIE
+
+    return {
+        "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
+        "lowest": "the same in the setting that suits the policy least",
+        "best in": f"settings in which no policy that keeps the routing is more than {percent(TIE)} faster",
+        "runs in": "settings; the others refuse it (batches that it does not take, forecasts that the routing lacks)",
+    }
 
 
 def machine_pages(found: Sequence[Standing]) -> Iterator[Part]:

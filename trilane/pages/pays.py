@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sim.machine.units import MIB
 from trilane.pages.output import heading, number, pairs, percent, table
-from trilane.study.pays.words import answer_of, break_even, shown_text
+from trilane.study.pays.words import answer_of, break_even, gain_text, shown_text
 
 if TYPE_CHECKING:
     from trilane.study.pays.gain_map import Cell, GainMap
@@ -65,7 +65,7 @@ def _map(found: GainMap) -> list[Text | Table | str]:
 
 
 def _gains(cells: Sequence[Cell]) -> list[str]:
-    return ["-" if cell.gain is None else f"{100 * cell.gain:+.0f}%" for cell in cells]
+    return ["-" if cell.gain is None else gain_text(cell.gain) for cell in cells]
 
 
 def _reasons(found: GainMap) -> list[str]:

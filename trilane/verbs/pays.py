@@ -38,7 +38,8 @@ def pays(
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Policy that has the idea, in place of the usual one. {OWN_POLICY}."),
+        typer.Option(metavar="NAME", help=f"Policy in place of the usual one: in place of a cache's, or on both sides. "
+                                         f"{OWN_POLICY}."),
     ] = None,
     x: Annotated[
         float | None,
@@ -74,7 +75,7 @@ def pays(
     from trilane.study.pays.question import PaysQuestion
 
     check_picture(out)
-    using = None if policy is None else policy_named(policy)
+    named = None if policy is None else policy_named(policy)
     data = None if out is None else str(Path(out).with_suffix(".csv"))
     check_targets(json, out, data, inputs=(trace, parts.machine, *policy_files()))
     asked = Question(
@@ -82,7 +83,7 @@ def pays(
     )  # fmt: skip
     with working("simulating") as say:
         found = gain_map(
-            PaysQuestion(idea, asked, draws, using, x, y), processes(jobs),
+            PaysQuestion(idea, asked, draws, named, x, y), processes(jobs),
             lambda now: say(f"simulating, {now.done} of {now.total}"),
         )  # fmt: skip
     show(json, *pays_page(found))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from policies.protocols import PolicyKind
 from tests.kit.leaderboard_entries import entries_of, some_entries
 from trilane.figures.figure_files import PictureError
 from trilane.figures.leaderboard import plot_leaderboard
@@ -32,3 +35,9 @@ def test_the_data_behind_it() -> None:
 def test_nothing_to_draw() -> None:
     with pytest.raises(PictureError, match="expected a policy that runs"):
         plot_leaderboard(standings(entries_of("never", None)))
+
+
+def test_without_a_policy_that_keeps_the_routing_the_title_says_so() -> None:
+    found = [replace(one, relative=dict.fromkeys(one.entries, 1.0)) for one in
+             standings(entries_of("wild", 20.0, kind=PolicyKind.CHANGES))]  # fmt: skip
+    assert plot_leaderboard(found).figure.get_suptitle() == "No policy that keeps the routing runs in any setting"

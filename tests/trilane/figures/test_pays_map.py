@@ -41,8 +41,8 @@ def test_the_data_behind_it_whole() -> None:
     assert plot_pays(hand_made_map()).frame.to_csv(index=False).splitlines() == [
         "experts on the GPU (share of all),upload of an expert (us),gain,gain_min,gain_max,without,"
         "without_tokens_per_s,using,using_tokens_per_s,here,reason",
-        "0.25,100.0,0.1,0.10000000000000009,0.10000000000000009,llama.cpp,15.0,mine,16.5,False,",
-        "0.5,100.0,0.3,0.19999999999999996,0.3999999999999999,llama.cpp,15.0,mine,20.0,True,",
+        "0.25,100.0,0.1,0.1,0.1,llama.cpp,15.0,mine,16.5,False,",
+        "0.5,100.0,0.3,0.2,0.4,llama.cpp,15.0,mine,20.0,True,",
         "0.25,300.0,,,,llama.cpp,15.0,mine,,False,too small",
-        "0.5,300.0,-0.1,-0.09999999999999998,-0.09999999999999998,llama.cpp,15.0,mine,13.5,False,",
+        "0.5,300.0,-0.1,-0.1,-0.1,llama.cpp,15.0,mine,13.5,False,",
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 from rich.console import Console
 
 from tests.kit.pays_questions import hand_made_map
 from trilane.pages.pays import pays_page
+from trilane.study.pays.words import break_even, verdict_of
 
 
 def test_the_page_whole() -> None:
@@ -22,7 +24,7 @@ def test_the_page_whole() -> None:
         "",
         "what decides  experts on the GPU (share of all): 50% here, upload of an expert (us): 100 here",
         "break-even    experts on the GPU (share of all): it pays everywhere from 25% to 50%",
-        "              upload of an expert (us): it pays below 250",
+        "              upload of an expert (us): it pays up to 250",
         "",
         "                               on the GPU     copied    GPU waits",
         "here                tokens/s  when needed  MiB/token  for the CPU  for copies",
@@ -36,3 +38,21 @@ def test_the_page_whole() -> None:
         "",
         "-  cannot run: too small",
     ]
+
+
+def test_where_it_cannot_run_no_break_even_is_stated() -> None:
+    found = replace(hand_made_map(), here=(0, 0))
+    assert break_even(found)[1][1] == (
+        "upload of an expert (us): it pays everywhere from 100 to 100; it cannot run at 300"
+    )
+
+
+def test_the_verdict_is_that_of_the_gain_which_is_shown() -> None:
+    """Gains are of thousandths: one of four hundred-thousandths is none, for the verdict too."""
+    found = hand_made_map()
+    cell = found.rows[0][1]
+    speeds = tuple(1.0004 * speed for speed in cell.without.tokens_per_s)
+    little = replace(cell, using=cell.without._replace(tokens_per_s=speeds))
+    assert little.gains == (0.0, 0.0)
+    shown = replace(found, rows=((found.rows[0][0], little), found.rows[1]))
+    assert verdict_of(shown) == "A cache of experts on the GPU does not pay here: +0%"

@@ -9,6 +9,7 @@ routing has neither forecasts nor prompts. The page says which was used.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from traces.bundled_traces import bundled_trace
@@ -33,6 +34,19 @@ class RoutingSource:
     trace: Trace = field(repr=False)
 
 
+def synthetic_names(
+    model: str, lengths: tuple[int, int, int], forecasts: Iterable[str], calibrated: Iterable[str]
+) -> tuple[str, str]:
+    """The names of a model's synthetic routing and of its calibration, with these forecasts each.
+
+    ``lengths``: sequences, and their tokens of prompt and answer.
+    """
+    name, _, layers = parted(load_model(model).name)  # of a folder, the file in it
+    whole, cut = f"synthetic:{name}", "" if layers is None else f":{layers}"
+    calibration = with_lengths(f"{calibration_of(whole)}", *CALIBRATION, calibrated)
+    return f"{with_lengths(whole, *lengths, forecasts)}{cut}", f"{calibration}{cut}"
+
+
 def routing_for(question: Question) -> RoutingSource:
     """Raises TraceError for a trace that does not exist."""
     model, _, layers = parted(load_model(question.model).name)  # of a folder, the file in it
@@ -45,12 +59,10 @@ def routing_for(question: Question) -> RoutingSource:
         synthetic = trace.provenance.get("synthetic")
         about = f"{recorded} ({f'synthetic, {synthetic}' if synthetic else 'recorded'})"
         return RoutingSource(recorded, question.calibration or calibration_of(recorded), about, trace)
-    name = f"synthetic:{model}"
     read = forecasts_read(question)
-    prompt = max(PROMPT_ROWS // question.batch, 1)
-    counted = f"{with_lengths(name, question.batch, prompt, question.most_steps, read)}{cut}"
+    lengths = question.batch, max(PROMPT_ROWS // question.batch, 1), question.most_steps
+    calibrated = read if question.policies else ()  # no default candidate reads how good forecasts were
+    counted, calibration = synthetic_names(question.model, lengths, read, calibrated)
     trace = load_trace(counted)
     about = f"synthetic, like {model}: {trace.provenance['synthetic']}"
-    calibrated = read if question.policies else ()  # no default candidate reads how good forecasts were
-    calibration = f"{with_lengths(f'{calibration_of(name)}', *CALIBRATION, calibrated)}{cut}"
     return RoutingSource(counted, question.calibration or calibration, about, trace)

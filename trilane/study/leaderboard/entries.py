@@ -93,8 +93,13 @@ def lacking(entries: Collection[Entry], setting: BoardSetting, policies: Sequenc
     return [policy for policy in policies if policy not in there]
 
 
-def read_entries(path: Path = ENTRIES) -> list[Entry]:
-    """The entries of a file. Raises LeaderboardError."""
+def read_entries(path: Path | None = None) -> list[Entry]:
+    """The entries of a file; None: those that come with the program. Raises LeaderboardError."""
+    path = path or ENTRIES
+    if path == ENTRIES and not path.exists():
+        raise LeaderboardError(
+            "leaderboard: no entries come with this version; simulate them with `trilane leaderboard --play FILE.csv`"
+        )
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return [_read(row) for row in csv.DictReader(file, strict=True)]

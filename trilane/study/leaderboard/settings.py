@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sim.runs.scenario import Scenario
-from traces.library import calibration_of
-from traces.models.names import parted
-from traces.synthesis.named import with_lengths
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
-from trilane.study.fit.routing import CALIBRATION
+from trilane.study.fit.routing import synthetic_names
 
-FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "estimator@1", "partial@1",
-             "token@1")  # fmt: skip
+FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "estimator@1", "partial@1")
+# none of later tokens: synthetic routing has none, and no recall of them is published, so that seqmoe cannot run
 
 
 class LeaderboardError(TrilaneError):
@@ -55,12 +52,12 @@ class BoardSetting(NamedTuple):
         """Of a policy that is still to be chosen; the trace has sequences for all draws."""
         settings = leaderboard_settings()
         model = settings.families[self.family][self.machine]
-        name, common = f"synthetic:{parted(model).model}", settings.scenario
-        lengths = common["sampled_prompt_tokens"], common["sampled_steps"]
+        common = settings.scenario
+        lengths = self.batch * settings.draws, common["sampled_prompt_tokens"], common["sampled_steps"]
+        trace, calibration = synthetic_names(model, lengths, FORECASTS, FORECASTS)
         return Scenario(
-            trace=with_lengths(name, self.batch * settings.draws, *lengths, FORECASTS), model=model, batch=self.batch,
-            hardware=settings.machines[self.machine].hardware,
-            calibration=with_lengths(f"{calibration_of(name)}", *CALIBRATION, FORECASTS), **common,
+            trace=trace, model=model, batch=self.batch, hardware=settings.machines[self.machine].hardware,
+            calibration=calibration, **common,
         )  # fmt: skip
 
 

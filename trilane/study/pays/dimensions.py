@@ -11,7 +11,9 @@ from sim.machine.units import GB
 from sim.runs.prepare import Prepared
 
 Values = tuple[float, ...]
+Bounds = tuple[float, float]
 _NEAR = 0.4  # of a step: values that are nearer to the machine's own are left out
+_MOST_DRAFTS = 64  # that a scenario takes
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,27 @@ class Dimension:
 
     ``axis``: its name in a sweep. ``label``: what is shown, with its unit. ``own``: the machine's value, of a question
     that is prepared with the idea. ``around``: the values of a map, ascending as they are shown, with the machine's own
-    among them. ``shown``: what is shown of the question prepared with a value; None: the value. ``is_share``: in
-    percent.
+    among them. ``bounds``: the lowest and the highest value that means something. ``shown``: what is shown of the
+    question prepared with a value; None: the value. ``is_share``: in percent.
     """
 
     axis: str
     label: str
     own: Callable[[Prepared], float]
     around: Callable[[float], Values]
+    bounds: Callable[[Prepared], Bounds]
     shown: Callable[[Prepared], float] | None = None
     is_share: bool = False
+
+    def values(self, prepared: Prepared, own: float) -> Values:
+        """Those of a map that mean something, the own one among them."""
+        low, high = self.bounds(prepared)
+        return tuple(value for value in self.around(own) if low <= value <= high)
+
+
+def fixed(low: float, high: float) -> Callable[[Prepared], Bounds]:
+    """Bounds that are the same for every model and machine."""
+    return lambda prepared: (low, high)
 
 
 def with_own(values: Values, own: float) -> Values:
@@ -64,19 +77,18 @@ def _recall(prepared: Prepared) -> float:
     return recalls[0]
 
 
-def _acceptance(prepared: Prepared) -> float:
-    """Assumed: 42 % were measured (ik_llama.cpp issue 2369), 85 to 90 % published (DeepSeek-V3, Section 5.4.3)."""
-    return 0.7
-
-
-def _drafts(prepared: Prepared) -> int:
-    return 3
+def assumed(value: float) -> Callable[[Prepared], float]:
+    """A number that neither model nor machine has."""
+    return lambda prepared: value
 
 
 def _deferred(prepared: Prepared) -> int:
-    """Three of four, as KTransformers' artefact has it for quantised weights (docs/readings.md), of which two stay."""
-    top_k = prepared.shape.top_k
-    return max(min(top_k * 3 // 4, top_k - 2), 1)
+    """Half of a token's experts (ours; KTransformers' artefact has 4 of 6, 4 of 8 and 6 of 8: docs/readings.md)."""
+    return prepared.shape.top_k // 2
+
+
+def _up_to_top_k(prepared: Prepared) -> Bounds:
+    return 1, prepared.shape.top_k
 
 
 def _counted(own: float) -> Values:
@@ -96,25 +108,36 @@ def _upload_us(prepared: Prepared) -> float:
 
 # --- the dimensions ---------------------------------------------------------------------------------------------------
 
+ACCEPTED = 0.7  # assumed: 42 % were measured (ik_llama.cpp issue 2369), 85 to 90 % published (DeepSeek-V3, 5.4.3)
+DRAFTED = 3  # assumed (ours)
+_SHARES = fixed(0.0, 1.0)
+_GB_PER_S = fixed(0.1, 10_000.0)
+
 SHARE = Dimension(
     "cached_share", "experts on the GPU (share of all)", _share, partial(with_own, (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)),
-    is_share=True,
+    _SHARES, is_share=True,
 )  # fmt: skip
-LINK = Dimension("pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2))
+LINK = Dimension(
+    "pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2), _GB_PER_S
+)
 UPLOAD = Dimension(
-    "pcie_gbps", "upload of an expert (us)", partial(_dial, "pcie_gbps"), partial(multiples, 0.5, 1, 4), _upload_us
-)
+    "pcie_gbps", "upload of an expert (us)", partial(_dial, "pcie_gbps"), partial(multiples, 0.5, 1, 4), _GB_PER_S,
+    _upload_us,
+)  # fmt: skip
 DRAM = Dimension(
-    "dram_gbps", "DRAM bandwidth of CPU experts (GB/s)", partial(_dial, "dram_gbps"), partial(multiples, 2**0.5, 3, 3)
-)
-MEMORY = Dimension("gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3))
+    "dram_gbps", "DRAM bandwidth of CPU experts (GB/s)", partial(_dial, "dram_gbps"), partial(multiples, 2**0.5, 3, 3),
+    _GB_PER_S,
+)  # fmt: skip
+MEMORY = Dimension("gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3), fixed(0.1, 10_000.0))
 RECALL = Dimension(
     "noisy_forecast_recall", "recall of forecasts (share of the experts)", _recall,
-    partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), is_share=True,
+    partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), _SHARES, is_share=True,
 )  # fmt: skip
 ACCEPTANCE = Dimension(
-    "draft_acceptance", "acceptance of a draft, if those before it were", _acceptance,
-    partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), is_share=True,
+    "draft_acceptance", "acceptance of a draft, if those before it were", assumed(ACCEPTED),
+    partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), _SHARES, is_share=True,
 )  # fmt: skip
-DRAFTS = Dimension("draft_tokens", "drafts a step", _drafts, partial(with_own, (1, 2, 4, 6, 8)))
-DEFERRED = Dimension("parameters.deferred", "deferred experts of a token", _deferred, _counted)
+DRAFTS = Dimension(
+    "draft_tokens", "drafts a step", assumed(DRAFTED), partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS)
+)
+DEFERRED = Dimension("parameters.deferred", "deferred experts of a token", _deferred, _counted, _up_to_top_k)

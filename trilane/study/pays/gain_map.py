@@ -29,14 +29,19 @@ class Cell:
 
     @property
     def gains(self) -> tuple[float, ...]:
-        """Speed with the idea over that without, minus 1, of each draw; none if one of the two cannot run."""
+        """Speed with the idea over that without, minus 1, of each draw, in thousandths: less is no gain. None if one of
+        the two cannot run."""
         pairs = zip(self.using.tokens_per_s, self.without.tokens_per_s, strict=False)
-        return tuple(using / without - 1 for using, without in pairs)
+        return tuple(_thousandths(using / without - 1) for using, without in pairs)
 
     @property
     def gain(self) -> float | None:
-        """The mean over the draws, in thousandths: less is no gain."""
-        return round(fmean(self.gains), 3) + 0.0 if self.gains else None
+        """The mean over the draws."""
+        return _thousandths(fmean(self.gains)) if self.gains else None
+
+
+def _thousandths(gain: float) -> float:
+    return round(gain, 3) + 0.0  # + 0.0: no minus before a zero
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def gain_map(question: PaysQuestion, jobs: int = 1, watch: Callable[[Progress], 
     sides cannot run on the machine itself."""
     prepared, idea = prepared_with_idea(question), question.idea
     own = idea.own(prepared, question.x, question.y)
-    xs, ys = idea.x.around(own[0]), idea.y.around(own[1])
+    xs, ys = idea.x.values(prepared, own[0]), idea.y.values(prepared, own[1])
     played = play_map(question, prepared, xs, ys, jobs, watch)
     shown = [_shown(prepared, dimension, values) for dimension, values in ((idea.x, xs), (idea.y, ys))]
     rows = tuple(
@@ -112,8 +117,8 @@ def _shown(prepared: Prepared, dimension: Dimension, values: Values) -> Values:
 
 def _cell(question: PaysQuestion, played: PlayedMap, at: tuple[float, float], shown: tuple[float, float]) -> Cell:
     idea = question.idea
-    without = played.fastest(idea.without, *idea.place_without(*at))
-    return Cell(*shown, without, played.fastest(question.candidates, *idea.place_using(*at)))
+    without = played.fastest(question.without, *idea.place_without(*at))
+    return Cell(*shown, without, played.fastest(question.using, *idea.place_using(*at)))
 
 
 def _about(prepared: Prepared, question: PaysQuestion) -> str:

@@ -21,6 +21,7 @@ from trilane.study.pays.dimensions import (
     UPLOAD,
     Dimension,
 )
+from trilane.study.sweep.axes import policy_in
 
 PolicyValue = str | Mapping[str, Mapping[str, Any]]  # a name, or a name and parameters, as a sweep takes them
 
@@ -30,6 +31,11 @@ class Candidate(NamedTuple):
 
     policy: PolicyValue
     engine: str = "llama.cpp"
+
+    @property
+    def policy_name(self) -> str:
+        """Without its parameters."""
+        return policy_in(self.policy)[0]
 
 
 class PaysError(TrilaneError):
@@ -56,6 +62,16 @@ class Idea:
     times: Mapping[str, float] = field(default_factory=dict)
     worth: float = 0.0
 
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy itself is what the idea brings."""
+        return self.without != self.using
+
+    @property
+    def of_parts(self) -> bool:
+        """Whether both sides are compositions of parts, one of which is the idea."""
+        return self.is_policy and self.without[0].policy_name == self.using[0].policy_name
+
     def place_without(self, x: float, y: float) -> tuple[float, float]:
         """The values of the axes, at a place of the map, that are played without the idea."""
         return self.off.get(self.x.axis, x), self.off.get(self.y.axis, y)
@@ -65,18 +81,25 @@ class Idea:
         return x * self.times.get(self.x.axis, 1), y * self.times.get(self.y.axis, 1)
 
     def own(self, prepared: Prepared, x: float | None, y: float | None) -> tuple[float, float]:
-        """The machine's values: those that are given, otherwise its own."""
-        return _given(x, self.x.own(prepared)), _given(y, self.y.own(prepared))
+        """The machine's values: those that are given, otherwise its own. Raises PaysError for one out of bounds."""
+        return _value(self.x, prepared, x), _value(self.y, prepared, y)
 
 
-def _given(value: float | None, own: float) -> float:
-    """A value, as a whole number where the own is one."""
-    return own if value is None else int(value) if isinstance(own, int) else value
+def _value(dimension: Dimension, prepared: Prepared, given: float | None) -> float:
+    """As a whole number where the own is one."""
+    own, (low, high) = dimension.own(prepared), dimension.bounds(prepared)
+    value, whole = own if given is None else given, isinstance(own, int)
+    if not low <= value <= high or (whole and value != int(value)):
+        raise PaysError(
+            f"pays: {dimension.label}: expected a {'whole ' * whole}number from {low:g} to {high:g}, got {value:g}"
+        )
+    return int(value) if whole else value
 
 
 _SPLIT = Candidate("llama.cpp")
 _CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
 _DEFERRAL = Candidate("kt-deferral", "ktransformers")
+_BOUGHT = 0.05  # (ours): below it, a purchase is hard to tell from the error of the simulation
 _MIX = {"placement": "popular"}
 _ENGINES = {"llama.cpp": "llama.cpp", "llama.cpp@impl": "llama.cpp", "llama.cpp@cache": "llama.cpp-cache"}
 
@@ -100,11 +123,11 @@ IDEAS: Mapping[str, Idea] = {
     ),
     "link": Idea(
         "a link of twice the bandwidth", "the link as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),
-        x=SHARE, y=LINK, times={"pcie_gbps": 2.0}, worth=0.05,
+        x=SHARE, y=LINK, times={"pcie_gbps": 2.0}, worth=_BOUGHT,
     ),
     "memory": Idea(
         "a GPU with a quarter more memory", "the memory as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),
-        x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=0.05,
+        x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=_BOUGHT,
     ),
 }  # fmt: skip
 

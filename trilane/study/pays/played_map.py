@@ -14,7 +14,6 @@ from sim.runs.scenario import Scenario
 from trilane.study.pays.dimensions import Values
 from trilane.study.pays.ideas import Candidate, Idea
 from trilane.study.pays.question import PaysQuestion
-from trilane.study.sweep.axes import policy_in
 from trilane.study.sweep.grid import Grid, canonical, points
 from trilane.study.sweep.sweep import Progress, sweep
 
@@ -51,7 +50,7 @@ class PlayedMap:
 
     def fastest(self, candidates: Sequence[Candidate], x: float, y: float) -> PlayedSide:
         """At a place, by the mean over the draws."""
-        sides = [_side(self._rows[canonical(one), x, y], policy_in(one.policy)[0]) for one in candidates]
+        sides = [_side(self._rows[canonical(one), x, y], one.policy_name) for one in candidates]
         return max(sides, key=lambda side: side.mean_tokens_per_s)
 
 
@@ -68,7 +67,7 @@ def _grid(question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values) ->
     """Both sides at every place; what is the same at several of them is one point."""
     idea = question.idea
     places = list(product(xs, ys))
-    sides = ((idea.without, idea.place_without), (question.candidates, idea.place_using))
+    sides = ((question.without, idea.place_without), (question.using, idea.place_using))
     axes = [
         {"policy": (candidate.policy,), "engine": (candidate.engine,), **_axes(idea, [played(*at) for at in places])}
         for candidates, played in sides

@@ -9,16 +9,14 @@ from sim.machine.hardware import load_hardware
 from sim.machine.units import in_gb
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from traces.library import calibration_of
-from traces.models.catalogue import load_model
-from traces.models.names import parted
-from traces.synthesis.named import with_lengths
+from traces.library import NO_FORECASTS, calibration_of
 from traces.synthesis.nearest import nearest_routing
 from trilane.common.hints import between
 from trilane.common.schema import check
 from trilane.study.fit.memory_needed import check_fits, need_of
 from trilane.study.fit.question import Question
-from trilane.study.fit.routing import CALIBRATION
+from trilane.study.fit.routing import synthetic_names
+from trilane.study.pays.dimensions import RECALL
 from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
 from trilane.study.sweep.axes import vary
 
@@ -32,21 +30,26 @@ DRAWS = 3
 class PaysQuestion:
     """An idea (``pays.ideas``), and the model, the machine and the lengths of ``trilane fit``'s question.
 
-    ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``using``: a policy in
-    place of the idea's own. ``x`` and ``y``: the machine's values on the two axes; None: its own. Raises PaysError for
-    an unknown idea.
+    ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``policy``: one in place
+    of the idea's own, on both sides unless it is what the idea brings. ``x`` and ``y``: the machine's values on the two
+    axes; None: its own. Raises PaysError for an unknown idea, and for a policy with an idea that has parts of a policy.
     """
 
     name: str
     fit: Question
     draws: Annotated[int, between(1, 100)] = DRAWS
-    using: str | None = None
+    policy: str | None = None
     x: Annotated[float, between(0, 1e6)] | None = None
     y: Annotated[float, between(0, 1e6)] | None = None
 
     def __post_init__(self) -> None:
         check(self, PaysError)
         idea_named(self.name)
+        if self.policy is not None and self.idea.of_parts:
+            raise PaysError(
+                f"pays: {self.name} compares two compositions of `mix`, and takes no other policy; `trilane ablate` "
+                f"tells what the prefetcher of a policy brings"
+            )
 
     @property
     def idea(self) -> Idea:
@@ -54,9 +57,17 @@ class PaysQuestion:
         return idea_named(self.name)
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Those with the idea."""
-        return self.idea.using if self.using is None else (candidate_of(self.using, self.idea),)
+    def without(self) -> tuple[Candidate, ...]:
+        """The candidates without the idea."""
+        return self.idea.without if self.idea.is_policy else self._in_place_of(self.idea.without)
+
+    @property
+    def using(self) -> tuple[Candidate, ...]:
+        """Those with it."""
+        return self._in_place_of(self.idea.using)
+
+    def _in_place_of(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        return candidates if self.policy is None else (candidate_of(self.policy, self.idea),)
 
     @property
     def steps(self) -> int:
@@ -71,17 +82,19 @@ class PaysQuestion:
         return tuple(known[name] for name in ("gate@1", "gate@2", "gate@3") if name in known)
 
     def scenario(self) -> Scenario:
-        """With the last of the candidates, and the machine's own memory. Raises TraceError."""
-        model, _, layers = parted(load_model(self.fit.model).name)  # of a folder, the file in it
-        cut = "" if layers is None else f":{layers}"
-        name = f"synthetic:{model}"
-        played = with_lengths(name, self.fit.batch * self.draws, PROMPT_ROWS, self.steps, ())
-        calibration = with_lengths(f"{calibration_of(name)}", *CALIBRATION, ())
-        scenario = self.fit.scenario(self.fit.trace or f"{played}{cut}", self.fit.calibration or f"{calibration}{cut}")
+        """With the last of the candidates, and the machine's own memory. A named trace leaves its forecasts out where
+        their recall is varied. Raises TraceError."""
+        trace, calibration = synthetic_names(
+            self.fit.model, (self.fit.batch * self.draws, PROMPT_ROWS, self.steps), (), ()
+        )
+        if self.fit.trace is not None:
+            calibration = calibration_of(self.fit.trace) or calibration
+            trace = f"{self.fit.trace}{NO_FORECASTS if self.idea.x.axis == RECALL.axis else ''}"
+        scenario = self.fit.scenario(trace, self.fit.calibration or calibration)
         asked = scenario.with_(
             sampled_steps=self.steps, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
         )
-        policy, engine = self.candidates[-1]
+        policy, engine = self.using[-1]
         return vary(asked.with_(engine=engine), "policy", policy)
 
 

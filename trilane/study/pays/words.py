@@ -12,7 +12,7 @@ from trilane.study.pays.gain_map import GainMap
 def answer_of(found: GainMap) -> str:
     """Whether it pays on the machine, by how much, the spread, and the speeds."""
     cell = found.cell
-    low, high, draws = _signed(min(cell.gains)), _signed(max(cell.gains)), len(cell.gains)
+    low, high, draws = gain_text(min(cell.gains)), gain_text(max(cell.gains)), len(cell.gains)
     spread = f" ({low} to {high} over {draws} draws)" if low != high else f" (in each of {draws} draws)"
     using, without = cell.using.mean_tokens_per_s, cell.without.mean_tokens_per_s
     speeds = f"{using:.1f} tokens/s; {without:.1f} with {found.question.idea.over}"
@@ -28,30 +28,33 @@ def verdict_of(found: GainMap) -> str:
         verdict = "pays here"
     elif max(cell.gains) <= idea.worth:
         verdict = "does not pay here"
-    return f"{subject} {verdict}: {_signed(cell.gain or 0.0)}"
+    return f"{subject} {verdict}: {gain_text(cell.gain or 0.0)}"
 
 
 def break_even(found: GainMap) -> list[tuple[str, str]]:
     """Along each of the two axes: where the idea pays, as the other number is that of the machine."""
     idea = found.question.idea
-    across = _paying(idea.x, [cell.x for cell in found.own_row], found.paying_x)
-    up = _paying(idea.y, [cell.y for cell in found.own_column], found.paying_y)
+    across = _paying(idea.x, [(cell.x, cell.gain) for cell in found.own_row], found.paying_x)
+    up = _paying(idea.y, [(cell.y, cell.gain) for cell in found.own_column], found.paying_y)
     return [("break-even", f"{idea.x.label}: {across}"), ("", f"{idea.y.label}: {up}")]
 
 
-def _paying(dimension: Dimension, values: Sequence[float], ranges: Sequence[Range]) -> str:
-    first, last = (shown_text(dimension, value) for value in (values[0], values[-1]))
-    if not ranges:
-        return f"it pays nowhere from {first} to {last}"
-    if ranges == [Range(None, None)]:
-        return f"it pays everywhere from {first} to {last}"
-    return f"it pays {' and '.join(_range(dimension, one) for one in ranges)}"
+def _paying(dimension: Dimension, gains: Sequence[tuple[float, float | None]], ranges: Sequence[Range]) -> str:
+    """Of values along an axis, each with its gain; None: it cannot run there."""
+    missing = [shown_text(dimension, value) for value, gain in gains if gain is None]
+    known = [shown_text(dimension, value) for value, gain in gains if gain is not None]
+    lacking = f"; it cannot run at {', '.join(missing)}" if missing else ""
+    if not ranges or ranges == [Range(None, None)]:
+        return f"it pays {'everywhere' if ranges else 'nowhere'} from {known[0]} to {known[-1]}{lacking}"
+    return f"it pays {' and '.join(_range(dimension, one) for one in ranges)}{lacking}"
 
 
 def _range(dimension: Dimension, paying: Range) -> str:
     low, high = (None if end is None else shown_text(dimension, end) for end in paying)
     if low is None:
-        return f"below {high}"
+        return f"up to {high}"
+    if low == high:
+        return f"at {low}"
     return f"from {low} on" if high is None else f"from {low} to {high}"
 
 
@@ -62,5 +65,6 @@ def shown_text(dimension: Dimension, value: float) -> str:
     return f"{float(f'{value:.3g}'):,g}"
 
 
-def _signed(gain: float) -> str:
-    return f"{100 * gain:+.0f}%"
+def gain_text(gain: float) -> str:
+    """In whole percent, with its sign."""
+    return f"{round(100 * gain):+d}%"

@@ -12,7 +12,7 @@ from sim.simulate import simulate
 from tests.kit.pays_questions import narrowed, small_question
 from trilane.study.pays import ideas
 from trilane.study.pays.gain_map import GainMap, gain_map
-from trilane.study.pays.ideas import PaysError
+from trilane.study.pays.ideas import Candidate, PaysError
 from trilane.study.pays.question import PaysQuestion, prepared_with_idea
 from trilane.study.sweep.axes import vary
 
@@ -41,7 +41,7 @@ def test_the_machine_s_own_cell_is_what_the_two_policies_do_there(cache: GainMap
     assert cache.cell.x == 0.25  # of 16 experts, 4 fit
     assert cache.cell.without.tokens_per_s == (without,)
     assert cache.cell.using.tokens_per_s == (using,)
-    assert cache.cell.gains == (using / without - 1,)
+    assert cache.cell.gains == (round(using / without - 1, 3),)
 
 
 def test_values_ascend_as_they_are_shown_and_an_upload_is_shown_in_us(cache: GainMap) -> None:
@@ -93,7 +93,7 @@ def test_deferral_is_compared_with_a_layer_that_waits_for_all_of_its_experts() -
 
 
 def test_another_policy_may_have_the_idea() -> None:
-    found = gain_map(small_question("cache", using="llama.cpp@cache"))
+    found = gain_map(small_question("cache", policy="llama.cpp@cache"))
     assert found.cell.using.policy == "llama.cpp@cache"
     using = tokens_per_s(found.question, "llama.cpp@cache", "llama.cpp-cache")
     assert found.cell.using.tokens_per_s == (using,)
@@ -119,4 +119,44 @@ def test_an_unknown_idea_and_a_policy_that_cannot_run() -> None:
     with pytest.raises(PaysError, match="there is no idea 'cahce'; did you mean 'cache'"):
         small_question("cahce")
     with pytest.raises(ChoiceError, match="there is no policy 'nobody'"):
-        gain_map(small_question("cache", using="nobody"))
+        gain_map(small_question("cache", policy="nobody"))
+
+
+@pytest.mark.parametrize(
+    ("idea", "values", "message"),
+    [
+        ("deferral", {"x": 0}, "deferred experts of a token: expected a whole number from 1 to 2, got 0"),
+        ("deferral", {"x": 20}, "deferred experts of a token: expected a whole number from 1 to 2, got 20"),
+        ("deferral", {"y": 0}, r"DRAM bandwidth .*: expected a number from 0\.1 to 10000, got 0"),
+        ("speculation", {"y": 2.5}, r"drafts a step: expected a whole number from 1 to 64, got 2\.5"),
+        ("speculation", {"x": 1.5}, r"acceptance .*: expected a number from 0 to 1, got 1\.5"),
+        ("cache", {"x": 42}, r"experts on the GPU .*: expected a number from 0 to 1, got 42"),
+        ("memory", {"x": 0}, r"GPU memory .*: expected a number from 0\.1 to 10000, got 0"),
+    ],
+)
+def test_values_that_mean_nothing(idea: str, values: dict[str, float], message: str) -> None:
+    with pytest.raises(PaysError, match=message):
+        gain_map(small_question(idea, **values))
+
+
+def test_no_token_has_more_deferred_experts_than_experts() -> None:
+    dimension = ideas.IDEAS["deferral"].x
+    prepared = prepared_with_idea(small_question("deferral"))
+    assert dimension.own(prepared) == 1  # half of two
+    assert dimension.values(prepared, 2) == (1, 2)
+
+
+def test_another_policy_is_on_both_sides_of_an_idea_that_is_no_policy() -> None:
+    link = small_question("link", policy="llama.cpp@cache")
+    assert link.without == link.using == (Candidate("llama.cpp@cache", "llama.cpp-cache"),)
+    cache = small_question("cache", policy="llama.cpp@cache")
+    assert [side[0].policy_name for side in (cache.without, cache.using)] == ["llama.cpp", "llama.cpp@cache"]
+    with pytest.raises(PaysError, match="compares two compositions of `mix`, and takes no other policy"):
+        small_question("prefetch", policy="dali")
+
+
+def test_the_recall_counts_where_the_trace_has_forecasts_of_its_own() -> None:
+    fields = {"model": "deepseek-v2-lite:3", "trace": "mini-deepseek:3", "gpu": "gtx-1650-super", "weights": "bf16"}
+    found = gain_map(small_question("prefetch", **fields))
+    assert len({cell.using.tokens_per_s for cell in found.own_row}) == len(found.own_row) > 1
+    assert len({cell.without.tokens_per_s for cell in found.own_row}) == 1
