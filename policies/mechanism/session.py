@@ -234,7 +234,7 @@ class Session:
         view = LayerView(
             given.step, layer, given.phase, true, given.scores if self._commit is None else None, given.sequences,
             self._ready(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
-            self.residency.view,
+            self.residency.view, self._copies.flying,
         )  # fmt: skip
         routing = self.policy.router.route(view) if self._commit is None else self._commit.routing
         if routing is true:

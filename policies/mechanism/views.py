@@ -130,6 +130,7 @@ class LayerView(NamedTuple):
     cpu_backlog_ns: int
     costs: Sequence[ExpertCosts]  # by layer
     residency: ResidencyView
+    flying: tuple[ExpertId, ...] = ()  # experts of the copies in flight, the last of which arrives at h2d_backlog_ns
 
 
 class Assignment(NamedTuple):

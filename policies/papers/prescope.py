@@ -18,35 +18,44 @@ from trilane.common.hints import Count
 
 
 class LayerWork:
-    """A layer's experts: those on the GPU or on their way there, and absent ones, the largest workloads first."""
+    """A layer's experts: those on the GPU or on their way there, and absent ones, the largest workloads first.
+
+    Those that are there when the layer begins share kernels; one that is loaded runs by itself (``first_gpu_ns``).
+    """
 
     def __init__(self, costs: ExpertCosts, here: Sequence[int], absent: Sequence[int], arrives_ns: int = 0) -> None:
-        """``here``, ``absent``: workloads. ``arrives_ns``: when the last of those on their way is there."""
-        self.costs, self.absent, self.arrives_ns = costs, absent, arrives_ns
+        """``here``, ``absent``: workloads. ``arrives_ns``: when the last of those on their way is there, from now."""
+        self.costs, self.absent, self.arrives_ns, self._shared = costs, absent, arrives_ns, bool(here)
         self._here_ns = sum(costs.gpu_ns[tokens] for tokens in here)
         self._gpu_ns = [0, *accumulate(costs.gpu_ns[tokens] for tokens in absent)]
         self._cpu_ns = [0, *accumulate(costs.cpu_ns[tokens] for tokens in absent)]
 
-    def takes_ns(self, loads: int, link_ns: int, copied: int = 0, ahead: int = 0) -> int:
+    def takes_ns(self, loads: int, link_ns: int, copied: int = 0, ahead: int = 0, start_ns: int = 0) -> int:
         """With ``copied`` absent experts copied ahead and ``loads`` of the others loaded, the rest on the CPU.
 
         The link is busy for ``link_ns`` at the beginning, with the last of those copied if there are any; ``ahead``
-        copies for later layers follow, which slow the CPU.
+        copies for later layers follow, which slow the CPU. The layer begins ``start_ns`` from now.
         """
         costs, on_gpu = self.costs, copied + loads
         copies_ns, rest = link_ns + loads * costs.copy_ns, len(self.absent) - on_gpu
-        takes_ns = max(self._here_ns + self._gpu_ns[on_gpu], self.arrives_ns)
+        kernels = loads + (self._shared or copied > 0)
+        gpu_ns = self._here_ns + self._gpu_ns[on_gpu] + kernels * costs.first_gpu_ns
+        takes_ns = max(gpu_ns, self.arrives_ns - start_ns)
         if copied and link_ns:
-            takes_ns = max(takes_ns, link_ns + costs.gpu_ns[self.absent[copied - 1]])
+            takes_ns = max(takes_ns, link_ns + self._alone_ns(copied - 1))
         fixed_ns = costs.first_cpu_ns + costs.exchange_ns if rest else 0
         cpu_ns, read_ns = fixed_ns + self._cpu_ns[-1] - self._cpu_ns[on_gpu], fixed_ns + rest * costs.cpu_ns[1]
         if loads:
             _, arrived = together(costs, cpu_ns, read_ns, copies_ns)
-            takes_ns = max(takes_ns, arrived + costs.gpu_ns[self.absent[on_gpu - 1]])
+            takes_ns = max(takes_ns, arrived + self._alone_ns(on_gpu - 1))
         if rest:
             cpu_end, _ = together(costs, cpu_ns, read_ns, copies_ns + ahead * costs.copy_ns)
             takes_ns = max(takes_ns, cpu_end)
         return takes_ns
+
+    def _alone_ns(self, place: int) -> int:
+        """Of an absent expert that has been copied, by itself."""
+        return self.costs.gpu_ns[self.absent[place]] + self.costs.first_gpu_ns
 
     def copies_ahead(self, takes_ns: int, loads: int, link_ns: int) -> int:
         """How many copies for later layers end before the next one is routed."""
@@ -60,28 +69,28 @@ class Least(NamedTuple):
     copies: int
 
 
-def later_ns(layers: Sequence[LayerWork], copied: int, link_ns: int = 0) -> int:
-    """The time of the layers after one, of which ``copied`` absent experts are copied ahead, the first layers' first,
-    the last of them ``link_ns`` after it.
+def later_ns(layers: Sequence[LayerWork], copied: int, link_ns: int = 0, start_ns: int = 0) -> int:
+    """The time of the layers after one, which begin ``start_ns`` from now. ``copied`` of their absent experts are
+    copied ahead, the first layers' first, the last of them ``link_ns`` after the beginning.
 
     Each layer loads what shortens it, and while it is at work, the link goes on for those after it.
     """
     total = 0
     for work in layers:
         mine = min(copied, len(work.absent))
-        takes_ns, loads = _shortest(work, mine, link_ns)
+        takes_ns, loads = _shortest(work, mine, link_ns, start_ns)
         copied += work.copies_ahead(takes_ns, loads, link_ns) - mine
-        total, link_ns = total + takes_ns, 0
+        total, link_ns, start_ns = total + takes_ns, 0, start_ns + takes_ns + work.costs.between_ns
     return total
 
 
-def _shortest(work: LayerWork, copied: int, link_ns: int) -> Least:
+def _shortest(work: LayerWork, copied: int, link_ns: int, start_ns: int) -> Least:
     """The loads of one layer by itself."""
-    best = Least(work.takes_ns(0, link_ns, copied), 0)
+    best = Least(work.takes_ns(0, link_ns, copied, start_ns=start_ns), 0)
     for loads in range(1, len(work.absent) - copied + 1):
         if link_ns + loads * work.costs.copy_ns >= best.ns:
             break
-        best = min(best, Least(work.takes_ns(loads, link_ns, copied), loads))
+        best = min(best, Least(work.takes_ns(loads, link_ns, copied, start_ns=start_ns), loads))
     return best
 
 
@@ -92,7 +101,8 @@ def best_loads(work: LayerWork, later: Sequence[LayerWork], link_ns: int) -> int
         if link_ns + loads * work.costs.copy_ns >= best.ns:
             break
         takes_ns = work.takes_ns(loads, link_ns)
-        after_ns = later_ns(later, work.copies_ahead(takes_ns, loads, link_ns))
+        start_ns = takes_ns + work.costs.between_ns
+        after_ns = later_ns(later, work.copies_ahead(takes_ns, loads, link_ns), start_ns=start_ns)
         best = min(best, Least(takes_ns + after_ns, loads))
     return best.copies
 
@@ -103,8 +113,9 @@ def best_copies(work: LayerWork, later: Sequence[LayerWork], loads: int, link_ns
     best = Least(INFINITE_NS, 0)
     for ahead in range(sum(len(each.absent) for each in later) + 1):
         takes_ns = work.takes_ns(loads, link_ns, ahead=ahead)
-        late_ns = max(link_ns + (loads + ahead) * work.costs.copy_ns - takes_ns - work.costs.between_ns, 0)
-        best = min(best, Least(takes_ns + later_ns(later, ahead, late_ns), ahead))
+        start_ns = takes_ns + work.costs.between_ns
+        late_ns = max(link_ns + (loads + ahead) * work.costs.copy_ns - start_ns, 0)
+        best = min(best, Least(takes_ns + later_ns(later, ahead, late_ns, start_ns), ahead))
         if late_ns:
             break
     return best.copies
@@ -133,13 +144,20 @@ class Horizon:
         return found
 
 
+def absent_of(view: LayerView, forecast: Forecast) -> dict[ExpertId, int]:
+    """The forecast experts that are neither on the GPU nor on their way there, with their workloads."""
+    there = view.residency.resident[forecast.layer]
+    named = zip([ExpertId(forecast.layer, expert) for expert in forecast.active], forecast.tokens, strict=True)
+    return {key: tokens for key, tokens in named if key.expert not in there and key not in view.flying}
+
+
 def forecast_work(view: LayerView, forecast: Forecast) -> LayerWork:
     """The workloads of a forecast layer, as its experts are now."""
-    there = view.residency.resident[forecast.layer]
-    here, absent = list[int](), list[int]()
-    for expert, tokens in zip(forecast.active, forecast.tokens, strict=True):
-        (here if expert in there else absent).append(tokens)
-    return LayerWork(view.costs[forecast.layer], here, absent)
+    layer, absent = forecast.layer, absent_of(view, forecast)
+    pairs = zip(forecast.active, forecast.tokens, strict=True)
+    here = [tokens for expert, tokens in pairs if ExpertId(layer, expert) not in absent]
+    coming = any(ExpertId(layer, expert) in view.flying for expert in forecast.active)
+    return LayerWork(view.costs[layer], here, list(absent.values()), view.h2d_backlog_ns if coming else 0)
 
 
 class CrossLayerAssigner:
@@ -192,7 +210,7 @@ class CrossLayerPrefetcher:
         here = [workload[expert] for expert in plan.gpu if expert not in loaded]
         absent = [workload[expert] for expert in (*plan.loads, *plan.cpu)]
         work = LayerWork(costs, here, absent, plan.makespan_ns)
-        wanted = [ExpertId(f.layer, e) for f in later for e in f.active if e not in view.residency.resident[f.layer]]
+        wanted = [key for forecast in later for key in absent_of(view, forecast)]
         return wanted[: best_copies(work, works, len(plan.loads), view.h2d_backlog_ns)]
 
 

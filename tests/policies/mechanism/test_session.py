@@ -40,10 +40,10 @@ from tests.kit.scripted_session import (
 
 
 class Sees(LoadAll):
-    """Loads everything, and keeps what it was told of when experts are ready."""
+    """Loads everything, and keeps what it was told of when experts are ready, and of copies in flight."""
 
     def assign(self, view: LayerView) -> Assignment:
-        self.ready_ns = view.ready_ns
+        self.ready_ns, self.flying = view.ready_ns, view.flying
         return super().assign(view)
 
 
@@ -116,6 +116,7 @@ def test_copies_in_flight_for_the_next_layer_are_awaited_in_their_order_and_the_
     it.end_layer()
     decided = plan(it, 1, 0, 2, 3, left_ns=27)
     assert seen.ready_ns == {0: 0, 3: 7, 2: 27}  # a copy takes 20
+    assert seen.flying == (e(1, 3), e(1, 2))
     assert (decided.gpu, decided.awaited, decided.loads) == ((0, 3, 2), (3, 2), ())
     with pytest.raises(PolicyError, match=r"still waits for copies of .*\[2, 3\]"):
         it.end_layer()

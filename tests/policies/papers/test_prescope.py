@@ -22,8 +22,9 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.views_for_tests import costs, view
 
-# An expert takes 2 ns on the GPU, 30 a token on the CPU, a copy 20; layers are 5 apart.
-COST = costs([2, 2, 2], [30, 60, 90], copy_ns=20)._replace(between_ns=5)
+# An expert takes 2 ns on the GPU and 1 for kernels that those there share, 30 a token on the CPU, a copy 20; layers are
+# 5 apart.
+COST = costs([2, 2, 2], [30, 60, 90], copy_ns=20)._replace(between_ns=5, first_gpu_ns=1)
 
 
 def work(here: Sequence[int], absent: Sequence[int], arrives_ns: int = 0) -> LayerWork:
@@ -34,11 +35,12 @@ def work(here: Sequence[int], absent: Sequence[int], arrives_ns: int = 0) -> Lay
     ("loads", "link_ns", "copied", "ns"),
     [
         (0, 0, 0, 90),  # 60 + 30 on the CPU
-        (1, 0, 0, 30),  # the expert of two tokens is here at 22, the other is computed until 30
-        (2, 0, 0, 42),  # copies until 40
-        (1, 50, 0, 72),
+        (1, 0, 0, 30),  # the expert of two tokens has run by 23, the other is computed until 30
+        (2, 0, 0, 43),  # copies until 40, and the last one runs by itself
+        (1, 50, 0, 73),
         (0, 0, 1, 30),
-        (0, 0, 2, 6),  # three experts of 2 ns on the GPU
+        (0, 0, 2, 7),  # three experts of 2 ns on the GPU, in kernels that they share
+        (0, 40, 2, 43),  # the last of them is late
     ],
 )
 def test_a_layer_takes_as_long_as_its_slowest_side(loads: int, link_ns: int, copied: int, ns: int) -> None:
@@ -49,6 +51,20 @@ def test_what_is_on_its_way_is_waited_for() -> None:
     assert work([1], [], arrives_ns=17).takes_ns(0, 0) == 17
 
 
+def test_loaded_experts_have_kernels_of_their_own() -> None:
+    slow = COST._replace(first_gpu_ns=100)
+    assert LayerWork(slow, [1], [2, 1]).takes_ns(2, 0) == 3 * 2 + 3 * 100
+    assert LayerWork(slow, [], [2, 1]).takes_ns(2, 0) == 2 * 2 + 2 * 100
+    assert LayerWork(slow, [], [2, 1]).takes_ns(0, 0, copied=2) == 2 * 2 + 100
+
+
+def test_what_is_on_its_way_to_a_later_layer_is_waited_for_there() -> None:
+    coming = work([1], [], arrives_ns=40)
+    assert later_ns([coming], copied=0, start_ns=10) == 30
+    assert later_ns([coming], copied=0, start_ns=38) == 3  # at 40 it has been there for a while
+    assert later_ns([work([], [1]), coming], copied=0) == 23 + 12  # the second layer begins at 28
+
+
 def test_copies_ahead_end_before_the_next_layer_is_routed() -> None:
     assert work([], [2, 1]).copies_ahead(90, loads=0, link_ns=0) == 4  # in 95
     assert work([], [2, 1]).copies_ahead(30, loads=1, link_ns=0) == 0  # the load takes 20 of 35
@@ -57,16 +73,16 @@ def test_copies_ahead_end_before_the_next_layer_is_routed() -> None:
 
 def test_later_layers_take_over_what_the_link_has_left() -> None:
     first, second = work([1], [1]), work([1], [3])
-    assert later_ns([first], copied=0) == 22  # a load
-    assert later_ns([first], copied=1) == 4
-    assert later_ns([first, second], copied=0) == 22 + 22
-    assert later_ns([first, second], copied=2) == 4 + 4
-    assert later_ns([first, second], copied=2, link_ns=13) == 15 + 4  # the first one's copy is late
+    assert later_ns([first], copied=0) == 23  # a load
+    assert later_ns([first], copied=1) == 5
+    assert later_ns([first, second], copied=0) == 23 + 23
+    assert later_ns([first, second], copied=2) == 5 + 5
+    assert later_ns([first, second], copied=2, link_ns=13) == 16 + 5  # the first one's copy is late
 
 
 def test_a_layer_leaves_the_link_to_the_next_one_where_that_gains_more() -> None:
-    """Alone it would load its expert of one token (22 ns for 30); but then nothing arrives for the next layer in time,
-    whose three tokens take 22 ns in place of 4."""
+    """Alone it would load its expert of one token (23 ns for 30); but then nothing arrives for the next layer in time,
+    whose three tokens take 23 ns in place of 5."""
     assert best_loads(work([1], [1]), [], 0) == 1
     assert best_loads(work([1], [1]), [work([1], [3])], 0) == 0
 
@@ -87,7 +103,7 @@ def test_the_loads_are_the_best_of_all_numbers_of_loads(first: LayerWork, later:
 
     def total_ns(loads: int) -> int:
         takes_ns = first.takes_ns(loads, link_ns)
-        return takes_ns + later_ns(later, first.copies_ahead(takes_ns, loads, link_ns))
+        return takes_ns + later_ns(later, first.copies_ahead(takes_ns, loads, link_ns), start_ns=takes_ns + 5)
 
     chosen = best_loads(first, later, link_ns)
     assert total_ns(chosen) == min(map(total_ns, range(len(first.absent) + 1)))
@@ -101,7 +117,7 @@ def test_the_assigner_plans_with_the_forecasts_of_the_layer_before() -> None:
     before = view({0: 1}, COST, layer=0, resident=((0,), (), (5,)))
     now = view({0: 1, 1: 1}, COST, ready={0: 0}, layer=1, resident=((), (0,), (5,)))
     now = now._replace(costs=(COST,) * 3)
-    assert CrossLayerAssigner(horizon).assign(now) == Assignment((0, 1), (), (1,), 22)
+    assert CrossLayerAssigner(horizon).assign(now) == Assignment((0, 1), (), (1,), 23)
     told = [Forecast(1, "gate", (0,), (1,)), Forecast(2, "gate", (4, 5), (3, 1))]
     horizon.learn(before._replace(costs=(COST,) * 3), told)
     assert CrossLayerAssigner(horizon).assign(now) == Assignment((0,), (1,), (), 30)
@@ -112,8 +128,18 @@ def test_the_prefetcher_copies_for_the_next_layer_first_and_protects_it() -> Non
     told = [Forecast(1, "gate", (6, 5), (2, 1)), Forecast(2, "gate", (7, 8), (2, 1))]
     prefetcher = CrossLayerPrefetcher(Horizon(2))
     assert prefetcher.rank(now, told, Assignment((), (0,), (), 90)) == [ExpertId(1, 6), ExpertId(2, 7), ExpertId(2, 8)]
-    assert prefetcher.rank(now, told, Assignment((0,), (), (0,), 22)) == [ExpertId(1, 6)]
+    assert prefetcher.rank(now, told, Assignment((0,), (), (0,), 23)) == [ExpertId(1, 6)]
     assert prefetcher.protect(now, told) == {ExpertId(1, 5), ExpertId(1, 6)}
+
+
+def test_a_copy_in_flight_is_not_planned_again() -> None:
+    """Expert 6 arrives at 10. Until the next layer is routed at 35 the link can carry one copy and begin another;
+    layer 1 needs none of them."""
+    now = view({0: 1}, COST, layer=0, resident=((), (5,), ()))
+    now = now._replace(costs=(COST,) * 3, flying=(ExpertId(1, 6),), h2d_backlog_ns=10)
+    told = [Forecast(1, "gate", (6, 5), (2, 1)), Forecast(2, "gate", (7, 8), (2, 1))]
+    ranked = CrossLayerPrefetcher(Horizon(2)).rank(now, told, Assignment((), (0,), (), 30))
+    assert ranked == [ExpertId(2, 7), ExpertId(2, 8)]
 
 
 def test_forecasts_of_another_step_are_not_those_of_this_one() -> None:
