@@ -89,11 +89,14 @@ class Hardware(Devices):
         new = {key: round(value) if isinstance(numbers[key], int) else value for key, value in changed.items()}
         return replace(self, **{name: replace(getattr(self, name), **part) for name, part in _nested(new).items()})
 
+    def numbers(self) -> dict[str, Sourced[Any]]:
+        """Every number by its dotted key, with its source; one that no file states is a default of low confidence."""
+        missing = Origin("not stated", "low")
+        return {key: Sourced(value, *self.origins.get(key, missing)) for key, value in self.flat().items()}
+
     def document(self) -> dict[str, Any]:
         """The machine in the form of its YAML file: ``yaml.safe_dump`` it and ``load_hardware`` reads it back."""
-        missing = Origin("not stated", "low")
-        numbers = {key: Sourced(value, *self.origins.get(key, missing)) for key, value in self.flat().items()}
-        sections = _nested({key: number._asdict() for key, number in numbers.items()})
+        sections = _nested({key: number._asdict() for key, number in self.numbers().items()})
         text = {"name": self.name, "about": self.about, **sections}
         text |= {"notes": list(self.notes)} if self.notes else {}
         return text if self.profile is None else {**text, "measured": to_dict(self.profile, nulls=False)}

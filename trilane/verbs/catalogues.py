@@ -236,7 +236,7 @@ def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
 
 
 def _machine_facts(machine: Hardware) -> dict[str, Any]:
-    numbers = [{"key": key, "value": value, **machine.origins[key]._asdict()} for key, value in machine.flat().items()]
+    numbers = [{"key": key, **number._asdict()} for key, number in machine.numbers().items()]
     facts = {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}
     facts |= {"notes": list(machine.notes)} if machine.notes else {}
     return facts | ({"measured": machine.document()["measured"]} if machine.measured else {})

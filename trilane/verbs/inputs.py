@@ -137,6 +137,7 @@ def trace_in_words(name: str, trace: Trace) -> str:
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
     from sim.runs.prepare import with_header
+    from sim.runs.scenario import Scenario
     from sim.runs.speculation import tokens_per_step
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
@@ -151,7 +152,9 @@ def describe(scenario: Scenario) -> str:
         memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     lengths = _lengths(scenario, trace)
-    about = f"{model} on {scenario.hardware}, {memory}, {lengths}, {routing}, engine {scenario.engine}"
+    about = f"{model} on {scenario.hardware}, {memory}, {lengths}, {routing}"
+    if scenario.engine != Scenario.engine:
+        about += f", engine {scenario.engine}"
     if scenario.sampled_steps is not None:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.sampled_prompt_tokens is not None:
@@ -165,7 +168,7 @@ def describe(scenario: Scenario) -> str:
 
 
 def _lengths(scenario: Scenario, trace: Trace) -> str:
-    """The batch with its prompts and answers, such as ``batch 1, a prompt of 64 tokens and 32 generated``."""
+    """The batch with its prompts and answers, such as ``batch 1, 64+32 tokens``."""
     from sim.runs.sampling import steps_of
 
     steps, repeats, generated = steps_of(scenario, trace)
@@ -175,5 +178,4 @@ def _lengths(scenario: Scenario, trace: Trace) -> str:
             tokens.update(dict(zip(step.sequences, step.tokens, strict=True)))
     shortest, longest = (scenario.prompt_tokens or repeats * end(tokens.values(), default=0) for end in (min, max))
     length = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-    prompts = "a prompt" if scenario.batch == 1 else "prompts"
-    return f"batch {scenario.batch}, {prompts} of {length} tokens and {generated:,} generated"
+    return f"batch {scenario.batch}, {length}+{generated:,} tokens"

@@ -217,12 +217,12 @@ def test_a_plan_is_told_what_is_left_of_what_the_cpu_computes_ahead(
     bench: WatchedBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def meddle(executor: Executor) -> None:
-        executor.layers.ahead_ns = lambda costs: costs.first_cpu_ns + 5  # type: ignore[method-assign]
+        executor.layers.ahead_ns = lambda costs: costs[0].first_cpu_ns + 5  # type: ignore[method-assign]
 
     monkeypatch.setattr(bench, "meddle", meddle)
     measured = run(bench, SETTING, "fiddler")
     told = [call.given[0].cpu_backlog_ns for call in measured.session.log if call.name == "plan_layer"]
-    assert told == [costs.first_cpu_ns + 5 for costs in measured.session.costs] * 5
+    assert told == [measured.session.costs[0].first_cpu_ns + 5] * 5 * len(measured.session.costs)
 
 
 def test_one_machine_serves_any_number_of_runs(bench: WatchedBench) -> None:

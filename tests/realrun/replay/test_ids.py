@@ -44,7 +44,7 @@ class Model:
     def speculate(self, layer: int, hidden: Tensor) -> tuple[Tensor, None]:
         return torch.full((TOKENS, 2), 9), None
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, every: bool = False) -> Tensor:
         return torch.full((TOKENS,), 5)
 
 
@@ -57,7 +57,7 @@ class Host:
         self.waits: list[tuple[int, int]] = []
 
     @contextmanager
-    def waiting(self, completion: Completion, layer: int, target_layer: int = -1) -> Iterator[None]:
+    def waiting(self, completion: Completion, layer: int, target_layer: int = -1, tokens: int = 0) -> Iterator[None]:
         self.waits.append((layer, target_layer))
         completion.wait()
         yield
@@ -77,7 +77,8 @@ def replay(cuda: FakeCuda) -> Iterator[Replay]:
     with fake_machine(cuda) as machine:
         cuda.stream("d2h").op_ns = SLOW_NS
         replay: Any = Replay(Host(machine), Model(), max_tokens=8)  # type: ignore[arg-type]
-        replay._demand = SimpleNamespace(tokens=TOKENS, forecasts=[[Forecast(1, "gate", (), ())], []])
+        forecasts: list[list[Forecast]] = [[Forecast(1, "gate", (), ())], []]
+        replay._demand = SimpleNamespace(tokens=TOKENS, generated=TOKENS, drafted=0, forecasts=forecasts)
         replay._routing = SimpleNamespace(weights=torch.zeros(1))
         yield replay
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from tests.kit.loadable_ggufs import write_loadable
@@ -46,5 +47,5 @@ def test_measured_kernels_compute_a_file_with_its_own_blocks(tmp_path: Path) -> 
     kernels = load_engine(str(ROOT / "docs/validation/llama.cpp/engine.yaml")).kernels
     assert kernels is not None
     small, large = (load_model(str(write_loadable("olmoe", tmp_path / f"{each}.gguf", each))) for each in (Q4_0, Q8_0))
-    ns = [kernel_steps(shape, kernels, 2).piece_ns(1, 64) for shape in (small, large)]
+    ns = [piece_ns(kernel_steps(shape, kernels, 2), 1, 64) for shape in (small, large)]
     assert ns[1] / ns[0] == pytest.approx(1.3, abs=0.25)

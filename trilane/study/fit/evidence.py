@@ -56,4 +56,4 @@ def _number(prepared: Prepared, key: str) -> tuple[str, float, str, str]:
     engine = load_engine(prepared.scenario.engine)
     if (name := _IN_GRAPHS.get(key)) and name in engine.flat():
         return f"{engine.name}: {name}", *engine.flat()[name]
-    return key, hardware.flat()[key], *hardware.origins[key]
+    return key, *hardware.numbers()[key]
