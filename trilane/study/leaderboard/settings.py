@@ -16,7 +16,7 @@ from trilane.common.yaml_files import read_yaml
 from trilane.study.fit.routing import synthetic_names
 
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "estimator@1", "partial@1")
-# none of later tokens: synthetic routing has none, and no recall of them is published, so that seqmoe cannot run
+# none of later tokens: synthetic routing has none, and no published recall of them is known, so that seqmoe cannot run
 
 
 class LeaderboardError(TrilaneError):
