@@ -18,11 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers", "tune",
-              "pays")  # fmt: skip
+              "pays", "leaderboard")  # fmt: skip
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
-PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png")
+PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png")
 ACCURACY = "trilane accuracy --plot"
 PAPERS = "trilane papers --plot"
+LEADERBOARD = "trilane leaderboard"
 
 
 def whole(output: str) -> str:
@@ -54,7 +55,7 @@ def by_paper(output: str) -> str:
 
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "demo": whole, "real": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
-    "papers": whole, "by-paper": by_paper, "tune": command_line,
+    "papers": whole, "by-paper": by_paper, "tune": command_line, "leaderboard": whole,
 }  # fmt: skip
 
 
@@ -103,10 +104,11 @@ def update() -> None:
     with tempfile.TemporaryDirectory() as folder:
         accuracy = _run(command_with(ACCURACY).replace("accuracy.png", f"{folder}/accuracy.png"))
         papers = _run(command_with(PAPERS).replace("papers.png", f"{folder}/papers.png"))
+        board = _run(command_with(LEADERBOARD).replace("leaderboard.png", f"{folder}/leaderboard.png"))
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
                    "fit": _run(command_with("trilane fit")), "tune": _run(command_with("trilane tune")),
                    "accuracy": accuracy, "regimes": accuracy,
-                   "papers": papers, "by-paper": papers}  # fmt: skip
+                   "papers": papers, "by-paper": papers, "leaderboard": board}  # fmt: skip
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)

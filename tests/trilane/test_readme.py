@@ -22,6 +22,7 @@ from tests.kit.running import write_route_csv
 from tests.kit.tiny_gguf import write_tiny_gguf
 from tests.trilane.readme import (
     ACCURACY,
+    LEADERBOARD,
     PAGES,
     PAPERS,
     PICTURES,
@@ -236,7 +237,7 @@ def test_python_examples_run(
     "name",
     [
         *(pytest.param(each, marks=deep) for each in ("demo", "real")),
-        *("fit", "accuracy", "regimes", "papers", "by-paper", "tune"),
+        *("fit", "accuracy", "regimes", "papers", "by-paper", "tune", "leaderboard"),
     ],
 )
 def test_blocks_are_what_the_commands_print(
@@ -244,7 +245,8 @@ def test_blocks_are_what_the_commands_print(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
-    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, **papers}
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, **papers,
+             "leaderboard": command_with(LEADERBOARD)}  # fmt: skip
     command = known.get(name, command_with(ACCURACY))
     if command not in printed:
         run(command, folder, monkeypatch)
