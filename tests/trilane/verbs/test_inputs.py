@@ -75,11 +75,12 @@ def test_a_scenario_is_described_with_what_was_sampled() -> None:
     assert "at most" not in describe(Scenario())
 
 
-def test_a_scenario_is_described_with_its_lengths_and_its_engine() -> None:
+def test_a_scenario_is_described_with_its_lengths_and_an_engine_that_is_not_the_default() -> None:
     short = Scenario(prompt_tokens=4, generated_tokens=3)
-    assert ", batch 1, a prompt of 4 tokens and 3 generated, " in describe(short)
-    assert ", batch 2, prompts of 4 tokens and 3 generated, " in describe(short.with_(batch=2))
-    assert describe(short).endswith(", engine pytorch")
+    assert ", batch 1, 4+3 tokens, " in describe(short)
+    assert ", batch 2, 4+3 tokens, " in describe(short.with_(batch=2))
+    assert ", engine " not in describe(short)
+    assert describe(short.with_(engine="ideal")).endswith(", engine ideal")
 
 
 SAMPLED = ("--set", "generated_tokens=60", "--set", "sampled_steps=2", "--set", "prompt_tokens=4")
