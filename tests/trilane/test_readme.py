@@ -273,7 +273,7 @@ def test_pictures_are_shown_and_small() -> None:
     text = "".join(page.read_text() for page in PAGES)
     for name in PICTURES:
         assert name in text
-        assert (ROOT / "docs" / name).stat().st_size < 300_000
+        assert (ROOT / "docs" / name).stat().st_size < 600_000
 
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
