@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from realrun.machine.cuda_lanes import CudaLanes
 from realrun.machine.host_lanes import HostLanes
+from tests.kit.fake_cuda import FakeCuda
 
 SLACK = Path("/proc/self/timerslack_ns")  # by how much the main thread's sleeps may be longer
 
@@ -17,6 +19,21 @@ def inline_lanes() -> Iterator[HostLanes]:
     lanes = HostLanes(inline=True)
     yield lanes
     lanes.close()
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    """A GPU that executes nothing before its time."""
+    return FakeCuda()
+
+
+@pytest.fixture
+def machine(cuda: FakeCuda) -> Iterator[CudaLanes]:
+    """The lanes of a CUDA machine, on ``cuda``."""
+    from tests.kit.fake_torch import fake_machine
+
+    with fake_machine(cuda) as machine:
+        yield machine
 
 
 @pytest.fixture(autouse=True)

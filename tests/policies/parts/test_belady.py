@@ -128,6 +128,14 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert cache.victim(ExpertId(0, 2), 0, ()) == ExpertId(0, 0)
 
 
+def test_bypass_declines_an_expert_that_is_used_again_no_sooner_than_any_member() -> None:
+    cache = BeladyBypassCache(future_of([frozenset({0})]))
+    cache.admitted(ExpertId(0, 1), 0)
+    assert cache.next_use(ExpertId(0, 1)) == cache.next_use(ExpertId(0, 2)) == NEVER
+    assert cache.victim(ExpertId(0, 2), 0, ()) is None
+    assert cache.victim(ExpertId(0, 0), 0, ()) == ExpertId(0, 1)
+
+
 def test_bypass_declines_whoever_is_not_used_sooner() -> None:
     events = [frozenset({0}), frozenset({1}), frozenset({0}), frozenset({1})]
     assert misses(BeladyBypassCache(future_of(events)), events, 1) == 3

@@ -21,11 +21,6 @@ SLOW_NS = 10_000_000
 Slow = Callable[[str], Callable[[], object]]
 
 
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
 class LaneLaws:
     """What holds on any device. ``slow(lane)`` makes what follows in the same work take long."""
 

@@ -11,11 +11,6 @@ from tests.kit.fake_cuda import GB, FakeCuda
 from tests.kit.fake_torch import fake_machine, install
 
 
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
 class TestMemory:
     def test_is_limited_while_the_machine_lives(self, cuda):
         with fake_machine(cuda, memory_bytes=24 * GB):

@@ -21,11 +21,6 @@ def bytes_on(place: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
     return place((size,), torch.uint8)
 
 
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
 class TestWhatIsSaidToTheDevice:
     def test_the_whole_log_of_a_layer(self, cuda):
         with fake_machine(cuda, chunk_bytes=4) as machine:

@@ -11,13 +11,7 @@ import torch
 
 from realrun.machine.facts import cpu_facts
 from realrun.machine.host_lanes import HostLanes
-from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import fake_machine
-
-
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
 
 
 class TestFacts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,14 @@ torch = pytest.importorskip("torch")
 from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
 from realrun.profiling import cover  # noqa: E402
 from realrun.profiling import lab as lab_module  # noqa: E402
-from realrun.profiling.cover import COVER_NS, WARM_NS, GpuCover, cache_bytes, layers_beyond  # noqa: E402  # noqa: E402
+from realrun.profiling.cover import COVER_NS, WARM_NS, GpuCover, cache_bytes, layers_beyond  # noqa: E402
 from realrun.profiling.lab import Lab, Points  # noqa: E402
 from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda  # noqa: E402
 from tests.kit.fake_machine import FakeMachine, FakeModel  # noqa: E402
-from tests.kit.fake_torch import fake_machine  # noqa: E402
 from traces.models.catalogue import load_model  # noqa: E402
 
 pytestmark = pytest.mark.timeout(30)
 POINTS = Points((1,), (4,), (2,))
-
-
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
-@pytest.fixture
-def machine(cuda: FakeCuda) -> Iterator[CudaLanes]:
-    with fake_machine(cuda) as machine:
-        yield machine
 
 
 def sleeping(cuda: FakeCuda) -> Any:

@@ -68,11 +68,6 @@ class Host:
 
 
 @pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
-@pytest.fixture
 def replay(cuda: FakeCuda) -> Iterator[Replay]:
     with fake_machine(cuda) as machine:
         cuda.stream("d2h").op_ns = SLOW_NS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -31,17 +31,6 @@ BATCH, CONTEXT = 2, 100
 Steps = list[tuple[tuple[int, ...], tuple[int, ...]]]
 # a prompt, two sequences of different lengths, and a third step beyond 64 keys; then the first of them alone
 STEPS: Steps = [((61, 58), (0, 0)), ((1, 1), (61, 58)), ((1, 1), (62, 59)), ((1, 1), (64, 60)), ((1,), (65,))]
-
-
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
-@pytest.fixture
-def machine(cuda: FakeCuda) -> Iterator[CudaLanes]:
-    with fake_machine(cuda) as machine:
-        yield machine
 
 
 def models(shape: ModelShape) -> tuple[ReplayModel, RecordedModel]:

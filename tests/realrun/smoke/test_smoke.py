@@ -84,11 +84,6 @@ def test_both_halves_run_each_on_lanes_of_its_own(monkeypatch: pytest.MonkeyPatc
 # --- on the fake GPU --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
 def test_the_fake_gpu_passes_every_check_of_the_machine(cuda: FakeCuda) -> None:
     with fake_machine(cuda) as gpu:
         found = list(machine_checks(gpu))
