@@ -34,14 +34,14 @@ def test_the_page_the_json_and_the_data_of_the_picture_agree(trilane: Trilane) -
     assert Path("m.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_policy_of_ones_own_has_the_idea(trilane: Trilane) -> None:
-    Path("mine.py").write_text(
+def test_a_policy_of_ones_own_has_the_idea(trilane: Trilane, no_user_files: None) -> None:
+    Path("own_of_pays.py").write_text(
         "from dataclasses import dataclass\n"
         "from policies.papers.llama_cpp_patches import LlamaCacheStatic\n"
         "from trilane import register\n\n\n"
         "@register('mine', 'stays')\n@dataclass(frozen=True)\nclass Mine(LlamaCacheStatic):\n    pass\n"
     )
-    done = trilane("pays", "cache", *QUICK, "--policy", "mine.py", "--json", "-")
+    done = trilane("pays", "cache", *QUICK, "--policy", "own_of_pays.py", "--json", "-")
     assert done.status == 0, done.err
     assert {cell["using"]["policy"] for cell in done.json["cells"]} == {"mine"}
 
