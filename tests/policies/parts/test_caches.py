@@ -186,9 +186,9 @@ def test_lfu_evicts_the_least_used_then_the_least_recent_then_the_lowest() -> No
     assert victim(fill(LfuCache())) == 0
 
 
-@pytest.mark.parametrize(("history", "expected"), [(True, 1), (False, 0)])
-def test_lfu_remembers_those_that_left_only_with_history(history: bool, expected: int) -> None:
-    cache = fill(LfuCache(history), (0, 1), (0, 1), (0,), members=(0, 1))
+@pytest.mark.parametrize(("given", "expected"), [({}, 1), ({"history": True}, 1), ({"history": False}, 0)])
+def test_lfu_remembers_those_that_left_unless_it_has_no_history(given: dict[str, bool], expected: int) -> None:
+    cache = fill(LfuCache(**given), (0, 1), (0, 1), (0,), members=(0, 1))
     cache.evicted(ExpertId(0, 0), 0)
     cache.admitted(ExpertId(0, 0), 0)
     assert victim(cache) == expected

@@ -33,9 +33,10 @@ def timeline(layer: LayerView, assignment: Assignment) -> Fraction:
     rates = rates_together(table, cpu, reads)
     ends, cpu_end = replay([Fraction(ns) for ns in link], Fraction(cpu if assignment.cpu else 0), rates)
     arrival = dict(zip([late[0] if late else -1, *assignment.loads], ends, strict=True))
-    gpu = Fraction(0)
+    gpu = Fraction(table.first_gpu_ns if set(assignment.gpu) - set(arrival) else 0)  # once for those that are there
     for expert in assignment.gpu:
-        gpu = max(gpu, arrival.get(expert, Fraction(0))) + table.gpu_ns[workload[expert]]
+        alone_ns = table.first_gpu_ns if expert in arrival else 0
+        gpu = max(gpu, arrival.get(expert, Fraction(0))) + table.gpu_ns[workload[expert]] + alone_ns
     return max(gpu, cpu_end)
 
 
@@ -80,6 +81,7 @@ def layers(draw: st.DrawFn, flat_gpu: bool, copy_rates: Sequence[int] = (1000, 6
     table = costs(gpu, cpu, first_cpu_ns=draw(st.integers(0, 20)), copy_ns=draw(st.integers(max(gpu), 60)))
     table = table._replace(
         exchange_ns=draw(st.integers(0, 20)),
+        first_gpu_ns=draw(st.integers(0, 20)),
         cpu_permille=draw(st.sampled_from((1000, 700))),
         copy_permille=draw(st.sampled_from(copy_rates)),
     )

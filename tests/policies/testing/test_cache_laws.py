@@ -56,3 +56,8 @@ def test_layers_of_one_expert_and_of_many_are_drawn(experts: int) -> None:
 @pytest.mark.parametrize("expert", [0, EXPERTS - 1])
 def test_every_expert_is_drawn(expert: int) -> None:
     assert find(scenarios(), lambda drawn: any(expert in event for event in drawn.events), settings=QUICK)
+
+
+@pytest.mark.parametrize("groups", [1, LAYERS])
+def test_slots_of_one_pool_and_of_each_layer_are_drawn(groups: int) -> None:
+    assert find(scenarios(), lambda drawn: len(drawn.slots) == groups, settings=QUICK)
