@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from sim.costs.kernels import Kernels
-from sim.machine.devices import Vendor
-from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, above, at_least, at_most, between
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
+from trilane.machines.parts import Vendor
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import Sourced
 
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 Share = Annotated[float, above(0), at_most(1)]

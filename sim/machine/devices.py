@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trilane.machines.parts import Launches, Vendor
+
 ResultPath = Literal["direct", "h2d"]
-Vendor = Literal["nvidia", "amd", "intel", "apple"]
 GpuKind = Literal["unified", "cpu"]
-Launches = Literal["single"]
 
 
 @dataclass(frozen=True)

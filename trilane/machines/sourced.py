@@ -6,9 +6,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from sim.machine.plausibility import HardwareError
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
+from trilane.machines.plausibility import HardwareError
 
 T = TypeVar("T")
 Confidence = Literal["high", "medium", "low"]
