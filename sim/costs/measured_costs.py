@@ -94,9 +94,7 @@ class MeasuredSteps:
     dense_layers: int
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """See ``CostTable.step``. Raises CostError for a step without tokens or sequences."""
-        if tokens < 1 or not context:
-            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
+        """See ``CostTable.step``."""
         m, attention_ns = self.model, self._attention(tokens, context)
         dense_ns = attention_ns + m.dense_ffn(tokens) if m.dense_ffn else 0
         return StepCosts(
