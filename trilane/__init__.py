@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.user_files import load_policies as load_policies
     from realrun.replay.measure import measure as measure
     from sim.machine.hardware import Hardware as Hardware
-    from sim.machine.hardware import hardware_names as hardware_names
     from sim.machine.hardware import load_hardware as load_hardware
     from sim.runs.run import Run as Run
     from sim.runs.scenario import Scenario as Scenario
@@ -56,6 +55,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.common.errors import TrilaneError as TrilaneError
     from trilane.figures.gantt import save_gantt as save_gantt
     from trilane.figures.perfetto import write_perfetto as write_perfetto
+    from trilane.machines.documents import hardware_names as hardware_names
     from trilane.study.ablate import ablate as ablate
     from trilane.study.compare import compare as compare
     from trilane.study.draws import summary as summary

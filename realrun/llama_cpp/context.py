@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from realrun.errors import RefusedError
 from realrun.llama_cpp.model import LlamaModel
 from realrun.llama_cpp.tensor_callback import Observer, TensorCallback
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # enum ggml_type
 FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type; None: the library decides

@@ -18,11 +18,11 @@ from realrun.llama_cpp.piece_time import piece_ns
 from realrun.llama_cpp.product_times import Samples, product_times
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, longest_share
-from sim.machine.plausibility import LIMITS
-from sim.machine.sourced import Confidence, Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
+from trilane.machines.plausibility import LIMITS
+from trilane.machines.sourced import Confidence, Sourced
 
 _CONFIDENCE: Confidence = "medium"
 _TILE_ROWS = Sourced(64, "GGML_FA_TILE_Q of ggml-org/llama.cpp ggml/src/ggml-cpu/ops.cpp", "high")

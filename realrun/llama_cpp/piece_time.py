@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.costs.expert_work import ExpertWork
+from realrun.llama_cpp.expert_work import ExpertWork
 from sim.costs.kernel_costs import KernelSteps
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.benchmark_models import BLOCKS, ROWS, SPLIT, STEPS, product_models
+from realrun.llama_cpp.expert_work import ExpertWork
 from realrun.llama_cpp.nonnegative_fit import Equations, solved_by_threads
-from sim.costs.expert_work import ExpertWork
 from sim.costs.kernels import Floats
 from traces.models.shape import ModelShape
 

@@ -12,7 +12,7 @@ from statistics import median
 from realrun.llama_cpp.context import LlamaContext
 from realrun.llama_cpp.llama_bench_context import LlamaBenchContext
 from realrun.llama_cpp.model import LlamaModel
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 
 _SIZE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
 _REPACKED = "_REPACK"  # ends the name of a buffer that holds a second copy of weights that are mapped, too

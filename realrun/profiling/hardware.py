@@ -16,7 +16,7 @@ from sim.machine.devices import Contention, Cpu, Gpu, Host, HostLink
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table
 from sim.machine.profile import MeasuredModel, Profile
-from sim.machine.sourced import Origin
+from trilane.machines.sourced import Origin
 
 HOST_MEMORY_SHARE = 0.4  # of the computer's memory, as GPU memory of host lanes
 LEAST_NS = 100  # shorter times count as none

@@ -114,8 +114,10 @@ class CostTable:
 
         ``tokens``: tokens of the step over the whole batch. ``context``: one entry per sequence, its KV-cache length
         once the step's tokens are in it, so a prefill of n tokens has context n, and decoding the next one n + 1.
-        ``head_rows``: of the LM head; None: one a sequence.
+        ``head_rows``: of the LM head; None: one a sequence. Raises CostError for a step without tokens or sequences.
         """
+        if tokens < 1 or not context:
+            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
         costs = self.steps.step(tokens, context)
         if head_rows is not None and head_rows != len(context):
             costs = costs._replace(head_ns=self.steps.step(head_rows, (1,) * head_rows).head_ns)

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from sim.costs.kernels import Kernels
-from sim.machine.devices import Vendor
-from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, above, at_least, at_most, between
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
+from trilane.machines.parts import Vendor
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import Sourced, numbers_in, with_numbers
 
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 Share = Annotated[float, above(0), at_most(1)]
@@ -180,7 +180,7 @@ class InferenceEngine:
 
     def flat(self) -> dict[str, Sourced[Any]]:
         """Every number by its dotted key."""
-        return dict(_numbers("", vars(self)))
+        return numbers_in(vars(self))
 
     def with_numbers(self, changed: Mapping[str, float]) -> InferenceEngine:
         """The engine with other values for some dotted keys. Raises EngineError for a key that it lacks."""
@@ -197,7 +197,7 @@ class InferenceEngine:
 
     def _map(self, changed: Mapping[str, Sourced[Any]]) -> InferenceEngine:
         parts = {name: value for name in _PARTS if (value := getattr(self, name)) is not None}
-        return replace(self, **{name: _with(part, name, changed) for name, part in parts.items()})
+        return replace(self, **with_numbers(parts, changed))
 
 
 def engine_names() -> list[str]:
@@ -241,26 +241,3 @@ def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
         section = isinstance(value, dict) and "source" not in value and isinstance(old, dict)
         merged[key] = _over(old, value) if section and old is not None else value
     return merged
-
-
-def _numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, Sourced[Any]]]:
-    found: list[tuple[str, Sourced[Any]]] = []
-    for name, value in values.items():
-        if isinstance(value, Sourced):
-            found.append((prefix + name, value))
-        elif isinstance(value, Mapping):
-            found += _numbers(f"{prefix}{name}.", value)
-        elif hasattr(value, "_asdict"):
-            found += _numbers(f"{prefix}{name}.", value._asdict())
-    return found
-
-
-def _with(value: Any, key: str, changed: Mapping[str, Sourced[Any]]) -> Any:
-    """A part with other numbers, at any depth."""
-    if isinstance(value, Sourced):
-        return changed.get(key, value)
-    if isinstance(value, Mapping):
-        return {name: _with(each, f"{key}.{name}", changed) for name, each in value.items()}
-    if hasattr(value, "_asdict"):
-        return value._replace(**{name: _with(each, f"{key}.{name}", changed) for name, each in value._asdict().items()})
-    return value

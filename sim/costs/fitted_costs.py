@@ -26,7 +26,7 @@ from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.costs.engine import EngineError, InferenceEngine, PromptWork
 from sim.costs.kernel_costs import kernel_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
-from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, new_tokens
+from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from traces.models.attention import Attention
@@ -100,7 +100,7 @@ class _Experts:
             first_cpu_ns=0 if no_visit else round(self.engine.cpu.layer_ns.value),
             copy_ns=_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
             expert_bytes=size,
-            writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
+            writeback_ns=link.d2h_ns(size),
             cpu_permille=self.hardware.contention.cpu_permille,
             copy_permille=self.hardware.contention.copy_permille,
             between_ns=0,
@@ -118,10 +118,8 @@ class FittedSteps:
     main: Processor
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """See ``CostTable.step``. Raises CostError for a step without tokens or sequences."""
-        if tokens < 1 or not context:
-            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
-        shape, main = self.shape, self.main
+        """See ``CostTable.step``."""
+        shape, main, link = self.shape, self.main, self.hardware.link
         attention_ns = self._attention(tokens, context)
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
         gate_ns = self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns
@@ -137,9 +135,9 @@ class FittedSteps:
             shared_ns=_whole(self._product(shape.shared_params, tokens)),
             combine_ns=_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
             head_ns=_ns(self._product(shape.vocab * shape.hidden, len(context)) + main.step_ns),
-            routing_ns=self._d2h(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
-            activations_ns=self._d2h(hidden_bytes),
-            result_ns=self._h2d(hidden_bytes),
+            routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
+            activations_ns=link.d2h_ns(hidden_bytes),
+            result_ns=link.h2d_ns(hidden_bytes),
         )
 
     def _attention(self, tokens: int, context: Sequence[int]) -> float:
@@ -149,11 +147,10 @@ class FittedSteps:
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
         """Norms and attention of a layer of one kind."""
-        new, main, name = new_tokens(tokens, context), self.main, layer_kind(kind)
-        read = sum(kind.read(n, length) for n, length in zip(new, context, strict=True)) + tokens  # and written
+        main, name = self.main, layer_kind(kind)
+        read, pairs = attention_work(kind, tokens, context)
         cache_ns = main.cache_ns(read * kind.kv_width, self.shape.cache_bits, name)
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
-        pairs = sum(kind.pairs(n, length) for n, length in zip(new, context, strict=True))
         scores_ns = main.attention_ns(4.0 * kind.heads * kind.head_dim * pairs, self.shape.cache_bits, tokens)
         return self._product(kind.params, tokens) + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
 
@@ -161,14 +158,6 @@ class FittedSteps:
         """``weights`` matrix elements applied to ``tokens`` rows."""
         bits = self.shape.dense_bits
         return self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
-
-    def _d2h(self, size: int) -> int:
-        link = self.hardware.link
-        return _ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9)
-
-    def _h2d(self, size: int) -> int:
-        link = self.hardware.link
-        return _ns(link.h2d_latency_ns + size / link.h2d_bytes_per_s * 1e9)
 
 
 def copy_bytes_per_s(hardware: Hardware, prompt: PromptWork) -> float:

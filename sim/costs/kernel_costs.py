@@ -12,13 +12,13 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.kernels import Floats, Kernels, ProductRates, longest_share
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
-from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
 from traces.models.gguf_blocks import blocks_of
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.names import unknown
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import Sourced
 
 _ROUTER = {"f32": 1.0}
 

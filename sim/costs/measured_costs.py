@@ -11,9 +11,9 @@ from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table, whole
-from sim.machine.plausibility import HardwareError
 from sim.machine.profile import MeasuredModel
 from traces.models.shape import ModelShape
+from trilane.machines.plausibility import HardwareError
 
 
 def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
@@ -94,9 +94,7 @@ class MeasuredSteps:
     dense_layers: int
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """See ``CostTable.step``. Raises CostError for a step without tokens or sequences."""
-        if tokens < 1 or not context:
-            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
+        """See ``CostTable.step``."""
         m, attention_ns = self.model, self._attention(tokens, context)
         dense_ns = attention_ns + m.dense_ffn(tokens) if m.dense_ffn else 0
         return StepCosts(

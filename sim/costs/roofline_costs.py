@@ -11,10 +11,10 @@ gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; al
 combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
 ====================  ==============================================================================================
 
-Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.weight_formats``), since they are unpacked; F
-and copies are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled:
-weights that stay in the L2 cache, activations of wide experts, tile steps in w, arithmetic on the
-state of linear attention (a twentieth of that of its projections).
+Weights of fewer than 16 bits are read at a fraction of B (``trilane.machines.weight_formats``), since they are
+unpacked; F and copies are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not
+modelled: weights that stay in the L2 cache, activations of wide experts, tile steps in w, arithmetic on the state of
+linear attention (a twentieth of that of its projections).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import numpy as np
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.machine.hardware import Hardware
-from sim.machine.weight_formats import read_fraction
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
+from trilane.machines.weight_formats import read_fraction
 
 # Kernels of each group in an unfused PyTorch layer: they cost launches on the host and a fixed time on the GPU.
 ATTENTION_KERNELS = 12  # two norms, q k v o, two rotations, cache write, attention, two residual additions
@@ -91,7 +91,7 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
         first_cpu_ns=cpu.first_expert_ns,
         copy_ns=_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
         expert_bytes=size,
-        writeback_ns=_ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9),
+        writeback_ns=link.d2h_ns(size),
         cpu_permille=hardware.contention.cpu_permille,
         copy_permille=hardware.contention.copy_permille,
         between_ns=between_ns,
@@ -119,10 +119,8 @@ class RooflineSteps:
     hardware: Hardware
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """See ``CostTable.step``. Raises CostError for a step without tokens or sequences."""
-        if tokens < 1 or not context:
-            raise CostError(f"step: expected >= 1 token and one context per sequence, got {tokens} and {context!r}")
-        shape = self.shape
+        """See ``CostTable.step``."""
+        shape, link = self.shape, self.hardware.link
         attention_ns = self._attention(tokens, context)
         gate_ns = self._product(shape.hidden * shape.experts, tokens, GATE_KERNELS)
         dense_ns = attention_ns + self._product(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
@@ -136,9 +134,9 @@ class RooflineSteps:
             shared_ns=self._product(shape.shared_params, tokens, EXPERT_KERNELS),
             combine_ns=self._gpu((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
             head_ns=self._product(shape.vocab * shape.hidden, len(context), HEAD_KERNELS),
-            routing_ns=self._d2h(tokens * shape.top_k * ROUTING_BYTES),
-            activations_ns=self._d2h(hidden_bytes),
-            result_ns=self._h2d(hidden_bytes),
+            routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES),
+            activations_ns=link.d2h_ns(hidden_bytes),
+            result_ns=link.h2d_ns(hidden_bytes),
         )
 
     def _attention(self, tokens: int, context: Sequence[int]) -> int:
@@ -148,10 +146,8 @@ class RooflineSteps:
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
         """Norms and attention of a layer of one kind."""
-        new = new_tokens(tokens, context)
-        read = sum(kind.read(n, length) for n, length in zip(new, context, strict=True)) + tokens  # and written
+        read, pairs = attention_work(kind, tokens, context)
         cache = read * kind.kv_width * self.shape.cache_bits / 8 + 2 * len(context) * kind.state_bytes
-        pairs = sum(kind.pairs(n, length) for n, length in zip(new, context, strict=True))
         flops = 2.0 * kind.params * tokens + 4.0 * kind.heads * kind.head_dim * pairs
         return self._gpu(self._weight_bytes(kind.params) + cache, flops, ATTENTION_KERNELS)
 
@@ -168,14 +164,6 @@ class RooflineSteps:
         gpu = self.hardware.gpu
         return _ns(max(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9 + kernels * gpu.kernel_ns)
 
-    def _d2h(self, size: int) -> int:
-        link = self.hardware.link
-        return _ns(link.d2h_latency_ns + size / link.d2h_bytes_per_s * 1e9)
-
-    def _h2d(self, size: int) -> int:
-        link = self.hardware.link
-        return _ns(link.h2d_latency_ns + size / link.h2d_bytes_per_s * 1e9)
-
 
 def _estimator_params(shape: ModelShape) -> int:
     """Weights of the estimator of Speculating Experts (Appendix): in, two MLP matrices of 4 x its width, out.
@@ -186,12 +174,12 @@ def _estimator_params(shape: ModelShape) -> int:
     return width * (shape.hidden + 8 * width + shape.experts)
 
 
-def new_tokens(tokens: int, context: Sequence[int]) -> list[float]:
-    """The new tokens of each sequence.
+def attention_work(kind: Attention, tokens: int, context: Sequence[int]) -> tuple[float, float]:
+    """What attention of a layer of one kind has to do: positions of the cache read and written, and pairs of positions.
 
     If the contexts hold no more than this step's tokens, each sequence is prefilled from nothing; otherwise the step's
     tokens are assumed to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
     """
-    if sum(context) == tokens:
-        return list(context)
-    return [min(tokens / len(context), length) for length in context]
+    fresh, share = sum(context) == tokens, tokens / len(context)
+    new = [(length if fresh else min(share, length), length) for length in context]
+    return sum(kind.read(*each) for each in new) + tokens, sum(kind.pairs(*each) for each in new)

@@ -25,8 +25,8 @@ from sim.costs.cost_table import CostTable
 from sim.costs.engine import Software
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import Hardware
-from sim.machine.sourced import Sourced
 from traces.models.shape import ModelShape
+from trilane.machines.sourced import Sourced
 
 
 def software_costs(shape: ModelShape, hardware: Hardware, software: Software, max_tokens: int) -> CostTable:

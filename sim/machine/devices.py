@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trilane.machines.parts import Launches, Vendor
+
 ResultPath = Literal["direct", "h2d"]
-Vendor = Literal["nvidia", "amd", "intel", "apple"]
 GpuKind = Literal["unified", "cpu"]
-Launches = Literal["single"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,14 @@ class HostLink:
     def expert_bytes_per_s(self) -> float:
         """Rate at which experts are copied to the GPU; activations always travel through pinned buffers."""
         return self.h2d_bytes_per_s * (self.pageable_fraction if self.copies == "pageable" else 1.0)
+
+    def h2d_ns(self, size: int) -> int:
+        """Whole ns, at least 1, of a copy of so many bytes from pinned memory to the GPU."""
+        return max(int(self.h2d_latency_ns + size / self.h2d_bytes_per_s * 1e9 + 0.5), 1)
+
+    def d2h_ns(self, size: int) -> int:
+        """The same, back to the host."""
+        return max(int(self.d2h_latency_ns + size / self.d2h_bytes_per_s * 1e9 + 0.5), 1)
 
 
 @dataclass(frozen=True)

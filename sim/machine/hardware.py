@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, get_args
 
 import yaml
 
-from sim.machine.assembly import is_assembly, parse_assembly
 from sim.machine.devices import Devices
-from sim.machine.part_rules import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
-from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
-from sim.machine.sourced import Origin, Sourced
 from trilane.common.files import atomic_path
 from trilane.common.hints import Name, hints_of
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict, to_dict
-from trilane.common.yaml_files import read_yaml
-
-_PRESETS = Path(str(files("sim.machine"))) / "presets"
+from trilane.machines.documents import document_of
+from trilane.machines.plausibility import HardwareError, check_plausible
+from trilane.machines.sourced import Origin, Sourced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,20 +126,15 @@ def hardware_keys() -> tuple[str, ...]:
     return tuple(key for key in _KEYS if key not in _DESCRIPTIVE)
 
 
-def hardware_names() -> list[str]:
-    """Names of the presets that come with the simulator, sorted."""
-    return sorted(path.stem for path in _PRESETS.glob("*.yaml") if path.stem != "plan_costs")
-
-
 def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str] | None = None) -> Hardware:
     """Load a preset by name, a file of the same form, or a machine of parts such as ``rtx-4080+ddr5-5600``.
 
     A file states every number of a machine, or names its ``parts`` and states what is known better.
     ``overrides`` replaces values by dotted key, such as ``{"link.h2d_bytes_per_s": 12e9, "link.copies": "pageable"}``.
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
-    profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
+    profile has measured, and anything that no machine has (see ``trilane.machines.plausibility``).
     """
-    document = _document(name_or_path)
+    document = document_of(name_or_path)
     where = f"hardware {quoted(str(document['name']))}"
     for key in document:
         if key not in _FILE_KEYS:
@@ -191,36 +181,6 @@ def _check_overrides(keys: Iterable[str], measured: bool, where: str) -> None:
                 f"{where}: this machine is a measured profile, whose tables replace {key}; measure again, "
                 f"or use a preset; of a profile these can be overridden: {', '.join(_NOT_IN_TABLES)}"
             )
-
-
-def _document(name_or_path: str | Path) -> dict[str, Any]:
-    """The document of a preset, a file or a name made of parts, with its name. Raises HardwareError."""
-    name, path = str(name_or_path), Path(name_or_path)
-    if name in hardware_names():
-        path = _PRESETS / f"{name}.yaml"
-    elif not path.is_file():
-        if is_assembly(name):
-            return document_of(parse_assembly(name), name.lower())
-        raise HardwareError(
-            f"no hardware preset or file {quoted(name)}; presets: {', '.join(hardware_names())}; or give the path of a "
-            f"YAML file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
-        )
-    document = read_yaml(path, HardwareError)
-    if not isinstance(document, dict):
-        raise HardwareError(f"{path}: expected a mapping of sections, got {quoted(document)}")
-    document = {**document, "name": document.get("name", path.stem)}
-    return document if "parts" not in document else _completed(document, f"hardware {quoted(str(document['name']))}")
-
-
-def _completed(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a file says, and what the ``parts`` that it names say of all else. Raises HardwareError."""
-    parts = from_dict(str, document["parts"], f"{where}: parts", HardwareError)
-    made = document_of(parse_assembly(parts), str(document["name"]))
-    stated = {key: value for key, value in document.items() if key != "parts"}
-    sections = {
-        key: {**made[key], **value} for key, value in stated.items() if key in _SECTIONS and isinstance(value, Mapping)
-    }
-    return {**made, **stated, **sections}
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

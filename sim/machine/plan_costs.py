@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Confidence, read_file
 from trilane.common.hints import Constraint, at_least, between
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import Confidence, read_file
 
-_FILE = Path(str(files("sim.machine"))) / "presets" / "plan_costs.yaml"
+_FILE = Path(str(files("sim.machine"))) / "plan_costs.yaml"
 _Ns = Annotated[float, between(0, 1e9)]
 _MEASURED = Constraint("that names a measurement or an estimate", lambda source: not source.lower().startswith("to be"))
 

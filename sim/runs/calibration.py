@@ -7,18 +7,15 @@ from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from policies.calibration import Calibration, Counts, Floats
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.batches import count_experts
-from traces.layout import DECODE, PREFILL, ForecastKey
+from traces.layout import DECODE, ForecastKey
 from traces.library import calibration_of, load_trace
+from traces.same_prompts import same_texts, shared_prompt
 from traces.statistics import forecast_statistics
 from traces.trace import Trace
-
-SAME_PROMPT = 0.9  # of the choices
-TELLING_TOKENS = 4
 
 
 def calibration_name(scenario: Scenario) -> str | None:
@@ -32,7 +29,7 @@ def check_calibration(scenario: Scenario, trace: Trace) -> None:
     if name is None:
         return
     calibration = load_trace(name)
-    if calibration.checksum == trace.checksum or _same_texts(calibration, trace):
+    if calibration.checksum == trace.checksum or same_texts(calibration, trace):
         raise ScenarioError(
             f"calibration {name!r} is the trace that is evaluated: a policy would know its future; capture another one "
             f"from other prompts"
@@ -44,43 +41,14 @@ def check_calibration(scenario: Scenario, trace: Trace) -> None:
 
 
 def check_other_prompts(scenario: Scenario, trace: Trace) -> None:
-    """Raise ScenarioError if a prompt of ``trace`` begins a sequence of the calibration.
-
-    A trace does not hold the text, but the same tokens are routed alike. Of the bundled traces' prompts no two share
-    more than 0.88 of the choices of their first ``TELLING_TOKENS``; the same prompt in another float type, or under a
-    policy that changes the routing, shares 0.98. Shorter prompts say too little: many begin with the same words.
-    """
+    """Raise ScenarioError if a prompt of ``trace`` begins a sequence of the calibration."""
     name = calibration_name(scenario)
-    if name is None:
-        return
-    others = [theirs for _, theirs in _prompts(load_trace(name))]
-    for sequence, prompt in _prompts(trace):
-        if len(prompt) >= TELLING_TOKENS and any(_alike(prompt, other) > SAME_PROMPT for other in others):
-            raise ScenarioError(
-                f"calibration {name!r} has the prompt of sequence {sequence}: a policy would know its future; capture "
-                "another one from other prompts"
-            )
-
-
-def _prompts(trace: Trace) -> list[tuple[int, NDArray[np.int16]]]:
-    """Each sequence, and what its prompt's tokens chose [tokens, L, k]."""
-    prefill = np.flatnonzero(trace.phase == PREFILL)
-    owners = trace.sequence[prefill]
-    return [(sequence, trace.topk_ids[prefill[owners == sequence]]) for sequence in dict.fromkeys(owners.tolist())]
-
-
-def _alike(prompt: NDArray[np.int16], other: NDArray[np.int16]) -> float:
-    """The share of a prompt's choices that the beginning of another one has, too; 0 where that is shorter."""
-    if len(other) < len(prompt):
-        return 0.0
-    return float((prompt[..., :, None] == other[: len(prompt), :, None, :]).any(-1).mean())
-
-
-def _same_texts(one: Trace, other: Trace) -> bool:
-    """Whether both are synthetic, from the same numbers: they may differ in lengths and share texts all the same."""
-    made = [trace.provenance for trace in (one, other) if trace.provenance.get("synthetic")]
-    numbers = [[facts["model"], facts["seed"], facts["model_seed"]] for facts in made if "model_seed" in facts]
-    return len(numbers) == 2 and numbers[0] == numbers[1]
+    shared = None if name is None else shared_prompt(trace, load_trace(name))
+    if shared is not None:
+        raise ScenarioError(
+            f"calibration {name!r} has the prompt of sequence {shared}: a policy would know its future; capture "
+            "another one from other prompts"
+        )
 
 
 def load_calibration(name: str) -> Calibration:

@@ -30,7 +30,7 @@ class StepDemand(NamedTuple):
     forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are known
     scores: np.ndarray | None  # [tokens, layers, experts]
     sequences: tuple[int, ...] = ()  # of each token; empty unless the policy needs tokens
-    drafted: int = 0  # tokens that the step verifies (``sim.runs.speculation``)
+    drafted: int = 0  # tokens that the step verifies (``traces.speculation``)
     generated: int = 1  # tokens by which the step lengthens each answer
 
     @property

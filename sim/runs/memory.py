@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.machine.hardware import Hardware
-from sim.machine.units import GB
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
+from trilane.common.units import GB
 
 
 class BudgetError(TrilaneError):

@@ -4,12 +4,7 @@
 so the mean of the first steps alone would judge it cold. Of an answer of N tokens, S decode steps are played. The first
 half of the S are the first steps of the answer, one by one. The other half has the routing that follows in the trace,
 and contexts that are spread evenly over the rest of the answer; in every mean over the answer, it stands for all of the
-rest. Where S is N, each step stands for itself.
-
-The error of TPOT, against all N steps, was measured with mixtral-offloading@impl, dali, best-exact, fiddler,
-ktransformers and the clairvoyant run (mini-deepseek, mini-moe, N = 64; synthetic Qwen3-30B-A3B and Mixtral-8x7B,
-N = 256; 24 runs each): ``MEASURED_ERRORS``. Of answers of 64 tokens, 32 steps gave a mean of 0.7 % and at most 1.8 %
-(batch 1), and 0.5 % and 1.3 % (batch 4). Hit rates were off by 0.005 in the mean (56 steps, batch 1).
+rest. Where S is N, each step stands for itself. How far TPOT is off was measured: ``trilane.study.sampling_error``.
 
 *Sampled prompt.* To synthesise and to decide about each of 100,000 prompt tokens would take minutes and change little:
 from a few hundred tokens on, a prefill uses every expert of a layer, and in the same proportions. A prompt of N tokens
@@ -17,7 +12,7 @@ is that of P tokens repeated n times: the same active experts, n times their wor
 all of them, since policies read their mean. Attention, KV cache and copies see all n x P tokens, which is N but for a
 remainder below n. A policy that reads every token plays the P tokens alone; its run has no time to first token.
 
-With drafts (``sim.runs.speculation``) a step makes several tokens: S are the tokens that are played.
+With drafts (``traces.speculation``) a step makes several tokens: S are the tokens that are played.
 """
 
 from __future__ import annotations
@@ -34,40 +29,11 @@ from numpy.typing import NDArray
 from policies.mechanism.views import Forecast, Routing
 from sim.runs.demand import StepDemand
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.runs.speculation import accepted_shares, verifying_steps
 from traces.batches import StepRows, compose
+from traces.speculation import accepted_shares, verifying_steps
 from traces.trace import Trace
 
 Workload = TypeVar("Workload", Routing, Forecast)
-
-
-# --- the measured error -----------------------------------------------------------------------------------------------
-
-
-class MeasuredDeviation(NamedTuple):
-    """Absolute error of TPOT from ``steps`` decode steps, as a share of TPOT from all steps."""
-
-    batch: int
-    steps: int
-    mean: float
-    largest: float
-
-
-MEASURED_RUNS = 24  # of each setting
-MEASURED_ERRORS = (
-    MeasuredDeviation(1, 24, 0.038, 0.174),
-    MeasuredDeviation(1, 32, 0.019, 0.108),
-    MeasuredDeviation(1, 56, 0.011, 0.041),
-    MeasuredDeviation(4, 24, 0.020, 0.094),
-    MeasuredDeviation(4, 32, 0.008, 0.025),
-    MeasuredDeviation(4, 56, 0.006, 0.028),
-)
-
-
-def measured_error(steps: int, batch: int) -> MeasuredDeviation:
-    """The measured setting that is nearest from below; for fewer steps than were measured, that of the fewest."""
-    fewest = min(error.steps for error in MEASURED_ERRORS)
-    return max(e for e in MEASURED_ERRORS if e.batch <= batch and e.steps <= max(steps, fewest))
 
 
 # --- which steps are played -------------------------------------------------------------------------------------------

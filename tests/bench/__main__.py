@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(NAMES), help=f"some of {', '.join(NAMES)}")
     parser.add_argument("--policies", default="", help="some policies instead of all")
     parser.add_argument("--runs", type=int, default=engine_speed.RUNS, help="runs of each engine measurement")
-    parser.add_argument("--write", action="store_true", help="update sim/machine/presets/plan_costs.yaml")
+    parser.add_argument("--write", action="store_true", help="update sim/machine/plan_costs.yaml")
     given = parser.parse_args()
     only, policies = given.only.split(","), [name for name in given.policies.split(",") if name]
     if unknown := set(only) - set(NAMES):

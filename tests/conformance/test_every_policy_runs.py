@@ -8,12 +8,12 @@ from functools import lru_cache
 import pytest
 
 from policies.registry import SYSTEMS
-from sim.machine.hardware import hardware_names
 from sim.runs.demand import MissingFromTraceError, lacking
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import play
 from tests.kit.depth import thinned
+from trilane.machines.documents import hardware_names
 
 MODELS = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": None}  # of each bundled trace, whose sizes count
 

@@ -47,7 +47,7 @@ def test_a_model_is_a_block_in_one_file(tmp_path: Path) -> None:
 
 
 def test_a_part_is_a_block_in_one_file(tmp_path: Path) -> None:
-    folder = with_example(tmp_path, "sim/machine/presets/parts/gpus.yaml")
+    folder = with_example(tmp_path, "trilane/machines/presets/parts/gpus.yaml")
     assert "My GPU 24GB" in run_in(folder, "hardware", "my-gpu-24gb+ddr5-5600")
 
 

@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 
 from policies.registry import policy_names
-from sim.machine.dials import DIALS, scaled_numbers
 from sim.runs.prepare import Prepared
 from sim.simulate import spans_of
 from tests.invariants.better_parts import QUESTIONS, slower
 from tests.kit.depth import deep, thinned
+from trilane.study.dials import DIALS, scaled_numbers
 from trilane.study.fit.policy_result import decode_steps_of
 from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question

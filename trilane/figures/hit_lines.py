@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from sim.machine.units import GB
+from trilane.common.units import GB
 from trilane.figures.figure_files import Picture, PictureError, default_settings
 from trilane.figures.line_labels import label_ends
 from trilane.figures.marks import marked

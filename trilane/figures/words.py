@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_POLICIES
-from sim.runs.sampling import MEASURED_RUNS, measured_error
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from trilane.common.printable import printable
+from trilane.study.sampling_error import MEASURED_RUNS, measured_error
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, axis_label
 
 _LARGER: Mapping[str, tuple[tuple[float, str], ...]] = {  # units that are easier to read, from this value on

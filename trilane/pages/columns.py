@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 from trilane.pages.output import legend, number, percent, table
 
 Row = Mapping[str, Any]

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from policies.protocols import PolicyKind
 from sim.costs.engine import load_engine
-from sim.machine.units import in_gb
 from sim.runs.vocabulary import kind_of
+from trilane.common.units import in_gb
 from trilane.figures.marks import SIGNS
 from trilane.pages.fit_engine import duration, engine_section, seconds
 from trilane.pages.output import heading, legend, number, pairs, percent, table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.units import in_gb
+from trilane.common.units import in_gb
 from trilane.pages.output import heading, number, pairs, percent, table
 
 if TYPE_CHECKING:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.machine.units import GB, GIB
+from trilane.common.units import GB, GIB
 from trilane.pages.output import heading, table
 
 if TYPE_CHECKING:
-    from sim.machine.parts import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
     from traces.models.shape import ModelShape
+    from trilane.machines.parts import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
 
 
 def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
     """One table per kind, and how a machine is named."""
-    from sim.machine.parts import CardPart, CpuPart, MemoryPart, UnifiedPart
+    from trilane.machines.parts import CardPart, CpuPart, MemoryPart, UnifiedPart
 
     gpu = ["GPU", "memory\nGiB", "reads\nGB/s", "16-bit\nTFLOP/s", "PCIe", "W"]
     unified = ["unified memory", "GiB", "reads\nGB/s", "16-bit\nTFLOP/s", "memory", "CPU", "W"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 from trilane.pages.output import heading, number, pairs, percent, table
 from trilane.study.pays.words import answer_of, break_even, gain_text, shown_text
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 from trilane.pages.output import heading, note, number, pairs, percent
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.units import GB, MIB, in_gb
+from trilane.common.units import GB, MIB, in_gb
 from trilane.pages.fit_engine import PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
 from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
 from trilane.pages.tune_drafts import drafts_section

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from sim.machine.units import in_gb
+from trilane.common.units import in_gb
 from trilane.pages.output import heading, number, percent, table
 from trilane.study.tune.drafts import MEASURED_LESS, WORTH_DRAFTING
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sim.machine.units import MIB
 from sim.runs.spans import LANES
 from trilane.common.files import atomic_path
+from trilane.common.units import MIB
 from trilane.pages.output import number, percent, signed_percent
 from trilane.study.validation.agreement import WORST_AIM, Agreement, in_words, name_of
 from trilane.study.validation.by_policy import HEADERS, policy_lines

@@ -22,10 +22,10 @@ from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.runs.demand import StepDemand, demand_of, future_of
 from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import spans_frame
-from sim.runs.speculation import verifying_steps
 from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
+from traces.speculation import verifying_steps
 from traces.trace import Trace, rows_apart
 from trilane.testing.costs import ConstantSteps
 from trilane.testing.recording import PlayedWorld, RecordingSession

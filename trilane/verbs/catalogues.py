@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.machine.units import GB
+from trilane.common.units import GB
 from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
 from trilane.pages.parts import part_facts, parts_page, quantisation_facts, quantisation_page
 from trilane.pages.profile import decisions_note, profile_page
@@ -174,11 +174,12 @@ def hardware(
     json: JsonOption = None,
 ) -> None:
     """Machines: every number with its source and its confidence."""
-    from sim.machine.hardware import hardware_names, load_hardware
+    from sim.machine.hardware import load_hardware
+    from trilane.machines.documents import hardware_names
 
     check_targets(json, inputs=[name])
     if parts:
-        from sim.machine.parts import all_parts
+        from trilane.machines.parts import all_parts
 
         found = all_parts()
         show(json, *parts_page(found))
@@ -216,7 +217,7 @@ def _machine_page(machine: Hardware) -> list[Any]:
         *([heading("notes"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []),
         *([*profile_page(machine.measured_profile()), ""] if machine.measured else []),
         heading("cost of a policy's decisions on the host, per layer"), table(headers, decisions), "",
-        f"From sim/machine/presets/plan_costs.yaml, which names the sources, times {scale}.",
+        f"From sim/machine/plan_costs.yaml, which names the sources, times {scale}.",
         *([decisions_note(machine.measured_profile())] if machine.measured else []),
     ]  # fmt: skip
 

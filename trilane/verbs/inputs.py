@@ -138,9 +138,9 @@ def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
     from sim.runs.prepare import with_header
     from sim.runs.scenario import Scenario
-    from sim.runs.speculation import tokens_per_step
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
+    from traces.speculation import tokens_per_step
 
     trace = load_trace(scenario.trace)
     scenario = with_header(scenario, trace)

@@ -168,8 +168,8 @@ class _ProfileRequest(NamedTuple):
 def _keep(hardware: Hardware, out: str) -> None:
     """Write the profile, unless it could not be read again: then an earlier file stays. Raises OptionError."""
     from sim.machine.hardware import load_hardware, write_hardware
-    from sim.machine.plausibility import HardwareError
     from trilane.common.files import atomic_path
+    from trilane.machines.plausibility import HardwareError
 
     with atomic_path(out) as aside:
         write_hardware(hardware, aside)

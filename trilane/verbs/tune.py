@@ -115,7 +115,7 @@ def tune(
 
 def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
     """The engine's file that was measured on the machine at hand, where that is meant, and has no GPU."""
-    from sim.machine.assembly import NO_GPU
+    from trilane.machines.assembly import NO_GPU
 
     path = os.environ.get(OWN_ENGINE)
     if not path or parts.gpu is not None or parts.machine is not None or gpu != NO_GPU:

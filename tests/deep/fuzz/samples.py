@@ -83,7 +83,7 @@ class Samples:
     """All of them, as bytes; made in a folder that may go afterwards."""
 
     def __init__(self, folder: Path) -> None:
-        presets = ROOT / "sim" / "machine" / "presets"
+        presets = ROOT / "trilane" / "machines" / "presets"
         self.scenarios = [_yaml(each) for each in SCENARIOS] + [(ROOT / "examples" / "reference.yaml").read_bytes()]
         self.mixes, self.sweeps, self.plan = (
             [_yaml({**RUN, "policy": "mix", "parameters": each}) for each in _MIXES],

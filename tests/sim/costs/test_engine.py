@@ -9,8 +9,8 @@ import pytest
 from sim.costs.engine import EngineError, engine_names, load_engine
 from sim.costs.engine_costs import costs_on
 from sim.machine.hardware import load_hardware
-from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
+from trilane.machines.sourced import Sourced
 
 FITTED = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal",

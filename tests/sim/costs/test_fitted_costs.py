@@ -12,9 +12,9 @@ from sim.costs.engine import EngineError, load_engine
 from sim.costs.fitted_costs import copy_bytes_per_s, fitted_costs
 from sim.costs.processors import CpuProcessor, saturated
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
+from trilane.machines.sourced import Sourced
 
 BITS = 16.0
 SHAPE = ModelShape(

@@ -8,10 +8,10 @@ import pytest
 
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.roofline_costs import ROUTING_BYTES
-from sim.machine.sourced import Sourced
 from tests.sim.costs.test_fitted_costs import ENGINE, machine
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
+from trilane.machines.sourced import Sourced
 
 LINEAR = Attention("state", 3_000_000, heads=8, head_dim=64, state_bytes=700_000)
 WINDOW = Attention("window", 2_000_000, heads=16, head_dim=128, kv_width=1024, span=50)

@@ -12,10 +12,10 @@ from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, longest_share
 from sim.machine.hardware import load_hardware
-from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import Sourced
 from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
 
 SHAPE = ModelShape(

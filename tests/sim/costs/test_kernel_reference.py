@@ -14,10 +14,10 @@ from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
 from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
 from sim.machine.hardware import load_hardware
 from sim.machine.plan_costs import PlanCosts
-from sim.machine.sourced import Sourced
 from tests.sim.costs.test_fitted_reference import LATENT, LINEAR, STEPS, WINDOW
 from tests.sim.costs.test_fitted_reference import SHAPE as MIXED
 from traces.models.attention import Attention
+from trilane.machines.sourced import Sourced
 
 SHAPE = replace(MIXED, name="mixed@q4_k_m", hidden=1024, expert_width=512)  # whole blocks of 256 weights
 THREADS = (2, 8)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCosts
 from sim.costs.roofline_costs import roofline
-from sim.machine.hardware import hardware_names, load_hardware
+from sim.machine.hardware import load_hardware
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
+from trilane.machines.documents import hardware_names
 from trilane.testing.costs import scaled, uniform_costs
 
 MIXTRAL = ModelShape(

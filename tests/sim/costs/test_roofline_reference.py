@@ -8,9 +8,9 @@ import pytest
 
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.weight_formats import read_fraction
 from tests.sim.costs.test_fitted_reference import LATENT, LINEAR, SHAPE, STEPS, WINDOW
 from traces.models.attention import Attention
+from trilane.machines.weight_formats import read_fraction
 
 KERNEL_NS, LAUNCH_NS = 1700, 3100
 READ, FLOPS = 400e9, 30e12  # of the GPU

@@ -13,11 +13,11 @@ from sim.costs.engine import InferenceEngine, Software, engine_names, load_engin
 from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.sourced import Sourced
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
+from trilane.machines.sourced import Sourced
 
 SHAPE = load_model("mini-moe")
 PAPERS = (

@@ -18,7 +18,7 @@ from sim.runs.metrics import metrics_of
 from sim.runs.null_model import StepBytes, null_model, step_bytes
 from sim.runs.prepare import prepare
 from sim.runs.run import Run
-from sim.runs.sampling import answer_places, measured_error, one_by_one, repeated, weights_of
+from sim.runs.sampling import answer_places, one_by_one, repeated, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.vocabulary import LANES, Label
 from sim.simulate import play, simulate
@@ -138,21 +138,6 @@ def test_the_null_model_reads_the_bytes_of_the_mean_over_the_answer() -> None:
     memory, hardware = prepared.memory.cache_bytes / prepared.shape.routed_bytes, prepared.hardware
     seconds = null_model(prepared.shape, hardware, mean, memory, prepared.needs.gpu_only)
     assert prepared.bounds["null_model_tpot_ms"] == pytest.approx(seconds * 1e3)
-
-
-@pytest.mark.parametrize(
-    ("steps", "batch", "nearest"),
-    [
-        (56, 1, (1, 56)), (55, 3, (1, 32)), (24, 4, (4, 24)), (32, 4, (4, 32)), (100, 64, (4, 56)), (8, 1, (1, 24)),
-        (1, 16, (4, 24)),
-    ],
-)  # fmt: skip
-def test_the_measured_error_is_that_of_the_nearest_setting_below(
-    steps: int, batch: int, nearest: tuple[int, int]
-) -> None:
-    found = measured_error(steps, batch)
-    assert found[:2] == nearest
-    assert 0 < found.mean < found.largest < 0.2, "shares of TPOT"
 
 
 def test_sampled_steps_of_whole_prompts_follow_the_prompts() -> None:

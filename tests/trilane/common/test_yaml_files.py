@@ -16,7 +16,9 @@ from trilane.common.yaml_files import MOST_BYTES, MOST_DEPTH, YamlError, parse_y
 
 ROOT = Path(__file__).parents[3]
 YAML_FILES = sorted(
-    path.relative_to(ROOT) for room in ("traces", "sim", "examples") for path in (ROOT / room).rglob("*.yaml")
+    path.relative_to(ROOT)
+    for room in ("traces", "sim", "trilane", "examples")
+    for path in (ROOT / room).rglob("*.yaml")
 )
 
 

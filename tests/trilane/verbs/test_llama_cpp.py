@@ -16,9 +16,9 @@ from realrun.llama_cpp.kernel_engine import write_engine
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
-from sim.machine.sourced import Sourced
 from tests.kit.fake_engine import FakeContext, known_kernels
 from traces.models.catalogue import load_model
+from trilane.machines.sourced import Sourced
 from trilane.verbs.llama_cpp import (
     LlamaProfile,
     LlamaRun,

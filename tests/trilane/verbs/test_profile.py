@@ -117,7 +117,7 @@ def test_the_environment_says_how_much_host_memory_there_is(trilane: Trilane, mo
 
 
 def test_a_file_that_is_no_profile_is_left_alone(trilane: Trilane) -> None:
-    preset = (ROOT / "sim/machine/presets/rtx3090-ddr4.yaml").read_text()
+    preset = (ROOT / "trilane/machines/presets/rtx3090-ddr4.yaml").read_text()
     Path(OUT).write_text(preset)
     done = trilane("profile", "-o", OUT, *PROFILE)
     assert done.status == 2

@@ -9,12 +9,12 @@ from functools import partial
 from policies.mechanism.session import Session
 from policies.protocols import PolicyKind
 from policies.registry import system
-from sim.machine.units import in_gb
 from sim.runs.prepare import Prepared
 from sim.runs.vocabulary import kind_of
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
+from trilane.common.units import in_gb
 from trilane.study import CLAIRVOYANT_POLICY
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of
 from trilane.study.fit.policy_result import PlayedPolicy, host_bytes_of, play_policy

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sim.costs.engine import InferenceEngine, engine_names, load_engine
-from sim.machine.devices import Vendor
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.quantisation import quantisation_files
 from traces.models.shape import ModelShape
+from trilane.machines.parts import Vendor
 from trilane.study.fit.question import FitError, Question
 
 USUAL_ENGINE = "llama.cpp"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sim.machine.hardware import Hardware
-from sim.machine.units import GIB, in_gb
 from sim.runs.memory import MemoryPlan
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
+from trilane.common.units import GIB, in_gb
 from trilane.study.fit.engine_choice import engine_of, reads
 from trilane.study.fit.question import FitError, Question, with_weights
 

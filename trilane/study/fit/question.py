@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from sim.costs.engine_costs import PLAIN
-from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import load_hardware
-from sim.machine.parts import part, unified_names
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from traces.models.names import parted
@@ -19,6 +17,8 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
+from trilane.machines.assembly import NO_GPU, assembled_name
+from trilane.machines.parts import part, unified_names
 
 USUAL_WEIGHTS = "q4_k_m"
 KvFormat = Literal["f16", "q8_0", "q4_0"]

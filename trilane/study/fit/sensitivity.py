@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import LAUNCHES, CostTable
-from sim.machine.dials import DIALS, scaled_numbers
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared
 from trilane.common.gc_paused import gc_paused
+from trilane.study.dials import DIALS, scaled_numbers
 from trilane.study.fit.prepared_question import on_machine
 from trilane.study.fit.warm_window import WarmWindow
 from trilane.study.pool import WorkerPool

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from sim.costs.engine import InferenceEngine
 from sim.machine.hardware import Hardware
-from sim.machine.units import in_gb
 from traces.models.shape import ModelShape
+from trilane.common.units import in_gb
 from trilane.study.fit.load_memory import LoadMemory, load_memory
 from trilane.study.fit.load_setting import Copied, LoadSetting
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of, short_host

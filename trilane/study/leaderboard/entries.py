@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from policies.protocols import PolicyKind
-from sim.machine.units import MIB
 from sim.runs.vocabulary import kind_of
 from trilane.common.files import atomic_path
+from trilane.common.units import MIB
 from trilane.study.leaderboard.settings import BoardSetting, LeaderboardError, all_settings, leaderboard_settings
 from trilane.study.sweep.grid import Grid
 from trilane.study.sweep.sweep import Progress, sweep

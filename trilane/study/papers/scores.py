@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from sim.machine.units import GB
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from trilane.common.names import unknown
+from trilane.common.units import GB
 from trilane.study.papers.paper import Case, Paper, PaperQuestion, read_papers, reasons
 from trilane.study.papers.plays import Plays, key
 from trilane.study.papers.published import PapersError, PublishedFigure, read_figures

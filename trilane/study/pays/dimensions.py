@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sim.machine.dials import DIALS
-from sim.machine.units import GB
 from sim.runs.prepare import Prepared
+from trilane.common.units import GB
+from trilane.study.dials import DIALS
 
 Values = tuple[float, ...]
 Bounds = tuple[float, float]

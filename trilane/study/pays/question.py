@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from sim.machine.hardware import load_hardware
-from sim.machine.units import in_gb
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from traces.library import NO_FORECASTS, calibration_of
 from traces.synthesis.nearest import nearest_routing
 from trilane.common.hints import between
 from trilane.common.schema import check
+from trilane.common.units import in_gb
 from trilane.study.fit.memory_needed import check_fits, need_of
 from trilane.study.fit.question import Question
 from trilane.study.fit.routing import synthetic_names

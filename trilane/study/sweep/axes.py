@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import Any
 
 from policies.registry import SYSTEMS, ChoiceError, system
-from sim.machine.dials import DIALS, LINK, PCIE, turned
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
 from sim.runs.scenario import Scenario, ScenarioError
 from trilane.common.errors import TrilaneError
@@ -15,6 +14,7 @@ from trilane.common.hints import hints_of, plain_types
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
+from trilane.study.dials import DIALS, LINK, PCIE, turned
 
 PARAMETER = "parameters."
 _HINTS = hints_of(Scenario)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-_PACKAGES = ("policies", "sim", "traces", "trilane.common")
+_PACKAGES = ("policies", "sim", "traces", "trilane.common", "trilane.machines")
 _SUFFIXES = (".py", ".yaml")
 _LEFT_OUT = "traces/capture/"  # it records traces: no simulation follows from it
 

@@ -2,7 +2,7 @@
 
 It drafts tokens one after another, each with a layer like the model's and its head, all on the GPU, and then verifies
 them together with one more: all experts that any of them chooses are read. What simulated runs do is in
-``sim.runs.speculation``.
+``traces.speculation``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sim.costs.cost_table import DraftWork
 from sim.costs.fitted_costs import fitted_costs
-from sim.runs.speculation import tokens_per_step
+from traces.speculation import tokens_per_step
 from trilane.study.fit.engine_speed import EngineSpeed
 from trilane.study.split_speed import decode_time
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from sim.costs.engine import InferenceEngine
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 from trilane.study.cache_curve import CacheCurve
 from trilane.study.fit.engine_speed import EngineSpeed
 from trilane.study.fit.question import FitError, Question

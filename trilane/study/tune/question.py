@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.units import GB
 from traces.models.shape import ModelShape
 from trilane.common.hints import Share, between
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
+from trilane.common.units import GB
 from trilane.study.fit.question import KV_BITS, FitError, KvFormat, Question
 
 Goal = Literal["decode", "prompt", "both"]

@@ -34,7 +34,8 @@ from trilane.common.schema import from_dict, to_dict
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.parity import Answers
 
-PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common")  # code that affects a measured run
+# Code that a measured run follows from
+PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common", "trilane/machines")
 SOURCES = (".py", ".c", ".h")
 _META = b"trilane"
 _FILES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", f".*{ASIDE}")

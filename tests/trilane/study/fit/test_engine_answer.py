@@ -10,10 +10,10 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware, write_hardware
-from sim.machine.units import GIB
 from tests.kit.fit_questions import GEMMA, QWEN, SMALL, answered
 from tests.kit.hand_measured import toy_machine, toy_model
 from traces.models.catalogue import load_model
+from trilane.common.units import GIB
 from trilane.study.accuracy.regime_errors import regime_error
 from trilane.study.accuracy.regimes import Regime
 from trilane.study.fit.fit import fit

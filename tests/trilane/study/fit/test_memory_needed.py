@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.units import GIB
 from tests.kit.depth import thinned
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
+from trilane.common.units import GIB
 from trilane.study.fit.fit import fit
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, ROUND, check_fits, need_of, surely_runs
 from trilane.study.fit.question import FitError, Question

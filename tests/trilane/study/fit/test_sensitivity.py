@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sim.machine.hardware import load_hardware
-from sim.machine.plausibility import check_plausible
 from sim.runs.prepare import Prepared
+from trilane.machines.plausibility import check_plausible
 from trilane.study.fit.policy_result import play_policy
 from trilane.study.fit.prepared_question import on_machine, prepared_for
 from trilane.study.fit.question import Question

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.machine.dials import DIALS
 from sim.machine.hardware import hardware_keys, load_hardware
-from sim.machine.plausibility import HardwareError
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
+from trilane.machines.plausibility import HardwareError
+from trilane.study.dials import DIALS
 from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
 
 BASE = Scenario()

@@ -11,7 +11,7 @@ from tests.kit.small_sweeps import SMALL
 from trilane.study.sweep.code_fingerprint import code_fingerprint, fingerprint_of, sources_in
 
 ROOT = Path(__file__).resolve().parents[4]
-FOLDERS = [ROOT / name for name in ("traces", "policies", "sim", "trilane/common")]
+FOLDERS = [ROOT / name for name in ("traces", "policies", "sim", "trilane/common", "trilane/machines")]
 
 
 def test_sources_and_their_names_count(tmp_path: Path) -> None:
@@ -36,7 +36,8 @@ def test_what_no_simulation_follows_from_does_not_count() -> None:
     for name in ("traces/capture/load.py", "traces/capture/capture.py"):
         assert (ROOT / name).exists()
         assert name not in names
-    assert {name.partition("/")[0] for name in names} == {"traces", "policies", "sim", "common"}, "no pages, no verbs"
+    rooms = {"traces", "policies", "sim", "common", "machines"}
+    assert {name.partition("/")[0] for name in names} == rooms, "no pages, no verbs"
 
 
 def test_whatever_a_simulation_imports_counts() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 from trilane.study.cache_curve import CacheCurve
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.routing import routing_for

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.machine.units import MIB
+from trilane.common.units import MIB
 from trilane.study.fit.question import FitError
 from trilane.study.tune import machine_found
 from trilane.study.tune.machine_found import found_machine

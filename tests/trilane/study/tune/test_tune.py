@@ -12,10 +12,10 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import write_hardware
-from sim.machine.units import MIB
 from tests.kit.depth import DEEP
 from tests.kit.hand_measured import toy_machine
 from tests.kit.overlay import ROOT
+from trilane.common.units import MIB
 from trilane.study.fit.engine_choice import engine_of
 from trilane.study.fit.question import FitError, Question
 from trilane.study.tune import search as searching

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.machine.assembly import Assembly
-from sim.machine.parts import CpuPart, CpuRules, MemoryPart, Number, Numbers
-from sim.machine.sourced import Sourced, least_sure, product
-from sim.machine.units import GB
-from sim.machine.weight_formats import read_fraction
+from trilane.common.units import GB
+from trilane.machines.assembly import Assembly
+from trilane.machines.parts import CpuPart, CpuRules, MemoryPart, Number, Numbers
+from trilane.machines.sourced import Sourced, least_sure, product
+from trilane.machines.weight_formats import read_fraction
 
 _CHANNEL_BYTES = 8
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from sim.machine.plausibility import HardwareError
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
+from trilane.machines.plausibility import HardwareError
 
 T = TypeVar("T")
 Confidence = Literal["high", "medium", "low"]
@@ -50,3 +51,35 @@ def product(how: str, *factors: Sourced[Any]) -> Sourced[float]:
 def least_sure(*numbers: Sourced[Any]) -> Confidence:
     """The confidence of the least certain one."""
     return max((number.confidence for number in numbers), key=_ORDER.index)
+
+
+def numbers_in(sections: Mapping[str, Any]) -> dict[str, Sourced[Any]]:
+    """Every number with a source in mappings and named tuples, at any depth, by its dotted key."""
+    found: dict[str, Sourced[Any]] = {}
+    for name, value in sections.items():
+        if isinstance(value, Sourced):
+            found[name] = value
+        elif (inner := _entries(value)) is not None:
+            found |= {f"{name}.{key}": number for key, number in numbers_in(inner).items()}
+    return found
+
+
+def with_numbers(sections: Mapping[str, Any], changed: Mapping[str, Sourced[Any]], prefix: str = "") -> dict[str, Any]:
+    """The same with other numbers for some dotted keys."""
+    return {name: _with(value, prefix + name, changed) for name, value in sections.items()}
+
+
+def _with(value: Any, key: str, changed: Mapping[str, Sourced[Any]]) -> Any:
+    if isinstance(value, Sourced):
+        return changed.get(key, value)
+    if (inner := _entries(value)) is None:
+        return value
+    entries = with_numbers(inner, changed, f"{key}.")
+    return entries if isinstance(value, Mapping) else value._replace(**entries)
+
+
+def _entries(value: Any) -> Mapping[str, Any] | None:
+    """What a mapping or a named tuple holds."""
+    if isinstance(value, Mapping):
+        return value
+    return value._asdict() if hasattr(value, "_asdict") else None

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.machine import parts, weight_formats
-from sim.machine.parts import cpu_names, gpu_names, kind_of, memory_names, part, rules
-from sim.machine.plausibility import HardwareError
-from sim.machine.weight_formats import Processor, format_rates, read_fraction
+from trilane.machines import parts, weight_formats
+from trilane.machines.parts import cpu_names, gpu_names, kind_of, memory_names, part, rules
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.weight_formats import Processor, format_rates, read_fraction
 
 
 @pytest.mark.parametrize(("names", "least"), [(gpu_names(), 25), (memory_names(), 15), (cpu_names(), 20)])

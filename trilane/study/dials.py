@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from sim.machine.hardware import Hardware
-from sim.machine.plausibility import HardwareError
-from sim.machine.units import GB
 from trilane.common.hints import above
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
+from trilane.common.units import GB
+from trilane.machines.plausibility import HardwareError
 
 LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
     1: 0.25e9, 2: 0.5e9, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8,

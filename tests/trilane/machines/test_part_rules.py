@@ -6,10 +6,10 @@ import pytest
 
 from sim.machine.devices import Cpu
 from sim.machine.hardware import load_hardware
-from sim.machine.parts import cpu_names, gpu_names, memory_names, part
-from sim.machine.units import GB
-from sim.machine.weight_formats import read_fraction
 from tests.kit.assembled import assemble
+from trilane.common.units import GB
+from trilane.machines.parts import cpu_names, gpu_names, memory_names, part
+from trilane.machines.weight_formats import read_fraction
 
 
 def test_the_slower_of_card_and_slot_decides() -> None:

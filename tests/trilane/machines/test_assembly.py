@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sim.machine.assembly import assembled_name, parse_assembly
 from sim.machine.hardware import Hardware, HardwareError, load_hardware
-from sim.machine.part_rules import document_of
-from sim.machine.parts import cpu_names, gpu_names, memory_names, part
-from sim.machine.plausibility import LIMITS, check_plausible
-from sim.machine.units import GB, GIB
-from sim.machine.weight_formats import read_fraction
 from tests.kit.assembled import assemble
 from trilane.common.schema import from_dict
+from trilane.common.units import GB, GIB
+from trilane.machines.assembly import assembled_name, parse_assembly
+from trilane.machines.part_rules import assembled
+from trilane.machines.parts import cpu_names, gpu_names, memory_names, part
+from trilane.machines.plausibility import LIMITS, check_plausible
+from trilane.machines.weight_formats import read_fraction
 
 
 def refusal(name: str) -> str:
@@ -31,7 +31,7 @@ def refusal(name: str) -> str:
 def test_every_gpu_goes_with_every_memory(memory: str) -> None:
     for gpu in gpu_names():
         name = f"{gpu}+{memory}"
-        check_plausible(flat(document_of(parse_assembly(name), name)), name)
+        check_plausible(flat(assembled(parse_assembly(name), name)), name)
 
 
 def flat(document: dict[str, dict[str, dict[str, object]]]) -> dict[str, object]:
@@ -191,7 +191,7 @@ def test_a_machine_of_parts_is_read_back_from_its_document(tmp_path: Path) -> No
         ("rtx-4080+ddr5-560", "there is no part 'ddr5-560'; did you mean 'ddr5-5600'"),
         (
             "rtx-9090+ddr5-5600",
-            "add a part in sim/machine/presets/parts, or describe the machine in a YAML file",
+            "add a part in trilane/machines/presets/parts, or describe the machine in a YAML file",
         ),
         ("rtx-4080+ddr5-5600+ryzen-7950x", "did you mean 'ryzen-9-7950x'"),
         ("rtx-4080+ddr5-5600+zzz", "there is no part 'zzz'; `trilane hardware --parts` lists them all; a machine"),

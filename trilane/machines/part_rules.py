@@ -5,19 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sim.machine.assembly import NO_GPU, Assembly
-from sim.machine.cpu_rules import HostCores, given
-from sim.machine.devices import Gpu
-from sim.machine.parts import BoxRates, CardPart, CpuPart, GpuPart, Number, Numbers, Rules, UnifiedPart, part, rules
-from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced
-from sim.machine.units import GB, GIB
-from trilane.common.hints import hints_of
+from trilane.common.units import GB, GIB
+from trilane.machines.assembly import NO_GPU, Assembly
+from trilane.machines.cpu_rules import HostCores, given
+from trilane.machines.parts import (
+    BoxRates,
+    CardPart,
+    CpuPart,
+    GpuPart,
+    Number,
+    Numbers,
+    Rules,
+    UnifiedPart,
+    part,
+    rules,
+)
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import Sourced
 
 _X16 = 16
+_OF_OTHER_SECTIONS = ("board_power_w", "idle_power_w", "busy_power_w", "pcie_generation", "pcie_lanes")  # of a GPU's
 
 
-def document_of(built: Assembly, name: str) -> dict[str, Any]:
+def assembled(built: Assembly, name: str) -> dict[str, Any]:
     """The machine in the form of a preset's file. Raises HardwareError for parts that do not go together."""
     cpu = built.cpu or _generic_cpu(built)
     _check_fits(built, cpu, f"hardware {name!r}")
@@ -96,7 +106,7 @@ class _Machine:
 
     def _gpu(self) -> Numbers:
         gpu, ram = self.gpu, self.built.ram_bytes
-        stated = {key: number for key, number in gpu.numbers.items() if key in hints_of(Gpu)}
+        stated = {key: number for key, number in gpu.numbers.items() if key not in _OF_OTHER_SECTIONS}
         if isinstance(gpu, CardPart):
             return {"name": given(gpu.title), **self.rules.gpu, **stated}
         memory = {} if ram is None else {"memory_bytes": given(ram)}

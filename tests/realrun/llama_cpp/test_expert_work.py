@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from sim.costs.expert_work import ExpertWork
+from realrun.llama_cpp.expert_work import ExpertWork
 from trilane.testing.strategies import toy_shape
 
 

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from sim.machine.hardware import hardware_names, load_hardware
-from sim.machine.plausibility import LIMITS, HardwareError, check_plausible
+from sim.machine.hardware import load_hardware
+from trilane.machines.documents import hardware_names
+from trilane.machines.plausibility import LIMITS, HardwareError, check_plausible
 
 
 def refused(key: str, value: float, **others: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sim.machine.devices import Power
-from sim.runs.energy import joules_per_token
+from sim.runs.run import joules_per_token
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 

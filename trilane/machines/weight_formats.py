@@ -9,11 +9,11 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from sim.machine.sourced import Confidence, read_file
 from trilane.common.hints import above, at_most
+from trilane.machines.sourced import Confidence, read_file
 
 Processor = Literal["cpu", "gpu"]
-_FILE = Path(str(files("sim.machine"))) / "presets" / "parts" / "weight_formats.yaml"
+_FILE = Path(str(files("trilane.machines"))) / "presets" / "parts" / "weight_formats.yaml"
 
 
 class FormatRate(NamedTuple):

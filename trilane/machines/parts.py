@@ -1,6 +1,6 @@
 """The catalogue of parts that machines are assembled from: GPUs, memories, CPUs, and the rules that fill the gaps.
 
-Its files are in ``sim/machine/presets/parts``; every number states its source, as in a preset.
+Its files are in ``trilane/machines/presets/parts``; every number states its source, as in a preset.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, overload
 
-from sim.machine.devices import Launches, Vendor
-from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced, read_file
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import Sourced, read_file
 
 Number = Sourced[Any]
 Numbers = Mapping[str, Number]
+Vendor = Literal["nvidia", "amd", "intel", "apple"]
+Launches = Literal["single"]
 PartKind = Literal["gpu", "memory", "cpu"]
 LISTED_BY = "trilane hardware --parts"
-HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
-_FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
+HOW_TO_ADD = "add a part in trilane/machines/presets/parts, or describe the machine in a YAML file of a preset's form"
+_FOLDER = Path(str(files("trilane.machines"))) / "presets" / "parts"
 
 
 @dataclass(frozen=True, kw_only=True)

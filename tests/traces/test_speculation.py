@@ -16,13 +16,13 @@ from sim.runs.metrics import step_times
 from sim.runs.prepare import prepare
 from sim.runs.sampling import Weights, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.runs.speculation import accepted_shares, tokens_per_step, verifying_steps
 from sim.runs.vocabulary import Label
 from sim.simulate import play, simulate
 from tests.kit.hand_worked import LAYERS, Placed, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
 from traces.batches import StepRows
 from traces.library import load_trace
+from traces.speculation import accepted_shares, tokens_per_step, verifying_steps
 from traces.trace import Trace
 from trilane.study.draws import draws_of
 from trilane.testing.accounting import law_12_accounting

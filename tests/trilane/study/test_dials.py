@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.machine.dials import DIALS, LINK, PCIE, scaled_numbers, turned
 from sim.machine.hardware import load_hardware
-from sim.machine.plausibility import HardwareError, check_plausible
+from trilane.machines.plausibility import HardwareError, check_plausible
+from trilane.study.dials import DIALS, LINK, PCIE, scaled_numbers, turned
 
 MACHINE = load_hardware("rtx3090-ddr4")
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sim.machine.parts import (
+from trilane.common.names import unknown
+from trilane.common.quoting import quoted
+from trilane.common.units import GIB
+from trilane.machines.parts import (
     HOW_TO_ADD,
     LISTED_BY,
     CpuPart,
@@ -20,10 +23,7 @@ from sim.machine.parts import (
     part,
     unified_names,
 )
-from sim.machine.plausibility import HardwareError
-from sim.machine.units import GIB
-from trilane.common.names import unknown
-from trilane.common.quoting import quoted
+from trilane.machines.plausibility import HardwareError
 
 NO_GPU = "none"  # in place of a GPU's name
 _COUNTS = {  # what is not the name of a part: as it is read, and as it is written
@@ -70,10 +70,10 @@ def assembled_name(
 ) -> str:
     """The name of a machine of parts for ``load_hardware``: ``rtx-4080+ddr5-5600+16-cores``.
 
-    Parts by the names of ``sim.machine.parts``; ``gpu`` may be "none". ``memory``: None with a GPU that brings its own.
-    ``cpu``: None is the generic one that such a memory usually has. ``cores`` in use and memory ``channels``: None is
-    all that the CPU has. ``sockets``: 2, or None for one. ``pcie``: the slot as generation x lanes, ``"3x16"``; None is
-    x16 of the board's generation. ``ram_gib``: host memory.
+    Parts by the names of ``trilane.machines.parts``; ``gpu`` may be "none". ``memory``: None with a GPU that brings its
+    own. ``cpu``: None is the generic one that such a memory usually has. ``cores`` in use and memory ``channels``: None
+    is all that the CPU has. ``sockets``: 2, or None for one. ``pcie``: the slot as generation x lanes, ``"3x16"``; None
+    is x16 of the board's generation. ``ram_gib``: host memory.
     Raises HardwareError for a GPU, memory or CPU that is not in the catalogue.
     """
     named: dict[PartKind, str | None] = {"gpu": gpu, "memory": memory, "cpu": cpu}
