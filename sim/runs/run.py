@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from sim.machine.devices import Power
 from sim.runs.metrics import Metrics, metrics_of
@@ -16,6 +14,9 @@ from sim.runs.prepare import Prepared
 from sim.runs.routing_error import RoutingErrors, totals_of
 from sim.runs.spans import Row, spans_frame
 from sim.runs.vocabulary import Device, Label
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
