@@ -13,6 +13,7 @@ from policies.parts.admission import Admission, EveryMiss, Hotter, SecondMiss
 from policies.parts.assigners import FromTokens, LoadAll, ResidentOrCpu
 from policies.parts.caches import LfuCache, LruCache, StaticCache
 from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement
+from policies.parts.repeated_uploads import RepeatedUploads
 from policies.parts.upload_cache import CountedSlots, Frees, InService, UploadCache
 from policies.protocols import Cache, Composition, Needs, Placement
 from policies.system import BuildContext, NonNegative, Policy, register
@@ -31,9 +32,12 @@ def _placement(start: Start, context: BuildContext) -> Placement:
 
 def _composition(
     context: BuildContext, placement: CountedSlots, order: Cache, admission: Admission, inserts: int, *,
-    frees: Frees = "copy", dwell: int = 0, repeats: int = 0,
+    frees: Frees = "copy", dwell: int = 0,
 ) -> Composition:  # fmt: skip
-    cache = UploadCache(order, admission, placement, inserts, frees=frees, dwell=dwell, repeats=repeats)
+    return _around(context, UploadCache(order, admission, placement, inserts, frees=frees, dwell=dwell), placement)
+
+
+def _around(context: BuildContext, cache: UploadCache, placement: Placement) -> Composition:
     assigner = FromTokens(OFFLOAD_MIN_TOKENS * context.top_k, LoadAll(), InService(cache))
     return Composition(placement=placement, assigner=assigner, cache=cache, demand_slots=1)
 
@@ -74,12 +78,10 @@ class _WithAdmission(_Uploads):
             return SecondMiss(self.window)
         return Hotter(self.half_life) if self.admits == "hotter" else EveryMiss()
 
-    def _lru(self, context: BuildContext, frees: Frees, pool: bool = False, repeats: int = 0) -> Composition:
+    def _lru(self, context: BuildContext, frees: Frees, pool: bool = False) -> Composition:
         placement = _placement(self.start, context)
         slots = CountedSlots(Pooled(placement) if pool else placement)
-        return _composition(
-            context, slots, LruCache(), self._admission(), self.inserts, frees=frees, repeats=repeats
-        )
+        return _composition(context, slots, LruCache(), self._admission(), self.inserts, frees=frees)
 
 
 @register(
@@ -112,15 +114,18 @@ class LlamaCacheLruImpl(_WithAdmission):
     """The code of PR #27861: at the end of a step, uploads of its misses are requested, and each takes the slot of the
     least recent expert at once, however many wait for the link. Admission other than of every miss is everett6's.
 
-    repeats: an expert that misses while its upload waits is requested again, into another slot, as the code does; the
-        copy of an expert that is hardly used stands for the second one, since no expert is copied twice here.
+    repeats: an expert that misses while its upload waits is requested again, into another slot, as the code does, and
+        misses again as soon as one of the two is given away (``RepeatedUploads``).
     """
 
     repeats: bool = True
 
     def compose(self, context: BuildContext) -> Composition:
         """LRU by layer, slots freed with the request."""
-        return self._lru(context, "request", repeats=context.experts if self.repeats else 0)
+        if not self.repeats:
+            return self._lru(context, "request")
+        slots = CountedSlots(_placement(self.start, context))
+        return _around(context, RepeatedUploads(self._admission(), slots, self.inserts, context.experts), slots)
 
 
 @register(

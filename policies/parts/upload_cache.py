@@ -40,22 +40,19 @@ class UploadCache:
     - "ahead": at the end of a step, so that each layer has ``inserts`` free slots in the next, and no upload waits for
       the end of its step. Slots must be by layer;
     - "request": at the end of the step, when its uploads are requested, however many wait for the link already; of the
-      misses, higher ids first. Slots must be by layer.
+      misses, the ``inserts`` highest ids. Slots must be by layer.
 
-    ``dwell``: steps for which an expert stays once it has a slot. ``repeats``: of how many experts in a layer an upload
-    is requested again while it waits, into another slot. As no expert is copied twice, that of the layer's least used
-    absent expert stands for it: as long, and as useless.
+    ``dwell``: steps for which an expert stays once it has a slot.
     """
 
     admits = False
 
     def __init__(
         self, order: Cache, admission: Admission, slots: CountedSlots, inserts: int, *, frees: Frees = "copy",
-        dwell: int = 0, repeats: int = 0,
+        dwell: int = 0,
     ) -> None:  # fmt: skip
         self._order, self._admission, self._slots, self._inserts = order, admission, slots, inserts
-        self._frees, self._dwell, self._repeats = frees, dwell, repeats
-        self._uses: Counter[ExpertId] = Counter()
+        self._frees, self._dwell = frees, dwell
         self._members: dict[int, dict[ExpertId, int]] = {}  # by group: the step in which they got their slots
         self._coming: set[ExpertId] = set()  # members that have not arrived, or only in this step
         self._in_service: dict[int, set[int]] = {}
@@ -76,8 +73,6 @@ class UploadCache:
         missed = [expert for expert in view.routing.active if expert not in served]
         if view.phase == "decode":
             self._missed[view.layer] = [ExpertId(view.layer, expert) for expert in missed]
-            if self._repeats:
-                self._uses.update(ExpertId(view.layer, expert) for expert in view.routing.active)
             self._admission.observe(view, frozenset(missed))
 
     def admitted(self, key: ExpertId, group: int) -> None:
@@ -125,7 +120,7 @@ class UploadCache:
     def _end_step(self, view: LayerView) -> Sequence[Upload | Eviction]:
         """What has arrived is in service from now on, but for those that leave."""
         for layer, resident in enumerate(view.residency.resident):
-            self._in_service[layer] = set(resident)
+            self._in_service[layer] = self._published(layer, resident)
         self._coming = {key for key in self._coming if key.expert not in self._in_service[key.layer]}
         if view.phase != "decode" or self._frees == "copy":
             return ()
@@ -133,6 +128,10 @@ class UploadCache:
             return [Eviction(key) for layer in self._missed for key in self._oldest(layer)]
         evictions = [Eviction(key) for layer in self._missed for key in self._request(layer)]
         return [*evictions, *map(Upload, self._waiting)]
+
+    def _published(self, layer: int, resident: Set[int]) -> set[int]:
+        """The experts of a layer that are in service from the end of a step on."""
+        return set(resident)
 
     def _oldest(self, layer: int) -> Sequence[ExpertId]:
         """The next victims of a layer, so many that it has free slots for the next step."""
@@ -146,7 +145,8 @@ class UploadCache:
 
     def _request(self, layer: int) -> Sequence[ExpertId]:
         """Request uploads of the step's misses; returns the experts whose slots they get."""
-        uploads, leaving = self._choose(layer, self._missed[layer][::-1], self._room(layer), self._inserts)
+        latest = self._missed[layer][::-1][: self._inserts]
+        uploads, leaving = self._choose(layer, latest, self._room(layer), self._inserts)
         self._wait(layer, uploads)
         return leaving
 
@@ -158,9 +158,9 @@ class UploadCache:
         chosen: list[ExpertId] = []
         leaving: list[ExpertId] = []
         for miss in missed:
-            key = self._stand_in(layer, chosen) if miss in self._waiting else miss
             if len(chosen) >= most:
                 break
+            key = self._key(miss, chosen)
             if key is None or key in self._members.get(group, ()):
                 continue
             full = len(chosen) - len(leaving) >= room
@@ -172,11 +172,9 @@ class UploadCache:
                 leaving += [victim] if victim else []
         return chosen, leaving
 
-    def _stand_in(self, layer: int, chosen: Sequence[ExpertId]) -> ExpertId | None:
-        """The expert that is uploaded where a request is repeated; None if it is not, or there is none."""
-        taken = {*self._members.get(layer, ()), *self._waiting, *chosen} if self._repeats else ()
-        others = (key for expert in range(self._repeats) if (key := ExpertId(layer, expert)) not in taken)
-        return min(others, key=self._uses.__getitem__, default=None)
+    def _key(self, miss: ExpertId, chosen: Sequence[ExpertId]) -> ExpertId | None:
+        """The expert to upload for a miss; None: an upload of it waits already."""
+        return None if miss in self._waiting else miss
 
     def _wait(self, layer: int, uploads: Sequence[ExpertId]) -> None:
         """Queue uploads for the link."""

@@ -13,24 +13,27 @@ from policies.parts.caches import LfuCache, LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.parts.upload_cache import CountedSlots, Frees, InService, UploadCache
 from policies.protocols import Budget, Cache, Composition, Placement
-from policies.testing.cache_laws import EXPERTS, CacheLaws, CacheScenario
+from policies.testing.cache_laws import CacheLaws, CacheScenario
 
 COST = ExpertCosts((0, 10), (0, 40), 0, 70, 1)
+
+
+def session_of(cache: UploadCache, placement: Placement, slots: int, experts: int = 8) -> Session:
+    """A session of one layer around a cache."""
+    policy = Composition(placement=placement, assigner=InService(cache), cache=cache, demand_slots=0, name="test")
+    return Session(policy, Budget(experts, (1,), slots), [COST])
 
 
 class Play:
     """Steps of one layer; between two steps the link carries as many uploads as it is told."""
 
     def __init__(
-        self, slots: int, *, inserts: int = 1, frees: Frees = "copy", dwell: int = 0, repeats: int = 0,
+        self, slots: int, *, inserts: int = 1, frees: Frees = "copy", dwell: int = 0,
         admission: Admission | None = None, order: Cache | None = None, placement: Placement | None = None,
     ) -> None:  # fmt: skip
         counted = CountedSlots(placement or NoPlacement())
-        cache = UploadCache(
-            order or LruCache(), admission or EveryMiss(), counted, inserts, frees=frees, dwell=dwell, repeats=repeats
-        )
-        policy = Composition(placement=counted, assigner=InService(cache), cache=cache, demand_slots=0, name="test")
-        self.session = Session(policy, Budget(8, (1,), slots), [COST])
+        cache = UploadCache(order or LruCache(), admission or EveryMiss(), counted, inserts, frees=frees, dwell=dwell)
+        self.session = session_of(cache, counted, slots)
         self.steps = 0
 
     def step(self, *active: int, carried: int = 9, phase: Phase = "decode") -> tuple[int, ...]:
@@ -144,26 +147,11 @@ def test_request_the_slot_is_out_of_service_while_the_upload_waits() -> None:
     assert play.carry(9) == [2, 3], "without a slot to be had, 4 was not requested"
 
 
-def played(carried: int, repeats: int) -> tuple[int, int]:
-    """Hits and residents of 60 steps over six experts of eight, two new misses at most, with four slots."""
-    play = Play(slots=4, inserts=2, frees="request", repeats=repeats)
-    hits = sum(len(play.step(step % 6, (step + 2) % 6, carried=carried)) for step in range(60))
-    return hits, len(play.resident)
-
-
-def test_request_repeated_requests_drain_a_cache_whose_link_is_slow() -> None:
-    assert played(carried=9, repeats=0) == played(carried=9, repeats=8), "none waits long enough to be repeated"
-    (hits, residents), (few, left) = played(carried=1, repeats=0), played(carried=1, repeats=8)
-    assert few < hits / 2
-    assert left <= 1 < residents
-
-
-def test_request_a_repeated_request_is_of_the_least_used_absent_expert() -> None:
-    play = Play(slots=3, frees="request", repeats=8)
-    play.step(0, carried=0)
-    play.step(0, 1, carried=0)
-    play.step(0, carried=0)
-    assert play.carry(9) == [0, 1, 2], "0 was requested first, then 1, the higher of two misses, then 2 in 0's place"
+def test_request_only_the_latest_misses_are_asked_about() -> None:
+    play = Play(slots=8, inserts=2, frees="request")
+    play.step(0, 1, 2, carried=0)
+    play.step(0, 1, 2, carried=0)
+    assert play.carry(9) == [2, 1], "0 is the third: the two that wait are not replaced by it"
 
 
 def test_dwell_an_upload_stays_for_so_many_steps() -> None:
@@ -209,7 +197,7 @@ class UploadLaws(CacheLaws):
         pooled = scenario.group(1) == 0
         slots.slots = None if pooled else tuple(scenario.slots)
         frees = "copy" if pooled else self.frees
-        return UploadCache(LruCache(), EveryMiss(), slots, 2, frees=frees, repeats=EXPERTS * (frees == "request"))
+        return UploadCache(LruCache(), EveryMiss(), slots, 2, frees=frees)
 
 
 class TestUploadsWithTheCopy(UploadLaws):
