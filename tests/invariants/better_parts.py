@@ -10,6 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from policies.registry import policy_names
+from sim.runs.columns import columns_of_rows
 from sim.runs.prepare import Prepared
 from sim.simulate import spans_of
 from trilane.study.fit.policy_result import decode_steps_of
@@ -65,7 +66,7 @@ def _losses(prepared: Prepared, part: ScaledPart, before_ms: float) -> Iterator[
 
 
 def _tpot_ms(prepared: Prepared) -> float:
-    return decode_steps_of(spans_of(prepared), prepared.answer_tokens).mean_ms
+    return decode_steps_of(columns_of_rows(spans_of(prepared)), prepared.answer_tokens).mean_ms
 
 
 if __name__ == "__main__":

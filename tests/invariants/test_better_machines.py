@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from policies.registry import policy_names
+from sim.runs.columns import columns_of_rows
 from sim.runs.prepare import Prepared
 from sim.simulate import spans_of
 from tests.invariants.better_parts import QUESTIONS, slower
@@ -42,7 +43,7 @@ def tpot_ms(model: str, part: str, factor: float) -> float:
     prepared = asked(model)
     numbers = scaled_numbers(prepared.hardware, DIALS[part].keys, factor)
     better = on_machine(prepared, prepared.hardware.with_numbers(numbers))
-    return decode_steps_of(spans_of(better), prepared.answer_tokens).mean_ms
+    return decode_steps_of(columns_of_rows(spans_of(better)), prepared.answer_tokens).mean_ms
 
 
 @thinned(5)

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from sim.costs.roofline_costs import EXPERT_KERNELS
+from sim.runs.columns import columns_of_rows
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row
@@ -29,7 +30,7 @@ def prepared(machine: str) -> Prepared:
 
 
 def tpot_ms(played: Prepared) -> float:
-    return decode_steps_of(spans_of(played), played.answer_tokens).mean_ms
+    return decode_steps_of(columns_of_rows(spans_of(played)), played.answer_tokens).mean_ms
 
 
 @pytest.mark.parametrize(("machine", "least", "most"), [(SMALL, 0.05, 0.15), (LARGE, 0.02, 0.07)])
