@@ -172,6 +172,12 @@ def _at(env: simpy.Environment, when: int, call: Callable[[], object]) -> None:
     env.timeout(when).callbacks.append(later)
 
 
+def test_a_copy_that_is_over_within_a_ns_ends_with_it_though_an_expert_begins_then() -> None:
+    """600 of its 1,000 until 1, the rest by 1.4: at 2 nothing is left that the expert could slow down."""
+    jobs = ((0, H2D, 1, "copy"), (0, CPU, 1, "first"), (2, CPU, 5, "second"))
+    assert ends_of(*jobs, cpu=1000, copy=600) == [(1, "first"), (2, "copy"), (7, "second")]
+
+
 def test_alone_a_job_takes_its_work() -> None:
     assert ends_of((0, CPU, 30, "expert"), (50, H2D, 40, "copy")) == [(30, "expert"), (90, "copy")]
 

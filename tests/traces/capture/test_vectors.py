@@ -104,6 +104,11 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_beside_it(tmp_path: Pa
     assert (tmp_path / "v").read_bytes() == before
 
 
+def test_a_model_with_one_layer_of_experts_has_default_vectors_and_nothing_to_forecast(tmp_path: Path) -> None:
+    vectors = calibrated(build("mixtral", num_hidden_layers=1), tmp_path, ["3 4 5 6 7"])
+    assert (vectors.default is not None and vectors.default.any(), len(vectors.residual)) == (True, 0)
+
+
 def test_the_popular_half_has_the_most_tokens_and_of_equal_ones_the_lower_ids() -> None:
     counts = np.array([[5, 1, 5, 5], [0, 0, 0, 0], [1, 2, 3, 4]])
     assert popular_half(counts).tolist() == [
