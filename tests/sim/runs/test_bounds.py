@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import Phase, Routing
 from sim.machine.hardware import load_hardware
-from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, bounds_of, least_misses, lower_bound
+from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, bounds_of, lower_bound
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import StepBytes, null_model, step_bytes
+from sim.runs.traffic_bound import least_misses
 from trilane.testing.costs import scaled, uniform_costs
 from trilane.testing.strategies import toy_shape
 
