@@ -33,12 +33,9 @@ from typing import NamedTuple
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
-from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
-from sim.runs.null_model import null_model, step_bytes
 from sim.runs.sampling import weights_of
 from sim.runs.traffic_bound import traffic_ns
-from traces.models.shape import ModelShape
 
 
 class LowerBound(NamedTuple):
@@ -46,25 +43,6 @@ class LowerBound(NamedTuple):
 
     ttft_ns: int | None
     tpot_ns: float | None
-
-
-def bounds_of(
-    demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, shape: ModelShape, hardware: Hardware,
-    cached_share: float, gpu_only: bool, bound: LowerBound | None = None, answer_tokens: int | None = None,
-) -> dict[str, float]:  # fmt: skip
-    """Lower bound and null model in ms, by the name of their column; those that do not apply are left out.
-
-    ``bound``: ``lower_bound`` of the same arguments, if it is known already.
-    """
-    bound = lower_bound(demand, costs, capacity_bytes, answer_tokens) if bound is None else bound
-    values: dict[str, float] = {}
-    if bound.ttft_ns is not None:
-        values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6
-    if bound.tpot_ns is not None:
-        values["lower_bound_tpot_ms"] = bound.tpot_ns / 1e6
-        read = step_bytes([step for step in demand if step.phase == "decode"], shape, answer_tokens)
-        values["null_model_tpot_ms"] = null_model(shape, hardware, read, cached_share, gpu_only) * 1e3
-    return values
 
 
 def lower_bound(
