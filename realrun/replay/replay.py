@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from policies.mechanism.score_rows import ScoreRows
 from policies.mechanism.views import Forecast, LayerInput
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import RoutedInput
@@ -113,7 +114,7 @@ class Replay:
 
     def _input(self, layer: int) -> LayerInput:
         demand = self._demand
-        scores = None if demand.scores is None else demand.scores[:, layer].tolist()
+        scores = None if demand.scores is None else ScoreRows(demand.scores[:, layer])
         return LayerInput(demand.index, layer, demand.phase, demand.routings[layer], scores, demand.sequences)
 
     def _tokens(self, layer: int) -> RoutedTokens:

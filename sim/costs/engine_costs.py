@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable
 from sim.costs.engine import EngineError, InferenceEngine, load_engine
@@ -88,3 +89,13 @@ def _shared(expert: ExpertCosts, saved_ns: int, first_ns: int) -> ExpertCosts:
     """An expert that shares its kernels with others: it saves most of their time, and the first bears the rest."""
     none, *rest = expert.gpu_ns
     return expert._replace(gpu_ns=(none, *(max(ns - saved_ns, 1) for ns in rest)), first_gpu_ns=first_ns)
+
+
+def narrowed(costs: CostTable, hardware: Hardware, experts: int, share: float) -> CostTable:
+    """The costs with those of narrow copies, which have ``share`` of the bytes of each of a layer's ``experts``."""
+    link = hardware.link
+    made = with_narrow_copies(
+        costs.experts, experts, share, latency_ns=link.h2d_latency_ns, back_latency_ns=link.d2h_latency_ns,
+        bytes_per_ns=hardware.gpu.read_bytes_per_s / 1e9,
+    )  # fmt: skip
+    return replace(costs, experts=made)

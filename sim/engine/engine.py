@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 
 import simpy
 
+from policies.mechanism.score_rows import ScoreRows
 from policies.mechanism.session import Session
 from policies.mechanism.views import Forecast, LayerInput, Plan, Updates
 from sim.costs.cost_table import CostTable
@@ -18,7 +19,6 @@ from sim.engine.copy_lane import CopyLane
 from sim.engine.lanes import GpuLane, Lane, Neighbour
 from sim.engine.launching import Launching
 from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
-from sim.engine.score_rows import ScoreRows
 from sim.runs.demand import StepDemand
 from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import SpanRecorder

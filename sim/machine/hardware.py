@@ -8,8 +8,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, get_args
 
-import yaml
-
 from sim.machine.devices import Devices
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.profile import Profile
@@ -18,6 +16,7 @@ from trilane.common.hints import Name, hints_of
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict, to_dict
+from trilane.common.yaml_files import Lines, yaml_text
 from trilane.machines.documents import document_of
 from trilane.machines.plausibility import HardwareError, check_plausible
 from trilane.machines.sourced import Origin, Sourced
@@ -186,23 +185,6 @@ def _check_overrides(keys: Iterable[str], measured: bool, where: str) -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class _Lines(dict[str, Any]):
-    """A mapping with one line per key."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes lists of numbers on one line each, and so innermost mappings other than ``_Lines``."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        """What occurs twice is written twice: ``read_yaml`` takes no aliases."""
-        return True
-
-
-_Dumper.add_representer(
-    _Lines, lambda dumper, lines: dumper.represent_mapping("tag:yaml.org,2002:map", lines, flow_style=False)
-)
-
-
 def write_hardware(hardware: Hardware, path: str | Path) -> None:
     """Write a machine as YAML, whole or not at all; ``load_hardware`` reads it back.
 
@@ -210,7 +192,6 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
     """
     document = hardware.document()
     if measured := document.get("measured"):
-        document["measured"] = {**measured, **{name: _Lines(measured[name]) for name in ("machine", "rates")}}
-    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+        document["measured"] = {**measured, **{name: Lines(measured[name]) for name in ("machine", "rates")}}
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(yaml_text(document), encoding="utf-8")

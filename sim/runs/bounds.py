@@ -23,32 +23,19 @@ The latest of these is when the next attention, or the head, starts at the earli
 head, is also no earlier than its launch and a tail after the launch of combine. The least over n of the later of the
 two is what is added up. Contention and waiting only add to it.
 
-*Traffic.* Let u be the start of an expert's run in one layer event, and u' in its next one. If no copy of it started in
-(u, u'] and the later run is on the GPU, it was in memory all of that time: the run is a *hit*. (For its first event,
-u is the start of the window.) All other runs are on the CPU or can be charged with a copy of their own within the
-window. When an event is planned, every hit that spans this moment holds a slot, and there are C of them (capacity /
-smallest expert). So hits form a set of intervals of which at most C overlap at any event, and keeping, event by event,
-those that end first (Belady with bypass, from the best possible start) gives the most of them. Of the requests that
-are left, n on the CPU take at least the n shortest CPU times, between synchronisation and combine, so in addition to
-all other links of the chain; the rest take one copy each on the serial link. The least over n of the longer of the two
-bounds.
+*Traffic.* See ``sim.runs.traffic_bound``.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
-from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
-from sim.runs.null_model import null_model, step_bytes
 from sim.runs.sampling import weights_of
-from traces.models.shape import ModelShape
+from sim.runs.traffic_bound import traffic_ns
 
 
 class LowerBound(NamedTuple):
@@ -56,25 +43,6 @@ class LowerBound(NamedTuple):
 
     ttft_ns: int | None
     tpot_ns: float | None
-
-
-def bounds_of(
-    demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, shape: ModelShape, hardware: Hardware,
-    cached_share: float, gpu_only: bool, bound: LowerBound | None = None, answer_tokens: int | None = None,
-) -> dict[str, float]:  # fmt: skip
-    """Lower bound and null model in ms, by the name of their column; those that do not apply are left out.
-
-    ``bound``: ``lower_bound`` of the same arguments, if it is known already.
-    """
-    bound = lower_bound(demand, costs, capacity_bytes, answer_tokens) if bound is None else bound
-    values: dict[str, float] = {}
-    if bound.ttft_ns is not None:
-        values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6
-    if bound.tpot_ns is not None:
-        values["lower_bound_tpot_ms"] = bound.tpot_ns / 1e6
-        read = step_bytes([step for step in demand if step.phase == "decode"], shape, answer_tokens)
-        values["null_model_tpot_ms"] = null_model(shape, hardware, read, cached_share, gpu_only) * 1e3
-    return values
 
 
 def lower_bound(
@@ -123,7 +91,8 @@ class _BoundedSteps:
 
     def least_ns(self, capacity_bytes: int) -> int:
         """No policy takes less."""
-        return max(self._least_chain_ns, _traffic_ns(self._steps, self._costs, capacity_bytes))
+        fixed_ns = sum(_fixed_ns(step, self._costs) for step in self._steps)
+        return max(self._least_chain_ns, traffic_ns(self._steps, self._costs, capacity_bytes, fixed_ns))
 
 
 def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
@@ -234,18 +203,6 @@ def _fractional_split(gpu: Sequence[int], cpu: Sequence[int], gpu_from: int, cpu
     return max(on_gpu, on_cpu)
 
 
-def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> int:
-    """The least time of misses, over all ``steps``."""
-    layers = range(len(costs.experts))
-    events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
-    misses = least_misses(events, capacity_bytes // min(expert.expert_bytes for expert in costs.experts))
-    tables = [expert.cpu_ns for expert in costs.experts]
-    cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
-    on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + sum(_fixed_ns(step, costs) for step in steps)
-    on_link = np.arange(misses, -1, -1) * min(expert.copy_ns for expert in costs.experts)
-    return int(np.maximum(on_cpu, on_link).min())
-
-
 def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
     """A step's chain without its experts."""
     c = costs.step(step.tokens, step.context, step.head_rows)
@@ -253,39 +210,3 @@ def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
     first = max(drafted_ns, launched_ns + costs.lead_of(costs.launch_ns + costs.dense_launch_ns))
     once = first + c.dense_ns + c.head_ns + synced
     return once + (c.attention_ns + c.gate_ns + synced + c.combine_ns) * len(costs.experts)
-
-
-def least_misses(events: Sequence[Sequence[int]], capacity: int) -> int:
-    """Requests that no cache of ``capacity`` equal slots can serve, whatever it holds at the start.
-
-    Each event asks for several experts together, in any order; a miss need not be kept.
-    """
-    following = _next_uses(events)
-    held: set[int] = set()
-    furthest: list[tuple[int, int]] = []  # (-next use, expert); those used already sink to the bottom
-    misses = 0
-
-    def keep(uses: Mapping[int, int]) -> None:
-        held.update(uses)
-        for expert, use in uses.items():
-            heapq.heappush(furthest, (-use, expert))
-        while len(held) > capacity:
-            held.remove(heapq.heappop(furthest)[1])
-
-    keep(following[-1])
-    for event, uses in zip(events, following, strict=False):
-        hits = held.intersection(event)
-        misses += len(event) - len(hits)
-        held -= hits
-        keep(uses)
-    return misses
-
-
-def _next_uses(events: Sequence[Sequence[int]]) -> list[dict[int, int]]:
-    """For each event, when its experts are next used, if ever; last, the first use of every expert."""
-    coming: dict[int, int] = {}
-    following = []
-    for place in range(len(events) - 1, -1, -1):
-        following.append({expert: coming[expert] for expert in events[place] if expert in coming})
-        coming.update(dict.fromkeys(events[place], place))
-    return [*reversed(following), coming]

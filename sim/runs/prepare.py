@@ -1,8 +1,8 @@
 """One prepared object: a scenario with its names resolved, from which both backends start.
 
-``prepare(scenario)`` resolves trace, model, machine and steps. What depends on the policy (composition, memory plan,
-demand, labels, bounds) is worked out when it is first read, and refuses what cannot run. Variants for other policies,
-compositions or machines share the known demand and bounds. A session is made for each play (``Prepared.session``).
+``prepare(scenario)`` resolves trace, model, machine and steps. What depends on the policy (composition, memory, demand)
+is worked out when it is first read, and refuses what cannot run. Variants for other policies, compositions or machines
+share what is known of demand and bounds. A session is made for each play (``Prepared.session``).
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from functools import cached_property
 from typing import TypeVar
 
 from policies.calibration import Calibration
-from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.session import Session
-from policies.mechanism.views import ExpertCosts, PolicyError
+from policies.mechanism.views import ExpertCosts
 from policies.parts.future import Future
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from sim.costs.cost_table import NO_DRAFTS, CostTable, DraftWork
-from sim.costs.engine_costs import costs_on
+from sim.costs.engine_costs import costs_on, narrowed
 from sim.machine.hardware import Hardware, load_hardware
-from sim.runs.bounds import LowerBounds, bounds_of
+from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
-from sim.runs.demand import KnownDemand, StepDemand, future_of, lacking, shared_demand
+from sim.runs.checks import check_needs, check_topology
+from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, repeated, steps_of, weights_of
-from sim.runs.scenario import Scenario, ScenarioError
-from sim.runs.vocabulary import Label, labels_of_needs
+from sim.runs.scenario import Scenario
 from traces.batches import StepRows
 from traces.library import load_trace
-from traces.models.catalogue import load_model, model_names
+from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from traces.noise import NoisyForecasts
 from traces.trace import Trace
@@ -104,7 +103,7 @@ class Prepared:
     def composition(self) -> Composition:
         """The policy: its name, parameters, needs and slots. Its parts are not those of any session."""
         composition = self.compose()
-        check_needs(composition.name, composition.needs, self)
+        check_needs(composition.name, composition.needs, self.scenario, self.shape)
         return composition
 
     @property
@@ -137,10 +136,7 @@ class Prepared:
     @property
     def _planned(self) -> CostTable:
         """The planner's costs."""
-        planned = self.costs if self.planner is None else self.planner
-        one = planned.step(1, (1,))
-        exchange_ns = one.activations_ns + one.result_ns
-        return planned.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns))
+        return (self.costs if self.planner is None else self.planner).with_exchange()
 
     @property
     def played_costs(self) -> CostTable:
@@ -148,14 +144,8 @@ class Prepared:
         return self._with_narrow_copies(self.costs)
 
     def _with_narrow_copies(self, costs: CostTable) -> CostTable:
-        if (share := self.needs.narrow_share) is None:
-            return costs
-        rate, link = self.hardware.gpu.read_bytes_per_s / 1e9, self.hardware.link
-        made = with_narrow_copies(
-            costs.experts, self.shape.experts, share, latency_ns=link.h2d_latency_ns,
-            back_latency_ns=link.d2h_latency_ns, bytes_per_ns=rate,
-        )  # fmt: skip
-        return replace(costs, experts=made)
+        share = self.needs.narrow_share
+        return costs if share is None else narrowed(costs, self.hardware, self.shape.experts, share)
 
     @cached_property
     def _future(self) -> Future:
@@ -184,7 +174,7 @@ class Prepared:
         return self.prompt_repeats == 1 or not self.needs.tokens
 
     def _demand(self, needs: Needs) -> Sequence[StepDemand]:
-        return shared_demand(self.known_demand, self.trace, self.steps, needs, self._noisy)
+        return shared_demand(self.known_demand, self.trace, self.steps, needs, self.noisy)
 
     @property
     def weights(self) -> Weights:
@@ -193,7 +183,7 @@ class Prepared:
         return weights_of([s.index for s in decode], self.answer_tokens, [s.generated for s in decode])
 
     @property
-    def _noisy(self) -> NoisyForecasts | None:
+    def noisy(self) -> NoisyForecasts | None:
         """What takes the place of forecasts that the trace lacks, if the scenario says how good it is."""
         recalls = self.scenario.noisy_forecast_recall
         return None if recalls is None else NoisyForecasts(recalls, self.scenario.seed)
@@ -227,58 +217,6 @@ class Prepared:
             popularity=None if calibration is None else calibration.popularity,
         )
 
-    # --- what a run of it carries -------------------------------------------------------------------------------------
-
-    @cached_property
-    def resolved(self) -> Scenario:
-        """The scenario with everything spelled out that it left to defaults."""
-        return self.scenario.with_(
-            policy=self.composition.name,
-            parameters=dict(self.composition.parameters),
-            sequences=tuple(dict.fromkeys(sequence for step in self.steps for sequence in step.sequences)),
-            generated_tokens=self.answer_tokens or None,
-            calibration=calibration_name(self.scenario),
-        )
-
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """What a reader must know of a run."""
-        labels = [str(label) for label in labels_of_needs(self.needs)]
-        if lacking(self.trace, self.needs):
-            labels.append(str(self._noisy))
-        if self.trace.provenance.get("synthetic"):
-            labels.append(Label.SYNTHETIC_TRACE.value)
-        if self.trace.provenance.get("synthetic_prompts"):
-            labels.append(Label.SYNTHETIC_PROMPTS.value)
-        if self.needs.scores and self.trace.scores is None:
-            labels.append(Label.CHOSEN_SCORES.value)
-        if not self.whole_prompt:
-            labels.append(Label.SHORT_PROMPT.value)
-        if self.scenario.draft_tokens:
-            labels.append(Label.SPECULATIVE.value)
-        return tuple(labels)
-
-    @cached_property
-    def bounds(self) -> dict[str, float]:
-        """Lower bound and null model; the bound's proof does not reach policies that change the routing, and a prompt
-        that is not played at its length has no bound on TTFT.
-
-        What all policies of a scenario have in common is worked out once for them.
-        """
-        capacity = self.memory.cache_bytes + self.memory.staging_bytes
-        share = self.memory.cache_bytes / self.shape.routed_bytes
-        if self.whole_prompt not in self.known_bounds:
-            self.known_bounds[self.whole_prompt] = LowerBounds(self.demand, self.costs, self.answer_tokens)
-        bounds = bounds_of(
-            self.demand, self.costs, capacity, self.shape, self.hardware, share, self.needs.gpu_only,
-            self.known_bounds[self.whole_prompt].at(capacity), self.answer_tokens,
-        )  # fmt: skip
-        if not self.whole_prompt:
-            bounds.pop("lower_bound_ttft_ms", None)
-        if self.needs.changes_routing:
-            return {name: ms for name, ms in bounds.items() if not name.startswith("lower_bound")}
-        return bounds
-
 
 def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     """Resolve a scenario's names, and check that trace, model and calibration belong together.
@@ -289,11 +227,9 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     trace = load_trace(scenario.trace) if trace is None else trace
     scenario = with_header(scenario, trace)
     shape = trace.shape if scenario.model is None else load_model(scenario.model)
-    _check_topology(scenario, trace.shape, shape)
-    overrides = dict(scenario.hardware_overrides)
-    if scenario.gpu_memory_gb is not None:
-        overrides["gpu.memory_bytes"] = round(scenario.gpu_memory_gb * 1e9)
-    hardware = load_hardware(scenario.hardware, overrides)
+    check_topology(scenario, trace.shape, shape)
+    memory = {} if scenario.gpu_memory_gb is None else {"gpu.memory_bytes": round(scenario.gpu_memory_gb * 1e9)}
+    hardware = load_hardware(scenario.hardware, {**scenario.hardware_overrides, **memory})
     check_calibration(scenario, trace)
     steps, repeats, answer_tokens = steps_of(scenario, trace)
     costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps) * repeats)
@@ -311,32 +247,3 @@ def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tok
     costs = costs_on(hardware, shape, max_tokens, scenario.engine)
     draft = DraftWork(scenario.draft_layers, shape.top_k, scenario.draft_ns) if scenario.draft_tokens else NO_DRAFTS
     return replace(costs, draft=draft)
-
-
-def check_needs(policy: str, needs: Needs, prepared: Prepared) -> None:
-    """What a policy needs of batch and model (of the trace: ``demand_of``)."""
-    batch, sizes = prepared.scenario.batch, set(prepared.shape.expert_bytes)
-    if needs.changes_routing and not needs.tokens:
-        raise PolicyError(f"policy {policy!r} changes the routing, token by token: declare Needs(tokens=True) too")
-    if needs.max_batch is not None and batch > needs.max_batch:
-        raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")
-    if prepared.scenario.draft_tokens and any(kind == "token" for kind, _ in needs.forecasts):
-        raise ScenarioError(
-            f"policy {policy!r} needs forecasts of the next tokens, of which a step with drafts computes several: "
-            f"expected draft_tokens 0, got {prepared.scenario.draft_tokens}; set it to 0, or choose a policy without "
-            f"such forecasts"
-        )
-    if needs.uniform_sizes and len(sizes) > 1:
-        raise ScenarioError(
-            f"policy {policy!r} needs experts of one size, those of {prepared.shape.name!r} have {len(sizes)} sizes"
-        )
-
-
-def _check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -> None:
-    for name in ("moe_layers", "experts", "top_k"):
-        if getattr(traced, name) != getattr(shape, name):
-            raise ScenarioError(
-                f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
-                f"has {getattr(shape, name)}: choose a model of the same topology "
-                f"(`--set model={traced.name if traced.name in model_names() else 'null'}`; null: the trace's own)"
-            )

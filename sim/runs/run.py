@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.machine.devices import Power
+from sim.runs.bounds import LowerBounds
+from sim.runs.calibration import calibration_name
+from sim.runs.demand import lacking
 from sim.runs.metrics import Metrics, metrics_of
+from sim.runs.null_model import null_model, step_bytes
 from sim.runs.prepare import Prepared
 from sim.runs.routing_error import RoutingErrors, totals_of
+from sim.runs.scenario import Scenario
 from sim.runs.spans import Row, spans_frame
-from sim.runs.vocabulary import Device, Label
+from sim.runs.vocabulary import Device, Label, labels_of_needs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,12 +52,12 @@ class Run:
         of_this_machine = not labels or prepared.hardware.measured
         memory = prepared.memory
         return cls(
-            scenario=prepared.resolved.to_dict(),
+            scenario=resolved(prepared).to_dict(),
             policy=prepared.composition.name,
             spans=spans_frame(rows),
-            labels=(*prepared.labels, *labels),
+            labels=(*labels_of(prepared), *labels),
             trace_checksum=prepared.trace.checksum,
-            bounds=prepared.bounds if of_this_machine else {},
+            bounds=bounds_of(prepared) if of_this_machine else {},
             memory={
                 "cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes
             },
@@ -106,3 +111,56 @@ def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float
     watts = power.platform_w or 0.0
     watts += sum(low + share * (high - low) for low, high, share in zip(idle, busy, shares, strict=True))
     return watts * metrics.tpot_ms / 1e3 / batch
+
+
+def resolved(prepared: Prepared) -> Scenario:
+    """The scenario with everything spelled out that it left to defaults."""
+    return prepared.scenario.with_(
+        policy=prepared.composition.name,
+        parameters=dict(prepared.composition.parameters),
+        sequences=tuple(dict.fromkeys(sequence for step in prepared.steps for sequence in step.sequences)),
+        generated_tokens=prepared.answer_tokens or None,
+        calibration=calibration_name(prepared.scenario),
+    )
+
+
+def labels_of(prepared: Prepared) -> tuple[str, ...]:
+    """What a reader must know of a run."""
+    needs, trace = prepared.needs, prepared.trace
+    labels = [str(label) for label in labels_of_needs(needs)]
+    if lacking(trace, needs):
+        labels.append(str(prepared.noisy))
+    if trace.provenance.get("synthetic"):
+        labels.append(Label.SYNTHETIC_TRACE.value)
+    if trace.provenance.get("synthetic_prompts"):
+        labels.append(Label.SYNTHETIC_PROMPTS.value)
+    if needs.scores and trace.scores is None:
+        labels.append(Label.CHOSEN_SCORES.value)
+    if not prepared.whole_prompt:
+        labels.append(Label.SHORT_PROMPT.value)
+    if prepared.scenario.draft_tokens:
+        labels.append(Label.SPECULATIVE.value)
+    return tuple(labels)
+
+
+def bounds_of(prepared: Prepared) -> dict[str, float]:
+    """Lower bound and null model in ms, by the name of their column; those that do not apply are left out.
+
+    The bound's proof does not reach policies that change the routing, and a prompt that is not played at its length has
+    no bound on TTFT. What all policies of a scenario have in common is worked out once for them.
+    """
+    memory, needs, whole_prompt, known = prepared.memory, prepared.needs, prepared.whole_prompt, prepared.known_bounds
+    if whole_prompt not in known:
+        known[whole_prompt] = LowerBounds(prepared.demand, prepared.costs, prepared.answer_tokens)
+    bound = known[whole_prompt].at(memory.cache_bytes + memory.staging_bytes)
+    values: dict[str, float] = {}
+    if bound.ttft_ns is not None and whole_prompt and not needs.changes_routing:
+        values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6
+    if bound.tpot_ns is None:
+        return values
+    if not needs.changes_routing:
+        values["lower_bound_tpot_ms"] = bound.tpot_ns / 1e6
+    shape, decode = prepared.shape, [step for step in prepared.demand if step.phase == "decode"]
+    read, share = step_bytes(decode, shape, prepared.answer_tokens), memory.cache_bytes / shape.routed_bytes
+    values["null_model_tpot_ms"] = null_model(shape, prepared.hardware, read, share, needs.gpu_only) * 1e3
+    return values

@@ -1,8 +1,8 @@
-"""Reading of YAML: fast, strict, plain values only, and in time and memory that the length of the text limits."""
+"""YAML, read fast and strictly: plain values only, in time and memory that its length limits; and written for that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +123,28 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 def _fault(event: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class Lines(dict[str, Any]):
+    """A mapping that is written with one line per key, also where it is an innermost one."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists of numbers on one line each, and so innermost mappings other than ``Lines``."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """What occurs twice is written twice: ``read_yaml`` takes no aliases."""
+        return True
+
+
+_Dumper.add_representer(
+    Lines, lambda dumper, lines: dumper.represent_mapping("tag:yaml.org,2002:map", lines, flow_style=False)
+)
+
+
+def yaml_text(document: Mapping[str, Any]) -> str:
+    """A document as YAML that ``read_yaml`` reads back, its keys in their order."""
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120))

@@ -27,8 +27,8 @@ from policies.registry import SYSTEMS, Policy, System
 from policies.system import ChoiceError
 from policies.testing.purity import check_answers, shared_state, snapshot, watched
 from sim.runs.bounds import lower_bound
-from sim.runs.prepare import check_needs
-from sim.runs.scenario import ScenarioError
+from sim.runs.checks import check_needs
+from sim.runs.scenario import Scenario, ScenarioError
 from trilane.testing.laws_of_runs import (
     check_run,
     law_6_determinism,
@@ -183,7 +183,6 @@ def _skip_unbounded(entry: System) -> None:
 
 def _refused(system: System, size: Size, reason: str) -> None:
     """The simulator says why."""
-    shape = SimpleNamespace(name="toy", expert_bytes=size.expert_bytes)
-    setting: Any = SimpleNamespace(scenario=SimpleNamespace(batch=size.sequences), shape=shape)
+    shape: Any = SimpleNamespace(name="toy", expert_bytes=size.expert_bytes)
     with pytest.raises(ScenarioError, match=reason):
-        check_needs(system.name, system.needs, setting)
+        check_needs(system.name, system.needs, Scenario(batch=size.sequences), shape)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import Phase, Routing
 from sim.machine.hardware import load_hardware
-from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, bounds_of, least_misses, lower_bound
+from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, lower_bound
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import StepBytes, null_model, step_bytes
+from sim.runs.traffic_bound import least_misses
 from trilane.testing.costs import scaled, uniform_costs
 from trilane.testing.strategies import toy_shape
 
@@ -165,14 +166,6 @@ def test_bounds_at_several_capacities_are_those_at_each() -> None:
     assert [bounds.at(capacity) for capacity in (0, 400, 200, 0)] == [
         lower_bound(DEMAND, costs, capacity) for capacity in (0, 400, 200, 0)
     ]
-
-
-def test_bounds_of_names_its_columns_and_leaves_out_what_does_not_apply() -> None:
-    shape, hardware = toy_shape(2, 4, 2), load_hardware("rtx3090-ddr4")
-    both = bounds_of(DEMAND, uniform_costs(2), 200, shape, hardware, 0.25, gpu_only=False)
-    assert list(both) == ["lower_bound_ttft_ms", "lower_bound_tpot_ms", "null_model_tpot_ms"]
-    assert both["lower_bound_ttft_ms"] == (lower_bound(DEMAND, uniform_costs(2), 200).ttft_ns or 0) / 1e6
-    assert list(bounds_of(DEMAND[:1], uniform_costs(2), 200, shape, hardware, 0.25, False)) == ["lower_bound_ttft_ms"]
 
 
 def test_the_null_model_by_hand() -> None:

@@ -12,6 +12,7 @@ from policies.protocols import Needs
 from sim.machine.hardware import load_hardware
 from sim.runs.demand import KnownDemand, MissingFromTraceError, demand_of, shared_demand
 from sim.runs.prepare import Prepared, prepare
+from sim.runs.run import labels_of, resolved
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.layout import ForecastKey
 from traces.library import load_trace
@@ -102,7 +103,7 @@ def test_of_a_trace_without_scores_the_weights_of_the_chosen_experts_are_read() 
         found = np.take_along_axis(step.scores, chosen, axis=2)
         np.testing.assert_array_equal(found, here.trace.topk_weights[rows.rows])
         assert np.count_nonzero(step.scores) == np.count_nonzero(found)
-    assert here.labels == (
+    assert labels_of(here) == (
         "noisy forecasts (recall 0.88, 0.82, 0.77)", "synthetic prompts", "scores of the chosen experts alone"
     )  # fmt: skip
     with pytest.raises(MissingFromTraceError, match="needs the scores of all experts, the trace has none"):
@@ -111,9 +112,9 @@ def test_of_a_trace_without_scores_the_weights_of_the_chosen_experts_are_read() 
 
 def test_forecasts_are_as_noisy_as_the_trace_says_or_the_scenario() -> None:
     scenario = Scenario(trace="gpt-oss-20b", model=None, policy="dali", prompt_tokens=4, generated_tokens=2)
-    recalls = [prepare(one).resolved.noisy_forecast_recall for one in (scenario, scenario.with_(**RECALL))]
+    recalls = [resolved(prepare(one)).noisy_forecast_recall for one in (scenario, scenario.with_(**RECALL))]
     assert recalls == [(0.88, 0.82, 0.77), (0.5,)]
-    assert prepare(Scenario(prompt_tokens=4, generated_tokens=2)).resolved.noisy_forecast_recall is None
+    assert resolved(prepare(Scenario(prompt_tokens=4, generated_tokens=2))).noisy_forecast_recall is None
 
 
 def test_a_header_with_a_recall_that_is_none_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Energy, by hand."""
+"""What a run is compared with, and its energy, by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sim.machine.devices import Power
-from sim.runs.run import joules_per_token
+from sim.runs.bounds import lower_bound
+from sim.runs.prepare import prepare
+from sim.runs.run import bounds_of, joules_per_token
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 
@@ -24,3 +26,13 @@ def test_busy_and_idle_watts_over_a_decode_step() -> None:
     assert joules_per_token(metrics, None, batch=2) is None
     assert joules_per_token(replace(metrics, tpot_ms=None), POWER, batch=2) is None
     assert run.to_dict()["energy_j_per_token"] > 0
+
+
+def test_bounds_are_named_as_columns_and_those_that_do_not_apply_left_out() -> None:
+    prepared = prepare(Scenario(policy="fiddler", cached_share=0.25, prompt_tokens=4, generated_tokens=2))
+    memory, both = prepared.memory, bounds_of(prepared)
+    assert list(both) == ["lower_bound_ttft_ms", "lower_bound_tpot_ms", "null_model_tpot_ms"]
+    found = lower_bound(prepared.demand, prepared.costs, memory.cache_bytes + memory.staging_bytes)
+    assert (both["lower_bound_ttft_ms"], both["lower_bound_tpot_ms"]) == (found.ttft_ns / 1e6, found.tpot_ns / 1e6)
+    assert list(bounds_of(prepared.over(prepared.demand[:1]))) == ["lower_bound_ttft_ms"]
+    assert list(bounds_of(prepared.with_policy("smoe"))) == ["null_model_tpot_ms"]

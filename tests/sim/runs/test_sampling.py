@@ -17,7 +17,7 @@ from sim.runs.demand import StepDemand
 from sim.runs.metrics import metrics_of
 from sim.runs.null_model import StepBytes, null_model, step_bytes
 from sim.runs.prepare import prepare
-from sim.runs.run import Run
+from sim.runs.run import Run, bounds_of, labels_of, resolved
 from sim.runs.sampling import answer_places, one_by_one, repeated, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.runs.vocabulary import LANES, Label
@@ -49,7 +49,7 @@ def test_the_first_half_comes_one_by_one_and_the_other_is_spread_to_the_last_tok
     prepared = prepare(Scenario(**MINI, generated_tokens=answer, sampled_steps=played))
     assert [step.context for step in prepared.steps] == [(0,), *((8 + place,) for place in places)]
     assert prepared.tokens_per_sequence == 8 + answer
-    assert prepared.resolved.generated_tokens == answer
+    assert resolved(prepared).generated_tokens == answer
 
 
 def test_an_answer_may_be_longer_than_the_trace() -> None:
@@ -137,7 +137,7 @@ def test_the_null_model_reads_the_bytes_of_the_mean_over_the_answer() -> None:
     assert step_bytes(decode, prepared.shape, 10) == pytest.approx(mean)
     memory, hardware = prepared.memory.cache_bytes / prepared.shape.routed_bytes, prepared.hardware
     seconds = null_model(prepared.shape, hardware, mean, memory, prepared.needs.gpu_only)
-    assert prepared.bounds["null_model_tpot_ms"] == pytest.approx(seconds * 1e3)
+    assert bounds_of(prepared)["null_model_tpot_ms"] == pytest.approx(seconds * 1e3)
 
 
 def test_sampled_steps_of_whole_prompts_follow_the_prompts() -> None:
@@ -187,8 +187,8 @@ def test_a_policy_that_reads_tokens_plays_the_short_prompt_and_has_no_ttft() -> 
 def test_a_prompt_that_was_not_played_at_its_length_has_no_bound_on_its_time() -> None:
     long = Scenario(policy="moe-infinity", prompt_tokens=500, generated_tokens=2, sampled_prompt_tokens=8)
     prepared = prepare(long)
-    assert Label.SHORT_PROMPT in prepared.labels
-    assert list(prepared.bounds) == ["lower_bound_tpot_ms", "null_model_tpot_ms"]
+    assert Label.SHORT_PROMPT in labels_of(prepared)
+    assert list(bounds_of(prepared)) == ["lower_bound_tpot_ms", "null_model_tpot_ms"]
 
 
 def test_a_trace_without_a_prompt_has_none_to_sample(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_the_bounds_of_a_short_prompt_are_not_those_of_the_long_one() -> None:
     """Whichever of two policies of one scenario is played first."""
     long = prepare(Scenario(policy="dali", prompt_tokens=64, sampled_prompt_tokens=8, generated_tokens=2))
     token_by_token = long.with_policy("smoe")
-    assert long.bounds["lower_bound_ttft_ms"] > 0
-    assert token_by_token.bounds == prepare(token_by_token.scenario).bounds
+    assert bounds_of(long)["lower_bound_ttft_ms"] > 0
+    assert bounds_of(token_by_token) == bounds_of(prepare(token_by_token.scenario))
     assert token_by_token.known_bounds is long.known_bounds
     assert len(long.known_bounds) == 2
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from policies.protocols import Needs
-from sim.runs.prepare import check_needs, prepare
+from sim.runs.checks import check_needs
+from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 from trilane.study.compare import compare
@@ -114,10 +115,10 @@ def test_a_model_of_another_topology_is_refused() -> None:
 )
 def test_what_a_policy_needs_of_batch_and_sizes_is_checked(needs: Needs, message: str) -> None:
     setting = prepare(Scenario(**SHORT, batch=2))
-    uneven = replace(setting, shape=replace(setting.shape, expert_bytes=(10, *[20] * 7)))
-    check_needs("mine", Needs(), uneven)
+    uneven = replace(setting.shape, expert_bytes=(10, *[20] * 7))
+    check_needs("mine", Needs(), setting.scenario, uneven)
     with pytest.raises(ScenarioError, match=message):
-        check_needs("mine", needs, uneven)
+        check_needs("mine", needs, setting.scenario, uneven)
 
 
 def test_a_comparison_embeds_the_resolved_scenario() -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared
+from sim.runs.run import bounds_of
 from traces.models.shape import ModelShape
 from trilane.common.gc_paused import gc_paused
 from trilane.study.fit import candidates
@@ -73,7 +74,7 @@ def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Pr
         engine="measured" if prepared.hardware.measured else question.policy_engine,
         memory=memory_use(prepared.memory, prepared.shape, best.host_bytes),
         best=best,
-        bounds=prepared.bounds,
+        bounds=bounds_of(prepared),
         steps=sum(step.phase == "decode" for step in prepared.steps),
         runners_up=tuple(other.result for other in others),
         equal=_equal(first, others, prepared.answer_tokens),

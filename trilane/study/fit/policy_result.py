@@ -13,6 +13,7 @@ from policies.parts.caches import StaticCache
 from sim.runs.columns import Columns, columns_of_rows
 from sim.runs.metrics import metrics_of, played_steps
 from sim.runs.prepare import Prepared
+from sim.runs.run import labels_of
 from sim.runs.sampling import weights_of
 from sim.simulate import spans_of
 from traces.models.shape import ModelShape
@@ -76,7 +77,7 @@ def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPol
         hit_rate=metrics.decode_resident_hit_rate,
         pcie_bytes_per_token=metrics.pcie_bytes_per_token,
         stall_shares=dict(metrics.stall_share),
-        labels=prepared.labels,
+        labels=labels_of(prepared),
     )
     half = decode_steps_of(spans, answer, half_of(metrics.decode_steps))
     return PlayedPolicy(result, residents_of(session), decode, half.mean_ms)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sim.runs.run import bounds_of
 from tests.kit.depth import DEEP, thinned
 from trilane.common.gc_paused import gc_paused
 from trilane.study.fit import candidates
@@ -172,7 +173,7 @@ def answered(**asked: Any) -> Found:
     llama_cpp = next(one for name, one in every.items() if name.startswith("llama.cpp"))
     return Found(
         best.tpot_ms, best.answer_ms, llama_cpp.answer_ms, {name: one.tpot_ms for name, one in every.items()},
-        prepared.bounds["lower_bound_tpot_ms"], best.cache_bytes / prepared.shape.routed_bytes,
+        bounds_of(prepared)["lower_bound_tpot_ms"], best.cache_bytes / prepared.shape.routed_bytes,
     )  # fmt: skip
 
 

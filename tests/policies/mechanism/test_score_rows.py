@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.engine.score_rows import ScoreRows
+from policies.mechanism.score_rows import ScoreRows
 
 STORED = np.array([[0.1, 0.7, 0.2], [0.3, 0.3, 0.4]], np.float16)
 ROWS, LISTS = ScoreRows(STORED), STORED.tolist()
