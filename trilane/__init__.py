@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.study.ablate import ablate as ablate
     from trilane.study.compare import compare as compare
     from trilane.study.draws import summary as summary
-    from trilane.study.fit.fit import Fit as Fit
+    from trilane.study.fit.answer import Fit as Fit
     from trilane.study.fit.fit import fit as fit
     from trilane.study.fit.question import Question as Question
     from trilane.study.sweep.axes import vary as vary

@@ -118,7 +118,7 @@ class Prepared:
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
         """The same, of a class that also logs or times its calls."""
         self.checked()
-        return kind(self.compose(), self._budget, self._with_narrow_copies(self._planned).experts)
+        return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts)
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
@@ -208,7 +208,8 @@ class Prepared:
         )  # fmt: skip
 
     @property
-    def _budget(self) -> Budget:
+    def budget(self) -> Budget:
+        """What a placement divides."""
         calibration = self._calibration if self.needs.calibration else None
         return Budget(
             experts=self.shape.experts,

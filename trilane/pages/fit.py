@@ -17,7 +17,7 @@ from trilane.pages.fit_engine import duration, engine_section, seconds
 from trilane.pages.output import heading, legend, number, pairs, percent, table
 
 if TYPE_CHECKING:
-    from trilane.study.fit.fit import Fit
+    from trilane.study.fit.answer import Fit
     from trilane.study.fit.memory_needed import MemoryUse
     from trilane.study.fit.policy_answer import PolicyAnswer
     from trilane.study.fit.policy_result import PolicyResult

@@ -14,8 +14,8 @@ from trilane.pages.output import heading, number, pairs, percent, table
 if TYPE_CHECKING:
     from trilane.study.accuracy.regime_errors import RegimeAccuracy
     from trilane.study.accuracy.regimes import Regime
+    from trilane.study.fit.answer import Fit
     from trilane.study.fit.engine_answer import EngineAnswer
-    from trilane.study.fit.fit import Fit
     from trilane.study.fit.question import Question
 
 PARTS = {  # of a time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Sequence
+from itertools import filterfalse, repeat
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -110,10 +111,9 @@ class MrsCache(DemandCache):
 
     def _first_free(self, layer: int, blocked: Container[ExpertId]) -> _Ranked | None:
         """The layer's member of least S that is not blocked."""
-        for expert in self._lowest_first(layer):
-            if (layer, expert) not in blocked:
-                return self._scores.item(layer, expert), layer, expert
-        return None
+        members = zip(repeat(layer), self._lowest_first(layer))
+        free = next(filterfalse(blocked.__contains__, members), None)  # no loop: all of a large layer may be pinned
+        return None if free is None else (self._scores.item(free), *free)
 
     def _heads_of(self, group: int) -> list[_Ranked]:
         """The first of each layer's members, of the layers that have any, ascending. A layer stays in its group."""

@@ -14,7 +14,8 @@ from rich.console import Console
 from sim.machine.hardware import load_hardware
 from tests.kit.running import Result, Trilane
 from trilane.pages.fit import fit_page
-from trilane.study.fit.fit import Fit, fit
+from trilane.study.fit.answer import Fit
+from trilane.study.fit.fit import fit
 from trilane.study.fit.larger_pieces import LargerPieces
 from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import Gain

@@ -1,39 +1,20 @@
-"""The answer to "what will this model do on that machine?": with an engine of today, and with the best policy."""
+"""``trilane fit``: what will this model do on that machine?"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from sim.machine.hardware import Hardware, load_hardware
-from traces.models.shape import ModelShape
+from sim.machine.hardware import load_hardware
 from traces.models.trained_length import trained_tokens
-from trilane.common.schema import to_dict
-from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, has_room
 from trilane.study.fit.memory_needed import check_fits, longest_prompt, surely_runs
-from trilane.study.fit.policy_answer import PolicyAnswer, policy_answer
-from trilane.study.fit.question import FitError, Question
+from trilane.study.fit.question import Question
+from trilane.study.fit.workers import workers
+
+if TYPE_CHECKING:
+    from trilane.study.fit.answer import Fit
 
 LONGEST = 2**20  # tokens; no prompt of more is looked for where it is not known what a model was trained for
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Everything on the page of ``trilane fit``."""
-
-    question: Question
-    model: str
-    machine: str
-    about: str
-    engine: EngineAnswer | None  # None: a profile's machine, or ``engine_refused`` says why
-    engine_refused: str | None
-    policies: PolicyAnswer | None  # None: there is no GPU to offload from
-    trained_tokens: int | None  # prompt and answer that the model was trained for; None: not known
-    notes: tuple[str, ...]  # caveats of the machine's parts
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return to_dict(self)
 
 
 def fit(question: Question, jobs: int = 1) -> Fit:
@@ -43,18 +24,10 @@ def fit(question: Question, jobs: int = 1) -> Fit:
     """
     shape, hardware = question.model_shape, load_hardware(question.hardware)
     check_fits(shape, hardware, question)
-    engine, refused = _engine(question, shape, hardware)
-    return Fit(
-        question=question,
-        model=shape.name,
-        machine=hardware.name,
-        about=hardware.about,
-        engine=engine,
-        engine_refused=refused,
-        policies=None if hardware.cpu_only else policy_answer(question, shape, hardware, jobs),
-        trained_tokens=trained_tokens(shape.name),
-        notes=hardware.notes,
-    )
+    with workers(question, shape, hardware, jobs) as pool:
+        from trilane.study.fit.answer import answered  # here: the other processes import it meanwhile
+
+        return answered(question, shape, hardware, jobs, pool)
 
 
 def with_longest_prompt(question: Question) -> Question:
@@ -62,6 +35,8 @@ def with_longest_prompt(question: Question) -> Question:
 
     Raises FitError if none does.
     """
+    from trilane.study.fit.engine_answer import has_room
+
     shape, hardware = question.model_shape, load_hardware(question.hardware)
 
     def runs(tokens: int) -> bool:
@@ -70,22 +45,3 @@ def with_longest_prompt(question: Question) -> Question:
 
     trained = trained_tokens(shape.name) or LONGEST + question.generated
     return replace(question, prompt_tokens=longest_prompt(runs, max(trained - question.generated, 1) + 1) or 1)
-
-
-def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:
-    """The engine's answer, or why there is none. Raises FitError where it is the only answer, or was asked for."""
-    asked = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
-    named = any(value is not None for value in asked)
-    if hardware.measured:
-        if named or question.kv is not None:
-            raise FitError(
-                f"fit: {hardware.name!r} is a profile, whose times are those of the engine that was measured: expected "
-                f"no engine, threads, kv, n_cpu_moe or ubatch"
-            )
-        return None, None
-    try:
-        return engine_answer(question, shape, hardware), None
-    except FitError as error:
-        if named or hardware.cpu_only:
-            raise
-        return None, str(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared
@@ -16,7 +15,6 @@ from trilane.study.fit.caveats import caveats_of
 from trilane.study.fit.evidence import Evidence, evidence_of
 from trilane.study.fit.memory_needed import MemoryUse, memory_use, need_of
 from trilane.study.fit.policy_result import PlayedPolicy, PolicyResult
-from trilane.study.fit.prepared_question import prepared_for
 from trilane.study.fit.question import Question
 from trilane.study.fit.routing import routing_for
 from trilane.study.fit.sensitivity import Gain, gains_of, limit_of, ranked
@@ -54,13 +52,15 @@ class PolicyAnswer:
         return not self.memory.all_fits
 
 
-def policy_answer(question: Question, shape: ModelShape, hardware: Hardware, jobs: int = 1) -> PolicyAnswer:
-    """Play the candidates. Raises FitError if none can run, what ``prepared_for`` raises, and ChoiceError for a policy
-    that the other processes lack."""
+def policy_answer(
+    question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
+) -> PolicyAnswer:
+    """Play the candidates in the ``jobs`` processes of ``pool`` (``fit.workers``). Raises FitError if none can run,
+    what ``prepared_for`` raises, and ChoiceError for a policy that the other processes lack."""
     all_on_gpu = need_of(shape, hardware, question.batch, question.tokens).all_on_gpu
     policies = candidates.names(question, all_on_gpu)
     check_workers(policies, jobs)
-    with WorkerPool(min(jobs, len(policies)), partial(prepared_for, question)) as pool, gc_paused():
+    with gc_paused():
         return _answered(question, policies, pool)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -95,9 +95,12 @@ def _shorter(names: Sequence[str], expert: ExpertCosts) -> ExpertCosts:
     return expert._replace(**times)
 
 
-def gains_of(policy: str, window: WarmWindow, pool: WorkerPool[Prepared]) -> Iterator[Gain]:
+def gains_of(policy: str, window: WarmWindow, pool: WorkerPool[Prepared]) -> list[Gain]:
     """The gain from every part that can be told apart; the processes of ``pool`` hold the question, prepared."""
-    return pool.map(partial(_gain, policy, window), parts_of(pool.state))
+    parts = parts_of(pool.state)
+    longest_first = sorted(parts, key=lambda part: not part.steers)  # so that the processes end together
+    gains = dict(zip(longest_first, pool.map(partial(_gain, policy, window), longest_first), strict=True))
+    return [gains[part] for part in parts]
 
 
 def parts_of(prepared: Prepared) -> list[ScaledPart]:

@@ -16,7 +16,7 @@ from sim.runs.columns import columns_of_rows
 from sim.runs.prepare import Prepared
 from sim.runs.spans import Row
 from sim.simulate import spans_of
-from trilane.study.fit.policy_result import PlayedPolicy, Residents, decode_steps_of, half_of, residents_of
+from trilane.study.fit.policy_result import PlayedPolicy, Residents, decode_steps_of, half_of
 
 STEPS = 8  # from the middle of those that were played
 NEAR = 0.25  # relative difference of the window's TPOT from the answer's up to which the window is used
@@ -49,7 +49,7 @@ class WarmWindow:
 
     def gain(self, better: Prepared, *, other_copies: bool) -> float:
         """Old TPOT over that of ``better``, minus 1. ``other_copies``: whether the policy may copy other experts."""
-        if other_copies or self.residents is None or residents_of(better.session()) != self.placed:
+        if other_copies or self.residents is None or placed_in(better) != self.placed:
             return self.half_ms / half_tpot_ms(better) - 1
         return self.base_ms / warm_tpot_ms(better, self.residents) - 1
 
@@ -58,8 +58,13 @@ def warm_window(prepared: Prepared, played: PlayedPolicy) -> WarmWindow:
     """``played``: the policy on its own machine."""
     base_ms = warm_tpot_ms(prepared, played.residents)
     near = abs(base_ms / played.result.tpot_ms - 1) < NEAR
-    placed = residents_of(prepared.session())
-    return WarmWindow(placed, played.residents if near else None, base_ms, played.half_tpot_ms)
+    return WarmWindow(placed_in(prepared), played.residents if near else None, base_ms, played.half_tpot_ms)
+
+
+def placed_in(prepared: Prepared) -> Residents:
+    """The experts that the policy places in the cache before the first token."""
+    residents = prepared.compose().placement.place(prepared.checked().budget).residents
+    return tuple(tuple(sorted(experts)) for experts in residents)
 
 
 def half_tpot_ms(prepared: Prepared) -> float:

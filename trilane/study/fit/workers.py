@@ -1,0 +1,32 @@
+"""The processes that answer a question: begun at once, they import and prepare what they need while this one does."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.study.fit.memory_needed import need_of
+from trilane.study.fit.question import Question
+from trilane.study.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from sim.runs.prepare import Prepared
+
+_USUAL_PLAYS = 6  # of the candidates
+_ADDED = 2  # llama.cpp and the clairvoyant run
+
+
+def workers(question: Question, shape: ModelShape, hardware: Hardware, jobs: int) -> WorkerPool[Prepared]:
+    """At most ``jobs`` processes, one of which is this one; no more than there are candidates to play at a time."""
+    plays = _USUAL_PLAYS if question.policies is None else len(question.policies) + _ADDED
+    if hardware.cpu_only or need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
+        plays = 1
+    return WorkerPool(min(jobs, plays), partial(_prepared, question))
+
+
+def _prepared(question: Question) -> Prepared:
+    from trilane.study.fit.prepared_question import prepared_for  # it takes long to import
+
+    return prepared_for(question)
