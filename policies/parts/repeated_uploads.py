@@ -4,7 +4,7 @@ slots that forgets the first."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence, Set
+from collections.abc import Collection, Container, Sequence
 
 from policies.mechanism.views import ExpertId, LayerView
 from policies.parts.admission import Admission
@@ -50,7 +50,7 @@ class RepeatedUploads(UploadCache):
             self._clock.lost.add(copied)
             self._in_service[copied.layer].discard(copied.expert)
 
-    def _published(self, layer: int, resident: Set[int]) -> set[int]:
+    def _published(self, layer: int, resident: Collection[int]) -> set[int]:
         """Stand-ins that have arrived give their experts an entry; neither they nor the lost are in service."""
         waiting = self._unpublished.get(layer, ())
         self._unpublished[layer] = [key for key in waiting if key.expert not in resident]

@@ -4,7 +4,7 @@ copied next to the computation, for later steps."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Mapping, Sequence, Set
 from typing import Literal, cast
 
 from policies.mechanism.views import Assignment, Eviction, ExpertId, LayerView, Upload
@@ -129,7 +129,7 @@ class UploadCache:
         evictions = [Eviction(key) for layer in self._missed for key in self._request(layer)]
         return [*evictions, *map(Upload, self._waiting)]
 
-    def _published(self, layer: int, resident: Set[int]) -> set[int]:
+    def _published(self, layer: int, resident: Collection[int]) -> set[int]:
         """The experts of a layer that are in service from the end of a step on."""
         return set(resident)
 
