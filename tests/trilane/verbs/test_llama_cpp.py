@@ -63,14 +63,14 @@ def test_measure_runs_a_llama_bench_where_the_package_is_missing(
         return {point: [5_000_000] * repeats for point, repeats in points}
 
     monkeypatch.setattr("realrun.llama_cpp.bench_program.program_times", times)
-    monkeypatch.setattr("trilane.verbs.llama_cpp.find_spec", lambda name: None)
+    monkeypatch.setattr("realrun.llama_cpp.library.has_library", lambda: False)
     monkeypatch.setenv("LLAMA_BENCH", "/opt/llama-bench")
     measure_llama(LlamaRun("model.gguf", threads=2, prompt=10, repeats=3), str(tmp_path / "m.json"))
     assert "model.gguf with llama.cpp (/opt/llama-bench), all on the CPU, 2 threads" in capsys.readouterr().out
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["program"] == "/opt/llama-bench"
     assert (found["decode at 0 tokens"]["repeats"], found["prompt of 10"]["tokens_per_s"]) == (12, 2000)
-    monkeypatch.setattr("trilane.verbs.llama_cpp.find_spec", lambda name: object())
+    monkeypatch.setattr("realrun.llama_cpp.library.has_library", lambda: True)
     measure_llama(LlamaRun("model.gguf", llama_bench="./mine"), None)
     assert asked == [("/opt/llama-bench", Path("model.gguf")), ("./mine", Path("model.gguf"))]
 
