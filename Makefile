@@ -87,7 +87,7 @@ validate: $(VENV)/tests.stamp
 GPU_OUT ?= out/gpu
 STAGES  ?=
 
-gpu: $(VENV)/tests.stamp
+gpu: $(VENV)/llama.stamp
 	TRILANE=$(BIN)/trilane PYTHON=$(BIN)/python examples/gpu.sh $(GPU_OUT) $(STAGES)
 
 clean:

@@ -7,6 +7,11 @@
 #   deepseek-v2-lite  the whole model, measured and predicted, on a bundled trace
 #   qwen3-30b-a3b     the same for its first 24 layers, on synthetic routing
 #   mixtral-8x7b      the same for its first 4 layers: the experts of 8, with those of the microbenchmarks, would fill 24 GB
+#   llama.cpp-build   the library of llama.cpp for CUDA, unless one is found that uses the GPU (examples/build_llama.sh)
+#   llama.cpp-profile microbenchmarks of llama.cpp: kernels by format and rows, layers that the CPU takes part in, copies
+#   llama.cpp-qwen3-30b-a3b, llama.cpp-gpt-oss-20b
+#                     the whole model in llama.cpp, with the experts of five numbers of layers on the CPU (--n-cpu-moe): measured,
+#                     and predicted from these microbenchmarks alone
 #   peer              Trilane, accelerate's offload and llama-bench, if these are installed: all on one small model that is made
 #                     for this, with 1.2 GB of experts in 0.7 GB of GPU memory
 #   pack              OUT/results.zip of at most 16 MB
@@ -18,6 +23,8 @@
 # In addition to torch (2.11 or newer) and transformers (5.17 or newer), it needs simpy, pandas, pyarrow, scipy, safetensors,
 # typer, rich, matplotlib, pyyaml and their dependencies. On a machine without internet, install them from wheels:
 #   pip install --no-index --no-deps --target DIR *.whl; export PYTHONPATH=DIR
+# llama.cpp needs the package gguf, and its library: cmake, a C++ compiler and nvcc, and on a machine without internet its
+# sources, 38 MB (see examples/build_llama.sh); or a library that is there, named in LLAMA_LIBRARY. Its models take 17 GB of disk.
 # (`make gpu` is for a machine with internet: it installs everything, with the pinned torch, into .venv.)
 #
 # Environment variables, with their defaults:
@@ -26,6 +33,9 @@
 #   LANES=cuda         host-lanes: without a GPU, with models of 1 or 2 layers and short texts
 #   MEMORY_GB          GPU memory to use; default: the free memory, at most 24
 #   STAGE_SECONDS=500  time limit of each stage
+#   LLAMA_LIBRARY      a libllama.so of build 11549 that uses the GPU; default: what the package xllamacpp brings, or a build
+#   LLAMA_SOURCES      xllamacpp-2026.10.11549.tar.gz, where it cannot be downloaded
+#   HARDWARE           this machine's parts, such as rtx-4090+ddr5-5600, for the null model; default: those that are found
 #   TRILANE_HOST_MEMORY_GB  host memory for experts, if a virtual machine shows less than it has
 # Exit status: 0 all passed, 1 one failed or was stopped, 3 one ran out of time and continues when run again.
 set -uo pipefail
@@ -42,10 +52,12 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 trilane=${TRILANE:-trilane} python=${PYTHON:-python3} lanes=${LANES:-cuda}
 stage_seconds=${STAGE_SECONDS:-500} report_seconds=120  # of these, at most, for a validation after its last run
 policies=fiddler,on-demand,mixtral-offloading,dali,hybrimoe,best-exact
-stages=(smoke profile deepseek-v2-lite qwen3-30b-a3b mixtral-8x7b peer pack)
+stages=(smoke profile deepseek-v2-lite qwen3-30b-a3b mixtral-8x7b llama.cpp-build llama.cpp-profile
+  llama.cpp-qwen3-30b-a3b llama.cpp-gpt-oss-20b peer pack)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # A stream that waits for CPU experts must not delay others: each has a hardware queue, and kernels are loaded in advance.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}  # one GPU: llama.cpp would spread a model over all
 export PYTHONFAULTHANDLER=1  # print a traceback when a command that hangs is ended
 
 for stage in "$@"; do
@@ -62,15 +74,27 @@ free_gb() {  # GB (10^9 bytes) free on the GPU, 24 at most
   [[ $found =~ ^[0-9]+\.[0-9]$ ]] && echo "$found" || echo 24
 }
 
+cores() {  # physical ones of the CPU
+  local found
+  found=$($python -c 'from realrun.machine.cores import physical_cores; print(len(physical_cores()))' 2>/dev/null)
+  [[ $found =~ ^[1-9][0-9]*$ ]] && echo "$found" || echo 8
+}
+
 case $lanes in
   cuda)
     models=(deepseek-v2-lite qwen3-30b-a3b:24 mixtral-8x7b:4) traced=mini-deepseek device=cuda
     profiling=(--lanes cuda --memory-gb "${MEMORY_GB:-$(free_gb)}" --quick --batch 1,4 --context 32,64 --prompt 32)
-    smaller=() ;;
+    smaller=()
+    llama_models=(qwen3-30b-a3b@q4_0 gpt-oss-20b@mxfp4) llama_library=gpu_name llama_plan=gpu-llama.yaml
+    llama_profiling=(--gpu --rounds 1 --threads "$(cores)")
+    llama_settings=(--set "hardware=${HARDWARE:-here}" --set "threads=[$(cores)]") ;;
   host-lanes)
     models=(deepseek-v2-lite:2 qwen3-30b-a3b:2 mixtral-8x7b:1) traced=mini-deepseek:2 device=fake
     profiling=(--lanes host-lanes --quick --batch 1,4 --context 8,12 --prompt 8)
-    smaller=(--set prompt_tokens=8 --set generated_tokens=4 --repeats 1) ;;
+    smaller=(--set prompt_tokens=8 --set generated_tokens=4 --repeats 1)
+    llama_models=(qwen3-30b-a3b@q4_0:2 gpt-oss-20b@mxfp4:2) llama_library=llama_library llama_plan=validation-llama.yaml
+    llama_profiling=(--rounds 1 --threads 1)
+    llama_settings=(--set "threads=[1]" --set "depths=[0]" --set "prompts=[32]" --set repeats=2) ;;
   *) refuse "expected LANES=cuda or LANES=host-lanes, got $lanes" ;;
 esac
 
@@ -113,6 +137,51 @@ peer() {
   else
     say "the peers are left out: accelerate is not installed"
   fi
+}
+
+# llama.cpp: what the package xllamacpp brings, or LLAMA_LIBRARY, or a build of our own
+llama_build=${LLAMA_BUILD:-$root/build/llama.cpp}
+[ -n "${LLAMA_LIBRARY:-}" ] || [ ! -e "$llama_build/bin/libllama.so" ] || export LLAMA_LIBRARY=$llama_build/bin/libllama.so
+
+llama_found() { $python -c "from realrun.llama_cpp.library import $llama_library as library; library()" > /dev/null 2>&1; }
+
+build_llama() {
+  if llama_found; then
+    say "llama.cpp is there"
+  elif [ -n "${LLAMA_LIBRARY:-}" ]; then
+    again llama.cpp-build $python -c "from realrun.llama_cpp.library import $llama_library as library; print(library())"
+  elif [ $lanes = host-lanes ]; then
+    say "llama.cpp is left out: the package xllamacpp is not installed, and LLAMA_LIBRARY is not set"
+  else
+    BUILD_SECONDS=$((deadline - SECONDS > 60 ? deadline - SECONDS - 30 : 30)) again llama.cpp-build \
+      "$root/examples/build_llama.sh" "$llama_build" ${LLAMA_SOURCES:+"$LLAMA_SOURCES"} \
+      && export LLAMA_LIBRARY=$llama_build/bin/libllama.so
+  fi
+}
+
+llama_can_run() {
+  if ! $python -c 'import gguf' 2>/dev/null; then
+    say "llama.cpp is left out: the package gguf is not installed"
+  elif ! llama_found; then
+    say "llama.cpp is left out: there is no library, which the stage llama.cpp-build makes"
+  else
+    return 0
+  fi
+  return 1
+}
+
+profile_llama() {
+  llama_can_run || return 0
+  once llama.cpp-profile $trilane profile --engine llama.cpp -o "$out/llama.cpp.yaml" "${llama_profiling[@]}" \
+    --blocks q4_0,q6_k,q8_0,mxfp4 --json "$out/llama.cpp.json"
+}
+
+validate_llama() {  # STAGE
+  local stage=$1 model
+  llama_can_run || return 0
+  for model in "${llama_models[@]}"; do [ "llama.cpp-${model%%[:@]*}" = "$stage" ] && break; done
+  once "$stage" $trilane validate "$root/examples/$llama_plan" --engine llama.cpp --profile "$out/llama.cpp.yaml" \
+    --set "models=['$model']" "${llama_settings[@]}" --out "$out/$stage" --json "$out/$stage.json"
 }
 
 pack() { again pack $python "$root/examples/pack_results.py" "$out" "$out/results.zip"; }
@@ -163,12 +232,18 @@ trap stop INT TERM
 : > "$out/stages.txt"
 for stage in "${stages[@]}"; do
   if [ -n "$stopped" ]; then
-    printf '%-18s%s\n' "$stage" "not begun: stopped" >> "$out/stages.txt"
+    printf '%-25s%s\n' "$stage" "not begun: stopped" >> "$out/stages.txt"
     continue
   fi
   began=$SECONDS deadline=$((SECONDS + stage_seconds)) result=0
-  case $stage in smoke|profile|peer|pack) $stage ;; *) validate "$stage" ;; esac
-  printf '%-18s%4d s  %s\n' "$stage" $((SECONDS - began)) "$(in_words $result)" >> "$out/stages.txt"
+  case $stage in
+    smoke|profile|peer|pack) $stage ;;
+    llama.cpp-build) build_llama ;;
+    llama.cpp-profile) profile_llama ;;
+    llama.cpp-*) validate_llama "$stage" ;;
+    *) validate "$stage" ;;
+  esac
+  printf '%-25s%4d s  %s\n' "$stage" $((SECONDS - began)) "$(in_words $result)" >> "$out/stages.txt"
   case $result in 0) ;; 3) [ $worst -ne 0 ] || worst=3 ;; *) worst=1 ;; esac
 done
 echo

@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
     for item in items:
-        if item.get_closest_marker("llama") and not find_spec("xllamacpp"):
+        if item.get_closest_marker("llama") and not (find_spec("xllamacpp") or os.environ.get("LLAMA_LIBRARY")):
             item.add_marker(pytest.mark.skip(reason="needs the package xllamacpp: make test-llama"))
 
 

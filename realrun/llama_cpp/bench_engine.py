@@ -27,13 +27,14 @@ class BenchContext(Protocol):
 
 class BenchSettings(NamedTuple):
     """How a model is loaded. ``gpu``: onto a GPU, but for the experts of the first ``cpu_layers`` layers; ``kv``: the
-    format of keys and values."""
+    format of keys and values; ``mapped``: out of a mapped file, rather than one that is read into pinned memory."""
 
     context_tokens: int
     piece_tokens: int = 512
     gpu: bool = False
     cpu_layers: int = 0
     kv: str = "f16"
+    mapped: bool = True
 
 
 OpenModel = Callable[[Path, BenchSettings], AbstractContextManager[BenchContext]]

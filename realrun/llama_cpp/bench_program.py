@@ -38,9 +38,11 @@ def program_times(
 
 def _times(program: str, path: Path, settings: BenchSettings, point: BenchPoint, repeats: int) -> list[int]:
     prompt, generated = (0, GENERATED) if point.tokens == 1 else (point.tokens, 0)
-    piece, where = str(settings.piece_tokens), ["-ngl", "0"]
+    piece, where = str(settings.piece_tokens), ["-ngl", "0", "-dev", "none"]  # a GPU would compute long prompts
     if settings.gpu:
         where = ["-ngl", _ALL_LAYERS, "-ncmoe", str(settings.cpu_layers)]
+    if not settings.mapped:
+        where += ["-lm", "none"]
     printed = _run([
         program, "-m", str(path), "-o", "json", "-r", str(repeats), "-p", str(prompt), "-n", str(generated),
         "-d", str(point.depth), "-t", str(point.threads), "-b", piece, "-ub", piece, "-ctk", settings.kv,

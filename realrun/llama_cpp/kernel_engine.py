@@ -1,23 +1,33 @@
-"""An engine file from measured kernels: on a machine with a GPU llama.cpp's numbers, without one the measured ones."""
+"""An engine file from measured kernels, of a CPU or of a GPU next to it: for the other machines llama.cpp's numbers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from sim.costs.engine import InferenceEngine, load_engine
 from sim.costs.kernels import Kernels
+from sim.costs.split_kernels import SplitKernels
 from trilane.common.files import atomic_path
 from trilane.common.schema import to_dict
 
 BASE = "llama.cpp"
 
 
-def write_engine(kernels: Kernels, about: str, path: Path) -> InferenceEngine:
+class GpuNumbers(NamedTuple):
+    """What was measured on a machine with a GPU."""
+
+    gpu_kernels: Kernels
+    split: SplitKernels
+
+
+def write_engine(measured: Kernels | GpuNumbers, about: str, path: Path) -> InferenceEngine:
     """Write an engine ``like`` llama.cpp, aside first, and the engine as it is read back. Raises EngineError."""
-    document: dict[str, Any] = {"about": about, "like": BASE, "kernels": _plain(to_dict(kernels))}
+    sections = measured._asdict() if isinstance(measured, GpuNumbers) else {"kernels": measured}
+    plain = {name: _plain(to_dict(section)) for name, section in sections.items()}
+    document: dict[str, Any] = {"about": about, "like": BASE, **plain}
     with atomic_path(path) as aside:
         aside.write_text(yaml.dump(document, Dumper=_EngineDumper, sort_keys=False, default_flow_style=None, width=120))
         load_engine(str(aside))  # an engine that cannot be read leaves an earlier file as it was

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchPoint
-from realrun.llama_cpp.benchmark_models import DEPTH, ROWS, STEPS, TILED, UNTILED, attention_models, router_pair
+from realrun.llama_cpp.bench_sizes import ON_CPU, BenchSizes
+from realrun.llama_cpp.benchmark_models import attention_models, router_pair
 from realrun.llama_cpp.nonnegative_fit import Equations, solved
 from realrun.llama_cpp.piece_time import piece_ns
 from realrun.llama_cpp.product_times import Samples, product_times
@@ -21,13 +22,10 @@ from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates,
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
-from trilane.machines.plausibility import LIMITS
 from trilane.machines.sourced import Confidence, Sourced
 
 _CONFIDENCE: Confidence = "medium"
-_TILE_ROWS = Sourced(64, "GGML_FA_TILE_Q of ggml-org/llama.cpp ggml/src/ggml-cpu/ops.cpp", "high")
 _FREE = 1e18  # operations a second: takes no time
-_STEPS = (1, UNTILED, TILED)
 
 
 class KernelError(TrilaneError):
@@ -36,12 +34,14 @@ class KernelError(TrilaneError):
 
 @dataclass(frozen=True)
 class KernelNumbers:
-    """The numbers that follow from ``samples``, for these numbers of threads; ``where`` begins every source."""
+    """The numbers that follow from ``samples`` of models of these sizes, for these numbers of threads (of a GPU: 1);
+    ``where`` begins every source."""
 
     samples: Samples
     blocks: tuple[str, ...]
     threads: tuple[int, ...]
     where: str
+    sizes: BenchSizes = ON_CPU
 
     def kernels(self) -> Kernels:
         """All of them. Raises KernelError where a machine was too busy for any."""
@@ -57,24 +57,25 @@ class KernelNumbers:
     # --- products -----------------------------------------------------------------------------------------------------
 
     def _products(self) -> tuple[dict[str, BlockRates], Sourced[tuple[float, ...]]]:
-        found_ns = product_times(self.samples, self.blocks, self.threads)
+        found_ns = product_times(self.samples, self.blocks, self.threads, self.sizes)
         found = {}
         for block in self.blocks:
             experts, others = ([times.blocks[block][which] for times in found_ns] for which in (0, 1))
             found[block] = BlockRates(
-                self._rates(ROWS, experts, "models of 4 and 12 experts a token, of 32"),
-                self._rates(tuple(STEPS), others, "models of 1 and 12 shared experts"),
+                self._rates(self.sizes.rows, experts, "models of 4 and 12 experts a token, of 32"),
+                self._rates(tuple(self.sizes.steps), others, "models of 1 and 12 shared experts"),
             )
         how = "models of 4 and 12 experts a token of 1,024 rows, and of 16 of 256"
         return found, self._sourced(tuple(times.chosen for times in found_ns), how)
 
     def _router(self, bare: Kernels) -> Sourced[ProductRates]:
         """What the larger router adds to a step, beyond the experts that it spreads the rows over."""
-        few, many = router_pair().values()
+        few, many = router_pair(self.sizes).values()
         flops = 2.0 * (many.experts - few.experts) * few.hidden
-        rows = [(few.moe_layers - 1) * tokens + 1 for tokens in _STEPS]  # the last layer has one
+        steps = tuple(self.sizes.attended)
+        rows = [(few.moe_layers - 1) * tokens + 1 for tokens in steps]  # the last layer has one
         times = [
-            [self._longer(bare, threads, tokens) / (flops * count) for tokens, count in zip(_STEPS, rows, strict=True)]
+            [self._longer(bare, threads, tokens) / (flops * count) for tokens, count in zip(steps, rows, strict=True)]
             for threads in self.threads
         ]
         return self._no_faster_than_products(times, bare)
@@ -86,18 +87,18 @@ class KernelNumbers:
         measured = [bare.products[block].others.value.flops_per_s for block in self.blocks]
         least = [1e9 / max(max(rates[place]) for rates in measured) for place in range(len(self.threads))]
         bounded = [[max(ns, low) for ns in each] for each, low in zip(times, least, strict=True)]
-        found = self._rates(_STEPS, bounded, how)
+        found = self._rates(tuple(self.sizes.attended), bounded, how)
         if bounded == times:
             return found
         return Sourced(found.value, f"{found.source}; within noise, and bounded by the fastest product", "low")
 
     def _longer(self, bare: Kernels, threads: int, tokens: int) -> float:
-        few, many = (self._left(name, shape, bare, threads, tokens) for name, shape in router_pair().items())
+        few, many = (self._left(name, shape, bare, threads, tokens) for name, shape in router_pair(self.sizes).items())
         return many - few
 
     def _rates(self, rows: tuple[int, ...], times: Sequence[Sequence[float]], how: str) -> Sourced[ProductRates]:
         """From times of an operation in ns. More threads are no slower than one, and at most as many times as fast."""
-        if min(times[0]) < 1e9 / LIMITS["cpu.flops_per_s"].high:
+        if min(times[0]) < 1e9 / self.sizes.most_flops_per_s:
             raise KernelError(f"{how}: no rate follows from their times; measure again, without other programs")
         one, first = [1e9 / ns for ns in times[0]], self.threads[0]
         rates = tuple(
@@ -112,29 +113,29 @@ class KernelNumbers:
     # --- attention ----------------------------------------------------------------------------------------------------
 
     def _attention(self) -> AttentionTimes:
-        rows = [solved(self._attention_added(threads, (1, UNTILED))) for threads in self.threads]
+        rows = [solved(self._attention_added(threads, self.sizes.untiled)) for threads in self.threads]
         tiles = [
             solved(self._tiles_added(threads, known[0])) for threads, known in zip(self.threads, rows, strict=True)
         ]
         columns = (*zip(*rows, strict=True), *zip(*tiles, strict=True))
-        how = f"models of {len(_attending())} widths and groups, at {DEPTH:,} tokens and at none"
+        how = f"models of {len(self._attending())} widths and groups, at {self.sizes.depth:,} tokens and at none"
         byte, pair, width, tile_pair, tile_width = (self._sourced(tuple(each), how) for each in columns)
-        return AttentionTimes(byte, pair, width, tile_pair, tile_width, _TILE_ROWS)
+        return AttentionTimes(byte, pair, width, tile_pair, tile_width, self.sizes.tile_rows)
 
     def _attention_added(self, threads: int, steps: Sequence[int]) -> Equations:
         """What many tokens in the cache add: unknown times of a byte, of a pair, and of an element of its width."""
         equations, times = [], []
-        for name, shape in _attending().items():
+        for name, shape in self._attending().items():
             for tokens in steps:
-                deep, flat = (self.samples[name][BenchPoint(threads, depth, tokens)] for depth in (DEPTH, 0))
-                read, pairs, width = _added(shape, tokens, threads)
+                deep, flat = (self.samples[name][BenchPoint(threads, depth, tokens)] for depth in (self.sizes.depth, 0))
+                read, pairs, width = _added(shape, tokens, threads, self.sizes.depth)
                 equations.append([read, pairs, pairs * width])
                 times.append(max(deep - flat, 1.0))
         return Equations(np.array(equations), np.array(times))
 
     def _tiles_added(self, threads: int, byte_ns: float) -> Equations:
         """The same of tiles, with a known time of a byte."""
-        matrix, times = self._attention_added(threads, (TILED,))
+        matrix, times = self._attention_added(threads, self.sizes.tiled)
         return Equations(matrix[:, 1:], np.maximum(times - byte_ns * matrix[:, 0], 1.0))
 
     # --- the rest -----------------------------------------------------------------------------------------------------
@@ -145,7 +146,8 @@ class KernelNumbers:
         latent = [
             self._latent_rest(bare, threads, rest[0]) for threads, rest in zip(self.threads, grouped, strict=True)
         ]
-        how = "steps of one to 128 tokens of models of 3 and 9 layers, less products and attention"
+        few, most = self.sizes.layers, max(self.sizes.attended)
+        how = f"steps of one to {most} tokens of models of {few} and {3 * few} layers, less products and attention"
         (step, layer, token), (latent_layer, latent_token) = zip(*grouped, strict=True), zip(*latent, strict=True)
         return bare._replace(
             layer_ns={"grouped": self._sourced(layer, how), "latent": self._sourced(latent_layer, how)},
@@ -156,18 +158,18 @@ class KernelNumbers:
     def _grouped_rest(self, bare: Kernels, threads: int) -> list[float]:
         """Of a step, of a layer, of a token of a layer."""
         equations, times, total = [], [], []
-        for name, shape in attention_models().items():
-            for tokens in _STEPS if shape.dense_layers == 0 else ():
+        for name, shape in attention_models(self.sizes).items():
+            for tokens in self.sizes.attended if shape.dense_layers == 0 else ():
                 equations.append([1.0, shape.layers, shape.layers * tokens])
                 times.append(self._left(name, shape, bare, threads, tokens))
                 total.append(self.samples[name][BenchPoint(threads, 0, tokens)])
         return solved(Equations(np.array(equations), np.array(times)), total)
 
     def _latent_rest(self, bare: Kernels, threads: int, step_ns: float) -> list[float]:
-        name, shape = next((name, shape) for name, shape in attention_models().items() if shape.dense_layers)
-        matrix = [[shape.layers, shape.layers * tokens] for tokens in _STEPS]
-        times = [self._left(name, shape, bare, threads, tokens) - step_ns for tokens in _STEPS]
-        total = [self.samples[name][BenchPoint(threads, 0, tokens)] for tokens in _STEPS]
+        name, shape = next((name, shape) for name, shape in attention_models(self.sizes).items() if shape.dense_layers)
+        matrix = [[shape.layers, shape.layers * tokens] for tokens in self.sizes.attended]
+        times = [self._left(name, shape, bare, threads, tokens) - step_ns for tokens in self.sizes.attended]
+        total = [self.samples[name][BenchPoint(threads, 0, tokens)] for tokens in self.sizes.attended]
         return solved(Equations(np.array(matrix), np.array(times)), total)
 
     def _left(self, name: str, shape: ModelShape, bare: Kernels, threads: int, tokens: int) -> float:
@@ -178,16 +180,15 @@ class KernelNumbers:
     def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]
         return Sourced(value, f"{self.where}: {how}", _CONFIDENCE)
 
+    def _attending(self) -> dict[str, ModelShape]:
+        """Models that were timed with many tokens in the cache."""
+        return {name: shape for name, shape in attention_models(self.sizes).items() if name != "deep"}
 
-def _attending() -> dict[str, ModelShape]:
-    """Models that were timed with many tokens in the cache."""
-    return {name: shape for name, shape in attention_models().items() if name != "deep"}
 
-
-def _added(shape: ModelShape, tokens: int, threads: int) -> tuple[float, float, float]:
-    """What ``DEPTH`` tokens more in the cache add to a step: bytes, pairs, and the width of a pair."""
+def _added(shape: ModelShape, tokens: int, threads: int, depth: int) -> tuple[float, float, float]:
+    """What ``depth`` tokens more in the cache add to a step: bytes, pairs, and the width of a pair."""
     [(kind, layers)] = shape.attention_counts
     width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
-    share = longest_share(DEPTH + 1, threads) if tokens == 1 else 1.0
-    tokens_read = layers * DEPTH * share
+    share = longest_share(depth + 1, threads) if tokens == 1 else 1.0
+    tokens_read = layers * depth * share
     return tokens_read * kind.kv_width * 2.0, tokens_read * kind.heads * tokens, float(width)

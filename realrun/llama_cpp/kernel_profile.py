@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
-from realrun.llama_cpp.benchmark_models import DEPTH, BenchModel, bench_models
+from realrun.llama_cpp.bench_engine import BenchPoint, OpenModel, quartiles, time_points
+from realrun.llama_cpp.benchmark_models import BenchModel
 from realrun.llama_cpp.random_gguf import write_random_gguf
-
-_ROOM = 1024  # tokens in the cache behind those of DEPTH
 
 
 def measure_samples(
-    open_model: OpenModel, folder: Path, blocks: tuple[str, ...], threads: tuple[int, ...], rounds: int,
+    open_model: OpenModel, folder: Path, models: Sequence[BenchModel], rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[BenchPoint, float]]:  # fmt: skip
-    """Times in ns of every point of ``bench_models``: the lower quartile of all its repeats, since what disturbs a
+    """Times in ns of every point of the models: the lower quartile of all its repeats, since what disturbs a
     measurement makes it longer. Models are written to ``folder``, and stay there.
     """
-    models = list(bench_models(blocks, threads))
     for model in models:
         _write(model, folder, progress)
-    found: dict[str, dict[BenchPoint, list[int]]] = {model.name: defaultdict(list) for model in models}
+    found: dict[str, dict[BenchPoint, list[int]]] = {model.samples_name: defaultdict(list) for model in models}
     for turn in range(rounds):
         for model in models:
-            progress(f"round {turn + 1} of {rounds}: {model.name}")
-            with open_model(_file(model, folder), BenchSettings(DEPTH + _ROOM)) as context:
+            progress(f"round {turn + 1} of {rounds}: {model.samples_name}")
+            with open_model(_file(model, folder), model.settings) as context:
                 for point, times in time_points(context, model.points).items():
-                    found[model.name][point] += times
+                    found[model.samples_name][point] += times
     return {name: {point: quartiles(times)[0] for point, times in each.items()} for name, each in found.items()}
 
 

@@ -1,11 +1,14 @@
-"""The C library of llama.cpp, as the package xllamacpp brings it, through ctypes."""
+"""The C library of llama.cpp through ctypes: of the package xllamacpp, or another build of the same source."""
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from ctypes import CDLL, POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_size_t, c_ubyte, c_void_p, sizeof
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from realrun.errors import RefusedError
@@ -19,6 +22,8 @@ from realrun.llama_cpp.structs import (
 )
 
 KNOWN_PACKAGE = "xllamacpp 2026.10.11549"
+VARIABLE = "LLAMA_LIBRARY"  # the path of a libllama.so, such as one built for a GPU (examples/build_llama.sh)
+GPU = 1  # enum ggml_backend_dev_type
 INSTALL = "in the folder of Trilane: `.venv/bin/pip install -c constraints.txt -e '.[llama]'`"
 RESULT_IS_FIRST_ARGUMENT = ("x86_64", "AMD64")  # of functions that return a structure, by the calling convention
 ROOM_BYTES = 1024  # more than any structure of parameters
@@ -54,6 +59,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_nbytes": (c_size_t, (c_void_p,)),
     "ggml_backend_tensor_get": (None, (c_void_p, c_void_p, c_size_t, c_size_t)),
     "ggml_backend_cpu_buffer_type": (c_void_p, ()),
+    "ggml_backend_dev_by_type": (c_void_p, (c_int32,)),
+    "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
 }
 
 
@@ -61,9 +68,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def llama_library() -> CDLL:
     """The library, with its functions' types set and its structures checked.
 
-    Raises RefusedError where the package is missing, or lays its structures out in another way.
+    Raises RefusedError where there is none, or one that lays its structures out in another way.
     """
-    library = CDLL(_library_path())
+    library = _loaded(_library_path())
     for name, (result, arguments) in _SIGNATURES.items():
         function = _function(library, name)
         function.restype, function.argtypes = result, arguments
@@ -86,11 +93,44 @@ def check_layout(kind: type[Structure], defaults: Mapping[str, object], written:
         what = f"{other[0]} = {getattr(found, other[0])!r}" if other else f"{len(written)} bytes"
         raise RefusedError(
             f"llama.cpp: expected the structures of {KNOWN_PACKAGE}, found others ({kind.__name__}: {what}); "
-            f"install that version: pip install '{KNOWN_PACKAGE.replace(' ', '==')}'"
+            f"install that version: pip install '{KNOWN_PACKAGE.replace(' ', '==')}', or name a library of its source "
+            f"in {VARIABLE}"
         )
 
 
+def has_library() -> bool:
+    """Whether a library is named, or the package that brings one is installed."""
+    return bool(os.environ.get(VARIABLE) or find_spec("xllamacpp"))
+
+
+def library_version() -> dict[str, str]:
+    """What ``llama_library`` is, for provenance: the package's version, or the path of another build."""
+    named = os.environ.get(VARIABLE)
+    return {"llama.cpp": named} if named else {"xllamacpp": version("xllamacpp")}
+
+
+def gpu_name() -> str:
+    """What llama.cpp calls the first GPU that it can use. Raises RefusedError without one."""
+    library = llama_library()
+    device = library.ggml_backend_dev_by_type(GPU)
+    if not device:
+        raise RefusedError(
+            f"expected a llama.cpp that finds a GPU, this one ({library._name}) does not; name one that was built for "
+            f"CUDA in {VARIABLE} (examples/build_llama.sh)"
+        )
+    return str(library.ggml_backend_dev_description(device).decode("utf-8", errors="replace"))
+
+
+def _loaded(path: str) -> CDLL:
+    try:
+        return CDLL(path)
+    except OSError as error:
+        raise RefusedError(f"expected a library of llama.cpp that can be loaded: {error}") from None
+
+
 def _library_path() -> str:
+    if named := os.environ.get(VARIABLE):
+        return named
     try:
         import xllamacpp
     except ImportError as error:

@@ -21,7 +21,7 @@ def open_llama(path: Path, settings: BenchSettings) -> Iterator[BenchContext]:
     """A GGUF file, loaded by llama.cpp. Raises RefusedError with the library's reason."""
     gpu_layers = -1 if settings.gpu else 0
     with (
-        LlamaModel(path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_layers) as model,
+        LlamaModel(path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_layers, mmap=settings.mapped) as model,
         LlamaContext(model, context=settings.context_tokens, piece=settings.piece_tokens, kv=settings.kv) as context,
     ):
         yield LlamaBenchContext(context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from ctypes import c_int32, create_string_buffer
+from ctypes import c_int32, c_void_p, cast, create_string_buffer
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ EXPERTS_OF_LAYER = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --n-cp
 class LlamaModel:
     """A model in memory; a context manager, since what it holds is the library's.
 
-    ``gpu_layers``: layers whose weights go to the GPU, -1 for all; ``cpu_expert_layers``: of how many layers the
-    experts stay with the CPU all the same (``--n-cpu-moe``); ``mmap``: pages of the file, or memory of its own;
-    ``repack``: whether weights may be laid out anew for the CPU's kernels, as llama.cpp does by default.
+    ``gpu_layers``: layers whose weights go to the GPU, -1 for all; with 0 none is used, not even for long prompts
+    (``--device none``); ``cpu_expert_layers``: of how many layers the experts stay with the CPU all the same
+    (``--n-cpu-moe``); ``mmap``: pages of the file, or memory of its own; ``repack``: whether weights may be laid out
+    anew for the CPU's kernels, as llama.cpp does by default.
     Raises RefusedError with the library's reason if the file cannot be loaded.
     """
 
@@ -42,6 +43,8 @@ class LlamaModel:
             raise RefusedError("expected a llama.cpp that knows a GPU, this one computes on the CPU alone")
         params = self.library.llama_model_default_params()
         params.n_gpu_layers, params.load_mode, params.use_extra_bufts = gpu_layers, LOAD_MODES[mmap], repack
+        self._devices = None if gpu_layers else (c_void_p * 1)(None)
+        params.devices = None if self._devices is None else cast(self._devices, c_void_p)
         self._overrides = self._on_cpu(cpu_expert_layers)
         params.tensor_buft_overrides = self._overrides
         self.handle: int | None = self.library.llama_model_load_from_file(os.fsencode(path), params)

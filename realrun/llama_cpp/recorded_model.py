@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realrun.llama_cpp.context import LlamaContext
+from realrun.llama_cpp.library import library_version
 from realrun.llama_cpp.model import LlamaModel
 from realrun.llama_cpp.routing_observer import RoutingObserver
 from realrun.llama_cpp.routing_rows import Routing
@@ -75,7 +75,7 @@ class RoutedModel:
         return {
             "model": self.path.stem,
             "model_class": self._model.metadata("general.architecture") or "unknown",
-            "versions": {"xllamacpp": version("xllamacpp"), "numpy": np.__version__},
+            "versions": {**library_version(), "numpy": np.__version__},
         }
 
     def _routing(self, tokens: int) -> Routing:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from sim.costs.kernels import Kernels
+from sim.costs.split_kernels import SplitKernels
+from sim.machine.hardware import Hardware
 from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, above, at_least, at_most, between
 from trilane.common.names import unknown
@@ -35,7 +37,7 @@ Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 Copies = Literal["pinned", "pageable"]
-_PARTS = ("gpu", "cpu", "prompt", "software", "kernels")
+_PARTS = ("gpu", "cpu", "prompt", "software", "kernels", "gpu_kernels", "split")
 
 
 class EngineError(HardwareError):
@@ -146,6 +148,8 @@ class InferenceEngine:
     prompt: PromptWork | None = None
     software: Software | None = None
     kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
+    gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
+    split: SplitKernels | None = None  # experts that stay with the CPU next to it
     set_by: tuple[str, ...] = ()
     vendors: tuple[Vendor, ...] | None = None
     reads: tuple[WeightFiles, ...] | None = None
@@ -157,6 +161,8 @@ class InferenceEngine:
             raise EngineError(f"engine {self.name!r}: expected gpu, cpu and prompt together, or none of them")
         if self.fitted and self.software is not None:
             raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
+        if (self.gpu_kernels is None) != (self.split is None):
+            raise EngineError(f"engine {self.name!r}: expected gpu_kernels and split together, or none of them")
         small = self.software
         few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
         if small and None in few and any((*few, small.cpu_token_ns)):
@@ -173,6 +179,15 @@ class InferenceEngine:
     def cpu_in_turn(self) -> bool:
         """Whether the CPU takes its turn in every layer, after the GPU."""
         return bool(self.cpu and self.cpu.every_layer and self.cpu.every_layer.value)
+
+    @property
+    def measured(self) -> bool:
+        """Whether kernels were measured on some machine."""
+        return self.kernels is not None or self.gpu_kernels is not None
+
+    def measured_on(self, hardware: Hardware) -> bool:
+        """Whether its times on such a machine, with or without a GPU, are those of kernels measured on one."""
+        return (self.kernels if hardware.cpu_only else self.gpu_kernels) is not None
 
     def runs_on(self, vendor: Vendor) -> bool:
         """Whether it runs on GPUs of a vendor."""

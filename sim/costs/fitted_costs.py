@@ -27,6 +27,7 @@ from sim.costs.engine import EngineError, InferenceEngine, PromptWork
 from sim.costs.kernel_costs import kernel_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
+from sim.costs.split_costs import split_costs
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from traces.models.attention import Attention
@@ -52,6 +53,11 @@ def fitted_costs(
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
     if engine.kernels is not None and hardware.cpu_only:
         return kernel_costs(shape, hardware, engine.kernels, max_tokens, threads or hardware.cpu.cores)
+    if engine.gpu_kernels is not None and engine.split is not None and not hardware.cpu_only:
+        return split_costs(
+            shape, hardware, engine.gpu_kernels, engine.split, engine.prompt.copies.value, max_tokens,
+            threads or hardware.cpu.cores,
+        )  # fmt: skip
     cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
     sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]

@@ -26,8 +26,7 @@ _ROUTER = {"f32": 1.0}
 def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_tokens: int, threads: int) -> CostTable:
     """The cost table for workloads 0..``max_tokens``. Raises HardwareError for weights that were not measured."""
     steps = kernel_steps(shape, kernels, threads)
-    ns = np.maximum.accumulate(np.maximum(np.rint(steps.expert_ns(np.arange(max_tokens + 1.0))), 0)).astype(int)
-    table = (0, *(max(each, 1) for each in ns[1:].tolist()))
+    table = whole_ns(steps.expert_ns(np.arange(max_tokens + 1.0)))
     size, contention = shape.expert_bytes_of(0), hardware.contention
     expert = ExpertCosts(
         gpu_ns=table, cpu_ns=table, first_cpu_ns=0, copy_ns=1, expert_bytes=size, writeback_ns=1,
@@ -39,6 +38,12 @@ def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_to
         attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
         head_launch_ns=0, dense_launch_ns=0, sync_ns=0, result_path=hardware.link.result_path, plan_costs=PlanCosts(),
     )  # fmt: skip
+
+
+def whole_ns(ns: Floats) -> tuple[int, ...]:
+    """Whole ns by workload, never less for more tokens; no tokens, no time."""
+    _, *others = np.maximum.accumulate(np.maximum(np.rint(ns), 0)).astype(int).tolist()
+    return (0, *(max(each, 1) for each in others))
 
 
 def kernel_steps(shape: ModelShape, kernels: Kernels, threads: int) -> KernelSteps:

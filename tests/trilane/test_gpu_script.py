@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,12 +23,20 @@ from tests.kit.depth import deep
 from tests.kit.running import ROOT
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
+from traces.models.gguf_blocks import blocks_of
 from trilane import cli
+from trilane.study.validation.engine_plan import EnginePlan
 from trilane.study.validation.plan import ValidationPlan
 from trilane.verbs.inputs import changes_of
+from trilane.verbs.llama_cpp import THIS_MACHINE, _threads
 
 SCRIPT = ROOT / "examples" / "gpu.sh"
-STAGES = ["smoke", "profile", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "peer", "pack"]
+LLAMA_BUILD = ROOT / "examples" / "build_llama.sh"
+LLAMA_STAGES = ["llama.cpp-profile", "llama.cpp-qwen3-30b-a3b", "llama.cpp-gpt-oss-20b"]
+STAGES = [
+    "smoke", "profile", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "llama.cpp-build", *LLAMA_STAGES, "peer",
+    "pack",
+]  # fmt: skip
 MODELS = {
     "cuda": ["deepseek-v2-lite", "qwen3-30b-a3b:24", "mixtral-8x7b:4"],
     "host-lanes": ["deepseek-v2-lite:2", "qwen3-30b-a3b:2", "mixtral-8x7b:1"],
@@ -78,7 +89,7 @@ def recorded(folder: Path) -> list[list[str]]:
 
 def stages_of(folder: Path) -> dict[str, str]:
     lines = (folder / "a folder" / "stages.txt").read_text().splitlines()
-    return {line.split()[0]: line.partition(" s  ")[2] or line[18:] for line in lines}
+    return {line.split()[0]: line.partition(" s  ")[2] or line[25:] for line in lines}
 
 
 @pytest.fixture(scope="module", params=["cuda", "host-lanes"])
@@ -99,8 +110,9 @@ def options_of(words: list[str]) -> dict[str, object]:
         return dict(context.params)
 
 
-def called(commands: list[list[str]], *verb: str) -> Iterator[dict[str, object]]:
-    return (options_of(words) for words in commands if tuple(words[: len(verb)]) == verb)
+def called(commands: list[list[str]], *verb: str, engine: str | None = None) -> Iterator[dict[str, object]]:
+    found = (options_of(words) for words in commands if tuple(words[: len(verb)]) == verb)
+    return (options for options in found if options.get("engine") == engine)
 
 
 def changes(call: Mapping[str, object]) -> dict[str, object]:
@@ -117,7 +129,7 @@ def test_the_script_is_bash() -> None:
 def test_every_command_is_understood(commands: list[list[str]]) -> None:
     ours = [words for words in commands if not words[0].startswith("-") and not words[0].endswith(".py")]
     assert [words[0] for words in ours] == [
-        "smoke", *["profile"] * 3, "validate", *["trace", "trace", "validate"] * 2,
+        "smoke", *["profile"] * 3, "validate", *["trace", "trace", "validate"] * 2, "profile", "validate", "validate",
     ]  # fmt: skip
     assert all(options_of(words) for words in ours)
 
@@ -153,11 +165,134 @@ def test_a_validation_ends_by_itself_before_its_stage_does(commands: list[list[s
     assert all(isinstance(limit, float) and 300 < limit <= 380 for limit in limits)
 
 
+def test_llama_cpp_is_profiled_once_and_two_models_are_predicted_from_that(commands: list[list[str]]) -> None:
+    [profile] = called(commands, "profile", engine="llama.cpp")
+    calls = list(called(commands, "validate", engine="llama.cpp"))
+    assert {profile["out"], *(call["profile"] for call in calls)} == {"a folder/llama.cpp.yaml"}
+    plans = [EnginePlan.from_yaml(Path(str(call["plan"])), engine_changes(call)) for call in calls]
+    [[first], [second]] = [plan.models for plan in plans]
+    if profile["gpu"]:
+        splits = [plan.splits(model) for plan, model in zip(plans, (first, second), strict=True)]
+        assert splits == [(48, 36, 24, 12, 0), (24, 18, 12, 6, 0)]
+        assert {plan.depths for plan in plans} == {(0, 2048)}
+    else:
+        assert (first, second) == ("qwen3-30b-a3b@q4_0:2", "gpt-oss-20b@mxfp4:2")
+    assert {plan.threads for plan in plans} == {_threads(profile["threads"])}  # type: ignore[arg-type]
+    used = {block for name in (first, second) for mix in blocks_of(load_model(name)) for block in mix}
+    assert used <= set(str(profile["blocks"]).split(","))
+
+
+def engine_changes(call: Mapping[str, object]) -> dict[str, object]:
+    """Those of a plan, with a machine in place of the one at hand."""
+    found = changes(call)
+    return {**found, "hardware": "rtx-4090+ddr5-5600"} if found.get("hardware") == THIS_MACHINE else found
+
+
 def test_the_tests_of_cuda_lanes_run_on_the_device_or_on_the_fake(commands: list[list[str]]) -> None:
     [words] = [words for words in commands if words[:2] == ["-m", "pytest"]]
     [lanes] = {call["lanes"] for call in called(commands, "smoke")}
     assert words[words.index("--device") + 1] == {"cuda": "cuda", "host-lanes": "fake"}[str(lanes)]
     assert {Path(word).name for word in words if word.endswith(".py")} >= {"test_cuda_lanes.py", "test_cuda_memory.py"}
+
+
+# --- llama.cpp: found, built, or left out -----------------------------------------------------------------------------
+
+
+def test_a_library_that_is_found_is_not_built(play: Play, tmp_path: Path) -> None:
+    done = play("llama.cpp-build")
+    assert (done.status, done.said) == (0, {"llama.cpp-build": "passed"})
+    assert all(words[0] == "-c" for words in done.commands)
+    assert list((tmp_path / "a folder" / "done").iterdir()) == []
+
+
+def test_one_that_is_named_and_finds_no_gpu_fails_with_its_reason(play: Play) -> None:
+    done = play("llama.cpp-build", FAILING="gpu_name", LLAMA_LIBRARY="mine.so", STATUS="2")
+    assert (done.status, done.said) == (1, {"llama.cpp-build": "failed (status 2)"})
+
+
+def test_without_a_library_it_is_built_from_the_sources_that_are_given(play: Play, tmp_path: Path) -> None:
+    """The compilers are missing here: that is refused before anything is made."""
+    done = play("llama.cpp-build", FAILING="gpu_name", LLAMA_BUILD=str(tmp_path / "made"), LLAMA_SOURCES="s.tar.gz",
+                PATH=str(tools(tmp_path)))  # fmt: skip
+    assert (done.status, done.said) == (1, {"llama.cpp-build": "failed (status 2)"})
+    log = (tmp_path / "a folder" / "logs" / "llama.cpp-build.log").read_text()
+    assert log == "examples/build_llama.sh: cmake: no such command, and llama.cpp is built with it\n"
+    assert not (tmp_path / "made").exists()
+
+
+def test_without_a_library_the_other_stages_leave_llama_cpp_out(play: Play) -> None:
+    done = play(*LLAMA_STAGES, FAILING="gpu_name")
+    assert (done.status, done.said) == (0, dict.fromkeys(LLAMA_STAGES, "passed"))
+    assert all(words[0] == "-c" for words in done.commands)
+
+
+def tools(folder: Path, *made: str) -> Path:
+    """A folder with the programs that the scripts use, and ``made`` ones, which write down how they are called."""
+    (bins := folder / "bin").mkdir(exist_ok=True)
+    used = "bash sh sed tee date mkdir touch timeout cat dirname tar gzip sha256sum mv rm nproc sleep"
+    for name in used.split():
+        if not (bins / name).exists():
+            (bins / name).symlink_to(str(shutil.which(name)))
+    for name in made:
+        (bins / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" >> {folder}/called\nexit ${{{name.upper()}_STATUS:-0}}\n'
+        )
+        (bins / name).chmod(0o755)
+    return bins
+
+
+def build(folder: Path, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """``build_llama.sh`` with compilers that do nothing, for sources that have their own checksum."""
+    script = LLAMA_BUILD.read_text()
+    sources = folder / "sources.tar.gz"
+    with tarfile.open(sources, "w:gz") as packed:
+        packed.addfile(tarfile.TarInfo("xllamacpp-2026.10.11549/thirdparty/llama.cpp/CMakeLists.txt"))
+    [line] = [line for line in script.splitlines() if line.startswith("sha256=")]
+    digest = hashlib.sha256(sources.read_bytes()).hexdigest()
+    (folder / "build.sh").write_text(script.replace(line, f"sha256={digest}"))
+    environment = {"PATH": str(tools(folder, "cmake", "c++", "nvcc", "curl")), "JOBS": "3", **changes}
+    return subprocess.run(["bash", "build.sh", *words], cwd=folder, env=environment, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+
+
+def test_the_sources_are_unpacked_and_built_for_the_cards_that_are_there(tmp_path: Path) -> None:
+    done = build(tmp_path, "made", "sources.tar.gz")
+    assert (done.returncode, done.stdout) == (0, "LLAMA_LIBRARY=made/bin/libllama.so\n"), done.stderr
+    assert (tmp_path / "made" / "source" / "CMakeLists.txt").exists()
+    configured, built = (tmp_path / "called").read_text().splitlines()
+    assert configured.startswith(
+        "cmake -S made/source -B made -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_CUDA=ON"
+    )
+    assert configured.endswith("-DLLAMA_BUILD_APP=OFF -DCMAKE_CUDA_ARCHITECTURES=native")
+    assert built == "cmake --build made --target llama --parallel 3"
+
+
+def test_a_build_that_runs_out_of_time_goes_on(tmp_path: Path) -> None:
+    (slow := tmp_path / "slow").mkdir()
+    (slow / "cmake").write_text('#!/bin/sh\n[ "$1" != --build ] || exec sleep 60\n')
+    (slow / "cmake").chmod(0o755)
+    path = f"{slow}:{tools(tmp_path, 'c++', 'nvcc')}"
+    assert build(tmp_path, "made", "sources.tar.gz", BUILD_SECONDS="0.2", PATH=path).returncode == 3
+    assert build(tmp_path, "made", "sources.tar.gz").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "why"),
+    [
+        ((), {}, "expected a folder to build in, got ''"),
+        (("made", "none.tar.gz"), {}, "expected the sources of xllamacpp-2026.10.11549, found no file none.tar.gz"),
+        (("made", "build.sh"), {}, "expected the sources of xllamacpp-2026.10.11549, got another file: build.sh"),
+        (("made",), {"CURL_STATUS": "6"}, "could not download the sources; carry xllamacpp-2026.10.11549.tar.gz here"),
+        (("made",), {"CUDA": "yes"}, "expected CUDA=ON or CUDA=OFF, got yes"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    tmp_path: Path, words: tuple[str, ...], changes: dict[str, str], why: str
+) -> None:
+    done = build(tmp_path, *words, **changes)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "cmake" not in ((tmp_path / "called").read_text() if (tmp_path / "called").exists() else "")
 
 
 # --- stage by stage ---------------------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ MEANINGS = {
     "+/-": "half of the distance between the quartiles of the repeats, over the median",
     "error": "predicted / measured - 1; null: the same of the null model, which has bytes, products and two rates",
 }
-_HEADERS = ("model", "threads", "depth", "tokens", "ms\nmeasured", "+/-", "ms\npredicted", "error", "null\nerror")
+_HEADERS = ("threads", "depth", "tokens", "ms\nmeasured", "+/-", "ms\npredicted", "error", "null\nerror")
 
 
 def engine_table(rows: Sequence[EngineRow]) -> tuple[list[str], list[list[str]]]:
-    """Headers, and a line of text cells for each scenario."""
-    return list(_HEADERS), [_line(row) for row in rows]
+    """Headers, and a line of text cells for each scenario; with ``--n-cpu-moe`` where there is a GPU."""
+    if all(row.n_cpu_moe is None for row in rows):
+        return ["model", *_HEADERS], [[row.model, *_line(row)] for row in rows]
+    return ["model", "--n-cpu-moe", *_HEADERS], [[row.model, str(row.n_cpu_moe), *_line(row)] for row in rows]
 
 
 def summary_lines(found: EngineSummary) -> list[str]:
@@ -72,9 +74,14 @@ def _page(rows: Sequence[EngineRow], engine: InferenceEngine, machine: str) -> s
 
 def _failure(row: EngineRow) -> str:
     return (
-        f"{row.model}, {row.work}, {_threads(row)}: {row.error:+.1%} ({row.predicted_ms:,.1f} ms predicted, "
-        f"{row.measured_ms:,.1f} measured, {row.low_ms:,.1f} to {row.high_ms:,.1f})"
+        f"{row.model}{_split(row)}, {row.work}, {_threads(row)}: {row.error:+.1%} "
+        f"({row.predicted_ms:,.1f} ms predicted, {row.measured_ms:,.1f} measured, {row.low_ms:,.1f} to "
+        f"{row.high_ms:,.1f})"
     )
+
+
+def _split(row: EngineRow) -> str:
+    return "" if row.n_cpu_moe is None else f", --n-cpu-moe {row.n_cpu_moe}"
 
 
 def _threads(row: EngineRow) -> str:
@@ -83,7 +90,7 @@ def _threads(row: EngineRow) -> str:
 
 def _line(row: EngineRow) -> list[str]:
     return [
-        row.model, str(row.threads), f"{row.depth:,}", str(row.tokens), f"{row.measured_ms:,.2f}", f"{row.spread:.1%}",
+        str(row.threads), f"{row.depth:,}", str(row.tokens), f"{row.measured_ms:,.2f}", f"{row.spread:.1%}",
         f"{row.predicted_ms:,.2f}", signed_percent(row.error), signed_percent(row.null_error),
     ]  # fmt: skip
 

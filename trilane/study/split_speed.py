@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.mechanism.views import ExpertCosts
 from realrun.llama_cpp.expert_work import ExpertWork
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import EngineError, InferenceEngine
@@ -154,38 +155,44 @@ class _Pieces:
         """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
         steps, layers = [self.costs.step(self.tokens, (end,)) for end in ends], self.shape.moe_layers
         attention = sum(layers * step.attention_ns for step in steps)
-        last = 1 if self.engine.kernels is not None and self.hardware.cpu_only else self.tokens  # of the last layer
+        last = 1 if self.engine.measured_on(self.hardware) else self.tokens  # tokens of the last layer
         others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
         others += sum(self.costs.step(last, (end,)).mixture_ns for end in ends)
-        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts(ExpertWork.of(self.shape, last)))
+        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts(last))
         if self.engine.prompt is not None and self.engine.prompt.experts.value == "copied ahead":
             copies_ns = max(copies_ns - attention - others - gpu_ns, 0.0)
         return [attention, others, gpu_ns, cpu_ns, copies_ns]
 
-    def _experts(self, last: ExpertWork) -> tuple[float, float, float]:
-        """Experts on the GPU, on the CPU, and copies; ``last``: the work of the last layer."""
+    def _experts(self, last_tokens: int) -> tuple[float, float, float]:
+        """Experts on the GPU, on the CPU, and copies; ``last_tokens``: those of the last layer."""
         share = self.split.gpu_experts / self.shape.experts
         host = 1 - (share if self.split.cache is None else self.split.cache.held)
         gpu_ns = cpu_ns = copies_ns = 0.0
-        computed, cpu_layers = self._computed, 0 if self.hardware.cpu_only else self.split.cpu_layers
+        last = ExpertWork.of(self.shape, last_tokens)
+        cpu_layers = 0 if self.hardware.cpu_only else self.split.cpu_layers
         for layer, expert in enumerate(self.costs.experts):
-            work = self.work if layer < self.shape.moe_layers - 1 else last
+            is_last = layer == self.shape.moe_layers - 1
+            work, tokens = (last, last_tokens) if is_last else (self.work, self.tokens)
             if layer >= cpu_layers:
                 gpu_ns += work.ns(expert.gpu_ns)
-            elif computed:
+            elif self._computed(tokens):
                 gpu_ns += share * work.ns(expert.gpu_ns)
-                cpu_ns += (1 - share) * work.ns(expert.cpu_ns)
+                cpu_ns += (1 - share) * work.ns(expert.cpu_ns) + self._handing_ns(expert)
             else:
                 gpu_ns += work.ns(expert.gpu_ns)
                 copies_ns += host * work.active * expert.copy_ns
         return gpu_ns, cpu_ns, copies_ns
 
-    @property
-    def _computed(self) -> bool:
+    def _computed(self, tokens: int) -> bool:
+        """Whether the CPU computes its experts, with so many tokens of a layer."""
         prompt = self.engine.prompt
         if self.split.repacked or prompt is None:
             return True
-        return prompt.experts.value == "computed" or self.tokens < prompt.copies_from_tokens.value
+        return prompt.experts.value == "computed" or tokens < prompt.copies_from_tokens.value
+
+    def _handing_ns(self, expert: ExpertCosts) -> int:
+        """Handing over to the CPU, where it was measured; in fitted engines it is in the times of prompts."""
+        return expert.first_cpu_ns if self.engine.measured_on(self.hardware) else 0
 
 
 def _costs(

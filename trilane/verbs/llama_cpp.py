@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 EngineName = Literal["llama.cpp"]
 _MOST_TOKENS = 1 << 20
+_MEASURED = ("kernels.", "gpu_kernels.", "split.")  # sections of an engine's file
+THIS_MACHINE = "here"  # in place of a machine's name in a plan
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class LlamaProfile:
     rounds: Annotated[
         int, typer.Option(min=1, max=100, metavar="N", help="llama.cpp: how often all small models are timed.")
     ] = 2
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="llama.cpp: measure its kernels on the GPU, and experts that stay with the CPU next "
+                                   "to it, in place of the CPU alone; needs a build for GPUs (LLAMA_LIBRARY)."),
+    ] = False  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,8 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
 
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     """Measure llama.cpp's kernels on small models of random weights, and write an engine."""
-    from realrun.llama_cpp.benchmark_models import BLOCKS
+    from realrun.llama_cpp.benchmark_models import BLOCKS, bench_models
+    from realrun.llama_cpp.gpu_profile import gpu_models, gpu_numbers
     from realrun.llama_cpp.kernel_engine import write_engine
     from realrun.llama_cpp.kernel_numbers import KernelNumbers
     from realrun.llama_cpp.kernel_profile import measure_samples
@@ -156,23 +165,29 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
         block_format(block)  # an unknown one is refused now
     check_targets(out, json)
     threads = _threads(choice.threads)
-    opened = _open_llama()
+    opened, where = _open_llama(), _gpu_machine() if choice.gpu else _machine()
+    models = tuple(gpu_models(blocks, threads) if choice.gpu else bench_models(blocks, threads))
     with TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".kernels-") as folder, working("measuring") as say:
-        samples = measure_samples(opened, Path(folder), blocks, threads, choice.rounds, say)
+        samples = measure_samples(opened, Path(folder), models, choice.rounds, say)
     times = {name: [[*point, ns] for point, ns in each.items()] for name, each in samples.items()}
     write_json({"samples": times}, json)  # before anything is made of them
-    about = f"llama.cpp's kernels on {_machine()}, measured {datetime.now(UTC):%Y-%m-%d}"
-    engine = write_engine(KernelNumbers(samples, blocks, threads, about).kernels(), about, Path(out))
-    facts = {key: number.value for key, number in engine.flat().items() if key.startswith("kernels.")}
+    about = f"llama.cpp's kernels on {where}, measured {datetime.now(UTC):%Y-%m-%d}"
+    of_gpu = gpu_numbers(samples, blocks, threads, about) if choice.gpu else None
+    engine = write_engine(of_gpu or KernelNumbers(samples, blocks, threads, about).kernels(), about, Path(out))
+    facts = {key: number.value for key, number in engine.flat().items() if key.startswith(_MEASURED)}
     show(json, heading(about), table(["number", "value"], [[key, str(value)] for key, value in facts.items()], 2))
     if unsure := [key for key, number in engine.flat().items() if key in facts and number.confidence == "low"]:
         note(f"{', '.join(unsure)}: bounded, since the times are within noise; measure again, without other programs")
-    note(f"an engine for machines without a GPU: --set engine={out}, fit --engine {out}")
+    machines = f"machines with {where}" if choice.gpu else "machines without a GPU"
+    note(f"an engine for {machines}: --set engine={out}, fit --engine {out}")
 
 
-def validate_llama(choice: LlamaValidation, plan: str, profile: str, out: str | None, json: str | None) -> None:
+def validate_llama(
+    choice: LlamaValidation, plan: str, profile: str, out: str | None, json: str | None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:  # fmt: skip
     """Measure the scenarios of a plan one model after the other, or take what was measured earlier, and compare with an
-    engine's predictions.
+    engine's predictions. ``changes``: other values of the plan's keys.
     """
     from sim.costs.engine import load_engine
     from trilane.pages.engine_validation import MEANINGS, engine_table, summary_lines, write_engine_report
@@ -181,10 +196,12 @@ def validate_llama(choice: LlamaValidation, plan: str, profile: str, out: str | 
     from trilane.study.validation.engine_rows import EngineSummary
     from trilane.study.validation.engine_validation import measure_plan
 
-    chosen, engine = EnginePlan.from_yaml(Path(plan)), load_engine(profile)
+    if changes.get("hardware") == THIS_MACHINE:
+        changes = {**changes, "hardware": _machine_found()}
+    chosen, engine = EnginePlan.from_yaml(Path(plan), changes), load_engine(profile)
     check_folder(out)
     check_targets(json, inputs=(plan, profile, choice.measured))
-    where = _machine()
+    where = _gpu_machine() if chosen.cpu_parts and choice.measured is None else _machine()
     if choice.measured is not None:
         where = f"Measured earlier ({choice.measured})"
         rows = [predicted_anew(row, chosen.machine(), engine) for row in read_rows(Path(choice.measured))]
@@ -215,8 +232,9 @@ def _open_llama() -> OpenModel:
 def _program() -> str | None:
     """A llama-bench that was found, where the package is not installed."""
     from realrun.llama_cpp.bench_program import bench_program
+    from realrun.llama_cpp.library import has_library
 
-    return None if find_spec("xllamacpp") else bench_program()
+    return None if has_library() else bench_program()
 
 
 def _threads(given: str | None) -> tuple[int, ...]:
@@ -233,6 +251,25 @@ def _cores() -> int:
     from realrun.machine.cores import physical_cores
 
     return len(physical_cores())
+
+
+def _machine_found() -> str:
+    """The parts of this machine, as far as they are found, as a machine's name."""
+    from trilane.machines.assembly import assembled_name
+
+    from trilane.study.tune.machine_found import found_machine
+
+    found = found_machine()
+    for text in found.assumed:
+        note(f"assumed: {text}")
+    return assembled_name(found.gpu, found.ram, found.cpu, cores=found.cores, pcie=found.pcie, ram_gib=found.ram_gb)
+
+
+def _gpu_machine() -> str:
+    """The GPU that llama.cpp finds, next to the CPU. Raises RefusedError without one."""
+    from realrun.llama_cpp.library import gpu_name
+
+    return f"{gpu_name()}, {_machine()}"
 
 
 def _machine() -> str:

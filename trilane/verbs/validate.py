@@ -96,10 +96,12 @@ def validate(
     time limit, 130 or 143 when a signal came before the last run.
 
     With --engine llama.cpp the plan is like examples/validation-llama.yaml, and the profile an engine file of
-    [bold]trilane profile --engine llama.cpp[/]; models are written to DIR one after the other, and removed.
+    [bold]trilane profile --engine llama.cpp[/]; models are written to DIR one after the other, and removed. A plan with
+    [bold]cpu_parts[/], such as examples/gpu-llama.yaml, measures models on the GPU with the experts of these parts of
+    their layers on the CPU. --set changes the plan; [bold]--set hardware=here[/] takes the parts that are found here.
     """
     if engine.engine is not None:
-        validate_llama(llama, plan, profile, out, json)
+        validate_llama(llama, plan, profile, out, json, changes_of(changes))
         return
     refuse_without_engine(llama)
     from datetime import UTC, datetime

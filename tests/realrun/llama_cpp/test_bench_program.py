@@ -37,7 +37,7 @@ def times(name: str, settings: BenchSettings | None = None) -> dict[BenchPoint, 
 
 def test_a_token_is_a_sixteenth_of_those_timed_together_and_a_prompt_is_whole(tmp_path: Path) -> None:
     assert times(program(tmp_path, json.dumps(ANSWER))) == {TOKEN: [10_000, 20_000], PROMPT: [7_000, 8_000]}
-    same = "-t 2 -b 512 -ub 512 -ctk f16 -ctv f16 -ngl 0 "
+    same = "-t 2 -b 512 -ub 512 -ctk f16 -ctv f16 -ngl 0 -dev none "
     assert (tmp_path / "asked").read_text().splitlines() == [
         f"-m a.gguf -o json -r 2 -p 0 -n 16 -d 32 {same}",
         f"-m a.gguf -o json -r 2 -p 128 -n 0 -d 0 {same}",
@@ -48,6 +48,11 @@ def test_on_a_gpu_experts_of_some_layers_stay_on_the_cpu(tmp_path: Path) -> None
     times(program(tmp_path, json.dumps(ANSWER)), BenchSettings(256, 64, gpu=True, cpu_layers=3, kv="q8_0"))
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[0].endswith("-t 2 -b 64 -ub 64 -ctk q8_0 -ctv q8_0 -ngl 999 -ncmoe 3 ")
+
+
+def test_a_model_in_memory_of_its_own_is_not_mapped(tmp_path: Path) -> None:
+    times(program(tmp_path, json.dumps(ANSWER)), BenchSettings(256, gpu=True, mapped=False))
+    assert (tmp_path / "asked").read_text().splitlines()[0].endswith("-ngl 999 -ncmoe 0 -lm none ")
 
 
 @pytest.mark.parametrize(

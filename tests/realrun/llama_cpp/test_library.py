@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from ctypes import sizeof
+from pathlib import Path
 
 import pytest
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.engine_log import EngineLog
-from realrun.llama_cpp.library import check_layout, llama_library
+from realrun.llama_cpp.library import check_layout, has_library, llama_library
 from realrun.llama_cpp.structs import CONTEXT_DEFAULTS, MODEL_DEFAULTS, ContextParams, ModelParams
 
 
@@ -39,13 +40,26 @@ def test_a_build_with_other_structures_is_refused(written: bytes, found: str) ->
         check_layout(ContextParams, CONTEXT_DEFAULTS, written)
     assert str(refused.value) == (
         f"llama.cpp: expected the structures of xllamacpp 2026.10.11549, found others ({found}); "
-        "install that version: pip install 'xllamacpp==2026.10.11549'"
+        "install that version: pip install 'xllamacpp==2026.10.11549', or name a library of its source in LLAMA_LIBRARY"
     )
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_LIBRARY", raising=False)
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(RefusedError, match=r"expected the package xllamacpp.* -e '\.\[llama\]'`$"):
+        llama_library.__wrapped__()
+
+
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_a_named_library_that_cannot_be_loaded_is_refused(
+    content: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "libllama.so").write_bytes(content)
+    monkeypatch.setenv("LLAMA_LIBRARY", str(tmp_path / "libllama.so"))
+    assert has_library()
+    with pytest.raises(RefusedError, match=r"expected a library of llama.cpp that can be loaded: .*libllama.so"):
         llama_library.__wrapped__()
 
 

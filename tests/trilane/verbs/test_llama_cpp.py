@@ -10,19 +10,24 @@ from typing import Any
 
 import pytest
 
+from realrun.errors import RefusedError
 from realrun.llama_cpp.bench_engine import BenchPoint, time_points
 from realrun.llama_cpp.benchmark_models import bench_models
 from realrun.llama_cpp.kernel_engine import write_engine
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
+from sim.machine.hardware import load_hardware
 from tests.kit.fake_engine import FakeContext, known_kernels
+from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
 from traces.models.catalogue import load_model
 from trilane.machines.sourced import Sourced
+from trilane.study.tune.machine_found import MachineFound
 from trilane.verbs.llama_cpp import (
     LlamaProfile,
     LlamaRun,
     LlamaValidation,
+    _machine_found,
     _threads,
     measure_llama,
     profile_llama,
@@ -63,14 +68,14 @@ def test_measure_runs_a_llama_bench_where_the_package_is_missing(
         return {point: [5_000_000] * repeats for point, repeats in points}
 
     monkeypatch.setattr("realrun.llama_cpp.bench_program.program_times", times)
-    monkeypatch.setattr("trilane.verbs.llama_cpp.find_spec", lambda name: None)
+    monkeypatch.setattr("realrun.llama_cpp.library.has_library", lambda: False)
     monkeypatch.setenv("LLAMA_BENCH", "/opt/llama-bench")
     measure_llama(LlamaRun("model.gguf", threads=2, prompt=10, repeats=3), str(tmp_path / "m.json"))
     assert "model.gguf with llama.cpp (/opt/llama-bench), all on the CPU, 2 threads" in capsys.readouterr().out
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["program"] == "/opt/llama-bench"
     assert (found["decode at 0 tokens"]["repeats"], found["prompt of 10"]["tokens_per_s"]) == (12, 2000)
-    monkeypatch.setattr("trilane.verbs.llama_cpp.find_spec", lambda name: object())
+    monkeypatch.setattr("realrun.llama_cpp.library.has_library", lambda: True)
     measure_llama(LlamaRun("model.gguf", llama_bench="./mine"), None)
     assert asked == [("/opt/llama-bench", Path("model.gguf")), ("./mine", Path("model.gguf"))]
 
@@ -104,6 +109,59 @@ def test_a_profile_is_an_engine_and_says_which_number_is_bounded(
     assert capsys.readouterr().err.startswith(
         "kernels.products.f32.experts, kernels.products.f32.others: bounded, since the times are within noise"
     )
+
+
+def test_a_profile_of_a_gpu_names_it_and_has_both_sides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu, split, asked = known_gpu_kernels(("q4_0",)), known_split(("q4_0",)), []
+
+    def measured(opened: Any, folder: Path, models: Any, rounds: int, say: Any) -> dict[str, dict[BenchPoint, float]]:
+        found = {}
+        for model in models:
+            asked.append((model.samples_name, model.settings.gpu, model.settings.cpu_layers, model.settings.mapped))
+            times = time_points(FakeSplitContext(model.shape, model.blocks, gpu, split, model.settings), model.points)
+            found[model.samples_name] = {point: float(each[0]) for point, each in times.items()}
+        return found
+
+    monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
+    monkeypatch.setattr("realrun.llama_cpp.library.gpu_name", lambda: "a card")
+    monkeypatch.setattr("realrun.llama_cpp.kernel_profile.measure_samples", measured)
+    profile_llama(LlamaProfile(threads="4,8", blocks="q4_0", gpu=True), str(tmp_path / "gpu.yaml"), None)
+    engine = load_engine(str(tmp_path / "gpu.yaml"))
+    assert (engine.kernels, engine.gpu_kernels is None, engine.split is None) == (None, False, False)
+    assert "kernels on a card, " in engine.about
+    assert "an engine for machines with a card, " in capsys.readouterr().err
+    assert {name for name, *_ in asked} >= {"few-q4_0", "deep", "many-rows", "few-q4_0-split", "split-pinned"}
+    assert all(on_gpu for _, on_gpu, _, _ in asked)
+    assert {cpu_layers > 0 for name, _, cpu_layers, _ in asked if name.endswith(("-split", "-pinned"))} == {True}
+    assert {name.endswith("-pinned") for name, _, _, mapped in asked if not mapped} == {True}
+
+
+def test_a_profile_of_a_gpu_needs_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
+    monkeypatch.setattr("realrun.llama_cpp.library.llama_library", NoGpu)
+    with pytest.raises(RefusedError, match=r"that finds a GPU, this one \(a.so\) does not; .*LLAMA_LIBRARY"):
+        profile_llama(LlamaProfile(gpu=True), str(tmp_path / "gpu.yaml"), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+class NoGpu:
+    """A library of a build for the CPU alone."""
+
+    _name = "a.so"
+
+    def ggml_backend_dev_by_type(self, kind: int) -> None:
+        assert kind == 1
+
+
+def test_a_plan_for_this_machine_takes_the_parts_that_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trilane.study.tune.machine_found.found_machine", lambda: MachineFound(
+        "rtx-4090", "ddr5-5600", None, 12, "4x16", 64, ("ram: ddr5-5600, which is usual",)
+    ))  # fmt: skip
+    machine = load_hardware(_machine_found())
+    assert (machine.cpu_only, machine.cpu.cores) == (False, 12)
+    assert "4090" in machine.name
 
 
 def test_validate_makes_the_folder_of_its_report_and_takes_times_of_an_earlier_one(

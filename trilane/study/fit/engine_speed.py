@@ -53,7 +53,7 @@ class EngineSpeed:
     @property
     def measured(self) -> bool:
         """Whether times are those of kernels that were measured on one machine, whatever parts are named."""
-        return self.hardware.cpu_only and self.engine.kernels is not None
+        return self.engine.measured_on(self.hardware)
 
     @property
     def has_room(self) -> bool:

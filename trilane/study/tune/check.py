@@ -70,7 +70,7 @@ def file_to_run(question: TuneQuestion) -> Path:
     path = Path(parted(asked.model).model)
     if path.suffix.lower() != ".gguf" or not path.is_file():
         raise FitError(f"tune: --check runs the model: expected a GGUF file, got {quoted(asked.model)}")
-    if not (engine.name.startswith("llama.cpp") or engine.kernels) or asked.batch > 1:
+    if not (engine.name.startswith("llama.cpp") or engine.measured) or asked.batch > 1:
         raise FitError(f"tune: --check runs one sequence in llama.cpp, got {asked.batch} in {quoted(engine.name)}")
     return path
 

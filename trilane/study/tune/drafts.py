@@ -79,7 +79,7 @@ def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> 
 
 def _why_not(question: TuneQuestion, bench: Workbench, setting: Setting, shape: ModelShape) -> str | None:
     """Why drafts cannot be used."""
-    if bench.engine.name not in READS_WHOLE_FILES and bench.engine.kernels is None:
+    if bench.engine.name not in READS_WHOLE_FILES and not bench.engine.measured:
         return f"expected llama.cpp, got {bench.engine.name}"
     if question.fit.batch > 1:
         return f"expected one sequence, got {question.fit.batch}"

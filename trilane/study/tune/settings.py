@@ -73,7 +73,7 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
     """Of an engine. What the question fixes is not chosen."""
     asked, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
-        kv=("f16",) if of_experts else _kv(question, shape, measured=hardware.cpu_only and engine.kernels is not None),
+        kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
         piece_tokens=_pieces(asked, engine),
         threads=(asked.threads,) if asked.threads else _threads(hardware),
         cached_layers=(None, *_cached_layers(shape, hardware, engine)),

@@ -15,8 +15,11 @@ from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
+from trilane.study.validation.engine_plan import EngineScenario
 from trilane.study.validation.engine_rows import COLUMNS, EngineRow, null_ns, predicted_ns
 
+_FROM_0 = ("n_cpu_moe", "depth")
+_WHOLE = (*_FROM_0, "threads", "tokens", "repeats")
 _MOST = 1_000_000_000  # of whole numbers, and of milliseconds
 
 
@@ -42,10 +45,17 @@ def read_rows(path: Path) -> list[EngineRow]:
 def predicted_anew(row: EngineRow, hardware: Hardware, engine: InferenceEngine) -> EngineRow:
     """The same measurement with what ``engine`` predicts, and the null model on ``hardware``. Raises what the model's
     name and the predictions raise."""
-    shape, point = load_model(row.model), BenchPoint(row.threads, row.depth, row.tokens)
+    if hardware.cpu_only != (row.n_cpu_moe is None):
+        with_gpu, asked = ("without", "with") if row.n_cpu_moe is None else ("with", "without")
+        raise EarlierRowsError(
+            f"{row.model}: measured {with_gpu} a GPU, expected a plan for such a machine, got {hardware.name!r} "
+            f"{asked} one"
+        )
+    shape = load_model(row.model)
+    scenario = EngineScenario(row.model, BenchPoint(row.threads, row.depth, row.tokens), row.n_cpu_moe)
     return replace(
-        row, predicted_ms=round(predicted_ns(shape, engine, point) / 1e6, 4),
-        null_ms=round(null_ns(shape, hardware, point) / 1e6, 4),
+        row, predicted_ms=round(predicted_ns(shape, hardware, engine, scenario) / 1e6, 4),
+        null_ms=round(null_ns(shape, hardware, engine, scenario) / 1e6, 4),
     )  # fmt: skip
 
 
@@ -54,8 +64,9 @@ def _row(line: Mapping[str | Any, str | Any], where: str) -> EngineRow:
         raise EarlierRowsError(f"{where}: expected {len(COLUMNS)} columns")
     values: dict[str, Any] = {"model": line["model"]}
     for name in COLUMNS[1:-1]:  # the last is the error, which follows from the others
-        kind: Callable[[str], float] = int if name in ("threads", "depth", "tokens", "repeats") else float
-        values[name] = _number(kind, line[name], 0 if name == "depth" else 1e-9, f"{where}, {name}")
+        kind: Callable[[str], float] = int if name in _WHOLE else float
+        none = name == "n_cpu_moe" and line[name] == ""
+        values[name] = None if none else _number(kind, line[name], 0 if name in _FROM_0 else 1e-9, f"{where}, {name}")
     return EngineRow(**values)
 
 

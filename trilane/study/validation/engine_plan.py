@@ -1,11 +1,13 @@
-"""What is measured to validate an engine: models of random weights, threads, tokens in the cache, pieces of prompts."""
+"""What is measured to validate an engine: models of random weights, experts on the CPU, threads, tokens in the cache,
+pieces of prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.gguf_layouts import gguf_layout
@@ -26,16 +28,20 @@ class EnginePlanError(TrilaneError):
 
 
 class EngineScenario(NamedTuple):
-    """One thing that is measured and predicted; a single token is one of an answer."""
+    """One thing that is measured and predicted; a single token is one of an answer. ``n_cpu_moe``: as llama.cpp's
+    argument, the model is on the GPU but for the experts of its first blocks; None: no GPU is used."""
 
     model: str
     point: BenchPoint
+    n_cpu_moe: int | None = None
 
 
 @dataclass(frozen=True)
 class EnginePlan:
     """``models``: names in the catalogue with a weight format, such as olmoe-1b-7b@q4_0; ``prompts``: tokens of a
     piece, computed with an empty cache; ``depths``: tokens in the cache while single tokens are decoded.
+    ``cpu_parts``: of a model's MoE layers, the parts whose experts stay with the CPU, each a value of ``--n-cpu-moe``;
+    none on a machine without a GPU.
     """
 
     hardware: str
@@ -44,11 +50,15 @@ class EnginePlan:
     depths: tuple[_Tokens, ...] = (0,)
     prompts: tuple[Count, ...] = ()
     repeats: Count = 5
+    cpu_parts: tuple[Annotated[float, between(0, 1)], ...] = ()
 
     @classmethod
-    def from_yaml(cls, path: Path) -> EnginePlan:
-        """Read a plan. Raises EnginePlanError naming the file, and what its models and its machine raise."""
-        plan: EnginePlan = from_dict(cls, read_yaml(path, EnginePlanError), str(path), EnginePlanError)
+    def from_yaml(cls, path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> EnginePlan:
+        """Read a plan, with other values of some keys. Raises EnginePlanError naming the file, and what its models and
+        its machine raise."""
+        document = read_yaml(path, EnginePlanError)
+        changed = {**document, **changes} if isinstance(document, dict) else document
+        plan: EnginePlan = from_dict(cls, changed, str(path), EnginePlanError)
         plan.check()
         return plan
 
@@ -61,13 +71,22 @@ class EnginePlan:
             gguf_layout(self.shape(name), gguf_architecture(name))
 
     def machine(self) -> Hardware:
-        """The machine, which has no GPU. Raises EnginePlanError."""
+        """The machine: with a GPU if experts stay with the CPU next to one, or else without. Raises EnginePlanError."""
         found = load_hardware(self.hardware)
-        if not found.cpu_only:
+        if found.cpu_only and self.cpu_parts:
+            raise EnginePlanError(f"hardware {self.hardware!r}: expected one with a GPU, since cpu_parts are given")
+        if not found.cpu_only and not self.cpu_parts:
             raise EnginePlanError(
-                f"hardware {self.hardware!r}: expected a machine without a GPU, such as none+ddr5-4800"
+                f"hardware {self.hardware!r}: expected a machine without a GPU, such as none+ddr5-4800, or cpu_parts: "
+                f"the parts of a model's layers whose experts stay with the CPU, such as [0, 0.5, 1]"
             )
         return found
+
+    def splits(self, model: str) -> tuple[int | None, ...]:
+        """Values of ``--n-cpu-moe`` for a model, the most first, which need the least GPU memory; None: no GPU."""
+        if not self.cpu_parts:
+            return (None,)
+        return tuple(sorted({n_cpu_moe(self.shape(model), part) for part in self.cpu_parts}, reverse=True))
 
     def shape(self, model: str) -> ModelShape:
         """The shape of one of the models."""
@@ -96,6 +115,12 @@ class EnginePlan:
 
     def _most_first(self) -> Sequence[int]:
         return sorted(self.threads, reverse=True)
+
+
+def n_cpu_moe(shape: ModelShape, part: float) -> int:
+    """The value of ``--n-cpu-moe``, which counts blocks, dense ones too, for a part of a model's MoE layers."""
+    layers = round(part * shape.moe_layers)
+    return shape.expert_blocks[layers - 1] + 1 if layers else 0
 
 
 _PASSES = 2

@@ -9,15 +9,15 @@ from io import StringIO
 from pathlib import Path
 from statistics import median
 
-from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
+from realrun.llama_cpp.bench_engine import quartiles
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.files import atomic_path
-from trilane.study.accuracy.closed_forms import token_bytes, weights_of_others
-from trilane.study.split_speed import StaticSplit
+from trilane.study.accuracy.closed_forms import sheet_prompt_s, token_bytes, weights_of_others
+from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
 from trilane.study.validation.engine_plan import EngineScenario
 
 MEDIAN_AIM, WORST_AIM = 0.06, 0.15
@@ -26,9 +26,11 @@ QUIET = 0.1  # spread of repeats
 
 @dataclass(frozen=True)
 class EngineRow:
-    """A scenario: the median of its times and their quartiles, what was predicted, and what the null model says; ms."""
+    """A scenario: the median of its times and their quartiles, what was predicted, and what the null model says; ms.
+    ``n_cpu_moe``: see ``EngineScenario``."""
 
     model: str
+    n_cpu_moe: int | None
     threads: int
     depth: int
     tokens: int
@@ -70,32 +72,53 @@ def row_of(
 ) -> EngineRow:
     """The row of a scenario with its measured times in ns. Raises what the predictions raise."""
     low, middle, high = (round(ns / 1e6, 4) for ns in quartiles(times))
-    model, (threads, depth, tokens) = scenario
+    model, (threads, depth, tokens), n_cpu_moe = scenario
     return EngineRow(
-        model, threads, depth, tokens, len(times), middle, low, high,
-        predicted_ms=round(predicted_ns(shape, engine, scenario.point) / 1e6, 4),
-        null_ms=round(null_ns(shape, hardware, scenario.point) / 1e6, 4),
+        model, n_cpu_moe, threads, depth, tokens, len(times), middle, low, high,
+        predicted_ms=round(predicted_ns(shape, hardware, engine, scenario) / 1e6, 4),
+        null_ms=round(null_ns(shape, hardware, engine, scenario) / 1e6, 4),
     )  # fmt: skip
 
 
-def predicted_ns(shape: ModelShape, engine: InferenceEngine, point: BenchPoint) -> int:
+def predicted_ns(shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scenario: EngineScenario) -> int:
     """The time of a step: of one token behind ``depth`` others, or of a piece of a prompt. Raises EngineError."""
-    if engine.kernels is None:
-        raise EngineError(f"engine {engine.name!r}: expected kernels, measured by trilane profile --engine llama.cpp")
-    steps = kernel_steps(shape, engine.kernels, point.threads)
-    return round(piece_ns(steps, point.tokens, point.depth + point.tokens))
+    threads, depth, tokens = scenario.point
+    if not engine.measured_on(hardware):
+        gpu = "" if hardware.cpu_only else " --gpu"
+        raise EngineError(
+            f"engine {engine.name!r}: expected kernels, measured by trilane profile --engine llama.cpp{gpu}"
+        )
+    if hardware.cpu_only:
+        assert engine.kernels is not None
+        return round(piece_ns(kernel_steps(shape, engine.kernels, threads), tokens, depth + tokens))
+    split = StaticSplit(_cpu_layers(shape, scenario), threads=threads, piece_tokens=tokens)
+    if tokens == 1:
+        return decode_time(shape, hardware, engine, split, depth + 1).total_ns
+    return prompt_time(shape, hardware, engine, split, tokens, depth).total_ns
 
 
-def null_ns(shape: ModelShape, hardware: Hardware, point: BenchPoint) -> float:
-    """Bytes over the machine's memory rate, and of prompts the products over its arithmetic, if that takes longer."""
-    split = StaticSplit(0)
-    read = token_bytes(shape, hardware, split, point.depth + point.tokens)
-    read_ns = (read.gpu_weights + read.cache) / hardware.cpu.read_bytes_per_s * 1e9
+def null_ns(shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scenario: EngineScenario) -> float:
+    """Bytes over the rates of the memories that they are in, one after the other; of prompts the products over the
+    arithmetic, and experts over the link, if that takes longer."""
+    threads, depth, tokens = scenario.point
+    split = StaticSplit(_cpu_layers(shape, scenario), piece_tokens=tokens)
+    read = token_bytes(shape, hardware, split, depth + tokens)
+    here = hardware.cpu.read_bytes_per_s if hardware.cpu_only else hardware.gpu.bandwidth_bytes_per_s
+    read_s = (read.gpu_weights + read.cache) / here + read.cpu_weights / hardware.cpu.read_bytes_per_s
+    if tokens == 1:
+        return read_s * 1e9
+    if not hardware.cpu_only:
+        return max(read_s, sheet_prompt_s(shape, hardware, engine, split, tokens) or 0.0) * 1e9
     expert = shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k
     others = weights_of_others(shape) * 8 / shape.dense_bits
-    flops = 2.0 * point.tokens * (others + shape.moe_layers * expert)
-    share = min(point.threads / hardware.cpu.cores, 1.0)
-    return read_ns if point.tokens == 1 else max(read_ns, flops / (hardware.cpu.flops_per_s * share) * 1e9)
+    flops = 2.0 * tokens * (others + shape.moe_layers * expert)
+    share = min(threads / hardware.cpu.cores, 1.0)
+    return max(read_s * 1e9, flops / (hardware.cpu.flops_per_s * share) * 1e9)
+
+
+def _cpu_layers(shape: ModelShape, scenario: EngineScenario) -> int:
+    """MoE layers among the first blocks, whose experts are with the CPU."""
+    return sum(block < (scenario.n_cpu_moe or 0) for block in shape.expert_blocks)
 
 
 @dataclass(frozen=True)

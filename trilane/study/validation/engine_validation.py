@@ -29,12 +29,18 @@ def measure_plan(
         file = folder / "model.gguf"
         progress(f"writing {name}")
         write_model(name, plan.shape(name), file)
-        progress(f"measuring {name}")
-        with open_model(file, BenchSettings(plan.context_tokens, max((*plan.prompts, 512)))) as context:
-            times = time_points(context, plan.points())
+        for split in plan.splits(name):
+            progress(f"measuring {name}" + ("" if split is None else f" --n-cpu-moe {split}"))
+            with open_model(file, settings_of(plan, split)) as context:
+                rows += rows_of(plan, engine, name, split, time_points(context, plan.points()))
         file.unlink()
-        rows += rows_of(plan, engine, name, times)
     return rows
+
+
+def settings_of(plan: EnginePlan, n_cpu_moe: int | None) -> BenchSettings:
+    """How a model is loaded."""
+    pieces = max((*plan.prompts, 512))
+    return BenchSettings(plan.context_tokens, pieces, gpu=n_cpu_moe is not None, cpu_layers=n_cpu_moe or 0)
 
 
 def write_model(name: str, shape: ModelShape, path: Path) -> None:
@@ -43,8 +49,12 @@ def write_model(name: str, shape: ModelShape, path: Path) -> None:
 
 
 def rows_of(
-    plan: EnginePlan, engine: InferenceEngine, model: str, times: Mapping[BenchPoint, Sequence[int]]
-) -> list[EngineRow]:
-    """The rows of one model from its measured times."""
+    plan: EnginePlan, engine: InferenceEngine, model: str, n_cpu_moe: int | None,
+    times: Mapping[BenchPoint, Sequence[int]],
+) -> list[EngineRow]:  # fmt: skip
+    """The rows of one model with one split from its measured times."""
     shape, machine = plan.shape(model), plan.machine()
-    return [row_of(EngineScenario(model, point), measured, shape, machine, engine) for point, measured in times.items()]
+    return [
+        row_of(EngineScenario(model, point, n_cpu_moe), measured, shape, machine, engine)
+        for point, measured in times.items()
+    ]

@@ -13,8 +13,9 @@ from trilane.study.validation.earlier_rows import EarlierRowsError, predicted_an
 from trilane.study.validation.engine_rows import EngineRow, write_rows
 
 ROWS = [
-    EngineRow("olmoe-1b-7b@q4_0", 2, 2048, 1, 10, 50.5, 50.0, 51.25, 48.0, 12.0),
-    EngineRow("olmoe-1b-7b@q4_0", 1, 0, 128, 2, 4000.0, 3999.0, 4001.0, 4100.0, 3900.0),
+    EngineRow("olmoe-1b-7b@q4_0", None, 2, 2048, 1, 10, 50.5, 50.0, 51.25, 48.0, 12.0),
+    EngineRow("olmoe-1b-7b@q4_0", None, 1, 0, 128, 2, 4000.0, 3999.0, 4001.0, 4100.0, 3900.0),
+    EngineRow("olmoe-1b-7b@q4_0", 0, 1, 0, 128, 2, 40.0, 39.0, 41.0, 41.0, 39.0),
 ]
 COMMITTED = Path("docs/validation/llama.cpp")
 
@@ -34,14 +35,27 @@ def test_the_committed_rows_are_what_the_committed_engine_predicts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "machine", "words"),
+    [
+        (ROWS[0], "rtx-4090+ddr5-5600", "measured without a GPU, expected a plan for such a machine"),
+        (ROWS[2], "none+ddr5-5600", "measured with a GPU, expected a plan for such a machine"),
+    ],
+)
+def test_times_of_another_kind_of_machine_are_not_predicted(row: EngineRow, machine: str, words: str) -> None:
+    with pytest.raises(EarlierRowsError, match=words):
+        predicted_anew(row, load_hardware(machine), load_engine(str(COMMITTED / "engine.yaml")))
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text.replace("threads", "cores"), "expected the columns model, threads, depth"),
+        (lambda text: text.replace("threads", "cores"), "expected the columns model, n_cpu_moe, threads, depth"),
         (lambda text: text.splitlines()[0] + "\n", "expected at least one row"),
-        (lambda text: text.replace(",10,", ",10,7,"), "line 2: expected 11 columns"),
-        (lambda text: text.replace(",48.0,12.0", ",48.0"), "line 2: expected 11 columns"),
+        (lambda text: text.replace(",10,", ",10,7,"), "line 2: expected 12 columns"),
+        (lambda text: text.replace(",48.0,12.0", ",48.0"), "line 2: expected 12 columns"),
         (lambda text: text.replace("50.5", "nan"), "line 2, measured_ms: expected a number"),
         (lambda text: text.replace("50.5", "0"), "line 2, measured_ms: expected a number"),
+        (lambda text: text.replace("@q4_0,0,", "@q4_0,-1,"), "line 4, n_cpu_moe: expected a number from 0 to"),
         (lambda text: text.replace(",2048,", ",-1,"), "line 2, depth: expected a number from 0 to"),
         (lambda text: text.replace(",2048,", ",1.5,"), "line 2, depth: expected a number .* got '1.5'"),
         (lambda text: text.replace("olmoe", "\u00f6lmoe"), "expected a table in ASCII"),

@@ -11,7 +11,7 @@ from realrun.llama_cpp.bench_engine import BenchPoint
 from sim.costs.engine import load_engine
 from tests.kit.fake_engine import FakeContext, known_kernels
 from trilane.pages.engine_validation import summary_lines, write_engine_report
-from trilane.study.validation.engine_plan import EnginePlan
+from trilane.study.validation.engine_plan import EnginePlan, EngineScenario
 from trilane.study.validation.engine_rows import EngineRow, EngineSummary, predicted_ns
 from trilane.study.validation.engine_validation import measure_plan
 
@@ -21,7 +21,7 @@ ENGINE = replace(load_engine("llama.cpp"), name="mine", kernels=known_kernels(("
 
 def row(error: float, spread: float = 0.0, tokens: int = 1) -> EngineRow:
     return EngineRow(
-        "m@q4_0", 1, 0, tokens, 4, 100.0, 100.0 - 100 * spread, 100.0 + 100 * spread, 100 + 100 * error, 50.0
+        "m@q4_0", None, 1, 0, tokens, 4, 100.0, 100.0 - 100 * spread, 100.0 + 100 * spread, 100 + 100 * error, 50.0
     )
 
 
@@ -88,4 +88,7 @@ def test_what_cannot_be_measured_is_refused_before(text: str, words: str, tmp_pa
 
 def test_an_engine_without_kernels_predicts_nothing_here() -> None:
     with pytest.raises(Exception, match="trilane profile --engine"):
-        predicted_ns(PLAN.shape(PLAN.models[0]), load_engine("llama.cpp"), BenchPoint(1, 0, 1))
+        predicted_ns(
+            PLAN.shape(PLAN.models[0]), PLAN.machine(), load_engine("llama.cpp"),
+            EngineScenario(PLAN.models[0], BenchPoint(1, 0, 1)),
+        )  # fmt: skip

@@ -1,0 +1,131 @@
+"""What experts take that stay with the CPU next to a GPU, from the times of small models, by least squares.
+
+A model is timed with its experts on the GPU, and with all of them left to the CPU. The difference, with the GPU's
+experts added, is the CPU's: ``experts' operations x a time + chosen elements x a time + layers x a time``; of pieces
+whose experts are copied it is ``experts x a time + bytes x a time``. The last layer of a piece computes one token, and
+that on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from realrun.llama_cpp.bench_engine import BenchPoint
+from realrun.llama_cpp.bench_sizes import ON_CPU, ON_GPU
+from realrun.llama_cpp.benchmark_models import COPIED_STEPS, PINNED, SPLIT, SPLIT_STEPS, expert_models
+from realrun.llama_cpp.expert_work import ExpertWork
+from realrun.llama_cpp.kernel_numbers import KernelError
+from realrun.llama_cpp.nonnegative_fit import Equations, solved, solved_by_threads
+from realrun.llama_cpp.product_times import Samples, chosen_elements, expert_operations
+from sim.costs.kernel_costs import KernelSteps
+from sim.costs.kernels import Kernels, ProductRates
+from sim.costs.split_kernels import ExpertCopies, SplitKernels
+from traces.models.quantisation import WeightBlocks, bits_of_block
+from traces.models.shape import ModelShape
+from trilane.machines.sourced import Sourced
+
+ROWS = (1, 4, 8)  # of an expert on the CPU: pieces of 32 tokens and more are copied
+
+
+@dataclass(frozen=True)
+class SplitNumbers:
+    """The numbers that follow from ``samples`` of ``split_models`` and of the same models on the GPU, whose ``gpu``
+    kernels are known; ``threads``: of the CPU."""
+
+    samples: Samples
+    blocks: tuple[str, ...]
+    threads: tuple[int, ...]
+    gpu: Kernels
+    where: str
+
+    def kernels(self) -> SplitKernels:
+        """All of them. Raises KernelError where a machine was too busy for any."""
+        found = solved_by_threads(self.threads, self._computed)
+        width, count = len(ROWS), len(self.blocks)
+        experts = {
+            block: self._rates([times[place * width : (place + 1) * width] for times in found])
+            for place, block in enumerate(self.blocks)
+        }
+        chosen, layer = (tuple(times[width * count + which] for times in found) for which in (0, 1))
+        how = "models of 4, 12 and 16 experts a token, on the GPU and on the CPU"
+        return SplitKernels(
+            self.threads, experts, self._sourced(chosen, how), self._sourced(layer, how),
+            self._copies(SPLIT, found[-1], "a mapped file"), self._copies(PINNED, found[-1], "pinned memory"),
+        )  # fmt: skip
+
+    # --- experts on the CPU -------------------------------------------------------------------------------------------
+
+    def _computed(self, threads: int) -> Equations:
+        """Unknowns: times of an operation by block and ``ROWS``, of an element of an expert's output, of a layer."""
+        matrix, times = [], []
+        for name, shape, block in self._models():
+            for tokens in SPLIT_STEPS:
+                equation = np.zeros(len(self.blocks) * len(ROWS) + 2)
+                at = self.blocks.index(block) * len(ROWS)
+                equation[at : at + len(ROWS)] = expert_operations(shape, tokens, ROWS)
+                equation[-2:] = chosen_elements(shape, tokens), shape.moe_layers
+                added = self._added(name, SPLIT, threads, tokens)
+                matrix.append(equation)
+                times.append(max(added + self._gpu_ns(shape, block, tokens), 1.0))
+        return Equations(np.array(matrix), np.array(times))
+
+    def _rates(self, times: list[list[float]]) -> Sourced[ProductRates]:
+        """From times of an operation in ns, by number of threads and ``ROWS``."""
+        how = "models of 4 and 12 experts a token, on the GPU and on the CPU"
+        if min(times[0]) < 1e9 / ON_CPU.most_flops_per_s:
+            raise KernelError(f"{how}: no rate follows from their times; measure again, without other programs")
+        return self._sourced(ProductRates(ROWS, tuple(tuple(1e9 / ns for ns in each) for each in times)), how)
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def _copies(self, variant: str, computed: list[float], memory: str) -> ExpertCopies:
+        """``computed``: the unknowns of experts on the CPU, with most threads."""
+        matrix, times, total = [], [], []
+        for name, shape, block in self._models():
+            for tokens in COPIED_STEPS:
+                copied = (shape.moe_layers - 1) * ExpertWork.of(shape, tokens).active
+                matrix.append([copied, copied * _expert_bytes(shape, block)])
+                last = self._last_on_cpu(shape, block, computed) - self._gpu_ns(shape, block, 1, layers=1)
+                added = self._added(name, variant, self.threads[-1], tokens)
+                times.append(max(added - last, 1.0))
+                total.append(max(added, 1.0))
+        expert, byte = solved(Equations(np.array(matrix), np.array(times)), total)
+        how = f"pieces of {' and '.join(map(str, COPIED_STEPS))} tokens of the same models, copied from {memory}"
+        return ExpertCopies(self._sourced(expert, how), self._sourced(byte, how))
+
+    def _last_on_cpu(self, shape: ModelShape, block: str, computed: list[float]) -> float:
+        """One layer of one token on the CPU."""
+        at = self.blocks.index(block) * len(ROWS)
+        products = 2.0 * shape.top_k * shape.matrices_per_expert * shape.hidden * shape.expert_width * computed[at]
+        return products + shape.top_k * shape.hidden * computed[-2] + computed[-1]
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _models(self) -> Iterator[tuple[str, ModelShape, str]]:
+        for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
+            yield name, shape, block
+
+    def _added(self, name: str, variant: str, threads: int, tokens: int) -> float:
+        """What a step takes longer with its experts away from the GPU."""
+        alone = self.samples[name][BenchPoint(self.gpu.threads[0], 0, tokens)]
+        return self.samples[name + variant][BenchPoint(threads, 0, tokens)] - alone
+
+    def _gpu_ns(self, shape: ModelShape, block: str, tokens: int, layers: int | None = None) -> float:
+        """The GPU's routed experts in a step, all layers' but for tokens of the last; or of so many layers alone."""
+        steps = KernelSteps(shape, WeightBlocks.uniform(block), self.gpu, 0)
+        parts = [(layers, tokens)] if layers else [(shape.moe_layers - 1, tokens), (1, 1)]
+        found = 0.0
+        for count, each in parts:
+            work = ExpertWork.of(shape, each)
+            found += count * work.active * float(steps.expert_ns(np.array([work.rows]))[0])
+        return found
+
+    def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]
+        return Sourced(value, f"{self.where}: {how}", "medium")
+
+
+def _expert_bytes(shape: ModelShape, block: str) -> float:
+    return shape.matrices_per_expert * shape.hidden * shape.expert_width * bits_of_block(block) / 8
