@@ -119,6 +119,13 @@ def test_the_simulator_needs_neither_torch_nor_pictures() -> None:
     assert {"simpy", "pandas"} <= loaded
 
 
+def test_fit_needs_no_frames() -> None:
+    """pandas takes half a second to import, in each process that shares the work."""
+    question = "Question('mixtral-8x7b', gpu='rtx-3090', ram='ddr4-3200', context=8, generated=2)"
+    answer = "from trilane.study.fit.fit import fit\nfrom trilane.study.fit.question import Question\nfit({})"
+    assert not modules_after(f"import trilane.pages.fit\n{answer.format(question)}") & {"pandas", "pyarrow", "scipy"}
+
+
 def files_without_torch() -> list[Path]:
     folders = [ROOT / name for name in ("trilane", "policies", "sim", "traces")]
     return sorted(path for folder in folders for path in folder.rglob("*.py") if MAY_USE_TORCH not in path.parents)

@@ -5,15 +5,15 @@ Decode statistics are those of batch 1: one step is one token of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from traces.layout import DECODE, PREFILL, ForecastKey
-from traces.trace import Trace, rows_apart
+from traces.forecast_accuracy import ForecastAccuracy, forecast_accuracies
+from traces.layout import DECODE, PREFILL
+from traces.trace import Trace
 
 LAGS = range(1, 17)
 
@@ -157,25 +157,8 @@ def prefill_decode_similarity(trace: Trace) -> float:
 
 
 def forecast_statistics(trace: Trace) -> pd.DataFrame:
-    """Per forecast and layer that was forecast, at batch 1 over decode tokens (all tokens if there are none):
-    ``accuracy_at_k``: |first k forecast experts ∩ the k true ones| / k; ``recall_at_m``: the same with all m recorded.
-    """
-    decode = np.flatnonzero(trace.phase == DECODE)
-    rows = decode if len(decode) else np.arange(len(trace))
-    records = [record for key in sorted(trace.forecasts) for record in _forecast_records(trace, key, rows)]
-    return pd.DataFrame(records, columns=["forecast", "layer", "accuracy_at_k", "recall_at_m"])
-
-
-def _forecast_records(trace: Trace, key: ForecastKey, rows: NDArray[np.intp]) -> Iterator[dict[str, Any]]:
-    k, about = trace.shape.top_k, rows
-    if key.by_token:
-        later = rows_apart(trace, key.lookahead)[rows]
-        rows, about = rows[np.isin(later, rows)], later[np.isin(later, rows)]
-    for layer in range(key.layers_ahead, trace.shape.moe_layers) if len(rows) else ():
-        forecast = trace.forecasts[key].ids[rows, layer - key.layers_ahead]
-        found = (forecast[:, :, None] == trace.topk_ids[about, layer][:, None, :]).any(axis=2)
-        accuracy, recall = found[:, :k].sum(axis=1).mean() / k, found.sum(axis=1).mean() / k
-        yield {"forecast": str(key), "layer": layer, "accuracy_at_k": accuracy, "recall_at_m": recall}
+    """``forecast_accuracies`` as a frame."""
+    return pd.DataFrame(list(forecast_accuracies(trace)), columns=list(ForecastAccuracy._fields))
 
 
 def _overlaps(trace: Trace, lags: range) -> Floats:

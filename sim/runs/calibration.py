@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from policies.calibration import Calibration, Counts, Floats
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.batches import count_experts
-from traces.layout import DECODE, PREFILL, ForecastKey
+from traces.forecast_accuracy import forecast_accuracies
+from traces.layout import DECODE, PREFILL
 from traces.library import calibration_of, load_trace
-from traces.statistics import forecast_statistics
 from traces.trace import Trace
 
 SAME_PROMPT = 0.9  # of the choices
@@ -106,14 +105,13 @@ def _counted(named: _Named) -> Calibration:
 def calibrate(trace: Trace, source: str) -> Calibration:
     """What policies may read of ``trace``, which holds other prompts than those evaluated."""
     decode = np.flatnonzero(trace.phase == DECODE)
-    statistics = forecast_statistics(trace)
     by_sequence = decode[np.argsort(trace.sequence[decode], kind="stable")]
     return Calibration(
         source=f"{source} ({trace.checksum})",
         activations=_activations(trace, np.arange(len(trace))),
         decode_activations=_activations(trace, decode),
         decode_ids=np.asarray(trace.topk_ids[by_sequence]),
-        recalls={(k.kind, k.lookahead): _recall(statistics, k, trace.shape.moe_layers) for k in trace.forecasts},
+        recalls=_recalls(trace),
     )
 
 
@@ -125,9 +123,9 @@ def _activations(trace: Trace, rows: np.ndarray) -> Counts:
     return np.stack(counts).astype(np.int64)
 
 
-def _recall(statistics: pd.DataFrame, key: ForecastKey, layers: int) -> Floats:
-    """[layers]: share of the true top-k among a forecast's first k; NaN where a layer was not forecast."""
-    mine = statistics[statistics.forecast == str(key)]
-    recall = np.full(layers, np.nan)
-    recall[mine.layer] = mine.accuracy_at_k
-    return recall
+def _recalls(trace: Trace) -> dict[tuple[str, int], Floats]:
+    """[layers] of each forecast: share of the true top-k among its first k; NaN where a layer was not forecast."""
+    recalls = {str(key): np.full(trace.shape.moe_layers, np.nan) for key in trace.forecasts}
+    for found in forecast_accuracies(trace):
+        recalls[found.forecast][found.layer] = found.accuracy_at_k
+    return {(key.kind, key.lookahead): recalls[str(key)] for key in trace.forecasts}

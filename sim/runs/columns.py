@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from sim.runs.spans import NUMBERS, Row, read_rows
 from sim.runs.vocabulary import LANES, SpanKind
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -16,10 +20,12 @@ Bools = NDArray[np.bool_]
 KINDS = tuple(kind.value for kind in SpanKind)
 _LANE = {name: code for code, name in enumerate(LANES)}
 _KIND = {name: code for code, name in enumerate(KINDS)}
+_PHASE = {"prefill": 0, "decode": 1}
+_CODES = {"lane": _LANE, "kind": _KIND, "phase": _PHASE}
 
 
 class Columns(NamedTuple):
-    """The columns of a spans frame, in its order; times in ns.
+    """The columns of a spans frame (``spans_frame``), in its order; times in ns.
 
     ``home`` is the layer whose weights or results a span is about: its target layer, or its layer where it has none.
     """
@@ -60,30 +66,35 @@ class Columns(NamedTuple):
 
 def columns_of(spans: pd.DataFrame) -> Columns:
     """Read a spans frame. Raises ValueError on a lane or kind that the vocabulary does not have."""
-    ints = {
-        name: spans[name].to_numpy(np.int64)
-        for name in ("ready_ns", "start_ns", "end_ns", "step", "layer", "target_layer", "expert", "tokens", "bytes")
-    }
-    layer, target = ints["layer"], ints["target_layer"]
-    return Columns(
-        lane=_codes(spans["lane"], _LANE),
-        kind=_codes(spans["kind"], _KIND),
-        decode=_codes(spans["phase"], {"prefill": 0, "decode": 1}) == 1,
-        ready=ints["ready_ns"], start=ints["start_ns"], end=ints["end_ns"],
-        step=ints["step"], layer=layer, home=np.where(target >= 0, target, layer), expert=ints["expert"],
-        tokens=ints["tokens"], size_bytes=ints["bytes"],
-    )  # fmt: skip
+    texts = {name: spans[name].astype("category").array for name in _CODES}
+    codes = {name: _codes_of(name, column.categories.tolist())[column.codes] for name, column in texts.items()}
+    return _columns(codes, {name: spans[name].to_numpy(np.int64) for name in NUMBERS})
 
 
-def _codes(column: pd.Series, names: dict[str, int]) -> NDArray[np.int8]:
-    categorical = column.astype("category").array
-    found = categorical.categories.tolist()
-    unknown = [name for name in found if name not in names]
+def columns_of_rows(rows: list[Row]) -> Columns:
+    """``columns_of(spans_frame(rows))``, without the frame, and without pandas, whose import takes half a second."""
+    read = read_rows(rows)
+    codes = {name: _codes_of(name, read.texts[name])[read.places] for name in _CODES}
+    return _columns(codes, read.numbers)
+
+
+def _codes_of(column: str, texts: list[str]) -> NDArray[np.int8]:
+    """The code of each of these texts of a column."""
+    names = _CODES[column]
+    unknown = [text for text in texts if text not in names]
     if unknown:
-        raise ValueError(f"spans: unknown {column.name} {unknown[0]!r}; known: {', '.join(names)}")
-    table = np.array([names[name] for name in found], dtype=np.int8)
-    codes: NDArray[np.int8] = table[categorical.codes]
-    return codes
+        raise ValueError(f"spans: unknown {column} {unknown[0]!r}; known: {', '.join(names)}")
+    return np.array([names[text] for text in texts], dtype=np.int8)
+
+
+def _columns(codes: Mapping[str, NDArray[np.int8]], numbers: Mapping[str, Ints]) -> Columns:
+    layer, target = numbers["layer"], numbers["target_layer"]
+    return Columns(
+        lane=codes["lane"], kind=codes["kind"], decode=codes["phase"] == _PHASE["decode"],
+        ready=numbers["ready_ns"], start=numbers["start_ns"], end=numbers["end_ns"],
+        step=numbers["step"], layer=layer, home=np.where(target >= 0, target, layer), expert=numbers["expert"],
+        tokens=numbers["tokens"], size_bytes=numbers["bytes"],
+    )  # fmt: skip
 
 
 class Cells(NamedTuple):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.runs.columns import (
@@ -18,6 +17,9 @@ from sim.runs.columns import (
     columns_of,
     routed_at,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Occupancy(NamedTuple):
@@ -102,6 +104,8 @@ def share(part: float, whole: float) -> float | None:
 
 def layer_frame(spans: pd.DataFrame) -> pd.DataFrame:
     """One row for each layer of each step: active experts, tokens, hits (resident when routed), gpu, cpu, loads."""
+    import pandas as pd
+
     c = columns_of(spans)
     uses = uses_of(c, cells_of(c))
     frame = pd.DataFrame({

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
-import pandas as pd
 
 from sim.runs.columns import Bools, Columns, Ints, cells_of, columns_of
 from sim.runs.hits import Uses, hit_rates, layer_frame, share, uses_of
@@ -16,7 +15,10 @@ from sim.runs.sampling import Weights, weights_of
 from sim.runs.stalls import STALL_LANES, Gaps, gaps_of
 from sim.runs.vocabulary import LANES
 
-__all__ = ["METRIC_TYPES", "Metrics", "layer_frame", "metrics_of", "step_times"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["METRIC_TYPES", "Metrics", "layer_frame", "metrics_of", "played_steps", "step_times"]
 
 ByLane: TypeAlias = Mapping[str, float | None]
 
@@ -98,18 +100,19 @@ METRIC_TYPES: Mapping[str, Any] = _metric_types()  # of ``Metrics.to_dict``, by 
 
 
 def metrics_of(
-    spans: pd.DataFrame, batch: int, answer_tokens: int | None = None, *, whole_prompt: bool = True
+    spans: pd.DataFrame | Columns, batch: int, answer_tokens: int | None = None, *, whole_prompt: bool = True
 ) -> Metrics:
-    """Metrics of a run of ``batch`` sequences, from its spans (columns as in :class:`sim.runs.spans.Span`).
+    """Metrics of a run of ``batch`` sequences, from its spans (columns as in :class:`sim.runs.spans.Span`), or from
+    these as plain arrays.
 
     ``answer_tokens``: of the answer that the decode steps which were played stand for; None: those that they make.
     ``whole_prompt``: False for a prompt that was not played at its length, and says nothing about the time to first
     token.
     """
-    c = columns_of(spans)
+    c = spans if isinstance(spans, Columns) else columns_of(spans)
     cells = cells_of(c)
     makespan = int(c.end.max()) if len(c.end) else 0
-    steps = _steps(c)
+    steps = played_steps(c)
     decode, made = steps.step[steps.decode].tolist(), steps.generated[steps.decode].tolist()
     weights = weights_of(decode, answer_tokens or sum(made), made)
     answer = _Answer(steps.windows(weights), answer_tokens or sum(made))
@@ -131,7 +134,9 @@ def metrics_of(
 
 def step_times(spans: pd.DataFrame) -> pd.DataFrame:
     """One row a step: step, phase, start_ms, end_ms. A step starts where the one before ended, the first at 0."""
-    steps = _steps(columns_of(spans))
+    import pandas as pd
+
+    steps = played_steps(columns_of(spans))
     phase = np.where(steps.decode, "decode", "prefill")
     return pd.DataFrame({"step": steps.step, "phase": phase, "start_ms": steps.start / 1e6, "end_ms": steps.end / 1e6})
 
@@ -179,7 +184,9 @@ class _Answer(NamedTuple):
         }
 
 
-class _Steps(NamedTuple):
+class PlayedSteps(NamedTuple):
+    """The steps of a run in order. A step starts where the one before ended, the first at 0; times in ns."""
+
     step: Ints
     decode: Bools
     start: Ints
@@ -195,15 +202,15 @@ class _Steps(NamedTuple):
         ]
 
 
-def _steps(c: Columns) -> _Steps:
+def played_steps(c: Columns) -> PlayedSteps:
     """Steps by their last wait."""
     waits = c.where(c.of("wait") & (c.layer == -1))
     start = np.concatenate([[0], waits.end[:-1]]).astype(np.int64)[: len(waits.end)]
     idle = c.step[c.of("routing") & (c.layer == -1) & (c.tokens == 0)]  # steps that choose no token
-    return _Steps(waits.step, waits.decode, start, waits.end, 1 + waits.tokens - np.isin(waits.step, idle))
+    return PlayedSteps(waits.step, waits.decode, start, waits.end, 1 + waits.tokens - np.isin(waits.step, idle))
 
 
-def _times(steps: _Steps, answer: _Answer, batch: int, whole_prompt: bool) -> dict[str, float | None]:
+def _times(steps: PlayedSteps, answer: _Answer, batch: int, whole_prompt: bool) -> dict[str, float | None]:
     prefill = steps.end[~steps.decode]
     tpot_ns = share(answer.duration_ns, answer.tokens)
     return {

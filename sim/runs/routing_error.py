@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from policies.mechanism.views import Forecast, Phase, Plan, PolicyError, Routing
 from sim.runs.sampling import EQUAL_WEIGHTS, Weights
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
 CAUSES = (*LOSSES, "added", "stale", "deferred", "narrowed")
@@ -86,6 +89,8 @@ class RoutingErrors:
         ``approximated_token_share``: tokens that any cause concerns; ``approximated_weight_share``: routing weight of
         pairs that are lost, stale, deferred or narrowed.
         """
+        import pandas as pd
+
         ordered = sorted(self._counts.items(), key=lambda item: (item[0][0] == "decode", item[0][1]))
         rows = [
             {"phase": phase, "layer": layer, "tokens": round(count["tokens"]), "pairs": round(count["pairs"]),

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from sim.machine.devices import Power
 from sim.runs.energy import joules_per_token
@@ -17,6 +15,9 @@ from sim.runs.prepare import Prepared
 from sim.runs.routing_error import RoutingErrors, totals_of
 from sim.runs.spans import Row, spans_frame
 from sim.runs.vocabulary import Label
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)

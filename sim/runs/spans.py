@@ -71,13 +71,15 @@ from collections import defaultdict
 from functools import lru_cache
 from itertools import count
 from struct import pack
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.runs.vocabulary import COPIES, INSTANT, LANES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["COPIES", "INSTANT", "LANES", "TEXTS", "Row", "Span", "SpanRecorder", "spans_frame"]
 
@@ -105,6 +107,9 @@ class Span(NamedTuple):
 Row: TypeAlias = tuple[str, int, int, int, str, str, int, int, int, int, int, int]  # a Span's fields
 
 
+NUMBERS = tuple(name for name in Span._fields if name not in TEXTS)
+
+
 class SpanRecorder:
     """Collects spans of a run; ``step`` and ``phase`` are those of the current step."""
 
@@ -124,37 +129,58 @@ class SpanRecorder:
 
 def spans_frame(rows: list[Row]) -> pd.DataFrame:
     """Spans as a frame, ordered by start, end and lane; columns as in :class:`Span`."""
-    different, read = _read(rows)
-    texts = {name: _categorical([row[name] for row in different]) for name in TEXTS}
-    order = np.lexsort((texts["lane"].codes[read["texts"]], read["end_ns"], read["start_ns"]))
-    place = read["texts"][order]
-    columns = {name: texts[name].take(place) if name in TEXTS else read[name].take(order) for name in Span._fields}
+    import pandas as pd
+
+    read = read_rows(rows)
+    texts = {name: _categorical(read.texts[name]).take(read.places) for name in TEXTS}
+    columns = {name: texts[name] if name in TEXTS else read.numbers[name] for name in Span._fields}
     return pd.DataFrame(columns, copy=False)
 
 
 def _categorical(values: list[str]) -> pd.Categorical:
     """``pd.Categorical(values)``, sixty times as fast where its categories were met before."""
+    import pandas as pd
+
     names = tuple(sorted(set(values)))
     return pd.Categorical.from_codes([names.index(value) for value in values], dtype=_dtype(names), validate=False)
 
 
 @lru_cache
 def _dtype(names: tuple[str, ...]) -> pd.CategoricalDtype:
+    import pandas as pd
+
     return pd.CategoricalDtype(list(names))
 
 
-def _read(rows: list[Row]) -> tuple[list[dict[str, str]], dict[str, NDArray[np.int64]]]:
-    """The different texts that rows have, and the rows' numbers by column: "texts" is the place of each row's texts.
+class RowsByColumn(NamedTuple):
+    """Rows by column, ordered by start, end and lane."""
+
+    texts: dict[str, list[str]]  # of ``TEXTS``, the different combinations that rows have
+    places: NDArray[np.int64]  # of each row's combination
+    numbers: dict[str, NDArray[np.int64]]  # of ``NUMBERS``
+
+
+def read_rows(rows: list[Row]) -> RowsByColumn:
+    """Read rows by column, and order them."""
+    texts, places, numbers = _read(rows)
+    lanes = texts["lane"]
+    rank = np.array([sorted(set(lanes)).index(lane) for lane in lanes], np.int8)
+    order = np.lexsort((rank[places], numbers["end_ns"], numbers["start_ns"]))
+    return RowsByColumn(texts, places[order], {name: column.take(order) for name, column in numbers.items()})
+
+
+def _read(rows: list[Row]) -> RowsByColumn:
+    """The same in the order of the rows.
 
     A few rows at a time, which stay in the processor's cache, and packed by ``struct``: each halves the time of numpy.
     """
     place_of: defaultdict[tuple[str, ...], int] = defaultdict(count().__next__)
-    numbers = [name for name in Span._fields if name not in TEXTS]
-    read = {name: np.empty(len(rows), np.int64) for name in (*numbers, "texts")}
+    read = {name: np.empty(len(rows), np.int64) for name in (*NUMBERS, "texts")}
     for begin in range(0, len(rows), _AT_ONCE):
         some = rows[begin : begin + _AT_ONCE]
         values = dict(zip(Span._fields, zip(*some, strict=True), strict=True))
         texts = zip(*(values.pop(name) for name in TEXTS), strict=True)
         for name, column in {**values, "texts": map(place_of.__getitem__, texts)}.items():
             read[name][begin : begin + len(some)] = np.frombuffer(pack(f"{len(some)}q", *column), np.int64)
-    return [dict(zip(TEXTS, texts, strict=True)) for texts in place_of], read
+    texts_of = {name: [texts[i] for texts in place_of] for i, name in enumerate(TEXTS)}
+    return RowsByColumn(texts_of, read.pop("texts"), read)

@@ -18,13 +18,15 @@ counts with the part inside. So in every window the three sum exactly, in whole 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after
 from sim.runs.vocabulary import H2D, Device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STALL_LANES = (H2D.name, Device.CPU.value, Device.HOST.value)  # that the GPU may wait for
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.runs.columns import columns_of, columns_of_rows
 from sim.runs.spans import LANES, TEXTS, Row, Span, spans_frame
 
 _TIMES = st.integers(0, 3)
@@ -24,6 +26,17 @@ def _of_pandas(rows: list[Row]) -> pd.DataFrame:
 @given(st.lists(_ROWS, min_size=1, max_size=20))
 def test_it_is_the_frame_that_pandas_makes_and_sorts(rows: list[Row]) -> None:
     pd.testing.assert_frame_equal(spans_frame(rows), _of_pandas(rows), check_exact=True)
+
+
+@given(st.lists(_ROWS, max_size=20))
+def test_plain_arrays_are_those_of_the_frame(rows: list[Row]) -> None:
+    for of_rows, of_frame in zip(columns_of_rows(rows), columns_of(spans_frame(rows)), strict=True):
+        np.testing.assert_array_equal(of_rows, of_frame, strict=True)
+
+
+def test_an_unknown_kind_is_refused_by_name_without_a_frame_too() -> None:
+    with pytest.raises(ValueError, match="spans: unknown kind 'nap'; known: "):
+        columns_of_rows([("gpu", 0, 0, 1, "nap", "decode", 0, 0, -1, -1, 0, 0)])
 
 
 @pytest.mark.parametrize("spans", [1023, 1024, 1025, 2500])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from policies.mechanism.session import Session
 from policies.parts.caches import StaticCache
-from sim.runs.metrics import metrics_of, step_times
+from sim.runs.columns import Columns, columns_of_rows
+from sim.runs.metrics import metrics_of, played_steps
 from sim.runs.prepare import Prepared
 from sim.runs.sampling import weights_of
-from sim.runs.spans import Row, spans_frame
 from sim.simulate import spans_of
 from traces.models.shape import ModelShape
 from trilane.study.fit.spread import DecodeSteps
@@ -54,10 +56,10 @@ def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPol
     """Play a policy, in a fresh ``session`` of it if there is one. Raises what ``Prepared.checked`` raises."""
     session = prepared.session() if session is None else session
     host_bytes = host_bytes_of(prepared.shape, session)
-    rows = spans_of(prepared, session)
-    decode = decode_steps_of(rows, prepared.answer_tokens)
+    spans = columns_of_rows(spans_of(prepared, session))
+    decode = decode_steps_of(spans, prepared.answer_tokens)
     batch, answer, memory = prepared.scenario.batch, prepared.answer_tokens, prepared.memory
-    metrics = metrics_of(spans_frame(rows), batch, answer, whole_prompt=prepared.whole_prompt)
+    metrics = metrics_of(spans, batch, answer, whole_prompt=prepared.whole_prompt)
     tpot_ms = metrics.tpot_ms or 0.0
     result = PolicyResult(
         policy=prepared.composition.name,
@@ -76,7 +78,7 @@ def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPol
         stall_shares=dict(metrics.stall_share),
         labels=prepared.labels,
     )
-    half = decode_steps_of(rows, answer, half_of(metrics.decode_steps))
+    half = decode_steps_of(spans, answer, half_of(metrics.decode_steps))
     return PlayedPolicy(result, residents_of(session), decode, half.mean_ms)
 
 
@@ -85,12 +87,13 @@ def half_of(steps: int) -> int:
     return -(-steps // 2)
 
 
-def decode_steps_of(rows: Sequence[Row], answer_tokens: int, steps: int | None = None) -> DecodeSteps:
-    """The decode steps of an answer, or its first ``steps``, each with the tokens that it stands for."""
-    times = step_times(spans_frame([row for row in rows if row[4] == "wait"]))
-    decode = times[times.phase == "decode"][:steps]
-    weights = weights_of(decode.step.tolist(), answer_tokens).of(decode.step.to_numpy())
-    return DecodeSteps((decode.end_ms - decode.start_ms).to_numpy(), weights.astype(float))
+def decode_steps_of(spans: Columns, answer_tokens: int, most: int | None = None) -> DecodeSteps:
+    """The decode steps of an answer, ``most`` of them from the first on, each with the tokens that it stands for."""
+    played = played_steps(spans)
+    decode = np.flatnonzero(played.decode)[:most]
+    step, start, end = played.step[decode], played.start[decode], played.end[decode]
+    weights = weights_of(step.tolist(), answer_tokens).of(step)
+    return DecodeSteps(end / 1e6 - start / 1e6, weights.astype(float))
 
 
 def residents_of(session: Session) -> Residents:

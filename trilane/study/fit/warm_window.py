@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policies.protocols import Budget, InitialPlacement, Placement
+from sim.runs.columns import columns_of_rows
 from sim.runs.prepare import Prepared
+from sim.runs.spans import Row
 from sim.simulate import spans_of
 from trilane.study.fit.policy_result import PlayedPolicy, Residents, decode_steps_of, half_of, residents_of
 
@@ -65,7 +67,7 @@ def half_tpot_ms(prepared: Prepared) -> float:
     prompt = [step for step in prepared.demand if step.phase == "prefill"]
     decode = [step for step in prepared.demand if step.phase == "decode"]
     some = prepared.over([*prompt, *decode[: half_of(len(decode))]])
-    return decode_steps_of(spans_of(some), prepared.answer_tokens).mean_ms
+    return _mean_ms(spans_of(some), prepared.answer_tokens)
 
 
 def warm_tpot_ms(prepared: Prepared, residents: Residents) -> float:
@@ -75,4 +77,10 @@ def warm_tpot_ms(prepared: Prepared, residents: Residents) -> float:
     decode = [step for step in prepared.demand if step.phase == "decode"]
     first = max(len(decode) - STEPS, 0) // 2
     steps = decode[first : first + STEPS]
-    return decode_steps_of(spans_of(prepared.with_composition(warm).over(steps)), len(steps)).mean_ms
+    return _mean_ms(spans_of(prepared.with_composition(warm).over(steps)), len(steps))
+
+
+def _mean_ms(rows: list[Row], answer_tokens: int) -> float:
+    """TPOT, from the ends of the steps alone."""
+    ends = [row for row in rows if row[4] == "wait"]
+    return decode_steps_of(columns_of_rows(ends), answer_tokens).mean_ms
