@@ -22,10 +22,10 @@ STEPS = 24  # decode steps: enough to fill a cache anew, few enough for all poli
 TIMES = 2  # that a part is made 25 % better
 QUESTIONS = {  # most of the experts of the first fit, a third of the other's
     "qwen3-30b-a3b": Question(
-        "qwen3-30b-a3b", "rtx-3060", "ddr5-5600", context=32, generated=STEPS, policies=policy_names()
+        "qwen3-30b-a3b", "rtx-3060", "ddr5-5600", prompt_tokens=32, generated=STEPS, policies=policy_names()
     ),
     "deepseek-v2-lite": Question(
-        "deepseek-v2-lite", "rtx-3060", "ddr4-3200", weights="bf16", context=32, generated=STEPS,
+        "deepseek-v2-lite", "rtx-3060", "ddr4-3200", weights="bf16", prompt_tokens=32, generated=STEPS,
         policies=policy_names(),
     ),
 }  # fmt: skip

@@ -33,7 +33,7 @@ MACHINES = {
 @cache
 def asked(model: str) -> Prepared:
     gpu, ram = MACHINES[model]
-    return prepared_for(Question(model, gpu, ram, context=512, generated=48)).with_policy(POLICY)
+    return prepared_for(Question(model, gpu, ram, prompt_tokens=512, generated=48)).with_policy(POLICY)
 
 
 @cache

@@ -23,7 +23,8 @@ def small_question(
     **changes: Any,
 ) -> PaysQuestion:  # fmt: skip
     """An idea, asked of two layers of large experts and a small card."""
-    fields: dict[str, Any] = {"model": MODEL, "weights": WEIGHTS, "context": 64, "generated": 8, **MACHINE, **changes}
+    lengths = {"prompt_tokens": 64, "generated": 8}
+    fields: dict[str, Any] = {"model": MODEL, "weights": WEIGHTS, **lengths, **MACHINE, **changes}
     return PaysQuestion(idea, Question(**fields), draws, policy, x, y)
 
 

@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, Sequence[Words]] = {
     "fit": [("fit", "--model", "olmoe-1b-7b", "--gpu", "rtx-4080", "--ram", "ddr5-5600", "--policies", "fiddler,dali",
              "--jobs", "{jobs}", "--json", "{out}/f.json")],
     "pays": [("pays", "memory", "--model", "mixtral-8x7b:2", "--weights", "bf16", "--gpu", "gtx-1650-super", "--ram",
-              "ddr4-3200", "--context", "64", "--generated", "4", "--draws", "1", "--jobs", "{jobs}", "--out",
+              "ddr4-3200", "--prompt", "64", "--generated", "4", "--draws", "1", "--jobs", "{jobs}", "--out",
               "{out}/m.svg", "--json", "{out}/m.json")],
     "ablate": [("ablate", "dali", *SHORT, "--draws", "2", "--jobs", "{jobs}", "--png", "{out}/a.svg", "--json",
                 "{out}/a.json")],

@@ -55,7 +55,7 @@ SMALL = {  # replacements: a model that takes seconds for one that takes minutes
     "--model deepseek-v2-lite": "--model mini-moe --quick --context 16,32 --prompt 8,16 --policies dali,fiddler",
     "trace capture": "trace capture --prompt-tokens 8 --generated-tokens 4",
     "--model qwen3-30b-a3b --gpu rtx-3060":
-        "--model mixtral-8x7b:2 --weights bf16 --context 64 --generated 4 --draws 1 --gpu gtx-1650-super",
+        "--model mixtral-8x7b:2 --weights bf16 --prompt 64 --generated 4 --draws 1 --gpu gtx-1650-super",
     "validate examples": "validate --set trace=mini-moe:2 --set model=mini-moe:2 --repeats 1 examples",
     "trilane smoke": "trilane smoke --lanes host-lanes",
 }

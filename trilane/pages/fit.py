@@ -54,7 +54,7 @@ def fit_page(fit: Fit) -> list[Text | Table | str]:
 def _title(fit: Fit) -> list[Text | Table | str]:
     asked = fit.question
     batch = "" if asked.batch == 1 else f", batch {asked.batch}"
-    about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
+    about = f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
     told = [fit.about, _length(asked.tokens, fit.trained_tokens)]
     return [heading(f"{fit.model} on {fit.machine}: {about}"), *filter(None, told)]
 

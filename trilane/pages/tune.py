@@ -39,8 +39,8 @@ def tune_page(tuning: Tuning) -> list[Text | Table | str]:
 def _title(tuning: Tuning) -> list[Text | Table | str]:
     asked = tuning.question.fit
     batch = "" if asked.batch == 1 else f", batch {asked.batch}"
-    about = f"a prompt of {asked.context:,} tokens and {asked.generated:,} generated{batch}"
-    window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.context + asked.generated else ""
+    about = f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
+    window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.prompt_tokens + asked.generated else ""
     return [heading(f"{tuning.model} on {tuning.machine}: {about}{window}"), *filter(None, [tuning.about])]
 
 

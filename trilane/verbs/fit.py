@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
-from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, show, working, write_json
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.machine_parts import MachineParts
-from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, grouped, processes
-
-if TYPE_CHECKING:
-    from trilane.study.fit.question import KvFormat
+from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
+from trilane.verbs.workload import ModelOption, Workload
 
 
 @grouped
 def fit(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="NAME|FILE", help="Model; see [bold]trilane models[/]. Or a config.json, "
-                                                                "or a GGUF file."),
-    ],
+    model: ModelOption,
     *,
     parts: MachineParts,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
-                                          "published if that has fewer than 16 bits."),
-    ] = None,
-    prompt: Annotated[
-        str, typer.Option(metavar="N|max", help="Tokens of the prompt; max: the most that the memory takes.")
-    ] = "4096",
-    generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
+    workload: Workload,
     engine: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", help="Engine that is run, such as ik_llama.cpp. Default: llama.cpp; for AMD "
@@ -80,26 +64,14 @@ def fit(
     """Report whether a model runs on a machine, how, how fast, and what limits it."""
     from trilane.pages.fit import fit_page
     from trilane.study.fit.fit import fit as answer
-    from trilane.study.fit.fit import with_longest_context
-    from trilane.study.fit.question import Question
 
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
-    longest = prompt.lower() == "max"
-    question = Question(
-        model=model, **parts.given(), weights=weights, context=1 if longest else _tokens(prompt),
-        generated=generated, batch=batch, trace=trace, calibration=calibration, policies=names,
-        policy_engine=policy_engine, engine=engine, threads=threads, kv=cast("KvFormat | None", kv),
-        n_cpu_moe=n_cpu_moe, ubatch=ubatch,
+    question = workload.question(
+        model=model, **parts.given(), trace=trace, calibration=calibration, policies=names,
+        policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )  # fmt: skip
     with working("simulating the policies"):
-        found = answer(with_longest_context(question) if longest else question, processes(jobs))
+        found = answer(question, processes(jobs))
     show(json, *fit_page(found))
     write_json(found.to_dict(), json)
-
-
-def _tokens(prompt: str) -> int:
-    """A number of tokens. Raises OptionError."""
-    if not prompt.isdigit() or int(prompt) < 1:
-        raise OptionError(f"--prompt: expected a number of tokens, or max, got {quoted(prompt)}")
-    return int(prompt)

@@ -11,6 +11,7 @@ from trilane.pages.output import JsonOption, check_picture, check_targets, note,
 from trilane.verbs.inputs import policy_files, policy_named
 from trilane.verbs.machine_parts import MachineParts
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
+from trilane.verbs.workload import ModelOption, Workload
 
 
 @grouped
@@ -22,20 +23,9 @@ def pays(
                                             "twice the bandwidth; memory: a GPU with a quarter more."),
     ],
     *,
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="NAME|FILE", help="Model; see [bold]trilane models[/]. Or a config.json, "
-                                                                "or a GGUF file."),
-    ],
+    model: ModelOption,
     parts: MachineParts,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
-                                          "published if that has fewer than 16 bits."),
-    ] = None,
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens of the prompt.")] = 4096,
-    generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
+    workload: Workload,
     policy: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"Policy in place of the usual one: in place of a cache's, or on both sides. "
@@ -70,7 +60,6 @@ def pays(
     that was named, by how much, and from which values of these numbers on it would.
     """
     from trilane.pages.pays import pays_page
-    from trilane.study.fit.question import Question
     from trilane.study.pays.gain_map import gain_map
     from trilane.study.pays.question import PaysQuestion
 
@@ -78,9 +67,7 @@ def pays(
     named = None if policy is None else policy_named(policy)
     data = None if out is None else str(Path(out).with_suffix(".csv"))
     check_targets(json, out, data, inputs=(trace, parts.machine, *policy_files()))
-    asked = Question(
-        model=model, **parts.given(), weights=weights, context=context, generated=generated, batch=batch, trace=trace
-    )  # fmt: skip
+    asked = workload.question(model=model, **parts.given(), trace=trace)
     with working("simulating") as say:
         found = gain_map(
             PaysQuestion(idea, asked, draws, named, x, y), processes(jobs),

@@ -95,7 +95,7 @@ def tune(
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
     machine = _machine(parts)
     question = Question(
-        model=model, **machine, weights=weights, context=prompt, generated=generated, batch=batch, window=context,
+        model=model, **machine, weights=weights, prompt_tokens=prompt, generated=generated, batch=batch, window=context,
         engine=engine or _own_engine(parts, machine["gpu"]), threads=threads, ubatch=ubatch,
     )  # fmt: skip
     asked = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)

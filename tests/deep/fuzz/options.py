@@ -38,7 +38,7 @@ OPTIONS: Mapping[str, str] = {
     "--policy-engine=pytorch",
     "fit -m mini-moe:2 --jobs 1": "--machine=rtx3090-ddr4",
     "pays cache -m mixtral-8x7b:2 --weights bf16 --gpu gtx-1650-super --ram ddr4-3200 --draws 1 --jobs 1 --generated 2":
-    "--x=0.5 --y=13 --draws=2 --batch=2 --context=64 --policy=llama.cpp@cache --trace=mini-moe:2 --generated=4",
+    "--x=0.5 --y=13 --draws=2 --batch=2 --prompt=64 --policy=llama.cpp@cache --trace=mini-moe:2 --generated=4",
     "profile -o out/profile.yaml --lanes host-lanes": "--batch=1,4 --context=16,32 --prompt=16 --gpu-core=0 "
     "--cpu-cores=0,1 --link-gb-per-s=4 --memory-gb=8 --cpu-threads=2 --device=0 --chunk-mb=4 "
     "--model=mini-moe:2 --policy-engine=pytorch",

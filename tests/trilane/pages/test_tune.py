@@ -16,7 +16,7 @@ from trilane.study.tune.tune import Tuning, tune
 
 def tuned(goal: Goal = "both", gpu: str = "rtx-3050", ram_gb: int | None = None) -> Tuning:
     return tune(TuneQuestion(Question(
-        model="deepseek-v2-lite:2", gpu=gpu, ram="ddr4-3200", cores=4, context=64, generated=8, ram_gb=ram_gb,
+        model="deepseek-v2-lite:2", gpu=gpu, ram="ddr4-3200", cores=4, prompt_tokens=64, generated=8, ram_gb=ram_gb,
     ), goal, ("f16",)))  # fmt: skip
 
 

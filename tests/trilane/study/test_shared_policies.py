@@ -20,7 +20,7 @@ from trilane.study.fit.question import Question
 
 SHORT = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=2, cached_share=0.25)
 OFFLOADED = Question(
-    model="qwen3-30b-a3b", gpu="rtx-4080", ram="ddr5-5600", ram_gb=64, context=16, generated=2, policies=("mine",)
+    model="qwen3-30b-a3b", gpu="rtx-4080", ram="ddr5-5600", ram_gb=64, prompt_tokens=16, generated=2, policies=("mine",)
 )
 STUDIES: dict[str, Callable[[int], object]] = {
     "compare": lambda jobs: compare(SHORT, ["mine", "on-demand"], draws=1, jobs=jobs),

@@ -101,7 +101,7 @@ def test_an_answer_of_one_token_has_no_time_per_token(trilane: Trilane) -> None:
 
 def test_what_gets_worse_and_a_slower_clairvoyant_run_are_explained() -> None:
     whole = fit(Question("deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", trace="mini-deepseek", weights="bf16",
-                         context=64, generated=8, policies=("fiddler",)))  # fmt: skip
+                         prompt_tokens=64, generated=8, policies=("fiddler",)))  # fmt: skip
     found = whole.policies
     assert found is not None
     assert found.clairvoyant is not None
@@ -129,7 +129,7 @@ def printed(found: Fit) -> str:
 
 
 def test_what_the_model_was_trained_for_and_long_times_and_larger_pieces_are_told() -> None:
-    whole = fit(Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", context=600, generated=2))
+    whole = fit(Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=600, generated=2))
     assert whole.engine is not None
     assert "trained for" not in printed(whole)
     assert "trained for, 700 tokens with the answer." in printed(replace(whole, trained_tokens=700))
@@ -144,7 +144,7 @@ def test_what_the_model_was_trained_for_and_long_times_and_larger_pieces_are_tol
 
 
 def test_several_sequences_have_their_speeds_in_all_and_no_error_that_is_known() -> None:
-    whole = fit(Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", context=64, generated=2, batch=3))
+    whole = fit(Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=64, generated=2, batch=3))
     assert whole.engine is not None
     page, each = printed(whole), 1000 / whole.engine.tpot_ms
     assert f"{each:,.1f} tokens/s per sequence, {3 * each:,.1f} in all, " in page
@@ -200,7 +200,7 @@ def test_a_preset_is_a_machine_and_json_can_be_printed(trilane: Trilane) -> None
 @cache
 def small() -> Fit:
     """A small question, answered once."""
-    return fit(Question("deepseek-v2-lite:4", gpu="rtx-3050", ram="ddr4-3200", context=64, generated=2,
+    return fit(Question("deepseek-v2-lite:4", gpu="rtx-3050", ram="ddr4-3200", prompt_tokens=64, generated=2,
                         policies=("on-demand",)))  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def test_an_engine_that_is_faster_than_the_best_policy_is_told(slower: float, to
 
 
 def test_a_prompt_in_one_piece_is_a_caveat_that_ends_its_sentence() -> None:
-    found = fit(Question("deepseek-v2-lite", gpu="rtx-3050", ram="ddr4-3200", context=513, generated=1,
+    found = fit(Question("deepseek-v2-lite", gpu="rtx-3050", ram="ddr4-3200", prompt_tokens=513, generated=1,
                          policies=("on-demand",)))  # fmt: skip
     assert found.policies is not None
     assert any(trap.endswith("are copied once for each piece") for trap in found.policies.traps)

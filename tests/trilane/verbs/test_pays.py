@@ -12,7 +12,7 @@ from tests.kit.pays_questions import WORDS, narrowed
 from tests.kit.running import Trilane
 from trilane.study.pays import ideas
 
-QUICK = (*WORDS, "--context", "64", "--generated", "4", "--draws", "2", "--jobs", "1")
+QUICK = (*WORDS, "--prompt", "64", "--generated", "4", "--draws", "2", "--jobs", "1")
 
 
 @pytest.fixture(autouse=True)

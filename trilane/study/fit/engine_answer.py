@@ -60,7 +60,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
     check_engine(speed.engine, shape, hardware)
     split, gains = speed.split, ranked(speed.gains())
     regime = regime_of(shape, hardware, speed.engine.name, split)
-    piece = min(speed.splitter.piece_tokens, question.context)
+    piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
     return EngineAnswer(
         engine=speed.engine.name,
         about=_about(speed.engine, hardware),
@@ -75,7 +75,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
         prompt_ms=time_parts(speed.prompt, hardware.cpu_only),
         piece_tokens=piece,
-        pieces=question.batch * -(-question.context // piece),
+        pieces=question.batch * -(-question.prompt_tokens // piece),
         larger_pieces=larger_pieces(speed),
         gains=gains,
         limited_by=limit_of(gains),

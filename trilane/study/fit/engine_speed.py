@@ -72,12 +72,12 @@ class EngineSpeed:
     @property
     def middle_tokens(self) -> int:
         """Tokens in the KV cache of a sequence in the middle of its answer."""
-        return self.question.context + self.question.generated // 2
+        return self.question.prompt_tokens + self.question.generated // 2
 
     @cached_property
     def prompt(self) -> PromptTime:
         """All of the prompts, one after another."""
-        one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.context)
+        one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
         return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
 
     @property

@@ -10,7 +10,7 @@ from traces.models.shape import ModelShape
 from traces.models.trained_length import trained_tokens
 from trilane.common.schema import to_dict
 from trilane.study.fit.engine_answer import EngineAnswer, engine_answer, has_room
-from trilane.study.fit.memory_needed import check_fits, longest_context, surely_runs
+from trilane.study.fit.memory_needed import check_fits, longest_prompt, surely_runs
 from trilane.study.fit.policy_answer import PolicyAnswer, policy_answer
 from trilane.study.fit.question import FitError, Question
 
@@ -57,19 +57,19 @@ def fit(question: Question, jobs: int = 1) -> Fit:
     )
 
 
-def with_longest_context(question: Question) -> Question:
+def with_longest_prompt(question: Question) -> Question:
     """The same question with the longest prompt that fits, and that the model was trained for, in whole 256 tokens.
 
     Raises FitError if none does.
     """
     shape, hardware = question.model_shape, load_hardware(question.hardware)
 
-    def runs(context: int) -> bool:
-        longer = replace(question, context=context)
+    def runs(tokens: int) -> bool:
+        longer = replace(question, prompt_tokens=tokens)
         return surely_runs(shape, hardware, longer) and (hardware.measured or has_room(longer, shape, hardware))
 
     trained = trained_tokens(shape.name) or LONGEST + question.generated
-    return replace(question, context=longest_context(runs, max(trained - question.generated, 1) + 1) or 1)
+    return replace(question, prompt_tokens=longest_prompt(runs, max(trained - question.generated, 1) + 1) or 1)
 
 
 def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:

@@ -154,8 +154,8 @@ def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
     """What helps: smaller weights by name, a shorter prompt."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
-    shorter = longest_context(
-        lambda n: surely_runs(shape, hardware, replace(question, context=n, window=None)),
+    shorter = longest_prompt(
+        lambda n: surely_runs(shape, hardware, replace(question, prompt_tokens=n, window=None)),
         question.tokens - question.generated,
     )
     if shorter:
@@ -178,9 +178,9 @@ def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question)
     return fitting
 
 
-def longest_context(runs: Callable[[int], bool], below: int) -> int:
+def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
     """Prompt tokens fewer than ``below`` with which it runs, above ``ROUND`` in whole 256; 0 if with none."""
-    longest = bisect_left(range(1, below), True, key=lambda context: not runs(context))
+    longest = bisect_left(range(1, below), True, key=lambda tokens: not runs(tokens))
     return longest if longest <= ROUND else longest // 256 * 256
 
 

@@ -40,7 +40,7 @@ class Question:
     ``gpu`` "none" is a machine whose CPU computes everything; one with unified memory (gb10) has its own ``ram``.
     ``weights``: a quantisation; None: q4_k_m, or the format of a model that is published in fewer than 16 bits, or the
     model's own weights where the machine is a profile, which was measured with these.
-    ``context``: prompt tokens; ``generated``: tokens of the answer; of each of ``batch`` sequences. ``ram_gb``: all
+    ``prompt_tokens`` and ``generated``, tokens of the answer, are those of each of ``batch`` sequences. ``ram_gb``: all
     memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of
     other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
     ``policy_engine``: on which policies are played (``sim.costs.engine``); a profile has the one that was measured.
@@ -62,7 +62,7 @@ class Question:
     machine: str | None = None
     ram_gb: Count | None = None
     weights: str | None = None
-    context: Count = 4096
+    prompt_tokens: Count = 4096
     generated: Count = 256
     batch: Count = 1
     trace: str | None = None
@@ -133,13 +133,13 @@ class Question:
     @property
     def tokens(self) -> int:
         """Tokens of a sequence for which the KV cache has room: at least prompt and answer."""
-        return max(self.context + self.generated, self.window or 0)
+        return max(self.prompt_tokens + self.generated, self.window or 0)
 
     def scenario(self, trace: str, calibration: str | None) -> Scenario:
         """The question as a scenario, of a policy that is still to be chosen."""
         return Scenario(
             trace=trace, model=self.shape, hardware=self.hardware, batch=self.batch, calibration=calibration,
-            prompt_tokens=self.context, generated_tokens=self.generated,
+            prompt_tokens=self.prompt_tokens, generated_tokens=self.generated,
             engine=PLAIN if self._measured else self.policy_engine,
             sampled_steps=self.most_steps, sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
         )  # fmt: skip

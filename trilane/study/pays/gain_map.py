@@ -129,5 +129,5 @@ def _about(prepared: Prepared, question: PaysQuestion) -> str:
     routing = "synthetic" if prepared.trace.provenance.get("synthetic") else "recorded"
     return (
         f"{prepared.shape.name} on {prepared.hardware.name}{batch}: answers of {asked.generated:,} tokens after "
-        f"{asked.context:,}, {routing} routing, {draws}"
+        f"{asked.prompt_tokens:,}, {routing} routing, {draws}"
     )

@@ -82,7 +82,7 @@ def _settings(tuning: Tuning, tuned: Tuned) -> RunSettings:
         piece_tokens=tuned.piece_tokens,
         kv=tuned.kv,
         window_tokens=asked.tokens,
-        prompt_tokens=asked.context,
+        prompt_tokens=asked.prompt_tokens,
         generated_tokens=min(asked.generated, MOST_TOKENS),
         gpu=tuning.regime != "CPU only",
         cpu_expert_layers=tuned.n_cpu_moe,

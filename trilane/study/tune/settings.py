@@ -99,7 +99,7 @@ def _pieces(asked: Question, engine: InferenceEngine) -> tuple[int, ...]:
         return (asked.ubatch,)
     assert engine.prompt is not None
     own = engine.prompt.piece_tokens.value
-    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * asked.context))
+    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * asked.prompt_tokens))
 
 
 def _threads(hardware: Hardware) -> tuple[int, ...]:

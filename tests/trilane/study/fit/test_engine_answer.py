@@ -54,7 +54,7 @@ def test_several_sequences_share_the_reading_of_weights() -> None:
 def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
     mini = toy_model(load_model("mini-moe:2"), shared=None, dense_ffn=None, dense_launch=None)
     write_hardware(toy_machine(models={"mini-moe": mini}), tmp_path / "lanes.yaml")
-    asked = Question("mini-moe:2", machine=str(tmp_path / "lanes.yaml"), context=8, generated=4)
+    asked = Question("mini-moe:2", machine=str(tmp_path / "lanes.yaml"), prompt_tokens=8, generated=4)
     found = fit(asked)
     assert (found.engine, found.engine_refused) == (None, None)
     with pytest.raises(FitError, match="is a profile, whose times are those of the engine that was measured"):
@@ -77,7 +77,7 @@ def test_an_answer_names_the_error_of_its_regime(asked: dict[str, Any], regime: 
 
 
 def test_without_a_gpu_there_is_the_engines_answer_alone() -> None:
-    found = fit(Question("deepseek-v2-lite:4", gpu="none", ram="ddr5-5600", cpu="ryzen-9-7950x", context=64))
+    found = fit(Question("deepseek-v2-lite:4", gpu="none", ram="ddr5-5600", cpu="ryzen-9-7950x", prompt_tokens=64))
     assert found.policies is None
     assert found.engine is not None
     assert {gain.part for gain in found.engine.gains} == {"DRAM", "CPU reads", "CPU cores"}

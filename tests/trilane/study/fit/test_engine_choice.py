@@ -21,7 +21,7 @@ def test_the_usual_engine_is_that_of_the_card() -> None:
     names = {gpu: engine_of(Question("qwen3-30b-a3b", gpu=gpu, ram="ddr5-5600"), load_hardware(f"{gpu}+ddr5-5600")).name
              for gpu in ("rtx-4080", "rx-7900-xtx")}  # fmt: skip
     assert names == {"rtx-4080": "llama.cpp", "rx-7900-xtx": "llama.cpp-vulkan"}
-    apple = fit(Question("deepseek-v2-lite:4", gpu="apple-m3-max", context=64)).engine
+    apple = fit(Question("deepseek-v2-lite:4", gpu="apple-m3-max", prompt_tokens=64)).engine
     assert apple is not None
     assert (apple.engine, apple.about) == ("llama.cpp-metal", "builds with Metal, on Apple's chips")
 

@@ -19,7 +19,7 @@ from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import BETTER, Gain
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite:6", "trace": "mini-deepseek:6", "weights": "bf16",
-                             "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 2048, "generated": 12}  # fmt: skip
+                             "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 2048, "generated": 12}  # fmt: skip
 EVERY_PART = [
     Gain(part, "", 0.1)
     for part in ("PCIe", "DRAM", "CPU compute", "GPU bandwidth", "GPU compute", "GPU memory", "GPU kernels",

@@ -19,7 +19,7 @@ from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.routing import routing_for
 
 MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16", "gpu": "rtx-3060",
-                        "ram": "ddr4-3200", "context": 64, "generated": 16,
+                        "ram": "ddr4-3200", "prompt_tokens": 64, "generated": 16,
                         "policies": ("fiddler", "on-demand")}  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def mini(**more: Any) -> PolicyAnswer:
 
 def test_an_eager_answer_to_a_short_prompt_is_that_of_simulate() -> None:
     """No prompt is repeated, no kernel shared, no step stands for others: what is left is the simulator."""
-    asked = Question(**{**MINI, "context": 8, "generated": 16, "policy_engine": "pytorch"})
+    asked = Question(**{**MINI, "prompt_tokens": 8, "generated": 16, "policy_engine": "pytorch"})
     found = fit(asked).policies
     assert found is not None
     for answer in (found.best, *found.runners_up):
@@ -119,7 +119,8 @@ def test_policies_that_change_the_routing_stand_apart() -> None:
     found = mini(policies=("fiddler", "daop"))
     assert [answer.policy for answer in found.changing] == ["daop"]
     assert found.changing[0].ttft_ms > 0
-    assert mini(policies=("fiddler", "daop"), context=128).changing[0].ttft_ms is None  # a prompt that is repeated
+    repeated = mini(policies=("fiddler", "daop"), prompt_tokens=128)
+    assert repeated.changing[0].ttft_ms is None
     assert found.best.policy == "fiddler"
 
 
@@ -146,7 +147,7 @@ def test_a_trace_of_ones_own_can_be_calibrated_on_another() -> None:
 def test_a_host_that_no_desktop_can_be_is_told() -> None:
     """All experts of a large model in its own weights, and nobody said how much memory there is."""
     more: dict[str, Any] = {"model": "qwen3-235b-a22b:64", "gpu": "rtx-5090", "ram": "ddr5-5600", "generated": 2,
-                            "context": 64, "policies": ("ktransformers",), "weights": "bf16"}  # fmt: skip
+                            "prompt_tokens": 64, "policies": ("ktransformers",), "weights": "bf16"}  # fmt: skip
     assert "2 channels of DDR5-5600 take about 256 GiB" in " ".join(policies(**more).traps)
     assert "take about" not in " ".join(policies(**more, ram_gb=512).traps)
     assert "take about" not in " ".join(policies(**{**more, "weights": "q4_k_m"}).traps)
@@ -172,7 +173,7 @@ def test_runners_up_within_the_spread_of_the_steps_are_equal_to_the_best() -> No
 
 
 def test_a_smaller_cache_of_keys_and_values_leaves_policies_more_room() -> None:
-    whole, half = (mini(context=8192, kv=kv).memory for kv in ("f16", "q8_0"))
+    whole, half = (mini(prompt_tokens=8192, kv=kv).memory for kv in ("f16", "q8_0"))
     assert half.kv_bytes == pytest.approx(whole.kv_bytes * 8.5 / 16, rel=1e-6)
     assert half.cache_bytes > whole.cache_bytes
-    assert mini(context=8192).memory == whole
+    assert mini(prompt_tokens=8192).memory == whole

@@ -34,7 +34,7 @@ def test_larger_pieces_name_the_layers_that_no_longer_fit() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {**QWEN, "context": 500},
+        {**QWEN, "prompt_tokens": 500},
         {**QWEN, "ubatch": 512},
         {"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"},
         {**QWEN, "generated": 10_000},  # the answer as a whole would end later

@@ -27,7 +27,7 @@ def qwen(**more: Any) -> tuple[ModelShape, Hardware, Question]:
 
 
 def test_the_least_need_is_every_tokens_weights_the_cache_of_keys_and_values_and_the_reserve() -> None:
-    shape, hardware, asked = qwen(weights="bf16", context=1000, generated=24, batch=2)
+    shape, hardware, asked = qwen(weights="bf16", prompt_tokens=1000, generated=24, batch=2)
     weights = 2 * (48 * (18_874_368 + 2048 * 128) + 2 * 151_936 * 2048)
     fixed = weights + 2 * 1024 * (48 * 1024 * 2) + RESERVE
     experts = 48 * 128 * 3 * 2048 * 768 * 2
@@ -41,35 +41,35 @@ def test_every_expert_may_be_on_the_gpu() -> None:
         assert need_of(shape, hardware, asked.batch, asked.tokens).all_on_gpu == fits
 
 
-def test_a_context_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
+def test_a_prompt_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
     with pytest.raises(FitError, match=r"RTX 3060 12GB.*: 7\.7 GB are missing; .*a prompt of ") as error:
-        check_fits(*qwen(context=184_000))
+        check_fits(*qwen(prompt_tokens=184_000))
     longest = advised(error.value)
-    check_fits(*qwen(context=longest))
-    assert surely_runs(*qwen(context=longest))
-    assert not surely_runs(*qwen(context=longest + 256))
+    check_fits(*qwen(prompt_tokens=longest))
+    assert surely_runs(*qwen(prompt_tokens=longest))
+    assert not surely_runs(*qwen(prompt_tokens=longest + 256))
 
 
 def advised(error: object) -> int:
-    """The context that a refusal advises."""
+    """The prompt that a refusal advises."""
     return int(str(error).rpartition("a prompt of ")[2].split()[0].replace(",", ""))
 
 
 @thinned(2)
 @pytest.mark.parametrize("ram_gb", [64, None])
-def test_an_advised_context_runs(ram_gb: int | None) -> None:
+def test_an_advised_prompt_runs(ram_gb: int | None) -> None:
     """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
     more: dict[str, Any] = {"gpu": "rtx-4090", "ram": "ddr5-5600", "ram_gb": ram_gb, "generated": 4}
     with pytest.raises(FitError, match=r"23\.0 GB are missing; a prompt of ") as error:
-        fit(Question("llama-4-scout", **more, context=800_000))
+        fit(Question("llama-4-scout", **more, prompt_tokens=800_000))
     assert str(error.value).endswith(" tokens fits with these weights")
-    found = fit(Question("llama-4-scout", **more, context=advised(error.value))).policies
+    found = fit(Question("llama-4-scout", **more, prompt_tokens=advised(error.value))).policies
     assert found is not None
     assert found.best.tpot_ms > 0
 
 
-def test_a_short_context_is_advised_to_the_token() -> None:
-    shape, hardware, asked = qwen(weights="bf16", context=4000, generated=1)
+def test_a_short_prompt_is_advised_to_the_token() -> None:
+    shape, hardware, asked = qwen(weights="bf16", prompt_tokens=4000, generated=1)
     fixed = shape.non_expert_bytes + hardware.gpu.reserve_bytes
     kept = shape.cache_bytes(100) + 2 * shape.expert_bytes_of(0)
     little = load_hardware("rtx-3060+ddr4-3200", {"gpu.memory_bytes": fixed + kept})

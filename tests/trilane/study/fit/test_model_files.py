@@ -25,7 +25,7 @@ def test_a_configuration_is_answered_for_as_the_catalogue_is(given: str, tmp_pat
         f"{tmp_path}/{given}".rstrip("/"),
         gpu="rtx-3060",
         ram="ddr4-3200",
-        context=64,
+        prompt_tokens=64,
         policies=("fiddler", "on-demand"),
     )
     found = fit(question)
@@ -45,7 +45,8 @@ def test_a_gguf_file_is_answered_for_with_its_own_weights(tmp_path: Path) -> Non
     metadata, tensors = model("qwen3moe", keys, 1000, layers, experts=Q4_K)
     mixed = [(name, shape, Q6_K if name == "blk.1.ffn_down_exps.weight" else kind) for name, shape, kind in tensors]
     file = write_gguf(tmp_path / "mine.gguf", metadata, mixed)
-    found = fit(Question(str(file), gpu="rtx-3060", ram="ddr4-3200", context=64, policies=("on-demand", "fiddler")))
+    policies = ("on-demand", "fiddler")
+    found = fit(Question(str(file), gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=64, policies=policies))
     assert found.model == str(file)
     assert found.policies is not None
     assert found.policies.memory.routed_bytes == 24 * 512 * 256 * (11 * 144 + 210) // 256

@@ -17,7 +17,7 @@ from trilane.study.fit.prepared_question import all_on_gpu, on_machine, prepared
 from trilane.study.fit.question import PROMPT_ROWS, Question, most_steps
 from trilane.study.fit.sensitivity import quicker
 
-MINI: dict[str, Any] = {"model": "deepseek-v2-lite:2", "trace": "mini-deepseek:2", "context": 64, "batch": 2}
+MINI: dict[str, Any] = {"model": "deepseek-v2-lite:2", "trace": "mini-deepseek:2", "prompt_tokens": 64, "batch": 2}
 
 
 @cache
@@ -72,11 +72,12 @@ def test_larger_batches_need_fewer_steps() -> None:
     assert [most_steps(1, layers) for layers in (26, 58, 94, 200)] == [56, 38, 20, 20]
 
 
-@pytest.mark.parametrize(("context", "batch", "generated"), [(1, 1, 1), (100, 2, 7), (200_000, 3, 1000)])
-def test_the_prompt_is_repeated_and_the_steps_are_sampled(context: int, batch: int, generated: int) -> None:
-    question = Question(**{**MINI, "context": context, "batch": batch}, generated=generated, machine="rtx3090-ddr4")
+@pytest.mark.parametrize(("prompt", "batch", "generated"), [(1, 1, 1), (100, 2, 7), (200_000, 3, 1000)])
+def test_the_prompt_is_repeated_and_the_steps_are_sampled(prompt: int, batch: int, generated: int) -> None:
+    asked = {**MINI, "prompt_tokens": prompt, "batch": batch, "generated": generated}
+    question = Question(**asked, machine="rtx3090-ddr4")
     prefill, *decode = prepared_for(question).steps
     assert prefill.tokens[0] * batch <= PROMPT_ROWS
     recorded = (load_trace("mini-deepseek").phase == 1).sum() // 20
     assert len(decode) == min(generated, most_steps(batch, 26), recorded)
-    assert decode[-1].context == (context + generated - 1,) * batch
+    assert decode[-1].context == (prompt + generated - 1,) * batch

@@ -67,7 +67,7 @@ def test_other_weights_replace_those_that_a_model_has() -> None:
         ({}, "expected gpu and ram"),
         ({"gpu": "rtx-4080"}, "expected gpu and ram"),
         ({"machine": "rtx3090-ddr4", "gpu": "rtx-4080", "cores": 8}, "got machine 'rtx3090-ddr4' and gpu and cores"),
-        ({**PARTS, "context": 0}, "context: expected a whole number >= 1, got 0"),
+        ({**PARTS, "prompt_tokens": 0}, "prompt_tokens: expected a whole number >= 1, got 0"),
         ({**PARTS, "batch": 1.5}, "batch: expected a whole number >= 1, got 1.5"),
         ({**PARTS, "ram_gb": -64}, "ram_gb: expected a whole number >= 1 or null, got -64"),
         ({**PARTS, "policy_engine": 3}, "policy_engine: expected text"),

@@ -115,6 +115,6 @@ def test_gains_on_a_profile_are_those_of_parts_that_its_tables_tell_apart() -> N
 def on_a_profile() -> Prepared:
     """DeepSeek-V2-Lite's first two layers, of which too little memory holds a part."""
     profile = str(Path(__file__).parents[4] / "docs/validation/host-lanes/profile.yaml")
-    question = Question("deepseek-v2-lite:2", machine=profile, trace="mini-deepseek:2", context=32, generated=4)
+    question = Question("deepseek-v2-lite:2", machine=profile, trace="mini-deepseek:2", prompt_tokens=32, generated=4)
     prepared = prepared_for(question)
     return on_machine(prepared, prepared.hardware.with_numbers({"gpu.memory_bytes": 2.4e9}))

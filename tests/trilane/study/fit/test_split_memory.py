@@ -1,4 +1,4 @@
-"""Memory of a split: layers on the CPU, compute buffers, the longest context, and what is missing."""
+"""Memory of a split: layers on the CPU, compute buffers, the longest prompt, and what is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.fit_questions import GEMMA, QWEN, answered, splitter
 from traces.models.catalogue import load_model
-from trilane.study.fit.fit import fit, with_longest_context
+from trilane.study.fit.fit import fit, with_longest_prompt
 from trilane.study.fit.question import FitError, Question
 from trilane.study.split_speed import StaticSplit
 
@@ -28,7 +28,7 @@ def test_the_fewest_layers_are_on_the_cpu_that_leave_room_for_the_rest() -> None
 )
 def test_memory_is_within_three_percent_of_what_logs_of_older_builds_say(model: str, mib: float) -> None:
     """Builds of 2025 used the room of the inputs again for the logits: 16 MiB less in compute buffers, and a mask."""
-    memory = splitter(model=model, gpu="rtx-5090", ram="ddr5-5600", context=4096).memory(StaticSplit(40))
+    memory = splitter(model=model, gpu="rtx-5090", ram="ddr5-5600", prompt_tokens=4096).memory(StaticSplit(40))
     ours = memory.every_token_bytes + memory.kv_bytes + memory.compute_bytes + memory.experts_bytes
     logged = ours - memory.compute_bytes + mib * 2**20
     assert 0 <= ours / logged - 1 < 0.03
@@ -37,10 +37,11 @@ def test_memory_is_within_three_percent_of_what_logs_of_older_builds_say(model: 
 @pytest.mark.parametrize(
     ("asked", "layers"),
     [
-        ({"model": "qwen3.5-35b-a3b", "gpu": "rtx-5060-ti-16gb", "ram": "ddr5-5600", "context": 16_000}, 14),
-        ({"model": "qwen3.6-35b-a3b", "weights": "iq4_xs", "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 1470}, 18),
-        ({"model": "qwen3-30b-a3b", "gpu": "rtx-5070", "ram": "ddr5-5600", "context": 512}, 22),
-        ({"model": "gpt-oss-120b", "gpu": "rtx-3090", "ram": "ddr4-3200", "context": 1400}, 27),
+        ({"model": "qwen3.5-35b-a3b", "gpu": "rtx-5060-ti-16gb", "ram": "ddr5-5600", "prompt_tokens": 16_000}, 14),
+        ({"model": "qwen3.6-35b-a3b", "weights": "iq4_xs", "gpu": "rtx-3060", "ram": "ddr4-3200",
+          "prompt_tokens": 1470}, 18),
+        ({"model": "qwen3-30b-a3b", "gpu": "rtx-5070", "ram": "ddr5-5600", "prompt_tokens": 512}, 22),
+        ({"model": "gpt-oss-120b", "gpu": "rtx-3090", "ram": "ddr4-3200", "prompt_tokens": 1400}, 27),
     ],
     ids=lambda value: str(value["model"]) if isinstance(value, dict) else "",
 )
@@ -68,9 +69,10 @@ def test_larger_pieces_have_more_room() -> None:
 
 def test_a_sliding_window_and_a_quantised_cache_leave_room_for_experts() -> None:
     """gemma-4: 25 of 30 layers keep 1,024 tokens."""
-    one = answered(**GEMMA, context=32_768)
+    one = answered(**GEMMA, prompt_tokens=32_768)
     assert one.memory.kv_bytes / 1e9 < 1.0
-    assert answered(**GEMMA, context=131_072, kv="q4_0").cpu_layers < answered(**GEMMA, context=131_072).cpu_layers
+    small, usual = (answered(**GEMMA, prompt_tokens=131_072, kv=kv) for kv in ("q4_0", None))
+    assert small.cpu_layers < usual.cpu_layers
 
 
 def test_what_leaves_no_room_is_refused_with_what_is_missing() -> None:
@@ -80,16 +82,16 @@ def test_what_leaves_no_room_is_refused_with_what_is_missing() -> None:
         answered(**{**QWEN, "weights": "bf16"}, ram_gb=32)
 
 
-def test_the_longest_context_is_no_longer_than_the_model_was_trained_for() -> None:
-    asked = with_longest_context(Question("qwen3-30b-a3b", "rtx-4090", "ddr5-5600", generated=200))
-    assert asked.context == (40_960 - 200) // 256 * 256
+def test_the_longest_prompt_is_no_longer_than_the_model_was_trained_for() -> None:
+    asked = with_longest_prompt(Question("qwen3-30b-a3b", "rtx-4090", "ddr5-5600", generated=200))
+    assert asked.prompt_tokens == (40_960 - 200) // 256 * 256
     assert fit(replace(asked, generated=2)).trained_tokens == 40_960
 
 
-def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
+def test_the_longest_prompt_fits_and_a_longer_one_does_not() -> None:
     own: dict[str, Any] = {"model": "qwen3-30b-a3b-instruct-2507", "gpu": "rtx-3060", "ram": "ddr4-3200", "kv": "q8_0"}
-    asked = with_longest_context(Question(**own))
-    assert asked.context % 256 == 0
-    assert splitter(**own, context=asked.context).best()
+    asked = with_longest_prompt(Question(**own))
+    assert asked.prompt_tokens % 256 == 0
+    assert splitter(**own, prompt_tokens=asked.prompt_tokens).best()
     with pytest.raises(FitError):
-        splitter(**own, context=asked.context + 512).best()
+        splitter(**own, prompt_tokens=asked.prompt_tokens + 512).best()

@@ -145,7 +145,7 @@ STEPPED: dict[str, Any] = {"model": "mixtral-8x7b", "gpu": "rtx-3090", "ram": "d
 STEPS = (  # one part of a machine, best last
     ("ram", ("ddr5-4800", "ddr5-5600", "ddr5-6400")),
     ("pcie", ("3x8", "4x8", "4x16")),
-    ("context", (16_384, 4_096, 512)),
+    ("prompt_tokens", (16_384, 4_096, 512)),
 )
 
 

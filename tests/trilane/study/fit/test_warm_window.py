@@ -19,7 +19,7 @@ from trilane.study.fit.sensitivity import PARTS, gain_of
 from trilane.study.fit.warm_window import NEAR, WarmPlacement, half_tpot_ms, warm_tpot_ms, warm_window
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16",
-                             "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 256, "generated": 56}  # fmt: skip
+                             "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 256, "generated": 56}  # fmt: skip
 PART = {part.name: part for part in PARTS}
 ADAPTIVE, STATIC = "mixtral-offloading@impl", "ktransformers"
 

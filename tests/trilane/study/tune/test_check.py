@@ -33,7 +33,7 @@ llama_context:        CPU  output buffer size =     0.19 MiB""".splitlines()
 @cache
 def tuned(gpu: str = "rtx-3060") -> Tuning:
     return tune(TuneQuestion(Question(
-        model="deepseek-v2-lite:4", gpu=gpu, ram="ddr4-3200", cores=4, context=600, generated=50, window=2048,
+        model="deepseek-v2-lite:4", gpu=gpu, ram="ddr4-3200", cores=4, prompt_tokens=600, generated=50, window=2048,
     ), "both", ("f16",)))  # fmt: skip
 
 

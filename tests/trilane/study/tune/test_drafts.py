@@ -20,7 +20,7 @@ from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.settings import Setting
 from trilane.study.tune.tuned import Workbench
 
-SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram": "ddr4-3200", "context": 512}
+SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 512}
 
 
 @cache
@@ -130,7 +130,7 @@ def test_an_acceptance_that_was_named_in_vain_is_refused(asked: dict[str, Any], 
 def test_speedups_that_were_measured_on_a_laptop_are_less_by_what_the_page_says() -> None:
     """Qwen3.6-35B-A3B on an RTX 3060 with 6 GB: 22.9 tokens/s, and 1.20, 1.28, 1.21 and 1.14 times as many with 1 to 4
     drafts a step, of which 88, 82, 71 and 64 % were accepted (ggml-org/llama.cpp PR 22673)."""
-    asked = {"model": "qwen3.6-35b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cores": 8, "context": 1000}
+    asked = {"model": "qwen3.6-35b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cores": 8, "prompt_tokens": 1000}
     question = TuneQuestion(Question(**asked), "decode", ("f16",), keep_free_gb=6.4)
     own = Workbench(question, question.hardware, engine_of(question.fit, question.hardware), None)
     speed, trace = own.speed(Setting("f16", 512, 8)), load_trace("synthetic:qwen3.6-35b-a3b")

@@ -18,7 +18,7 @@ from trilane.study.tune.expert_cache import CachedSpeed, HitCurve
 FLASH_NEXT = {0.0427: 0.454, 0.0853: 0.61, 0.171: 0.79, 0.256: 0.879, 0.299: 0.902}
 CURVE = HitCurve((0.5, 1.0), (0.8, 1.0))
 ASKED = Question(
-    model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", context=64, generated=16, ubatch=512, n_cpu_moe=27
+    model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=64, generated=16, ubatch=512, n_cpu_moe=27
 )
 
 
@@ -58,7 +58,7 @@ def test_a_cache_is_no_larger_than_what_it_caches() -> None:
 
 
 def test_experts_of_less_than_a_mib_have_no_cache() -> None:
-    asked = Question(model="mini-moe", weights="q4_0", gpu="rtx-3060", ram="ddr4-3200", context=64, n_cpu_moe=1)
+    asked = Question(model="mini-moe", weights="q4_0", gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=64, n_cpu_moe=1)
     with pytest.raises(FitError, match="no room for a cache of the experts of one token"):
         _ = speed(asked).split
     two = speed(replace(asked, n_cpu_moe=4))

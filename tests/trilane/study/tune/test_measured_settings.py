@@ -40,7 +40,7 @@ def named(path: Path, engine: str | None) -> Tuned:
     row = rows_of(path)[0]
     question = Question(
         model=row["model"], gpu="none", ram="ddr4-3200", cores=CORES, ram_gb=RAM_GB, engine=engine,
-        context=int(row["prompt_tokens"]), generated=int(row["generated_tokens"]),
+        prompt_tokens=int(row["prompt_tokens"]), generated=int(row["generated_tokens"]),
     )  # fmt: skip
     return tune(TuneQuestion(question, "both", ("f16", "q8_0", "q4_0"))).best
 

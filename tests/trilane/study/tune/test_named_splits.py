@@ -40,7 +40,7 @@ class Sweep(NamedTuple):
         row = self.rows[0]
         asked = Question(
             model=row.model, weights=row.weights, machine=row.machine, engine=row.engine, threads=row.threads,
-            ubatch=row.piece_tokens or 512, context=row.depth_tokens + (row.prompt_tokens or 1),
+            ubatch=row.piece_tokens or 512, prompt_tokens=row.depth_tokens + (row.prompt_tokens or 1),
             generated=row.generated_tokens,
         )  # fmt: skip
         question = TuneQuestion(asked, "decode", ("f16",))

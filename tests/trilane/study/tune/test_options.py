@@ -18,7 +18,9 @@ KNOWN = {  # ggml-org/llama.cpp tools/server/README.md at 00dc805
 
 def printed() -> set[str]:
     """The options of all lines that a question leads to, on a card, with a cache of experts and with drafts."""
-    asked = Question(model="qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", context=2000, generated=16, threads=8)
+    asked = Question(
+        model="qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=2000, generated=16, threads=8
+    )
     found = tune(TuneQuestion(asked, "prompt", ("f16", "q8_0"), draft_acceptance=0.95))
     assert found.drafts is not None
     rivals = (rival.tuned for rival in (found.usual, found.runner_up, found.other_placement) if rival)

@@ -94,7 +94,7 @@ def test_single_tensors_would_save_what_there_is_room_for() -> None:
 
 
 def test_several_sequences_have_their_slots() -> None:
-    assert "-np 4" in tuned(**SMALL, batch=4, context=64, generated=8).best.arguments
+    assert "-np 4" in tuned(**SMALL, batch=4, prompt_tokens=64, generated=8).best.arguments
 
 
 # --- it fits ----------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_sample_comes_near_the_best_of_all(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("most", [0, 300], ids=["a sample", "all"])
 def test_the_same_question_has_the_same_answer(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "ALL_OF", most)
-    one, other = (tune(question(**SMALL, context=600, generated=16)).to_dict() for _ in range(2))
+    one, other = (tune(question(**SMALL, prompt_tokens=600, generated=16)).to_dict() for _ in range(2))
     assert one == other
 
 

@@ -1,0 +1,55 @@
+"""Options that say what is run: the model, and its weights and lengths, for verbs that answer for one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trilane.common.quoting import quoted
+from trilane.verbs.options import OptionError
+
+if TYPE_CHECKING:
+    from trilane.study.fit.question import Question
+
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", metavar="NAME|FILE",
+                 help="Model; see [bold]trilane models[/]. Or a config.json, or a GGUF file."),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Weights and lengths. Raises OptionError for a prompt that is neither a number of tokens nor "max"."""
+
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
+                                          "published if that has fewer than 16 bits."),
+    ] = None
+    prompt: Annotated[
+        str, typer.Option(metavar="N|max", help="Tokens of the prompt; max: the most that the memory takes.")
+    ] = "4096"
+    generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if not self._longest and (not self.prompt.isdigit() or int(self.prompt) < 1):
+            raise OptionError(f"--prompt: expected a number of tokens, or max, got {quoted(self.prompt)}")
+
+    @property
+    def _longest(self) -> bool:
+        return self.prompt.lower() == "max"
+
+    def question(self, **others: Any) -> Question:
+        """These and ``others`` as a question. Raises FitError, also where no prompt fits."""
+        from trilane.study.fit.fit import with_longest_prompt
+        from trilane.study.fit.question import Question
+
+        tokens = 1 if self._longest else int(self.prompt)
+        asked = Question(
+            **others, weights=self.weights, prompt_tokens=tokens, generated=self.generated, batch=self.batch
+        )
+        return with_longest_prompt(asked) if self._longest else asked
