@@ -28,8 +28,13 @@ def simulate(scenario: Scenario) -> Run:
 def play(prepared: Prepared, session: Session | None = None) -> Run:
     """Simulate a prepared scenario. ``session``: a fresh one of it, if the caller needs to look at it afterwards."""
     with gc_paused():
-        rows, errors = _played(prepared, session or prepared.session())
-        return Run.of(prepared, rows, errors)
+        return _run(prepared, session or prepared.session())
+
+
+def _run(prepared: Prepared, session: Session) -> Run:
+    """A function of its own: its rows are freed before garbage is collected again, which would scan them."""
+    rows, errors = _played(prepared, session)
+    return Run.of(prepared, rows, errors)
 
 
 def spans_of(prepared: Prepared, session: Session | None = None) -> list[Row]:

@@ -31,6 +31,7 @@ class CopyQueue:
         self._demand: deque[Copy] = deque()
         self._prefetches: list[ExpertId] = []
         self._swaps: dict[ExpertId, Swap | Upload] = {}  # by incoming expert, oldest first
+        self._swaps_of: dict[int, list[ExpertId]] = {}  # by layer: those that were last queued, some copied since
 
     @property
     def flying(self) -> tuple[ExpertId, ...]:
@@ -141,8 +142,9 @@ class CopyQueue:
         copies = [update for update in updates if not isinstance(update, Eviction)]
         for copy in copies:
             check_update(self._policy.name, copy, residency.resident)
-        layers = {copy.incoming.layer for copy in copies}
-        self._swaps = {key: swap for key, swap in self._swaps.items() if key.layer not in layers}
+        for layer in {copy.incoming.layer for copy in copies}:
+            for key in self._swaps_of.pop(layer, ()):
+                self._swaps.pop(key, None)
         evicted: tuple[ExpertId, ...] = ()
         adopted: tuple[Swap, ...] = ()
         if kept is not None:
@@ -152,7 +154,9 @@ class CopyQueue:
             adopted = tuple(swap for swap in swaps if residency.adopt(*swap))
         flying = self.flying
         queued = tuple(copy for copy in copies if copy.incoming not in flying and copy not in adopted)
-        self._swaps.update((copy.incoming, copy) for copy in queued)
+        for copy in queued:
+            self._swaps[copy.incoming] = copy
+            self._swaps_of.setdefault(copy.incoming.layer, []).append(copy.incoming)
         return Updates(queued, adopted, evicted)
 
     def _promote(self, swap: Swap | Upload | None, key: ExpertId, guarded: Set[ExpertId]) -> Victims:
@@ -213,17 +217,21 @@ class CopyQueue:
 
     def _next_swap(self, pinned: Set[ExpertId]) -> Copy | None:
         """The first swap or upload that is possible now; those that are no longer possible are dropped."""
-        residency = self._residency
-        for swap in tuple(self._swaps.values()):
-            key, (layer, new) = swap.incoming, swap.incoming
+        residency, copy = self._residency, None
+        dropped: list[ExpertId] = []
+        for key, swap in self._swaps.items():
+            layer, new = key
             if new in residency.resident[layer] or (isinstance(swap, Swap) and self._gone(swap.outgoing)):
-                del self._swaps[key]
+                dropped.append(key)
             elif new not in residency.staged[layer] and key not in self.flying:
                 victims = self._victims_of(swap, pinned)
                 if victims is not None:
-                    del self._swaps[key]
-                    return Copy(key, "swap", "cache", victims, residency.size_of(key))
-        return None
+                    dropped.append(key)
+                    copy = Copy(key, "swap", "cache", victims, residency.size_of(key))
+                    break
+        for key in dropped:
+            del self._swaps[key]
+        return copy
 
     def _gone(self, key: ExpertId) -> bool:
         return key.expert not in self._residency.resident[key.layer]

@@ -3,7 +3,7 @@ copied next to the computation, for later steps."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Container, Mapping, Sequence, Set
 from typing import Literal, cast
 
@@ -58,7 +58,7 @@ class UploadCache:
         self._in_service: dict[int, set[int]] = {}
         self._missed: dict[int, list[ExpertId]] = {}  # by layer, in the present step
         self._waiting: dict[ExpertId, None] = {}  # uploads that hold a free slot, oldest first
-        self._spoken_for: Counter[int] = Counter()  # by layer: how many these are
+        self._waiting_of: defaultdict[int, dict[ExpertId, None]] = defaultdict(dict)  # the same by layer
         self._full = False  # whether a pool has had no room left
         self._step = -1
 
@@ -80,8 +80,7 @@ class UploadCache:
         self._order.admitted(key, group)
         self._members.setdefault(group, {})[key] = self._step
         if key in self._waiting:
-            del self._waiting[key]
-            self._spoken_for[key.layer] -= 1
+            del self._waiting[key], self._waiting_of[key.layer][key]
         if self._step < 0:
             self._in_service.setdefault(key.layer, set()).add(key.expert)
         else:
@@ -115,7 +114,7 @@ class UploadCache:
             return [Upload(key) for key in self._choose(layer, missed, room, self._inserts)[0]]
         uploads, _ = self._choose(layer, missed, room - self._inserts, min(self._inserts, room))
         self._wait(layer, uploads)
-        return [Upload(key) for key in self._waiting if key.layer == layer] if uploads else ()
+        return [Upload(key) for key in self._waiting_of[layer]] if uploads else ()
 
     def _end_step(self, view: LayerView) -> Sequence[Upload | Eviction]:
         """What has arrived is in service from now on, but for those that leave."""
@@ -179,13 +178,13 @@ class UploadCache:
     def _wait(self, layer: int, uploads: Sequence[ExpertId]) -> None:
         """Queue uploads for the link."""
         self._waiting.update(dict.fromkeys(uploads))
-        self._spoken_for[layer] += len(uploads)
+        self._waiting_of[layer].update(dict.fromkeys(uploads))
 
     def _room(self, layer: int) -> int:
         """Free slots that no upload waits for; of a pool, whose experts may differ in size, whether there are any."""
         if self._slots.slots is None:
             return 0 if self._full else self._inserts
-        return self._slots.slots[layer] - len(self._members.get(layer, ())) - self._spoken_for[layer]
+        return self._slots.slots[layer] - len(self._members.get(layer, ())) - len(self._waiting_of[layer])
 
     def _victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """That of the order, among those that need not stay."""

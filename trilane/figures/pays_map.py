@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,6 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from trilane.figures.figure_files import Picture, default_settings
@@ -35,7 +38,8 @@ def plot_pays(found: GainMap) -> Picture:
     ax.imshow(np.ma.masked_invalid(gains), cmap=_COLOURS, norm=norm, origin="lower", aspect="auto")
     for up, cells in enumerate(rows):
         for across, cell in enumerate(cells):
-            _write(ax, cell, (across, up), abs(gains[up, across] - idea.worth) > _STRONG * strongest)
+            strong = abs(gains[up, across] - idea.worth) > _STRONG * strongest
+            _write(ax, cell, (across, up), "white" if strong else "black", _COLOURS(norm(gains[up, across])))
     drawn = _break_even(ax, gains, idea.worth)
     _machine(ax, found.here)
     _style(ax, found)
@@ -60,16 +64,19 @@ def frame_of(found: GainMap) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _write(ax: Axes, cell: Cell, place: tuple[int, int], strong: bool) -> None:
-    """The gain, and below it the lowest and the highest of the draws."""
+def _write(ax: Axes, cell: Cell, place: tuple[int, int], ink: str, ground: tuple[float, ...]) -> None:
+    """The gain, and below it the lowest and the highest of the draws, if these differ. ``ground``, the colour of the
+    cell, keeps the break-even line off the digits."""
     if cell.gain is None:
         ax.annotate("cannot run", place, ha="center", va="center", color=INK, fontsize=8)
         return
-    ink = "white" if strong else "black"
-    ax.annotate(gain_text(cell.gain), place, ha="center", va="center", color=ink, fontsize=11, fontweight="bold")
-    spread = " to ".join(gain_text(end).removesuffix("%") for end in (min(cell.gains), max(cell.gains)))
-    ax.annotate(spread, place, xytext=(0, -13), textcoords="offset points", ha="center", va="center", color=ink,
-                fontsize=7.5)  # fmt: skip
+    look: dict[str, Any] = {
+        "ha": "center", "va": "center", "color": ink, "path_effects": [withStroke(linewidth=4, foreground=ground)]
+    }  # fmt: skip
+    ax.annotate(gain_text(cell.gain), place, fontsize=11, fontweight="bold", **look)
+    low, high = (gain_text(end).removesuffix("%") for end in (min(cell.gains), max(cell.gains)))
+    if low != high:
+        ax.annotate(f"{low} to {high}", place, xytext=(0, -13), textcoords="offset points", fontsize=7.5, **look)
 
 
 def _break_even(ax: Axes, gains: np.ndarray, worth: float) -> bool:

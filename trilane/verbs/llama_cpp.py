@@ -256,7 +256,6 @@ def _cores() -> int:
 def _machine_found() -> str:
     """The parts of this machine, as far as they are found, as a machine's name."""
     from trilane.machines.assembly import assembled_name
-
     from trilane.study.tune.machine_found import found_machine
 
     found = found_machine()

@@ -71,7 +71,7 @@ def pays(
     with working("simulating") as say:
         found = gain_map(
             PaysQuestion(idea, asked, draws, named, x, y), processes(jobs),
-            lambda now: say(f"simulating, {now.done} of {now.total}"),
+            lambda done, total: say(f"simulating, {done} of {total}"),
         )  # fmt: skip
     show(json, *pays_page(found))
     write_json(found.to_dict(), json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -12,10 +11,9 @@ from trilane.common.schema import to_dict
 from trilane.study.pays.break_even import Range, paying
 from trilane.study.pays.dimensions import Dimension, Values
 from trilane.study.pays.ideas import PaysError
-from trilane.study.pays.played_map import PlayedMap, PlayedSide, play_map
+from trilane.study.pays.played_map import PlayedMap, PlayedSide, Watch, play_map
 from trilane.study.pays.question import PaysQuestion, prepared_with_idea
 from trilane.study.sweep.axes import vary
-from trilane.study.sweep.sweep import Progress
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class GainMap:
         }  # fmt: skip
 
 
-def gain_map(question: PaysQuestion, jobs: int = 1, watch: Callable[[Progress], None] | None = None) -> GainMap:
+def gain_map(question: PaysQuestion, jobs: int = 1, watch: Watch | None = None) -> GainMap:
     """Simulate the map. Raises what ``prepared_with_idea`` and ``play_map`` raise, and PaysError if one of the two
     sides cannot run on the machine itself."""
     prepared, idea = prepared_with_idea(question), question.idea

@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pandas as pd
-
+from sim.runs.columns import columns_of_rows
+from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.prepare import Prepared
 from sim.runs.scenario import Scenario
+from sim.simulate import spans_of
+from trilane.common.errors import TrilaneError
+from trilane.common.gc_paused import gc_paused
+from trilane.study.draws import LastPrepared
 from trilane.study.pays.dimensions import Values
 from trilane.study.pays.ideas import Candidate, Idea
 from trilane.study.pays.question import PaysQuestion
-from trilane.study.sweep.grid import Grid, canonical, points
-from trilane.study.sweep.sweep import Progress, sweep
+from trilane.study.pool import WorkerPool
+from trilane.study.shared_policies import check_workers
+from trilane.study.sweep.grid import Grid, Point, canonical, points, setting_key
 
-Row = Mapping[Any, Any]  # of a sweep
 FACTS = (
     "decode_served_hit_rate", "pcie_bytes_per_token", "prefetch_accuracy", "stall_cpu_share", "stall_h2d_share",
 )  # fmt: skip
+Watch = Callable[[int, int], None]  # is told how many simulations are done, and how many there are
+
+
+class PlayedPoint(NamedTuple):
+    """One policy at a place in one draw: tokens a second of all sequences, and FACTS; or why it cannot run."""
+
+    tokens_per_s: float
+    facts: Mapping[str, float | None]
+    reason: str = ""
 
 
 class PlayedSide(NamedTuple):
@@ -39,28 +52,34 @@ class PlayedSide(NamedTuple):
 
 
 class PlayedMap:
-    """Rows of a sweep by candidate and place."""
+    """What was played, by candidate and place."""
 
-    def __init__(self, grid: Grid, question: PaysQuestion, table: pd.DataFrame) -> None:
-        self._rows: dict[tuple[str, float, float], list[Row]] = {}
+    def __init__(self, question: PaysQuestion, tasks: Sequence[Point], played: Sequence[PlayedPoint]) -> None:
+        self._played: dict[tuple[str, float, float], list[PlayedPoint]] = {}
         x, y = question.idea.x.axis, question.idea.y.axis
-        for point, row in zip(points(grid), table.to_dict("records"), strict=True):
-            played = Candidate(point.axes["policy"], point.axes["engine"])
-            self._rows.setdefault((canonical(played), point.axes[x], point.axes[y]), []).append(row)
+        for point, one in zip(tasks, played, strict=True):
+            candidate = Candidate(point.axes["policy"], point.axes["engine"])
+            self._played.setdefault((canonical(candidate), point.axes[x], point.axes[y]), []).append(one)
 
     def fastest(self, candidates: Sequence[Candidate], x: float, y: float) -> PlayedSide:
         """At a place, by the mean over the draws."""
-        sides = [_side(self._rows[canonical(one), x, y], one.policy_name) for one in candidates]
+        sides = [_side(self._played[canonical(one), x, y], one.policy_name) for one in candidates]
         return max(sides, key=lambda side: side.mean_tokens_per_s)
 
 
 def play_map(
-    question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values, jobs: int,
-    watch: Callable[[Progress], None] | None,
-) -> PlayedMap:  # fmt: skip
+    question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values, jobs: int = 1, watch: Watch | None = None
+) -> PlayedMap:
     """Simulate all places without the idea and with it. Raises ChoiceError for a policy that other processes lack."""
-    grid = _grid(question, prepared, xs, ys)
-    return PlayedMap(grid, question, sweep(grid, jobs=jobs, watch=watch))
+    check_workers([candidate.policy_name for candidate in (*question.without, *question.using)], jobs)
+    tasks = points(_grid(question, prepared, xs, ys))
+    with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
+        futures = [pool.submit(_play, point, setting=_setting(point)) for point in tasks]
+        for done, future in enumerate(pool.as_completed(futures), 1):
+            future.result()
+            if watch is not None:
+                watch(done, len(tasks))
+        return PlayedMap(question, tasks, [future.result() for future in futures])
 
 
 def _grid(question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values) -> Grid:
@@ -90,15 +109,36 @@ def _scenario(prepared: Prepared, axis: str) -> Scenario:
     return prepared.scenario.with_(hardware_overrides=overrides)
 
 
-def _side(rows: Sequence[Row], policy: str) -> PlayedSide:
-    """One policy at a place; ``rows`` are those of its draws."""
-    failed = [row["error"] for row in rows if row["error"]]
-    if failed:
-        return PlayedSide(policy, (), {}, failed[0].partition(": ")[2])
-    speeds = tuple(row["throughput_tokens_per_s"] for row in rows)
-    return PlayedSide(policy, speeds, {name: _mean([row[name] for row in rows]) for name in FACTS})
+def _setting(point: Point) -> str:
+    return "" if point.scenario is None else setting_key(point.scenario)
+
+
+def _play(last: LastPrepared, point: Point) -> PlayedPoint:
+    """Without what a map has no use for: bounds, and a table's row."""
+    if point.scenario is None:
+        return PlayedPoint(0.0, {}, point.problem.partition(": ")[2])
+    try:
+        with gc_paused():
+            numbers = _metrics(last.of(point.scenario)).to_dict()
+    except TrilaneError as error:
+        return PlayedPoint(0.0, {}, str(error))
+    return PlayedPoint(numbers["throughput_tokens_per_s"] or 0.0, {name: numbers[name] for name in FACTS})
+
+
+def _metrics(prepared: Prepared) -> Metrics:
+    spans = columns_of_rows(spans_of(prepared))
+    return metrics_of(spans, prepared.scenario.batch, prepared.answer_tokens)
+
+
+def _side(draws: Sequence[PlayedPoint], policy: str) -> PlayedSide:
+    """One policy at a place."""
+    reason = next((one.reason for one in draws if one.reason), "")
+    if reason:
+        return PlayedSide(policy, (), {}, reason)
+    facts = {name: _mean([one.facts[name] for one in draws]) for name in FACTS}
+    return PlayedSide(policy, tuple(one.tokens_per_s for one in draws), facts)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and value == value]
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None
