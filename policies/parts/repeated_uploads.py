@@ -32,9 +32,9 @@ class RepeatedUploads(UploadCache):
         super().__init__(self._clock, admission, slots, inserts, frees="request")
         self._experts = experts
         self._uses: Counter[ExpertId] = Counter()
-        self._stands_for: dict[ExpertId, ExpertId] = {}  # of stand-ins that wait or have a slot: whose copy they are
+        self._stands_for: dict[ExpertId, ExpertId] = {}  # what a stand-in, waiting or in a slot, copies
         self._unpublished: dict[int, list[ExpertId]] = {}  # stand-ins by layer
-        self._proposed: dict[ExpertId, ExpertId] = {}  # stand-ins of the present request, and for whom
+        self._proposed: dict[ExpertId, ExpertId] = {}  # stand-ins of the present request, and their experts
 
     def observe(self, view: LayerView) -> None:
         """Count uses as well."""
