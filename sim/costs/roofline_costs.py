@@ -87,10 +87,10 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
     on_gpu = np.maximum(gpu_size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
     on_cpu = np.maximum(cpu_size / cpu.read_bytes_per_s, flops / cpu.flops_per_s) * 1e9
     return ExpertCosts(
-        gpu_ns=whole_table(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
-        cpu_ns=whole_table(on_cpu),
+        gpu_ns=table_ns(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
+        cpu_ns=table_ns(on_cpu),
         first_cpu_ns=cpu.first_expert_ns,
-        copy_ns=whole_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
+        copy_ns=time_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
         expert_bytes=size,
         writeback_ns=link.d2h_ns(size),
         cpu_permille=hardware.contention.cpu_permille,
@@ -100,14 +100,14 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
     )
 
 
-def whole_table(ns: np.ndarray) -> tuple[int, ...]:
+def table_ns(ns: np.ndarray) -> tuple[int, ...]:
     """Whole ns by workload, never less for more tokens; no tokens, no time."""
     rounded = np.maximum.accumulate(np.maximum(np.floor(ns + 0.5).astype(np.int64), 1))
     rounded[0] = 0
     return tuple(rounded.tolist())
 
 
-def whole_ns(ns: float) -> int:
+def time_ns(ns: float) -> int:
     """Whole ns, half up, at least 1."""
     return max(whole(ns), 1)
 
@@ -143,7 +143,7 @@ class RooflineSteps:
     def _attention(self, tokens: int, context: Sequence[int]) -> int:
         """One layer's norms and attention; the mean over the layers where they are of several kinds."""
         kinds = self.shape.attention_counts
-        return whole_ns(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
+        return time_ns(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
         """Norms and attention of a layer of one kind."""
@@ -164,7 +164,7 @@ class RooflineSteps:
     def _gpu(self, size: float, flops: float, kernels: int) -> int:
         gpu = self.hardware.gpu
         work_ns = max(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
-        return whole_ns(work_ns + kernels * gpu.kernel_ns)
+        return time_ns(work_ns + kernels * gpu.kernel_ns)
 
 
 def _estimator_params(shape: ModelShape) -> int:
