@@ -1,13 +1,31 @@
-"""Checks of assignments and swaps, made before they take effect."""
+"""Checks of policies, and of their assignments, prefetches and swaps before these take effect."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from policies.mechanism.views import INFINITE_NS, Assignment, LayerView, PolicyError, Swap, Upload
+from policies.mechanism.views import (
+    INFINITE_NS,
+    Assignment,
+    ExpertCosts,
+    ExpertId,
+    LayerView,
+    PolicyError,
+    Swap,
+    Upload,
+)
+from policies.protocols import Composition
 
 
-def check_assignment(policy: str, view: LayerView, assignment: Assignment, experts: int) -> None:
+def check_composition(policy: Composition, costs: Sequence[ExpertCosts]) -> None:
+    """What a policy needs of staging slots and of the costs."""
+    if policy.needs.gpu_only and policy.demand_slots < 1:
+        raise PolicyError(f"policy {policy.name!r} runs every expert on the GPU: it needs a staging slot at least")
+    if policy.needs.narrow_share is not None and all(layer.narrow is None for layer in costs):
+        raise PolicyError(f"policy {policy.name!r} needs narrow copies of experts: expected costs that have them")
+
+
+def check_assignment(policy: Composition, view: LayerView, assignment: Assignment, experts: int) -> None:
     """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share;
     streamed experts are not active, and among the layer's ``experts``; deferred ones are the last of the CPU's share,
     and not of the last layer."""
@@ -28,6 +46,19 @@ def check_assignment(policy: str, view: LayerView, assignment: Assignment, exper
         raise _error(policy, view, f"defers {deferred}; expected none in the last layer")
     if deferred and deferred != cpu[-len(deferred) :]:
         raise _error(policy, view, f"defers {deferred}; expected the last ones of its cpu share, {cpu}")
+    if deferred and not policy.needs.changes_routing:
+        raise PolicyError(
+            f"policy {policy.name!r} defers experts, which changes the output: declare Needs(changes_routing=True)"
+        )
+
+
+def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int, layers: int) -> None:
+    """Prefetches that may be staged are of later layers than that at work, ``layer``; all are of one of the model's."""
+    assert policy.prefetcher is not None
+    staged = policy.prefetcher.into == "staging" or policy.prefetch_slots > 0
+    for key in ranked:
+        if not (layer if staged else -1) < key.layer < layers:
+            raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {layer} is at work")
 
 
 def check_update(policy: str, update: Swap | Upload, resident: Sequence[Collection[int]]) -> None:
@@ -45,5 +76,5 @@ def _check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) ->
         raise PolicyError(f"policy {policy!r} swaps {swap}: expected an absent expert for a resident one of its layer")
 
 
-def _error(policy: str, view: LayerView, what: str) -> PolicyError:
-    return PolicyError(f"policy {policy!r}, step {view.step}, layer {view.layer}: {what}")
+def _error(policy: Composition, view: LayerView, what: str) -> PolicyError:
+    return PolicyError(f"policy {policy.name!r}, step {view.step}, layer {view.layer}: {what}")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import TypeAlias
 
 from policies.mechanism.checks import check_update
 from policies.mechanism.residency import Residency
+from policies.mechanism.victims import Slots, Victims, victims_in_time
 from policies.mechanism.views import Copy, Eviction, ExpertId, PolicyError, Swap, Updates, Upload
 from policies.protocols import Composition
 
 MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
 
-Victims: TypeAlias = tuple[ExpertId, ...] | None  # of a copy; None: no cache slot
-Slots: TypeAlias = dict[ExpertId, Victims]
 CacheUpdate: TypeAlias = Swap | Upload | Eviction
 
 
@@ -241,28 +240,3 @@ class CopyQueue:
         if isinstance(swap, Swap):
             return None if swap.outgoing in pinned else self._residency.promise_slot_of(*swap)
         return None if self._overcommitted() else self._residency.promise(swap.incoming, pinned, requested=True)
-
-
-def victims_in_time(
-    slots: Slots, copies: Sequence[ExpertId], free: int, size_of: Callable[[ExpertId], int]
-) -> Slots:  # fmt: skip
-    """The same slots, with victims moved to earlier ``copies`` where these would start before there is room.
-
-    In a group of experts of different size, the first one served may evict more than it takes, and another that is
-    copied sooner may have been promised the rest.
-    """
-    pending = [victim for victims in slots.values() for victim in victims or ()]
-    timely = dict(slots)
-    for key in copies:
-        if slots[key] is None:
-            continue
-        mine = [victim for victim in slots[key] or () if victim in pending]
-        others = (victim for victim in pending if victim not in mine)
-        free -= size_of(key) - sum(size_of(victim) for victim in mine)
-        while free < 0:
-            victim = next(others)
-            mine.append(victim)
-            free += size_of(victim)
-        pending = [victim for victim in pending if victim not in mine]
-        timely[key] = tuple(mine)
-    return timely

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from functools import lru_cache
 
-from policies.mechanism.views import Copy, ExpertId, PolicyError, ResidencyView
+from policies.mechanism.views import INFINITE_NS, Copy, ExpertCosts, ExpertId, PolicyError, ResidencyView
 from policies.protocols import Budget, Cache, InitialPlacement
 
 
@@ -172,6 +172,29 @@ class Residency:
         quota = self._quota.pop(key)
         self.staging[quota] += 1
         self._intact[quota].append(key)
+
+    def release_unused(self, layer: int, used: Sequence[int]) -> tuple[ExpertId, ...]:
+        """Free the staging slots of a layer's experts that are not ``used``, and return these."""
+        staged = self.staged[layer]
+        if not staged:
+            return ()
+        unused = tuple(self.ids[layer][e] for e in sorted(staged) if e not in used)
+        for key in unused:
+            self.release(key)
+        return unused
+
+    def ready_ns(
+        self, layer: int, active: Sequence[int], flying: Sequence[Copy], costs: Sequence[ExpertCosts], backlog_ns: int
+    ) -> dict[int, int]:
+        """When each of a layer's experts can be read: 0 on the GPU; the last of the copies in flight at the backlog."""
+        resident, staged = self.resident[layer], self.staged[layer]
+        there = resident | staged if staged else resident
+        ready = {e: 0 if e in there else INFINITE_NS for e in active}
+        for copy in reversed(flying):
+            if copy.key.layer == layer and copy.key.expert in ready:
+                ready[copy.key.expert] = max(backlog_ns, 0)
+            backlog_ns -= costs[copy.key.layer].of(copy.key.expert).copy_ns
+        return ready
 
     def _check_victim(self, victim: ExpertId, group: int, blocked: Set[ExpertId]) -> None:
         if victim in blocked or victim.expert not in self.resident[victim.layer] or self.group(victim.layer) != group:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
-from policies.mechanism.checks import check_assignment
+from policies.mechanism.checks import check_assignment, check_composition, check_prefetches
 from policies.mechanism.copy_queue import CopyQueue
 from policies.mechanism.residency import Residency
 from policies.mechanism.views import (
-    INFINITE_NS,
     Assignment,
     Commitment,
     Copy,
@@ -35,8 +34,6 @@ from policies.mechanism.views import (
 from policies.protocols import Budget, Composition
 
 State = Literal["idle", "between", "planned", "foreseen"]  # "between": in a step, between two layers
-
-
 TRANSITIONS: Mapping[str, tuple[tuple[State, ...], State]] = {  # of each call: the states before it, the state after it
     "begin_step": (("idle",), "between"),
     "plan_layer": (("between",), "planned"),
@@ -55,15 +52,11 @@ class Session:
     """
 
     def __init__(self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]) -> None:
-        if policy.needs.gpu_only and policy.demand_slots < 1:
-            raise PolicyError(f"policy {policy.name!r} runs every expert on the GPU: it needs a staging slot at least")
-        self.policy = policy
-        self.costs = costs
+        check_composition(policy, costs)
+        self.policy, self.costs = policy, costs
         self.looks_ahead = policy.prefetcher is not None or bool(policy.needs.forecasts)
         placement = policy.placement.place(budget)
         narrow = [layer.narrow.costs.expert_bytes for layer in costs if layer.narrow is not None]
-        if policy.needs.narrow_share is not None and not narrow:
-            raise PolicyError(f"policy {policy.name!r} needs narrow copies of experts: expected costs that have them")
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots, narrow)
         self._copies = CopyQueue(policy, self.residency)
         self._pinned: set[ExpertId] = set()
@@ -99,11 +92,7 @@ class Session:
         swaps = self._copies.update(policy.cache.swaps(routed, "routed")).queued
         precomputed, view = self._leave_out_precomputed(routed)
         assignment = policy.assigner.assign(view)
-        check_assignment(policy.name, view, assignment, len(self.residency.ids[given.layer]))
-        if assignment.deferred and not policy.needs.changes_routing:
-            raise PolicyError(
-                f"policy {policy.name!r} defers experts, which changes the output: declare Needs(changes_routing=True)"
-            )
+        check_assignment(policy, view, assignment, len(self.residency.ids[given.layer]))
         self._view, self._assignment = view, assignment
         return self._put_in_force(view, assignment, routed.routing, precomputed, swaps)
 
@@ -119,10 +108,7 @@ class Session:
         self._staying = self._pinned | self._protected
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
-        staged = policy.prefetcher.into == "staging" or policy.prefetch_slots > 0
-        for key in ranked:
-            if not (self._layer if staged else -1) < key.layer < len(self.costs):
-                raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {self._layer} is at work")
+        check_prefetches(policy, ranked, self._layer, len(self.costs))
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         return Foresight(queued, commit, self._protected), withdrawn
 
@@ -149,9 +135,8 @@ class Session:
     def next_copy(self, demand: bool = True) -> Copy | None:
         """The copy that the lane starts now, being free, or submits behind the one that is about to end; at most one.
 
-        Demand loads come first; a load without a staging slot blocks the rest.
-
-        ``demand`` False: the plan with the loads is not yet in effect, so only swaps and prefetches may start.
+        Demand loads come first; a load without a staging slot blocks the rest. ``demand`` False: the plan with the
+        loads is not yet in effect, so only swaps and prefetches may start.
         """
         return self._copies.next(self._staying, demand)
 
@@ -205,16 +190,15 @@ class Session:
         awaited = self._in_flight_for(layer, gpu)
         streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
-        released = self._release_unused(layer, gpu)
+        released = self.residency.release_unused(layer, gpu)
         self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
         self._queue_loads(layer, streamed, loads)
         self._staying = self._pinned | self._protected
         there = tuple([e for e in gpu if ready[e] == 0 and e not in awaited])
         resident = tuple([e for e in view.routing.active if ready[e] == 0 and e not in awaited])
-        order = (*there, *awaited, *loads)
         return Plan(
-            layer, routing, order, assignment.cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
-            assignment.makespan_ns, streamed, assignment.deferred,
+            layer, routing, (*there, *awaited, *loads), assignment.cpu, loads, awaited, precomputed, withdrawn,
+            released, swaps, resident, assignment.makespan_ns, streamed, assignment.deferred,
         )  # fmt: skip
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
@@ -242,24 +226,15 @@ class Session:
         return view._replace(routing=routing, ready_ns=self._ready(layer, routing, given.h2d_backlog_ns))
 
     def _ready(self, layer: int, routing: Routing, backlog_ns: int) -> dict[int, int]:
-        resident, staged = self.residency.resident[layer], self.residency.staged[layer]
-        there = resident | staged if staged else resident
-        ready = {e: 0 if e in there else INFINITE_NS for e in routing.active}
-        for copy in reversed(self._copies.in_flight):  # the last of them arrives at the end of the backlog
-            if copy.key.layer == layer and copy.key.expert in ready:
-                ready[copy.key.expert] = max(backlog_ns, 0)
-            backlog_ns -= self.costs[copy.key.layer].of(copy.key.expert).copy_ns
-        return ready
+        return self.residency.ready_ns(layer, routing.active, self._copies.in_flight, self.costs, backlog_ns)
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
         """Take the experts that the CPU computes ahead out of the view."""
         commit, self._commit = self._commit, None
         if commit is None or not commit.precompute:
             return (), view
-        ahead, routing = set(commit.precompute), view.routing
-        pairs = [(e, w) for e, w in zip(routing.active, routing.tokens, strict=True) if e not in ahead]
-        rest = routing._replace(active=tuple(e for e, _ in pairs), tokens=tuple(w for _, w in pairs))
-        return tuple(e for e in routing.active if e in ahead), view._replace(routing=rest)
+        rest = view.routing.without(commit.precompute)
+        return tuple(e for e in view.routing.active if e not in rest.active), view._replace(routing=rest)
 
     def _in_flight_for(self, layer: int, gpu: Sequence[int]) -> tuple[int, ...]:
         """The experts of this plan whose copies are in flight already, in the order in which they arrive."""
@@ -268,16 +243,6 @@ class Session:
         awaited = tuple([key.expert for key in mine if key.expert in gpu])
         self._awaited.update(awaited)
         return awaited
-
-    def _release_unused(self, layer: int, gpu: Sequence[int]) -> tuple[ExpertId, ...]:
-        """Release the staging slots of prefetched experts that the plan does not use."""
-        staged = self.residency.staged[layer]
-        if not staged:
-            return ()
-        unused = tuple(self.residency.ids[layer][e] for e in sorted(staged) if e not in gpu)
-        for key in unused:
-            self.residency.release(key)
-        return unused
 
     def _enter(self, call: str) -> None:
         """Change the state as ``TRANSITIONS`` says."""

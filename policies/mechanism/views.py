@@ -37,6 +37,11 @@ class Routing(NamedTuple):
         """Tokens of every active expert."""
         return dict(zip(self.active, self.tokens, strict=True))
 
+    def without(self, experts: Sequence[int]) -> Routing:
+        """The routing of the other experts."""
+        rest = [(e, w) for e, w in zip(self.active, self.tokens, strict=True) if e not in experts]
+        return self._replace(active=tuple(e for e, _ in rest), tokens=tuple(w for _, w in rest))
+
 
 class Forecast(NamedTuple):
     """Predicted routing of a later layer: ``active`` experts by descending predicted ``tokens``.

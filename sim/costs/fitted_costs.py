@@ -26,9 +26,10 @@ from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.costs.engine import EngineError, InferenceEngine, PromptWork
 from sim.costs.kernel_costs import kernel_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
-from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
+from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work, table_ns, time_ns
 from sim.costs.split_costs import split_costs
 from sim.machine.hardware import Hardware
+from sim.machine.interpolation import whole
 from sim.machine.plan_costs import PlanCosts
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
@@ -101,10 +102,10 @@ class _Experts:
         copies_per_s = copy_bytes_per_s(self.hardware, self.engine.prompt)
         no_visit = self.hardware.cpu_only or self.engine.cpu_in_turn  # of the first expert: a wait of every layer then
         return ExpertCosts(
-            gpu_ns=_table(self.main.expert_ns(size, shape.weight_bits, flops, rows)),
-            cpu_ns=_table(self.cpu.expert_ns(size, shape.weight_bits, flops, rows)),
+            gpu_ns=table_ns(self.main.expert_ns(size, shape.weight_bits, flops, rows)),
+            cpu_ns=table_ns(self.cpu.expert_ns(size, shape.weight_bits, flops, rows)),
             first_cpu_ns=0 if no_visit else round(self.engine.cpu.layer_ns.value),
-            copy_ns=_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
+            copy_ns=time_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
             expert_bytes=size,
             writeback_ns=link.d2h_ns(size),
             cpu_permille=self.hardware.contention.cpu_permille,
@@ -130,17 +131,17 @@ class FittedSteps:
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
         gate_ns = self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns
         return StepCosts(
-            attention_ns=_ns(attention_ns),
-            dense_ns=_whole(
+            attention_ns=time_ns(attention_ns),
+            dense_ns=whole(
                 shape.dense_layers
                 * (attention_ns + self._product(shape.dense_ffn_params, tokens) + main.mixture_fixed_ns)
             ),
-            gate_ns=_ns(gate_ns),
-            speculate_ns=_ns(gate_ns),
-            estimator_ns=_ns(gate_ns),
-            shared_ns=_whole(self._product(shape.shared_params, tokens)),
-            combine_ns=_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
-            head_ns=_ns(self._product(shape.vocab * shape.hidden, len(context)) + main.step_ns),
+            gate_ns=time_ns(gate_ns),
+            speculate_ns=time_ns(gate_ns),
+            estimator_ns=time_ns(gate_ns),
+            shared_ns=whole(self._product(shape.shared_params, tokens)),
+            combine_ns=time_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
+            head_ns=time_ns(self._product(shape.vocab * shape.hidden, len(context)) + main.step_ns),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
@@ -175,19 +176,3 @@ def copy_bytes_per_s(hardware: Hardware, prompt: PromptWork) -> float:
         return saturated(link, memory, power=_COPIES_POWER)
     shares = link * prompt.link_share.value, memory * prompt.memory_share.value
     return saturated(*shares, prompt.staging_bytes_per_s.value, power=_COPIES_POWER)
-
-
-def _table(ns: np.ndarray) -> tuple[int, ...]:
-    """Whole ns by workload, never less for more tokens; no tokens, no time."""
-    whole = np.maximum.accumulate(np.maximum(np.floor(ns + 0.5).astype(np.int64), 1))
-    whole[0] = 0
-    return tuple(whole.tolist())
-
-
-def _whole(ns: float) -> int:
-    return int(ns + 0.5)
-
-
-def _ns(ns: float) -> int:
-    """Whole ns, half up, at least 1."""
-    return max(_whole(ns), 1)

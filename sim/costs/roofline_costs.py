@@ -27,6 +27,7 @@ import numpy as np
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
 from sim.machine.hardware import Hardware
+from sim.machine.interpolation import whole
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 from trilane.machines.weight_formats import read_fraction
@@ -86,10 +87,10 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
     on_gpu = np.maximum(gpu_size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
     on_cpu = np.maximum(cpu_size / cpu.read_bytes_per_s, flops / cpu.flops_per_s) * 1e9
     return ExpertCosts(
-        gpu_ns=_table(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
-        cpu_ns=_table(on_cpu),
+        gpu_ns=table_ns(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
+        cpu_ns=table_ns(on_cpu),
         first_cpu_ns=cpu.first_expert_ns,
-        copy_ns=_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
+        copy_ns=time_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
         expert_bytes=size,
         writeback_ns=link.d2h_ns(size),
         cpu_permille=hardware.contention.cpu_permille,
@@ -99,16 +100,16 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
     )
 
 
-def _table(ns: np.ndarray) -> tuple[int, ...]:
-    """Whole ns by workload; no tokens, no time."""
-    whole = np.maximum(np.floor(ns + 0.5).astype(np.int64), 1)
-    whole[0] = 0
-    return tuple(whole.tolist())
+def table_ns(ns: np.ndarray) -> tuple[int, ...]:
+    """Whole ns by workload, never less for more tokens; no tokens, no time."""
+    rounded = np.maximum.accumulate(np.maximum(np.floor(ns + 0.5).astype(np.int64), 1))
+    rounded[0] = 0
+    return tuple(rounded.tolist())
 
 
-def _ns(ns: float) -> int:
+def time_ns(ns: float) -> int:
     """Whole ns, half up, at least 1."""
-    return max(int(ns + 0.5), 1)
+    return max(whole(ns), 1)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class RooflineSteps:
     def _attention(self, tokens: int, context: Sequence[int]) -> int:
         """One layer's norms and attention; the mean over the layers where they are of several kinds."""
         kinds = self.shape.attention_counts
-        return _ns(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
+        return time_ns(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
         """Norms and attention of a layer of one kind."""
@@ -162,7 +163,8 @@ class RooflineSteps:
 
     def _gpu(self, size: float, flops: float, kernels: int) -> int:
         gpu = self.hardware.gpu
-        return _ns(max(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9 + kernels * gpu.kernel_ns)
+        work_ns = max(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
+        return time_ns(work_ns + kernels * gpu.kernel_ns)
 
 
 def _estimator_params(shape: ModelShape) -> int:

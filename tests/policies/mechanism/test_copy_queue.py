@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.mechanism.copy_queue import CacheUpdate, victims_in_time
+from policies.mechanism.copy_queue import CacheUpdate
 from policies.mechanism.session import Session
+from policies.mechanism.victims import victims_in_time
 from policies.mechanism.views import Assignment, Copy, Eviction, ExpertId, PolicyError, Swap, Updates, Upload
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache, StaticCache
