@@ -8,11 +8,12 @@ import pytest
 
 from policies.registry import SYSTEMS
 from sim.costs.engine import load_engine
-from tests.bench.expert_caches import PAGE, RESULTS, Row, page, right_way, rows, scenarios
+from tests.bench.cache_plays import changes_of, play_of, plays, settings
+from tests.bench.expert_caches import PAGE, RESULTS, Row, page, right_way, rows
 
 
 def test_each_measurement_is_played_and_has_a_source() -> None:
-    known = {(machine, method) for machine, method, _ in scenarios()}
+    known = {(machine, method) for machine, method, _ in plays()}
     for row in rows():
         assert row.source
         assert {(row.machine, row.method), (row.machine, row.over or row.method)} <= known
@@ -20,7 +21,8 @@ def test_each_measurement_is_played_and_has_a_source() -> None:
 
 
 def test_caches_are_played_on_the_patched_engine_and_whole_layers_on_the_plain_one() -> None:
-    engines = {(scenario.policy, load_engine(scenario.engine).cpu_in_turn) for _, _, scenario in scenarios()}
+    scenarios = [each.scenario for _, _, each in plays()]
+    engines = {(scenario.policy, load_engine(scenario.engine).cpu_in_turn) for scenario in scenarios}
     assert {policy for policy, _ in engines} <= set(SYSTEMS)
     assert all(in_turn == policy.startswith("llama-cache") for policy, in_turn in engines)
 
@@ -30,17 +32,27 @@ def test_ratios_follow_from_the_measured_speeds() -> None:
     pairs = [row for row in rows() if row.source == "from the rows above"]
     for row in pairs:
         assert row.value == pytest.approx(speeds[row.machine, row.method] / speeds[row.machine, row.over], abs=6e-4)
-    assert len(pairs) == 6
+    assert len(pairs) == 12
 
 
 def test_the_page_is_that_of_the_plays() -> None:
-    plays, costs = json.loads(RESULTS.read_text(encoding="utf-8"))
-    assert page(plays, [tuple(row) for row in costs]) == PAGE.read_text(encoding="utf-8")
+    made = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert page(made) == PAGE.read_text(encoding="utf-8")
+    assert set(made["machine"]) >= {"cpu", "date"}
 
 
 def test_a_ratio_of_plays() -> None:
-    plays = {"m": {"a": {"q": 3.0}, "b": {"q": 2.0}}}
-    assert Row("m", "a", "b", "q", 1.4, "s").played(plays) == 1.5
-    assert Row("m", "a", "", "q", 1.4, "s").played(plays) == 3.0
+    found = {"m": {"a": {"q": 3.0}, "b": {"q": 2.0}}}
+    assert Row("m", "a", "b", "q", 1.4, "s").played(found) == 1.5
+    assert Row("m", "a", "", "q", 1.4, "s").played(found) == 3.0
     assert right_way(1.4, 1.5)
     assert not right_way(1.4, 0.9)
+    assert right_way(0.99, 1.01)
+    assert not right_way(0.99, 1.04)
+
+
+def test_experiments_are_of_methods_and_change_one_thing() -> None:
+    for machine, about in settings()["machines"].items():
+        for given in about.get("experiments", ()):
+            assert play_of(machine, given["method"], changes_of(given)) != play_of(machine, given["method"])
+            assert given["over"] in about["methods"]
