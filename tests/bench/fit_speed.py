@@ -1,8 +1,8 @@
 """How fast ``trilane fit`` answers: ``python -m tests.bench.fit_speed [--write]``.
 
 Every question is asked three times on the command line, from the start of Python to the end; the median counts. The
-ten machine-model pairs are those of ``tests/trilane/study/fit/test_ten_pairs.py``; the others are of larger models or
-batches.
+thirty questions are those of ``tests/trilane/study/fit/questions.yaml``, the ten machine-model pairs those of
+``test_ten_pairs.py`` beside it; the others are of larger models or batches.
 ``--write`` keeps the figures beside this file, in ``fit.json`` and ``fit.md``. Quiet, please: whatever else runs on the
 machine is measured too.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.bench.figures import Cell, Section, Target, asked, report
 from tests.trilane.study.fit.test_ten_pairs import PAIRS
+from tests.trilane.study.fit.test_thirty_questions import QUESTIONS
 
 HERE = Path(__file__).parent
 SECONDS = 5.0
@@ -33,6 +34,7 @@ LARGER: dict[str, dict[str, Any]] = {
     "Qwen3-235B-A22B": {"model": "qwen3-235b-a22b", "gpu": "rtx-5090", **DESKTOP},
     "DeepSeek-V3": {"model": "deepseek-v3", "gpu": "rtx-5090", **DESKTOP},
 }
+_OPTIONS = {"context": "prompt"}  # of the command line, where they have other names
 COLUMNS = ("question", "median s", "fastest s", "slowest s", "arguments")
 
 
@@ -43,7 +45,9 @@ def main() -> None:
     given = parser.parse_args()
     where = asked("tests.bench.fit_speed", sys.argv[1:])
     pairs = {name: pair.asked for name, pair in PAIRS.items()}
-    sections = [measure("Ten machine-model pairs", pairs), measure("Larger models and batches", LARGER)]
+    thirty = {name: question["asked"] for name, question in QUESTIONS.items()}
+    sections = [measure("Thirty questions", thirty), measure("Ten machine-model pairs", pairs),
+                measure("Larger models and batches", LARGER)]  # fmt: skip
     report(where, sections, HERE / "fit", "Speed of fit", given.write)
 
 
@@ -54,16 +58,22 @@ def measure(title: str, questions: Mapping[str, Mapping[str, Any]]) -> Section:
         [name, median(took), min(took), max(took), " ".join(arguments_of(questions[name]))]
         for name, took in seconds.items()
     ]
-    slowest = max(median(took) for took in seconds.values())
+    medians = [median(took) for took in seconds.values()]
+    slowest = max(medians)
     return Section(
         title, COLUMNS, rows, [Target(f"{title}: slowest median", "s", SECONDS, slowest, at_least=False)],
-        [f"trilane fit ARGUMENTS, {TIMES} times each, one process a core; all from Python's start on"],
+        [
+            f"trilane fit ARGUMENTS, {TIMES} times each, one process a core; all from Python's start on",
+            f"median of the questions {median(medians):.2f} s, slowest of all answers "
+            f"{max(map(max, seconds.values())):.2f} s",
+        ],
     )  # fmt: skip
 
 
 def arguments_of(question: Mapping[str, Any]) -> list[str]:
     """A question as it is asked on the command line."""
-    return [word for name, value in question.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    options = {_OPTIONS.get(name, name): value for name, value in question.items()}
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _ask(arguments: Sequence[str]) -> float:

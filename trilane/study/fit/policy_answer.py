@@ -68,13 +68,14 @@ def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Pr
     ranking = candidates.run(question, policies, pool)
     first, *others = ranking.exact[:SHOWN]
     best, prepared = first.result, pool.state.with_policy(first.result.policy)
+    bounds = pool.map(_bounds, [best.policy])  # another process works them out while this one plays the warm window
     gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool))
     return PolicyAnswer(
         routing=routing_for(question).about,
         engine="measured" if prepared.hardware.measured else question.policy_engine,
         memory=memory_use(prepared.memory, prepared.shape, best.host_bytes),
         best=best,
-        bounds=bounds_of(prepared),
+        bounds=next(bounds),
         steps=sum(step.phase == "decode" for step in prepared.steps),
         runners_up=tuple(other.result for other in others),
         equal=_equal(first, others, prepared.answer_tokens),
@@ -87,6 +88,10 @@ def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Pr
         supports=evidence_of(prepared, gains),
         traps=caveats_of(question, prepared, best, gains),
     )
+
+
+def _bounds(prepared: Prepared, policy: str) -> Mapping[str, float]:
+    return bounds_of(prepared.with_policy(policy))
 
 
 def _equal(best: PlayedPolicy, others: Sequence[PlayedPolicy], answer_tokens: int) -> tuple[str, ...]:
