@@ -62,8 +62,8 @@ class Mix(Policy):
         "impact", which reads one kind, takes more with "gate" alone.
     into: where prefetches go; "staging" has 4 slots.
     cache: which expert is evicted. alpha: of MRS, the weight of the present. keep: its p. None: all experts. prior: MRS
-        starts from calibrated popularity. background: MRS copies, at the end of a layer, its best absent expert into
-        the slot of its worst resident.
+        starts from calibrated popularity. background: MRS copies, at the end of a layer in decode, its best absent
+        expert into the slot of its worst resident.
     demand_slots: staging slots for loads that the cache has no room for.
     """
 

@@ -71,6 +71,7 @@ class ExpertCosts(NamedTuple):
     ``both_ways_permille`` those of a copy and a write-back;
     ``between_ns`` is the time from the end of one layer's experts to the next plan, and ``exchange_ns`` that of the
     transfers which a CPU with any expert needs, activations there and the result back; both for one token.
+    ``launch_ns`` is the host's time to launch an expert on the GPU, which takes no less for it.
     ``narrow``: what differs for copies of fewer bits, if there are any. They have expert numbers of their own.
     """
 
@@ -84,6 +85,7 @@ class ExpertCosts(NamedTuple):
     copy_permille: int = 1000
     between_ns: int = 0
     exchange_ns: int = 0
+    launch_ns: int = 0
     first_gpu_ns: int = 0
     both_ways_permille: int = 1000
     narrow: NarrowCopies | None = None

@@ -27,9 +27,11 @@ class ActivationProfile:
 
     ``ids`` [tokens, layers, k]: what was counted. The paper's dictionary has the experts of two consecutive layers as
     key, one of each. Here a token with k experts in each has all k x k pairs for keys, which count alike (ours).
+    ``together``: a batch has the pairs of all its active experts, as one token that uses them all.
     """
 
-    def __init__(self, ids: NDArray[np.int16], experts: int) -> None:
+    def __init__(self, ids: NDArray[np.int16], experts: int, together: bool = False) -> None:
+        self._together = together
         used = np.zeros((ids.shape[1], len(ids), experts), np.float32)  # [layers, tokens, experts]
         np.put_along_axis(used, ids.transpose(1, 0, 2).astype(np.intp), 1.0, axis=2)
         self._used = used
@@ -37,6 +39,8 @@ class ActivationProfile:
     def workloads(self, layer: int, before: TokenIds, earlier: TokenIds | None = None) -> Floats:
         """[experts]: expected tokens of each expert of ``layer``. ``before``: what the tokens used in the layer before
         it; ``earlier``: in the one before that, if there is one. Tokens without a known key expect nothing."""
+        if self._together:
+            before, earlier = _active(before), None if earlier is None else _active(earlier)
         total: Floats = np.zeros(self._used.shape[2])
         for start in range(0, len(before), _TOGETHER):
             some = slice(start, start + _TOGETHER)
@@ -52,6 +56,11 @@ class ActivationProfile:
         experts = np.zeros((len(ids), self._used.shape[2]), np.float32)
         np.put_along_axis(experts, np.asarray(ids, np.intp), 1.0, axis=1)
         return np.asarray(experts @ self._used[layer].T)
+
+
+def _active(ids: TokenIds) -> TokenIds:
+    """The experts that any token uses, as those of one token."""
+    return [sorted({expert for token in ids for expert in token})]
 
 
 class ProfilePrefetcher:
@@ -149,6 +158,8 @@ class EdgeMoe(Policy):
     prefetch: experts of the next layer that are predicted, 0 for none. None: the model's top-k.
     among: "all" predicts the likeliest experts and copies the absent ones of them; "absent" copies as many of the
         likeliest absent ones (DALI's reading of its own prefetch, Section 4.2).
+    batch: what is looked up for several tokens: what each of them used, to be added up ("tokens"), or the active
+        experts of the two layers, whoever used them ("together").
     pool: one cache over all layers, which is what makes the distance of a layer matter; False: slots by layer (ours).
     start: which experts are in the cache at first: the most frequent ("ranked"), or none, "empty" (ours).
     demand_slots: staging slots for loads of an event that is larger than the cache (ours).
@@ -159,6 +170,7 @@ class EdgeMoe(Policy):
 
     prefetch: NonNegative | None = None
     among: Literal["all", "absent"] = "all"
+    batch: Literal["tokens", "together"] = "tokens"
     pool: bool = True
     start: Literal["ranked", "empty"] = "ranked"
     demand_slots: Count = 2
@@ -183,7 +195,7 @@ class EdgeMoe(Policy):
         )
 
     def _prefetcher(self, ids: NDArray[np.int16], experts: int, size: int) -> ProfilePrefetcher:
-        return ProfilePrefetcher(ActivationProfile(ids, experts), size, self.among)
+        return ProfilePrefetcher(ActivationProfile(ids, experts, self.batch == "together"), size, self.among)
 
     def _placement(self, counts: Floats) -> Placement:
         if self.start == "empty":

@@ -6,7 +6,8 @@ takes over, if any, are the smallest: no other choice of the same numbers reliev
 searched: how many residents stay on the GPU, and how many absent experts are loaded. An expert is taken to
 compute on the GPU no longer than its copy takes, and the CPU's experts to share the DRAM as their mean does. (Copies
 are slowed least by the experts of most tokens; that is not searched.) An expert that is copied runs by itself; those
-that are there share the kernels of ``first_gpu_ns``.
+that are there share the kernels of ``first_gpu_ns``. Launches overlap copies, and each is as much of the GPU's time as
+it is longer than what it launches.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _choose(
     """The best numbers; ``awaited`` is in flight, ``left`` is in flight too and runs on the CPU all the same."""
     tokens, costs = view.routing.tokens, view.costs[view.layer]
     gpu_ns, cpu_ns, alone_ns = costs.gpu_ns, costs.cpu_ns, costs.first_gpu_ns
-    gpu = sum([gpu_ns[tokens[i]] for i in (*here, *awaited)]) + len(awaited) * alone_ns
+    gpu = sum([_on_gpu_ns(costs, tokens[i]) for i in (*here, *awaited)]) + len(awaited) * alone_ns
     cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
     last_ns = gpu_ns[tokens[awaited[0]]] + alone_ns if awaited else None
     experts = len(absent) + len(left)  # that the CPU computes
@@ -64,7 +65,7 @@ def _choose(
     for stay in range(len(here) - 1, -1, -1):
         if floor >= best.makespan_ns:
             break  # the GPU is not the bottleneck, and the CPU's work only grows
-        gpu -= gpu_ns[tokens[here[stay]]]
+        gpu -= _on_gpu_ns(costs, tokens[here[stay]])
         cpu += cpu_ns[tokens[here[stay]]]
         experts += 1
         choice, floor = _with_loads(view, stay, gpu, cpu, experts, absent, last_ns)
@@ -93,13 +94,18 @@ def _with_loads(
         if copies >= best.makespan_ns:
             break  # too late even without contention
         run_ns = costs.gpu_ns[tokens[i]] + costs.first_gpu_ns
-        gpu += run_ns
+        gpu += _on_gpu_ns(costs, tokens[i]) + costs.first_gpu_ns
         cpu_end, arrived = _together(costs, start, cpu, experts - loads, copies)
         others = max(cpu_end, arrived + run_ns)
         floor = min(floor, others)
         if max(gpu, others) < best.makespan_ns:
             best = Choice(max(gpu, others), stay, loads)
     return best, floor
+
+
+def _on_gpu_ns(costs: ExpertCosts, tokens: int) -> int:
+    """How long an expert occupies the GPU, which waits for its kernels where the host is slower to launch them."""
+    return max(costs.gpu_ns[tokens], costs.launch_ns)
 
 
 def _together(costs: ExpertCosts, start_ns: int, cpu_ns: int, experts: int, copies_ns: int) -> tuple[int, int]:

@@ -172,11 +172,12 @@ class CostTable:
         changed = {key: change(expert) for key, expert in tables.items()}
         return replace(self, experts=tuple(changed[id(expert)] for expert in self.experts))
 
-    def with_exchange(self) -> CostTable:
-        """The table for a planner, who sees of a step what it takes to send a token to the CPU, and its result back."""
+    def for_planner(self) -> CostTable:
+        """The table for a planner, who sees of a step what it takes to send a token to the CPU, and its result back,
+        and of the host what it takes to launch an expert."""
         one = self.step(1, (1,))
-        exchange_ns = one.activations_ns + one.result_ns
-        return self.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns))
+        exchange_ns, launch_ns = one.activations_ns + one.result_ns, self.expert_launch_ns
+        return self.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns, launch_ns=launch_ns))
 
     def validate(self) -> None:
         """Check the rules that planners and the engine rely on. Raises CostError."""

@@ -136,7 +136,7 @@ class Prepared:
     @property
     def _planned(self) -> CostTable:
         """The planner's costs."""
-        return (self.costs if self.planner is None else self.planner).with_exchange()
+        return (self.costs if self.planner is None else self.planner).for_planner()
 
     @property
     def played_costs(self) -> CostTable:

@@ -69,8 +69,8 @@ COMPOSITIONS = {
     },
     "edgemoe": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False))", "assigner": "LoadAll()",
-        "prefetcher": "ProfilePrefetcher(profile=ActivationProfile(), size=2, among_all=True, routing=None, "
-        "into='cache')",
+        "prefetcher": "ProfilePrefetcher(profile=ActivationProfile(together=False), size=2, among_all=True, "
+        "routing=None, into='cache')",
         "cache": "DistanceLfuCache()",
     },
     "adapmoe": {

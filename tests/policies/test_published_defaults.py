@@ -54,6 +54,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("moe-infinity edgemoe", "start", "ranked", "silent"),
     ("edgemoe", "prefetch", None, "open: top-k of the model"),
     ("edgemoe", "among", "all", "open"),
+    ("edgemoe", "batch", "tokens", "open"),
     ("edgemoe", "pool", True, "open"),
     ("adapmoe", "prefetch", 1, "src/linear_cache.py: one expert of the next layer"),
     ("adapmoe", "drop_below", None, "ours: off, since it changes the routing"),

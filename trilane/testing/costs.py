@@ -125,4 +125,5 @@ def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
         writeback_ns=costs.writeback_ns * c,
         between_ns=costs.between_ns * c,
         exchange_ns=costs.exchange_ns * c,
+        launch_ns=costs.launch_ns * c,
     )

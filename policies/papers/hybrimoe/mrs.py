@@ -23,10 +23,10 @@ class MrsCache(DemandCache):
     equal ones: the lower id), so experts outside it decay. ``alpha`` is unpublished. S starts at 0, or at ``prior``
     ([layers][experts], ours); ties go to the lower id. Many tokens are the mean of their TopP (our reading); ``tokens``
     "first" uses the first one alone, as the released code does. Members are admitted by demand loads and prefetches,
-    not by being computed on the CPU (our reading). ``background``: at the end of each layer its absent expert of
-    largest S is copied into the slot of its resident of least S, if that is less. ``by_score``: a load is admitted only
-    if its S is not less than that of the member that would leave. Whether layers share one pool is the placement's
-    business: S is kept by layer, and compared as it is. The views must have scores.
+    not by being computed on the CPU (our reading). ``background``: at the end of each layer of a decode step its absent
+    expert of largest S is copied into the slot of its resident of least S, if that is less. ``by_score``: a load is
+    admitted only if its S is not less than that of the member that would leave. Whether layers share one pool is the
+    placement's business: S is kept by layer, and compared as it is. The views must have scores.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class MrsCache(DemandCache):
         return ExpertId(*least[1:])
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
-        """At the end of a layer, the best absent expert for the worst resident."""
+        """At the end of a layer of a decode step, the best absent expert for the worst resident."""
         layer, resident = view.layer, view.residency.resident[view.layer]
-        if not self.background or when != "layer_end" or not resident:
+        if not self.background or view.phase != "decode" or when != "layer_end" or not resident:
             return ()
         scores = self.scores(layer)
         absent = [expert for expert in range(len(scores)) if expert not in self._members[layer]]

@@ -61,6 +61,24 @@ def test_workloads_are_those_of_a_dictionary(data: st.DataObject) -> None:
     assert got.tolist() == pytest.approx(expected.tolist())
 
 
+@pytest.mark.parametrize("batch", ["tokens", "together"])
+def test_a_batch_is_looked_up_token_by_token_or_by_its_active_experts(batch: str) -> None:
+    # after 0: expert 2 in half of the cases, after 1: always 3. Three tokens use 0, one uses 1
+    profile = ActivationProfile(ids([[0], [2]], [[0], [2]], [[0], [1]], [[1], [3]]), 4, together=batch == "together")
+    expected = {"tokens": [0, 1, 2, 1], "together": [0, 1 / 4, 2 / 4, 1 / 4]}
+    assert profile.workloads(1, [[0], [0], [0], [1]]).tolist() == expected[batch]
+    # of (0, 2) and (1, 3) alike, whoever used them: three tokens of the one, one of the other
+    crossed = ActivationProfile(ids([[0], [2], [2]], [[0], [3], [1]], [[1], [3], [3]]), 4, together=batch == "together")
+    used = crossed.workloads(2, [[2], [2], [2], [3]], [[0], [0], [0], [1]])
+    assert used.tolist() == ([0, 0, 3, 1] if batch == "tokens" else [0, 1 / 3, 1 / 3, 1 / 3])
+
+
+def test_of_one_token_the_active_experts_are_those_that_it_used() -> None:
+    chosen = ids([[0, 1], [0, 1], [2, 3]], [[0, 2], [0, 3], [1, 2]])
+    one, all_of_it = ActivationProfile(chosen, 4), ActivationProfile(chosen, 4, together=True)
+    assert one.workloads(2, [[0, 1]], [[0, 1]]).tolist() == all_of_it.workloads(2, [[0, 1]], [[0, 1]]).tolist()
+
+
 def test_a_long_prompt_is_looked_up_piece_by_piece() -> None:
     profile = ActivationProfile(ids([[0], [1]]), 2)
     assert profile.workloads(1, [[0]] * 1000).tolist() == [0, 1000]
@@ -191,7 +209,7 @@ def test_the_cache_starts_with_the_best_by_its_own_rank(
 
 
 VARIANTS: tuple[dict[str, object], ...] = (
-    {}, {"pool": False}, {"among": "absent", "prefetch": 3}, {"start": "empty"},
+    {}, {"pool": False}, {"among": "absent", "prefetch": 3}, {"start": "empty"}, {"batch": "together"},
 )  # fmt: skip
 
 

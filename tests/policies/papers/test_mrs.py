@@ -129,6 +129,7 @@ def test_in_the_background_the_best_absent_expert_replaces_the_worst_resident() 
     assert list(cache.swaps(here, "layer_end")) == [Swap(ExpertId(0, 2), ExpertId(0, 0))]
     seated(cache, 2)  # on its way
     assert list(cache.swaps(here, "layer_end")) == [Swap(ExpertId(0, 3), ExpertId(0, 0))]
+    assert list(cache.swaps(here._replace(phase="prefill"), "layer_end")) == []  # of decode alone
     assert list(MrsCache(1, 4, keep=4, alpha=0.5).swaps(here, "layer_end")) == []
 
 

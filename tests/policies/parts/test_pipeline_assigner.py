@@ -33,11 +33,12 @@ def timeline(layer: LayerView, assignment: Assignment) -> Fraction:
     rates = rates_together(table, cpu, reads)
     ends, cpu_end = replay([Fraction(ns) for ns in link], Fraction(cpu if assignment.cpu else 0), rates)
     arrival = dict(zip([late[0] if late else -1, *assignment.loads], ends, strict=True))
-    gpu = Fraction(table.first_gpu_ns if set(assignment.gpu) - set(arrival) else 0)  # once for those that are there
+    gpu = launched = Fraction(table.first_gpu_ns if set(assignment.gpu) - set(arrival) else 0)  # once for those there
     for expert in assignment.gpu:
-        alone_ns = table.first_gpu_ns if expert in arrival else 0
-        gpu = max(gpu, arrival.get(expert, Fraction(0))) + table.gpu_ns[workload[expert]] + alone_ns
-    return max(gpu, cpu_end)
+        own_ns, alone_ns = table.gpu_ns[workload[expert]], table.first_gpu_ns if expert in arrival else 0
+        launched += max(own_ns, table.launch_ns) + alone_ns
+        gpu = max(gpu, arrival.get(expert, Fraction(0))) + own_ns + alone_ns
+    return max(gpu, launched, cpu_end)
 
 
 def replay(link: list[Fraction], cpu: Fraction, rates: tuple[int, int]) -> tuple[list[Fraction], Fraction]:
@@ -82,6 +83,7 @@ def layers(draw: st.DrawFn, flat_gpu: bool, copy_rates: Sequence[int] = (1000, 6
     table = table._replace(
         exchange_ns=draw(st.integers(0, 20)),
         first_gpu_ns=draw(st.integers(0, 20)),
+        launch_ns=draw(st.integers(0, 20)),
         cpu_permille=draw(st.sampled_from((1000, 700))),
         copy_permille=draw(st.sampled_from(copy_rates)),
     )
@@ -126,6 +128,23 @@ def test_an_idle_cpu_takes_residents_over_from_a_busy_gpu() -> None:
     layer = view({0: 1, 1: 1, 2: 1, 3: 1}, costs([3], [3], copy_ns=9), ready=dict.fromkeys(range(4), 0))
     chosen = PipelineAssigner().assign(layer)
     assert (len(chosen.gpu), len(chosen.cpu), chosen.makespan_ns) == (2, 2, 6)
+
+
+def test_experts_that_are_launched_more_slowly_than_they_run_take_as_long_as_their_launches() -> None:
+    """GPU 1, launch 4, CPU 5: three on the GPU would take 12, one and two 10, two and one 8."""
+    table = costs([1], [5], copy_ns=90)
+    layer = view({0: 1, 1: 1, 2: 1}, table, ready=dict.fromkeys(range(3), 0))
+    assert PipelineAssigner().assign(layer) == Assignment((0, 1, 2), (), (), 3)
+    layer = layer._replace(costs=(table._replace(launch_ns=4),))
+    assert PipelineAssigner().assign(layer) == Assignment((0, 1), (2,), (), 8)
+
+
+def test_a_loaded_expert_is_launched_before_it_arrives() -> None:
+    """Copy 9, launch 4, GPU 1: it ends at 10. With two residents launched first, the third launch ends at 12."""
+    table = costs([1], [30], copy_ns=9)._replace(launch_ns=4)
+    assert PipelineAssigner().assign(view({0: 1}, table)) == Assignment((0,), (), (0,), 10)
+    three = view({0: 1, 1: 1, 2: 1}, table, ready={0: 0, 1: 0})
+    assert PipelineAssigner().assign(three) == Assignment((0, 1, 2), (), (2,), 12)
 
 
 def test_among_equals_residents_stay_on_the_gpu() -> None:
