@@ -159,7 +159,7 @@ class EdgeMoe(Policy):
     among: "all" predicts the likeliest experts and copies the absent ones of them; "absent" copies as many of the
         likeliest absent ones (DALI's reading of its own prefetch, Section 4.2).
     batch: what is looked up for several tokens: what each of them used, to be added up ("tokens"), or the active
-        experts of the two layers, whoever used them ("together").
+        experts of the two layers, whichever token used them ("together").
     pool: one cache over all layers, which is what makes the distance of a layer matter; False: slots by layer (ours).
     start: which experts are in the cache at first: the most frequent ("ranked"), or none, "empty" (ours).
     demand_slots: staging slots for loads of an event that is larger than the cache (ours).
