@@ -34,7 +34,7 @@ LARGER: dict[str, dict[str, Any]] = {
     "Qwen3-235B-A22B": {"model": "qwen3-235b-a22b", "gpu": "rtx-5090", **DESKTOP},
     "DeepSeek-V3": {"model": "deepseek-v3", "gpu": "rtx-5090", **DESKTOP},
 }
-_OPTIONS = {"context": "prompt"}  # of the command line, where they have other names
+_OPTIONS = {"prompt_tokens": "prompt"}  # of the command line, where they have other names
 COLUMNS = ("question", "median s", "fastest s", "slowest s", "arguments")
 
 

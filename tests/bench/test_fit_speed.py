@@ -10,7 +10,7 @@ from trilane.cli import app
 
 
 def test_a_question_is_asked_by_its_options() -> None:
-    asked = {"model": "qwen3-30b-a3b", "n_cpu_moe": 22, "context": 512}
+    asked = {"model": "qwen3-30b-a3b", "n_cpu_moe": 22, "prompt_tokens": 512}
     assert arguments_of(asked) == ["--model", "qwen3-30b-a3b", "--n-cpu-moe", "22", "--prompt", "512"]
 
 
