@@ -10,6 +10,7 @@ import pytest
 from realrun.llama_cpp.bench_engine import BenchPoint
 from sim.costs.engine import load_engine
 from tests.kit.fake_engine import FakeContext, known_kernels
+from traces.models.names import parted
 from trilane.pages.engine_validation import summary_lines, write_engine_report
 from trilane.study.validation.engine_plan import EnginePlan, EngineScenario
 from trilane.study.validation.engine_rows import EngineRow, EngineSummary, predicted_ns
@@ -63,6 +64,17 @@ def test_a_report_is_a_page_a_table_and_a_picture(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.md", "rows.csv", "scatter.png"]
     assert "m@q4_0, a prompt of 32, 1 thread: -20.0%" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "rows.csv").read_text().splitlines()[1].split(",")[-1] == "0.0200"
+
+
+def test_the_second_plan_has_what_the_first_one_leaves_out() -> None:
+    """And the committed engine knows all of its blocks."""
+    plan = EnginePlan.from_yaml(Path("examples/validation-llama-q8_0.yaml"))
+    engine = load_engine("docs/validation/llama.cpp/engine.yaml")
+    scenarios = [EngineScenario(name, point) for name in plan.models for point, _ in plan.points()]
+    assert len(set(scenarios)) == 20
+    assert {parted(scenario.model).weights for scenario in scenarios} == {"q8_0"}
+    assert max(scenario.point.depth for scenario in scenarios) == 8192 < plan.context_tokens
+    assert all(predicted_ns(plan.shape(each.model), plan.machine(), engine, each) > 0 for each in set(scenarios))
 
 
 def test_the_plan_of_the_examples_is_read() -> None:
