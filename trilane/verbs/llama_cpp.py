@@ -210,7 +210,7 @@ def validate_llama(
         if out:
             Path(out).mkdir(parents=True, exist_ok=True)  # models are as large as memory: next to the report
         with TemporaryDirectory(dir=out or None, prefix=".models-") as folder, working("validating") as say:
-            rows = measure_plan(chosen, engine, opened, Path(folder), say)
+            rows = measure_plan(chosen, engine, opened, Path(folder), say, note)
     summary = EngineSummary.of(rows)
     show(json, heading(f"{len(rows)} scenarios, predicted by {profile}"), table(*engine_table(rows)), legend(MEANINGS),
          "", *summary_lines(summary))  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from realrun.errors import RefusedError
 from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel, time_points
 from realrun.llama_cpp.random_gguf import write_random_gguf
 from sim.costs.engine import InferenceEngine
@@ -18,21 +19,29 @@ from trilane.study.validation.engine_rows import EngineRow, row_of
 
 def measure_plan(
     plan: EnginePlan, engine: InferenceEngine, open_model: OpenModel, folder: Path,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None, left_out: Callable[[str], None] = lambda _: None,
 ) -> list[EngineRow]:  # fmt: skip
-    """A row for each scenario. A model's file is removed before the next one is written.
+    """A row for each scenario. A model's file is removed before the next one is written. ``left_out`` is told of splits
+    that the GPU has no room for: they are not measured.
 
-    Raises what ``EnginePlan.machine`` and ``open_model`` raise.
+    Raises what ``EnginePlan.machine`` and ``open_model`` raise, the latter for a model's first split.
     """
     rows = []
     for name in plan.models:
         file = folder / "model.gguf"
         progress(f"writing {name}")
         write_model(name, plan.shape(name), file)
-        for split in plan.splits(name):
-            progress(f"measuring {name}" + ("" if split is None else f" --n-cpu-moe {split}"))
-            with open_model(file, settings_of(plan, split)) as context:
-                rows += rows_of(plan, engine, name, split, time_points(context, plan.points()))
+        for number, split in enumerate(plan.splits(name)):
+            what = name if split is None else f"{name} --n-cpu-moe {split}"
+            progress(f"measuring {what}")
+            try:
+                with open_model(file, settings_of(plan, split)) as context:
+                    rows += rows_of(plan, engine, name, split, time_points(context, plan.points()))
+            except RefusedError as error:
+                if number == 0:
+                    raise
+                left_out(f"{what} and fewer are not measured: {error}")
+                break
         file.unlink()
     return rows
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from realrun.errors import RefusedError
 from realrun.llama_cpp.bench_engine import BenchContext, BenchPoint, BenchSettings, quartiles, time_points
 from realrun.llama_cpp.gpu_profile import gpu_models, gpu_numbers
 from realrun.llama_cpp.kernel_engine import write_engine
@@ -65,6 +66,31 @@ def test_five_splits_of_two_models_are_measured_the_most_on_the_cpu_first(rows: 
     ]
     assert {(row.depth, row.tokens) for row in rows} == {(0, 1), (2048, 1), (0, 128), (0, 512)}
     assert len(rows) == 40
+
+
+def test_splits_that_the_gpu_has_no_room_for_are_left_out_and_named(
+    engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, told = replace(PLAN, models=PLAN.models[1:], depths=(0,), prompts=()), list[str]()
+
+    @contextmanager
+    def opened(path: Path, settings: BenchSettings) -> Iterator[BenchContext]:
+        if settings.cpu_layers < least:
+            raise RefusedError("out of memory")
+        shape = plan.shape(plan.models[0])
+        yield FakeSplitContext(shape, blocks_of(shape), GPU, SPLIT, settings)
+
+    monkeypatch.setattr(
+        "trilane.study.validation.engine_validation.write_model", lambda name, shape, path: path.write_text("weights")
+    )
+    least = 12
+    rows = measure_plan(plan, engine, opened, tmp_path, left_out=told.append)
+    assert [row.n_cpu_moe for row in rows] == [24, 18, 12]
+    assert told == ["gpt-oss-20b@mxfp4 --n-cpu-moe 6 and fewer are not measured: out of memory"]
+    assert list(tmp_path.iterdir()) == []
+    least = 25
+    with pytest.raises(RefusedError, match="out of memory"):
+        measure_plan(plan, engine, opened, tmp_path)
 
 
 def test_an_engine_that_behaves_like_its_small_models_is_predicted(rows: list[EngineRow]) -> None:
