@@ -79,10 +79,12 @@ def layers(draw: st.DrawFn, flat_gpu: bool, copy_rates: Sequence[int] = (1000, 6
         else sorted(draw(st.lists(st.integers(1, 30), min_size=5, max_size=5)))
     )
     cpu = sorted(draw(st.lists(st.integers(1, 60), min_size=5, max_size=5)))
-    table = costs(gpu, cpu, first_cpu_ns=draw(st.integers(0, 20)), copy_ns=draw(st.integers(max(gpu), 60)))
+    first_gpu_ns = draw(st.integers(0, 20))
+    copy_ns = draw(st.integers(max(gpu) + first_gpu_ns, 60))  # no shorter than what it is for
+    table = costs(gpu, cpu, first_cpu_ns=draw(st.integers(0, 20)), copy_ns=copy_ns)
     table = table._replace(
         exchange_ns=draw(st.integers(0, 20)),
-        first_gpu_ns=draw(st.integers(0, 20)),
+        first_gpu_ns=first_gpu_ns,
         launch_ns=draw(st.integers(0, 20)),
         cpu_permille=draw(st.sampled_from((1000, 700))),
         copy_permille=draw(st.sampled_from(copy_rates)),
