@@ -12,7 +12,7 @@ help:
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
 	@echo "make test-llama  the tests that run llama.cpp (installs the package xllamacpp)"
 	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
-	@echo "make mutation  plant 300 faults (SEED=2 for others), print those that the tests do not find, and the score (an hour)"
+	@echo "make mutation  plant 300 faults (SEED=2 for others), print those that the tests do not find, and the score (an hour and a half)"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 	@echo "make bench   measure the speed of the simulator and of the native kernel of CPU experts"
 	@echo "make bench-sweep  time grids of hundreds of scenarios on all cores (9 minutes on two; keep the machine quiet)"

@@ -19,7 +19,8 @@ from hypothesis import Phase, settings
 from tests.deep.mutation.mutants import PACKAGES, Mutant
 
 TESTS = (
-    "tests/policies", "tests/sim", "tests/traces", "tests/conformance", "tests/invariants", "tests/trilane/figures",
+    "tests/policies", "tests/sim", "tests/traces", "tests/conformance", "tests/invariants", "tests/realrun",
+    "tests/trilane",
 )  # fmt: skip
 
 

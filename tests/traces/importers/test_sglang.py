@@ -27,14 +27,16 @@ def answer(ids: Any, **meta: Any) -> dict[str, Any]:
     return {"text": "x", "meta_info": {"prompt_tokens": 3, "completion_tokens": 3, "routed_experts": routed, **meta}}
 
 
-def test_answers_are_sequences_of_prompt_and_generated_tokens(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps([answer(IDS), answer(IDS[::-1])]))
-    trace = import_trace(tmp_path / "a.json", model=MODEL)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_answers_are_sequences_of_prompt_and_generated_tokens(tmp_path: Path, name: str) -> None:
+    answers = [json.dumps(answer(ids)) for ids in (IDS, IDS[::-1])]
+    (tmp_path / name).write_text(f"[{','.join(answers)}]" if name == "a.json" else "\n".join(answers))
+    trace = import_trace(tmp_path / name, model=MODEL)
     assert trace.topk_ids.tolist() == [*IDS.tolist(), *IDS[::-1].tolist()]
     assert trace.phase.tolist() == [0, 0, 0, 1, 1] * 2
     assert trace.sequence.tolist() == [0] * 5 + [1] * 5
     assert trace.position.tolist() == [*range(5)] * 2
-    marks = {"format": "sglang", "file": "a.json", "text": "generated", "weights": WEIGHTS_UNKNOWN}
+    marks = {"format": "sglang", "file": name, "text": "generated", "weights": WEIGHTS_UNKNOWN}
     assert trace.provenance == marks
 
 

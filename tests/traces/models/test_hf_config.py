@@ -111,6 +111,7 @@ def made(**changed: object) -> ModelShape:
         ({"decoder_sparse_step": 2}, 24, 24),
         ({"mlp_layer_types": ["dense"] + ["sparse"] * 47}, 1, 47),
         ({"moe_layers": [1, 2]}, 46, 2),
+        ({"mlp_only_layers": [*range(47)]}, 47, 1),
         ({"moe_layer_freq": [0] + [1] * 47}, 1, 47),
         ({"moe_layer_start_index": 1, "moe_layer_end_index": 46, "moe_layer_interval": 1}, 2, 46),
     ],
