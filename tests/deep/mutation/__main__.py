@@ -1,8 +1,8 @@
 """Plants faults in the packages and counts those that the tests find: python -m tests.deep.mutation --seed 1
 
 Prints each mutant that survives, with its lines before and after, and the score. A fault is found if a test fails or
-does not end, or if mypy refuses it. Needs the extra `mutation`; 300 mutants take an hour and a half of one core. The results go to
-out/mutation.
+does not end, or if mypy refuses it. Needs the extra `mutation`; 300 mutants take an hour and a half of one core. The
+results go to out/mutation.
 """
 
 from __future__ import annotations
