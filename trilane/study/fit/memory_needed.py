@@ -118,7 +118,8 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
     if host_too:
         raise FitError(
             f"{shape.name} does not run with {in_gb(host or 0)} GB of host memory: for "
-            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}; "
+            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and "
+            f"reading them from the disk for every token is not predicted; "
             f"{host_too}{_help(shape, hardware, question)}"
         )
 
@@ -151,9 +152,13 @@ def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
 
 
 def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    """What helps: smaller weights by name, a shorter prompt."""
+    """What helps: smaller weights by name, a shorter window or prompt."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
+    least = question.prompt_tokens + question.generated
+    window = longest_prompt(lambda n: surely_runs(shape, hardware, replace(question, window=n)), question.tokens)
+    if window >= least:
+        return "; ".join([*ways, f"with these weights --context {window} fits at most, before compute buffers"])
     shorter = longest_prompt(
         lambda n: surely_runs(shape, hardware, replace(question, prompt_tokens=n, window=None)),
         question.tokens - question.generated,
