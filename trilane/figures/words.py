@@ -42,7 +42,7 @@ _NULLS: Mapping[str, tuple[str, str]] = {  # what null means: as a value next to
 _MEMORY = ("cached_share", "gpu_memory_gb", "gpu.memory_bytes")  # axes that set the memory for experts
 _LENGTHS = ("prompt_tokens", "generated_tokens")
 _UNUSUAL = (  # named where they differ from the default
-    "engine", "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
+    "prefill_chunk_tokens", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
     "draft_tokens", "draft_acceptance", "draft_layers", "draft_again", "draft_ns",
 )  # fmt: skip
 _DEFAULT = Scenario()
@@ -135,12 +135,13 @@ def _parts(label: str) -> tuple[str, str]:
 
 
 def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
-    """What the runs of a sweep have in common: model, machine, memory, batch, lengths, trace and draws."""
+    """What the runs of a sweep have in common: model, machine, engine, memory, batch, lengths, trace and draws."""
     fixed = {name: runs[name].iloc[0] for name in runs.columns if name in SCENARIO_KEYS and name not in axes}
     labels = {label for labels in runs["labels"] for label in json.loads(labels)}
     draws = runs["draw"].nunique()
     parts = [
         " on ".join(fixed[name] for name in ("model", "hardware") if isinstance(fixed.get(name), str)),
+        setting_words("engine", fixed["engine"]) if fixed.get("engine") else "",
         _changed(runs, axes), _memory(fixed, axes),
         f"batch {fixed['batch']:g}" if "batch" in fixed else "",
         _lengths(runs, axes),

@@ -137,14 +137,12 @@ def trace_in_words(name: str, trace: Trace) -> str:
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
     from sim.runs.prepare import with_header
-    from sim.runs.scenario import Scenario
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
     from traces.speculation import tokens_per_step
 
     trace = load_trace(scenario.trace)
     scenario = with_header(scenario, trace)
-    model = scenario.model or trace.shape.name
     memory = "the card's own memory"
     if scenario.cached_share is not None:
         memory = f"{scenario.cached_share:.0%} of the experts cached"
@@ -152,9 +150,7 @@ def describe(scenario: Scenario) -> str:
         memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     lengths = _lengths(scenario, trace)
-    about = f"{model} on {scenario.hardware}, {memory}, {lengths}, {routing}"
-    if scenario.engine != Scenario.engine:
-        about += f", engine {scenario.engine}"
+    about = f"{_model(scenario, trace)} on {scenario.hardware}, engine {scenario.engine}, {memory}, {lengths}, {routing}"
     if scenario.sampled_steps is not None:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.sampled_prompt_tokens is not None:
@@ -165,6 +161,15 @@ def describe(scenario: Scenario) -> str:
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"
+
+
+def _model(scenario: Scenario, trace: Trace) -> str:
+    """The model with its format, or bits of a weight: ``qwen3-30b-a3b@q4_k_m``, ``qwen3-30b-a3b in 16 bits``."""
+    from traces.models.catalogue import load_model
+
+    shape = load_model(scenario.model) if scenario.model else trace.shape
+    name = scenario.model or shape.name
+    return name if "@" in name else f"{name} in {shape.weight_bits:g} bits"
 
 
 def _lengths(scenario: Scenario, trace: Trace) -> str:

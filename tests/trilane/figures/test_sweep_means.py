@@ -233,13 +233,15 @@ def test_what_was_run(change: dict[str, object], expected: str) -> None:
         ((), {"prompt_tokens": 16.0}, "50% of the experts cached, batch 1, 16+24 tokens, routing"),
         ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
          "changed, 50%"),
-        ((), {"engine": "ideal", "prefill_chunk_tokens": 64.0}, "tokens, engine ideal, prefill chunk 64 tokens, "
-         "routing"),
-        ((), {"engine": "pytorch", "prefill_chunk_tokens": None}, "24 generated tokens, routing"),
+        ((), {"engine": "ideal"}, "on rtx3090-ddr4, engine ideal, 50%"),
+        ((), {"engine": "pytorch"}, "on rtx3090-ddr4, engine pytorch, 50%"),
+        ((), {"prefill_chunk_tokens": 64.0}, "24 generated tokens, prefill chunk 64 tokens, routing"),
+        ((), {"prefill_chunk_tokens": None}, "24 generated tokens, routing"),
+        (("engine",), {"engine": "ideal"}, "on rtx3090-ddr4, 50%"),
         (("gpu.memory_bytes",), {"gpu.memory_bytes": 8e9, "cached_share": None}, "on rtx3090-ddr4, batch 1, 24"),
     ],
 )  # fmt: skip
-def test_what_is_not_as_by_default(axes: tuple[str, ...], change: dict[str, object], expected: str) -> None:
+def test_the_engine_always_and_what_is_not_as_by_default(axes: tuple[str, ...], change: dict[str, object], expected: str) -> None:
     assert expected in means_of(results(*axes, rows=[run("dali", 5.0, **change)]), asked=axes).about
 
 

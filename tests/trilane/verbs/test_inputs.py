@@ -75,12 +75,24 @@ def test_a_scenario_is_described_with_what_was_sampled() -> None:
     assert "at most" not in describe(Scenario())
 
 
-def test_a_scenario_is_described_with_its_lengths_and_an_engine_that_is_not_the_default() -> None:
+def test_a_scenario_is_described_with_its_lengths_and_its_engine() -> None:
     short = Scenario(prompt_tokens=4, generated_tokens=3)
     assert ", batch 1, 4+3 tokens, " in describe(short)
     assert ", batch 2, 4+3 tokens, " in describe(short.with_(batch=2))
-    assert ", engine " not in describe(short)
-    assert describe(short.with_(engine="ideal")).endswith(", engine ideal")
+    assert " on rtx3090-ddr4, engine pytorch, " in describe(short)
+    assert " on rtx3090-ddr4, engine ideal, " in describe(short.with_(engine="ideal"))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("deepseek-v2-lite", "deepseek-v2-lite in 16 bits on "),
+        ("deepseek-v2-lite@q4_k_m", "deepseek-v2-lite@q4_k_m on "),
+        (None, "mini-deepseek in 16 bits on "),
+    ],
+)
+def test_a_scenario_is_described_with_the_format_of_its_weights(model: str | None, named: str) -> None:
+    assert describe(Scenario(model=model)).startswith(named)
 
 
 SAMPLED = ("--set", "generated_tokens=60", "--set", "sampled_steps=2", "--set", "prompt_tokens=4")
