@@ -22,6 +22,7 @@ PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
 }  # fmt: skip
+BETTER_IN = ("more tokens/s", "more prompt tokens/s")  # with a better part
 _LEAST = 0.005  # of the whole; less is not told
 _LONG_MS = 120e3  # longer times are in minutes
 
@@ -59,7 +60,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
         ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
     ]
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
-    columns = (f"25% better, {answer.engine}", "more tokens/s", "sooner first token")
+    columns = (f"25% better, {answer.engine}", *BETTER_IN)
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
     gains: list[Text | Table | str] = ["", table(columns, rows)] if rows else []
     return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, *gains]
@@ -109,8 +110,8 @@ def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int, measure
         return f"not known: decode speeds of fewer than three such machines ({regime}) can be relied on"
     return (
         f"{percent(found.median)} in the median of {found.machines} such machines ({regime}, "
-        f"{found.engine or 'all engines'}), up to 25% on {found.within_25} of them, by {found.rows} measured decode "
-        f"speeds"
+        f"{found.engine or 'all engines'}); {found.within_25} of the {found.machines} within 25%; by {found.rows} "
+        f"measured decode speeds"
     )
 
 

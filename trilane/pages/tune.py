@@ -9,24 +9,24 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.common.units import GB, MIB, in_gb
-from trilane.pages.fit_engine import PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
+from trilane.pages.fit_engine import BETTER_IN, PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
 from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
 from trilane.pages.tune_drafts import drafts_section
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
 from trilane.study.fit.question import KV_BITS
-from trilane.study.tune.tune import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
+from trilane.study.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 
 if TYPE_CHECKING:
     from trilane.study.tune.check import Checked
-    from trilane.study.tune.question import TuneQuestion
     from trilane.study.tune.tune import Rival, Tuning
     from trilane.study.tune.tuned import Tuned
 
 _COMPARED = {
-    "decode": "by the time per token", "prompt": "by the time to the first token",
+    "decode": "by the time per token alone", "prompt": "by the time to the first token alone",
     "both": "by the time until the last token",
 }  # fmt: skip
 _SAME = 0.005  # of a time; smaller differences are not told
+_TIMES = ("tokens/s", "first token s", "last token s")
 
 
 def tune_page(tuning: Tuning) -> list[Text | Table | str]:
@@ -58,8 +58,19 @@ def _best(tuning: Tuning) -> list[Text | Table | str]:
         *_memory(tuning),
         ("limit", tuning.limited_by if tuning.question.goal == "decode" else f"decode: {tuning.limited_by}"),
         ("error to expect", _error(tuning)),
+        ("engine", f"{best.engine}: {tuning.engine_about}"),
+        *_faster_engine(tuning),
     ]
     return ["", best.command, "", pairs(facts)]
+
+
+def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
+    """The fastest of the other engines, where it is faster."""
+    rival = min(tuning.others, key=lambda rival: rival.reason.slower, default=None)
+    if rival is None or rival.reason.slower > -_SAME:
+        return []
+    return [("other engines", f"{rival.tuned.engine} is predicted to be {_faster(rival.reason.slower)} {_by(tuning)}; "
+                              f"its command line is below")]  # fmt: skip
 
 
 def _error(tuning: Tuning) -> str:
@@ -102,13 +113,13 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _rivals(tuning: Tuning) -> list[Text | Table | str]:
-    about = f"chosen from {tuning.tried} settings, {tuning.without_room} of them without room, {_by(tuning.question)}"
+    about = f"chosen from {tuning.tried} settings, {tuning.without_room} of them without room, compared {_by(tuning)}"
     rows = [
         [name, *_numbers(rival.tuned), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
         for name, rival in _named(tuning).items()
     ]
     best = ["best", *_numbers(tuning.best), "", ""]
-    columns = ("setting", "tokens/s", "first token s", "why it lost", "its arguments")
+    columns = ("setting", *_TIMES, "why it lost", "its arguments")
     return ["", heading(about), _table(columns, [best, *rows]), "", _rule(tuning)]
 
 
@@ -137,15 +148,15 @@ def _rule(tuning: Tuning) -> str:
 
 
 def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
-    """Numbers in the second and third column."""
+    """Numbers in the columns behind the first, words in all behind them."""
     made = table(columns, rows, wrap=True)
-    for column in made.columns[3:]:
+    for column in made.columns[1 + len(_TIMES) :]:
         column.justify = "left"
     return made
 
 
-def _by(question: TuneQuestion) -> str:
-    return f"compared {_COMPARED[question.goal]}"
+def _by(tuning: Tuning) -> str:
+    return _COMPARED[tuning.question.goal]
 
 
 def _placement(tuning: Tuning) -> str:
@@ -153,14 +164,15 @@ def _placement(tuning: Tuning) -> str:
 
 
 def _numbers(tuned: Tuned) -> list[str]:
-    return [number(1000 / tuned.tpot_ms), seconds(tuned.ttft_ms)]
+    return [number(1000 / tuned.tpot_ms), seconds(tuned.ttft_ms), seconds(tuned.answer_ms)]
 
 
 def _loss(best: Tuned, rival: Rival) -> str:
     """By how much it is slower, and the part of the time that grows most."""
     reason = rival.reason
     if reason.slower < -_SAME:
-        fewer_bits = KV_BITS[rival.tuned.kv] < KV_BITS[best.kv] and rival.tuned.cache_mib is None
+        cached = best.cache_mib is None and rival.tuned.cache_mib is not None
+        fewer_bits = KV_BITS[rival.tuned.kv] < KV_BITS[best.kv] and not cached
         return f"{_faster(reason.slower)}, which is too little {'for fewer bits' if fewer_bits else 'to rely on'}"
     if reason.slower < _SAME or reason.part is None or reason.part_ms is None:
         return "as fast"
@@ -185,7 +197,7 @@ def _other_engines(tuning: Tuning) -> list[Text | Table | str]:
     refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
     if not rows:
         return ["", *refused] if refused else []
-    columns = ("other engines", "tokens/s", "first token s", f"than {tuning.best.engine}")
+    columns = ("other engines", *_TIMES, f"than {tuning.best.engine}")
     return ["", _table(columns, rows), "", *commands, *refused]
 
 
@@ -206,7 +218,7 @@ def _gains(tuning: Tuning) -> list[Text | Table | str]:
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in tuning.gains]
     if not rows:
         return []
-    return ["", table((f"25% better, {tuning.best.engine}", "more tokens/s", "sooner first token"), rows)]
+    return ["", table((f"25% better, {tuning.best.engine}", *BETTER_IN), rows)]
 
 
 def _caveats(tuning: Tuning) -> list[Text | Table | str]:
@@ -221,12 +233,12 @@ def check_page(checked: Sequence[Checked]) -> list[Text | Table | str]:
     """Predicted times and memory next to those that the engine had on this machine."""
     kinds = list(dict.fromkeys(kind for one in checked for kind in one.memory))
     rows = [
-        [one.name, *_numbers(one.tuned), number(one.tpot_ms and 1000 / one.tpot_ms), seconds(one.ttft_ms),
+        [one.name, *_numbers(one.tuned)[:2], number(one.tpot_ms and 1000 / one.tpot_ms), seconds(one.ttft_ms),
          signed_percent(one.decode_error), signed_percent(one.prompt_error),
          *(_sizes(one.memory.get(kind)) for kind in kinds), _changed(checked[0].tuned, one.tuned)]
         for one in checked
     ]  # fmt: skip
-    times = ("tokens/s", "first token s", "measured", "measured", "error", "error")
+    times = (*_TIMES[:2], "measured", "measured", "error", "error")
     columns = ("run here", *times, *(f"{kind} GB" for kind in kinds), "its arguments")
     told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
     refused = [f"{one.name} was refused: {one.refused}" for one in checked if one.refused]

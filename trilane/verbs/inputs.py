@@ -150,7 +150,8 @@ def describe(scenario: Scenario) -> str:
         memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     lengths = _lengths(scenario, trace)
-    about = f"{_model(scenario, trace)} on {scenario.hardware}, engine {scenario.engine}, {memory}, {lengths}, {routing}"
+    where = f"{_model(scenario, trace)} on {scenario.hardware}, engine {scenario.engine}"
+    about = f"{where}, {memory}, {lengths}, {routing}"
     if scenario.sampled_steps is not None:
         about += f", at most {scenario.sampled_steps} decode steps simulated"
     if scenario.sampled_prompt_tokens is not None:

@@ -241,7 +241,9 @@ def test_what_was_run(change: dict[str, object], expected: str) -> None:
         (("gpu.memory_bytes",), {"gpu.memory_bytes": 8e9, "cached_share": None}, "on rtx3090-ddr4, batch 1, 24"),
     ],
 )  # fmt: skip
-def test_the_engine_always_and_what_is_not_as_by_default(axes: tuple[str, ...], change: dict[str, object], expected: str) -> None:
+def test_the_engine_always_and_what_is_not_as_by_default(
+    axes: tuple[str, ...], change: dict[str, object], expected: str
+) -> None:
     assert expected in means_of(results(*axes, rows=[run("dali", 5.0, **change)]), asked=axes).about
 
 

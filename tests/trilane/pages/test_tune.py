@@ -47,6 +47,16 @@ def test_less_time_is_told_as_more_speed(slower: float, text: str) -> None:
     assert text in cells(replace(tuning, others=(rival,)))
 
 
+def test_another_engine_that_is_faster_is_named_next_to_the_answer() -> None:
+    tuning = tuned()
+    fast, slow = (replace(other, reason=other.reason._replace(slower=slower))
+                  for other, slower in zip(tuning.others, (-0.1, 0.1), strict=False))  # fmt: skip
+    told = facts(replace(tuning, others=(slow, fast)))["other engines"]
+    assert told.startswith(f"{fast.tuned.engine} is predicted to be 11% faster by the time until the last token")
+    assert "other engines" not in facts(replace(tuning, others=(slow,)))
+    assert facts(tuning)["engine"] == "llama.cpp: builds from November 2025 on, CUDA"
+
+
 def test_what_was_chosen_must_save_is_told_as_far_as_there_was_a_choice() -> None:
     rule = (
         "chosen where it saves enough of that time: a setting 1%, a KV cache of fewer bits 5%, a cache of experts 10%"

@@ -52,8 +52,8 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     error = engine["error"]
     assert told["error to expect"] == (
         f"{error['median']:.0%} in the median of {error['machines']} such machines ({engine['regime']}, "
-        f"{error['engine'] or 'all engines'}), up to 25% on {error['within_25']} of them, by {error['rows']} measured "
-        f"decode speeds"
+        f"{error['engine'] or 'all engines'}); {error['within_25']} of the {error['machines']} within 25%; by "
+        f"{error['rows']} measured decode speeds"
     )
     assert done.out.index("with llama.cpp: ") < done.out.index("with the best policy")
     assert told["routing"] == "mini-deepseek (recorded)"

@@ -63,7 +63,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
     piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
     return EngineAnswer(
         engine=speed.engine.name,
-        about=_about(speed.engine, hardware),
+        about=engine_about(speed.engine, hardware),
         command=" ".join(speed.words),
         cpu_layers=cpu_layers_of(shape, split.cpu_layers),
         layers=shape.expert_blocks[-1] + 1,
@@ -85,7 +85,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
     )
 
 
-def _about(engine: InferenceEngine, hardware: Hardware) -> str:
+def engine_about(engine: InferenceEngine, hardware: Hardware) -> str:
     """The engine, and what it runs on."""
     if hardware.cpu_only:
         return f"{engine.about}, the CPU alone"

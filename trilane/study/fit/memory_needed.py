@@ -151,9 +151,13 @@ def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
 
 
 def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    """What helps: smaller weights by name, a shorter prompt."""
+    """What helps: smaller weights by name, a shorter window or prompt."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
+    least = question.prompt_tokens + question.generated
+    window = longest_prompt(lambda n: surely_runs(shape, hardware, replace(question, window=n)), question.tokens)
+    if window >= least:
+        return "; ".join([*ways, f"with these weights --context {window} fits at most, before compute buffers"])
     shorter = longest_prompt(
         lambda n: surely_runs(shape, hardware, replace(question, prompt_tokens=n, window=None)),
         question.tokens - question.generated,

@@ -18,7 +18,8 @@ from trilane.study.fit.warm_window import WarmWindow
 from trilane.study.pool import WorkerPool
 
 BETTER = 1.25
-WORTH_NAMING = 0.02  # the least gain that counts as a limit
+WORTH_NAMING = 0.02  # the least gain that matters
+LIMITING = 0.05  # the least gain of a limit: of a part that takes a quarter of the time
 _NEARLY = 0.999
 
 
@@ -158,8 +159,10 @@ def limit_of(gains: Sequence[Gain]) -> str:
     """Of ranked gains, one sentence: the part that limits the answer, and what the first two parts would give."""
     if not gains:
         return "not known: times that were measured as a whole do not tell the machine's parts apart"
-    if not any(gain.tpot >= WORTH_NAMING for gain in gains):
-        return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
     first, *others = gains
+    if first.tpot < LIMITING:
+        if first.tpot < WORTH_NAMING:
+            return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
+        return f"no part by itself: {first.part} {BETTER - 1:.0%} better gives most, {first.tpot:.0%}"
     also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]
     return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it about {first.tpot:.0%} faster{''.join(also)}"

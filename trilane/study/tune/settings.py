@@ -19,6 +19,9 @@ from trilane.study.tune.question import TuneQuestion
 _PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
 _THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
 READS_WHOLE_FILES = ("llama.cpp", VULKAN, ROCM)  # with --load-mode none
+WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
+WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
+WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
 _CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 

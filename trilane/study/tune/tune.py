@@ -13,27 +13,30 @@ from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
+from trilane.study.fit.engine_answer import engine_about
 from trilane.study.fit.engine_choice import RUN_ON_GPUS, check_engine, engine_of, fitted_engines
 from trilane.study.fit.engine_speed import EngineGain, EngineSpeed
 from trilane.study.fit.memory_needed import check_fits, host_memory_of
 from trilane.study.fit.question import FitError
 from trilane.study.fit.sensitivity import limit_of, ranked
+from trilane.study.tune.caveats import caveats_of, kept_free, to_lower
 from trilane.study.tune.drafts import DraftAnswer, draft_answer
 from trilane.study.tune.expert_cache import hit_curve
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.reasons import Reason, why_lost
 from trilane.study.tune.search import search
-from trilane.study.tune.settings import Setting, SettingSpace, choices, may_be_pinned
+from trilane.study.tune.settings import (
+    WORTH_CACHING,
+    WORTH_FEWER_BITS,
+    WORTH_SETTING,
+    Setting,
+    SettingSpace,
+    choices,
+    may_be_pinned,
+)
 from trilane.study.tune.tuned import Tuned, Workbench
 
-WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
-WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
-WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 LEADING = 3  # settings that a check runs
-PINNED = (
-    "--load-mode none reads the file into pinned memory: it loads more slowly, and where so much cannot be pinned "
-    "(Windows, WSL2, containers) prompts take as long as without it"
-)
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
 
 
@@ -53,6 +56,7 @@ class Tuning:
     model: str
     machine: str
     about: str
+    engine_about: str  # builds and what they run on
     best: Tuned
     leading: tuple[Tuned, ...]  # the best one and the next two that differ in more than their threads
     runner_up: Rival | None  # the next one, slower and different in more than its threads
@@ -90,7 +94,7 @@ class SettingSearch:
     def best(self) -> Setting:
         """The best one, by ``score``. Raises FitError for none."""
         if not self.tuned:
-            raise FitError(next(iter(self.refused.values())))
+            raise FitError(f"{self.refused[min(self.refused, key=self.size)]}{to_lower(self.bench.question)}")
         return min(self.tuned, key=self.score)
 
     def score(self, setting: Setting) -> float:
@@ -99,6 +103,10 @@ class SettingSearch:
         plain = (setting.piece_tokens != usual.piece_tokens, setting.threads != usual.threads, setting.pinned)
         dearer = float((1 + WORTH_SETTING) ** sum(plain) * (1 + WORTH_FEWER_BITS) ** fewer_bits)
         return self.tuned[setting].cost(self.bench.question.goal) * dearer * (1 + WORTH_CACHING * _cached(setting))
+
+    def size(self, setting: Setting) -> tuple[bool, int, int]:
+        """A key by which the setting that needs the least memory comes first."""
+        return _cached(setting), -self.choices.kv.index(setting.kv), setting.piece_tokens
 
     def best_of(self, settings: list[Setting]) -> Setting | None:
         """The best among some."""
@@ -129,7 +137,10 @@ class SettingSearch:
 def tune(question: TuneQuestion) -> Tuning:
     """Answer a question. Raises FitError for what cannot run, saying by how many GB."""
     hardware, shape = question.hardware, question.shape_with(question.kv[-1])
-    check_fits(shape, hardware, question.fit)
+    try:
+        check_fits(shape, hardware, question.fit)
+    except FitError as error:
+        raise FitError(f"{error}{kept_free(question)}") from None
     engine = engine_of(question.fit, hardware)
     check_engine(engine, shape, hardware)
     done = searched(question, hardware, shape, engine)
@@ -143,6 +154,7 @@ def tune(question: TuneQuestion) -> Tuning:
         model=shape.name,
         machine=hardware.name,
         about=hardware.about,
+        engine_about=engine_about(engine, hardware),
         best=best,
         leading=tuple(done.tuned[setting] for setting in done.leading),
         runner_up=done.rival(done.best_of([one for one in done.tuned if done.is_behind(one)])),
@@ -159,7 +171,7 @@ def tune(question: TuneQuestion) -> Tuning:
         regime=regime,
         error=_error(question, regime, speed, best),
         measured=speed.measured,
-        notes=(*_measured_note(speed), *([PINNED] if best.pinned else []), *tensors_note(best), *hardware.notes),
+        notes=caveats_of(question, speed, best),
         memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 
@@ -185,23 +197,6 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
 def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> RegimeAccuracy | None:
     known = question.fit.batch == 1 and best.cache_mib is None and not speed.measured
     return regime_error(regime, speed.engine.name) if known else None
-
-
-def _measured_note(speed: EngineSpeed) -> list[str]:
-    """Where times were measured, what the named parts mean."""
-    where = f"the machine on which {speed.engine.name} was measured"
-    return [f"times are those of {where}; named parts say what fits, not how fast"] if speed.measured else []
-
-
-def tensors_note(best: Tuned) -> list[str]:
-    """What single tensors of one more layer on the GPU would save at most: those that there is room for."""
-    if not best.host_layers or best.gpu_experts or best.cache_mib is not None:
-        return []
-    layer_bytes, layer_ms = best.memory.host_bytes / best.host_layers, best.decode_ms["cpu_experts"] / best.host_layers
-    saved_ms = min(-best.memory.missing_bytes / layer_bytes, 1.0) * layer_ms
-    share = saved_ms / best.tpot_ms
-    told = f"single tensors of one more layer (-ot), in the room that is left, save {saved_ms:.2f} ms a token at most"
-    return [f"{told}, {share:.0%}"] if share >= WORTH_SETTING else []
 
 
 def _cached(setting: Setting) -> bool:

@@ -62,6 +62,10 @@ def test_whole_numbers_stay_whole() -> None:
             [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
             "no part by itself: none of them 25% better makes it 2% faster",
         ),
+        (
+            [Gain("DRAM", "the CPU's memory", 0.03), Gain("PCIe", "the link", 0.01)],
+            "no part by itself: DRAM 25% better gives most, 3%",
+        ),
     ],
 )
 def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list[Gain], sentence: str) -> None:

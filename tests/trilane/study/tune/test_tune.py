@@ -19,9 +19,10 @@ from trilane.common.units import MIB
 from trilane.study.fit.engine_choice import engine_of
 from trilane.study.fit.question import FitError, Question
 from trilane.study.tune import search as searching
+from trilane.study.tune.caveats import tensors_note, window_note
 from trilane.study.tune.question import GOALS, TuneQuestion
 from trilane.study.tune.settings import Setting, choices, may_be_pinned
-from trilane.study.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tensors_note, tune
+from trilane.study.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tune
 
 QWEN: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32,
@@ -78,6 +79,26 @@ def test_a_cache_of_experts_has_its_size_in_mib_and_the_number_of_layers_for_whi
               tried.best._replace(cached_layers=None) and one.cache_mib is not None]  # fmt: skip
     assert len(others) > 3
     assert found.n_cpu_moe == min(others, key=lambda one: one.tpot_ms).n_cpu_moe
+
+
+def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
+    [note] = window_note(question(**SMALL, prompt_tokens=600, generated=16, window=100))
+    assert note.startswith("--context 100 has no room for a prompt of 600 tokens and 16 generated: ")
+    assert "the answer has a window of 616" in note
+    assert window_note(question(**SMALL, prompt_tokens=600, generated=16, window=616)) == []
+    assert window_note(question(**SMALL)) == []
+
+
+def test_memory_that_is_kept_free_is_named_where_it_is_short() -> None:
+    with pytest.raises(FitError, match="GB are missing.*; or lower --keep-free-gb 11$"):
+        tune(question(keep_free_gb=11, **QWEN))
+
+
+def test_a_window_that_is_too_long_is_told_by_its_option() -> None:
+    with pytest.raises(FitError, match=r"with these weights --context 199168 fits at most, before compute buffers$"):
+        tune(question(**QWEN, window=400_000))
+    with pytest.raises(FitError, match=r"KV cache 10.4, .* GB are missing; or lower --context 199168$"):
+        tune(question(**QWEN, window=199_168))
 
 
 def test_single_tensors_would_save_what_there_is_room_for() -> None:
