@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pandas as pd
@@ -26,9 +26,12 @@ _ROW = 0.27  # inches
 
 
 @default_settings
-def plot_leaderboard(found: Sequence[Standing]) -> Picture:
+def plot_leaderboard(found: Sequence[Standing], own: Collection[str] = ()) -> Picture:
     """Speeds over that of the fastest policy which keeps the routing, as colours and percentages; the best policy at
-    the top. The frame has a row a policy and setting. Raises PictureError without a policy that runs."""
+    the top, the names of one's ``own`` in bold. The frame has a row a policy and setting.
+
+    Raises PictureError without a policy that runs.
+    """
     shown, settings = [one for one in found if one.relative], all_settings()
     if not shown:
         raise PictureError("expected a policy that runs in some setting, there is none")
@@ -41,6 +44,8 @@ def plot_leaderboard(found: Sequence[Standing]) -> Picture:
     for row, column in np.argwhere(~np.isnan(values)).tolist():
         _write(ax, values[row, column], (column, row))
     _style(ax, shown, settings)
+    for name, one in zip(ax.get_yticklabels(), shown, strict=True):
+        name.set_fontweight("bold" if one.policy in own else "normal")
     bar = part.colorbar(ScalarMappable(norm, _COLOURS), ax=ax, pad=0.01, aspect=40, format=PercentFormatter(1.0))
     bar.set_label("speed over that of the fastest policy that keeps the routing")
     return Picture(figure, frame_of(shown))

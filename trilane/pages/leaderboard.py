@@ -10,9 +10,11 @@ from rich.text import Text
 
 from policies.protocols import PolicyKind
 from trilane.pages.output import heading, legend, number, percent, table
+from trilane.study.leaderboard.standings import TIE
 
 if TYPE_CHECKING:
     from trilane.study.leaderboard.entries import Entry
+    from trilane.study.leaderboard.settings import BoardSetting
     from trilane.study.leaderboard.standings import Standing
 
 Part = Text | Table | str
@@ -23,21 +25,43 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     from trilane.figures.marks import marked, meanings
     from trilane.study.leaderboard.settings import all_settings, leaderboard_settings
 
-    settings, lines = leaderboard_settings(), []
-    for place, one in enumerate((one for one in found if one.relative), 1):
+    settings, lines, running = leaderboard_settings(), [], [one for one in found if one.relative]
+    for place, one in enumerate(running, 1):
         name = f"{marked(one.policy, PolicyKind(one.kind)) if one.kind else one.policy}{' <' * (one.policy in own)}"
         shares = [percent(one.score), percent(one.lowest)]
         lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative))])
     about = f"{len(settings.machines)} machines x {len(settings.families)} families of routing x batch " + " and ".join(
         map(str, settings.batches)
     )
+    idle = len(found) - len(running)
+    whole = f"{len(running)} policies{f' (and {idle} that cannot run)' * (idle > 0)}"
     marks = meanings({PolicyKind(one.kind) for one in found if one.kind})
     return [
-        heading(f"{len(found)} policies in {len(all_settings())} settings: {about}, {settings.draws} draws each"),
+        heading(f"{whole} in {len(all_settings())} settings: {about}, {settings.draws} draws each"),
         table(["", "policy", "score", "lowest", "best in", "runs in"], lines, text_columns=2),
         legend({**_meanings(), **marks, **({"<": "yours"} if own else {})}),
         *(f"{one.policy} runs in no setting: {_reason(one)}" for one in found if not one.relative),
+        *(f"\n{_standing(one, running)}" for one in running if one.policy in own),
     ]
+
+
+def _standing(mine: Standing, running: Sequence[Standing]) -> str:
+    """Where one's own policy stands: its rank, the settings in which it is best, and the one that suits it least."""
+    rank = 1 + running.index(mine)
+    best = [_named(setting) for setting, share in mine.relative.items() if share >= 1 - TIE]
+    where = f": {', '.join(best)}" if best else ""
+    worst = min(mine.relative, key=lambda setting: mine.relative[setting])
+    return (
+        f"{mine.policy} is {rank} of {len(running)}; none that keeps the routing is more than {percent(TIE)} faster in "
+        f"{len(best)} of {len(mine.relative)} settings{where}; it is worst in {_named(worst)}, with "
+        f"{percent(mine.lowest)} of the speed of the fastest"
+    )
+
+
+def _named(setting: BoardSetting) -> str:
+    from trilane.study.leaderboard.settings import leaderboard_settings
+
+    return f"{leaderboard_settings().machines[setting.machine].about} {setting.family} batch {setting.batch}"
 
 
 def _reason(one: Standing) -> str:
@@ -46,8 +70,6 @@ def _reason(one: Standing) -> str:
 
 
 def _meanings() -> dict[str, str]:
-    from trilane.study.leaderboard.standings import TIE
-
     return {
         "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
         "lowest": "the same in the setting that suits the policy least",

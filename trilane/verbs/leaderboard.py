@@ -24,7 +24,8 @@ def leaderboard(
     play: Annotated[
         str | None,
         typer.Option(metavar="FILE.csv", help="Simulate what this file lacks, and add it there; without it, the "
-                                              "entries that come with the program are shown."),
+                                              "entries that come with the program are shown. A policy of your own "
+                                              "needs none: --policies plays it next to them, and keeps it nowhere."),
     ] = None,
     details: Annotated[bool, typer.Option("--details", help="The speeds on each machine, too.")] = False,
     jobs: JobsOption = None,
@@ -55,7 +56,7 @@ def leaderboard(
     if plot is not None:
         from trilane.figures import plot_leaderboard, save_picture
 
-        note(f"picture: {plot}, and what it draws: {save_picture(plot_leaderboard(found), plot)}")
+        note(f"picture: {plot}, and what it draws: {save_picture(plot_leaderboard(found, names), plot)}")
 
 
 def _entries(names: list[str], play: str | None, jobs: int) -> list[Entry]:

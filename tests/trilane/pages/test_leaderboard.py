@@ -20,8 +20,8 @@ def printed(parts: object) -> list[str]:
 
 
 def test_the_standings_whole() -> None:
-    lines = printed(leaderboard_page(standings(some_entries()), own=("quick",)))
-    assert lines[0].startswith("4 policies in 16 settings: 4 machines x 2 families of routing x batch 1 and 8, 2 draws")
+    *lines, empty, mine, rest = printed(leaderboard_page(standings(some_entries()), own=("quick",)))
+    assert lines[0].startswith("3 policies (and 1 that cannot run) in 16 settings: 4 machines x 2 families of routing ")
     assert [line.split() for line in lines[1:5]] == [
         ["policy", "score", "lowest", "best", "in", "runs", "in"],
         ["1", "wild", "~", "159%", "100%", "3", "3"],
@@ -30,6 +30,10 @@ def test_the_standings_whole() -> None:
     ]
     assert lines[-3:] == ["~        changes the routing", "<        yours", "never runs in no setting: too small"]
     assert "best in  settings in which no policy that keeps the routing is more than 2% faster" in lines
+    assert (empty, f"{mine} {rest}".replace("  ", " ")) == ("", (
+        "quick is 3 of 3; none that keeps the routing is more than 2% faster in 1 of 2 settings: 8 GB laptop gpt-oss "
+        "batch 1; it is worst in 8 GB laptop qwen batch 1, with 50% of the speed of the fastest"
+    ))  # fmt: skip
 
 
 def test_the_speeds_on_the_first_machine() -> None:
