@@ -10,9 +10,10 @@ from typing import Annotated, Any, TypeVar
 from policies.calibration import Calibration
 from policies.mechanism.views import ExpertCosts
 from policies.parts.future import Future
-from policies.protocols import UNDECLARED, Composition, Needs
+from policies.protocols import UNDECLARED, Assigner, Cache, Composition, Needs, Placement, Prefetcher, Router
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import at_least, hints_of, in_words
+from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
 NonNegative = Annotated[int, at_least(0)]  # a parameter
@@ -98,8 +99,11 @@ class System:
         return self.parameters().needs
 
     def build(self, parameters: Any, context: BuildContext) -> Composition:
-        """A fresh policy for one run; ``parameters`` as ``parse`` returns them."""
+        """A fresh policy for one run; ``parameters`` as ``parse`` returns them. Raises ChoiceError for a part that is
+        none."""
         made: Composition = parameters.compose(replace(context, policy=self.name))
+        if wrong := wrong_part(made):
+            raise ChoiceError(f"policy {self.name!r}: {wrong}")
         needs = parameters.needs if made.needs is UNDECLARED else made.needs
         return replace(made, name=self.name, needs=needs, parameters={**asdict(parameters), **made.parameters})
 
@@ -112,6 +116,23 @@ class System:
     def parse(self, given: Mapping[str, object]) -> Any:
         """Turn ``given`` into parameters. Raises ChoiceError for an unknown name or a value of another type."""
         return from_dict(self.parameters, given, f"policy {self.name!r}", ChoiceError)
+
+
+_PARTS = {"placement": Placement, "router": Router, "assigner": Assigner, "prefetcher": Prefetcher, "cache": Cache}
+
+
+def wrong_part(made: object) -> str:
+    """What ``compose`` returned that is no composition, or has a part that is none; otherwise empty."""
+    if not isinstance(made, Composition):
+        return f"compose: expected to return a Composition, got {quoted(made)}"
+    for name, protocol in _PARTS.items():
+        found = getattr(made, name)
+        methods = [method for method in vars(protocol) if callable(vars(protocol)[method]) and method[0] != "_"]
+        optional = name == "prefetcher" and found is None
+        if not optional and (isinstance(found, type) or any(not hasattr(found, method) for method in methods)):
+            kind = f"the class {found.__name__}" if isinstance(found, type) else quoted(found)
+            return f"{name}: expected an object with {', '.join(methods)}, got {kind}; trilane.parts has such parts"
+    return ""
 
 
 SYSTEMS: dict[str, System] = {}  # all policies by name; policies.registry puts them into their order

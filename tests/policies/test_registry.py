@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,34 @@ def test_a_program_registers_its_own_and_never_in_place_of_another(monkeypatch: 
         with pytest.raises(ChoiceError, match=f"there is a policy '{name}' already; give yours another name"):
             register(name, "another")(Fiddler)
     assert system("dali") is ours
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "told"),
+    [
+        ("cache", 42, "cache: expected an object with observe, admitted, evicted, order, victim, swaps, got 42; "),
+        ("assigner", ExactAssigner, "assigner: expected an object with assign, got the class ExactAssigner; "),
+        ("router", None, "router: expected an object with route, commit, got None; "),
+        ("placement", Fiddler(), "placement: expected an object with place, got "),
+    ],
+)
+def test_a_part_that_is_none_is_refused(part: str, given: object, told: str) -> None:
+    class Mine(Fiddler):
+        def compose(self, context: BuildContext) -> Composition:
+            changed: Any = {part: given}
+            return replace(super().compose(context), **changed)
+
+    with pytest.raises(ChoiceError, match=f"^policy 'mine': {told}"):
+        System("mine", "", "", Mine).build(Mine(), context())
+
+
+def test_compose_must_return_a_composition() -> None:
+    class Mine(Fiddler):
+        def compose(self, context: BuildContext) -> Any:
+            return None
+
+    with pytest.raises(ChoiceError, match="policy 'mine': compose: expected to return a Composition, got None"):
+        System("mine", "", "", Mine).build(Mine(), context())
 
 
 def test_what_a_policy_leaves_out_is_filled_in() -> None:

@@ -8,6 +8,7 @@ from textwrap import shorten
 
 from trilane.common.quoting import quoted
 
+_BEGINNING = 4  # characters by which a longer name is meant
 _MOST = 600  # characters of a list of names
 
 
@@ -18,13 +19,20 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     lists the names; it is named instead of them where there are too many.
     """
     by_form = {_form(each): each for each in known}
-    close = get_close_matches(_form(name), by_form, n=1)
+    close = _closest(_form(name), by_form)
     meant = f"did you mean {by_form[close[0]]!r}? " if close else ""
     names = _listed(name, by_form) or "none"
     choice = f"{'Choose' if close else 'choose'} from {names}"
     if listed_by:
         choice = f"`{listed_by}` lists them all"
     return f"there is no {kind} {quoted(name)}; {meant}{choice}"
+
+
+def _closest(form: str, forms: Iterable[str]) -> list[str]:
+    """The form that was probably meant, if any: one that begins with it before all others."""
+    if len(form) >= _BEGINNING and (longer := [each for each in forms if each.startswith(form)]):
+        return get_close_matches(form, longer, n=1, cutoff=0.0)
+    return get_close_matches(form, forms, n=1)
 
 
 def _listed(name: str, by_form: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ Its files are in ``trilane/machines/presets/parts``; every number states its sou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -210,7 +211,7 @@ def all_parts() -> list[MachinePart]:
 
 def kind_of(name: str) -> PartKind | None:
     """The kind of the part with this name, if there is one."""
-    return next((kind for kind in _FILES if name in _catalogue(kind)), None)
+    return next((kind for kind in _FILES if letters_and_digits(name) in _written(kind)), None)
 
 
 @overload
@@ -222,7 +223,9 @@ def part(kind: Literal["cpu"], name: str) -> CpuPart: ...
 @overload
 def part(kind: PartKind, name: str) -> MachinePart: ...
 def part(kind: PartKind, name: str) -> MachinePart:
-    """One part of the catalogue. Raises HardwareError with the closest name, and the command that lists all."""
+    """One part of the catalogue; "RTX 3060" and rtx3060 are rtx-3060. Raises HardwareError with the closest name, and
+    the command that lists all."""
+    name = _written(kind).get(letters_and_digits(name), name)
     if name not in _catalogue(kind):
         other = kind_of(name)
         if other is not None:
@@ -230,6 +233,17 @@ def part(kind: PartKind, name: str) -> MachinePart:
         raise HardwareError(f"{unknown(kind, name, _catalogue(kind), LISTED_BY)}; {HOW_TO_ADD}")
     found: MachinePart = _catalogue(kind)[name]
     return found
+
+
+def letters_and_digits(name: str) -> str:
+    """What tells the names of parts apart: without capitals, spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]", "", name.lower())
+
+
+@cache
+def _written(kind: PartKind) -> dict[str, str]:
+    """The names of one kind by their letters and digits, which belong to one part each."""
+    return {letters_and_digits(name): name for name in _catalogue(kind)}
 
 
 @cache

@@ -22,15 +22,19 @@ class MachineParts:
     cpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="CPU, such as ryzen-9-7950x. Default: a generic one.")
     ] = None
-    cores: Annotated[int | None, typer.Option(metavar="N", help="Cores that compute experts. Default: the CPU's.")] = (
+    cores: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Cores that compute experts. Default: the CPU's.")
+    ] = None
+    channels: Annotated[int | None, typer.Option(min=1, metavar="N", help="Memory channels. Default: the CPU's.")] = (
         None
     )
-    channels: Annotated[int | None, typer.Option(metavar="N", help="Memory channels. Default: the CPU's.")] = None
-    sockets: Annotated[int | None, typer.Option(metavar="2", help="Sockets of a server's CPU. Default: one.")] = None
+    sockets: Annotated[
+        int | None, typer.Option(min=1, metavar="2", help="Sockets of a server's CPU. Default: one.")
+    ] = None
     pcie: Annotated[str | None, typer.Option(metavar="4x16", help="PCIe slot. Default: the best of the parts.")] = None
     ram_gb: Annotated[
         int | None,
-        typer.Option("--ram-gb", metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),
+        typer.Option("--ram-gb", min=1, metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),
     ] = None
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")

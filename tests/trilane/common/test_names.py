@@ -18,6 +18,12 @@ def test_the_closest_name_is_suggested_whatever_its_case_and_hyphens(name: str, 
     )
 
 
+def test_a_name_that_begins_with_what_was_given_comes_first() -> None:
+    known = ["ddr5-6400", "ddr4-3200"]
+    assert "did you mean 'ddr4-3200'?" in unknown("memory", "ddr4", known)
+    assert "did you mean 'ddr5-6400'?" in unknown("memory", "ddr5-640x", known)
+
+
 def test_where_no_name_is_close_all_are_listed() -> None:
     assert unknown("policy", "xyz", ["dali", "on-demand"]) == "there is no policy 'xyz'; choose from dali, on-demand"
 
@@ -35,7 +41,8 @@ def test_without_any_names() -> None:
 def test_a_list_that_is_cut_begins_with_the_names_that_are_most_alike() -> None:
     known = [*(f"deepseek-{number}" for number in range(100)), "qwen3-30b-a3b", "qwen3-next-80b-a3b"]
     assert unknown("model", "qwen3", known).startswith(
-        "there is no model 'qwen3'; choose from qwen3-30b-a3b, qwen3-next-80b-a3b, deepseek-"
+        "there is no model 'qwen3'; did you mean 'qwen3-30b-a3b'? Choose from qwen3-30b-a3b, qwen3-next-80b-a3b, "
+        "deepseek-"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from trilane.machines import parts, weight_formats
-from trilane.machines.parts import cpu_names, gpu_names, kind_of, memory_names, part, rules
+from trilane.machines.parts import cpu_names, gpu_names, kind_of, letters_and_digits, memory_names, part, rules
 from trilane.machines.plausibility import HardwareError
 from trilane.machines.weight_formats import Processor, format_rates, read_fraction
 
@@ -21,9 +21,15 @@ def test_there_are_parts_to_choose_from(names: list[str], least: int) -> None:
     assert len(names) == len(set(names)) >= least
 
 
-def test_no_two_kinds_share_a_name() -> None:
-    names = [*gpu_names(), *memory_names(), *cpu_names()]
+def test_no_two_parts_share_the_letters_and_digits_of_their_names() -> None:
+    names = [letters_and_digits(name) for name in (*gpu_names(), *memory_names(), *cpu_names())]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ["RTX 3060", "rtx3060", "Rtx_3060", "rtx-3060"])
+def test_a_part_is_found_however_its_name_is_written(name: str) -> None:
+    assert part("gpu", name).name == "rtx-3060"
+    assert kind_of(name) == "gpu"
 
 
 @pytest.mark.parametrize("name", gpu_names())

@@ -139,7 +139,7 @@ def test_several_draws_are_means(trilane: Trilane) -> None:
         (("batch=1", "batch=2"), "--vary batch: expected every axis once"),
         (("batch=1", "seed=1", "pcie=4x16"), "expected one axis or two, got batch, seed, pcie"),
         (("bach=1",), "there is no axis 'bach'; did you mean 'batch'"),
-        (("pcie=9x16",), "no value can run: pcie: expected generation x lanes"),
+        (("pcie=4x16,6x32",), "pcie: expected generation x lanes such as 3x16, 4x8 or 5x16, got '6x32'"),
         (("cached_share=1",), "no value can run: deepseek-v2-lite: a cached share of 1 is "),
     ],
 )

@@ -118,7 +118,8 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
     if host_too:
         raise FitError(
             f"{shape.name} does not run with {in_gb(host or 0)} GB of host memory: for "
-            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}; "
+            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and "
+            f"reading them from the disk for every token is not predicted; "
             f"{host_too}{_help(shape, hardware, question)}"
         )
 

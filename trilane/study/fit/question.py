@@ -18,7 +18,7 @@ from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.machines.assembly import NO_GPU, assembled_name
-from trilane.machines.parts import part, unified_names
+from trilane.machines.parts import letters_and_digits, part, unified_names
 
 USUAL_WEIGHTS = "q4_k_m"
 KvFormat = Literal["f16", "q8_0", "q4_0"]
@@ -97,7 +97,8 @@ class Question:
             part("gpu", self.gpu)
         if self.machine is None and not (self.gpu and (self.ram or self._unified)):
             raise FitError(
-                "expected gpu and ram (such as rtx-4080 and ddr5-5600), or machine, a preset or a profile's file"
+                "expected gpu and ram (such as --gpu rtx-4080 --ram ddr5-5600), or machine, a preset or a profile's "
+                "file (--machine)"
             )
 
     @property
@@ -151,7 +152,7 @@ class Question:
 
     @property
     def _unified(self) -> bool:
-        return (self.gpu or "").lower() in unified_names()
+        return letters_and_digits(self.gpu or "") in map(letters_and_digits, unified_names())
 
     @property
     def _measured(self) -> bool:

@@ -103,7 +103,12 @@ def _one(name: str, names: Iterable[str], what: str) -> str:
     if name.lower() in known:
         return known[name.lower()]
     reason = read_figures()[name].left_out if name in read_figures() else ""
-    raise PapersError(f"{name}: this figure is not asked: {reason}" if reason else unknown(what, name, known.values()))
+    if reason:
+        raise PapersError(f"{name}: this figure is not asked: {reason}")
+    if what == "paper":
+        raise PapersError(unknown(what, name, known.values()))
+    listed = unknown(what, name, known.values(), "trilane papers --paper NAME")
+    raise PapersError(f"{listed}; NAME is one of {', '.join(read_papers())}")
 
 
 def needed(figure_ids: Iterable[str]) -> list[Scenario]:

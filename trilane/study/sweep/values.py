@@ -13,7 +13,7 @@ from policies.registry import SYSTEMS
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.quoting import quoted
 from trilane.common.yaml_files import parse_yaml
-from trilane.study.dials import DIALS
+from trilane.study.dials import DIALS, PCIE, link_bytes_per_s
 from trilane.study.sweep.axes import NUMBERS, PARAMETER, SweepError, check_axis, takers
 
 POINTS = 8  # of a range that does not say how many
@@ -28,7 +28,7 @@ def values_in(name: str, text: str) -> tuple[Any, ...]:
 
     ``1,4,16``: these. ``8..64``: eight points at even ratios, in three digits; powers of two between the ends
     where both are whole and the axis counts something (``batch=1..16``); even steps for shares and for parameters that
-    are no whole numbers. ``8..64/5``: five points. Raises SweepError.
+    are no whole numbers. ``8..64/5``: five points. Raises SweepError, and HardwareError for a PCIe slot that is none.
     """
     check_axis(name)
     if match := _RANGE.fullmatch(text):
@@ -69,6 +69,8 @@ def _scalar(name: str, text: str) -> Any:
     if not text.strip():
         raise SweepError(f"{name}: expected a value between commas, got none")
     value = parse_yaml(text, name, SweepError)
+    if name == PCIE:
+        link_bytes_per_s(value)  # raises for what no link has: a slip, where other numbers may be out of reach of some
     return number_in(value) if isinstance(value, str) and is_number(name) else value
 
 

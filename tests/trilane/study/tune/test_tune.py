@@ -90,7 +90,7 @@ def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
 
 
 def test_memory_that_is_kept_free_is_named_where_it_is_short() -> None:
-    with pytest.raises(FitError, match="GB are missing.*; or lower --keep-free-gb 11$"):
+    with pytest.raises(FitError, match=r"GB are missing.*; or lower --keep-free-gb 11$"):
         tune(question(keep_free_gb=11, **QWEN))
 
 
