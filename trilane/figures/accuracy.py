@@ -21,7 +21,7 @@ _COLOURS: dict[Regime, str] = dict(
     zip(REGIMES, (BLUE, GREEN, ORANGE, VERMILLION, PURPLE, "#000000", SKY, "#8C564B"), strict=True)
 )
 _SHAPES: dict[Regime, str] = dict(zip(REGIMES, "os^DvPX*", strict=True))
-_BAND, _NEAR = "#E3F1EA", 0.25
+_BAND, _NEAR = "#E3F1EA", 0.2
 _FAR_OFF, _MOST_NAMES = 0.5, 9
 _UNITS: dict[Quantity, str] = {"decode": "tokens a second of one sequence", "prompts": "prompt tokens a second"}
 
@@ -36,7 +36,8 @@ class _Point(NamedTuple):
 def plot_accuracy(scores: Scores) -> Figure:
     """A point a row: predicted, held out where there are such predictions, against measured; both axes logarithmic.
 
-    The band is 25 % on either side; rows that are more than 1.5 times too fast or too slow are named, nine at most.
+    The band is 20 % on either side, as the table counts; rows that are more than 1.5 times too fast or too slow are
+    named, nine at most.
     Raises PictureError without any rows.
     """
     name = next(iter(scores.predictions))

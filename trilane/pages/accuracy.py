@@ -53,11 +53,7 @@ def accuracy_page(scores: Scores, about: str, *, each_row: bool = False) -> list
 def _columns(scores: Scores) -> list[str]:
     first, *others = scores.predictions
     return [f"\n{first}", "\nrows", "\nmachines", "\nmedian", "machine\nmedian", "\nbias", "within\n20%",
-            *(_other(name) for name in others)]  # fmt: skip
-
-
-def _other(name: str) -> str:
-    return f"{name}\nmedian" if " " not in name else "\n".join(name.split(" "))
+            *(f"median:\n{name}" for name in others)]  # fmt: skip
 
 
 def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
