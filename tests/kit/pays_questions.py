@@ -52,13 +52,14 @@ def hand_made_map() -> GainMap:
         facts = dict.fromkeys(FACTS, 0.5)
         return PlayedSide(policy, speeds, facts, reason)
 
-    split = side("llama.cpp", 10.0, 20.0)
+    split, cache = side("llama.cpp", 10.0, 20.0), "llama-cache-lru"
     cells = [
-        [side("mine", 11.0, 22.0), side("mine", 12.0, 28.0)],
-        [side("mine", reason="too small"), side("mine", 9.0, 18.0)],
+        [side(cache, 11.0, 22.0), side(cache, 12.0, 28.0)],
+        [side(cache, reason="too small"), side(cache, 9.0, 18.0)],
     ]
     rows = tuple(
         tuple(Cell(x, y, split, using) for x, using in zip((0.25, 0.5), sides, strict=True))
         for y, sides in zip((100.0, 300.0), cells, strict=True)
     )
-    return GainMap(small_question("cache", draws=2), "model on machine", rows, (1, 0))
+    own_cache = replace(rows[0][1], using=side("llama.cpp@cache", 11.0, 22.0))
+    return GainMap(small_question("cache", draws=2), "model on machine: answers", rows, (1, 0), own_cache)

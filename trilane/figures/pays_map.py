@@ -8,19 +8,20 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import PercentFormatter
 
 from trilane.figures.figure_files import Picture, default_settings
 from trilane.figures.style import BLUE, INK, VERMILLION, legend_of, page
 from trilane.study.pays.gain_map import Cell, GainMap
+from trilane.study.pays.remarks import remarks_of
 from trilane.study.pays.words import gain_text, shown_text, verdict_of
 
 _COLOURS = LinearSegmentedColormap.from_list("pays", [VERMILLION, "#FFFFFF", BLUE])
-_LEAST = 0.2  # gain that has a full colour, at least: small ones are to look small
+_ENDS = (-0.6, 0.6)  # gains from which on a colour is full: the same in all maps, so that these compare
+_TICKS = {-0.6: "-60% or less", -0.4: "-40%", -0.2: "-20%", 0.0: "0%", 0.2: "+20%", 0.4: "+40%", 0.6: "+60% or more"}
 _STRONG = 0.7  # of a colour, from which on its text is white
 _CELL = (1.25, 0.75)  # inches
 
@@ -31,19 +32,22 @@ def plot_pays(found: GainMap) -> Picture:
     values. The frame has a row a cell."""
     idea, rows = found.question.idea, found.rows
     gains = np.array([[np.nan if cell.gain is None else cell.gain for cell in cells] for cells in rows])
-    strongest = max(_LEAST, float(np.nanmax(np.abs(gains - idea.worth))))
-    norm = Normalize(idea.worth - strongest, idea.worth + strongest)
-    figure, part = page(2.6 + _CELL[0] * len(rows[0]), 2.4 + _CELL[1] * len(rows), verdict_of(found), found.about)
+    norm = TwoSlopeNorm(idea.worth, *_ENDS)
+    width, height = 2.6 + _CELL[0] * len(rows[0]), 2.6 + _CELL[1] * len(rows)
+    about, remarks = found.about.replace(": ", ":\n", 1), "\n".join(remarks_of(found))
+    figure, part = page(width, height, verdict_of(found), about, remarks)
     ax = part.subplots()
     ax.imshow(np.ma.masked_invalid(gains), cmap=_COLOURS, norm=norm, origin="lower", aspect="auto")
     for up, cells in enumerate(rows):
         for across, cell in enumerate(cells):
-            strong = abs(gains[up, across] - idea.worth) > _STRONG * strongest
-            _write(ax, cell, (across, up), "white" if strong else "black", _COLOURS(norm(gains[up, across])))
+            place = norm(gains[up, across])
+            strong = abs(2 * place - 1) > _STRONG
+            _write(ax, cell, (across, up), "white" if strong else "black", _COLOURS(place))
     drawn = _break_even(ax, gains, idea.worth)
     _machine(ax, found.here)
     _style(ax, found)
-    bar = part.colorbar(ScalarMappable(norm, _COLOURS), ax=ax, pad=0.02, aspect=30, format=PercentFormatter(1.0))
+    bar = part.colorbar(ScalarMappable(norm, _COLOURS), ax=ax, pad=0.02, aspect=30, extend="both")
+    bar.set_ticks(list(_TICKS), labels=list(_TICKS.values()))
     bar.set_label(f"gain in tokens/s over {idea.over}")
     legend_of(part, _handles(drawn, idea.worth))
     return Picture(figure, frame_of(found))
@@ -93,7 +97,7 @@ def _machine(ax: Axes, here: tuple[int, int]) -> None:
     """A frame around the machine's cell."""
     left, foot = here[0] - 0.5, here[1] - 0.5
     ax.add_patch(Rectangle((left, foot), 1, 1, fill=False, edgecolor="black", linewidth=3, zorder=5))
-    ax.annotate("your machine", (here[0], here[1] + 0.5), xytext=(0, -8), textcoords="offset points", ha="center",
+    ax.annotate("this machine", (here[0], here[1] + 0.5), xytext=(0, -8), textcoords="offset points", ha="center",
                 va="center", fontsize=8.5, fontweight="bold", zorder=6,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
 

@@ -9,12 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.common.units import MIB
+from trilane.figures.marks import marked
 from trilane.pages.output import heading, number, pairs, percent, table
+from trilane.study.pays.remarks import other_caches, remarks_of
+from trilane.study.pays.sides import using_side, without_side
 from trilane.study.pays.words import answer_of, break_even, gain_text, shown_text
 
 if TYPE_CHECKING:
     from trilane.study.pays.gain_map import Cell, GainMap
     from trilane.study.pays.played_map import PlayedSide
+    from trilane.study.pays.sides import NamedSide
 
 
 _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU waits\nfor the CPU", "\nfor copies")
@@ -22,11 +26,10 @@ _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU wai
 
 def pays_page(found: GainMap) -> list[Text | Table | str]:
     """The answer first, then its reasons."""
-    cell = found.cell
     return [
-        heading(answer_of(found)), found.about, "",
+        heading(answer_of(found)), *remarks_of(found), *other_caches(found), found.about, "",
         pairs([("what decides", ", ".join(_standing(found))), *break_even(found)]), "",
-        _sides(cell), "", *_map(found),
+        _sides(found), "", *_map(found),
     ]  # fmt: skip
 
 
@@ -39,10 +42,15 @@ def _standing(found: GainMap) -> list[str]:
     ]
 
 
-def _sides(cell: Cell) -> Table:
+def _sides(found: GainMap) -> Table:
     """What the two sides do on the machine."""
-    lines = [_side(f"without: {cell.without.policy}", cell.without), _side(f"with it: {cell.using.policy}", cell.using)]
+    without, using = _name(without_side(found)), _name(using_side(found))
+    lines = [_side(f"without: {without}", found.cell.without), _side(f"with it: {using}", found.cell.using)]
     return table(["here", *_COLUMNS], lines)
+
+
+def _name(side: NamedSide) -> str:
+    return ", ".join([marked(side.policy, side.kind), *side.values])
 
 
 def _side(name: str, side: PlayedSide) -> list[str]:

@@ -18,9 +18,10 @@ from trilane.verbs.workload import ModelOption, Workload
 def pays(
     idea: Annotated[
         str,
-        typer.Argument(metavar="IDEA", help="cache: a cache of experts on the GPU; prefetch: of the next layer's "
-                                            "experts; deferral: to the next layer; speculation: drafts; link: one of "
-                                            "twice the bandwidth; memory: a GPU with a quarter more."),
+        typer.Argument(metavar="IDEA", help="cache: a cache of experts on the GPU; prefetch: copies of the next "
+                                            "layer's experts; deferral: results of some experts that join the next "
+                                            "layer; speculation: drafted tokens; link: a link of twice the bandwidth; "
+                                            "memory: a GPU with a quarter more memory."),
     ],
     *,
     model: ModelOption,
@@ -28,8 +29,8 @@ def pays(
     workload: Workload,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Policy in place of the usual one: in place of a cache's, or on both sides. "
-                                         f"{OWN_POLICY}."),
+        typer.Option(metavar="NAME", help=f"Policy in place of the usual one: in place of a cache's, or on both sides; "
+                                         f"llama.cpp@cache: llama.cpp's own cache. {OWN_POLICY}."),
     ] = None,
     x: Annotated[
         float | None,
@@ -45,7 +46,7 @@ def pays(
     trace: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: synthetic, like the model's.")
     ] = None,
-    draws: Annotated[int, typer.Option(metavar="N", help="Answers over which each gain is a mean.")] = 3,
+    draws: Annotated[int, typer.Option(metavar="N", help="Draws (of other texts) over which each gain is a mean.")] = 3,
     out: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Draw the map (.png, .svg or .pdf); a CSV with the same data goes next to "

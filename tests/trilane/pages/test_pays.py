@@ -13,23 +13,27 @@ from trilane.study.pays.words import break_even, verdict_of
 
 
 def test_the_page_whole() -> None:
-    console = Console(file=StringIO(), width=150, highlight=False)
+    console = Console(file=StringIO(), width=250, highlight=False)
     for part in pays_page(hand_made_map()):
         console.print(part)
     assert isinstance(console.file, StringIO)
     assert [line.rstrip() for line in console.file.getvalue().splitlines()] == [
-        "A cache of experts on the GPU pays here: +30% (+20% to +40% over 2 draws), 20.0 tokens/s; 15.0 with whole "
-        "layers on the GPU",
-        "model on machine",
+        "A cache of experts on the GPU (llama-cache-lru) pays here: +30% (+20% to +40% over 2 draws), 20.0 tokens/s; "
+        "15.0 with whole layers on the GPU",
+        "llama-cache-lru: patches that are not in llama.cpp, PR 27861 "
+        "(https://github.com/ggml-org/llama.cpp/pull/27861) and others",
+        "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`: +10% here, "
+        "16.5 tokens/s; its map: --policy llama.cpp@cache",
+        "model on machine: answers",
         "",
         "what decides  experts on the GPU (share of all): 50% here, upload of an expert (us): 100 here",
         "break-even    experts on the GPU (share of all): it pays everywhere from 25% to 50%",
         "              upload of an expert (us): it pays up to 250",
         "",
-        "                               on the GPU     copied    GPU waits",
-        "here                tokens/s  when needed  MiB/token  for the CPU  for copies",
-        "without: llama.cpp      15.0          50%        0.0          50%         50%",
-        "with it: mine           20.0          50%        0.0          50%         50%",
+        "                                     on the GPU     copied    GPU waits",
+        "here                      tokens/s  when needed  MiB/token  for the CPU  for copies",
+        "without: llama.cpp            15.0          50%        0.0          50%         50%",
+        "with it: llama-cache-lru      20.0          50%        0.0          50%         50%",
         "",
         "gain in tokens/s; across: experts on the GPU (share of all); down: upload of an expert (us); <: here",
         "        25%  50% <",
@@ -55,4 +59,4 @@ def test_the_verdict_is_that_of_the_gain_which_is_shown() -> None:
     little = replace(cell, using=cell.without._replace(tokens_per_s=speeds))
     assert little.gains == (0.0, 0.0)
     shown = replace(found, rows=((found.rows[0][0], little), found.rows[1]))
-    assert verdict_of(shown) == "A cache of experts on the GPU does not pay here: +0%"
+    assert verdict_of(shown) == "A cache of experts on the GPU (llama-cache-lru) does not pay here: +0%"

@@ -26,7 +26,7 @@ def test_the_page_the_json_and_the_data_of_the_picture_agree(trilane: Trilane) -
     answer, drawn = json.loads(Path("m.json").read_text()), pd.read_csv("m.csv")
     here = drawn[drawn["here"]].iloc[0]
     first = done.out.splitlines()[0]
-    assert first.startswith(f"A cache of experts on the GPU pays here: {100 * here['gain']:+.0f}% (")
+    assert first.startswith(f"A cache of experts on the GPU (llama-cache-lru) pays here: {100 * here['gain']:+.0f}% (")
     assert f" {here['using_tokens_per_s']:.1f} tokens/s; {here['without_tokens_per_s']:.1f} with whole layers" in first
     assert answer["here"] == {"x": here.iloc[0], "y": here.iloc[1]}
     assert len(answer["cells"]) == len(drawn) == 9
@@ -41,9 +41,24 @@ def test_a_policy_of_ones_own_has_the_idea(trilane: Trilane, no_user_files: None
         "from trilane import register\n\n\n"
         "@register('mine', 'stays')\n@dataclass(frozen=True)\nclass Mine(LlamaCacheStatic):\n    pass\n"
     )
-    done = trilane("pays", "cache", *QUICK, "--policy", "own_of_pays.py", "--json", "-")
+    done = trilane("pays", "cache", *QUICK, "--policy", "own_of_pays.py", "--json", "m.json")
     assert done.status == 0, done.err
-    assert {cell["using"]["policy"] for cell in done.json["cells"]} == {"mine"}
+    assert done.out.startswith("A cache of experts on the GPU (mine) ")
+    cells = json.loads(Path("m.json").read_text())["cells"]
+    assert {cell["using"]["policy"] for cell in cells} == {"mine"}
+    refused = trilane("pays", "deferral", *QUICK, "--policy", "own_of_pays.py")
+    assert (refused.status, "such as kt-deferral; mine has none" in refused.err) == (2, True)
+
+
+def test_deferral_says_how_many_are_deferred_and_that_the_output_changes(trilane: Trilane) -> None:
+    done = trilane("pays", "deferral", *QUICK)
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("Deferring experts of low weight to the next layer (kt-deferral) ")
+    assert lines[1] == "kt-deferral ~ changes the output; not judged"
+    assert [line.split("  ")[0] for line in lines if line.startswith("with")] == [
+        "without: kt-deferral, 0 deferred", "with it: kt-deferral ~, 1 deferred"
+    ]  # fmt: skip
 
 
 def test_refusals(trilane: Trilane) -> None:

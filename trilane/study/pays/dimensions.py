@@ -23,7 +23,8 @@ class Dimension:
     ``axis``: its name in a sweep. ``label``: what is shown, with its unit. ``own``: the machine's value, of a question
     that is prepared with the idea. ``around``: the values of a map, ascending as they are shown, with the machine's own
     among them. ``bounds``: the lowest and the highest value that means something. ``shown``: what is shown of the
-    question prepared with a value; None: the value. ``is_share``: in percent.
+    question prepared with a value; None: the value. ``is_share``: in percent. ``in_words``: what a side with a value is
+    said to have, where the two sides differ in it.
     """
 
     axis: str
@@ -33,6 +34,7 @@ class Dimension:
     bounds: Callable[[Prepared], Bounds]
     shown: Callable[[Prepared], float] | None = None
     is_share: bool = False
+    in_words: str = ""
 
     def values(self, prepared: Prepared, own: float) -> Values:
         """Those of a map that mean something, the own one among them."""
@@ -118,26 +120,33 @@ SHARE = Dimension(
     _SHARES, is_share=True,
 )  # fmt: skip
 LINK = Dimension(
-    "pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2), _GB_PER_S
-)
+    "pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2), _GB_PER_S,
+    in_words="{} GB/s",
+)  # fmt: skip
 UPLOAD = Dimension(
     "pcie_gbps", "upload of an expert (us)", partial(_dial, "pcie_gbps"), partial(multiples, 0.5, 1, 4), _GB_PER_S,
     _upload_us,
 )  # fmt: skip
 DRAM = Dimension(
-    "dram_gbps", "DRAM bandwidth of CPU experts (GB/s)", partial(_dial, "dram_gbps"), partial(multiples, 2**0.5, 3, 3),
-    _GB_PER_S,
+    "dram_gbps", "DRAM bandwidth that CPU experts reach (GB/s)", partial(_dial, "dram_gbps"),
+    partial(multiples, 2**0.5, 3, 3), _GB_PER_S,
 )  # fmt: skip
-MEMORY = Dimension("gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3), fixed(0.1, 10_000.0))
+MEMORY = Dimension(
+    "gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3), fixed(0.1, 10_000.0),
+    in_words="{} GB",
+)  # fmt: skip
 RECALL = Dimension(
     "noisy_forecast_recall", "recall of forecasts (share of the experts)", _recall,
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), _SHARES, is_share=True,
 )  # fmt: skip
 ACCEPTANCE = Dimension(
-    "draft_acceptance", "acceptance of a draft, if those before it were", assumed(ACCEPTED),
+    "draft_acceptance", "chance that the next draft is accepted", assumed(ACCEPTED),
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), _SHARES, is_share=True,
 )  # fmt: skip
 DRAFTS = Dimension(
-    "draft_tokens", "drafts a step", assumed(DRAFTED), partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS)
+    "draft_tokens", "drafts a step", assumed(DRAFTED), partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS),
+    in_words="{} drafts a step",
+)  # fmt: skip
+DEFERRED = Dimension(
+    "parameters.deferred", "deferred experts of a token", _deferred, _counted, _up_to_top_k, in_words="{} deferred"
 )
-DEFERRED = Dimension("parameters.deferred", "deferred experts of a token", _deferred, _counted, _up_to_top_k)

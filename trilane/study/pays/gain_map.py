@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +11,7 @@ from trilane.common.schema import to_dict
 from trilane.study.pays.break_even import Range, paying
 from trilane.study.pays.dimensions import Dimension, Values
 from trilane.study.pays.ideas import PaysError
-from trilane.study.pays.played_map import PlayedMap, PlayedSide, Watch, play_map
+from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, Watch, play_map
 from trilane.study.pays.question import PaysQuestion, prepared_with_idea
 from trilane.study.sweep.axes import vary
 
@@ -37,6 +37,10 @@ class Cell:
         """The mean over the draws."""
         return _thousandths(fmean(self.gains)) if self.gains else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**to_dict(self), "gains": self.gains}
+
 
 def _thousandths(gain: float) -> float:
     return round(gain, 3) + 0.0  # + 0.0: no minus before a zero
@@ -45,12 +49,13 @@ def _thousandths(gain: float) -> float:
 @dataclass(frozen=True)
 class GainMap:
     """The answer of ``trilane pays``. ``rows``: cells, from the lowest ``y`` on. ``here``: column and row of the
-    machine."""
+    machine. ``alternative``: its cell with the question's ``alternative``."""
 
     question: PaysQuestion
     about: str
     rows: tuple[tuple[Cell, ...], ...]
     here: tuple[int, int]
+    alternative: Cell | None = None
 
     @property
     def cell(self) -> Cell:
@@ -80,11 +85,13 @@ class GainMap:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        cells = [{**to_dict(cell), "gains": cell.gains} for row in self.rows for cell in row]
+        cells = [cell.to_dict() for row in self.rows for cell in row]
+        alternative = None if self.alternative is None else self.alternative.to_dict()
         idea = self.question.idea
         return {
             "question": to_dict(self.question), "about": self.about, "x": idea.x.label, "y": idea.y.label,
             "worth": idea.worth, "cells": cells, "here": {"x": self.cell.x, "y": self.cell.y},
+            "alternative": alternative,
         }  # fmt: skip
 
 
@@ -94,7 +101,7 @@ def gain_map(question: PaysQuestion, jobs: int = 1, watch: Watch | None = None) 
     prepared, idea = prepared_with_idea(question), question.idea
     own = idea.own(prepared, question.x, question.y)
     xs, ys = idea.x.values(prepared, own[0]), idea.y.values(prepared, own[1])
-    played = play_map(question, prepared, xs, ys, jobs, watch)
+    played = play_map(question, prepared, xs, ys, own, jobs, watch)
     shown = [_shown(prepared, dimension, values) for dimension, values in ((idea.x, xs), (idea.y, ys))]
     rows = tuple(
         tuple(_cell(question, played, (x, y), (at_x, at_y)) for x, at_x in zip(xs, shown[0], strict=True))
@@ -103,7 +110,14 @@ def gain_map(question: PaysQuestion, jobs: int = 1, watch: Watch | None = None) 
     found = GainMap(question, _about(prepared, question), rows, (xs.index(own[0]), ys.index(own[1])))
     if found.cell.gain is None:
         raise PaysError(f"pays: {found.cell.without.reason or found.cell.using.reason}")
-    return found
+    return replace(found, alternative=_alternative(found, played, own))
+
+
+def _alternative(found: GainMap, played: PlayedMap, own: Place) -> Cell | None:
+    question = found.question
+    if question.alternative is None:
+        return None
+    return replace(found.cell, using=played.fastest([question.alternative], *question.idea.place_using(*own)))
 
 
 def _shown(prepared: Prepared, dimension: Dimension, values: Values) -> Values:
@@ -123,7 +137,7 @@ def _about(prepared: Prepared, question: PaysQuestion) -> str:
     """What was played."""
     asked = question.fit
     batch = "" if asked.batch == 1 else f", batch {asked.batch}"
-    draws = f"{question.draws} draw{'s' * (question.draws > 1)}"
+    draws = "1 draw" if question.draws == 1 else f"{question.draws} draws (of other texts)"
     routing = "synthetic" if prepared.trace.provenance.get("synthetic") else "recorded"
     return (
         f"{prepared.shape.name} on {prepared.hardware.name}{batch}: answers of {asked.generated:,} tokens after "

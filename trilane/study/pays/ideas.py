@@ -49,7 +49,7 @@ class Idea:
     ``subject`` and ``over``: in words, with it and without. ``without`` and ``using``: of these the fastest counts.
     ``x`` and ``y``: the two numbers that decide. By their axes, ``off`` has values that stand for not having the idea,
     and ``times`` what the idea multiplies. ``worth``: the gain from which on it pays; of what must be bought, some gain
-    is no reason yet.
+    is no reason yet. ``alternative``: another policy with the same idea, for comparison on the machine itself.
     """
 
     subject: str
@@ -61,6 +61,7 @@ class Idea:
     off: Mapping[str, float] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     worth: float = 0.0
+    alternative: Candidate | None = None
 
     @property
     def is_policy(self) -> bool:
@@ -102,11 +103,12 @@ _DEFERRAL = Candidate("kt-deferral", "ktransformers")
 _BOUGHT = 0.05  # (ours): below it, a purchase is hard to tell from the error of the simulation
 _MIX = {"placement": "popular"}
 _ENGINES = {"llama.cpp": "llama.cpp", "llama.cpp@impl": "llama.cpp", "llama.cpp@cache": "llama.cpp-cache"}
+_OWN_CACHE = Candidate("llama.cpp@cache", _ENGINES["llama.cpp@cache"])
 
 IDEAS: Mapping[str, Idea] = {
     "cache": Idea(
         "a cache of experts on the GPU", "whole layers on the GPU", without=(_SPLIT,), using=(_CACHE,),
-        x=SHARE, y=UPLOAD,
+        x=SHARE, y=UPLOAD, alternative=_OWN_CACHE,
     ),
     "prefetch": Idea(
         "prefetching the next layer's experts", "the same without prefetches",
@@ -118,7 +120,7 @@ IDEAS: Mapping[str, Idea] = {
         without=(_DEFERRAL,), using=(_DEFERRAL,), x=DEFERRED, y=DRAM, off={"parameters.deferred": 0},
     ),
     "speculation": Idea(
-        "speculative decoding with a layer that drafts", "one token a step", without=(_SPLIT,), using=(_SPLIT,),
+        "speculative decoding with a draft layer", "one token a step", without=(_SPLIT,), using=(_SPLIT,),
         x=ACCEPTANCE, y=DRAFTS, off={"draft_acceptance": 0.0, "draft_tokens": 0},
     ),
     "link": Idea(

@@ -25,6 +25,7 @@ from trilane.study.sweep.grid import Grid, Point, canonical, points, setting_key
 FACTS = (
     "decode_served_hit_rate", "pcie_bytes_per_token", "prefetch_accuracy", "stall_cpu_share", "stall_h2d_share",
 )  # fmt: skip
+Place = tuple[float, float]  # values of the two axes
 Watch = Callable[[int, int], None]  # is told how many simulations are done, and how many there are
 
 
@@ -68,11 +69,13 @@ class PlayedMap:
 
 
 def play_map(
-    question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values, jobs: int = 1, watch: Watch | None = None
-) -> PlayedMap:
-    """Simulate all places without the idea and with it. Raises ChoiceError for a policy that other processes lack."""
+    question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values, own: Place, jobs: int = 1,
+    watch: Watch | None = None,
+) -> PlayedMap:  # fmt: skip
+    """Simulate all places without the idea and with it, and the machine's, ``own``, with the alternative. Raises
+    ChoiceError for a policy that other processes lack."""
     check_workers([candidate.policy_name for candidate in (*question.without, *question.using)], jobs)
-    tasks = points(_grid(question, prepared, xs, ys))
+    tasks = points(_grid(question, prepared, list(product(xs, ys)), own))
     with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
         futures = [pool.submit(_play, point, setting=_setting(point)) for point in tasks]
         for done, future in enumerate(pool.as_completed(futures), 1):
@@ -82,20 +85,23 @@ def play_map(
         return PlayedMap(question, tasks, [future.result() for future in futures])
 
 
-def _grid(question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values) -> Grid:
+def _grid(question: PaysQuestion, prepared: Prepared, places: Sequence[Place], own: Place) -> Grid:
     """Both sides at every place; what is the same at several of them is one point."""
     idea = question.idea
-    places = list(product(xs, ys))
-    sides = ((question.without, idea.place_without), (question.using, idea.place_using))
-    axes = [
-        {"policy": (candidate.policy,), "engine": (candidate.engine,), **_axes(idea, [played(*at) for at in places])}
-        for candidates, played in sides
-        for candidate in candidates
+    sides = [
+        *((candidate, [idea.place_without(*at) for at in places]) for candidate in question.without),
+        *((candidate, [idea.place_using(*at) for at in places]) for candidate in question.using),
     ]
-    return Grid(_scenario(prepared, idea.x.axis), tuple(axes), question.draws, clairvoyant=False)
+    if question.alternative is not None:
+        sides.append((question.alternative, [idea.place_using(*own)]))
+    axes = tuple(
+        {"policy": (candidate.policy,), "engine": (candidate.engine,), **_axes(idea, played)}
+        for candidate, played in sides
+    )
+    return Grid(_scenario(prepared, idea.x.axis), axes, question.draws, clairvoyant=False)
 
 
-def _axes(idea: Idea, places: Sequence[tuple[float, float]]) -> dict[str, tuple[float, ...]]:
+def _axes(idea: Idea, places: Sequence[Place]) -> dict[str, tuple[float, ...]]:
     xs, ys = zip(*places, strict=True)
     return {idea.x.axis: tuple(dict.fromkeys(xs)), idea.y.axis: tuple(dict.fromkeys(ys))}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from policies.registry import system
 from sim.machine.hardware import load_hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
@@ -18,7 +19,7 @@ from trilane.study.fit.question import Question
 from trilane.study.fit.routing import synthetic_names
 from trilane.study.pays.dimensions import RECALL
 from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
-from trilane.study.sweep.axes import vary
+from trilane.study.sweep.axes import PARAMETER, takers, vary
 
 MOST_STEPS, FEWEST_STEPS = 48, 20  # decode steps that are played of an answer: fewer of models with more layers
 USUAL_LAYERS = 48
@@ -32,7 +33,8 @@ class PaysQuestion:
 
     ``draws``: answers, other parts of the routing, over which a gain is a mean with a spread. ``policy``: one in place
     of the idea's own, on both sides unless it is what the idea brings. ``x`` and ``y``: the machine's values on the two
-    axes; None: its own. Raises PaysError for an unknown idea, and for a policy with an idea that has parts of a policy.
+    axes; None: its own. Raises PaysError for an unknown idea and for a policy that cannot have it, ChoiceError for an
+    unknown policy.
     """
 
     name: str
@@ -45,11 +47,21 @@ class PaysQuestion:
     def __post_init__(self) -> None:
         check(self, PaysError)
         idea_named(self.name)
-        if self.policy is not None and self.idea.of_parts:
+        if self.policy is not None:
+            self._check_policy(system(self.policy).name)
+
+    def _check_policy(self, policy: str) -> None:
+        if self.idea.of_parts:
             raise PaysError(
                 f"pays: {self.name} compares two compositions of `mix`, and takes no other policy; `trilane ablate` "
                 f"tells what the prefetcher of a policy brings"
             )
+        for axis in (self.idea.x.axis, self.idea.y.axis):
+            if axis.startswith(PARAMETER) and policy not in takers(axis):
+                raise PaysError(
+                    f"pays: {self.name} needs a policy with the parameter `{axis.removeprefix(PARAMETER)}`, such as "
+                    f"{self.idea.using[-1].policy_name}; {policy} has none"
+                )
 
     @property
     def idea(self) -> Idea:
@@ -65,6 +77,11 @@ class PaysQuestion:
     def using(self) -> tuple[Candidate, ...]:
         """Those with it."""
         return self._in_place_of(self.idea.using)
+
+    @property
+    def alternative(self) -> Candidate | None:
+        """Another policy with the idea, which is played on the machine itself alone; none if the policy was named."""
+        return self.idea.alternative if self.policy is None else None
 
     def _in_place_of(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         return candidates if self.policy is None else (candidate_of(self.policy, self.idea),)

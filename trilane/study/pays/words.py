@@ -20,9 +20,11 @@ def answer_of(found: GainMap) -> str:
 
 
 def verdict_of(found: GainMap) -> str:
-    """Whether it pays on the machine, and by how much."""
+    """Whether it pays on the machine, and by how much; with the policy's name, if it is not the fastest of several."""
     cell, idea = found.cell, found.question.idea
-    subject = f"{idea.subject[0].upper()}{idea.subject[1:]}"
+    using = found.question.using
+    name = f" ({using[0].policy_name})" if len(using) == 1 else ""
+    subject = f"{idea.subject[0].upper()}{idea.subject[1:]}{name}"
     verdict = "may pay here or not"
     if min(cell.gains) > idea.worth:
         verdict = "pays here"

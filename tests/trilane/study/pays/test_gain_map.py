@@ -99,6 +99,20 @@ def test_another_policy_may_have_the_idea() -> None:
     assert found.cell.using.tokens_per_s == (using,)
 
 
+def test_with_the_map_of_a_cache_llama_cpp_s_own_is_played_on_the_machine_itself(cache: GainMap) -> None:
+    own, cell = cache.alternative, cache.cell
+    assert own is not None
+    assert (own.x, own.y, own.without) == (cell.x, cell.y, cell.without)
+    using = tokens_per_s(cache.question, "llama.cpp@cache", "llama.cpp-cache")
+    assert (own.using.policy, own.using.tokens_per_s) == ("llama.cpp@cache", (using,))
+    assert cache.to_dict()["alternative"]["gains"] == own.gains
+
+
+def test_a_policy_that_was_named_and_other_ideas_have_no_alternative() -> None:
+    assert gain_map(small_question("cache", policy="llama.cpp@cache")).alternative is None
+    assert small_question("link").alternative is None
+
+
 def test_every_draw_is_a_gain_of_its_own() -> None:
     found = gain_map(small_question("cache", draws=2))
     assert len(found.cell.gains) == 2
@@ -129,7 +143,7 @@ def test_an_unknown_idea_and_a_policy_that_cannot_run() -> None:
         ("deferral", {"x": 20}, "deferred experts of a token: expected a whole number from 1 to 2, got 20"),
         ("deferral", {"y": 0}, r"DRAM bandwidth .*: expected a number from 0\.1 to 10000, got 0"),
         ("speculation", {"y": 2.5}, r"drafts a step: expected a whole number from 1 to 64, got 2\.5"),
-        ("speculation", {"x": 1.5}, r"acceptance .*: expected a number from 0 to 1, got 1\.5"),
+        ("speculation", {"x": 1.5}, r"chance that .*: expected a number from 0 to 1, got 1\.5"),
         ("cache", {"x": 42}, r"experts on the GPU .*: expected a number from 0 to 1, got 42"),
         ("memory", {"x": 0}, r"GPU memory .*: expected a number from 0\.1 to 10000, got 0"),
     ],
@@ -153,6 +167,18 @@ def test_another_policy_is_on_both_sides_of_an_idea_that_is_no_policy() -> None:
     assert [side[0].policy_name for side in (cache.without, cache.using)] == ["llama.cpp", "llama.cpp@cache"]
     with pytest.raises(PaysError, match="compares two compositions of `mix`, and takes no other policy"):
         small_question("prefetch", policy="dali")
+
+
+def test_deferral_takes_policies_that_can_defer() -> None:
+    """Told before anything is played."""
+    with pytest.raises(PaysError) as refused:
+        small_question("deferral", policy="hybrimoe")
+    assert str(refused.value) == (
+        "pays: deferral needs a policy with the parameter `deferred`, such as kt-deferral; hybrimoe has none"
+    )
+    assert small_question("deferral", policy="kt-deferral").using == ideas.IDEAS["deferral"].using
+    with pytest.raises(ChoiceError, match="there is no policy 'nobody'"):
+        small_question("deferral", policy="nobody")
 
 
 def test_the_recall_counts_where_the_trace_has_forecasts_of_its_own() -> None:
