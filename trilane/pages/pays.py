@@ -18,7 +18,7 @@ from trilane.study.pays.words import answer_of, break_even, gain_text, shown_tex
 if TYPE_CHECKING:
     from trilane.study.pays.gain_map import Cell, GainMap
     from trilane.study.pays.played_map import PlayedSide
-    from trilane.study.pays.sides import Side
+    from trilane.study.pays.sides import NamedSide
 
 
 _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU waits\nfor the CPU", "\nfor copies")
@@ -49,7 +49,7 @@ def _sides(found: GainMap) -> Table:
     return table(["here", *_COLUMNS], lines)
 
 
-def _name(side: Side) -> str:
+def _name(side: NamedSide) -> str:
     return ", ".join([marked(side.policy, side.kind), *side.values])
 
 

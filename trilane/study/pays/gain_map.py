@@ -37,6 +37,10 @@ class Cell:
         """The mean over the draws."""
         return _thousandths(fmean(self.gains)) if self.gains else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**to_dict(self), "gains": self.gains}
+
 
 def _thousandths(gain: float) -> float:
     return round(gain, 3) + 0.0  # + 0.0: no minus before a zero
@@ -45,13 +49,13 @@ def _thousandths(gain: float) -> float:
 @dataclass(frozen=True)
 class GainMap:
     """The answer of ``trilane pays``. ``rows``: cells, from the lowest ``y`` on. ``here``: column and row of the
-    machine. ``beside``: its cell with the question's ``beside``."""
+    machine. ``alternative``: its cell with the question's ``alternative``."""
 
     question: PaysQuestion
     about: str
     rows: tuple[tuple[Cell, ...], ...]
     here: tuple[int, int]
-    beside: Cell | None = None
+    alternative: Cell | None = None
 
     @property
     def cell(self) -> Cell:
@@ -81,12 +85,13 @@ class GainMap:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        cells = [{**to_dict(cell), "gains": cell.gains} for row in self.rows for cell in row]
+        cells = [cell.to_dict() for row in self.rows for cell in row]
+        alternative = None if self.alternative is None else self.alternative.to_dict()
         idea = self.question.idea
         return {
             "question": to_dict(self.question), "about": self.about, "x": idea.x.label, "y": idea.y.label,
             "worth": idea.worth, "cells": cells, "here": {"x": self.cell.x, "y": self.cell.y},
-            "beside": None if self.beside is None else {**to_dict(self.beside), "gains": self.beside.gains},
+            "alternative": alternative,
         }  # fmt: skip
 
 
@@ -105,14 +110,14 @@ def gain_map(question: PaysQuestion, jobs: int = 1, watch: Watch | None = None) 
     found = GainMap(question, _about(prepared, question), rows, (xs.index(own[0]), ys.index(own[1])))
     if found.cell.gain is None:
         raise PaysError(f"pays: {found.cell.without.reason or found.cell.using.reason}")
-    return replace(found, beside=_beside(found, played, own))
+    return replace(found, alternative=_alternative(found, played, own))
 
 
-def _beside(found: GainMap, played: PlayedMap, own: Place) -> Cell | None:
+def _alternative(found: GainMap, played: PlayedMap, own: Place) -> Cell | None:
     question = found.question
-    if question.beside is None:
+    if question.alternative is None:
         return None
-    return replace(found.cell, using=played.fastest([question.beside], *question.idea.place_using(*own)))
+    return replace(found.cell, using=played.fastest([question.alternative], *question.idea.place_using(*own)))
 
 
 def _shown(prepared: Prepared, dimension: Dimension, values: Values) -> Values:

@@ -49,7 +49,7 @@ class Idea:
     ``subject`` and ``over``: in words, with it and without. ``without`` and ``using``: of these the fastest counts.
     ``x`` and ``y``: the two numbers that decide. By their axes, ``off`` has values that stand for not having the idea,
     and ``times`` what the idea multiplies. ``worth``: the gain from which on it pays; of what must be bought, some gain
-    is no reason yet. ``beside``: another policy with the same idea, for comparison on the machine itself.
+    is no reason yet. ``alternative``: another policy with the same idea, for comparison on the machine itself.
     """
 
     subject: str
@@ -61,7 +61,7 @@ class Idea:
     off: Mapping[str, float] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     worth: float = 0.0
-    beside: Candidate | None = None
+    alternative: Candidate | None = None
 
     @property
     def is_policy(self) -> bool:
@@ -108,7 +108,7 @@ _OWN_CACHE = Candidate("llama.cpp@cache", _ENGINES["llama.cpp@cache"])
 IDEAS: Mapping[str, Idea] = {
     "cache": Idea(
         "a cache of experts on the GPU", "whole layers on the GPU", without=(_SPLIT,), using=(_CACHE,),
-        x=SHARE, y=UPLOAD, beside=_OWN_CACHE,
+        x=SHARE, y=UPLOAD, alternative=_OWN_CACHE,
     ),
     "prefetch": Idea(
         "prefetching the next layer's experts", "the same without prefetches",

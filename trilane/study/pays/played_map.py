@@ -72,7 +72,7 @@ def play_map(
     question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values, own: Place, jobs: int = 1,
     watch: Watch | None = None,
 ) -> PlayedMap:  # fmt: skip
-    """Simulate all places without the idea and with it, and the machine's, ``own``, with what is beside it. Raises
+    """Simulate all places without the idea and with it, and the machine's, ``own``, with the alternative. Raises
     ChoiceError for a policy that other processes lack."""
     check_workers([candidate.policy_name for candidate in (*question.without, *question.using)], jobs)
     tasks = points(_grid(question, prepared, list(product(xs, ys)), own))
@@ -92,8 +92,8 @@ def _grid(question: PaysQuestion, prepared: Prepared, places: Sequence[Place], o
         *((candidate, [idea.place_without(*at) for at in places]) for candidate in question.without),
         *((candidate, [idea.place_using(*at) for at in places]) for candidate in question.using),
     ]
-    if question.beside is not None:
-        sides.append((question.beside, [idea.place_using(*own)]))
+    if question.alternative is not None:
+        sides.append((question.alternative, [idea.place_using(*own)]))
     axes = tuple(
         {"policy": (candidate.policy,), "engine": (candidate.engine,), **_axes(idea, played)}
         for candidate, played in sides

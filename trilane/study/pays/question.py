@@ -79,9 +79,9 @@ class PaysQuestion:
         return self._in_place_of(self.idea.using)
 
     @property
-    def beside(self) -> Candidate | None:
-        """What is compared with it on the machine itself; with a policy of the question's, nothing."""
-        return self.idea.beside if self.policy is None else None
+    def alternative(self) -> Candidate | None:
+        """Another policy with the idea, which is played on the machine itself alone; none if the policy was named."""
+        return self.idea.alternative if self.policy is None else None
 
     def _in_place_of(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         return candidates if self.policy is None else (candidate_of(self.policy, self.idea),)

@@ -28,8 +28,8 @@ def remarks_of(found: GainMap) -> list[str]:
 
 def other_caches(found: GainMap) -> list[str]:
     """What the cache that is not played on the map does on the machine, and how to ask for its map."""
-    if found.beside is not None:
-        cell, name = found.beside, found.beside.using.policy
+    if found.alternative is not None:
+        cell, name = found.alternative, found.alternative.using.policy
         gain = f"cannot run here: {cell.using.reason}" if cell.gain is None else (
             f"{gain_text(cell.gain)} here, {cell.using.mean_tokens_per_s:.1f} tokens/s"
         )  # fmt: skip

@@ -99,17 +99,18 @@ def test_another_policy_may_have_the_idea() -> None:
     assert found.cell.using.tokens_per_s == (using,)
 
 
-def test_beside_the_map_of_a_cache_llama_cpp_s_own_is_played_on_the_machine_itself(cache: GainMap) -> None:
-    assert cache.beside is not None
-    assert (cache.beside.x, cache.beside.y, cache.beside.without) == (cache.cell.x, cache.cell.y, cache.cell.without)
+def test_with_the_map_of_a_cache_llama_cpp_s_own_is_played_on_the_machine_itself(cache: GainMap) -> None:
+    own, cell = cache.alternative, cache.cell
+    assert own is not None
+    assert (own.x, own.y, own.without) == (cell.x, cell.y, cell.without)
     using = tokens_per_s(cache.question, "llama.cpp@cache", "llama.cpp-cache")
-    assert (cache.beside.using.policy, cache.beside.using.tokens_per_s) == ("llama.cpp@cache", (using,))
-    assert cache.to_dict()["beside"]["gains"] == cache.beside.gains
+    assert (own.using.policy, own.using.tokens_per_s) == ("llama.cpp@cache", (using,))
+    assert cache.to_dict()["alternative"]["gains"] == own.gains
 
 
-def test_nothing_is_beside_a_policy_that_was_named_and_other_ideas() -> None:
-    assert gain_map(small_question("cache", policy="llama.cpp@cache")).beside is None
-    assert small_question("link").beside is None
+def test_a_policy_that_was_named_and_other_ideas_have_no_alternative() -> None:
+    assert gain_map(small_question("cache", policy="llama.cpp@cache")).alternative is None
+    assert small_question("link").alternative is None
 
 
 def test_every_draw_is_a_gain_of_its_own() -> None:

@@ -14,7 +14,7 @@ from trilane.study.pays.gain_map import Cell, GainMap
 from trilane.study.pays.played_map import PlayedSide
 from trilane.study.pays.question import PaysQuestion
 from trilane.study.pays.remarks import other_caches, remarks_of
-from trilane.study.pays.sides import Side, using_side, without_side
+from trilane.study.pays.sides import NamedSide, using_side, without_side
 
 OWN_CACHE = "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`"
 
@@ -37,7 +37,7 @@ def test_the_two_caches_have_different_names_and_each_says_how_to_ask_for_the_ot
 def test_a_cache_of_llama_cpp_that_cannot_run_says_why() -> None:
     found = hand_made_map()
     lacking = replace(found.cell, using=PlayedSide("llama.cpp@cache", (), {}, "too small"))
-    assert other_caches(replace(found, beside=lacking)) == [
+    assert other_caches(replace(found, alternative=lacking)) == [
         f"{OWN_CACHE}: cannot run here: too small; its map: --policy llama.cpp@cache"
     ]
 
@@ -72,8 +72,8 @@ def test_drafts_need_a_layer_that_makes_them(layers: int | None, remark: str, mo
 def test_the_output_changes_where_any_expert_is_deferred() -> None:
     found = answer(small_question("deferral"), 1, 20.0, "kt-deferral", "kt-deferral")
     assert remarks_of(found) == ["kt-deferral ~ changes the output; not judged"]
-    assert without_side(found) == Side("kt-deferral", ("0 deferred",), PolicyKind.KEEPS)
-    assert using_side(found) == Side("kt-deferral", ("1 deferred",), PolicyKind.CHANGES)
+    assert without_side(found) == NamedSide("kt-deferral", ("0 deferred",), PolicyKind.KEEPS)
+    assert using_side(found) == NamedSide("kt-deferral", ("1 deferred",), PolicyKind.CHANGES)
 
 
 def test_so_does_a_policy_that_replaces_experts() -> None:
