@@ -3,11 +3,11 @@
 import gc
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from realrun.llama_cpp.library import has_library
 from tests.kit.depth import DEEP, left_out
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors on shared cores: more threads only wait for each other
@@ -37,10 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not _on_device(config.getoption("--device")):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
     for item in items:
-        if item.get_closest_marker("llama") and not (find_spec("xllamacpp") or os.environ.get("LLAMA_LIBRARY")):
+        if item.get_closest_marker("llama") and not has_library():
             item.add_marker(pytest.mark.skip(reason="needs the package xllamacpp: make test-llama"))
 
 

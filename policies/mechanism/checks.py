@@ -53,7 +53,7 @@ def check_assignment(policy: Composition, view: LayerView, assignment: Assignmen
 
 
 def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int, layers: int) -> None:
-    """Prefetches that may be staged are of later layers than that at work, ``layer``; all are of one of the model's."""
+    """Prefetches that may be staged are of layers after ``layer``, which is at work; every one is of the model's layers."""
     assert policy.prefetcher is not None
     staged = policy.prefetcher.into == "staging" or policy.prefetch_slots > 0
     for key in ranked:
@@ -61,19 +61,21 @@ def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int
             raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {layer} is at work")
 
 
-def check_update(policy: str, update: Swap | Upload, resident: Sequence[Collection[int]]) -> None:
+def check_update(policy: Composition, update: Swap | Upload, resident: Sequence[Collection[int]]) -> None:
     """An upload is of an absent expert; a swap puts one into the slot of a resident one of the same layer."""
     if isinstance(update, Upload):
         if update.incoming.expert in resident[update.incoming.layer]:
-            raise PolicyError(f"policy {policy!r} uploads {update.incoming}: expected an absent expert")
+            raise PolicyError(f"policy {policy.name!r} uploads {update.incoming}: expected an absent expert")
         return
     _check_swap(policy, update, resident)
 
 
-def _check_swap(policy: str, swap: Swap, resident: Sequence[Collection[int]]) -> None:
+def _check_swap(policy: Composition, swap: Swap, resident: Sequence[Collection[int]]) -> None:
     (layer, new), (layer_out, old) = swap
     if layer != layer_out or new in resident[layer] or old not in resident[layer]:
-        raise PolicyError(f"policy {policy!r} swaps {swap}: expected an absent expert for a resident one of its layer")
+        raise PolicyError(
+            f"policy {policy.name!r} swaps {swap}: expected an absent expert for a resident one of its layer"
+        )
 
 
 def _error(policy: Composition, view: LayerView, what: str) -> PolicyError:

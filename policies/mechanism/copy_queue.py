@@ -140,7 +140,7 @@ class CopyQueue:
         residency = self._residency
         copies = [update for update in updates if not isinstance(update, Eviction)]
         for copy in copies:
-            check_update(self._policy.name, copy, residency.resident)
+            check_update(self._policy, copy, residency.resident)
         for layer in {copy.incoming.layer for copy in copies}:
             for key in self._swaps_of.pop(layer, ()):
                 self._swaps.pop(key, None)

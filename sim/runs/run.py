@@ -23,9 +23,6 @@ from sim.runs.vocabulary import Device, Label, labels_of_needs
 if TYPE_CHECKING:
     import pandas as pd
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @dataclass(frozen=True)
 class Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,7 @@ class Workload:
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1  # fmt: skip
 
     def __post_init__(self) -> None:
-        if not self._longest and (not self.prompt.isdigit() or int(self.prompt) < 1):
+        if not self._longest and not re.fullmatch("[1-9][0-9]{0,17}", self.prompt):
             raise OptionError(f"--prompt: expected a number of tokens, or max, got {quoted(self.prompt)}")
 
     @property

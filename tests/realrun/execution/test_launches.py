@@ -48,11 +48,6 @@ class Delivery:
     def wait_known(self) -> None: ...
 
 
-@pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
-
-
 @pytest.fixture(params=["direct", "h2d"])
 def machine(cuda: FakeCuda, request: pytest.FixtureRequest) -> Iterator[CudaLanes]:
     with fake_machine(cuda, result_path=request.param) as machine:
