@@ -53,7 +53,7 @@ def check_assignment(policy: Composition, view: LayerView, assignment: Assignmen
 
 
 def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int, layers: int) -> None:
-    """Prefetches that may be staged are of layers after ``layer``, which is at work; every one is of the model's layers."""
+    """Prefetches that may be staged are of layers after ``layer``, which is at work, and all of layers of the model."""
     assert policy.prefetcher is not None
     staged = policy.prefetcher.into == "staging" or policy.prefetch_slots > 0
     for key in ranked:

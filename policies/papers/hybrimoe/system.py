@@ -83,10 +83,10 @@ class HybriMoe(Policy):
     discount: what a gain is multiplied by for every layer further ahead (ours; the paper has none, that is 1).
     arrival: a late copy counts by the share of it that is hidden (ours; the paper has no such rule: False).
     alpha: of the MRS cache (Section IV-D, Eq. 3); unpublished, 0.3 is ours. keep: its p. None: twice the model's top-k.
-    background: at the end of a layer, in decode, copy its absent expert of largest S into the slot of the resident of
-        least S; without it only what is loaded or prefetched is admitted, so that a cache alone ("+Caching" in Table III) has
-        nothing to change. admit_by_score: a load of less S than the expert that it would displace is not kept. The
-        paper is silent on both.
+    background: at the end of a layer, in decode, copy its absent expert of largest S into the slot of the
+        resident of least S; without it only what is loaded or prefetched is admitted, so that a cache alone
+        ("+Caching" in Table III) has nothing to change. admit_by_score: a load of less S than the
+        expert that it would displace is not kept. The paper is silent on both.
     pool: one cache over all layers, empty at first, instead of the same slots in every layer (the paper specifies
         neither).
     start: experts in these slots at first, drawn at "random" as DALI's, or each layer's most "popular" on calibration
