@@ -55,7 +55,8 @@ out=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 trilane=${TRILANE:-trilane} python=${PYTHON:-python3} lanes=${LANES:-cuda}
-stage_seconds=${STAGE_SECONDS:-500} llama_seconds=${LLAMA_SECONDS:-3600} report_seconds=120  # of these, at most, for a validation after its last run
+stage_seconds=${STAGE_SECONDS:-500} llama_seconds=${LLAMA_SECONDS:-3600}
+report_seconds=120  # of a stage's time, at most, for a validation after its last run
 policies=fiddler,on-demand,mixtral-offloading,dali,hybrimoe,best-exact
 stages=(smoke profile deepseek-v2-lite qwen3-30b-a3b mixtral-8x7b llama.cpp-build llama.cpp-profile
   llama.cpp-qwen3-30b-a3b llama.cpp-gpt-oss-20b peer pack)
@@ -227,7 +228,7 @@ stop() {
   [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
 }
 
-limit_of() {  # STAGE
+limit_of() {  # STAGE: its time limit in seconds
   case $1 in llama.cpp-build) echo "$stage_seconds" ;; llama.cpp-*) echo "$llama_seconds" ;; *) echo "$stage_seconds" ;; esac
 }
 
