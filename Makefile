@@ -19,7 +19,7 @@ help:
 	@echo "make bench-fit  time trilane fit (10 minutes on two cores; keep the machine quiet)"
 	@echo "make bench-accelerate  compare generation with Hugging Face accelerate's offload (estimated: two minutes; keep the machine quiet)"
 	@echo "make validate  measure policies on this machine's host lanes and compare with the simulation; into out/validation"
-	@echo "make gpu     check, profile and validate a CUDA GPU, stage by stage, each under nine minutes; into out/gpu (examples/gpu.sh)"
+	@echo "make gpu     check, profile and validate a CUDA GPU, stage by stage; into out/gpu (examples/gpu.sh)"
 	@echo "make lint    ruff and the import rules"
 	@echo "make clean   remove .venv, out and caches"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check, profile and validate one CUDA GPU, and pack the results: examples/gpu.sh OUT [STAGE...]
 #
-# Stages (default: all); each takes less than nine minutes:
+# Stages (default: all); each takes less than nine minutes (estimated), but for the three of llama.cpp after its build:
 #   smoke             lanes, memory and link; every policy on a small model compared with the unmodified one; the tests of CUDA lanes
 #   profile           microbenchmarks of the models of the next three stages, into OUT/profile.yaml
 #   deepseek-v2-lite  the whole model, measured and predicted, on a bundled trace
@@ -11,12 +11,14 @@
 #   llama.cpp-profile microbenchmarks of llama.cpp: kernels by format and rows, layers that the CPU takes part in, copies
 #   llama.cpp-qwen3-30b-a3b, llama.cpp-gpt-oss-20b
 #                     the whole model in llama.cpp, with the experts of five numbers of layers on the CPU (--n-cpu-moe): measured,
-#                     and predicted from these microbenchmarks alone
+#                     and predicted from these microbenchmarks alone. These three write up to 17 GB each, and how long they
+#                     take is not known: they have a time limit of their own, LLAMA_SECONDS
 #   peer              Trilane, accelerate's offload and llama-bench, if these are installed: all on one small model that is made
 #                     for this, with 1.2 GB of experts in 0.7 GB of GPU memory
 #   pack              OUT/results.zip of at most 16 MB
 # A stage that fails does not stop the next one. The same command again continues where it was stopped, even within a
-# validation; what is done is not repeated (OUT/done has a file for each part: remove it to do the part again).
+# validation; what is done is not repeated (OUT/done has a file for each part: remove it to do the part again). Only
+# llama.cpp-profile and the models of llama.cpp keep nothing when they are stopped: they fail, and begin anew.
 # It needs neither a checkpoint nor the internet: experts and attention have their full size and random weights. It needs
 # 64 GB of host memory.
 #
@@ -33,8 +35,11 @@
 #   LANES=cuda         host-lanes: without a GPU, with models of 1 or 2 layers and short texts
 #   MEMORY_GB          GPU memory to use; default: the free memory, at most 24
 #   STAGE_SECONDS=500  time limit of each stage
+#   LLAMA_SECONDS=3600 that of llama.cpp-profile and of each model of llama.cpp
 #   LLAMA_LIBRARY      a libllama.so of build 11549 that uses the GPU; default: what the package xllamacpp brings, or a build
+#   LLAMA_BUILD        the folder of that build; default: build/llama.cpp in the checkout
 #   LLAMA_SOURCES      xllamacpp-2026.10.11549.tar.gz, where it cannot be downloaded
+#   CUDA_VISIBLE_DEVICES=0  the GPU of all stages: one, since llama.cpp would spread a model over all
 #   HARDWARE           this machine's parts, such as rtx-4090+ddr5-5600, for the null model; default: those that are found
 #   TRILANE_HOST_MEMORY_GB  host memory for experts, if a virtual machine shows less than it has
 # Exit status: 0 all passed, 1 one failed or was stopped, 3 one ran out of time and continues when run again.
@@ -50,20 +55,22 @@ out=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 trilane=${TRILANE:-trilane} python=${PYTHON:-python3} lanes=${LANES:-cuda}
-stage_seconds=${STAGE_SECONDS:-500} report_seconds=120  # of these, at most, for a validation after its last run
+stage_seconds=${STAGE_SECONDS:-500} llama_seconds=${LLAMA_SECONDS:-3600}
+report_seconds=120  # of a stage's time, at most, for a validation after its last run
 policies=fiddler,on-demand,mixtral-offloading,dali,hybrimoe,best-exact
 stages=(smoke profile deepseek-v2-lite qwen3-30b-a3b mixtral-8x7b llama.cpp-build llama.cpp-profile
   llama.cpp-qwen3-30b-a3b llama.cpp-gpt-oss-20b peer pack)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # A stream that waits for CPU experts must not delay others: each has a hardware queue, and kernels are loaded in advance.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
-export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}  # one GPU: llama.cpp would spread a model over all
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
 export PYTHONFAULTHANDLER=1  # print a traceback when a command that hangs is ended
 
 for stage in "$@"; do
   [[ " ${stages[*]} " == *" $stage "* ]] || refuse "expected stages among ${stages[*]}, got $stage"
 done
 [[ $stage_seconds =~ ^[1-9][0-9]*$ ]] || refuse "expected STAGE_SECONDS as a whole number, got $stage_seconds"
+[[ $llama_seconds =~ ^[1-9][0-9]*$ ]] || refuse "expected LLAMA_SECONDS as a whole number, got $llama_seconds"
 for command in "${trilane%% *}" "$python" timeout; do
   command -v "$command" > /dev/null || refuse "$command: no such command; in a checkout TRILANE='python3 -m trilane' PYTHON=python3"
 done
@@ -221,6 +228,10 @@ stop() {
   [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
 }
 
+limit_of() {  # STAGE: its time limit in seconds
+  case $1 in llama.cpp-build) echo "$stage_seconds" ;; llama.cpp-*) echo "$llama_seconds" ;; *) echo "$stage_seconds" ;; esac
+}
+
 in_words() {  # EXIT STATUS
   case $1 in 0) echo passed ;; 3) echo "passed in part, continues when run again" ;; *) echo "failed (status $1)" ;; esac
 }
@@ -235,7 +246,7 @@ for stage in "${stages[@]}"; do
     printf '%-25s%s\n' "$stage" "not begun: stopped" >> "$out/stages.txt"
     continue
   fi
-  began=$SECONDS deadline=$((SECONDS + stage_seconds)) result=0
+  began=$SECONDS deadline=$((SECONDS + $(limit_of "$stage"))) result=0
   case $stage in
     smoke|profile|peer|pack) $stage ;;
     llama.cpp-build) build_llama ;;

@@ -11,11 +11,12 @@ from trilane.machines.sourced import Sourced
 
 
 class BenchSizes(NamedTuple):
-    """``layers``: with experts, of most models; ``depth``: tokens in the cache while attention is timed; ``steps`` and
-    ``attended``: tokens of a step, and how often it is timed in a pass, for products and for attention; ``rows``: of an
-    expert, for which its rate is sought.
+    """``gpu``: whether the models are on the GPU; ``layers``: with experts, of most models; ``depth``: tokens in the
+    cache while attention is timed; ``steps`` and ``attended``: tokens of a step, and how often it is timed in a pass,
+    for products and for attention; ``rows``: of an expert, for which its rate is sought.
     """
 
+    gpu: bool
     layers: int
     depth: int
     steps: Mapping[int, int]
@@ -36,15 +37,17 @@ class BenchSizes(NamedTuple):
 
 
 ON_CPU = BenchSizes(
-    layers=3, depth=2048, steps={1: 10, 8: 3, 32: 2, 128: 1}, attended={1: 6, 16: 2, 128: 1}, rows=(1, 4, 16, 64),
+    gpu=False, layers=3, depth=2048, steps={1: 10, 8: 3, 32: 2, 128: 1}, attended={1: 6, 16: 2, 128: 1},
+    rows=(1, 4, 16, 64),
     tile_rows=Sourced(64, "GGML_FA_TILE_Q of ggml-org/llama.cpp ggml/src/ggml-cpu/ops.cpp", "high"),
     most_flops_per_s=LIMITS["cpu.flops_per_s"].high,
 )  # fmt: skip
-# A step reads more than the 96 MB of the largest second-level cache of a card; fewer than 8,192 tokens in the cache,
-# from which on other kernels attend.
+# A step reads more than the 96 MB of the largest second-level cache of a card. Fewer than 8,192 tokens are in the
+# cache: from there on, cards of Ada and later take another kernel for single tokens where more than four heads share
+# keys (ggml_cuda_get_best_fattn_kernel, as below).
 ON_GPU = BenchSizes(
-    layers=6, depth=6144, steps={1: 40, 8: 10, 24: 5, 128: 5, 512: 5}, attended={1: 40, 16: 10, 128: 5, 512: 5},
-    rows=(1, 4, 16, 64, 192),
+    gpu=True, layers=6, depth=6144, steps={1: 40, 8: 10, 24: 5, 128: 5, 512: 5},
+    attended={1: 40, 16: 10, 128: 5, 512: 5}, rows=(1, 4, 16, 64, 192),
     tile_rows=Sourced(
         2, "single tokens have kernels of their own: ggml_cuda_get_best_fattn_kernel of ggml-org/llama.cpp "
         "ggml/src/ggml-cuda/fattn.cu, Turing and later", "medium",

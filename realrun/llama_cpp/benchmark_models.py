@@ -64,7 +64,7 @@ class BenchModel(NamedTuple):
 
 def bench_models(blocks: tuple[str, ...], threads: tuple[int, ...], sizes: BenchSizes = ON_CPU) -> Iterator[BenchModel]:
     """All models of one processor, for these blocks of weights."""
-    settings = BenchSettings(sizes.depth + _ROOM, gpu=sizes is ON_GPU)
+    settings = BenchSettings(sizes.depth + _ROOM, gpu=sizes.gpu)
     for name, (shape, block) in expert_models(blocks, sizes).items():
         yield _model(name, shape, block, _points(threads, sizes.steps), settings)
     for name, shape in attention_models(sizes).items():

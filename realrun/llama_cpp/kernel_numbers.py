@@ -97,18 +97,8 @@ class KernelNumbers:
         return many - few
 
     def _rates(self, rows: tuple[int, ...], times: Sequence[Sequence[float]], how: str) -> Sourced[ProductRates]:
-        """From times of an operation in ns. More threads are no slower than one, and at most as many times as fast."""
-        if min(times[0]) < 1e9 / self.sizes.most_flops_per_s:
-            raise KernelError(f"{how}: no rate follows from their times; measure again, without other programs")
-        one, first = [1e9 / ns for ns in times[0]], self.threads[0]
-        rates = tuple(
-            tuple(
-                min(max(1e9 / max(ns, 1e-9), alone), alone * threads / first)
-                for ns, alone in zip(each, one, strict=True)
-            )
-            for threads, each in zip(self.threads, times, strict=True)
-        )
-        return self._sourced(ProductRates(rows, rates), how)
+        """From times of an operation in ns."""
+        return self._sourced(plausible_rates(rows, self.threads, times, self.sizes.most_flops_per_s, how), how)
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
@@ -183,6 +173,21 @@ class KernelNumbers:
     def _attending(self) -> dict[str, ModelShape]:
         """Models that were timed with many tokens in the cache."""
         return {name: shape for name, shape in attention_models(self.sizes).items() if name != "deep"}
+
+
+def plausible_rates(
+    rows: tuple[int, ...], threads: Sequence[int], times: Sequence[Sequence[float]], most_flops_per_s: float, how: str
+) -> ProductRates:
+    """From times of an operation in ns, by numbers of threads and of rows. More threads are at least as fast as the
+    first number of them, and at most as many times as fast. Raises KernelError for times that no processor reaches.
+    """
+    if min(times[0]) < 1e9 / most_flops_per_s:
+        raise KernelError(f"{how}: no rate follows from their times; measure again, without other programs")
+    first = [1e9 / ns for ns in times[0]]
+    return ProductRates(rows, tuple(
+        tuple(min(max(1e9 / max(ns, 1e-9), few), few * count / threads[0]) for ns, few in zip(each, first, strict=True))
+        for count, each in zip(threads, times, strict=True)
+    ))  # fmt: skip
 
 
 def _added(shape: ModelShape, tokens: int, threads: int, depth: int) -> tuple[float, float, float]:

@@ -22,6 +22,7 @@ from realrun.llama_cpp.structs import (
 )
 
 KNOWN_PACKAGE = "xllamacpp 2026.10.11549"
+OWN_BUILD = f"own build, with the structures of {KNOWN_PACKAGE}"
 VARIABLE = "LLAMA_LIBRARY"  # the path of a libllama.so, such as one built for a GPU (examples/build_llama.sh)
 GPU = 1  # enum ggml_backend_dev_type
 INSTALL = "in the folder of Trilane: `.venv/bin/pip install -c constraints.txt -e '.[llama]'`"
@@ -104,9 +105,8 @@ def has_library() -> bool:
 
 
 def library_version() -> dict[str, str]:
-    """What ``llama_library`` is, for provenance: the package's version, or the path of another build."""
-    named = os.environ.get(VARIABLE)
-    return {"llama.cpp": named} if named else {"xllamacpp": version("xllamacpp")}
+    """What ``llama_library`` is, for provenance: the package's version; another build does not tell its own."""
+    return {"llama.cpp": OWN_BUILD} if os.environ.get(VARIABLE) else {"xllamacpp": version("xllamacpp")}
 
 
 def gpu_name() -> str:

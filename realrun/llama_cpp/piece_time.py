@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from realrun.llama_cpp.expert_work import ExpertWork
 from sim.costs.kernel_costs import KernelSteps
+from traces.models.expert_work import ExpertWork
 
 
 def piece_ns(steps: KernelSteps, tokens: int, context: int) -> float:

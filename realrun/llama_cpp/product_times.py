@@ -14,9 +14,9 @@ import numpy as np
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.bench_sizes import BenchSizes
 from realrun.llama_cpp.benchmark_models import expert_models
-from realrun.llama_cpp.expert_work import ExpertWork
 from realrun.llama_cpp.nonnegative_fit import Equations, solved_by_threads
 from sim.costs.kernels import Floats
+from traces.models.expert_work import ExpertWork
 from traces.models.shape import ModelShape
 
 Samples = Mapping[str, Mapping[BenchPoint, float]]  # ns, by model

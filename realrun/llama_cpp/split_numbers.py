@@ -16,13 +16,13 @@ import numpy as np
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.bench_sizes import ON_CPU, ON_GPU
 from realrun.llama_cpp.benchmark_models import COPIED_STEPS, PINNED, SPLIT, SPLIT_STEPS, expert_models
-from realrun.llama_cpp.expert_work import ExpertWork
-from realrun.llama_cpp.kernel_numbers import KernelError
+from realrun.llama_cpp.kernel_numbers import plausible_rates
 from realrun.llama_cpp.nonnegative_fit import Equations, solved, solved_by_threads
 from realrun.llama_cpp.product_times import Samples, chosen_elements, expert_operations
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import Kernels, ProductRates
 from sim.costs.split_kernels import ExpertCopies, SplitKernels
+from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ModelShape
 from trilane.machines.sourced import Sourced
@@ -75,9 +75,7 @@ class SplitNumbers:
     def _rates(self, times: list[list[float]]) -> Sourced[ProductRates]:
         """From times of an operation in ns, by number of threads and ``ROWS``."""
         how = "models of 4 and 12 experts a token, on the GPU and on the CPU"
-        if min(times[0]) < 1e9 / ON_CPU.most_flops_per_s:
-            raise KernelError(f"{how}: no rate follows from their times; measure again, without other programs")
-        return self._sourced(ProductRates(ROWS, tuple(tuple(1e9 / ns for ns in each) for each in times)), how)
+        return self._sourced(plausible_rates(ROWS, self.threads, times, ON_CPU.most_flops_per_s, how), how)
 
     # --- copies -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,6 @@
-"""Cost tables of a machine without a GPU, from the kernels of an engine (``sim.costs.kernels``)."""
+"""Step costs on one processor, from an engine's kernels there (``sim.costs.kernels``), and cost tables of a machine
+without a GPU. One with a GPU: ``sim.costs.split_costs``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's kernels take on one machine without a GPU, measured there one by one (``trilane profile --engine``).
+"""What an engine's kernels take on one processor, measured there one by one (``trilane profile --engine``).
 
 Each number has a value for every number of threads that was measured; others have that of the next smaller one.
 """

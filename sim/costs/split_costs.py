@@ -33,6 +33,7 @@ def split_costs(
     rows = np.arange(max_tokens + 1.0)
     gpu_ns, cpu_ns = whole_ns(steps.expert_ns(rows)), whole_ns(cpu_expert_ns(shape, split, rows, place))
     copied = split.pinned if copies == "pinned" else split.mapped
+    # The way back is not measured: llama.cpp does not write experts back. It takes as long as the way there.
     sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
     by_size = {
         size: ExpertCosts(

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchSettings
-from realrun.llama_cpp.expert_work import ExpertWork
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
 from sim.costs.split_kernels import ExpertCopies, SplitKernels
+from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ModelShape
 from trilane.machines.sourced import Sourced

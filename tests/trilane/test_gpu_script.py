@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ pytest.importorskip("torch")
 from examples.pack_results import LIMIT_BYTES, pack
 from tests.kit.depth import deep
 from tests.kit.running import ROOT
+from tests.kit.script_tools import tools
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
 from traces.models.gguf_blocks import blocks_of
@@ -28,10 +27,10 @@ from trilane import cli
 from trilane.study.validation.engine_plan import EnginePlan
 from trilane.study.validation.plan import ValidationPlan
 from trilane.verbs.inputs import changes_of
-from trilane.verbs.llama_cpp import THIS_MACHINE, _threads
+from trilane.verbs.llama_cpp import _threads
+from trilane.verbs.this_machine import HERE
 
 SCRIPT = ROOT / "examples" / "gpu.sh"
-LLAMA_BUILD = ROOT / "examples" / "build_llama.sh"
 LLAMA_STAGES = ["llama.cpp-profile", "llama.cpp-qwen3-30b-a3b", "llama.cpp-gpt-oss-20b"]
 STAGES = [
     "smoke", "profile", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "llama.cpp-build", *LLAMA_STAGES, "peer",
@@ -185,7 +184,7 @@ def test_llama_cpp_is_profiled_once_and_two_models_are_predicted_from_that(comma
 def engine_changes(call: Mapping[str, object]) -> dict[str, object]:
     """Those of a plan, with a machine in place of the one at hand."""
     found = changes(call)
-    return {**found, "hardware": "rtx-4090+ddr5-5600"} if found.get("hardware") == THIS_MACHINE else found
+    return {**found, "hardware": "rtx-4090+ddr5-5600"} if found.get("hardware") == HERE else found
 
 
 def test_the_tests_of_cuda_lanes_run_on_the_device_or_on_the_fake(commands: list[list[str]]) -> None:
@@ -224,75 +223,6 @@ def test_without_a_library_the_other_stages_leave_llama_cpp_out(play: Play) -> N
     done = play(*LLAMA_STAGES, FAILING="gpu_name")
     assert (done.status, done.said) == (0, dict.fromkeys(LLAMA_STAGES, "passed"))
     assert all(words[0] == "-c" for words in done.commands)
-
-
-def tools(folder: Path, *made: str) -> Path:
-    """A folder with the programs that the scripts use, and ``made`` ones, which write down how they are called."""
-    (bins := folder / "bin").mkdir(exist_ok=True)
-    used = "bash sh sed tee date mkdir touch timeout cat dirname tar gzip sha256sum mv rm nproc sleep"
-    for name in used.split():
-        if not (bins / name).exists():
-            (bins / name).symlink_to(str(shutil.which(name)))
-    for name in made:
-        (bins / name).write_text(
-            f'#!/bin/sh\necho {name} "$@" >> {folder}/called\nexit ${{{name.upper()}_STATUS:-0}}\n'
-        )
-        (bins / name).chmod(0o755)
-    return bins
-
-
-def build(folder: Path, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    """``build_llama.sh`` with compilers that do nothing, for sources that have their own checksum."""
-    script = LLAMA_BUILD.read_text()
-    sources = folder / "sources.tar.gz"
-    with tarfile.open(sources, "w:gz") as packed:
-        packed.addfile(tarfile.TarInfo("xllamacpp-2026.10.11549/thirdparty/llama.cpp/CMakeLists.txt"))
-    [line] = [line for line in script.splitlines() if line.startswith("sha256=")]
-    digest = hashlib.sha256(sources.read_bytes()).hexdigest()
-    (folder / "build.sh").write_text(script.replace(line, f"sha256={digest}"))
-    environment = {"PATH": str(tools(folder, "cmake", "c++", "nvcc", "curl")), "JOBS": "3", **changes}
-    return subprocess.run(["bash", "build.sh", *words], cwd=folder, env=environment, capture_output=True, text=True,
-                          check=False)  # fmt: skip
-
-
-def test_the_sources_are_unpacked_and_built_for_the_cards_that_are_there(tmp_path: Path) -> None:
-    done = build(tmp_path, "made", "sources.tar.gz")
-    assert (done.returncode, done.stdout) == (0, "LLAMA_LIBRARY=made/bin/libllama.so\n"), done.stderr
-    assert (tmp_path / "made" / "source" / "CMakeLists.txt").exists()
-    configured, built = (tmp_path / "called").read_text().splitlines()
-    assert configured.startswith(
-        "cmake -S made/source -B made -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_CUDA=ON"
-    )
-    assert configured.endswith("-DLLAMA_BUILD_APP=OFF -DCMAKE_CUDA_ARCHITECTURES=native")
-    assert built == "cmake --build made --target llama --parallel 3"
-
-
-def test_a_build_that_runs_out_of_time_goes_on(tmp_path: Path) -> None:
-    (slow := tmp_path / "slow").mkdir()
-    (slow / "cmake").write_text('#!/bin/sh\n[ "$1" != --build ] || exec sleep 60\n')
-    (slow / "cmake").chmod(0o755)
-    path = f"{slow}:{tools(tmp_path, 'c++', 'nvcc')}"
-    assert build(tmp_path, "made", "sources.tar.gz", BUILD_SECONDS="0.2", PATH=path).returncode == 3
-    assert build(tmp_path, "made", "sources.tar.gz").returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "changes", "why"),
-    [
-        ((), {}, "expected a folder to build in, got ''"),
-        (("made", "none.tar.gz"), {}, "expected the sources of xllamacpp-2026.10.11549, found no file none.tar.gz"),
-        (("made", "build.sh"), {}, "expected the sources of xllamacpp-2026.10.11549, got another file: build.sh"),
-        (("made",), {"CURL_STATUS": "6"}, "could not download the sources; carry xllamacpp-2026.10.11549.tar.gz here"),
-        (("made",), {"CUDA": "yes"}, "expected CUDA=ON or CUDA=OFF, got yes"),
-    ],
-)
-def test_what_cannot_be_built_is_refused(
-    tmp_path: Path, words: tuple[str, ...], changes: dict[str, str], why: str
-) -> None:
-    done = build(tmp_path, *words, **changes)
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert "cmake" not in ((tmp_path / "called").read_text() if (tmp_path / "called").exists() else "")
 
 
 # --- stage by stage ---------------------------------------------------------------------------------------------------
@@ -338,6 +268,18 @@ def test_a_stage_that_takes_too_long_is_ended(play: Play) -> None:
     assert (done.status, done.said) == (1, {"smoke": "failed (status 124)"})
 
 
+def test_the_long_stages_of_llama_cpp_have_a_limit_of_their_own(play: Play, tmp_path: Path) -> None:
+    """``timeout`` is one that writes its limit down."""
+    (bins := tmp_path / "bins").mkdir()
+    (bins / "timeout").write_text(f'#!/bin/sh\necho "$2" >> "{tmp_path}/limits"\nshift 2\nexec "$@"\n')
+    (bins / "timeout").chmod(0o755)
+    done = play("smoke", *LLAMA_STAGES, STAGE_SECONDS="50", LLAMA_SECONDS="7000", PATH=f"{bins}:/usr/bin:/bin")
+    assert done.status == 0
+    *short, profile, first, second = map(int, (tmp_path / "limits").read_text().split())
+    assert all(40 < limit <= 50 for limit in short)
+    assert all(6900 < limit <= 7000 for limit in (profile, first, second))
+
+
 def test_a_stage_shorter_than_its_report_gives_its_validation_a_second(play: Play) -> None:
     [call] = called(play("deepseek-v2-lite", STAGE_SECONDS="60").commands, "validate")
     assert call["time_limit"] == 1
@@ -357,6 +299,7 @@ def test_a_stage_that_there_is_not_is_refused(tmp_path: Path) -> None:
         ((), {}, "expected a folder to write to, got ''; usage"),
         (("-o",), {}, "expected a folder to write to, got '-o'"),
         (("out",), {"STAGE_SECONDS": "soon"}, "expected STAGE_SECONDS as a whole number, got soon"),
+        (("out",), {"LLAMA_SECONDS": "0"}, "expected LLAMA_SECONDS as a whole number, got 0"),
         (("out",), {"TRILANE": "trilain"}, "trilain: no such command; in a checkout TRILANE='python3 -m trilane'"),
         (("out",), {"LANES": "foo"}, "expected LANES=cuda or LANES=host-lanes, got foo"),
     ],
@@ -376,6 +319,13 @@ def test_help_is_the_head_of_the_script() -> None:
     done = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Check, profile and validate one CUDA GPU")
     assert "set -uo" not in done.stdout
+
+
+def test_help_names_every_variable_that_is_read() -> None:
+    text = SCRIPT.read_text()
+    head, _, rest = text.partition("set -uo")
+    read = set(re.findall(r"\$\{([A-Z][A-Z_]+):[-+]", rest)) - {"PYTHONPATH"}
+    assert {name for name in read if f"#   {name}" not in head} == set()
 
 
 @pytest.mark.parametrize(("chosen", "taken"), [({}, 24.0), ({"MEMORY_GB": "11"}, 11.0)], ids=["not known", "chosen"])

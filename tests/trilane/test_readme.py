@@ -43,10 +43,17 @@ OURS = [command for command in commands() if command.startswith("trilane ")]
 FIT, TUNE = command_with("trilane fit"), command_with("trilane tune")
 MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
 MEASURING = ("measure", "profile", "validate")
-LONG = ("profile --engine llama.cpp", "validate examples/validation-llama.yaml", "--engine mine.yaml")  # many minutes
+LONG = (  # many minutes, or a GPU
+    "profile --engine llama.cpp", "validate examples/validation-llama.yaml", "validate examples/gpu-llama.yaml",
+    "--engine mine.yaml",
+)  # fmt: skip
 INSTALLATION = {
     "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
 }  # fmt: skip
+FOR_A_GPU = {  # minutes of compiling for CUDA; test_build_llama.py runs the script with compilers that do nothing
+    "examples/build_llama.sh build/llama.cpp",
+    "export LLAMA_LIBRARY=$PWD/build/llama.cpp/bin/libllama.so CUDA_VISIBLE_DEVICES=0",
+}
 TORCH = ("trace capture", "profile", "measure", "validate", "smoke", "machine.yaml")  # in commands that need torch
 
 SMALL = {  # replacements: a model that takes seconds for one that takes minutes
@@ -215,7 +222,7 @@ def test_the_logs_that_the_page_shows_are_imported(tmp_path: Path, language: str
 
 def test_every_command_is_run_or_known() -> None:
     others = {command for command in commands() if not command.startswith("trilane ")}
-    assert others == {*MAKE, *INSTALLATION}
+    assert others == {*MAKE, *INSTALLATION, *FOR_A_GPU}
 
 
 @pytest.mark.parametrize("command", MAKE)

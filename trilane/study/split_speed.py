@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.mechanism.views import ExpertCosts
-from realrun.llama_cpp.expert_work import ExpertWork
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
+from traces.models.expert_work import ExpertWork
 from traces.models.shape import ModelShape
 
 

@@ -14,6 +14,7 @@ import typer
 
 from trilane.pages.output import check_folder, check_targets, heading, legend, note, show, table, working, write_json
 from trilane.verbs.options import MOST_CORES, OptionError
+from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machine, machine_found
 
 if TYPE_CHECKING:
     from realrun.llama_cpp.bench_engine import OpenModel
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 EngineName = Literal["llama.cpp"]
 _MOST_TOKENS = 1 << 20
 _MEASURED = ("kernels.", "gpu_kernels.", "split.")  # sections of an engine's file
-THIS_MACHINE = "here"  # in place of a machine's name in a plan
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
     check_targets(json, inputs=(run.gguf,))
-    threads = run.threads or _cores()
+    threads = run.threads or core_count()
     settings = BenchSettings(
         max(run.depth, run.prompt) + 64, run.ubatch, run.n_cpu_moe is not None, run.n_cpu_moe or 0, run.kv
     )
@@ -165,7 +165,7 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
         block_format(block)  # an unknown one is refused now
     check_targets(out, json)
     threads = _threads(choice.threads)
-    opened, where = _open_llama(), _gpu_machine() if choice.gpu else _machine()
+    opened, where = _open_llama(), gpu_machine() if choice.gpu else cpu_machine()
     models = tuple(gpu_models(blocks, threads) if choice.gpu else bench_models(blocks, threads))
     with TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".kernels-") as folder, working("measuring") as say:
         samples = measure_samples(opened, Path(folder), models, choice.rounds, say)
@@ -196,12 +196,12 @@ def validate_llama(
     from trilane.study.validation.engine_rows import EngineSummary
     from trilane.study.validation.engine_validation import measure_plan
 
-    if changes.get("hardware") == THIS_MACHINE:
-        changes = {**changes, "hardware": _machine_found()}
+    if changes.get("hardware") == HERE:
+        changes = {**changes, "hardware": machine_found()}
     chosen, engine = EnginePlan.from_yaml(Path(plan), changes), load_engine(profile)
     check_folder(out)
     check_targets(json, inputs=(plan, profile, choice.measured))
-    where = _gpu_machine() if chosen.cpu_parts and choice.measured is None else _machine()
+    where = gpu_machine() if chosen.cpu_parts and choice.measured is None else cpu_machine()
     if choice.measured is not None:
         where = f"Measured earlier ({choice.measured})"
         rows = [predicted_anew(row, chosen.machine(), engine) for row in read_rows(Path(choice.measured))]
@@ -239,40 +239,9 @@ def _program() -> str | None:
 
 def _threads(given: str | None) -> tuple[int, ...]:
     if given is None:
-        cores = _cores()
+        cores = core_count()
         return tuple(sorted({1, max(cores // 2, 1), cores}))
     numbers = [int(each) if each.isascii() and each.isdigit() else 0 for each in given.split(",")]
     if not all(1 <= number <= MOST_CORES for number in numbers):
         raise OptionError(f"--threads: expected whole numbers from 1 to {MOST_CORES}, such as 1,2,4; got {given!r}")
     return tuple(sorted(set(numbers)))
-
-
-def _cores() -> int:
-    from realrun.machine.cores import physical_cores
-
-    return len(physical_cores())
-
-
-def _machine_found() -> str:
-    """The parts of this machine, as far as they are found, as a machine's name."""
-    from trilane.machines.assembly import assembled_name
-    from trilane.study.tune.machine_found import found_machine
-
-    found = found_machine()
-    for text in found.assumed:
-        note(f"assumed: {text}")
-    return assembled_name(found.gpu, found.ram, found.cpu, cores=found.cores, pcie=found.pcie, ram_gib=found.ram_gb)
-
-
-def _gpu_machine() -> str:
-    """The GPU that llama.cpp finds, next to the CPU. Raises RefusedError without one."""
-    from realrun.llama_cpp.library import gpu_name
-
-    return f"{gpu_name()}, {_machine()}"
-
-
-def _machine() -> str:
-    from realrun.machine.facts import cpu_facts
-
-    facts = cpu_facts()
-    return f"{facts['cpu']}, {facts['cores']} cores"

@@ -10,7 +10,7 @@ import pytest
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.engine_log import EngineLog
-from realrun.llama_cpp.library import check_layout, has_library, llama_library
+from realrun.llama_cpp.library import check_layout, has_library, library_version, llama_library
 from realrun.llama_cpp.structs import CONTEXT_DEFAULTS, MODEL_DEFAULTS, ContextParams, ModelParams
 
 
@@ -61,6 +61,11 @@ def test_a_named_library_that_cannot_be_loaded_is_refused(
     assert has_library()
     with pytest.raises(RefusedError, match=r"expected a library of llama.cpp that can be loaded: .*libllama.so"):
         llama_library.__wrapped__()
+
+
+def test_the_version_of_a_named_library_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_LIBRARY", "/home/me/libllama.so")
+    assert library_version() == {"llama.cpp": "own build, with the structures of xllamacpp 2026.10.11549"}
 
 
 class FakeLibrary:

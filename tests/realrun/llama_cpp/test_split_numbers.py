@@ -9,7 +9,7 @@ import pytest
 from realrun.llama_cpp.bench_engine import BenchPoint, quartiles, time_points
 from realrun.llama_cpp.bench_sizes import ON_GPU
 from realrun.llama_cpp.benchmark_models import bench_models, split_models
-from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers
+from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers, plausible_rates
 from realrun.llama_cpp.split_numbers import SplitNumbers
 from sim.costs.kernels import Kernels
 from sim.costs.split_kernels import SplitKernels
@@ -74,6 +74,25 @@ def test_copies_come_out(found: SplitKernels, memory: str) -> None:
     assert copies.byte_ns.value == pytest.approx(known.byte_ns.value, rel=0.02)
     assert copies.expert_ns.value == pytest.approx(known.expert_ns.value, rel=0.2)
     assert memory in copies.byte_ns.source
+
+
+def test_more_threads_are_as_fast_as_fewer_at_least_and_in_proportion_at_most() -> None:
+    """With 8 threads: slower than with 4, faster by half, and four times as fast, of which twice is taken."""
+    found = plausible_rates((1, 2, 4), (4, 8), [[2.0, 3.0, 4.0], [5.0, 2.0, 1.0]], 1e12, "")
+    assert found.flops_per_s == ((1e9 / 2, 1e9 / 3, 1e9 / 4), (1e9 / 2, 1e9 / 2, 1e9 / 2))
+
+
+def test_experts_with_more_threads_that_other_programs_held_up_are_as_fast_as_with_fewer(
+    samples: dict[str, dict[BenchPoint, float]], gpu: Kernels
+) -> None:
+    slow = {
+        name: {point: ns * (3 if point.threads == 8 else 1) for point, ns in times.items()}
+        for name, times in samples.items()
+    }
+    found = SplitNumbers(slow, BLOCKS, THREADS, gpu, "").kernels()
+    for rates in found.experts.values():
+        few, many = rates.value.flops_per_s
+        assert many == few
 
 
 def test_times_from_which_no_rate_follows_are_refused(

@@ -22,18 +22,18 @@ from tests.kit.fake_engine import FakeContext, known_kernels
 from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
 from traces.models.catalogue import load_model
 from trilane.machines.sourced import Sourced
-from trilane.study.tune.machine_found import MachineFound
+from trilane.study.tune.machine_found import MachineFound, UnknownCardError
 from trilane.verbs.llama_cpp import (
     LlamaProfile,
     LlamaRun,
     LlamaValidation,
-    _machine_found,
     _threads,
     measure_llama,
     profile_llama,
     validate_llama,
 )
 from trilane.verbs.options import OptionError
+from trilane.verbs.this_machine import machine_found
 
 SHAPE, KERNELS = load_model("olmoe-1b-7b@q8_0:1"), known_kernels(("q8_0",))
 
@@ -155,13 +155,38 @@ class NoGpu:
         assert kind == 1
 
 
-def test_a_plan_for_this_machine_takes_the_parts_that_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_for_this_machine_takes_the_parts_that_are_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("trilane.study.tune.machine_found.found_machine", lambda: MachineFound(
-        "rtx-4090", "ddr5-5600", None, 12, "4x16", 64, ("ram: ddr5-5600, which is usual",)
+        "rtx-4090", "ddr5-5600", None, 12, "4x16", 64,
+        ("ram: ddr5-5600, which is usual; name the memory modules with --ram",),
     ))  # fmt: skip
-    machine = load_hardware(_machine_found())
+    machine = load_hardware(machine_found())
     assert (machine.cpu_only, machine.cpu.cores) == (False, 12)
     assert "4090" in machine.name
+    assert capsys.readouterr().err == f"assumed: ram: ddr5-5600, which is usual\n{NAMED}\n"
+
+
+NAMED = "name the parts: --set hardware=GPU+MEMORY+CPU (HARDWARE= of examples/gpu.sh)"
+
+
+def test_a_card_that_is_not_in_the_catalogue_is_named_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> MachineFound:
+        raise UnknownCardError("the GPU 'B9' with 12 GiB")
+
+    monkeypatch.setattr("trilane.study.tune.machine_found.found_machine", found)
+    with pytest.raises(OptionError) as refused:
+        machine_found()
+    assert str(refused.value) == f"hardware=here: the GPU 'B9' with 12 GiB is not in the catalogue; {NAMED}"
+
+
+def test_parts_that_do_not_go_together_are_refused_with_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trilane.study.tune.machine_found.found_machine", lambda: MachineFound(
+        "rtx-4090", "ddr5-5600", "server", 192, "4x16", 64, ()
+    ))  # fmt: skip
+    with pytest.raises(OptionError, match=r"server CPU has at most 128 cores, got 192; .*--set hardware="):
+        machine_found()
 
 
 def test_validate_makes_the_folder_of_its_report_and_takes_times_of_an_earlier_one(

@@ -28,6 +28,17 @@ _QUERY = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits
 _NEAR = 0.15  # relative difference of a card's memory from its part's: the driver keeps some for itself
 
 
+class UnknownCardError(FitError):
+    """A GPU that is not in the catalogue, ``card``."""
+
+    def __init__(self, card: str) -> None:
+        super().__init__(
+            f"tune: {card} is not in the catalogue; name one like it with --gpu, or describe the machine in a file "
+            f"(--machine)"
+        )
+        self.card = card
+
+
 @dataclass(frozen=True)
 class MachineFound:
     """Names of parts, as ``Question`` has them, and what was not found but assumed, in words."""
@@ -60,18 +71,21 @@ class _Card(NamedTuple):
 def found_machine(named_cpu: str | None = None) -> MachineFound:
     """The machine at hand, with another CPU where one is named: its cores, and the memory modules that it takes.
 
-    Raises FitError for a GPU that is not in the catalogue.
+    Raises UnknownCardError for a GPU that is not in the catalogue.
     """
-    cards, cpu = _cards(_answer(_QUERY)), named_cpu or _cpu(_read(CPU_LIST))
-    ram = _usual_ram(cpu)
+    cards, cores = _cards(_answer(_QUERY)), len(physical_cores())
+    known = named_cpu or _cpu(_read(CPU_LIST))
+    cpu = known or _generic_cpu(cores)
+    ram = _usual_ram(known)
     assumed = [*_gpus_told(cards), f"ram: {ram}, which is usual; name the memory modules with --ram"]
-    if cpu is None:
-        assumed.append("cpu: a generic one, since this one is not in the catalogue; name one like it with --cpu")
+    if known is None:
+        kind = "a generic one" if cpu is None else f"a generic {cpu}'s, for its {cores} cores"
+        assumed.append(f"cpu: {kind}, since this one is not in the catalogue; name one like it with --cpu")
     return MachineFound(
         gpu=_gpu(cards[0]) if cards else NO_GPU,
         ram=ram,
         cpu=cpu,
-        cores=None if named_cpu else len(physical_cores()),
+        cores=None if named_cpu else cores,
         pcie=cards[0].pcie if cards else None,
         ram_gb=_ram_gib(_read(MEMORY_LIST)),
         assumed=tuple(assumed),
@@ -102,10 +116,7 @@ def _gpu(card: _Card) -> str:
     near = [one.name for one in known if abs(card.memory_bytes / one.memory_bytes.value - 1) < _NEAR]
     named = [name for name in near if _title_words(name) <= words]
     if not named:
-        raise FitError(
-            f"tune: the GPU {card.name!r} with {card.memory_bytes / GIB:.0f} GiB is not in the catalogue; name one "
-            f"like it with --gpu, or describe the machine in a file (--machine)"
-        )
+        raise UnknownCardError(f"the GPU {card.name!r} with {card.memory_bytes / GIB:.0f} GiB")
     return max(named, key=lambda name: (len(_title_words(name)), name))
 
 
@@ -125,6 +136,12 @@ def _cpu(text: str) -> str | None:
     slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", titles[0].lower()))
     named = [name for name in cpu_names() if re.search(rf"(^|-){re.escape(name)}(-|$)", slug)]
     return max(named, key=len, default=None)
+
+
+def _generic_cpu(cores: int) -> str | None:
+    """None, for the one that the memory usually has; or a server's, for more cores than a desktop has."""
+    most = part("cpu", "desktop").most_cores
+    return "server" if most is not None and cores > most.value else None
 
 
 def _usual_ram(cpu: str | None) -> str:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sim.machine.hardware import load_hardware
 from trilane.common.units import MIB
+from trilane.machines.assembly import assembled_name
 from trilane.study.fit.question import FitError
 from trilane.study.tune import machine_found
 from trilane.study.tune.machine_found import found_machine
@@ -15,15 +17,15 @@ CPU = "processor\t: 0\nmodel name\t: {}\ncpu MHz\t: 3000\n"
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str, named_cpu: str | None = None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str, named_cpu: str | None = None, cores: int = 4
 ) -> machine_found.MachineFound:
-    """The machine of a driver's answer and a CPU's name, with 31.9 GiB of memory and four cores."""
+    """The machine of a driver's answer and a CPU's name, with 31.9 GiB of memory."""
     (tmp_path / "cpuinfo").write_text(CPU.format(cpu))
     (tmp_path / "meminfo").write_text("MemTotal:       33449000 kB\nMemFree:        7244444 kB\n")
     monkeypatch.setattr(machine_found, "CPU_LIST", tmp_path / "cpuinfo")
     monkeypatch.setattr(machine_found, "MEMORY_LIST", tmp_path / "meminfo")
     monkeypatch.setattr(machine_found, "_answer", lambda command: smi)
-    monkeypatch.setattr(machine_found, "physical_cores", lambda: [(0,), (1,), (2,), (3,)])
+    monkeypatch.setattr(machine_found, "physical_cores", lambda: [(core,) for core in range(cores)])
     return found_machine(named_cpu)
 
 
@@ -52,6 +54,18 @@ def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
     one = found(monkeypatch, tmp_path, "", "Some CPU")
     assert (one.gpu, one.cpu, one.ram, one.pcie) == ("none", None, "ddr4-3200", None)
     assert [text.partition(":")[0] for text in one.assumed] == ["gpu", "ram", "cpu"]
+
+
+def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    most, more = (found(monkeypatch, tmp_path, "", "Some CPU", cores=cores) for cores in (32, 33))
+    assert (most.cpu, more.cpu) == (None, "server")
+    assert more.assumed[-1] == (
+        "cpu: a generic server's, for its 33 cores, since this one is not in the catalogue; name one like it with --cpu"
+    )
+    for one in (most, more):
+        assert load_hardware(assembled_name(one.gpu, one.ram, one.cpu, cores=one.cores)).cpu.cores == one.cores
 
 
 @pytest.mark.parametrize(
