@@ -4,7 +4,7 @@ slots that forgets the first."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Mapping
 
 from policies.mechanism.views import ExpertId, LayerView
 from policies.parts.admission import Admission
@@ -21,10 +21,12 @@ class RepeatedUploads(UploadCache):
     more. By that a slot too many stays for as long as the expert is in use, and costs a miss and an upload each time
     that it is given away.
 
-    As no expert is copied twice here, the upload of the layer's least used absent expert *stands in* for a second copy:
-    as long, and never in service. When it is published, it takes the last use of the slot that lost the entry, so that
-    the expert itself is the copy with the entry. Ours: while it stands in, its own misses are not requested, and a
-    second copy is of no use whose expert has left its first slot before.
+    As no expert is copied twice here, the upload of another one *stands in* for a second copy: of the layer's absent
+    experts the least used that did not miss in the step. It takes as long, and is never in service. When it is
+    published, it takes the last use of the slot that lost the entry, so that the expert itself is the copy with the
+    entry. Ours: while it stands in, its own misses are not requested, and a second copy is useless if its expert has
+    left the first slot by then. And an expert whose slot an earlier request of the step has got is requested by the
+    code in that step, here from its next miss on.
     """
 
     def __init__(self, admission: Admission, slots: CountedSlots, inserts: int, experts: int) -> None:
@@ -34,7 +36,6 @@ class RepeatedUploads(UploadCache):
         self._uses: Counter[ExpertId] = Counter()
         self._stands_for: dict[ExpertId, ExpertId] = {}  # what a stand-in, waiting or in a slot, copies
         self._unpublished: dict[int, list[ExpertId]] = {}  # stand-ins by layer
-        self._proposed: dict[ExpertId, ExpertId] = {}  # stand-ins of the present request, and their experts
 
     def observe(self, view: LayerView) -> None:
         """Count uses as well."""
@@ -62,23 +63,19 @@ class RepeatedUploads(UploadCache):
     def _has_entry(self, key: ExpertId) -> bool:
         return key not in self._stands_for and key not in self._clock.lost
 
-    def _key(self, miss: ExpertId, chosen: Sequence[ExpertId]) -> ExpertId | None:
+    def _key(self, miss: ExpertId, chosen: Collection[ExpertId]) -> ExpertId | None:
         if miss in self._stands_for:
             return None
         if miss not in self._waiting and miss not in self._clock.lost:
             return miss
-        taken = {*self._members.get(miss.layer, ()), *self._waiting, *chosen}
+        taken = {*self._members.get(miss.layer, ()), *self._waiting, *self._missed[miss.layer], *chosen}
         everyone = (ExpertId(miss.layer, expert) for expert in reversed(range(self._experts)))
         others = (key for key in everyone if key not in taken)
-        stand_in = min(others, key=self._uses.__getitem__, default=None)
-        if stand_in is not None:
-            self._proposed[stand_in] = miss
-        return stand_in
+        return min(others, key=self._uses.__getitem__, default=None)
 
-    def _wait(self, layer: int, uploads: Sequence[ExpertId]) -> None:
+    def _wait(self, layer: int, uploads: Mapping[ExpertId, ExpertId]) -> None:
         super()._wait(layer, uploads)
-        stand_ins = {key: self._proposed[key] for key in uploads if key in self._proposed}
-        self._proposed.clear()
+        stand_ins = {key: miss for key, miss in uploads.items() if key != miss}
         self._stands_for.update(stand_ins)
         self._unpublished.setdefault(layer, []).extend(stand_ins)
 

@@ -135,12 +135,16 @@ class UploadCache:
     def _oldest(self, layer: int) -> Sequence[ExpertId]:
         """The next victims of a layer, so many that it has free slots for the next step."""
         leaving: list[ExpertId] = []
-        while self._room(layer) + len(leaving) < self._inserts:
+        while self._room(layer) + len(leaving) < self._kept_free():
             victim = self._victim(ExpertId(layer, 0), layer, {*self._coming, *leaving})
             if victim is None:
                 break
             leaving.append(victim)
         return leaving
+
+    def _kept_free(self) -> int:
+        """Free slots of a layer at the start of a step, if they are freed ahead."""
+        return self._inserts
 
     def _request(self, layer: int) -> Sequence[ExpertId]:
         """Request uploads of the step's misses; returns the experts whose slots they get."""
@@ -151,10 +155,11 @@ class UploadCache:
 
     def _choose(
         self, layer: int, missed: Sequence[ExpertId], room: int, most: int
-    ) -> tuple[list[ExpertId], list[ExpertId]]:
-        """Up to ``most`` experts that are worth a slot, and the victims of those beyond ``room`` free slots."""
+    ) -> tuple[dict[ExpertId, ExpertId], list[ExpertId]]:
+        """Up to ``most`` uploads that are worth a slot, with the misses that they are for, and the victims of those
+        beyond ``room`` free slots."""
         group = 0 if self._slots.slots is None else layer
-        chosen: list[ExpertId] = []
+        chosen: dict[ExpertId, ExpertId] = {}
         leaving: list[ExpertId] = []
         for miss in missed:
             if len(chosen) >= most:
@@ -166,17 +171,17 @@ class UploadCache:
             victim = self._victim(key, group, {*self._coming, *leaving}) if full else None
             if full and victim is None:
                 break
-            if self._admission.admits(key, victim):
-                chosen.append(key)
+            if self._admission.admits(miss, victim):
+                chosen[key] = miss
                 leaving += [victim] if victim else []
         return chosen, leaving
 
-    def _key(self, miss: ExpertId, chosen: Sequence[ExpertId]) -> ExpertId | None:
+    def _key(self, miss: ExpertId, chosen: Collection[ExpertId]) -> ExpertId | None:
         """The expert to upload for a miss; None: an upload of it waits already."""
         return None if miss in self._waiting else miss
 
-    def _wait(self, layer: int, uploads: Sequence[ExpertId]) -> None:
-        """Queue uploads for the link."""
+    def _wait(self, layer: int, uploads: Mapping[ExpertId, ExpertId]) -> None:
+        """Queue uploads, given with the misses that they are for, for the link."""
         self._waiting.update(dict.fromkeys(uploads))
         self._waiting_of[layer].update(dict.fromkeys(uploads))
 

@@ -17,6 +17,7 @@ from traces.library import load_trace
 from traces.synthesis.named import with_lengths
 from trilane.common.yaml_files import read_yaml
 
+HERE = Path(__file__).parent
 Facts = Mapping[str, float]  # of one play
 _ABOUT = ("what", "method", "over", "both", "quantity")  # keys of an experiment that no play has
 UPLOADS_US = (90, 200, 281, 300, 350, 400, 500)
@@ -43,7 +44,7 @@ class Play(NamedTuple):
 @cache
 def settings() -> dict[str, Any]:
     """The file that says how they are played."""
-    return dict(read_yaml(Path(__file__).parent / "expert_caches.yaml"))
+    return dict(read_yaml(HERE / "expert_caches.yaml"))
 
 
 def plays() -> Iterator[tuple[str, str, Play]]:
@@ -81,6 +82,8 @@ def play_of(machine: str, method: str, changes: Mapping[str, Any] | None = None)
     overrides = [each.get("hardware_overrides", {}) for each in layers]
     fields["hardware_overrides"] = {key: value for each in overrides for key, value in each.items()}
     fields["cached_share"] = fields.pop("slots") / about["experts"]
+    if (HERE / fields["engine"]).is_file():
+        fields["engine"] = str(HERE / fields["engine"])
     how = {name: fields.pop(name, False) for name in ("replayed", "perfect")}
     lengths = (fields.get("sampled_prompt_tokens") or fields["prompt_tokens"], fields["generated_tokens"])
     model = f"synthetic:{fields['model'].partition('@')[0]}"

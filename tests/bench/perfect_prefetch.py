@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policies.mechanism.views import Eviction, ExpertId, LayerView, Upload
+from policies.papers.llama_cpp_patches import OFFLOAD_MIN_TOKENS
 from policies.parts.admission import EveryMiss
 from policies.parts.assigners import FromTokens, LoadAll
 from policies.parts.caches import LruCache
@@ -15,6 +16,7 @@ from policies.parts.upload_cache import CountedSlots, InService, UploadCache
 from policies.protocols import Composition, When
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
+from traces.layout import DECODE
 
 INSERTS, DEPTHS = 2, (1, 2, 3)
 Routed = Sequence[Sequence[Sequence[int]]]  # by token of the answer and layer: experts
@@ -39,14 +41,11 @@ class NextToken(UploadCache):
         keys = (ExpertId(layer, expert) for expert in coming[0][layer])
         absent = [key for key in keys if key not in self._members.get(layer, ()) and key not in self._waiting]
         chosen = absent[: max(0, min(self._depth, self._room(layer) - INSERTS))]
-        self._wait(layer, chosen)
-        return [*updates, *(Upload(key) for key in self._waiting if key.layer == layer)] if chosen else updates
+        self._wait(layer, {key: key for key in chosen})
+        return [*updates, *map(Upload, self._waiting_of[layer])] if chosen else updates
 
-    def _oldest(self, layer: int) -> Sequence[ExpertId]:
-        self._inserts += self._depth
-        leaving = super()._oldest(layer)
-        self._inserts -= self._depth
-        return leaving
+    def _kept_free(self) -> int:
+        return INSERTS + self._depth
 
 
 def with_depth(scenario: Scenario, depth: int) -> Prepared:
@@ -54,7 +53,7 @@ def with_depth(scenario: Scenario, depth: int) -> Prepared:
     prepared = prepare(scenario)
     trace = prepared.trace
     slots = CountedSlots(NoPlacement())
-    cache = NextToken(slots, trace.topk_ids[trace.phase == 1].tolist(), depth)
-    assigner = FromTokens(32 * prepared.shape.top_k, LoadAll(), InService(cache))
+    cache = NextToken(slots, trace.topk_ids[trace.phase == DECODE].tolist(), depth)
+    assigner = FromTokens(OFFLOAD_MIN_TOKENS * prepared.shape.top_k, LoadAll(), InService(cache))
     given = Composition(placement=slots, assigner=assigner, cache=cache, demand_slots=1, name="next token")
     return replace(prepared, given=given)

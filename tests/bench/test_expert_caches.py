@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,11 @@ def test_caches_are_played_on_the_patched_engine_and_whole_layers_on_the_plain_o
     assert all(in_turn == policy.startswith("llama-cache") for policy, in_turn in engines)
 
 
+def test_engines_are_found_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_engine(play_of("v620", "cache-34").scenario.engine).name == "engine_vulkan_cache"
+
+
 def test_ratios_follow_from_the_measured_speeds() -> None:
     speeds = {(row.machine, row.method): row.value for row in rows() if not row.over and row.quantity == "tokens_per_s"}
     pairs = [row for row in rows() if row.source == "from the rows above"]
@@ -41,6 +47,12 @@ def test_the_page_is_that_of_the_plays() -> None:
     assert set(made["machine"]) >= {"cpu", "date"}
 
 
+def test_an_experiment_on_prompts_has_no_hits() -> None:
+    made = json.loads(RESULTS.read_text(encoding="utf-8"))
+    lines = [line for line in page(made).splitlines() if line.startswith("| prompts, copies")]
+    assert lines == ["| prompts, copies at 10 GB/s | prompt-48 | prompt-34 | 0.906 |  |"]
+
+
 def test_a_ratio_of_plays() -> None:
     found = {"m": {"a": {"q": 3.0}, "b": {"q": 2.0}}}
     assert Row("m", "a", "b", "q", 1.4, "s").played(found) == 1.5
@@ -51,7 +63,7 @@ def test_a_ratio_of_plays() -> None:
     assert not right_way(0.99, 1.04)
 
 
-def test_experiments_are_of_methods_and_change_one_thing() -> None:
+def test_experiments_are_of_methods_and_change_something() -> None:
     for machine, about in settings()["machines"].items():
         for given in about.get("experiments", ()):
             assert play_of(machine, given["method"], changes_of(given)) != play_of(machine, given["method"])
