@@ -27,7 +27,7 @@ def test_the_table_shows_what_is_written(trilane: Trilane) -> None:
         assert cells[2] in ("-", f"{row['tpot_ms_min']:,.1f}-{row['tpot_ms_max']:,.1f}")
         assert cells[3] == f"{row['speedup']:.2f}x"
     assert "over 2 draws" in done.out
-    assert max(map(len, done.out.splitlines())) < 120
+    assert max(map(len, done.out.splitlines()[1:])) < 120  # below the heading
 
 
 def test_one_draw_has_no_spread(trilane: Trilane) -> None:
