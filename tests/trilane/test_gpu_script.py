@@ -1,4 +1,4 @@
-"""examples/gpu.sh: what its stages run, that they fail and go on one by one, and what is packed."""
+"""examples/gpu.sh: what its stages run, and that they fail and go on one by one."""
 
 from __future__ import annotations
 
@@ -8,114 +8,43 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 pytest.importorskip("torch")
 
-from examples.pack_results import LIMIT_BYTES, pack
 from tests.kit.depth import deep
+from tests.kit.gpu_script import (
+    SCRIPT,
+    STAGES,
+    Play,
+    called,
+    changes,
+    commands_of,
+    environment_for,
+    options_of,
+    player,
+    stages_of,
+)  # fmt: skip
 from tests.kit.running import ROOT
-from tests.kit.script_tools import tools
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
-from traces.models.gguf_blocks import blocks_of
-from trilane import cli
-from trilane.study.validation.engine_plan import EnginePlan
 from trilane.study.validation.plan import ValidationPlan
-from trilane.verbs.inputs import changes_of
-from trilane.verbs.llama_cpp import _threads
-from trilane.verbs.this_machine import HERE
 
-SCRIPT = ROOT / "examples" / "gpu.sh"
-LLAMA_STAGES = ["llama.cpp-profile", "llama.cpp-qwen3-30b-a3b", "llama.cpp-gpt-oss-20b"]
-STAGES = [
-    "smoke", "profile", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "llama.cpp-build", *LLAMA_STAGES, "peer",
-    "pack",
-]  # fmt: skip
 MODELS = {
     "cuda": ["deepseek-v2-lite", "qwen3-30b-a3b:24", "mixtral-8x7b:4"],
     "host-lanes": ["deepseek-v2-lite:2", "qwen3-30b-a3b:2", "mixtral-8x7b:1"],
 }
-RECORDER = """#!/bin/sh
-{ printf "%s\\n" "$@"; echo ---; } >> "$RECORDED"
-case " $* " in *" $SLOW "*) echo begun >> "$RECORDED.slow"; exec sleep 60 ;; esac
-case " $* " in *" $FAILING "*) exit "${STATUS:-1}" ;; esac
-"""
-
-
-class Played(NamedTuple):
-    """The script's exit status, the lines on stages at its end, and the commands that it ran."""
-
-    status: int
-    said: dict[str, str]
-    commands: list[list[str]]
-
-
-Play = Callable[..., Played]
-
-
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    """Plays the script in a folder; its commands are written down and end as ``changes`` say."""
-    environment = environment_for(tmp_path)
-
-    def played(*stages: str, **changes: str) -> Played:
-        Path(environment["RECORDED"]).unlink(missing_ok=True)
-        done = subprocess.run(
-            ["bash", str(SCRIPT), "a folder", *stages], cwd=tmp_path, env={**environment, **changes},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return Played(done.returncode, stages_of(tmp_path), recorded(tmp_path))
-
-    return played
-
-
-def environment_for(folder: Path) -> dict[str, str]:
-    recorder = folder / "recorder"
-    recorder.write_text(RECORDER)
-    recorder.chmod(0o755)
-    here = {"TRILANE": str(recorder), "PYTHON": str(recorder), "RECORDED": str(folder / "recorded")}
-    return {**here, "PATH": "/usr/bin:/bin", "FAILING": "nothing", "SLOW": "nothing"}
-
-
-def recorded(folder: Path) -> list[list[str]]:
-    return [call.split("\n")[:-1] for call in (folder / "recorded").read_text().split("---\n")[:-1]]
-
-
-def stages_of(folder: Path) -> dict[str, str]:
-    lines = (folder / "a folder" / "stages.txt").read_text().splitlines()
-    return {line.split()[0]: line.partition(" s  ")[2] or line[25:] for line in lines}
+    return player(tmp_path)
 
 
 @pytest.fixture(scope="module", params=["cuda", "host-lanes"])
 def commands(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[list[str]]:
     """What all stages run."""
-    folder = tmp_path_factory.mktemp("script")
-    environment = {**environment_for(folder), "LANES": request.param}
-    subprocess.run(["bash", str(SCRIPT), "a folder"], check=True, cwd=folder, env=environment, capture_output=True)
-    return recorded(folder)
-
-
-def options_of(words: list[str]) -> dict[str, object]:
-    """The values of a command's options, by the parser that the command has. Raises its usage errors."""
-    command = cli.command()
-    while hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
-    with command.make_context(command.name, list(words)) as context:
-        return dict(context.params)
-
-
-def called(commands: list[list[str]], *verb: str, engine: str | None = None) -> Iterator[dict[str, object]]:
-    found = (options_of(words) for words in commands if tuple(words[: len(verb)]) == verb)
-    return (options for options in found if options.get("engine") == engine)
-
-
-def changes(call: Mapping[str, object]) -> dict[str, object]:
-    return changes_of(call["changes"])  # type: ignore[arg-type]
+    return commands_of(tmp_path_factory.mktemp("script"), request.param)
 
 
 # --- what it runs -----------------------------------------------------------------------------------------------------
@@ -164,65 +93,11 @@ def test_a_validation_ends_by_itself_before_its_stage_does(commands: list[list[s
     assert all(isinstance(limit, float) and 300 < limit <= 380 for limit in limits)
 
 
-def test_llama_cpp_is_profiled_once_and_two_models_are_predicted_from_that(commands: list[list[str]]) -> None:
-    [profile] = called(commands, "profile", engine="llama.cpp")
-    calls = list(called(commands, "validate", engine="llama.cpp"))
-    assert {profile["out"], *(call["profile"] for call in calls)} == {"a folder/llama.cpp.yaml"}
-    plans = [EnginePlan.from_yaml(Path(str(call["plan"])), engine_changes(call)) for call in calls]
-    [[first], [second]] = [plan.models for plan in plans]
-    if profile["gpu"]:
-        splits = [plan.splits(model) for plan, model in zip(plans, (first, second), strict=True)]
-        assert splits == [(48, 36, 24, 12, 0), (24, 18, 12, 6, 0)]
-        assert {plan.depths for plan in plans} == {(0, 2048)}
-    else:
-        assert (first, second) == ("qwen3-30b-a3b@q4_0:2", "gpt-oss-20b@mxfp4:2")
-    assert {plan.threads for plan in plans} == {_threads(profile["threads"])}  # type: ignore[arg-type]
-    used = {block for name in (first, second) for mix in blocks_of(load_model(name)) for block in mix}
-    assert used <= set(str(profile["blocks"]).split(","))
-
-
-def engine_changes(call: Mapping[str, object]) -> dict[str, object]:
-    """Those of a plan, with a machine in place of the one at hand."""
-    found = changes(call)
-    return {**found, "hardware": "rtx-4090+ddr5-5600"} if found.get("hardware") == HERE else found
-
-
 def test_the_tests_of_cuda_lanes_run_on_the_device_or_on_the_fake(commands: list[list[str]]) -> None:
     [words] = [words for words in commands if words[:2] == ["-m", "pytest"]]
     [lanes] = {call["lanes"] for call in called(commands, "smoke")}
     assert words[words.index("--device") + 1] == {"cuda": "cuda", "host-lanes": "fake"}[str(lanes)]
     assert {Path(word).name for word in words if word.endswith(".py")} >= {"test_cuda_lanes.py", "test_cuda_memory.py"}
-
-
-# --- llama.cpp: found, built, or left out -----------------------------------------------------------------------------
-
-
-def test_a_library_that_is_found_is_not_built(play: Play, tmp_path: Path) -> None:
-    done = play("llama.cpp-build")
-    assert (done.status, done.said) == (0, {"llama.cpp-build": "passed"})
-    assert all(words[0] == "-c" for words in done.commands)
-    assert list((tmp_path / "a folder" / "done").iterdir()) == []
-
-
-def test_one_that_is_named_and_finds_no_gpu_fails_with_its_reason(play: Play) -> None:
-    done = play("llama.cpp-build", FAILING="gpu_name", LLAMA_LIBRARY="mine.so", STATUS="2")
-    assert (done.status, done.said) == (1, {"llama.cpp-build": "failed (status 2)"})
-
-
-def test_without_a_library_it_is_built_from_the_sources_that_are_given(play: Play, tmp_path: Path) -> None:
-    """The compilers are missing here: that is refused before anything is made."""
-    done = play("llama.cpp-build", FAILING="gpu_name", LLAMA_BUILD=str(tmp_path / "made"), LLAMA_SOURCES="s.tar.gz",
-                PATH=str(tools(tmp_path)))  # fmt: skip
-    assert (done.status, done.said) == (1, {"llama.cpp-build": "failed (status 2)"})
-    log = (tmp_path / "a folder" / "logs" / "llama.cpp-build.log").read_text()
-    assert log == "examples/build_llama.sh: cmake: no such command, and llama.cpp is built with it\n"
-    assert not (tmp_path / "made").exists()
-
-
-def test_without_a_library_the_other_stages_leave_llama_cpp_out(play: Play) -> None:
-    done = play(*LLAMA_STAGES, FAILING="gpu_name")
-    assert (done.status, done.said) == (0, dict.fromkeys(LLAMA_STAGES, "passed"))
-    assert all(words[0] == "-c" for words in done.commands)
 
 
 # --- stage by stage ---------------------------------------------------------------------------------------------------
@@ -266,18 +141,6 @@ def test_a_failure_outweighs_what_has_passed_in_part(play: Play) -> None:
 def test_a_stage_that_takes_too_long_is_ended(play: Play) -> None:
     done = play("smoke", SLOW="smoke", STAGE_SECONDS="1")
     assert (done.status, done.said) == (1, {"smoke": "failed (status 124)"})
-
-
-def test_the_long_stages_of_llama_cpp_have_a_limit_of_their_own(play: Play, tmp_path: Path) -> None:
-    """``timeout`` is one that writes its limit down."""
-    (bins := tmp_path / "bins").mkdir()
-    (bins / "timeout").write_text(f'#!/bin/sh\necho "$2" >> "{tmp_path}/limits"\nshift 2\nexec "$@"\n')
-    (bins / "timeout").chmod(0o755)
-    done = play("smoke", *LLAMA_STAGES, STAGE_SECONDS="50", LLAMA_SECONDS="7000", PATH=f"{bins}:/usr/bin:/bin")
-    assert done.status == 0
-    *short, profile, first, second = map(int, (tmp_path / "limits").read_text().split())
-    assert all(40 < limit <= 50 for limit in short)
-    assert all(6900 < limit <= 7000 for limit in (profile, first, second))
 
 
 def test_a_stage_shorter_than_its_report_gives_its_validation_a_second(play: Play) -> None:
@@ -369,46 +232,3 @@ def test_the_smallest_stages_for_real(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     with zipfile.ZipFile(tmp_path / "out" / "results.zip") as packed:
         assert {"MANIFEST.txt", "logs/device-tests.log", "done/smoke", "done/device-tests"} <= set(packed.namelist())
-
-
-# --- the archive ------------------------------------------------------------------------------------------------------
-
-
-def fill(folder: Path, sizes: Mapping[str, int]) -> None:
-    for name, size in sizes.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(os.urandom(size))
-
-
-def test_all_but_weights_and_half_written_files_is_packed(tmp_path: Path) -> None:
-    fill(
-        tmp_path,
-        {"report.md": 10, "a/journal/run.parquet": 99, "made.safetensors": 10, ".x.json.1.trilane-part/x.json": 10},
-    )
-    assert pack(tmp_path, tmp_path / "results.zip") == []
-    assert pack(tmp_path, tmp_path / "results.zip") == []  # an archive is no result
-    with zipfile.ZipFile(tmp_path / "results.zip") as packed:
-        assert set(packed.namelist()) == {"report.md", "a/journal/run.parquet", "MANIFEST.txt"}
-        assert packed.read("MANIFEST.txt").startswith(b"2 files; left out, because of the limit of the archive: none")
-
-
-def test_the_largest_are_left_out_first_and_named(tmp_path: Path) -> None:
-    fill(tmp_path, {"small": 1_000, "large": 50_000, "larger": 60_000, "medium": 20_000})
-    out = pack(tmp_path, tmp_path / "results.zip", limit_bytes=40_000)
-    assert [file.name for file in out] == ["larger", "large"]
-    assert (tmp_path / "results.zip").stat().st_size <= 40_000
-    with zipfile.ZipFile(tmp_path / "results.zip") as packed:
-        assert set(packed.namelist()) == {"small", "medium", "MANIFEST.txt"}
-        lines = packed.read("MANIFEST.txt").decode().splitlines()
-    assert lines[1:] == ["      60,000 bytes  larger", "      50,000 bytes  large"]
-
-
-@pytest.mark.parametrize("limit_bytes", [3_000, 10_000, 37_123])
-def test_the_archive_is_never_larger_than_its_limit(tmp_path: Path, limit_bytes: int) -> None:
-    fill(tmp_path, {f"folder {n % 3}/{'long name ' * 5}{n}": 10 + 37 * n for n in range(40)})
-    pack(tmp_path, tmp_path / "results.zip", limit_bytes)
-    assert (tmp_path / "results.zip").stat().st_size <= limit_bytes
-
-
-def test_the_limit_is_16_mb() -> None:
-    assert LIMIT_BYTES == 16_000_000
