@@ -25,7 +25,7 @@ from tests.deep.fuzz.work import shorten
 def main() -> int:
     """Play, print, and keep what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.deep.fuzz", description="Malformed input for every reader.")
-    parser.add_argument("--inputs", type=int, default=2000, help="of all readers together")
+    parser.add_argument("--inputs", type=int, default=1000, help="of all readers together")
     parser.add_argument("--reader", action="append", choices=READERS, help="some instead of all; repeatable")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="this input of each reader alone, shown whole")
