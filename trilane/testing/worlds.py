@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from policies.mechanism.narrow_copies import with_narrow_copies
+from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.protocols import Assigner, Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, System
@@ -20,7 +21,6 @@ from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from sim.runs.demand import StepDemand, demand_of, future_of
-from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import spans_frame
 from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey

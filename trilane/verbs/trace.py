@@ -67,7 +67,7 @@ def facts_of(trace: Trace) -> dict[str, Any]:
         "moe_layers": shape.moe_layers,
         "experts": shape.experts,
         "top_k": shape.top_k,
-        "expert_bytes": sorted({shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)}),
+        "expert_bytes": sorted(set(shape.expert_bytes_by_layer)),
         "sequences": len(set(trace.sequence.tolist())),
         "tokens": len(trace),
         "prefill_tokens": prefill,
