@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.runs.prepare import Prepared, prepare
-from sim.runs.routing_error import RoutingErrors
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row
@@ -50,7 +50,7 @@ class _Played(NamedTuple):
 def _played(prepared: Prepared, session: Session) -> _Played:
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
-    errors = RoutingErrors(prepared.weights, shape.experts) if prepared.needs.changes_routing else None
+    errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
     engine = Engine(session, prepared.played_costs, prepared.demand, token_bytes, errors)
     engine.run()
     rows, engine.recorder.rows = engine.recorder.rows, []  # an engine is a cycle, and would keep them

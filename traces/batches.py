@@ -72,6 +72,14 @@ def count_experts(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
     return np.bincount(slots[ids >= 0], minlength=layers * experts).reshape(layers, experts)
 
 
+def count_by_sequence(trace: Trace, rows: Rows) -> NDArray[np.int64]:
+    """[sequences, layers, experts]: tokens of ``rows`` by sequence of the trace, in order of first appearance."""
+    sequences = dict.fromkeys(trace.sequence.tolist())
+    mine = [rows[trace.sequence[rows] == sequence] for sequence in sequences]
+    counts = [count_experts(trace.topk_ids[some], trace.shape.experts) for some in mine]
+    return np.stack(counts).astype(np.int64)
+
+
 def best_ranks(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
     """The best place of each expert among the choices ``ids`` [tokens, layers, k] of a token: [layers, experts], k for
     one that is never chosen."""

@@ -30,6 +30,14 @@ def forecast_accuracies(trace: Trace) -> Iterator[ForecastAccuracy]:
         yield from _of_layers(trace, key, rows)
 
 
+def accuracies_by_layer(trace: Trace) -> dict[tuple[str, int], NDArray[np.float64]]:
+    """``accuracy_at_k`` of each forecast (kind, lookahead), [layers]; NaN where a layer was not forecast."""
+    accuracies = {str(key): np.full(trace.shape.moe_layers, np.nan) for key in trace.forecasts}
+    for found in forecast_accuracies(trace):
+        accuracies[found.forecast][found.layer] = found.accuracy_at_k
+    return {(key.kind, key.lookahead): accuracies[str(key)] for key in trace.forecasts}
+
+
 def _of_layers(trace: Trace, key: ForecastKey, rows: NDArray[np.intp]) -> Iterator[ForecastAccuracy]:
     k, about = trace.shape.top_k, rows
     if key.by_token:

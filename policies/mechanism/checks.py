@@ -61,11 +61,15 @@ def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int
             raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {layer} is at work")
 
 
-def check_update(policy: Composition, update: Swap | Upload, resident: Sequence[Collection[int]]) -> None:
-    """An upload is of an absent expert; a swap puts one into the slot of a resident one of the same layer."""
+def check_update(
+    policy: Composition, update: Swap | Upload, resident: Sequence[Collection[int]], leaving: Collection[ExpertId] = ()
+) -> None:
+    """An upload is of an absent expert, or of one ``leaving``, which the same updates evict; a swap puts one into the
+    slot of a resident one of the same layer."""
     if isinstance(update, Upload):
-        if update.incoming.expert in resident[update.incoming.layer]:
-            raise PolicyError(f"policy {policy.name!r} uploads {update.incoming}: expected an absent expert")
+        key = update.incoming
+        if key.expert in resident[key.layer] and key not in leaving:
+            raise PolicyError(f"policy {policy.name!r} uploads {key}: expected an absent expert")
         return
     _check_swap(policy, update, resident)
 

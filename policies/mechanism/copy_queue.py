@@ -139,8 +139,9 @@ class CopyQueue:
             return Updates()
         residency = self._residency
         copies = [update for update in updates if not isinstance(update, Eviction)]
+        leaving = {update.outgoing for update in updates if isinstance(update, Eviction)}
         for copy in copies:
-            check_update(self._policy, copy, residency.resident)
+            check_update(self._policy, copy, residency.resident, leaving)
         for layer in {copy.incoming.layer for copy in copies}:
             for key in self._swaps_of.pop(layer, ()):
                 self._swaps.pop(key, None)

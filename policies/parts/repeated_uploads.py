@@ -4,7 +4,7 @@ slots that forgets the first."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 
 from policies.mechanism.views import ExpertId, LayerView
 from policies.parts.admission import Admission
@@ -24,9 +24,12 @@ class RepeatedUploads(UploadCache):
     As no expert is copied twice here, the upload of another one *stands in* for a second copy: of the layer's absent
     experts the least used that did not miss in the step. It takes as long, and is never in service. When it is
     published, it takes the last use of the slot that lost the entry, so that the expert itself is the copy with the
-    entry. Ours: while it stands in, its own misses are not requested, and a second copy is useless if its expert has
-    left the first slot by then. And an expert whose slot an earlier request of the step has got is requested by the
-    code in that step, here from its next miss on.
+    entry. While it waits for the link, it gives its turn to another one if it misses itself, and to the expert that it
+    stands for if that leaves its slot. In a slot, it is requested by a stand-in of its own, which on publication takes
+    over its part.
+
+    Ours: a second copy is useless if its expert leaves the first slot while it is on the link. And an expert whose slot
+    an earlier request of the step has got is requested by the code in that step, here from its next miss on.
     """
 
     def __init__(self, admission: Admission, slots: CountedSlots, inserts: int, experts: int) -> None:
@@ -34,8 +37,7 @@ class RepeatedUploads(UploadCache):
         super().__init__(self._clock, admission, slots, inserts, frees="request")
         self._experts = experts
         self._uses: Counter[ExpertId] = Counter()
-        self._stands_for: dict[ExpertId, ExpertId] = {}  # what a stand-in, waiting or in a slot, copies
-        self._unpublished: dict[int, list[ExpertId]] = {}  # stand-ins by layer
+        self._stands_for = self._clock.stands_for
 
     def observe(self, view: LayerView) -> None:
         """Count uses as well."""
@@ -52,48 +54,78 @@ class RepeatedUploads(UploadCache):
             self._in_service[copied.layer].discard(copied.expert)
 
     def _published(self, layer: int, resident: Collection[int]) -> set[int]:
-        """Stand-ins that have arrived give their experts an entry; neither they nor the lost are in service."""
-        waiting = self._unpublished.get(layer, ())
-        self._unpublished[layer] = [key for key in waiting if key.expert not in resident]
-        for key in waiting:
-            if key.expert in resident:
-                self._clock.publish(self._stands_for[key], key)
-        return {expert for expert in resident if self._has_entry(ExpertId(layer, expert))}
+        """What has arrived has an entry, or gives it to the expert that it stands for; only entries are in service."""
+        for key in self._members.get(layer, ()):
+            if key in self._coming and key.expert in resident:
+                self._publish(key, self._stands_for.get(key, key))
+        return {expert for expert in resident if self._clock.has_entry(ExpertId(layer, expert))}
 
-    def _has_entry(self, key: ExpertId) -> bool:
-        return key not in self._stands_for and key not in self._clock.lost
+    def _publish(self, key: ExpertId, expert: ExpertId) -> None:
+        """``expert`` has an entry by ``key``, which takes over its part if it stood for another itself."""
+        self._clock.publish(expert, key)
+        if key != expert and expert in self._stands_for:
+            self._stands_for[key] = self._stands_for.pop(expert)
+
+    def _request(self, layer: int) -> Sequence[ExpertId]:
+        """Stand-ins that missed, and are requested themselves, give their turns away first; experts that are to leave
+        their slots get those of their own stand-ins."""
+        for key in self._missed[layer]:
+            if key in self._stands_for and key in self._waiting:
+                self._give_turn(key, self._stand_in(layer, ()))
+        leaving = super()._request(layer)
+        for key in [key for key in self._waiting_of[layer] if self._stands_for.get(key) in leaving]:
+            copied = self._stands_for[key]
+            self._give_turn(key, None if copied in self._waiting else copied)
+        return leaving
+
+    def _give_turn(self, key: ExpertId, heir: ExpertId | None) -> None:
+        """``heir``, if there is one, is uploaded in place of a stand-in that waits."""
+        if heir is None:
+            return
+        copied = self._stands_for.pop(key)
+        for waiting in (self._waiting, self._waiting_of[key.layer]):
+            waiting[heir] = waiting.pop(key)
+        if heir != copied:
+            self._stands_for[heir] = copied
 
     def _key(self, miss: ExpertId, chosen: Collection[ExpertId]) -> ExpertId | None:
-        if miss in self._stands_for:
-            return None
-        if miss not in self._waiting and miss not in self._clock.lost:
-            return miss
-        taken = {*self._members.get(miss.layer, ()), *self._waiting, *self._missed[miss.layer], *chosen}
-        everyone = (ExpertId(miss.layer, expert) for expert in reversed(range(self._experts)))
+        again = (self._waiting, self._coming, self._stands_for, self._clock.lost)
+        return self._stand_in(miss.layer, chosen) if any(miss in where for where in again) else miss
+
+    def _stand_in(self, layer: int, chosen: Collection[ExpertId]) -> ExpertId | None:
+        """The absent expert to upload for a second copy; None: there is none."""
+        taken = {*self._members.get(layer, ()), *self._waiting_of[layer], *self._missed[layer], *chosen}
+        everyone = (ExpertId(layer, expert) for expert in reversed(range(self._experts)))
         others = (key for key in everyone if key not in taken)
         return min(others, key=self._uses.__getitem__, default=None)
 
     def _wait(self, layer: int, uploads: Mapping[ExpertId, ExpertId]) -> None:
         super()._wait(layer, uploads)
-        stand_ins = {key: miss for key, miss in uploads.items() if key != miss}
-        self._stands_for.update(stand_ins)
-        self._unpublished.setdefault(layer, []).extend(stand_ins)
+        self._stands_for.update({key: miss for key, miss in uploads.items() if key != miss})
 
 
 class SlotClock(DemandCache):
-    """LRU by the time of the last use of a slot; experts in ``lost`` are not used, whatever is routed."""
+    """LRU by the time of the last use of a slot; one without an entry is not used, whatever is routed.
+
+    ``lost``: experts whose slots have lost their entries. ``stands_for``: what stand-ins, waiting or in slots, copy.
+    """
 
     def __init__(self) -> None:
         self.lost: set[ExpertId] = set()
+        self.stands_for: dict[ExpertId, ExpertId] = {}
         self._used: dict[int, dict[ExpertId, int]] = {}  # by group
         self._time = 0
+
+    def has_entry(self, key: ExpertId) -> bool:
+        """Whether its slot, if it has one, is that of the table."""
+        return key not in self.stands_for and key not in self.lost
 
     def observe(self, view: LayerView) -> None:
         """The members in use become the most recent."""
         used = self._used.get(view.layer, {})
         for expert in view.routing.active:
             key = ExpertId(view.layer, expert)
-            if key in used and key not in self.lost:
+            if key in used and self.has_entry(key):
                 self._touch(used, key)
 
     def admitted(self, key: ExpertId, group: int) -> None:
@@ -111,7 +143,7 @@ class SlotClock(DemandCache):
         return min((key for key in used if key not in blocked), key=used.__getitem__, default=None)
 
     def publish(self, key: ExpertId, stand_in: ExpertId) -> None:
-        """``key`` has an entry again, used now; its stand-in has the last use that it had itself."""
+        """``key`` has an entry, used now; its stand-in, if that is another, has the last use that it had itself."""
         self.lost.discard(key)
         used = self._used[key.layer]
         if key in used:

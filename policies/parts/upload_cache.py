@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Container, Mapping, Sequence, Set
+from itertools import count
 from typing import Literal, cast
 
 from policies.mechanism.views import Assignment, Eviction, ExpertId, LayerView, Upload
@@ -57,8 +58,9 @@ class UploadCache:
         self._coming: set[ExpertId] = set()  # members that have not arrived, or only in this step
         self._in_service: dict[int, set[int]] = {}
         self._missed: dict[int, list[ExpertId]] = {}  # by layer, in the present step
-        self._waiting: dict[ExpertId, None] = {}  # uploads that hold a free slot, oldest first
-        self._waiting_of: defaultdict[int, dict[ExpertId, None]] = defaultdict(dict)  # the same by layer
+        self._waiting: dict[ExpertId, int] = {}  # uploads that hold a free slot, with their turns
+        self._turns = count()
+        self._waiting_of: defaultdict[int, dict[ExpertId, int]] = defaultdict(dict)  # the same by layer
         self._full = False  # whether a pool has had no room left
         self._step = -1
 
@@ -118,15 +120,16 @@ class UploadCache:
 
     def _end_step(self, view: LayerView) -> Sequence[Upload | Eviction]:
         """What has arrived is in service from now on, but for those that leave."""
-        for layer, resident in enumerate(view.residency.resident):
-            self._in_service[layer] = self._published(layer, resident)
-        self._coming = {key for key in self._coming if key.expert not in self._in_service[key.layer]}
+        resident = view.residency.resident
+        for layer, arrived in enumerate(resident):
+            self._in_service[layer] = self._published(layer, arrived)
+        self._coming = {key for key in self._coming if key.expert not in resident[key.layer]}
         if view.phase != "decode" or self._frees == "copy":
             return ()
         if self._frees == "ahead":
             return [Eviction(key) for layer in self._missed for key in self._oldest(layer)]
         evictions = [Eviction(key) for layer in self._missed for key in self._request(layer)]
-        return [*evictions, *map(Upload, self._waiting)]
+        return [*evictions, *map(Upload, sorted(self._waiting, key=self._waiting.__getitem__))]
 
     def _published(self, layer: int, resident: Collection[int]) -> set[int]:
         """The experts of a layer that are in service from the end of a step on."""
@@ -182,8 +185,9 @@ class UploadCache:
 
     def _wait(self, layer: int, uploads: Mapping[ExpertId, ExpertId]) -> None:
         """Queue uploads, given with the misses that they are for, for the link."""
-        self._waiting.update(dict.fromkeys(uploads))
-        self._waiting_of[layer].update(dict.fromkeys(uploads))
+        turns = dict(zip(uploads, self._turns, strict=False))
+        self._waiting.update(turns)
+        self._waiting_of[layer].update(turns)
 
     def _room(self, layer: int) -> int:
         """Free slots that no upload waits for; of a pool, whose experts may differ in size, whether there are any."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, Plan
 from policies.protocols import Budget, Composition
 from sim.runs.demand import StepDemand
-from sim.runs.routing_error import RoutingErrors
 
 T = TypeVar("T")
 LOGGED = ("begin_step", "plan_layer", "foresee", "end_layer", "end_step", "next_copy", "copied", "computed")

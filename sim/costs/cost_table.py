@@ -11,6 +11,7 @@ from policies.mechanism.views import ExpertCosts
 from sim.machine.devices import ResultPath
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.profile import Permille
+from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import NOT_EMPTY, Count, at_least
 from trilane.common.schema import check, from_dict
@@ -87,15 +88,15 @@ class CostTable:
 
     experts: Annotated[tuple[ExpertCosts, ...], NOT_EMPTY]
     steps: StepModel
-    attention_launch_ns: Ns  # norms and attention of one layer
-    gate_launch_ns: Ns
-    shared_launch_ns: Ns  # 0 without a shared expert
-    expert_launch_ns: Ns  # one expert on the GPU
-    combine_launch_ns: Ns
-    head_launch_ns: Ns  # LM head, a step
-    dense_launch_ns: Ns  # all dense layers together, a step
-    sync_ns: Ns  # host waits for the routing, per layer
     result_path: ResultPath
+    attention_launch_ns: Ns = 0  # norms and attention of one layer
+    gate_launch_ns: Ns = 0
+    shared_launch_ns: Ns = 0  # 0 without a shared expert
+    expert_launch_ns: Ns = 0  # one expert on the GPU
+    combine_launch_ns: Ns = 0
+    head_launch_ns: Ns = 0  # LM head, a step
+    dense_launch_ns: Ns = 0  # all dense layers together, a step
+    sync_ns: Ns = 0  # host waits for the routing, per layer
     plan_costs: PlanCosts = field(default_factory=PlanCosts)
     plan_factor: float = 1.0
     first_expert_launch_ns: Ns = 0  # in addition, for the experts that share one launch
@@ -184,6 +185,12 @@ class CostTable:
         check(self, CostError)
         for layer, expert in {id(expert): (layer, expert) for layer, expert in enumerate(self.experts)}.values():
             _check_expert(expert, layer, self.max_tokens)  # layers share tables, which may have thousands of entries
+
+
+def by_layer(shape: ModelShape, costs_of: Callable[[int], ExpertCosts]) -> tuple[ExpertCosts, ...]:
+    """The costs of each MoE layer's experts, by the bytes of one of them; layers of equal sizes share a table."""
+    by_size = {size: costs_of(size) for size in set(shape.expert_bytes_by_layer)}
+    return tuple(by_size[size] for size in shape.expert_bytes_by_layer)
 
 
 def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:

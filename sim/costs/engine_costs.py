@@ -42,6 +42,8 @@ def costs_on(
     model that a profile lacks or has with other sizes, and EngineError for an unknown engine, and for a profile with
     another than ``pytorch``, in which it was measured.
     """
+    if max_tokens < 1:
+        raise CostError(f"max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
     if max_tokens > MOST_TOKENS:
         raise CostError(
             f"a step of {max_tokens:,} tokens: expected {MOST_TOKENS:,} at most; use a shorter prompt, fewer "

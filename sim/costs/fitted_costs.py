@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import CostError, CostTable, StepCosts
-from sim.costs.engine import EngineError, InferenceEngine, PromptWork
+from sim.costs.cost_table import CostTable, StepCosts, by_layer
+from sim.costs.engine import EngineError, InferenceEngine
+from sim.costs.fitted_engine import PromptWork
 from sim.costs.kernel_costs import kernel_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work, table_ns, time_ns
@@ -46,10 +47,8 @@ def fitted_costs(
 ) -> CostTable:
     """The cost table for workloads 0..``max_tokens``; ``threads`` (None: one a core), ``repacked``: ``CpuProcessor``.
 
-    Raises CostError for ``max_tokens`` < 1, and EngineError for an engine whose kernels are counted.
+    Raises EngineError for an engine whose kernels are counted.
     """
-    if max_tokens < 1:
-        raise CostError(f"max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
     if engine.gpu is None or engine.cpu is None or engine.prompt is None:
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
     if engine.kernels is not None and hardware.cpu_only:
@@ -61,23 +60,19 @@ def fitted_costs(
         )  # fmt: skip
     cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
-    sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
     experts = _Experts(shape, hardware, engine, main, cpu)
-    by_size = {size: experts.of(size, max_tokens) for size in sorted(set(sizes))}
     sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0
     if engine.cpu_in_turn:
         sync_ns += round(engine.cpu.layer_ns.value)
     return CostTable(
-        experts=tuple(by_size[size] for size in sizes),
+        experts=by_layer(shape, lambda size: experts.of(size, max_tokens)),
         steps=FittedSteps(shape, hardware, engine, main),
-        attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
-        head_launch_ns=0, dense_launch_ns=0,
         sync_ns=sync_ns,
         serial=engine.cpu_in_turn,
         result_path=hardware.link.result_path,
         plan_costs=hardware.plan_costs if engine.decides else PlanCosts(),
         plan_factor=hardware.host.plan_factor,
-    )  # fmt: skip
+    )
 
 
 _COPIES_POWER = 3  # how sharply copies saturate

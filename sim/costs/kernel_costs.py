@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import CostTable, StepCosts
+from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.costs.kernels import Floats, Kernels, ProductRates, longest_share
 from sim.machine.hardware import Hardware
-from sim.machine.plan_costs import PlanCosts
 from traces.models.attention import Attention
 from traces.models.gguf_blocks import blocks_of
 from traces.models.quantisation import WeightBlocks
@@ -29,17 +28,15 @@ def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_to
     """The cost table for workloads 0..``max_tokens``. Raises HardwareError for weights that were not measured."""
     steps = kernel_steps(shape, kernels, threads)
     table = whole_ns(steps.expert_ns(np.arange(max_tokens + 1.0)))
-    size, contention = shape.expert_bytes_of(0), hardware.contention
-    expert = ExpertCosts(
-        gpu_ns=table, cpu_ns=table, first_cpu_ns=0, copy_ns=1, expert_bytes=size, writeback_ns=1,
-        cpu_permille=contention.cpu_permille, copy_permille=contention.copy_permille, between_ns=0,
-    )  # fmt: skip
-    sizes = (shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
-    return CostTable(
-        experts=tuple(expert if each == size else expert._replace(expert_bytes=each) for each in sizes), steps=steps,
-        attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
-        head_launch_ns=0, dense_launch_ns=0, sync_ns=0, result_path=hardware.link.result_path, plan_costs=PlanCosts(),
-    )  # fmt: skip
+    contention = hardware.contention
+
+    def costs_of(size: int) -> ExpertCosts:
+        return ExpertCosts(
+            gpu_ns=table, cpu_ns=table, first_cpu_ns=0, copy_ns=1, expert_bytes=size, writeback_ns=1,
+            cpu_permille=contention.cpu_permille, copy_permille=contention.copy_permille, between_ns=0,
+        )  # fmt: skip
+
+    return CostTable(by_layer(shape, costs_of), steps, hardware.link.result_path)
 
 
 def whole_ns(ns: Floats) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import CostError, CostTable, StepCosts
+from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table, whole
@@ -19,11 +19,8 @@ from trilane.machines.plausibility import HardwareError
 def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
     """The cost table of ``shape`` on a measured machine for workloads 0..``max_tokens``.
 
-    Raises CostError for ``max_tokens`` < 1, and HardwareError for a model that the profile lacks or has with other
-    sizes.
+    Raises HardwareError for a model that the profile lacks or has with other sizes.
     """
-    if max_tokens < 1:
-        raise CostError(f"costs_on: max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
     where = f"profile {hardware.name!r}"
     model = hardware.measured_profile().model_of(shape, where)
     if shape.dense_layers and model.dense_ffn is None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.costs.engine import CpuWork, GpuWork, LayerKind, PromptWork
+from sim.costs.fitted_engine import CpuWork, GpuWork, LayerKind, PromptWork
 from sim.machine.devices import Cpu, Gpu
 from traces.models.attention import Attention
 
@@ -19,42 +19,57 @@ WIDE_BITS = 16  # keys and values of fewer are unpacked
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
 
 
-class Processor(Protocol):
+class Processor(ABC):
     """A device that computes layers. Sizes in bytes, times in ns."""
 
+    work: GpuWork | CpuWork
+
     @property
+    @abstractmethod
     def step_ns(self) -> float:
         """Fixed time of a step."""
-        ...
 
+    @abstractmethod
     def attention_fixed_ns(self, kind: LayerKind) -> float:
         """Fixed time of a layer's attention, with what else is fixed in a layer of the GPU."""
-        ...
 
     @property
+    @abstractmethod
     def mixture_fixed_ns(self) -> float:
         """Fixed time of a layer's experts, gate and sum."""
-        ...
+
+    @property
+    @abstractmethod
+    def read_bytes_per_s(self) -> float:
+        """Rate of reading weights of 8 bits or more."""
+
+    def unpacked_share(self, bits: float) -> float:
+        """Of that rate, reached with weights of so many bits."""
+        return 1.0
 
     def read_ns(self, size: float, bits: float) -> float:
         """Weights of all but the routed experts."""
-        ...
+        return size / (self.read_bytes_per_s * self.unpacked_share(bits)) * 1e9
 
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
-        """Keys and values, or the state of linear attention."""
-        ...
+        """Keys and values, or the state of linear attention, in the time of as many bytes of weights, or of a factor
+        more."""
+        factor = 1.0
+        if kind != "state":
+            bits, factor = unpacked_bits(bits, self.work.cache_bits.value), self.work.cache_factor[kind].value
+        return elements * bits / 8 * factor / self.read_bytes_per_s * 1e9
 
+    @abstractmethod
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
-        ...
 
+    @abstractmethod
     def attention_ns(self, flops: float, bits: float, rows: int) -> float:
         """Products of queries with keys and values of so many bits."""
-        ...
 
+    @abstractmethod
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """One expert with each number of rows; ``flops``: of one row."""
-        ...
 
 
 def layer_kind(attention: Attention) -> LayerKind:
@@ -69,20 +84,13 @@ def unpacked_bits(bits: float, cache_bits: float) -> float:
     return bits if bits >= WIDE_BITS else max(bits, cache_bits)
 
 
-def _cache_bytes(work: GpuWork | CpuWork, elements: float, bits: float, kind: LayerKind) -> float:
-    """Bytes of weights whose reading takes as long as that of keys and values, or of the state of linear attention."""
-    if kind == "state":
-        return elements * bits / 8
-    return elements * unpacked_bits(bits, work.cache_bits.value) / 8 * work.cache_factor[kind].value
-
-
 def saturated(*limits: float, power: float = 1) -> float:
     """A rate that comes near the least of its limits, and is below it where others are near."""
     return float(sum(limit**-power for limit in limits) ** (-1 / power))
 
 
 @dataclass(frozen=True)
-class GpuProcessor:
+class GpuProcessor(Processor):
     """A graphics card."""
 
     gpu: Gpu
@@ -90,52 +98,38 @@ class GpuProcessor:
 
     @property
     def step_ns(self) -> float:
-        """See ``Processor``."""
         return self.work.step_ns.value
 
     def attention_fixed_ns(self, kind: LayerKind) -> float:
-        """See ``Processor``."""
         work = self.work
         slower = math.pow(work.layer_ops_per_s.value / self._stated_ops_per_s, work.layer_exponent.value)
         return work.layer_ns[kind].value * slower + (work.launches_ns.value if self.gpu.launches == "single" else 0.0)
 
     @property
     def mixture_fixed_ns(self) -> float:
-        """See ``Processor``: nothing, ``attention_fixed_ns`` is that of whole layers."""
-        return 0.0
+        return 0.0  # ``attention_fixed_ns`` is that of whole layers
 
-    def read_ns(self, size: float, bits: float) -> float:
-        """See ``Processor``."""
-        return size / (self._bytes_per_s * self._unpacked(bits)) * 1e9
+    @property
+    def read_bytes_per_s(self) -> float:
+        vendor = self.work.vendor_share.get(self.gpu.vendor or "") if self.gpu.kind is None else None
+        return self.gpu.bandwidth_bytes_per_s * self.work.read_share.value * (vendor.value if vendor else 1.0)
 
-    def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
-        """See ``Processor``."""
-        return _cache_bytes(self.work, elements, bits, kind) / self._bytes_per_s * 1e9
+    def unpacked_share(self, bits: float) -> float:
+        return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
-        """See ``Processor``."""
         return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
 
     def attention_ns(self, flops: float, bits: float, rows: int) -> float:
-        """See ``Processor``."""
         return self._products(flops * (rows - 1) / rows, self.work.attention_share.value)
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """See ``Processor``."""
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
         return self.read_ns(size, bits) + started + more * self._products(flops, work.expert_product_share.value)
 
     def _products(self, flops: float, share: float) -> float:
         return flops / (self._ops_per_s * share) * 1e9
-
-    def _unpacked(self, bits: float) -> float:
-        return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
-
-    @property
-    def _bytes_per_s(self) -> float:
-        vendor = self.work.vendor_share.get(self.gpu.vendor or "") if self.gpu.kind is None else None
-        return self.gpu.bandwidth_bytes_per_s * self.work.read_share.value * (vendor.value if vendor else 1.0)
 
     @property
     def _ops_per_s(self) -> float:
@@ -148,7 +142,7 @@ class GpuProcessor:
 
 
 @dataclass(frozen=True)
-class CpuProcessor:
+class CpuProcessor(Processor):
     """A CPU with so many ``threads``; more than its cores read, but multiply no faster: two of a core share its units.
 
     ``repacked``: weights are in the CPU's own order of rows, where the engine has one.
@@ -162,49 +156,34 @@ class CpuProcessor:
 
     @property
     def step_ns(self) -> float:
-        """See ``Processor``."""
         return self.work.region_ns.value
 
     def attention_fixed_ns(self, kind: LayerKind) -> float:
-        """See ``Processor``."""
         regions = 3 * self.work.region_ns.value  # projections in, attention, projection out
         return regions + (self.work.state_ns.value if kind == "state" else 0.0)
 
     @property
     def mixture_fixed_ns(self) -> float:
-        """See ``Processor``: gate and up, down, the sum."""
-        return 3 * self.work.region_ns.value
+        return 3 * self.work.region_ns.value  # gate and up, down, the sum
 
-    def read_ns(self, size: float, bits: float) -> float:
-        """See ``Processor``."""
-        return size / self.read_bytes_per_s * 1e9
-
-    def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
-        """See ``Processor``."""
-        return _cache_bytes(self.work, elements, bits, kind) / self.read_bytes_per_s * 1e9
+    @property
+    def read_bytes_per_s(self) -> float:
+        work = self.work
+        memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
+        return saturated(memory, self.threads * work.thread_bytes_per_s.value, power=_THREADS_POWER)
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
-        """See ``Processor``."""
         return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
 
     def attention_ns(self, flops: float, bits: float, rows: int) -> float:
-        """See ``Processor``."""
         factor = (
             self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
         )
         return flops * (rows - 1) / rows * factor / self.flops_per_s * 1e9
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """See ``Processor``."""
         products = rows.astype(np.float64) * (flops / self.flops_per_s * 1e9)
         return np.maximum(self.read_ns(size, bits), products)
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """What the threads read of weights."""
-        work = self.work
-        memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
-        return saturated(memory, self.threads * work.thread_bytes_per_s.value, power=_THREADS_POWER)
 
     @property
     def flops_per_s(self) -> float:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import CostError, CostTable, StepCosts
+from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import whole
 from traces.models.attention import Attention
@@ -44,19 +44,12 @@ ACTIVATION_BYTES = 2  # hidden states travel in 16 bits
 
 
 def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
-    """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens`` (formulas: top of this file).
-
-    Raises CostError for ``max_tokens`` < 1.
-    """
-    if max_tokens < 1:
-        raise CostError(f"roofline: max_tokens must be >= 1, the most tokens of any step, got {max_tokens}")
-    sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
+    """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens`` (formulas: top of this file)."""
     steps = RooflineSteps(shape, hardware)
     between_ns = _between(steps.step(1, (1,)), hardware)
-    by_size = {size: _expert_costs(shape, hardware, size, max_tokens, between_ns) for size in sorted(set(sizes))}
     launch_ns = hardware.host.launch_ns
     return CostTable(
-        experts=tuple(by_size[size] for size in sizes),
+        experts=by_layer(shape, lambda size: _expert_costs(shape, hardware, size, max_tokens, between_ns)),
         steps=steps,
         attention_launch_ns=ATTENTION_KERNELS * launch_ns,
         gate_launch_ns=GATE_KERNELS * launch_ns,

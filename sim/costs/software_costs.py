@@ -30,7 +30,7 @@ from trilane.machines.sourced import Sourced
 
 
 def software_costs(shape: ModelShape, hardware: Hardware, software: Software, max_tokens: int) -> CostTable:
-    """The cost table for workloads 0..``max_tokens``. Raises CostError for ``max_tokens`` < 1."""
+    """The cost table for workloads 0..``max_tokens``."""
     machine = _as_used(hardware, software)
     costs = roofline(shape, machine, max_tokens)
     few = _few_tokens(shape, machine, software, max_tokens)
@@ -58,7 +58,7 @@ def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_to
     """CPU times of experts with few tokens, by their bytes; only that of no token where few cost as much as many."""
     most, share = software.small_batch_tokens, software.small_batch_flops_share
     if most is None or share is None:
-        return {shape.expert_bytes_of(layer): (0,) for layer in range(shape.moe_layers)}
+        return dict.fromkeys(shape.expert_bytes_by_layer, (0,))
     cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * share.value)
     experts = roofline(shape, replace(machine, cpu=cpu), min(most.value, max_tokens)).experts
     each_ns = _ns(software.cpu_token_ns)

@@ -9,12 +9,11 @@ from typing import Literal
 import numpy as np
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import CostTable
+from sim.costs.cost_table import CostTable, by_layer
 from sim.costs.kernel_costs import KernelSteps, whole_ns
 from sim.costs.kernels import Floats, Kernels
 from sim.costs.split_kernels import SplitKernels
 from sim.machine.hardware import Hardware
-from sim.machine.plan_costs import PlanCosts
 from traces.models.gguf_blocks import blocks_of
 from traces.models.shape import ModelShape
 from trilane.common.names import unknown
@@ -33,22 +32,17 @@ def split_costs(
     rows = np.arange(max_tokens + 1.0)
     gpu_ns, cpu_ns = whole_ns(steps.expert_ns(rows)), whole_ns(cpu_expert_ns(shape, split, rows, place))
     copied = split.pinned if copies == "pinned" else split.mapped
-    # The way back is not measured: llama.cpp does not write experts back. It takes as long as the way there.
-    sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
-    by_size = {
-        size: ExpertCosts(
-            gpu_ns=gpu_ns, cpu_ns=cpu_ns, first_cpu_ns=round(split.layer_ns.value[place]),
-            copy_ns=max(round(copied.ns(size)), 1), expert_bytes=size, writeback_ns=max(round(copied.ns(size)), 1),
+
+    def costs_of(size: int) -> ExpertCosts:
+        copy_ns = max(round(copied.ns(size)), 1)
+        return ExpertCosts(
+            gpu_ns=gpu_ns, cpu_ns=cpu_ns, first_cpu_ns=round(split.layer_ns.value[place]), copy_ns=copy_ns,
+            expert_bytes=size, writeback_ns=copy_ns,  # not measured: llama.cpp does not write experts back
             cpu_permille=hardware.contention.cpu_permille, copy_permille=hardware.contention.copy_permille,
             between_ns=0, both_ways_permille=hardware.both_ways_permille,
-        )
-        for size in set(sizes)
-    }  # fmt: skip
-    return CostTable(
-        experts=tuple(by_size[size] for size in sizes), steps=steps,
-        attention_launch_ns=0, gate_launch_ns=0, shared_launch_ns=0, expert_launch_ns=0, combine_launch_ns=0,
-        head_launch_ns=0, dense_launch_ns=0, sync_ns=0, result_path=hardware.link.result_path, plan_costs=PlanCosts(),
-    )  # fmt: skip
+        )  # fmt: skip
+
+    return CostTable(by_layer(shape, costs_of), steps, hardware.link.result_path)
 
 
 def cpu_expert_ns(shape: ModelShape, split: SplitKernels, rows: Floats, place: int) -> Floats:

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 
 import simpy
 
+from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.score_rows import ScoreRows
 from policies.mechanism.session import Session
 from policies.mechanism.views import Forecast, LayerInput, Plan, Updates
@@ -20,7 +21,6 @@ from sim.engine.lanes import GpuLane, Lane, Neighbour
 from sim.engine.launching import Launching
 from sim.engine.layer_parts import Lanes, LayerParts, TokenBytes
 from sim.runs.demand import StepDemand
-from sim.runs.routing_error import RoutingErrors
 from sim.runs.spans import SpanRecorder
 from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
 

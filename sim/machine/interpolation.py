@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Annotated, Any, Self
-
-import numpy as np
+from typing import Annotated
 
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, between
 from trilane.machines.plausibility import HardwareError
@@ -27,14 +25,6 @@ Rows = tuple[tuple[Ns, ...], ...]
 def whole(number: float) -> int:
     """``number`` >= 0 as a whole one, half up."""
     return int(number + 0.5)
-
-
-def quartiles(samples: Sequence[float]) -> tuple[int, int, int]:
-    """Median, first and third quartile of repeated measurements, whole. Raises ValueError where there are none."""
-    if not len(samples):
-        raise ValueError("quartiles: expected at least one measurement, got none")
-    median, low, high = (whole(float(ns)) for ns in np.quantile(samples, (0.5, 0.25, 0.75)))
-    return median, low, high
 
 
 def on_line(at: Sequence[int], values: Sequence[float], x: float) -> float:
@@ -59,11 +49,6 @@ class Measured:
     def __post_init__(self) -> None:
         check_quartiles(1, [self.ns], [self.low], [self.high])
 
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Measured:
-        """From measured ns. Raises ValueError for none."""
-        return cls(*quartiles(samples))
-
 
 @dataclass(frozen=True)
 class Table:
@@ -80,12 +65,6 @@ class Table:
     def __call__(self, size: float) -> float:
         """ns at ``size``, measured or between (module docstring)."""
         return on_line(self.at, self.ns, size)
-
-    @classmethod
-    def of(cls, samples: Mapping[int, Sequence[float]]) -> Table:
-        """From the measured ns of every size. Raises ValueError for a size without any."""
-        at = tuple(sorted(samples))
-        return cls(at, *_columns([quartiles(samples[size]) for size in at]))
 
 
 class TimeGrid(ABC):
@@ -111,14 +90,6 @@ class TimeGrid(ABC):
     def __call__(self, batch: float, length: float) -> float:
         """ns for ``batch`` sequences of ``length`` tokens each, measured or between (module docstring)."""
         return on_line(self.batch, [on_line(self.length, row, length) for row in self.ns], batch)
-
-    @classmethod
-    def of(cls, samples: Mapping[tuple[int, int], Sequence[float]]) -> Self:
-        """From the measured ns of every (batch, length). Raises ValueError for a combination without any."""
-        batches, lengths = (tuple(sorted(set(sizes))) for sizes in zip(*samples, strict=True))
-        rows = [_columns([quartiles(samples.get((b, n), ())) for n in lengths]) for b in batches]
-        made: Callable[..., Self] = cls
-        return made(batches, lengths, *_columns(rows))
 
 
 @dataclass(frozen=True)
@@ -161,8 +132,3 @@ def check_quartiles(points: int, middle: Sequence[int], low: Sequence[int], high
     for m, a, b in zip(middle, low, high, strict=True):
         if not a <= m <= b:
             raise HardwareError(f"expected low <= median <= high, got {a}, {m}, {b}")
-
-
-def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """(a, b, c) of every row as all a, all b, all c."""
-    return tuple(zip(*rows, strict=True))

@@ -6,11 +6,11 @@ median of repeated measurements, with its quartiles; all are ns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal, get_args
 
-from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, check_quartiles, quartiles
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, check_quartiles
 from sim.machine.plan_costs import PlanCost
 from traces.models.shape import ModelShape
 from trilane.common.hints import at_least, between
@@ -33,11 +33,6 @@ class MeasuredRate:
 
     def __post_init__(self) -> None:
         check_quartiles(1, [self.permille], [self.low], [self.high])
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> MeasuredRate:
-        """From measured permille; what lies above 1000 is noise, since running together never helps."""
-        return cls(*(min(max(value, 1), 1000) for value in quartiles(samples)))
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class MeasuredSizes:
     @classmethod
     def of(cls, shape: ModelShape) -> MeasuredSizes:
         """The sizes of ``shape``. Raises HardwareError if its layers' experts differ in size: one is measured."""
-        [*sizes] = {shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)}
+        [*sizes] = set(shape.expert_bytes_by_layer)
         if len(sizes) > 1:
             raise HardwareError(
                 f"model {shape.name!r}: a profile measures experts of one size, those of its layers have "

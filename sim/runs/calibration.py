@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from policies.calibration import Calibration, Counts, Floats
+from policies.calibration import Calibration
 from sim.runs.scenario import Scenario, ScenarioError
-from traces.batches import count_experts
-from traces.forecast_accuracy import forecast_accuracies
+from traces.batches import count_by_sequence
+from traces.forecast_accuracy import accuracies_by_layer
 from traces.layout import DECODE
 from traces.library import calibration_of, load_trace
 from traces.same_prompts import same_texts, shared_prompt
@@ -76,24 +76,8 @@ def calibrate(trace: Trace, source: str) -> Calibration:
     by_sequence = decode[np.argsort(trace.sequence[decode], kind="stable")]
     return Calibration(
         source=f"{source} ({trace.checksum})",
-        activations=_activations(trace, np.arange(len(trace))),
-        decode_activations=_activations(trace, decode),
+        activations=count_by_sequence(trace, np.arange(len(trace))),
+        decode_activations=count_by_sequence(trace, decode),
         decode_ids=np.asarray(trace.topk_ids[by_sequence]),
-        recalls=_recalls(trace),
+        recalls=accuracies_by_layer(trace),
     )
-
-
-def _activations(trace: Trace, rows: np.ndarray) -> Counts:
-    """[sequences, layers, experts]: tokens of ``rows`` by sequence, in order of first appearance."""
-    sequences = dict.fromkeys(trace.sequence.tolist())
-    mine = [rows[trace.sequence[rows] == sequence] for sequence in sequences]
-    counts = [count_experts(trace.topk_ids[some], trace.shape.experts) for some in mine]
-    return np.stack(counts).astype(np.int64)
-
-
-def _recalls(trace: Trace) -> dict[tuple[str, int], Floats]:
-    """[layers] of each forecast: share of the true top-k among its first k; NaN where a layer was not forecast."""
-    recalls = {str(key): np.full(trace.shape.moe_layers, np.nan) for key in trace.forecasts}
-    for found in forecast_accuracies(trace):
-        recalls[found.forecast][found.layer] = found.accuracy_at_k
-    return {(key.kind, key.lookahead): recalls[str(key)] for key in trace.forecasts}

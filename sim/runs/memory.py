@@ -59,7 +59,7 @@ def plan_memory(
     _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
     total, reserve = _given(memory)
     kv = batch * shape.cache_bytes(tokens)
-    staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+    staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_by_layer)
     non_expert = shape.non_expert_bytes + round(draft_layers * shape.moe_layer_bytes)
     room = total - reserve - non_expert - kv - staging
     if room < 0:

@@ -23,7 +23,7 @@ class StepBytes(NamedTuple):
 
 def step_bytes(steps: Sequence[StepDemand], shape: ModelShape, answer_tokens: int | None = None) -> StepBytes:
     """The mean over the answer for which ``steps`` stand (``sim.runs.sampling``); None: over themselves."""
-    sizes = [shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
+    sizes = shape.expert_bytes_by_layer
     experts = [sum(size * len(r.active) for size, r in zip(sizes, step.routings, strict=True)) for step in steps]
     cache = [sum(map(shape.cache_bytes, step.context)) for step in steps]
     numbers, made = [step.index for step in steps], [step.generated for step in steps]

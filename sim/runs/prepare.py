@@ -213,7 +213,7 @@ class Prepared:
         calibration = self._calibration if self.needs.calibration else None
         return Budget(
             experts=self.shape.experts,
-            expert_bytes=tuple(self.shape.expert_bytes_of(layer) for layer in range(self.shape.moe_layers)),
+            expert_bytes=self.shape.expert_bytes_by_layer,
             cache_bytes=self.memory.cache_bytes,
             popularity=None if calibration is None else calibration.popularity,
         )

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policies.mechanism.routing_error import RoutingErrors, totals_of
 from sim.machine.devices import Power
 from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name
@@ -15,7 +16,6 @@ from sim.runs.demand import lacking
 from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.null_model import null_model, step_bytes
 from sim.runs.prepare import Prepared
-from sim.runs.routing_error import RoutingErrors, totals_of
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row, spans_frame
 from sim.runs.vocabulary import Device, Label, labels_of_needs

@@ -144,6 +144,10 @@ class Weights(NamedTuple):
         """Of each of these steps."""
         return np.where(step < self.late_step, 1, self.later)
 
+    def of_step(self, step: int) -> float:
+        """Of one of them."""
+        return 1.0 if step < self.late_step else self.later
+
 
 EQUAL_WEIGHTS = Weights(0, 1)  # each step stands for itself
 

@@ -151,25 +151,27 @@ class ModelShape:
             kept["attention_layers"] = tuple(map(used.index, numbers))
         return replace(self, **kept)
 
+    @cached_property
+    def expert_bytes_by_layer(self) -> tuple[int, ...]:
+        """Bytes of one routed expert of each MoE layer."""
+        uniform = round(self.matrices_per_expert * self.hidden * self.expert_width * self.weight_bits / 8)
+        return self.expert_bytes or (uniform,) * self.moe_layers
+
     def expert_bytes_of(self, layer: int) -> int:
         """Bytes of one routed expert of MoE layer ``layer``."""
-        return self.expert_bytes[layer] if self.expert_bytes else self._uniform_expert_bytes
-
-    @cached_property
-    def _uniform_expert_bytes(self) -> int:
-        return round(self.matrices_per_expert * self.hidden * self.expert_width * self.weight_bits / 8)
+        return self.expert_bytes_by_layer[layer]
 
     @property
     def largest_expert_tensor_bytes(self) -> int:
         """Bytes of the largest tensor that holds a matrix of all experts of a layer, as in GGUF files. Where it is not
         known, one of average size: gate and up are taken for separate, and as large as down."""
-        largest = max(self.expert_bytes_of(layer) for layer in range(self.moe_layers)) * self.experts
+        largest = max(self.expert_bytes_by_layer) * self.experts
         return self.expert_tensor_bytes or largest // self.matrices_per_expert
 
     @cached_property
     def routed_bytes(self) -> int:
         """Bytes of all routed experts."""
-        return sum(self.expert_bytes_of(layer) * self.experts for layer in range(self.moe_layers))
+        return sum(self.expert_bytes_by_layer) * self.experts
 
     @property
     def shared_params(self) -> int:

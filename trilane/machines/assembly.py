@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.units import GIB
-from trilane.machines.parts import (
+from trilane.machines.part_catalogue import (
     HOW_TO_ADD,
     LISTED_BY,
-    CpuPart,
-    GpuPart,
-    MemoryPart,
-    PartKind,
-    UnifiedPart,
     cpu_names,
     gpu_names,
     kind_of,
@@ -23,6 +18,7 @@ from trilane.machines.parts import (
     part,
     unified_names,
 )
+from trilane.machines.parts import CpuPart, GpuPart, MemoryPart, PartKind, UnifiedPart
 from trilane.machines.plausibility import HardwareError
 
 NO_GPU = "none"  # in place of a GPU's name

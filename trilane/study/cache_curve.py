@@ -89,7 +89,7 @@ class CacheCurve:
     def least_bytes(self) -> int:
         """The smallest cache that any expert fits: the size of the largest."""
         shape = self.trace.shape
-        return max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+        return max(shape.expert_bytes_by_layer)
 
     def check(self, capacity_bytes: int) -> None:
         """Raise CurveError for a cache that some expert does not fit."""
@@ -105,7 +105,7 @@ class CacheCurve:
         if capacity_bytes < 0:
             raise CurveError(f"expected a cache size >= 0, got {capacity_bytes} bytes")
         shape = self.trace.shape
-        sizes = tuple(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+        sizes = shape.expert_bytes_by_layer
         budget = Budget(shape.experts, sizes, capacity_bytes)
         result = replay(self.events, kind.make(self), budget, kind.placement())
         return CurvePoint(policy, capacity_bytes, result.hit_rate, result.hit_rate_decode, result.lookups)

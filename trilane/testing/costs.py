@@ -80,8 +80,8 @@ def uniform_costs(
     )  # fmt: skip
     decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
     costs = CostTable(
-        (expert,) * layers, steps, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
-        combine_launch_ns, head_launch_ns, dense_launch_ns, sync_ns, result_path, decisions,
+        (expert,) * layers, steps, result_path, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
+        combine_launch_ns, head_launch_ns, dense_launch_ns, sync_ns, decisions,
         first_expert_launch_ns=first_expert_launch_ns,
         gpu_permille=gpu_permille, gpu_with_cpu_permille=gpu_with_cpu_permille,
         cpu_with_gpu_permille=cpu_with_gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,

@@ -150,7 +150,7 @@ def models(
 
 
 def _model_row(shape: ModelShape) -> list[str]:
-    sizes = sorted({shape.expert_bytes_of(layer) / 1e6 for layer in range(shape.moe_layers)})
+    sizes = sorted({size / 1e6 for size in shape.expert_bytes_by_layer})
     size = f"{sizes[0]:.1f}" if len(sizes) == 1 else f"{sizes[0]:.1f}-{sizes[-1]:.1f}"
     return [
         shape.name, str(shape.moe_layers), str(shape.experts), str(shape.top_k), str(shape.shared_experts),
@@ -179,7 +179,7 @@ def hardware(
 
     check_targets(json, inputs=[name])
     if parts:
-        from trilane.machines.parts import all_parts
+        from trilane.machines.part_catalogue import all_parts
 
         found = all_parts()
         show(json, *parts_page(found))

@@ -293,6 +293,14 @@ def test_a_queued_upload_whose_expert_is_needed_becomes_a_demand_load_into_the_c
     assert it.next_copy() is None
 
 
+def test_an_expert_is_evicted_and_uploaded_by_the_same_updates() -> None:
+    it = session(cache=Swaps({0: [Eviction(e(0, 1)), Upload(e(0, 1))]}))
+    begin(it, 0)
+    assert it.end_layer() == Updates((Upload(e(0, 1)),), evicted=(e(0, 1),))
+    assert it.residency.resident[0] == {0}
+    assert start(it) == Copy(e(0, 1), "swap", "cache", (), 100)
+
+
 def test_an_eviction_of_what_has_left_does_nothing() -> None:
     it = session(cache=Swaps({0: [Eviction(e(0, 3))]}))
     begin(it, 0)

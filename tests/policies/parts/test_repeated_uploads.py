@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -124,6 +125,37 @@ def test_an_expert_is_lost_with_its_second_copy_and_found_with_a_third() -> None
     assert [play.step([0], 1), play.step([0], 1), play.step([0], 0)] == [set(), set(), {0}]
 
 
+def test_a_stand_in_that_misses_while_it_waits_gives_its_turn_to_another() -> None:
+    play = Play(slots=4, inserts=1)
+    for active, carried in (([0], 0), ([0], 0), ([63], 0)):
+        play.step(active, carried)
+    assert play.stand_ins == {62}, "and no more 63, which is requested itself"
+    play.step([], 9)
+    assert play.step([0, 62, 63], 0) == {0, 63}
+
+
+def test_a_stand_in_in_a_slot_is_requested_by_one_of_its_own() -> None:
+    play = Play(slots=3, inserts=1)
+    for active, carried in (([0], 0), ([0], 0), ([0], 2), ([0, 63], 0)):
+        play.step(active, carried)
+    assert play.stand_ins == {62, 63}
+    assert play.step([0], 1) == {0}
+    assert play.step([0, 62, 63], 0) == {0, 63}, "62 stands in for 0 now"
+
+
+def test_hits_and_queue_of_many_steps_are_those_of_the_code() -> None:
+    rng, code, play = Random(1), Code(33, 2), Play(33, 2)
+    active, waiting = set(range(8)), []
+    for step in range(200):
+        active = {expert if rng.random() < 0.8 else min(ALL - 1, int(rng.expovariate(0.06))) for expert in active}
+        carried = 1 if step < 100 else 2
+        assert play.step(sorted(active), carried) == code.step(sorted(active), carried)
+        assert not code.again
+        assert len(play.cache._waiting) == len(code.todo)
+        waiting.append(len(code.todo))
+    assert (waiting[99], waiting[-1]) == (33, 0), "every slot waits for one copy a step, and none for two"
+
+
 def test_a_cache_that_knows_of_no_second_copy_differs_from_the_code() -> None:
     slots = CountedSlots(NoPlacement())
     cache = UploadCache(LruCache(), EveryMiss(), slots, 1, frees="request")
@@ -168,8 +200,6 @@ def test_hits_are_those_of_the_code(slots: int, inserts: int, few: bool, steps: 
     code, play = Code(slots, inserts), Play(slots, inserts, experts)
     for routed, carried in steps:
         active = {expert % experts for expert in routed}
-        if play.stand_ins & active:
-            return  # requested there, not here
         assert play.step(sorted(active), carried) == code.step(sorted(active), carried)
-        if code.again or not set(code.table) <= set(play.session.residency.resident[0]):
-            return  # a second copy came after its expert had left: in service there, of no use here
+        if code.again:
+            return  # requested there in this step, here from its next miss on

@@ -9,6 +9,7 @@ import pytest
 
 from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, load_engine
+from sim.costs.engine_costs import costs_on
 from sim.costs.fitted_costs import copy_bytes_per_s, fitted_costs
 from sim.costs.processors import CpuProcessor, saturated
 from sim.machine.hardware import Hardware, load_hardware
@@ -210,7 +211,7 @@ def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
 
 def test_what_cannot_be_made_is_refused() -> None:
     with pytest.raises(CostError, match="max_tokens must be >= 1"):
-        fitted_costs(SHAPE, machine(), ENGINE, 0)
+        costs_on(machine(), SHAPE, 0, ENGINE)
     with pytest.raises(EngineError, match="engine 'pytorch': its kernels are counted"):
         fitted_costs(SHAPE, machine(), load_engine("pytorch"), 1)
     with pytest.raises(CostError, match="expected >= 1 token"):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCosts
+from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import load_hardware
 from traces.models.attention import Attention
@@ -213,7 +214,7 @@ def test_a_step_needs_tokens_and_sequences(tokens: int, context: list[int]) -> N
 
 def test_max_tokens_must_be_positive() -> None:
     with pytest.raises(CostError, match="max_tokens must be >= 1"):
-        costs_of("rtx3090-ddr4", max_tokens=0)
+        costs_on(load_hardware("rtx3090-ddr4"), MIXTRAL, 0)
 
 
 def test_plan_costs_scale_with_the_host() -> None:

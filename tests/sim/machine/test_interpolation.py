@@ -1,4 +1,4 @@
-"""Tables of measured times: lines between points, what lies beyond them, and medians of repeated measurements."""
+"""Tables of measured times: lines between points, and what lies beyond them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.machine.interpolation import DecodeGrid, Measured, Table, whole
+from sim.machine.interpolation import Table
 from tests.kit.hand_measured import decode_grid, table
 
 THREE = table((2, 100), (4, 140), (8, 160))
@@ -67,21 +67,3 @@ def test_a_rising_table_rises_between_and_beyond_its_points(some: Table, sizes: 
 @given(points(rising=False), st.integers(1, 2 * 10**6))
 def test_nothing_lies_below_the_least_measured_time(some: Table, size: int) -> None:
     assert some(size) >= min(some.ns)
-
-
-def test_medians_and_quartiles_are_whole_half_up() -> None:
-    assert Measured.of([10, 11]) == Measured(11, 10, 11)  # 10.5, 10.25, 10.75
-    assert Measured.of([5, 1, 4, 2, 3]) == Measured(3, 2, 4)
-    assert whole(2.5) == 3
-
-
-def test_tables_of_measurements_stand_in_order() -> None:
-    assert Table.of({8: [3.0], 1: [1, 2, 3]}) == Table((1, 8), (2, 3), (2, 3), (3, 3))
-    rows = ((1, 2), (3, 4))
-    found = DecodeGrid.of({(4, 16): [4], (4, 8): [3], (1, 8): [1], (1, 16): [2]})
-    assert found == DecodeGrid((1, 4), (8, 16), rows, rows, rows)
-
-
-def test_a_hole_in_the_measurements_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected at least one measurement"):
-        DecodeGrid.of({(1, 8): [1], (4, 16): [2]})

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realrun.profiling.quartiles import grid_of, measured_rate, measured_time, table_of
 from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.interpolation import DecodeGrid, Measured, Table
 from sim.machine.plan_costs import PlanCost
@@ -105,14 +106,14 @@ names = texts.filter(bool).map(lambda text: text[:8])
 @st.composite
 def grids(draw: st.DrawFn) -> DecodeGrid:
     batch, length = (draw(st.sets(sizes, min_size=1, max_size=3)) for _ in range(2))
-    return DecodeGrid.of({(b, n): draw(samples) for b in batch for n in length})
+    return grid_of(DecodeGrid, {(b, n): draw(samples) for b in batch for n in length})
 
 
 @given(
-    table=st.dictionaries(sizes, samples, min_size=1).map(Table.of),
+    table=st.dictionaries(sizes, samples, min_size=1).map(table_of),
     grid=grids(),
-    copy=samples.map(Measured.of),
-    share=st.lists(st.floats(0, 2000), min_size=1).map(MeasuredRate.of),
+    copy=samples.map(measured_time),
+    share=st.lists(st.floats(0, 2000), min_size=1).map(measured_rate),
     facts=st.dictionaries(
         names, st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | texts
     ),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trilane.machines import parts, weight_formats
-from trilane.machines.parts import cpu_names, gpu_names, kind_of, letters_and_digits, memory_names, part, rules
+from trilane.machines import part_catalogue, weight_formats
+from trilane.machines.part_catalogue import cpu_names, gpu_names, kind_of, letters_and_digits, memory_names, part, rules
 from trilane.machines.plausibility import HardwareError
 from trilane.machines.weight_formats import Processor, format_rates, read_fraction
 
@@ -113,13 +113,13 @@ def test_a_memory_names_a_generic_cpu_that_takes_it(name: str) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the catalogue, to be spoilt by the test."""
-    copy = copytree(parts._FOLDER, tmp_path / "parts")
-    monkeypatch.setattr(parts, "_FOLDER", copy)
+    copy = copytree(part_catalogue._FOLDER, tmp_path / "parts")
+    monkeypatch.setattr(part_catalogue, "_FOLDER", copy)
     monkeypatch.setattr(weight_formats, "_FILE", copy / "weight_formats.yaml")
-    for cached in (parts._catalogue, parts.rules, weight_formats.format_rates):
+    for cached in (part_catalogue._catalogue, part_catalogue.rules, weight_formats.format_rates):
         cached.cache_clear()
     yield copy
-    for cached in (parts._catalogue, parts.rules, weight_formats.format_rates):
+    for cached in (part_catalogue._catalogue, part_catalogue.rules, weight_formats.format_rates):
         cached.cache_clear()
 
 

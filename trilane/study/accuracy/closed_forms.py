@@ -29,7 +29,7 @@ class BytesRead(NamedTuple):
 
 def token_bytes(shape: ModelShape, hardware: Hardware, split: StaticSplit, context: int) -> BytesRead:
     """With ``context`` tokens in the KV cache. ``gpu``: the CPU where there is no GPU."""
-    sizes = [shape.top_k * shape.expert_bytes_of(layer) for layer in range(shape.moe_layers)]
+    sizes = [shape.top_k * size for size in shape.expert_bytes_by_layer]
     on_cpu = 0.0 if hardware.cpu_only else sum(sizes[: split.cpu_layers]) * (1 - split.gpu_experts / shape.experts)
     return BytesRead(weights_of_others(shape) + sum(sizes) - on_cpu, on_cpu, shape.cache_bytes(context))
 

@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 import pyarrow as pa
 from pyarrow import compute
 
+from policies.mechanism.routing_error import TOTALS
 from sim.runs.metrics import METRIC_TYPES
-from sim.runs.routing_error import TOTALS
 from sim.runs.scenario import Scenario
 from trilane.common.json_text import parse_json
 from trilane.common.schema import from_dict

@@ -60,7 +60,7 @@ class CachedSpeed(EngineSpeed):
         """The split that the question names. Raises FitError without room for it, or for the experts of one token."""
         own = self.splitter.best()
         memory, shape = self.splitter.memory(own), self.shape
-        largest = max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+        largest = max(shape.expert_bytes_by_layer)
         room = -memory.missing_bytes // MIB * MIB - largest  # one slot is a spare
         if room < shape.top_k * largest or memory.host_bytes < MIB:
             raise FitError(f"{self.engine.name}: no room for a cache of the experts of one token")

@@ -16,14 +16,11 @@ with those that run instead by descending weight. Why a pair is not what the mod
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from policies.mechanism.views import Forecast, Phase, Plan, PolicyError, Routing
-from sim.runs.sampling import EQUAL_WEIGHTS, Weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,12 +39,12 @@ _SHARES = ("approximated_token", "approximated_weight", *(f"{cause}_{base}" for 
 class RoutingErrors:
     """Counts what a run changes, as a backend plays it, layer by layer.
 
-    ``weights``: how often each decode step counts (``sim.runs.sampling``). ``experts``: of a layer; numbers from there
-    on are those of narrow copies. None: there are no such copies.
+    ``weight_of``: how often a step counts. ``experts``: of a layer; numbers from there on are those of narrow copies.
+    None: there are no such copies.
     """
 
-    def __init__(self, weights: Weights = EQUAL_WEIGHTS, experts: int | None = None) -> None:
-        self._weights, self._experts = weights, experts
+    def __init__(self, weight_of: Callable[[int], float] = lambda _: 1.0, experts: int | None = None) -> None:
+        self._weight_of, self._experts = weight_of, experts
         self._counts: dict[tuple[Phase, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def observe(
@@ -63,7 +60,7 @@ class RoutingErrors:
                 f"layer {plan.layer}, {phase}: expected a routing in force with the experts of each of "
                 f"{len(routed.token_ids)} tokens (token_ids), got those of {len(plan.routing.token_ids)}"
             )
-        count, times = self._counts[phase, plan.layer], float(self._weights.of(np.array(step)))
+        count, times = self._counts[phase, plan.layer], self._weight_of(step)
         tokens = zip(routed.token_ids, routed.token_weights, plan.routing.token_ids, strict=True)
         for token, (true, weights, run) in enumerate(tokens):
             forecast = None if forecasts is None else _first_of(forecasts, plan.layer, token, len(true))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.mechanism.routing_error import CAUSES, TOTALS, RoutingErrors, totals_of
 from policies.mechanism.views import Commitment, Forecast, LayerView, Plan, PolicyError, Routing
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
@@ -17,7 +18,6 @@ from policies.parts.placements import NoPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Composition, Needs
 from sim.runs.prepare import prepare
-from sim.runs.routing_error import CAUSES, TOTALS, RoutingErrors, totals_of
 from sim.runs.scenario import Scenario
 from sim.simulate import play, simulate
 

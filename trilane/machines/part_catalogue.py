@@ -1,0 +1,108 @@
+"""The catalogue of parts, by name: the files of ``trilane/machines/presets/parts``, in which every number states its
+source, as in a preset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from trilane.common.names import unknown
+from trilane.common.schema import from_dict
+from trilane.common.yaml_files import read_yaml
+from trilane.machines.parts import CardPart, CpuPart, GpuPart, MachinePart, MemoryPart, PartKind, Rules, UnifiedPart
+from trilane.machines.plausibility import HardwareError
+from trilane.machines.sourced import read_file
+
+LISTED_BY = "trilane hardware --parts"
+HOW_TO_ADD = "add a part in trilane/machines/presets/parts, or describe the machine in a YAML file of a preset's form"
+_FOLDER = Path(str(files("trilane.machines"))) / "presets" / "parts"
+_FILES: Mapping[PartKind, Mapping[str, type[MachinePart]]] = {
+    "gpu": {"gpus.yaml": CardPart, "unified.yaml": UnifiedPart},
+    "memory": {"memories.yaml": MemoryPart},
+    "cpu": {"cpus.yaml": CpuPart},
+}
+_EXAMPLES: Mapping[PartKind, str] = {"gpu": GpuPart.example, "memory": MemoryPart.example, "cpu": CpuPart.example}
+
+
+@cache
+def rules() -> Rules:
+    """The rules of ``rules.yaml``. Raises HardwareError for a faulty file."""
+    found: Rules = read_file(Rules, _FOLDER / "rules.yaml")
+    return found
+
+
+def gpu_names() -> list[str]:
+    """Names of the graphics cards, in the order of the file: by generation."""
+    return [name for name, found in _catalogue("gpu").items() if isinstance(found, CardPart)]
+
+
+def unified_names() -> list[str]:
+    """Names of the GPUs that read the host's memory."""
+    return [name for name, found in _catalogue("gpu").items() if isinstance(found, UnifiedPart)]
+
+
+def memory_names() -> list[str]:
+    """Names of the memory kinds."""
+    return list(_catalogue("memory"))
+
+
+def cpu_names() -> list[str]:
+    """Names of the CPUs; ``desktop``, ``laptop`` and ``server`` are generic ones."""
+    return list(_catalogue("cpu"))
+
+
+def all_parts() -> list[MachinePart]:
+    """Every part of the catalogue: GPUs, memories, CPUs."""
+    return [found for kind in _FILES for found in _catalogue(kind).values()]
+
+
+def kind_of(name: str) -> PartKind | None:
+    """The kind of the part with this name, if there is one."""
+    return next((kind for kind in _FILES if letters_and_digits(name) in _written(kind)), None)
+
+
+@overload
+def part(kind: Literal["gpu"], name: str) -> GpuPart: ...
+@overload
+def part(kind: Literal["memory"], name: str) -> MemoryPart: ...
+@overload
+def part(kind: Literal["cpu"], name: str) -> CpuPart: ...
+@overload
+def part(kind: PartKind, name: str) -> MachinePart: ...
+def part(kind: PartKind, name: str) -> MachinePart:
+    """One part of the catalogue; "RTX 3060" and rtx3060 are rtx-3060. Raises HardwareError with the closest name, and
+    the command that lists all."""
+    name = _written(kind).get(letters_and_digits(name), name)
+    if name not in _catalogue(kind):
+        other = kind_of(name)
+        if other is not None:
+            raise HardwareError(f"expected a {kind}, such as {_EXAMPLES[kind]}, got {name!r}, which is a {other}")
+        raise HardwareError(f"{unknown(kind, name, _catalogue(kind), LISTED_BY)}; {HOW_TO_ADD}")
+    found: MachinePart = _catalogue(kind)[name]
+    return found
+
+
+def letters_and_digits(name: str) -> str:
+    """What tells the names of parts apart: without capitals, spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]", "", name.lower())
+
+
+@cache
+def _written(kind: PartKind) -> dict[str, str]:
+    """The names of one kind by their letters and digits, which belong to one part each."""
+    return {letters_and_digits(name): name for name in _catalogue(kind)}
+
+
+@cache
+def _catalogue(kind: PartKind) -> dict[str, Any]:
+    """All parts of one kind. Raises HardwareError for a faulty file."""
+    return {
+        name: from_dict(form, {**entry, "name": name}, f"{file}: {name}", HardwareError)
+        for file, form in _FILES[kind].items()
+        for name, entry in read_yaml(_FOLDER / file, HardwareError).items()
+    }
