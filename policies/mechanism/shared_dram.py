@@ -18,8 +18,7 @@ def rates_together(costs: ExpertCosts, cpu_ns: int, read_ns: int) -> tuple[int, 
     cpu_permille, copy_permille = costs.cpu_permille, costs.copy_permille
     if cpu_ns <= read_ns:
         return cpu_permille, copy_permille
-    left = cpu_permille - min(read_ns * 1000 // cpu_ns, cpu_permille)  # of the bandwidth of an expert of one token
-    return (
-        min(cpu_permille * cpu_ns // read_ns, 1000),
-        min(copy_permille + left * costs.copy_ns // costs.cpu_ns[1], 1000),
-    )
+    cpu_rate, left = cpu_permille * cpu_ns // read_ns, cpu_permille - read_ns * 1000 // cpu_ns
+    if left > 0:  # of the bandwidth of an expert of one token
+        copy_permille += left * costs.copy_ns // costs.cpu_ns[1]
+    return cpu_rate if cpu_rate < 1000 else 1000, copy_permille if copy_permille < 1000 else 1000

@@ -83,33 +83,39 @@ def _with_loads(
     them on the expert in flight (None: there is none), and the CPU for ``cpu`` ns on ``experts``.
     """
     tokens, costs = view.routing.tokens, view.costs[view.layer]
+    gpu_ns, cpu_ns, copy_ns, alone_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns, costs.first_gpu_ns
     start, copies = view.cpu_backlog_ns + costs.exchange_ns + costs.first_cpu_ns, view.h2d_backlog_ns
-    gpu += costs.first_gpu_ns if stay else 0
+    gpu += alone_ns if stay else 0
     cpu_end, arrived = _together(costs, start, cpu, experts, copies)
     floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
-    best = Choice(max(gpu, floor), stay, 0)
-    for loads, i in enumerate(absent, 1):
-        cpu -= costs.cpu_ns[tokens[i]]
-        copies += costs.copy_ns
-        if copies >= best.makespan_ns:
+    least_ns, best = max(gpu, floor), 0
+    for loads, i in enumerate(absent, 1):  # some hundred thousand in a run: without calls of min and max
+        count = tokens[i]
+        cpu -= cpu_ns[count]
+        copies += copy_ns
+        if copies >= least_ns:
             break  # too late even without contention
-        run_ns = costs.gpu_ns[tokens[i]] + costs.first_gpu_ns
-        gpu += _on_gpu_ns(costs, tokens[i]) + costs.first_gpu_ns
+        gpu += _on_gpu_ns(costs, count) + alone_ns
         cpu_end, arrived = _together(costs, start, cpu, experts - loads, copies)
-        others = max(cpu_end, arrived + run_ns)
-        floor = min(floor, others)
-        if max(gpu, others) < best.makespan_ns:
-            best = Choice(max(gpu, others), stay, loads)
-    return best, floor
+        others = arrived + gpu_ns[count] + alone_ns
+        if others < cpu_end:
+            others = cpu_end
+        if others < floor:
+            floor = others
+        makespan_ns = gpu if gpu > others else others
+        if makespan_ns < least_ns:
+            least_ns, best = makespan_ns, loads
+    return Choice(least_ns, stay, best), floor
 
 
 def _on_gpu_ns(costs: ExpertCosts, tokens: int) -> int:
     """How long an expert occupies the GPU, which waits for its kernels where the host is slower to launch them."""
-    return max(costs.gpu_ns[tokens], costs.launch_ns)
+    own_ns, launch_ns = costs.gpu_ns[tokens], costs.launch_ns
+    return own_ns if own_ns > launch_ns else launch_ns
 
 
 def _together(costs: ExpertCosts, start_ns: int, cpu_ns: int, experts: int, copies_ns: int) -> tuple[int, int]:
     """``together``, for ``experts`` that the CPU begins after ``start_ns`` of other work, taken to be all reading."""
     if not experts:
-        return together(costs, 0, 0, copies_ns)
+        return 0, copies_ns
     return together(costs, start_ns + cpu_ns, start_ns + experts * costs.cpu_ns[1], copies_ns)

@@ -107,8 +107,8 @@ class CpuLane:
     def _by_rates(self, batch: CpuBatch, works_ns: Sequence[int]) -> list[tuple[tuple[int, int], list[int]]]:
         """The works of a batch in order, those with equal rates next to copies together."""
         costs = self._costs[batch.target]
-        rates = [rates_together(costs, costs.cpu_ns[count], costs.cpu_ns[1]) for count in batch.tokens]
-        pairs = groupby(zip(rates, works_ns, strict=True), key=itemgetter(0))
+        rates = {count: rates_together(costs, costs.cpu_ns[count], costs.cpu_ns[1]) for count in set(batch.tokens)}
+        pairs = groupby(zip(map(rates.__getitem__, batch.tokens), works_ns, strict=True), key=itemgetter(0))
         return [(together, [work_ns for _, work_ns in equal]) for together, equal in pairs]
 
     def _go_on(self, ends: list[int]) -> None:

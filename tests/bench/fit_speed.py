@@ -10,6 +10,7 @@ machine is measured too.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ LARGER: dict[str, dict[str, Any]] = {
     "Qwen3-235B-A22B": {"model": "qwen3-235b-a22b", "gpu": "rtx-5090", **DESKTOP},
     "DeepSeek-V3": {"model": "deepseek-v3", "gpu": "rtx-5090", **DESKTOP},
 }
+_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}  # kept after the first time, as Python does unless it is told not to
 _OPTIONS = {"prompt_tokens": "prompt"}  # of the command line, where they have other names
 COLUMNS = ("question", "median s", "fastest s", "slowest s", "arguments")
 
@@ -78,7 +80,8 @@ def arguments_of(question: Mapping[str, Any]) -> list[str]:
 
 def _ask(arguments: Sequence[str]) -> float:
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "trilane", "fit", *arguments], check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "trilane", "fit", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | _BYTECODE)
     return time.perf_counter() - start
 
 

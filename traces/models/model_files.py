@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traces.models.gguf_model import read_gguf_model
 from traces.models.hf_config import read_config
 from traces.models.shape import ModelShape, ShapeError
 
@@ -26,6 +25,10 @@ def model_file(name: str) -> Path | None:
 def read_model_file(path: Path) -> ModelShape:
     """The shape of the model in a file; its name is the path. Raises ShapeError."""
     try:
-        return read_gguf_model(path) if path.suffix.lower() == _GGUF else read_config(path)
+        if path.suffix.lower() != _GGUF:
+            return read_config(path)
+        from traces.models.gguf_model import read_gguf_model  # it takes long to import
+
+        return read_gguf_model(path)
     except OSError as fault:
         raise ShapeError(f"{path}: {fault.strerror}") from None

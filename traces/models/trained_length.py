@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from traces.models.catalogue import original
 from traces.models.config_keys import ConfigKeys
-from traces.models.gguf_header import read_gguf_header
-from traces.models.gguf_keys import GgufKeys
 from traces.models.model_files import model_file
 from traces.models.names import parted
 from traces.models.shape import ShapeError
@@ -39,6 +37,9 @@ def trained_tokens(name: str) -> int | None:
     if path is None:
         return None
     if path.suffix.lower() == ".gguf":
+        from traces.models.gguf_header import read_gguf_header  # both take long to import
+        from traces.models.gguf_keys import GgufKeys
+
         return GgufKeys(read_gguf_header(path).metadata, str(path)).count("context_length", default=0) or None
     keys = ConfigKeys.of(parse_json(path.read_bytes(), str(path), ShapeError), str(path))
     return keys.count("max_position_embeddings", default=0) or None

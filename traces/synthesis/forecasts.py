@@ -13,7 +13,7 @@ from traces.layout import ForecastKey, parse_forecast_name
 from traces.models.shape import ModelShape
 from traces.synthesis.latent import Singles, Texts, layer_logits
 from traces.synthesis.routing_model import RoutingModel
-from traces.synthesis.topk import best, coarse
+from traces.synthesis.topk import best, coarse, sortable
 
 _SCORED = "partial"  # the forecast whose scores are recorded
 _PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # the text on which accuracies are tried
@@ -67,13 +67,14 @@ class _Piece(NamedTuple):
     """Rows of a short text's logits [rows, experts], the experts chosen by them, and an error to add."""
 
     logits: Singles
-    true: NDArray[np.int16]
+    true: NDArray[np.intp]
     error: Singles
 
     def hits(self, correlation: float) -> int:
-        """How many of the true choices a guess contains."""
-        found = best(_guess(self.logits, self.error, correlation), self.true.shape[1])
-        return int((found[:, :, None] == self.true[:, None, :]).sum())
+        """How many of the true choices a guess contains: those that are no less than the last that it has."""
+        keys, count = sortable(_guess(self.logits, self.error, correlation)), self.true.shape[1]
+        last = np.partition(keys, -count, axis=1)[:, -count, None]
+        return int(np.count_nonzero(np.take_along_axis(keys, self.true, axis=1) >= last))
 
 
 @lru_cache(maxsize=2)
@@ -81,7 +82,7 @@ def _pilot(routing: RoutingModel, model_seed: int) -> tuple[_Piece, ...]:
     """All layers of the text, in pieces that fit the processor's cache, since they are read many times."""
     logits = np.concatenate([coarse(layer) for layer in layer_logits(routing, _PILOT, model_seed)])
     error = np.random.default_rng(0).standard_normal(logits.shape, dtype=np.float32)
-    whole = (logits, best(logits, routing.top_k), error)
+    whole = (logits, best(logits, routing.top_k).astype(np.intp), error)
     return tuple(map(_Piece, *(np.array_split(part, -(-logits.size // _CACHED)) for part in whole)))
 
 
@@ -115,5 +116,6 @@ def bisected(rising: Callable[[float], float]) -> float:
 
 
 def _guess(logits: Singles, error: Singles, correlation: float) -> Singles:
-    share = np.float32(correlation), np.float32(np.sqrt(1 - correlation**2))
-    return coarse(share[0] * logits + share[1] * error)
+    guess = np.float32(correlation) * logits
+    guess += np.float32(np.sqrt(1 - correlation**2)) * error
+    return coarse(guess)

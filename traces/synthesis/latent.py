@@ -91,7 +91,9 @@ def _text_preferences(
     answer, other = drawn[:, 0], drawn[:, 1]
     prompt = _mixed(other, answer, fit.prompt_likeness**2)
     raw = _mixed(np.stack([prompt, answer], axis=1), model_preferences, fit.model_share)
-    return np.asarray(quantiles[raw.argsort(axis=-1).argsort(axis=-1)])
+    ranked = np.empty_like(raw)
+    np.put_along_axis(ranked, raw.argsort(axis=-1), quantiles[None, None], axis=-1)
+    return ranked
 
 
 def _logits(fit: RoutingModel, texts: Texts, share: float, preferences: Singles, changing: Singles) -> Singles:

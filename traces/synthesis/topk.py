@@ -16,8 +16,12 @@ def sortable(values: Singles) -> NDArray[np.int32]:
     gives order and column together.
     """
     bits = values.view(np.int32)
-    columns = np.arange(values.shape[1], dtype=np.int32)
-    return np.asarray(((bits ^ (bits >> 31 & _MAGNITUDE)) & ~_columns_mask(values)) | columns)
+    keys: NDArray[np.int32] = bits >> 31  # changed in place from here on: half the time of an array for each operation
+    keys &= _MAGNITUDE
+    keys ^= bits
+    keys &= ~_columns_mask(values)
+    keys |= np.arange(values.shape[1], dtype=np.int32)
+    return keys
 
 
 def coarse(values: Singles) -> Singles:

@@ -44,7 +44,7 @@ def from_dict(hint: Any, values: object, where: str = "", error: ErrorClass = Sc
     try:
         return _read(hint, values, "", False)
     except _FaultError as fault:
-        raise error(": ".join(filter(None, (where, *fault.args)))) from None
+        raise error(": ".join(filter(None, (where, fault.path, fault.problem)))) from None
 
 
 def check(instance: Any, error: ErrorClass = SchemaError) -> None:
@@ -53,7 +53,7 @@ def check(instance: Any, error: ErrorClass = SchemaError) -> None:
         for name, hint in hints_of(_class(instance)).items():
             _read(hint, getattr(instance, name), name, True)
     except _FaultError as fault:
-        raise error(": ".join(fault.args)) from None
+        raise error(f"{fault.path}: {fault.problem}") from None
 
 
 def to_dict(instance: object, *, nulls: bool = True) -> dict[str, Any]:
@@ -71,12 +71,23 @@ def to_dict(instance: object, *, nulls: bool = True) -> dict[str, Any]:
 class _FaultError(Exception):
     """(path, what is wrong there)."""
 
+    @property
+    def path(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def problem(self) -> str:
+        return str(self.args[1])
+
 
 class _MismatchError(_FaultError):
-    """A value that is not of its type."""
+    """(path, hint, value): a value that is not of its type. It is put into words only if it is told: a union tries one
+    part after another."""
 
-    def __init__(self, path: str, hint: Any, value: object) -> None:
-        super().__init__(path, f"expected {in_words(hint)}, got {'null' if value is None else quoted(value)}")
+    @property
+    def problem(self) -> str:
+        _, hint, value = self.args
+        return f"expected {in_words(hint)}, got {'null' if value is None else quoted(value)}"
 
 
 def _read(hint: Any, value: Any, path: str, exact: bool) -> Any:
@@ -98,7 +109,7 @@ def _annotated(hint: Any, value: Any, path: str, exact: bool) -> Any:
     try:
         found = _read(plain, value, path, exact)
     except _MismatchError as fault:
-        raise fault if fault.args[0] != path else _MismatchError(path, hint, value) from None
+        raise fault if fault.path != path else _MismatchError(path, hint, value) from None
     if all(note.holds(found) for note in notes if isinstance(note, Constraint)):
         return found
     raise _MismatchError(path, hint, value)
@@ -113,7 +124,7 @@ def _union(hint: Any, value: Any, path: str, exact: bool) -> Any:
             try:
                 return _read(part, value, path, strictly)
             except _MismatchError as fault:
-                if strictly == exact and fault.args[0] != path:
+                if strictly == exact and fault.path != path:
                     raise  # the value is of this part, but for something in it
     raise _MismatchError(path, hint, value)
 

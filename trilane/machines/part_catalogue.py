@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
@@ -38,27 +38,27 @@ def rules() -> Rules:
 
 def gpu_names() -> list[str]:
     """Names of the graphics cards, in the order of the file: by generation."""
-    return [name for name, found in _catalogue("gpu").items() if isinstance(found, CardPart)]
+    return [name for name, entry in _entries("gpu").items() if entry.form is CardPart]
 
 
 def unified_names() -> list[str]:
     """Names of the GPUs that read the host's memory."""
-    return [name for name, found in _catalogue("gpu").items() if isinstance(found, UnifiedPart)]
+    return [name for name, entry in _entries("gpu").items() if entry.form is UnifiedPart]
 
 
 def memory_names() -> list[str]:
     """Names of the memory kinds."""
-    return list(_catalogue("memory"))
+    return list(_entries("memory"))
 
 
 def cpu_names() -> list[str]:
     """Names of the CPUs; ``desktop``, ``laptop`` and ``server`` are generic ones."""
-    return list(_catalogue("cpu"))
+    return list(_entries("cpu"))
 
 
 def all_parts() -> list[MachinePart]:
     """Every part of the catalogue: GPUs, memories, CPUs."""
-    return [found for kind in _FILES for found in _catalogue(kind).values()]
+    return [_part(kind, name) for kind in _FILES for name in _entries(kind)]
 
 
 def kind_of(name: str) -> PartKind | None:
@@ -78,12 +78,12 @@ def part(kind: PartKind, name: str) -> MachinePart:
     """One part of the catalogue; "RTX 3060" and rtx3060 are rtx-3060. Raises HardwareError with the closest name, and
     the command that lists all."""
     name = _written(kind).get(letters_and_digits(name), name)
-    if name not in _catalogue(kind):
+    if name not in _entries(kind):
         other = kind_of(name)
         if other is not None:
             raise HardwareError(f"expected a {kind}, such as {_EXAMPLES[kind]}, got {name!r}, which is a {other}")
-        raise HardwareError(f"{unknown(kind, name, _catalogue(kind), LISTED_BY)}; {HOW_TO_ADD}")
-    found: MachinePart = _catalogue(kind)[name]
+        raise HardwareError(f"{unknown(kind, name, _entries(kind), LISTED_BY)}; {HOW_TO_ADD}")
+    found: MachinePart = _part(kind, name)
     return found
 
 
@@ -95,14 +95,29 @@ def letters_and_digits(name: str) -> str:
 @cache
 def _written(kind: PartKind) -> dict[str, str]:
     """The names of one kind by their letters and digits, which belong to one part each."""
-    return {letters_and_digits(name): name for name in _catalogue(kind)}
+    return {letters_and_digits(name): name for name in _entries(kind)}
+
+
+class _Entry(NamedTuple):
+    """What a file says of a part, and the class that the part is of."""
+
+    file: str
+    form: type[MachinePart]
+    numbers: Mapping[str, Any]
 
 
 @cache
-def _catalogue(kind: PartKind) -> dict[str, Any]:
-    """All parts of one kind. Raises HardwareError for a faulty file."""
+def _entries(kind: PartKind) -> dict[str, _Entry]:
+    """All parts of one kind, by name. Raises HardwareError for a file that is not YAML."""
     return {
-        name: from_dict(form, {**entry, "name": name}, f"{file}: {name}", HardwareError)
+        name: _Entry(file, form, numbers)
         for file, form in _FILES[kind].items()
-        for name, entry in read_yaml(_FOLDER / file, HardwareError).items()
+        for name, numbers in read_yaml(_FOLDER / file, HardwareError).items()
     }
+
+
+@cache
+def _part(kind: PartKind, name: str) -> Any:
+    """One part: a question names a few of hundreds. Raises HardwareError for a faulty entry."""
+    file, form, numbers = _entries(kind)[name]
+    return from_dict(form, {**numbers, "name": name}, f"{file}: {name}", HardwareError)

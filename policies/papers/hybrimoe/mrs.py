@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Container, Sequence
-from itertools import filterfalse, repeat
+from itertools import filterfalse, islice, repeat
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -40,6 +40,7 @@ class MrsCache(DemandCache):
         self._scores = np.zeros((layers, experts)) if prior is None else np.array(prior, np.float64)
         self._members: list[set[int]] = [set() for _ in range(layers)]
         self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
+        self._known: list[list[float]] = [[] for _ in range(layers)]  # S of every expert, by which they were sorted
         self._layers: dict[int, set[int]] = {}  # that share a group's slots
         self._head: list[_Ranked | None] = [None] * layers  # the member to evict first
         self._heads: dict[int, list[_Ranked]] = {}  # of each group's layers, ascending
@@ -69,9 +70,9 @@ class MrsCache(DemandCache):
         layer, expert = key
         self._layers.setdefault(group, set()).add(layer)
         self._members[layer].add(expert)
-        order, score = self._orders[layer], self._scores[layer].item
+        order = self._orders[layer]
         if order is not None:
-            insort(order, expert, key=lambda other: (score(other), other))
+            order.insert(_place(expert, order, self._known[layer]), expert)
         if order is None or order[0] == expert:
             self._stale.add(layer)
 
@@ -86,11 +87,12 @@ class MrsCache(DemandCache):
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least S that is not blocked."""
-        least: _Ranked | None = None
-        for head in self._heads_of(group):
-            if least is not None and least < head:
+        heads = self._heads_of(group)
+        least = next((head for head in heads if head[1:] not in blocked), None)
+        for head in heads:  # of a layer whose first member is blocked, another one may be less
+            if least is not None and head >= least:
                 break
-            free = self._first_free(head[1], blocked)
+            free = self._first_free(head[1], blocked, least)
             if free is not None and (least is None or free < least):
                 least = free
         if least is None or (self.by_score and self._scores.item(incoming) < least[0]):
@@ -109,11 +111,13 @@ class MrsCache(DemandCache):
         best, worst = max(absent, key=scores.__getitem__), min(sorted(resident), key=scores.__getitem__)
         return [Swap(ExpertId(layer, best), ExpertId(layer, worst))] if scores[best] > scores[worst] else ()
 
-    def _first_free(self, layer: int, blocked: Container[ExpertId]) -> _Ranked | None:
-        """The layer's member of least S that is not blocked."""
-        members = zip(repeat(layer), self._lowest_first(layer))
+    def _first_free(self, layer: int, blocked: Container[ExpertId], below: _Ranked | None) -> _Ranked | None:
+        """The layer's member of least S that is not blocked, if its S is not above that of ``below``."""
+        order, known = self._lowest_first(layer), self._known[layer]
+        last = len(order) if below is None else bisect_right(order, below[0], key=known.__getitem__)
+        members = zip(repeat(layer), islice(order, last))
         free = next(filterfalse(blocked.__contains__, members), None)  # no loop: all of a large layer may be pinned
-        return None if free is None else (self._scores.item(free), *free)
+        return None if free is None else (known[free[1]], *free)
 
     def _heads_of(self, group: int) -> list[_Ranked]:
         """The first of each layer's members, of the layers that have any, ascending. A layer stays in its group."""
@@ -121,7 +125,8 @@ class MrsCache(DemandCache):
         stale = self._stale & self._layers.get(group, set())
         self._stale -= stale
         for layer in stale:
-            old, new = self._head[layer], self._first_free(layer, ())
+            old, order = self._head[layer], self._lowest_first(layer)
+            new = (self._known[layer][order[0]], layer, order[0]) if order else None
             if old is not None:
                 del heads[bisect_left(heads, old)]
             if new is not None:
@@ -133,16 +138,24 @@ class MrsCache(DemandCache):
         """A layer's members by S."""
         order = self._orders[layer]
         if order is None:
-            order = sorted(sorted(self._members[layer]), key=self._scores[layer].tolist().__getitem__)
-            self._orders[layer] = order
+            known = self._known[layer] = self._scores[layer].tolist()
+            order = self._orders[layer] = sorted(sorted(self._members[layer]), key=known.__getitem__)
         return order
+
+
+def _place(expert: int, order: Sequence[int], scores: Sequence[float]) -> int:
+    """Where an expert comes among others that are sorted by score and number."""
+    score, score_of = scores[expert], scores.__getitem__
+    first, last = (bisect(order, score, key=score_of) for bisect in (bisect_left, bisect_right))
+    return bisect_left(order, expert, first, last)
 
 
 def top(rows: np.ndarray, keep: int) -> np.ndarray:
     """TopP of each row ([tokens, experts]): its ``keep`` largest entries, the others 0; ties go to the lower column."""
     if keep >= rows.shape[1]:
         return rows
-    kept = rows >= np.partition(rows, -keep, axis=1)[:, -keep, None]
+    single = rows.astype(np.float32)  # four times as fast, and in the same order but for equal ones
+    kept = single >= np.partition(single, -keep, axis=1)[:, -keep, None]
     if np.count_nonzero(kept) > keep * len(rows):  # in some rows more than one entry is the last
         crowded = np.flatnonzero(np.count_nonzero(kept, axis=1) > keep)
         kept[crowded[:, None], np.argsort(-rows[crowded], axis=1, kind="stable")[:, keep:]] = False

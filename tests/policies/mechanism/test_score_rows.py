@@ -24,6 +24,13 @@ def test_it_is_the_array_of_the_lists() -> None:
     assert ROWS == LISTS
 
 
+def test_every_half_is_the_number_that_numpy_reads() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(256, 256)
+    np.testing.assert_array_equal(np.asarray(ScoreRows(halves)), halves.astype(np.float64))
+    np.testing.assert_array_equal(np.asarray(ScoreRows(halves[:, ::3])), halves[:, ::3].astype(np.float64))
+    assert np.asarray(ScoreRows(halves[:1]), np.float32).dtype == np.float32
+
+
 @pytest.mark.parametrize("other", [[], [[0.0] * 3] * 2, 5, None])
 def test_it_equals_nothing_else(other: object) -> None:
     assert other != ROWS

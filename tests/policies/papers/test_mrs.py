@@ -98,6 +98,11 @@ def test_ties_go_to_the_lower_id() -> None:
     assert top(np.array([[0.25, 0.25, 0.25, 0.25]]), 2).tolist() == [[0.25, 0.25, 0, 0]]
 
 
+def test_top_tells_numbers_apart_that_single_precision_does_not() -> None:
+    rows = np.array([[0.5, 0.5 + 2**-40, 0.1, 0.5 + 2**-30]])
+    assert top(rows, 2).tolist() == [[0, 0.5 + 2**-40, 0, 0.5 + 2**-30]]
+
+
 @pytest.mark.parametrize(("tokens", "expected"), [("mean", [0.25, 0.25, 0]), ("first", [0.5, 0, 0])])
 def test_many_tokens_are_the_mean_of_their_tops(tokens: Literal["mean", "first"], expected: list[float]) -> None:
     # TopP token by token: (1, 0, 0) and (0, 1, 0), although expert 2 has the second largest mean

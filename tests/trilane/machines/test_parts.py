@@ -11,7 +11,16 @@ import pytest
 import yaml
 
 from trilane.machines import part_catalogue, weight_formats
-from trilane.machines.part_catalogue import cpu_names, gpu_names, kind_of, letters_and_digits, memory_names, part, rules
+from trilane.machines.part_catalogue import (
+    all_parts,
+    cpu_names,
+    gpu_names,
+    kind_of,
+    letters_and_digits,
+    memory_names,
+    part,
+    rules,
+)
 from trilane.machines.plausibility import HardwareError
 from trilane.machines.weight_formats import Processor, format_rates, read_fraction
 
@@ -116,10 +125,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     copy = copytree(part_catalogue._FOLDER, tmp_path / "parts")
     monkeypatch.setattr(part_catalogue, "_FOLDER", copy)
     monkeypatch.setattr(weight_formats, "_FILE", copy / "weight_formats.yaml")
-    for cached in (part_catalogue._catalogue, part_catalogue.rules, weight_formats.format_rates):
+    for cached in (part_catalogue._entries, part_catalogue._part, part_catalogue.rules, weight_formats.format_rates):
         cached.cache_clear()
     yield copy
-    for cached in (part_catalogue._catalogue, part_catalogue.rules, weight_formats.format_rates):
+    for cached in (part_catalogue._entries, part_catalogue._part, part_catalogue.rules, weight_formats.format_rates):
         cached.cache_clear()
 
 
@@ -145,7 +154,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_spoilt_file_is_refused(folder: Path, file: str, place: tuple[Any, ...], value: Any, expected: str) -> None:
     spoil(folder / file, place, value)
     with pytest.raises(HardwareError) as caught:
-        (gpu_names(), cpu_names(), rules(), format_rates())
+        (all_parts(), rules(), format_rates())
     assert expected in str(caught.value)
 
 
