@@ -50,7 +50,7 @@ class Software(NamedTuple):
     small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
     small_batch_flops_share: Sourced[Share] | None = None
     cpu_token_ns: Sourced[Ns] | None = None
-    copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
+    gpu_expert_ns: Sourced[Ns] | None = None  # least time of an expert on the GPU
     copies: Sourced[Copies] | None = None  # host memory from which experts are copied
     layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
     plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's

@@ -8,7 +8,8 @@ and T ``cpu_token_ns`` (``sim.costs.engine.Software``; B and F as in ``sim.costs
 ====================  ==============================================================================================
 expert, CPU, few w    ``cpu_expert_ns`` + w T + max(bytes / sB, flops x w / skF)
 expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
-copy                  the machine's, from ``copies`` memory + ``copy_ns``
+expert, GPU           the machine's, never less than ``gpu_expert_ns``
+copy                  the machine's, from ``copies`` memory
 layer                 the machine's, after ``layer_ns`` of the host in which nothing is launched
 decision              the machine's x ``plan_factor``
 ====================  ==============================================================================================
@@ -68,9 +69,11 @@ def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_to
 def _expert(expert: ExpertCosts, few: Sequence[int], software: Software) -> ExpertCosts:
     """An expert's costs with those of the program."""
     fixed_ns = _ns(software.cpu_expert_ns)
+    least_gpu_ns = _ns(software.gpu_expert_ns)
     _, *cpu_ns = accumulate((*few, *expert.cpu_ns[len(few) :]), max)
     return expert._replace(
-        cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), copy_ns=expert.copy_ns + _ns(software.copy_ns)
+        gpu_ns=(0, *(max(ns, least_gpu_ns) for ns in expert.gpu_ns[1:])),
+        cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)),
     )
 
 
