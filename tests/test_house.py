@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("policies", "realrun", "sim", "tools", "traces", "trilane")
 SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
-MOST_LINES_OF_SIM = 6_175
+MOST_LINES_OF_SIM = 6_195
 NOT_OF_THINGS = re.compile(r"\b(beside|nobody|somebody|whoever|whom|anybody|everybody)\b", re.IGNORECASE)
 
 
