@@ -12,6 +12,7 @@ from policies.parts.caches import StaticCache
 from policies.parts.placements import PopularityPlacement, RandomPlacement, even_slots
 from policies.protocols import Assigner, Budget, Composition, InitialPlacement, Needs, Placement
 from policies.system import BuildContext, Policy, register
+from trilane.common.hints import Count
 
 Prefill = Literal["gpu", "cpu"]
 Strategy = Literal["frequency", "uniform", "front-loading", "random"]
@@ -39,9 +40,9 @@ def _from_the_first(budget: Budget) -> list[int]:
     return slots
 
 
-def _prefill_on(device: Prefill) -> tuple[Assigner, int]:
+def _prefill_on(device: Prefill, slots: int = 2) -> tuple[Assigner, int]:
     """The assigner, and its number of staging slots."""
-    return (ByPhase(LoadAll(), ResidentOrCpu()), 2) if device == "gpu" else (ResidentOrCpu(), 0)
+    return (ByPhase(LoadAll(), ResidentOrCpu()), slots) if device == "gpu" else (ResidentOrCpu(), 0)
 
 
 @register(
@@ -59,10 +60,12 @@ class KTransformers(Policy):
     strategy: which experts are resident, as in the released code. "frequency": the most activated of the whole model
         (HybriMoE, Section VI-A); "uniform": as many in every layer, lowest ids first (the code's default, which needs
         no statistics); "front-loading": from the first layer on; "random": even slots, seed 42.
+    demand_slots: staging slots for the copies of a prefill (ours); HybriMoE's code has one for each expert of a layer.
     """
 
     prefill: Prefill = "gpu"
     strategy: Strategy = "frequency"
+    demand_slots: Count = 2
 
     @property
     def needs(self) -> Needs:
@@ -77,7 +80,7 @@ class KTransformers(Policy):
             "front-loading": InOrderPlacement(even=False),
             "random": RandomPlacement(RANDOM_SEED),
         }
-        assigner, slots = _prefill_on(self.prefill)
+        assigner, slots = _prefill_on(self.prefill, self.demand_slots)
         return Composition(
             placement=strategies[self.strategy], assigner=assigner, cache=StaticCache(), demand_slots=slots
         )

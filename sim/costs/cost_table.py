@@ -106,6 +106,7 @@ class CostTable:
     lead_ns: Ns | None = None  # from the beginning of a launch until the GPU can start; None: when it has ended
     tail_ns: Ns = 0  # what the GPU needs after the last kernel of a group has been launched
     layer_ns: Ns = 0  # of the host between two layers: once one has ended, before anything of the next is launched
+    prompt_layer_ns: Ns = 0  # the same in a prompt, in addition
     serial: bool = False  # the CPU's experts of a layer wait for the GPU's, and for their copies
     draft: DraftWork = NO_DRAFTS
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from sim.costs.fitted_engine import Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
+from sim.costs.fitted_engine import Bits, Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
 from sim.costs.kernels import Kernels
 from sim.costs.split_kernels import SplitKernels
 from sim.machine.hardware import Hardware
@@ -50,9 +50,12 @@ class Software(NamedTuple):
     small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
     small_batch_flops_share: Sourced[Share] | None = None
     cpu_token_ns: Sourced[Ns] | None = None
-    gpu_expert_ns: Sourced[Ns] | None = None  # least time of an expert on the GPU
+    gpu_expert_ns: Sourced[Ns] | None = None  # least time of every GPU expert, whose kernels the program starts slowly
+    copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
+    copied_bits: Sourced[Bits] | None = None  # of each weight of an expert: its copy on the GPU has no more
     copies: Sourced[Copies] | None = None  # host memory from which experts are copied
     layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
+    prompt_layer_ns: Sourced[Ns] | None = None  # the same in a prompt, in addition
     plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's
     serial: Sourced[bool] | None = None  # whether the CPU's experts of a layer wait for the GPU's, and for their copies
 

@@ -11,6 +11,7 @@ from trilane.common.hints import above, at_least, at_most, between
 from trilane.machines.sourced import Sourced
 
 Share = Annotated[float, above(0), at_most(1)]
+Bits = Annotated[float, above(0), at_most(64)]
 Factor = Annotated[float, above(0), at_most(1000)]
 Rate = Annotated[float, above(0), at_most(1e18)]
 Ns = Annotated[float, between(0, 1e12)]

@@ -8,9 +8,9 @@ and T ``cpu_token_ns`` (``sim.costs.engine.Software``; B and F as in ``sim.costs
 ====================  ==============================================================================================
 expert, CPU, few w    ``cpu_expert_ns`` + w T + max(bytes / sB, flops x w / skF)
 expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
-expert, GPU           the machine's, never less than ``gpu_expert_ns``
-copy                  the machine's, from ``copies`` memory
-layer                 the machine's, after ``layer_ns`` of the host in which nothing is launched
+expert, GPU           the machine's, at least ``gpu_expert_ns``
+copy                  the machine's, from ``copies`` memory, of at most ``copied_bits`` a weight, + ``copy_ns``
+layer                 the machine's, after ``layer_ns`` (in prompts + ``prompt_layer_ns``) in which nothing is launched
 decision              the machine's x ``plan_factor``
 ====================  ==============================================================================================
 """
@@ -24,7 +24,7 @@ from itertools import accumulate
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import Software
-from sim.costs.roofline_costs import roofline
+from sim.costs.roofline_costs import roofline, time_ns
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.machines.sourced import Sourced
@@ -36,10 +36,11 @@ def software_costs(shape: ModelShape, hardware: Hardware, software: Software, ma
     costs = roofline(shape, machine, max_tokens)
     few = _few_tokens(shape, machine, software, max_tokens)
     changed = costs.map_experts(lambda expert: _expert(expert, few[expert.expert_bytes], software))
+    changed = changed.map_experts(lambda expert: expert._replace(copy_ns=_copy_ns(expert, shape, machine, software)))
     slower = software.plan_factor.value if software.plan_factor else 1.0
     return replace(
-        changed, layer_ns=_ns(software.layer_ns), plan_factor=costs.plan_factor * slower,
-        serial=bool(software.serial and software.serial.value),
+        changed, layer_ns=_ns(software.layer_ns), prompt_layer_ns=_ns(software.prompt_layer_ns),
+        plan_factor=costs.plan_factor * slower, serial=bool(software.serial and software.serial.value),
     )  # fmt: skip
 
 
@@ -67,14 +68,20 @@ def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_to
 
 
 def _expert(expert: ExpertCosts, few: Sequence[int], software: Software) -> ExpertCosts:
-    """An expert's costs with those of the program."""
-    fixed_ns = _ns(software.cpu_expert_ns)
-    least_gpu_ns = _ns(software.gpu_expert_ns)
+    """An expert's costs with those of the program, but for its copy."""
+    fixed_ns, least_ns = _ns(software.cpu_expert_ns), _ns(software.gpu_expert_ns)
     _, *cpu_ns = accumulate((*few, *expert.cpu_ns[len(few) :]), max)
-    return expert._replace(
-        gpu_ns=(0, *(max(ns, least_gpu_ns) for ns in expert.gpu_ns[1:])),
-        cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)),
-    )
+    gpu_ns = (expert.gpu_ns[0], *(max(ns, least_ns) for ns in expert.gpu_ns[1:]))
+    return expert._replace(cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), gpu_ns=gpu_ns)
+
+
+def _copy_ns(expert: ExpertCosts, shape: ModelShape, machine: Hardware, software: Software) -> int:
+    """Of an expert's copy."""
+    link, size = machine.link, float(expert.expert_bytes)
+    if software.copied_bits:
+        weights = shape.matrices_per_expert * shape.hidden * shape.expert_width
+        size = min(size, weights * software.copied_bits.value / 8)
+    return time_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9) + _ns(software.copy_ns)
 
 
 def _ns(number: Sourced[float] | None) -> int:

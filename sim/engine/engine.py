@@ -81,8 +81,8 @@ class Engine:
     def _play_layer(self, step: StepDemand, layer: int) -> Events:
         env, session, parts = self.env, self.session, self.parts
         parts.begin_layer(layer)
-        if self.costs.layer_ns:
-            self.host.reserve(int(env.now), self.costs.layer_ns, "program", layer)
+        if program_ns := self.costs.layer_ns + (self.costs.prompt_layer_ns if step.phase == "prefill" else 0):
+            self.host.reserve(int(env.now), program_ns, "program", layer)
         forecasts = step.forecasts[layer]
         committed = session.committed
         active = len((committed.routing if committed else step.routings[layer]).active)

@@ -99,18 +99,22 @@ class Run:
 
 
 def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float | None:
-    """Joules per generated token (docs/design.md, Metrics); None without decode steps or watts.
+    """Joules per generated token (docs/design.md, Metrics); None without decode steps or watts."""
+    if power is None or metrics.tpot_ms is None:
+        return None
+    gpu_share, cpu_share = (metrics.busy_share[device] or 0.0 for device in (Device.GPU, Device.CPU))
+    return watts(power, gpu_share, cpu_share) * metrics.tpot_ms / 1e3 / batch
+
+
+def watts(power: Power, gpu_share: float, cpu_share: float) -> float:
+    """Of a machine whose GPU and CPU work for these shares of the time.
 
     A device draws its busy watts while its lane works and its idle watts otherwise; DRAM, link and board draw what the
     machine states as ``platform_w``, and are left out where it states nothing.
     """
-    if power is None or metrics.tpot_ms is None:
-        return None
-    shares = [metrics.busy_share[device] or 0.0 for device in (Device.GPU, Device.CPU)]
-    idle, busy = (power.gpu_idle_w, power.cpu_idle_w), (power.gpu_busy_w, power.cpu_busy_w)
-    watts = power.platform_w or 0.0
-    watts += sum(low + share * (high - low) for low, high, share in zip(idle, busy, shares, strict=True))
-    return watts * metrics.tpot_ms / 1e3 / batch
+    gpu_w = power.gpu_idle_w + gpu_share * (power.gpu_busy_w - power.gpu_idle_w)
+    cpu_w = power.cpu_idle_w + cpu_share * (power.cpu_busy_w - power.cpu_idle_w)
+    return gpu_w + cpu_w + (power.platform_w or 0.0)
 
 
 def resolved(prepared: Prepared) -> Scenario:

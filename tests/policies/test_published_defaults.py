@@ -38,6 +38,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("llama-cache-heat", "dwell", 32, "llama-wackMall v5"),
     ("ktransformers kt-deferral", "prefill", "gpu", "HybriMoE, Table I: the CPU is used in decode only"),
     ("ktransformers kt-deferral", "strategy", "frequency", "kt-kernel/python/experts_base.py; HybriMoE, VI-A"),
+    ("ktransformers kt-deferral", "demand_slots", 2, "ours: one is filled while the other is used"),
     ("kt-deferral", "deferred", None, "Section 4: the fewest with which the CPU is always at work"),
     ("kt-deferral", "immediate", 2, "Section 4: at least two"),
     ("ktransformers@layer-wise", "prefill", "cpu", "DALI, 6.2"),

@@ -112,6 +112,7 @@ def test_front_loading_goes_on_where_a_larger_expert_does_not_fit() -> None:
     ("name", "given", "prefill_on_gpu", "demand_slots"),
     [
         ("ktransformers", {}, True, 2),
+        ("ktransformers", {"demand_slots": 64}, True, 64),
         ("ktransformers", {"prefill": "cpu"}, False, 0),
         ("ktransformers@layer-wise", {}, False, 0),
         ("ktransformers@layer-wise", {"prefill": "gpu"}, True, 2),

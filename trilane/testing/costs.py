@@ -108,6 +108,7 @@ def scaled(costs: CostTable, c: int) -> CostTable:
         lead_ns=None if costs.lead_ns is None else costs.lead_ns * c,
         tail_ns=costs.tail_ns * c,
         layer_ns=costs.layer_ns * c,
+        prompt_layer_ns=costs.prompt_layer_ns * c,
         draft=costs.draft._replace(ns=None if costs.draft.ns is None else costs.draft.ns * c),
         scale=costs.scale * c,
     )

@@ -20,8 +20,8 @@ FITTED = (
 
 
 PAPERS = (
-    "daop-2024", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024", "hybrimoe-2025",
-    "se-2025", "smoe-2025",
+    "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",
+    "hybrimoe-2025", "se-2025", "smoe-2025",
 )  # fmt: skip
 
 

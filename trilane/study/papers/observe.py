@@ -12,8 +12,8 @@ from policies.mechanism.views import Forecast, Routing
 from policies.papers.edgemoe import ActivationProfile, ProfilePrefetcher
 from sim.runs.demand import StepDemand
 from sim.runs.prepare import Prepared
-from sim.runs.run import Run
-from sim.runs.vocabulary import SpanKind
+from sim.runs.run import Run, watts
+from sim.runs.vocabulary import Device, SpanKind
 from sim.simulate import play
 from trilane.study.papers.quantities import Facts
 from trilane.study.papers.top_scores import top_score_facts
@@ -25,7 +25,8 @@ _OF_RUNS = (
 FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
-    "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share",
+    "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share", "prompt_j",
+    "served_hit_rate",
 )  # fmt: skip
 
 
@@ -37,8 +38,8 @@ def observed(prepared: Prepared) -> Facts:
     facts |= {"generated_tokens": prepared.answer_tokens, "layer_ms": run.metrics.tpot_ms}
     facts |= {**_expert_times(run), **_costs(prepared), **_forecasts(prepared)}
     if tops := top_score_facts(prepared, run.spans):
-        facts |= {**tops, "stall_h2d_share": row["stall_h2d_share"]}
-    facts["phase_likeness"] = _phase_likeness(prepared)
+        facts |= {**tops, "stall_h2d_share": row["stall_h2d_share"], "served_hit_rate": row["decode_served_hit_rate"]}
+    facts |= {"phase_likeness": _phase_likeness(prepared), "prompt_j": _prompt_j(run)}
     if run.metrics.tpot_ms is not None:
         facts["layer_ms"] = run.metrics.tpot_ms / prepared.shape.moe_layers
     return {name: float(value) for name, value in facts.items() if value is not None and np.isfinite(value)}
@@ -75,6 +76,17 @@ def _costs(prepared: Prepared) -> Facts:
         "cpu_expert_ms": expert.cpu_ns[1] / 1e6,
         "exchange_ms": (step.activations_ns + step.result_ns) / 1e6,
     }
+
+
+def _prompt_j(run: Run) -> float | None:
+    """Joules of the prompt, of the whole platform; None where its watts are not known."""
+    ttft_ms, power = run.metrics.ttft_ms, run.power
+    if power is None or power.platform_w is None or not ttft_ms:
+        return None
+    spans = run.spans[run.spans.phase == "prefill"]
+    works = [spans[spans.lane == device] for device in (Device.GPU, Device.CPU)]
+    gpu_share, cpu_share = (float((each.end_ns - each.start_ns).sum()) / 1e6 / ttft_ms for each in works)
+    return watts(power, gpu_share, cpu_share) * ttft_ms / 1e3
 
 
 # --- forecasts --------------------------------------------------------------------------------------------------------

@@ -51,6 +51,16 @@ def _answer_tokens_per_s(mine: Facts, base: Facts) -> float:
     return 1e3 * mine["generated_tokens"] / (mine["ttft_ms"] + mine["generated_tokens"] * mine["tpot_ms"])
 
 
+def _answer_j(mine: Facts) -> float:
+    """Of a token of the answer, its share of the prompt included."""
+    return mine["energy_j_per_token"] + mine["prompt_j"] / mine["generated_tokens"]
+
+
+def _cache_ratio(mine: Facts) -> float:
+    """Both are the same where nothing is prefetched."""
+    return mine.get("served_hit_rate", mine["decode_resident_hit_rate"])
+
+
 def _loading(name: str) -> Callable[[Facts, Facts], float]:
     """The share of the time in which the GPU waits for copies, as far as it is for these loads."""
     return lambda mine, base: 100 * mine["stall_h2d_share"] * mine[name]
@@ -84,8 +94,11 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
     "hit_rate": PaperQuantity("active experts that were on the GPU when routed, decode", "%",
                               _fact("decode_resident_hit_rate", 100)),
     "hit_gain": PaperQuantity("hit rate less the baseline's", "points", _points("decode_resident_hit_rate"), True, 0.0),
-    "hit_improvement": PaperQuantity("hit rate / the baseline's - 1", "%", _more("decode_resident_hit_rate"), True,
-                                     0.0),
+    "cache_ratio": PaperQuantity("active experts on the GPU, or on their way to it, when routed, decode", "%",
+                                 lambda mine, base: 100 * _cache_ratio(mine)),
+    "cache_ratio_improvement": PaperQuantity("that / the baseline's - 1", "%",
+                                             lambda mine, base: 100 * (_cache_ratio(mine) / _cache_ratio(base) - 1),
+                                             True, 0.0),
     "copy_share": PaperQuantity("time in which experts are copied / TPOT", "%", _fact("h2d_busy_share", 100)),
     "compute_share": PaperQuantity("time in which the GPU computes / TPOT", "%", _fact("gpu_busy_share", 100)),
     "plan_share": PaperQuantity("time of decisions / TPOT", "%", _fact("plan_overhead_share", 100)),
@@ -93,9 +106,10 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
                                    lambda mine, base: 100 * (1 - mine["stall_h2d_share"])),
     "low_score_share": PaperQuantity("time of waiting for low-score experts / TPOT", "%", _loading("low_score_loads")),
     "top_score_share": PaperQuantity("time of waiting for other experts / TPOT", "%", _loading("top_score_loads")),
-    "tokens_per_kj": PaperQuantity("1 / energy of a token of the answer", "tokens/kJ",
-                                   lambda mine, base: 1e3 / mine["energy_j_per_token"]),
-    "energy_gain": PaperQuantity("energy of the baseline / energy", "x", _times("energy_j_per_token"), True, 1.0),
+    "tokens_per_kj": PaperQuantity("tokens / energy of prompt and answer", "tokens/kJ",
+                                   lambda mine, base: 1e3 / _answer_j(mine)),
+    "energy_gain": PaperQuantity("energy of the baseline / energy, prompt and answer", "x",
+                                 lambda mine, base: _answer_j(base) / _answer_j(mine), True, 1.0),
     "top1_accuracy": PaperQuantity("the forecast's busiest expert is the busiest", "%", _fact("top1_accuracy", 100)),
     "top2_accuracy": PaperQuantity("share of the two busiest among the forecast's two", "%",
                                    _fact("top2_accuracy", 100)),

@@ -11,9 +11,9 @@ from trilane.study.papers.quantities import QUANTITIES
 
 MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
         "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gb": 8.0,
-        "other_gb": 1.5, "energy_j_per_token": 50.0}  # fmt: skip
+        "other_gb": 1.5, "energy_j_per_token": 50.0, "prompt_j": 1500.0, "served_hit_rate": 0.8}  # fmt: skip
 BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms": 12.0, "expert_cpu_ms": 4.0,
-        "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0}  # fmt: skip
+        "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms"
         ("speedup", 1.5), ("gain", 50.0), ("reduction", 100 / 3), ("prefill_speedup", 0.5),
         ("prefill_reduction", -100.0), ("steps_per_s", 50.0), ("answer_tokens_per_s", 30.0), ("answer_speedup", 1.1),
         ("step_s", 0.02), ("expert_s", 0.45), ("expert_loss", 20.0), ("expert_cpu_change_s", 0.06), ("hit_rate", 60.0),
-        ("hit_gain", 10.0), ("hit_improvement", 20.0), ("low_score_share", 30.0), ("no_load_share", 25.0),
-        ("tokens_per_kj", 20.0), ("energy_gain", 1.5), ("model_gb", 9.5),
+        ("hit_gain", 10.0), ("cache_ratio", 80.0), ("cache_ratio_improvement", 60.0), ("low_score_share", 30.0),
+        ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gb", 9.5),
     ],
 )  # fmt: skip
 def test_a_quantity_by_hand(name: str, value: float) -> None:
@@ -44,6 +44,13 @@ def test_facts_of_a_play() -> None:
     assert 0 <= facts["top1_accuracy"] <= 1
     assert 0 < facts["recall"] <= 1
     assert 0 < facts["phase_likeness"] < 1
+
+
+def test_the_energy_of_a_prompt_is_that_of_a_platform_whose_watts_are_known() -> None:
+    known = observed(prepare(SMALL.with_(policy="daop", hardware="a6000-i9-10980xe")))
+    idle_w, busy_w = 120 + 22 + 40, 120 + 300 + 165  # platform, GPU, CPU
+    assert idle_w < known["prompt_j"] / known["ttft_ms"] * 1e3 < busy_w
+    assert "prompt_j" not in observed(prepare(SMALL.with_(policy="daop")))
 
 
 def test_perfect_forecasts_are_perfect() -> None:
@@ -72,3 +79,4 @@ def test_loads_are_of_low_score_or_of_top_score_experts() -> None:
     assert 0 < facts["low_score_loads"] < 1
     smoe = observed(prepare(SMALL.with_(policy="smoe", batch=2)))
     assert 0 < smoe["top_score_accuracy"] <= 1
+    assert smoe["decode_resident_hit_rate"] <= smoe["served_hit_rate"] <= 1  # prefetches on their way count as well
