@@ -93,7 +93,7 @@ case $lanes in
     profiling=(--lanes cuda --memory-gb "${MEMORY_GB:-$(free_gb)}" --quick --batch 1,4 --context 32,64 --prompt 32)
     smaller=()
     llama_models=(qwen3-30b-a3b@q4_0 gpt-oss-20b@mxfp4) llama_library=gpu_name llama_plan=gpu-llama.yaml
-    llama_profiling=(--gpu --rounds 1 --threads "$(cores)")
+    llama_profiling=(--gpu --rounds 2 --threads "$(cores)")
     llama_settings=(--set "hardware=${HARDWARE:-here}" --set "threads=[$(cores)]") ;;
   host-lanes)
     models=(deepseek-v2-lite:2 qwen3-30b-a3b:2 mixtral-8x7b:1) traced=mini-deepseek:2 device=fake

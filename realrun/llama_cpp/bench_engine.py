@@ -16,6 +16,10 @@ class BenchContext(Protocol):
         """Compute so many random tokens behind those in the cache, and the time that it took."""
         ...
 
+    def fill(self, tokens: int) -> None:
+        """Fill the cache with random tokens, until it has so many."""
+        ...
+
     def keep(self, tokens: int) -> None:
         """Take all but the first ``tokens`` out of the cache."""
         ...
@@ -27,7 +31,8 @@ class BenchContext(Protocol):
 
 class BenchSettings(NamedTuple):
     """How a model is loaded. ``gpu``: onto a GPU, but for the experts of the first ``cpu_layers`` layers; ``kv``: the
-    format of keys and values; ``mapped``: out of a mapped file, rather than one that is read into pinned memory."""
+    format of keys and values; ``mapped``: out of a mapped file, rather than one that is read into pinned memory;
+    ``copies``: the cache is filled with copies of its first tokens, since to compute thousands takes minutes."""
 
     context_tokens: int
     piece_tokens: int = 512
@@ -35,13 +40,13 @@ class BenchSettings(NamedTuple):
     cpu_layers: int = 0
     kv: str = "f16"
     mapped: bool = True
+    copies: bool = False
 
 
 OpenModel = Callable[[Path, BenchSettings], AbstractContextManager[BenchContext]]
 
 
 _WARM, _FEW = 2, 16
-_FILL_TOKENS = 512
 
 
 class BenchPoint(NamedTuple):
@@ -64,7 +69,11 @@ def time_points(
     depth = filled
     for point, repeats in points:
         context.use_threads(point.threads)
-        depth = _fill(context, depth, point.depth)
+        if point.depth > depth:
+            context.fill(point.depth)
+        elif point.depth < depth:
+            context.keep(point.depth)
+        depth = point.depth
         for _ in range(_WARM if point.tokens <= _FEW else 0):
             _once(context, point)
         found[point] = found.get(point, []) + [_once(context, point) for _ in range(repeats)]
@@ -83,14 +92,3 @@ def _once(context: BenchContext, point: BenchPoint) -> int:
     ns = context.compute_ns(point.tokens)
     context.keep(point.depth)
     return ns
-
-
-def _fill(context: BenchContext, depth: int, wanted: int) -> int:
-    """The cache with as many tokens as wanted."""
-    if wanted < depth:
-        context.keep(wanted)
-    while depth < wanted:
-        step = min(_FILL_TOKENS, wanted - depth)
-        context.compute_ns(step)
-        depth += step
-    return wanted

@@ -11,14 +11,14 @@ from trilane.machines.sourced import Sourced
 
 
 class BenchSizes(NamedTuple):
-    """``gpu``: whether the models are on the GPU; ``layers``: with experts, of most models; ``depth``: tokens in the
-    cache while attention is timed; ``steps`` and ``attended``: tokens of a step, and how often it is timed in a pass,
-    for products and for attention; ``rows``: of an expert, for which its rate is sought.
+    """``gpu``: whether the models are on the GPU; ``layers``: with experts, of most models; ``depths``: tokens
+    in the cache while attention is timed; ``steps`` and ``attended``: tokens of a step, and how often it is timed in a
+    pass, for products and for attention; ``rows``: of an expert, for which its rate is sought.
     """
 
     gpu: bool
     layers: int
-    depth: int
+    depths: tuple[int, ...]
     steps: Mapping[int, int]
     attended: Mapping[int, int]
     rows: tuple[int, ...]
@@ -26,18 +26,18 @@ class BenchSizes(NamedTuple):
     most_flops_per_s: float
 
     @property
-    def untiled(self) -> tuple[int, ...]:
-        """Steps whose attention is not computed in tiles."""
-        return tuple(tokens for tokens in self.attended if tokens < self.tile_rows.value)
+    def tiled(self) -> dict[int, int]:
+        """Those of ``attended`` whose attention is computed in tiles."""
+        return {tokens: repeats for tokens, repeats in self.attended.items() if tokens >= self.tile_rows.value}
 
     @property
-    def tiled(self) -> tuple[int, ...]:
-        """The others."""
-        return tuple(tokens for tokens in self.attended if tokens >= self.tile_rows.value)
+    def deep(self) -> dict[int, int]:
+        """Those that are timed with many tokens in the cache: single tokens, and tiles."""
+        return {1: self.attended[1], **self.tiled}
 
 
 ON_CPU = BenchSizes(
-    gpu=False, layers=3, depth=2048, steps={1: 10, 8: 3, 32: 2, 128: 1}, attended={1: 6, 16: 2, 128: 1},
+    gpu=False, layers=3, depths=(512, 2048, 8192), steps={1: 10, 8: 3, 32: 2, 128: 1}, attended={1: 6, 16: 2, 128: 1},
     rows=(1, 4, 16, 64),
     tile_rows=Sourced(64, "GGML_FA_TILE_Q of ggml-org/llama.cpp ggml/src/ggml-cpu/ops.cpp", "high"),
     most_flops_per_s=LIMITS["cpu.flops_per_s"].high,
@@ -46,7 +46,7 @@ ON_CPU = BenchSizes(
 # cache: from there on, cards of Ada and later take another kernel for single tokens where more than four heads share
 # keys (ggml_cuda_get_best_fattn_kernel, as below).
 ON_GPU = BenchSizes(
-    gpu=True, layers=6, depth=6144, steps={1: 40, 8: 10, 24: 5, 128: 5, 512: 5},
+    gpu=True, layers=6, depths=(6144,), steps={1: 40, 8: 10, 24: 5, 128: 5, 512: 5},
     attended={1: 40, 16: 10, 128: 5, 512: 5}, rows=(1, 4, 16, 64, 192),
     tile_rows=Sourced(
         2, "single tokens have kernels of their own: ggml_cuda_get_best_fattn_kernel of ggml-org/llama.cpp "

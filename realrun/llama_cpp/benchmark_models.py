@@ -16,9 +16,9 @@ from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 
 BLOCKS = ("q4_0", "q4_k", "q5_0", "q6_k", "q8_0", "mxfp4")
-PASSES = 2  # over all points of a model, so that a short disturbance spoils no point
 SPLIT_STEPS = {1: 10, 8: 4, 24: 3}  # of models whose experts are with the CPU: tokens of a step that it computes
 COPIED_STEPS = {128: 3, 512: 2}  # for which experts are copied to the GPU
+FEW_LAYERS = "few-layers"  # a model of attention that is timed with no other tokens in the cache
 SPLIT, PINNED = "-split", "-pinned"  # experts with the CPU, in a mapped file and in pinned memory
 _ROOM = 1024  # tokens in the cache behind those of the depth
 
@@ -64,14 +64,15 @@ class BenchModel(NamedTuple):
 
 def bench_models(blocks: tuple[str, ...], threads: tuple[int, ...], sizes: BenchSizes = ON_CPU) -> Iterator[BenchModel]:
     """All models of one processor, for these blocks of weights."""
-    settings = BenchSettings(sizes.depth + _ROOM, gpu=sizes.gpu)
+    settings = BenchSettings(_ROOM, gpu=sizes.gpu)
+    filled = BenchSettings(max(sizes.depths) + _ROOM, gpu=sizes.gpu, copies=not sizes.gpu)
     for name, (shape, block) in expert_models(blocks, sizes).items():
         yield _model(name, shape, block, _points(threads, sizes.steps), settings)
     for name, shape in attention_models(sizes).items():
-        points = _points(threads, sizes.attended)
-        if name != "deep":
-            points += _points(threads[::-1], sizes.attended, sizes.depth)  # most threads first: they fill the cache
-        yield _model(name, shape, "q4_0", points, settings)
+        points = list(_points(threads, sizes.attended))
+        for depth in sizes.depths if name != FEW_LAYERS else ():
+            points += _points(threads[::-1], sizes.deep, depth)  # most threads first: they fill the cache
+        yield _model(name, shape, "q4_0", tuple(points), filled)
     for name, shape in router_pair(sizes).items():
         yield _model(name, shape, "q4_0", _points(threads, sizes.attended), settings)
 
@@ -106,15 +107,16 @@ def product_models(sizes: BenchSizes) -> dict[str, ModelShape]:
 
 
 def attention_models(sizes: BenchSizes) -> dict[str, ModelShape]:
-    """Models that differ in heads, groups and widths of attention, and in their number of layers."""
-    grouped = replace(GROUPED, moe_layers=sizes.layers)
+    """Models that differ in heads, groups and widths of attention, and in their number of layers: nearly all have more
+    than those of products, since where in memory a layer's keys come to lie decides how fast they are read."""
+    grouped = replace(GROUPED, moe_layers=3 * sizes.layers)
     return {
-        "grouped": _attended(grouped), "deep": _attended(replace(grouped, moe_layers=3 * sizes.layers)),
+        "grouped": _attended(grouped), FEW_LAYERS: _attended(replace(grouped, moe_layers=sizes.layers)),
         "many-heads": _attended(replace(grouped, heads=64)),
         "no-groups": _attended(replace(grouped, kv_heads=16, kv_width=4096)),
         "narrow-heads": _attended(replace(grouped, heads=64, kv_heads=8, head_dim=64)),
         "latent": replace(
-            LATENT, moe_layers=sizes.layers, heads=16, kv_heads=16, attention_params=latent_params(2048, 16)
+            LATENT, moe_layers=3 * sizes.layers, heads=16, kv_heads=16, attention_params=latent_params(2048, 16)
         ),
     }  # fmt: skip
 
@@ -134,7 +136,7 @@ def _model(
     name: str, shape: ModelShape, block: str, points: tuple[tuple[BenchPoint, int], ...], settings: BenchSettings
 ) -> BenchModel:
     architecture = "deepseek2" if shape.dense_layers else "qwen3moe"
-    return BenchModel(name, shape, architecture, block, points * PASSES, settings)
+    return BenchModel(name, shape, architecture, block, points, settings)
 
 
 def _points(threads: tuple[int, ...], tokens: Mapping[int, int], depth: int = 0) -> tuple[tuple[BenchPoint, int], ...]:

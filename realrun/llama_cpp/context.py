@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_int8, c_int32
+from ctypes import c_int8, c_int32, create_string_buffer
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from realrun.llama_cpp.tensor_callback import Observer, TensorCallback
 from trilane.common.units import MIB
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # enum ggml_type
+_TOKENS, _COPY = 0, 1  # sequences: that of a context, and the one that ``repeat`` needs for a moment
 FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type; None: the library decides
 
 
@@ -22,7 +23,8 @@ class LlamaContext:
 
     ``context``: tokens that the KV cache holds; ``piece``: tokens that are computed at once (``-ub``); ``threads``:
     of the CPU, for single tokens and pieces alike; ``kv``: the format of the KV cache; ``expert_cache_mib``: GPU memory
-    for a cache of experts (``--moe-cache-mib``); ``observer``: takes tensors as they are computed.
+    for a cache of experts (``--moe-cache-mib``); ``repeats``: whether ``repeat`` may be called; ``observer``: takes
+    tensors as they are computed.
     Raises RefusedError with the library's reason.
     """
 
@@ -36,6 +38,7 @@ class LlamaContext:
         kv: str = "f16",
         flash_attention: bool | None = None,
         expert_cache_mib: int = 0,
+        repeats: bool = False,
         observer: Observer | None = None,
     ) -> None:
         self.model = model
@@ -48,6 +51,7 @@ class LlamaContext:
         params.type_k = params.type_v = KV_TYPES[kv]
         params.flash_attn_type = FLASH_ATTENTION[flash_attention]
         params.moe_cache_size = expert_cache_mib * MIB
+        params.n_seq_max, params.kv_unified = (2, True) if repeats else (1, False)
         self._callback = None if observer is None else TensorCallback(self._library, observer)
         if self._callback is not None:
             params.cb_eval = self._callback.pointer
@@ -70,12 +74,28 @@ class LlamaContext:
 
         Without ``every_output`` the last layer computes, after its attention, only the last token of each piece.
         """
-        if self.tokens + len(tokens) > self.length:
-            raise RefusedError(
-                f"expected at most {self.length} tokens in the context, found {self.tokens + len(tokens)}"
-            )
+        self._check_room(len(tokens))
         for start in range(0, len(tokens), self.piece):
             self._decode([int(token) for token in tokens[start : start + self.piece]], every_output)
+
+    def repeat(self, tokens: int) -> None:
+        """Append copies of the first ``tokens`` of the KV cache to it, with the positions that follow, for a benchmark
+        that needs a full one: nothing is computed but, with the next tokens, the keys' positions.
+
+        Raises RefusedError beyond the length, and for a cache that the library cannot copy or move.
+        """
+        self._check_room(tokens)
+        library, memory = self._library, self._memory
+        state = create_string_buffer(library.llama_state_seq_get_size(self.handle, _TOKENS))
+        library.llama_state_seq_get_data(self.handle, state, len(state), _TOKENS)
+        can_move = library.llama_memory_can_shift(memory)
+        if not can_move or not library.llama_state_seq_set_data(self.handle, state, len(state), _COPY):
+            raise RefusedError(f"{self.model.path}: expected a KV cache that can be copied, this model's cannot")
+        library.llama_memory_seq_rm(memory, _COPY, tokens, -1)
+        library.llama_memory_seq_add(memory, _COPY, 0, -1, self.tokens)
+        library.llama_memory_seq_cp(memory, _COPY, _TOKENS, -1, -1)
+        library.llama_memory_seq_rm(memory, _COPY, -1, -1)
+        self.tokens += tokens
 
     def logits(self) -> NDArray[np.float32]:
         """Those of the last token: [vocabulary]."""
@@ -86,7 +106,7 @@ class LlamaContext:
         """Forget all but the first tokens. Raises RefusedError for a model whose state cannot be taken back."""
         if tokens == 0:
             self._library.llama_memory_clear(self._memory, True)
-        elif not self._library.llama_memory_seq_rm(self._memory, 0, tokens, -1):
+        elif not self._library.llama_memory_seq_rm(self._memory, _TOKENS, tokens, -1):
             raise RefusedError(f"{self.model.path}: expected a KV cache that can be cut, this model's state cannot")
         self.tokens = tokens
 
@@ -105,6 +125,10 @@ class LlamaContext:
     @property
     def _memory(self) -> int:
         return int(self._library.llama_get_memory(self.handle))
+
+    def _check_room(self, tokens: int) -> None:
+        if self.tokens + tokens > self.length:
+            raise RefusedError(f"expected at most {self.length} tokens in the context, found {self.tokens + tokens}")
 
     def _decode(self, tokens: list[int], every_output: bool) -> None:
         known = self.model.vocabulary

@@ -6,14 +6,14 @@ and what products and attention leave of a step those of its layers, its tokens 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.bench_sizes import ON_CPU, BenchSizes
-from realrun.llama_cpp.benchmark_models import attention_models, router_pair
+from realrun.llama_cpp.benchmark_models import FEW_LAYERS, attention_models, router_pair
 from realrun.llama_cpp.nonnegative_fit import Equations, solved
 from realrun.llama_cpp.piece_time import piece_ns
 from realrun.llama_cpp.product_times import Samples, product_times
@@ -103,29 +103,36 @@ class KernelNumbers:
     # --- attention ----------------------------------------------------------------------------------------------------
 
     def _attention(self) -> AttentionTimes:
-        rows = [solved(self._attention_added(threads, self.sizes.untiled)) for threads in self.threads]
-        tiles = [
-            solved(self._tiles_added(threads, known[0])) for threads, known in zip(self.threads, rows, strict=True)
-        ]
-        columns = (*zip(*rows, strict=True), *zip(*tiles, strict=True))
-        how = f"models of {len(self._attending())} widths and groups, at {self.sizes.depth:,} tokens and at none"
-        byte, pair, width, tile_pair, tile_width = (self._sourced(tuple(each), how) for each in columns)
-        return AttentionTimes(byte, pair, width, tile_pair, tile_width, self.sizes.tile_rows)
+        depths = self.sizes.depths
+        found = np.array([[self._attention_at(depth, threads) for depth in depths] for threads in self.threads])
+        how = (
+            f"models of {len(self._attending())} widths and groups, at {' and '.join(f'{each:,}' for each in depths)} "
+            f"tokens and at none"
+        )
+        byte, pair, width, tile_pair, tile_width = (
+            self._sourced(tuple(map(tuple, each)), how) for each in np.moveaxis(found, -1, 0).tolist()
+        )
+        return AttentionTimes(depths, byte, pair, width, tile_pair, tile_width, self.sizes.tile_rows)
 
-    def _attention_added(self, threads: int, steps: Sequence[int]) -> Equations:
-        """What many tokens in the cache add: unknown times of a byte, of a pair, and of an element of its width."""
+    def _attention_at(self, depth: int, threads: int) -> list[float]:
+        """Times of a byte, of a pair, of an element of its width, and of the last two in tiles."""
+        single = solved(self._attention_added(depth, threads, (1,)))
+        return single + solved(self._tiles_added(depth, threads, single[0]))
+
+    def _attention_added(self, depth: int, threads: int, steps: Iterable[int]) -> Equations:
+        """What ``depth`` tokens in the cache add: unknown times of a byte, of a pair, of an element of its width."""
         equations, times = [], []
         for name, shape in self._attending().items():
             for tokens in steps:
-                deep, flat = (self.samples[name][BenchPoint(threads, depth, tokens)] for depth in (self.sizes.depth, 0))
-                read, pairs, width = _added(shape, tokens, threads, self.sizes.depth)
+                deep, flat = (self.samples[name][BenchPoint(threads, there, tokens)] for there in (depth, 0))
+                read, pairs, width = _added(shape, tokens, threads, depth)
                 equations.append([read, pairs, pairs * width])
                 times.append(max(deep - flat, 1.0))
         return Equations(np.array(equations), np.array(times))
 
-    def _tiles_added(self, threads: int, byte_ns: float) -> Equations:
+    def _tiles_added(self, depth: int, threads: int, byte_ns: float) -> Equations:
         """The same of tiles, with a known time of a byte."""
-        matrix, times = self._attention_added(threads, self.sizes.tiled)
+        matrix, times = self._attention_added(depth, threads, self.sizes.tiled)
         return Equations(matrix[:, 1:], np.maximum(times - byte_ns * matrix[:, 0], 1.0))
 
     # --- the rest -----------------------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ class KernelNumbers:
 
     def _attending(self) -> dict[str, ModelShape]:
         """Models that were timed with many tokens in the cache."""
-        return {name: shape for name, shape in attention_models(self.sizes).items() if name != "deep"}
+        return {name: shape for name, shape in attention_models(self.sizes).items() if name != FEW_LAYERS}
 
 
 def plausible_rates(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 from realrun.llama_cpp.bench_engine import BenchPoint, OpenModel, quartiles, time_points
 from realrun.llama_cpp.benchmark_models import BenchModel
@@ -15,19 +16,20 @@ def measure_samples(
     open_model: OpenModel, folder: Path, models: Sequence[BenchModel], rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[BenchPoint, float]]:  # fmt: skip
-    """Times in ns of every point of the models: the lower quartile of all its repeats, since what disturbs a
-    measurement makes it longer. Models are written to ``folder``, and stay there.
+    """Times in ns of every point of the models: the lower quartile of its repeats in a round, since what disturbs a
+    measurement makes it longer, and of the rounds the median. Each loads all models anew, so that their caches lie
+    elsewhere in memory. Models are written to ``folder``, and stay there.
     """
     for model in models:
         _write(model, folder, progress)
-    found: dict[str, dict[BenchPoint, list[int]]] = {model.samples_name: defaultdict(list) for model in models}
+    found: dict[str, dict[BenchPoint, list[float]]] = {model.samples_name: defaultdict(list) for model in models}
     for turn in range(rounds):
         for model in models:
             progress(f"round {turn + 1} of {rounds}: {model.samples_name}")
             with open_model(_file(model, folder), model.settings) as context:
                 for point, times in time_points(context, model.points).items():
-                    found[model.samples_name][point] += times
-    return {name: {point: quartiles(times)[0] for point, times in each.items()} for name, each in found.items()}
+                    found[model.samples_name][point].append(quartiles(times)[0])
+    return {name: {point: median(times) for point, times in each.items()} for name, each in found.items()}
 
 
 def _write(model: BenchModel, folder: Path, progress: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ from realrun.llama_cpp.context import LlamaContext
 from realrun.llama_cpp.model import LlamaModel
 
 _SEED = 0
+_COMPUTED_TOKENS = 512  # at once, and before any are copied
 
 
 @contextmanager
@@ -22,16 +23,18 @@ def open_llama(path: Path, settings: BenchSettings) -> Iterator[BenchContext]:
     gpu_layers = -1 if settings.gpu else 0
     with (
         LlamaModel(path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_layers, mmap=settings.mapped) as model,
-        LlamaContext(model, context=settings.context_tokens, piece=settings.piece_tokens, kv=settings.kv) as context,
+        LlamaContext(
+            model, context=settings.context_tokens, piece=settings.piece_tokens, kv=settings.kv, repeats=settings.copies
+        ) as context,
     ):
-        yield LlamaBenchContext(context)
+        yield LlamaBenchContext(context, settings.copies)
 
 
 class LlamaBenchContext:
     """See ``BenchContext``."""
 
-    def __init__(self, context: LlamaContext) -> None:
-        self._context = context
+    def __init__(self, context: LlamaContext, copies: bool = False) -> None:
+        self._context, self._copies = context, copies
         self._random = np.random.default_rng(_SEED)
 
     def compute_ns(self, tokens: int) -> int:
@@ -40,6 +43,21 @@ class LlamaBenchContext:
         begin = perf_counter_ns()
         self._context.decode(ids)
         return perf_counter_ns() - begin
+
+    def fill(self, tokens: int) -> None:
+        """See ``BenchContext``."""
+        most = min(tokens, _COMPUTED_TOKENS) if self._copies else tokens
+        while (missing := most - self._context.tokens) > 0:
+            self.compute_ns(min(missing, _COMPUTED_TOKENS))
+        while (missing := tokens - self._context.tokens) > 0:
+            self._context.repeat(min(missing, self._context.tokens))
+            self._move_keys()
+
+    def _move_keys(self) -> None:
+        """Those that were copied get their positions with the next token."""
+        tokens = self._context.tokens
+        self.compute_ns(1)
+        self._context.keep(tokens)
 
     def keep(self, tokens: int) -> None:
         """See ``BenchContext``."""

@@ -86,14 +86,14 @@ class KernelSteps:
 
     def _attention(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
         """Norms and attention of a layer of one kind, with a layer's fixed time."""
-        new, times, name = tokens / len(context), self.kernels.attention, "latent" if kind.latent else "grouped"
-        read = sum(kind.read(new, length) for length in context) * kind.kv_width * self.shape.cache_bits / 8
+        new, name = tokens / len(context), "latent" if kind.latent else "grouped"
+        keys = sum(kind.read(new, length) for length in context)
         pairs = kind.heads * sum(kind.pairs(new, length) for length in context)
-        tiles = new >= times.tile_rows.value
-        pair, wide = (times.tile_pair_ns, times.tile_width_ns) if tiles else (times.pair_ns, times.width_ns)
+        times = self.kernels.attention.at(keys / len(context) - new, new, self.place)
         width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
         threads = self.kernels.threads[self.place] if tokens == 1 and kind.reach == "full" else 1
-        attended = read * self._of(times.cache_byte_ns) + pairs * (self._of(pair) + width * self._of(wide))
+        read = keys * kind.kv_width * self.shape.cache_bits / 8
+        attended = read * times.byte + pairs * (times.pair + width * times.width)
         fixed = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
         products = self._product(self.blocks.layers, kind.params, tokens)
         return products + longest_share(context[0], threads) * attended + fixed

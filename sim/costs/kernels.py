@@ -17,6 +17,7 @@ from trilane.machines.sourced import Sourced
 
 Floats = npt.NDArray[np.float64]
 ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]
+ByDepth = Annotated[tuple[ByThreads, ...], NOT_EMPTY]  # for each number of threads a value for each depth
 _Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EMPTY]
 _SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of ops.cpp, llama_kv_cache::get_n_kv
 
@@ -44,17 +45,38 @@ class BlockRates(NamedTuple):
     others: Sourced[ProductRates]  # attention, shared experts, dense layers, head
 
 
+class PairTimes(NamedTuple):
+    """Of a byte of keys and values; of a pair of a query and a key; of an element of its width. In ns."""
+
+    byte: float
+    pair: float
+    width: float
+
+
 class AttentionTimes(NamedTuple):
     """Of one layer: ``cache_byte_ns`` for each byte of keys and values; for each pair of a query and a key, and every
     head, ``pair_ns``, and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on.
+
+    Each was measured with ``depths`` tokens in the cache: the more, the fewer of them are in a processor's own caches.
     """
 
-    cache_byte_ns: Sourced[ByThreads]
-    pair_ns: Sourced[ByThreads]
-    width_ns: Sourced[ByThreads]
-    tile_pair_ns: Sourced[ByThreads]
-    tile_width_ns: Sourced[ByThreads]
+    depths: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]
+    cache_byte_ns: Sourced[ByDepth]
+    pair_ns: Sourced[ByDepth]
+    width_ns: Sourced[ByDepth]
+    tile_pair_ns: Sourced[ByDepth]
+    tile_width_ns: Sourced[ByDepth]
     tile_rows: Sourced[Count]
+
+    def at(self, depth: float, new: float, place: int) -> PairTimes:
+        """Times of ``new`` tokens with so many in the cache, interpolated by the logarithm of these; outside of the
+        depths those of the nearest one. ``place``: of the number of threads."""
+        tiles = new >= self.tile_rows.value
+        others = (self.tile_pair_ns, self.tile_width_ns) if tiles else (self.pair_ns, self.width_ns)
+        here, measured = np.log(max(depth, 1)), np.log(self.depths)
+        return PairTimes(
+            *(float(np.interp(here, measured, each.value[place])) for each in (self.cache_byte_ns, *others))
+        )
 
 
 def longest_share(keys: int, threads: int) -> float:

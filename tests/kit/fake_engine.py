@@ -25,7 +25,7 @@ def known_kernels(blocks: tuple[str, ...]) -> Kernels:
         for place, block in enumerate(blocks)
     }
     router = _rates(ROUTER, 8e9)
-    times = AttentionTimes(*(_both(ns) for ns in (0.05, 30.0, 0.04, 3.0, 0.02)), _of(64))
+    times = AttentionTimes((512, 2048, 8192), *(_deeper(ns) for ns in (0.05, 30.0, 0.04, 3.0, 0.02)), _of(64))
     layer, token = ({"grouped": _both(ns), "latent": _both(2 * ns)} for ns in (5e4, 4e3))
     return Kernels((1, 2), {**products, "f32": BlockRates(router, router)}, times, _both(2.0), layer, token, _both(2e5))
 
@@ -36,6 +36,12 @@ def _of(value: object) -> Sourced:  # type: ignore[type-arg]
 
 def _both(ns: float) -> Sourced[tuple[float, ...]]:
     return _of((ns, ns / 1.5))
+
+
+def _deeper(ns: float) -> Sourced[tuple[tuple[float, ...], ...]]:
+    """Times that grow with the tokens in the cache."""
+    deeper = (ns, 1.25 * ns, 2 * ns)
+    return _of((deeper, tuple(each / 1.5 for each in deeper)))
 
 
 def _rates(rows: tuple[int, ...], first: float) -> Sourced[ProductRates]:
@@ -58,6 +64,9 @@ class FakeContext:
         self.filled += tokens
         steps = KernelSteps(self.shape, self.blocks, self.kernels, self.kernels.place(self.threads))
         return round(piece_ns(steps, tokens, self.filled))
+
+    def fill(self, tokens: int) -> None:
+        self.filled = tokens
 
     def keep(self, tokens: int) -> None:
         self.filled = tokens

@@ -30,7 +30,7 @@ def known_gpu_kernels(blocks: tuple[str, ...]) -> Kernels:
         for block in blocks
     }
     router = _rates((1, 16, 128, 512), (4e11, 4e12, 1e13, 2e13))
-    times = AttentionTimes(_one(0.0012), _one(0.4), _one(0.0009), _one(0.02), _one(0.0001), _of(2))
+    times = AttentionTimes((6144,), *(_of(((ns,),)) for ns in (0.0012, 0.4, 0.0009, 0.02, 0.0001)), _of(2))
     layer, token = ({"grouped": _one(ns), "latent": _one(1.5 * ns)} for ns in (45e3, 20.0))
     return Kernels((1,), {**rates, "f32": BlockRates(router, router)}, times, _one(0.004), layer, token, _one(1e5))
 
@@ -82,6 +82,9 @@ class FakeSplitContext:
         outputs = work.active * work.rows * self.shape.hidden * self.split.chosen_ns.value[place]
         on_gpu = work.active * float(steps.expert_ns(rows)[0])
         return work.active * products + outputs + self.split.layer_ns.value[place] - on_gpu
+
+    def fill(self, tokens: int) -> None:
+        self.filled = tokens
 
     def keep(self, tokens: int) -> None:
         self.filled = tokens

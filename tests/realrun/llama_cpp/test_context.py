@@ -78,6 +78,27 @@ def test_pieces_and_a_cache_that_is_cut_give_the_same_logits(tiny: Path, piece: 
             np.testing.assert_allclose(context.logits(), expected, atol=1e-4)
 
 
+def test_a_cache_of_copies_has_the_keys_and_values_of_the_same_tokens_at_their_new_positions(tiny: Path) -> None:
+    """In the first layer they depend on a token and its position alone; the norm after its attention shows them."""
+    recorder = Recorder("ffn_norm-0")
+    with LlamaModel(tiny) as model:
+        with LlamaContext(model, context=256, observer=recorder) as computed:
+            computed.decode([*TOKENS, *TOKENS, *TOKENS[:2], 30])
+        with LlamaContext(model, context=256, repeats=True, observer=recorder) as context:
+            context.decode(TOKENS)
+            context.repeat(len(TOKENS))
+            context.repeat(2)
+            assert context.tokens == 2 * len(TOKENS) + 2
+            context.decode([30])
+            (_, wanted), *_, (_, found) = recorder.seen
+            np.testing.assert_allclose(found[-1], wanted[-1], atol=2e-3)  # keys of 16 bits, turned twice
+            context.keep(len(TOKENS))
+            context.decode([*TOKENS, *TOKENS[:2], 30])
+            np.testing.assert_allclose(recorder.seen[-1][1][-1], wanted[-1], atol=1e-4)
+            with pytest.raises(RefusedError, match=r"at most 256 tokens in the context, found 315"):
+                context.repeat(300)
+
+
 def test_chosen_experts_are_those_of_the_largest_gate_logits(tiny: Path) -> None:
     recorder = Recorder("ffn_moe_topk-1", "ffn_moe_logits-1", "ffn_norm-1")
     with LlamaModel(tiny) as model, LlamaContext(model, context=16, observer=recorder) as context:

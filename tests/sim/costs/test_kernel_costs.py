@@ -36,7 +36,7 @@ KERNELS = Kernels(
     threads=(1, 4),
     products={"q8_0": rates((1e9, 2e9), (4e9, 8e9)), "f32": rates((1e9,), (4e9,))},
     attention=AttentionTimes(
-        of((1.0, 0.5)), of((10.0, 5.0)), of((1.0, 0.5)), of((4.0, 2.0)), of((0.5, 0.25)), of(8)
+        (1000, 4000), *(of(((ns, 3 * ns), (ns / 2, ns * 3 / 2))) for ns in (1.0, 10.0, 1.0, 4.0, 0.5)), of(8)
     ),
     chosen_ns=of((0.5, 0.25)),
     layer_ns={"grouped": of((700.0, 100.0))},
@@ -86,6 +86,21 @@ def test_a_product_of_more_rows_takes_the_time_between_those_measured() -> None:
     """3,072 weights: 6,144 ns of one row, 3,072 ns a row of four and more; of two rows, half-way by their logarithm."""
     ns = steps().expert_ns(np.array([0.0, 1.0, 2.0, 4.0, 8.0]))
     np.testing.assert_allclose(ns, [0, 6144, 2 * 4608, 4 * 3072, 8 * 3072])
+
+
+def test_keys_take_the_time_between_the_depths_at_which_they_were_measured() -> None:
+    """A key takes 52 ns behind up to 1,000, three times as long behind 4,000 and more; half-way by their logarithm."""
+    ns = [steps().step(1, (depth + 1,)).attention_ns - 2730 for depth in (1000, 2000, 4000, 8000)]
+    assert ns == [1001 * 52, 2001 * 2 * 52, 4001 * 3 * 52, 8001 * 3 * 52]
+    two = steps().step(2, (1001, 4001)).attention_ns - steps().step(2, (1, 1)).attention_ns
+    mean = 1 + 2 * np.log(2.5) / np.log(4)  # 2,500 in the cache of a sequence
+    assert two == pytest.approx(5002 * 52 * mean - 2 * 52, abs=1)
+
+
+def test_a_window_has_the_times_of_the_keys_that_it_reads() -> None:
+    window = Attention("window", 1000, heads=2, head_dim=4, kv_width=8, span=1000)
+    shape = replace(SHAPE, attention=(window,), attention_layers=(0, 0))
+    assert kernel_steps(shape, KERNELS, 1).step(1, (8000,)).attention_ns == 2730 + 1000 * 52
 
 
 def test_many_tokens_attend_in_tiles() -> None:

@@ -34,6 +34,9 @@ ELEMENT = (2.5, 0.75)
 TILE_ROWS = 80  # the step of 80 tokens is the first in tiles
 
 
+DEPTHS, DEEPER = (60, 240), (1.0, 2.0, 1.5, 4.0, 3.0)  # times as long with the second as with the first, as below
+
+
 def sourced(values: ByThreads) -> Sourced[ByThreads]:
     return Sourced(values, "made up", "low")
 
@@ -46,7 +49,9 @@ KERNELS = Kernels(
     threads=THREADS,
     products={name: block(name) for name in RATES},
     attention=AttentionTimes(
-        *map(sourced, (CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH)), Sourced(TILE_ROWS, "made up", "low")
+        DEPTHS, *(Sourced(tuple((ns, factor * ns) for ns in each), "made up", "low")
+                  for factor, each in zip(DEEPER, (CACHE_BYTE, PAIR, WIDTH, TILE_PAIR, TILE_WIDTH), strict=True)),
+        Sourced(TILE_ROWS, "made up", "low"),
     ),
     chosen_ns=sourced(ELEMENT),
     layer_ns={name: sourced(values) for name, values in LAYER.items()},
@@ -85,9 +90,14 @@ def attention(kind: Attention, rows: int, context: tuple[int, ...], place: int) 
     """What is read of a cache of 8.5 bits, in tiles for many tokens of one sequence."""
     touched, pairs = STEPS[rows, context][kind.reach]
     name, width = ("latent", 2 * 576) if kind is LATENT else ("grouped", 2 * kind.head_dim)
-    pair, wide = (TILE_PAIR, TILE_WIDTH) if rows / len(context) >= 80 else (PAIR, WIDTH)
-    read = (touched - rows) * kind.kv_width * 8.5 / 8 * CACHE_BYTE[place]
-    attended = kind.heads * pairs * (pair[place] + width * wide[place])
+    before = (touched - 2 * rows) / len(context)
+    part = min(max(math.log(before / 60) / math.log(4), 0), 1) if before > 0 else 0
+    byte, *rest = (1 + (factor - 1) * part for factor in DEEPER)
+    (pair, wide), (more, wider) = (
+        ((TILE_PAIR, TILE_WIDTH), rest[2:]) if rows / len(context) >= 80 else ((PAIR, WIDTH), rest[:2])
+    )
+    read = (touched - rows) * kind.kv_width * 8.5 / 8 * CACHE_BYTE[place] * byte
+    attended = kind.heads * pairs * (more * pair[place] + wider * width * wide[place])
     return product(kind.params, rows, place) + read + attended + LAYER[name][place] + rows * TOKEN[name][place]
 
 

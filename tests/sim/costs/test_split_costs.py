@@ -35,7 +35,7 @@ def rates(*flops_per_s: float) -> Sourced[ProductRates]:
 
 GPU = Kernels(
     threads=(1,), products={block: BlockRates(rates(8e9), rates(8e9)) for block in ("q8_0", "f32")},
-    attention=AttentionTimes(of((1.0,)), of((10.0,)), of((1.0,)), of((4.0,)), of((0.5,)), of(2)),
+    attention=AttentionTimes((6144,), *(of(((ns,),)) for ns in (1.0, 10.0, 1.0, 4.0, 0.5)), of(2)),
     chosen_ns=of((0.5,)), layer_ns={"grouped": of((700.0,))}, token_ns={"grouped": of((30.0,))}, step_ns=of((900.0,)),
 )  # fmt: skip
 SPLIT = SplitKernels(

@@ -132,7 +132,7 @@ def test_a_profile_of_a_gpu_names_it_and_has_both_sides(
     assert (engine.kernels, engine.gpu_kernels is None, engine.split is None) == (None, False, False)
     assert "kernels on a card, " in engine.about
     assert "an engine for machines with a card, " in capsys.readouterr().err
-    assert {name for name, *_ in asked} >= {"few-q4_0", "deep", "many-rows", "few-q4_0-split", "split-pinned"}
+    assert {name for name, *_ in asked} >= {"few-q4_0", "few-layers", "many-rows", "few-q4_0-split", "split-pinned"}
     assert all(on_gpu for _, on_gpu, _, _ in asked)
     assert {cpu_layers > 0 for name, _, cpu_layers, _ in asked if name.endswith(("-split", "-pinned"))} == {True}
     assert {name.endswith("-pinned") for name, _, _, mapped in asked if not mapped} == {True}

@@ -35,7 +35,7 @@ def measure_plan(
             what = name if split is None else f"{name} --n-cpu-moe {split}"
             progress(f"measuring {what}")
             try:
-                with open_model(file, settings_of(plan, split)) as context:
+                with open_model(file, settings_of(plan, name, split)) as context:
                     rows += rows_of(plan, engine, name, split, time_points(context, plan.points()))
             except RefusedError as error:
                 if number == 0:
@@ -46,10 +46,15 @@ def measure_plan(
     return rows
 
 
-def settings_of(plan: EnginePlan, n_cpu_moe: int | None) -> BenchSettings:
-    """How a model is loaded."""
-    pieces = max((*plan.prompts, 512))
-    return BenchSettings(plan.context_tokens, pieces, gpu=n_cpu_moe is not None, cpu_layers=n_cpu_moe or 0)
+def settings_of(plan: EnginePlan, model: str, n_cpu_moe: int | None) -> BenchSettings:
+    """How a model is loaded. On a CPU, a cache of all tokens is filled with copies: llama.cpp moves no windows."""
+    pieces, copies = max((*plan.prompts, 512)), n_cpu_moe is None and _keeps_all(plan.shape(model))
+    return BenchSettings(plan.context_tokens, pieces, n_cpu_moe is not None, n_cpu_moe or 0, copies=copies)
+
+
+def _keeps_all(shape: ModelShape) -> bool:
+    """Whether every layer attends to all tokens."""
+    return all(kind.reach == "full" for kind, _ in shape.attention_counts)
 
 
 def write_model(name: str, shape: ModelShape, path: Path) -> None:

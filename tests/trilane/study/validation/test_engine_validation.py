@@ -14,7 +14,7 @@ from traces.models.names import parted
 from trilane.pages.engine_validation import summary_lines, write_engine_report
 from trilane.study.validation.engine_plan import EnginePlan, EngineScenario
 from trilane.study.validation.engine_rows import EngineRow, EngineSummary, predicted_ns
-from trilane.study.validation.engine_validation import measure_plan
+from trilane.study.validation.engine_validation import measure_plan, settings_of
 
 PLAN = EnginePlan("none+ddr5-4800+2-cores", ("olmoe-1b-7b@q8_0:1",), (1, 2), (0, 64), (16,), repeats=2)
 ENGINE = replace(load_engine("llama.cpp"), name="mine", kernels=known_kernels(("q8_0",)))
@@ -75,6 +75,13 @@ def test_the_second_plan_has_what_the_first_one_leaves_out() -> None:
     assert {parted(scenario.model).weights for scenario in scenarios} == {"q8_0"}
     assert max(scenario.point.depth for scenario in scenarios) == 8192 < plan.context_tokens
     assert all(predicted_ns(plan.shape(each.model), plan.machine(), engine, each) > 0 for each in set(scenarios))
+
+
+def test_a_cpus_cache_is_filled_with_copies_unless_a_layer_keeps_a_window() -> None:
+    plan = EnginePlan.from_yaml(Path("examples/validation-llama.yaml"))
+    copied = {name: settings_of(plan, name, None).copies for name in plan.models}
+    assert [name for name in copied if not copied[name]] == ["gpt-oss-20b@mxfp4"]
+    assert not settings_of(plan, "olmoe-1b-7b@q4_0", 4).copies
 
 
 def test_the_plan_of_the_examples_is_read() -> None:
