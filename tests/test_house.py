@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("policies", "realrun", "sim", "tools", "traces", "trilane")
 SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
-MOST_LINES_OF_SIM = 6_000
+MOST_LINES_OF_SIM, MOST_LINES_OF_A_FILE = 6_000, 250
 NOT_OF_THINGS = re.compile(r"\b(beside|nobody|somebody|whoever|whom|anybody|everybody)\b", re.IGNORECASE)
 
 
@@ -133,6 +133,11 @@ def test_sim_holds_machine_costs_runs_and_engine_and_nothing_else() -> None:
 def test_sim_can_be_read_in_a_day() -> None:
     lines = sum(text.count("\n") for path, text in SOURCES.items() if (ROOT / "sim") in path.parents)
     assert lines <= MOST_LINES_OF_SIM
+
+
+def test_no_file_is_too_long_to_be_about_one_subject() -> None:
+    lines = {str(path.relative_to(ROOT)): text.count("\n") for path, text in SOURCES.items()}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_FILE} == {}
 
 
 def test_whether_a_machine_was_measured_is_asked_of_the_machine_alone() -> None:

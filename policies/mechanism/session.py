@@ -1,16 +1,16 @@
 """The session: a policy applied, layer by layer. A state machine without clock, waiting or input and output.
 
-Both backends, the simulator and the executor, make the same calls; ``TRANSITIONS`` is their order, and a call out of
-order is an error. In any state: ``next_copy`` when the copy lane is free or about to be, ``copied`` when the oldest
-copy in flight has arrived, ``computed`` when the GPU span that used a staged expert has ended. What the session returns
-is a function of these calls alone (docs/design.md, laws 6 and 10).
+Both backends, the simulator and the executor, make the same calls, in the order of ``TRANSITIONS``
+(``policies.mechanism.call_order``); a call out of order is an error. In any state: ``next_copy`` when the copy lane is
+free or about to be, ``copied`` when the oldest copy in flight has arrived, ``computed`` when the GPU span that used a
+staged expert has ended. What the session returns is a function of these calls alone (docs/design.md, laws 6 and 10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Literal
+from collections.abc import Sequence, Set
 
+from policies.mechanism.call_order import CallOrder
 from policies.mechanism.checks import check_assignment, check_composition, check_prefetches
 from policies.mechanism.copy_queue import CopyQueue
 from policies.mechanism.residency import Residency
@@ -32,15 +32,6 @@ from policies.mechanism.views import (
     Upload,
 )
 from policies.protocols import Budget, Composition
-
-State = Literal["idle", "between", "planned", "foreseen"]  # "between": in a step, between two layers
-TRANSITIONS: Mapping[str, tuple[tuple[State, ...], State]] = {  # of each call: the states before it, the state after it
-    "begin_step": (("idle",), "between"),
-    "plan_layer": (("between",), "planned"),
-    "foresee": (("planned",), "foreseen"),  # if the policy looks ahead
-    "end_layer": (("planned", "foreseen"), "between"),
-    "end_step": (("between",), "idle"),
-}
 
 
 class Session:
@@ -69,18 +60,18 @@ class Session:
         self._step, self._layer = -1, -1
         self._view: LayerView | None = None
         self._assignment: Assignment | None = None
-        self._state: State = "idle"
+        self._order = CallOrder()
 
     # --- the layers of a step ---------------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
         """A forward pass begins."""
-        self._enter("begin_step")
+        self._order.enter("begin_step")
         self._step, self._layer = step, -1
 
     def plan_layer(self, given: LayerInput) -> Plan:
         """The layer's routing is known: decide where each active expert runs, fix loads, victims and pins."""
-        self._enter("plan_layer")
+        self._order.enter("plan_layer")
         if given.layer != self._layer + 1 or given.step != self._step:
             raise PolicyError(
                 f"plan_layer: expected layer {self._layer + 1} of step {self._step}, "
@@ -98,7 +89,7 @@ class Session:
 
     def foresee(self, forecasts: Sequence[Forecast]) -> tuple[Foresight, tuple[ExpertId, ...]]:
         """Forecasts of later layers are known: queue prefetches, commit routing. Also returns withdrawn prefetches."""
-        self._enter("foresee")
+        self._order.enter("foresee")
         view, policy = self._view, self.policy
         assert view is not None
         commit = self._commit = policy.router.commit(view, forecasts)
@@ -116,14 +107,14 @@ class Session:
         """All parts of the layer are combined: release the pins; returns what becomes of the cache updates due."""
         if self._awaited:
             raise PolicyError(f"end_layer: layer {self._layer} still waits for copies of {sorted(self._awaited)}")
-        self._enter("end_layer")
+        self._order.enter("end_layer")
         assert self._view is not None
         self._pinned, self._staying = set(), self._protected
         return self._copies.update(self.policy.cache.swaps(self._view, "layer_end"), self._protected)
 
     def end_step(self) -> Updates:
         """The forward pass is over; returns what becomes of the cache updates due."""
-        self._enter("end_step")
+        self._order.enter("end_step")
         if self._layer != len(self.costs) - 1:
             raise PolicyError(f"end_step: after layer {self._layer}, expected layer {len(self.costs) - 1} before it")
         assert self._view is not None
@@ -243,10 +234,3 @@ class Session:
         awaited = tuple([key.expert for key in mine if key.expert in gpu])
         self._awaited.update(awaited)
         return awaited
-
-    def _enter(self, call: str) -> None:
-        """Change the state as ``TRANSITIONS`` says."""
-        before, after = TRANSITIONS[call]
-        if self._state not in before:
-            raise PolicyError(f"{call} called while the session is {self._state!r}; expected {' or '.join(before)}")
-        self._state = after

@@ -23,7 +23,8 @@ import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.engine import EngineError, InferenceEngine, PromptWork
+from sim.costs.engine import EngineError, InferenceEngine
+from sim.costs.fitted_engine import PromptWork
 from sim.costs.kernel_costs import kernel_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work, table_ns, time_ns

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sim.costs.engine import CpuWork, GpuWork, LayerKind, PromptWork
+from sim.costs.fitted_engine import CpuWork, GpuWork, LayerKind, PromptWork
 from sim.machine.devices import Cpu, Gpu
 from traces.models.attention import Attention
 

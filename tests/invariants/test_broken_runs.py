@@ -16,7 +16,7 @@ from sim.costs.cost_table import CostTable
 from sim.engine.lanes import Lane
 from sim.runs.bounds import LowerBound, lower_bound
 from trilane.testing.laws_of_runs import law_8_bound, law_8_exact, law_9_scaling
-from trilane.testing.worlds import fixed_world
+from trilane.testing.random_worlds import fixed_world
 
 ON_DEMAND = fixed_world("on-demand")
 

@@ -23,8 +23,9 @@ from sim.engine.layer_parts import LayerParts
 from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import ConstantSteps
 from trilane.testing.laws import check_all, law_1_conservation, law_5_work_conservation, routings_of
+from trilane.testing.random_worlds import fixed_world
 from trilane.testing.recording import PlayedWorld
-from trilane.testing.worlds import SpoiltAssigner, World, fixed_world, part, play
+from trilane.testing.worlds import SpoiltAssigner, World, part, play
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])

@@ -13,7 +13,7 @@ from policies.mechanism.views import ExpertId, LayerInput, LayerView, Routing, S
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition, When
-from sim.runs.metrics import layer_frame
+from sim.runs.hits import layer_frame
 from sim.runs.spans import Span
 from tests.invariants.free_compositions import play_freely
 from tests.kit.depth import examples

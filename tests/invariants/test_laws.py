@@ -23,8 +23,9 @@ from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
 from trilane.testing.laws_of_runs import check_run, law_7_no_foresight, law_8_bound, law_8_exact, law_9_scaling
 from trilane.testing.log import log_of
+from trilane.testing.random_worlds import worlds
 from trilane.testing.recording import PlayedWorld
-from trilane.testing.worlds import World, play, worlds
+from trilane.testing.worlds import World, play
 
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
 NO_FUTURE = [name for name in policy_names() if not SYSTEMS[name].needs.future]

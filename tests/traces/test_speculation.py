@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost_table import DraftCosts, DraftWork
-from sim.runs.metrics import step_times
+from sim.runs.played_steps import step_times
 from sim.runs.prepare import prepare
 from sim.runs.sampling import Weights, weights_of
 from sim.runs.scenario import Scenario, ScenarioError

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.units import GIB
+from trilane.machines.part_kinds import CpuPart, GpuPart, MemoryPart, PartKind, UnifiedPart
 from trilane.machines.parts import (
     HOW_TO_ADD,
     LISTED_BY,
-    CpuPart,
-    GpuPart,
-    MemoryPart,
-    PartKind,
-    UnifiedPart,
     cpu_names,
     gpu_names,
     kind_of,

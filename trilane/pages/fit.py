@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from policies.protocols import PolicyKind
 from sim.costs.engine import load_engine
-from sim.runs.vocabulary import kind_of
 from trilane.common.units import in_gb
-from trilane.figures.marks import SIGNS
-from trilane.pages.fit_engine import duration, engine_section, seconds
-from trilane.pages.output import heading, legend, number, pairs, percent, table
+from trilane.pages.fit_engine import duration, engine_section
+from trilane.pages.fit_policies import policies_section, token_time
+from trilane.pages.output import heading, number, pairs, percent, table
 
 if TYPE_CHECKING:
     from trilane.study.fit.answer import Fit
@@ -28,23 +26,6 @@ _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
 _NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
-_OTHER, _EQUAL = "+", "="
-_COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
-_LEGEND = {
-    "answer": "until the last of the generated tokens is there; the order of the table",
-    "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
-    "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
-}
-_MARK_LEGEND = {
-    SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
-    _EQUAL: "as fast as the best, within the spread of the steps that were played",
-    _OTHER: "for comparison: not among those to choose from",
-    SIGNS[PolicyKind.CHANGES]: (
-        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
-    ),
-}
-
-
 def fit_page(fit: Fit) -> list[Text | Table | str]:
     """Everything that is printed."""
     policies = _traps(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
@@ -69,8 +50,9 @@ def _length(tokens: int, trained: int | None) -> str:
 
 
 def _policies(fit: Fit, played: PolicyAnswer) -> list[Text | Table | str]:
-    return [*_answer(fit.question, played), *_disagreement(fit, played), *_memory(played),
-            *_others(fit.question, played), *_limits(played), *_supports(played), *_traps(played.traps)]  # fmt: skip
+    asked = fit.question
+    return [*_answer(asked, played), *_disagreement(fit, played), *_memory(played), *policies_section(asked, played),
+            *_limits(played), *_supports(played), *_traps(played.traps)]  # fmt: skip
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -138,13 +120,8 @@ def _speeds(answer: PolicyResult, asked: Question) -> str:
 
 def _with_spread(answer: PolicyResult, asked: Question) -> str:
     """TPOT and how far it is likely off."""
-    told = _token(answer.tpot_ms, asked)
+    told = token_time(answer.tpot_ms, asked)
     return f"{told} +- {number(answer.spread_ms, 2)}" if answer.spread_ms else told
-
-
-def _token(ms: float, asked: Question) -> str:
-    """TPOT; an answer of one token has none."""
-    return number(ms if asked.generated > 1 else None, 2)
 
 
 def _steps(asked: Question, fit: PolicyAnswer) -> str:
@@ -197,51 +174,6 @@ def _host(memory: MemoryUse) -> str:
         return "none for experts, once the model is loaded"
     experts, reserve = memory.host_bytes, memory.host_reserve_bytes
     return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
-
-
-# --- the others -------------------------------------------------------------------------------------------------------
-
-
-def _others(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
-    if not fit.offloads:
-        return []
-    seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
-    shown = [(one, _sign(fit, one)) for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]
-    signs = {sign: text for sign, text in _MARK_LEGEND.items() if any(sign == one for _, one in shown)}
-    refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
-    rows = [_row(one, sign, asked) for one, sign in shown]
-    return ["", heading("compared with others"), table(_COLUMNS, rows),
-            legend({**_LEGEND, **signs}), *_slower_seer(fit), *refused]  # fmt: skip
-
-
-def _slower_seer(fit: PolicyAnswer) -> list[str]:
-    """Why the clairvoyant run may be slower."""
-    seer, best = fit.clairvoyant, fit.best
-    if seer is None or seer.tpot_ms <= best.tpot_ms:
-        return []
-    copied = [answer.pcie_bytes_per_token or 0 for answer in (seer, best)]
-    why = f"it copies {copied[0] / 2**20:,.0f} MiB a token where {best.policy} copies {copied[1] / 2**20:,.0f}, and "
-    return [f"the clairvoyant run is slower here: {why * (copied[0] > copied[1])}knowing the future, it still decides "
-            f"layer by layer"]  # fmt: skip
-
-
-def _row(answer: PolicyResult, sign: str, asked: Question) -> list[str]:
-    pcie = None if answer.pcie_bytes_per_token is None else answer.pcie_bytes_per_token / 2**20
-    whole = answer.ttft_ms is not None
-    return [
-        f"{answer.policy} {sign}".strip(), seconds(answer.ttft_ms), _token(answer.tpot_ms, asked),
-        number(answer.tokens_per_s if asked.generated > 1 else None),
-        number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate), number(pcie),
-        in_gb(answer.host_bytes),
-    ]  # fmt: skip
-
-
-def _sign(fit: PolicyAnswer, answer: PolicyResult) -> str:
-    if answer in fit.compared:
-        return _OTHER
-    if answer.policy in fit.equal:
-        return _EQUAL
-    return SIGNS.get(kind_of(answer.labels), "")
 
 
 # --- what it rests on -------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from sim.runs.spans import LANES
 from trilane.common.files import atomic_path
 from trilane.common.units import MIB
 from trilane.pages.output import number, percent, signed_percent
-from trilane.study.validation.agreement import WORST_AIM, Agreement, in_words, name_of
+from trilane.study.validation.agreement import Agreement, in_words, name_of
+from trilane.study.validation.agreement_summary import WORST_AIM
 from trilane.study.validation.by_policy import HEADERS, policy_lines
 from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from functools import cached_property, partial
-from multiprocessing import get_context, parent_process, resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
+from functools import cached_property
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from policies.user_files import UserFile, load_files, loaded_files
-from trilane.common.errors import TrilaneError
 from trilane.study.setting_queue import SettingQueue
+from trilane.study.worker import Worker, WorkerDiedError
 
 S = TypeVar("S")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_COLLECT = (200_000, 20, 100)  # a run keeps 100,000 spans and more: searching them for garbage once, at its end, and
-# not again and again, saves a tenth of the time
-
-DIED = "a worker process was killed in the middle of its task: if memory ran out, use fewer jobs"
-NOT_BEGUN = (
-    "a worker process ended before it began; a program of your own must start more than one job under "
-    '`if __name__ == "__main__":`'
-)
-
-
-class WorkerError(TrilaneError):
-    """A worker process ended before its task did, or could not be started."""
-
-
-class WorkerDiedError(WorkerError):
-    """A worker process was killed in the middle of a task."""
-
-
 class PendingCall(NamedTuple):
     """A call to make, the setting that it shares with others, and where its result goes."""
 
@@ -71,7 +43,7 @@ class WorkerPool(Generic[S]):
         self._closed = False
         self._failure: Exception | None = None
         self._last: Hashable = None
-        self._workers = [_Worker(state) for _ in range(jobs - self._caller_works)]
+        self._workers = [Worker(state) for _ in range(jobs - self._caller_works)]
         self._threads = [threading.Thread(target=self._drive, args=(place,)) for place in range(len(self._workers))]
         for thread in self._threads:
             thread.start()
@@ -158,7 +130,7 @@ class WorkerPool(Generic[S]):
             while task := self._wait_for_task(last):
                 last = task.setting
                 try:
-                    _settle(task.future, *self._worker(place).run(task))
+                    _settle(task.future, *self._worker(place).run(task.function, task.args))
                 except WorkerDiedError as error:
                     task.future.set_exception(error)
                 except Exception as error:
@@ -175,14 +147,14 @@ class WorkerPool(Generic[S]):
             self._changed.wait_for(lambda: self._tasks or self._closed)
             return None if self._closed else self._tasks.next(last)
 
-    def _worker(self, place: int) -> _Worker:
+    def _worker(self, place: int) -> Worker:
         """The worker at ``place``, or a new one if it has died."""
         if self._workers[place].dead:
             self._workers[place].end()
             with self._changed:
                 if self._closed:
                     raise WorkerDiedError("the pool is closed")
-                self._workers[place] = _Worker(self._make_state)
+                self._workers[place] = Worker(self._make_state)
         return self._workers[place]
 
     def _fail(self, error: Exception) -> None:
@@ -206,112 +178,3 @@ def _settle(future: Future[Any], result: Any, error: Exception | None) -> None:
         future.set_result(result)
     else:
         future.set_exception(error)
-
-
-# --- a worker, seen from the pool -------------------------------------------------------------------------------------
-
-
-class _Worker:
-    """One process at the other end of a pipe."""
-
-    def __init__(self, make_state: Callable[[], Any]) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._began = self.dead = False
-        begin = partial(_with_user_policies, loaded_files(), make_state)
-        self.process = context.Process(target=_work, args=(theirs, begin), daemon=True)
-        with interrupts_held():
-            self.process.start()
-        theirs.close()
-
-    def run(self, task: PendingCall) -> tuple[Any, Exception | None]:
-        """The outcome of a task. Raises WorkerDiedError if the process dies, WorkerError if it never began."""
-        try:
-            self._began = self._began or bool(self._pipe.recv())
-            self._pipe.send((task.function, task.args))
-            result: tuple[Any, Exception | None] = self._pipe.recv()
-        except (EOFError, OSError):
-            self.dead = True
-            raise WorkerDiedError(DIED) if self._began else WorkerError(NOT_BEGUN) from None
-        return result
-
-    def end(self) -> None:
-        """At once, whatever it is doing."""
-        self.process.kill()
-        self.process.join()
-        self._pipe.close()
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """A process that is started meanwhile never receives Ctrl-C, from its first import on; this one does afterwards."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # it would be started within, and would unblock interrupts again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-# --- in a worker process ----------------------------------------------------------------------------------------------
-
-
-def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
-    """Run tasks for as long as the parent sends them. Ctrl-C is left to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    gc.freeze()
-    gc.set_threshold(*_COLLECT)
-    with suppress(EOFError, OSError):
-        pipe.send("began")
-        state, failure = _run(make_state)
-        while True:
-            function, args = pipe.recv()
-            _send(pipe, *(_run(partial(function, state, *args)) if failure is None else (None, failure)))
-            gc.collect(0)  # what the task has left
-
-
-def _with_user_policies(files: Iterable[UserFile], make_state: Callable[[], Any]) -> Any:
-    """The state of a process, which first loads the policies that the parent has loaded from files."""
-    load_files(files)
-    return make_state()
-
-
-def _run(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """The result of a call, or its error with the traceback, which pickle leaves out, as a note."""
-    try:
-        return call(), None
-    except Exception as error:
-        error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-        return None, error
-
-
-def _send(pipe: Connection[Any, Any], result: Any, error: Exception | None) -> None:
-    try:
-        outcome = ForkingPickler.dumps((result, error))
-        if error is not None:
-            ForkingPickler.loads(outcome)  # exceptions whose class takes other arguments are written, but not read
-    except Exception as refused:  # raised by pickle, or by a method of what is pickled
-        unsent = WorkerError(f"the result of a worker process cannot be sent: {refused}")
-        outcome = ForkingPickler.dumps((None, unsent if error is None else _as_text(error)))
-    pipe.send_bytes(outcome)
-
-
-def _as_text(error: Exception) -> Exception:
-    """An error that can be pickled, with the class name, message and notes of one that cannot."""
-    kind = WorkerError if isinstance(error, TrilaneError) else RuntimeError  # bad input, or a bug
-    message, *notes = traceback.format_exception_only(error)
-    text = kind(message.strip())
-    text.add_note("".join(notes).strip())
-    return text
-
-
-def _end_with_parent() -> None:
-    """However the parent ends: a task may take long, and its result is no longer needed."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

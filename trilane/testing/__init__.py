@@ -7,6 +7,7 @@ policies are played, and ``check_run`` holds a run of one against the laws about
 from policies.testing import CacheLaws, CacheScenario  # also says what to install where pytest is missing
 from trilane.testing.laws_of_runs import check_run
 from trilane.testing.policy_laws import PolicyLaws
-from trilane.testing.worlds import play, worlds
+from trilane.testing.random_worlds import worlds
+from trilane.testing.worlds import play
 
 __all__ = ["CacheLaws", "CacheScenario", "PolicyLaws", "check_run", "play", "worlds"]

@@ -24,13 +24,15 @@ from policies.registry import SYSTEMS, System, added
 from sim.costs.cost_table import CostTable
 from sim.runs.bounds import LowerBound
 from sim.runs.demand import StepDemand
-from sim.runs.metrics import layer_frame, metrics_of
+from sim.runs.hits import layer_frame
+from sim.runs.metrics import metrics_of
 from traces.trace import Trace
 from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
+from trilane.testing.random_worlds import fixed_world
 from trilane.testing.recording import PlayedWorld
-from trilane.testing.worlds import SpoiltAssigner, World, digest, fixed_world, part, play
+from trilane.testing.worlds import SpoiltAssigner, World, digest, part, play
 
 
 def check_run(world: World, played: PlayedWorld) -> None:

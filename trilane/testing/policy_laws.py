@@ -37,8 +37,9 @@ from trilane.testing.laws_of_runs import (
     law_9_scaling,
     other_future,
 )
+from trilane.testing.random_worlds import fixed_world, with_drafts, worlds
 from trilane.testing.sizes import ORDINARY, SIZES, Size, unsuited
-from trilane.testing.worlds import composition_of, digest, fixed_world, play, play_composition, with_drafts, worlds
+from trilane.testing.worlds import composition_of, digest, play, play_composition
 
 few = settings(
     max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),

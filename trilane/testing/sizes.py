@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.registry import System
+from trilane.testing.random_worlds import costs_with_copies, random_costs, scored_trace, with_forecasts
 from trilane.testing.strategies import toy_shape
-from trilane.testing.worlds import World, composition_of, costs_with_copies, random_costs, scored_trace, with_forecasts
+from trilane.testing.worlds import World, composition_of
 
 SLOT = 100  # bytes of an expert, where all are alike
 

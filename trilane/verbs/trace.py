@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib.resources import as_file, files
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from traces.capture.settings import FORECASTS, CaptureError
-from trilane.common.files import OutputError
 from trilane.pages.output import (
     JsonOption,
     check_targets,
@@ -22,7 +18,8 @@ from trilane.pages.output import (
     write_json,
 )
 from trilane.verbs.inputs import read_any, trace_in_words
-from trilane.verbs.options import Verb, help_of, processes
+from trilane.verbs.options import Verb, help_of
+from trilane.verbs.trace_capture import capture, check_trace_target
 from trilane.verbs.trace_stats import stats
 from trilane.verbs.trace_synth import synth
 
@@ -37,16 +34,6 @@ TraceArgument = Annotated[
         metavar="TRACE", help="Trace file, bundled name such as mini-deepseek, or a log that can be imported."
     ),
 ]
-
-VECTORS_HELP = (
-    "Vectors of an earlier calibration, instead of calibration prompts: a file written by "
-    "[bold]python -m tools.train_estimator[/], which estimator@1 needs. Default: computed from the calibration prompts."
-)
-FORECASTS_HELP = (
-    "Kinds, with commas: gate@N; residual@1, quasi_hidden@1, partial@1, estimator@1. Default: those of "
-    f"{', '.join(FORECASTS)} that the model supports."
-)
-
 
 def info(trace: TraceArgument, json: JsonOption = None) -> None:
     """What is in a trace: model, tokens, forecasts, and where it came from."""
@@ -118,7 +105,7 @@ def import_(
     Formats: route-trace, llama-cpp and moe-beyond (CSV), vllm (JSON or .npz), sglang (JSON), sglang-recorder (.npz),
     megatron (.jsonl), moe-cache-eval and parquet-layers (folders). How to record them: docs/traces.md.
     """
-    _check_trace_target(output, inputs=[log])
+    check_trace_target(output, inputs=[log])
     with working(f"reading {log}"):
         from traces.file import write_trace
         from traces.importers import import_trace
@@ -126,135 +113,6 @@ def import_(
         trace = import_trace(log, log_format, model=model, prompt_tokens=prompt_tokens)
         write_trace(trace, output)
     note(f"{trace_in_words(output, trace)}: {_size(trace)}")
-
-
-def capture(
-    prompts: Annotated[
-        str, typer.Option(metavar="FILE", help="Prompts, one per line; or JSON Lines with text and domain.")
-    ],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
-    model: Annotated[
-        str | None, typer.Option(metavar="PATH_OR_ID", help="Folder or Hugging Face id of an MoE model.")
-    ] = None,
-    gguf: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A GGUF file instead, for llama.cpp; of a split one the first.")
-    ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Other prompts, to calibrate forecasts on. Default: 12 bundled ones."),
-    ] = None,
-    vectors: Annotated[str | None, typer.Option(metavar="FILE", help=VECTORS_HELP)] = None,
-    forecasts: Annotated[str | None, typer.Option(help=FORECASTS_HELP)] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Cut longer prompts to this number of tokens.")] = 64,
-    generated_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 64,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Sequences of a --model that run together. Default: 8.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="For sampling.")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Of a GGUF's model. Default: one a core.")] = None,
-    gpu_layers: Annotated[
-        int | None, typer.Option(min=-1, help="Of a GGUF's model: layers on the GPU, -1 for all. Default: none.")
-    ] = None,
-) -> None:
-    """Run a model on prompts and record what it routes, with forecasts for later layers.
-
-    A --model needs torch and transformers, a --gguf the package xllamacpp. In Trilane's folder, this installs them:
-
-    [bold].venv/bin/pip install -c constraints.txt -e '.\\[torch,llama]'[/]
-
-    Without a GPU, add [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/] to it.
-    """
-    _check_trace_target(output, inputs=[prompts, calibration, vectors, model, gguf])
-    settings = {
-        "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "temperature": temperature, "seed": seed,
-        "forecasts": [name.strip() for name in forecasts.split(",")] if forecasts is not None else None,
-    }  # fmt: skip
-    with as_file(files("trilane") / "calibration_prompts.txt") as bundled:
-        if gguf is not None:
-            of_a_model = {"model": model, "vectors": vectors, "dtype": dtype if dtype != "auto" else None}
-            _check_alone("gguf", of_a_model | {"batch-size": batch_size})
-            _capture_gguf(gguf, prompts, output, calibration or str(bundled), threads, gpu_layers or 0, settings)
-        elif model is not None:
-            _check_alone("model", {"threads": threads, "gpu-layers": gpu_layers})
-            others = calibration if vectors else calibration or str(bundled)
-            batches = {} if batch_size is None else {"batch_size": batch_size}
-            _capture_model(model, prompts, output, others, vectors, dtype, settings | batches)
-        else:
-            raise CaptureError("expected --model PATH_OR_ID or --gguf FILE, got neither")
-    note(f"written: {output}; look at it with `trilane trace info {output}`")
-
-
-def _capture_model(
-    model: str, prompts: str, output: str, calibration: str | None, vectors: str | None, dtype: str,
-    settings: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Capture with PyTorch."""
-    _check_capture(model, dtype, prompts, calibration, vectors, settings)
-    known = {"calibration_prompts": calibration, "vectors": vectors}
-    with working(f"loading {model}") as say:
-        _capture_function()(model, prompts, output, dtype=dtype, progress=say, **known, **settings)
-
-
-def _capture_gguf(
-    gguf: str, prompts: str, output: str, calibration: str, threads: int | None, gpu_layers: int,
-    settings: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Capture with llama.cpp."""
-    from realrun.llama_cpp.capture import capture_gguf
-
-    used = processes(threads)
-    with working(f"loading {gguf}") as say:
-        capture_gguf(gguf, prompts, output, calibration_prompts=calibration, threads=used, gpu_layers=gpu_layers,
-                     progress=say, **settings)  # fmt: skip
-
-
-def _check_alone(option: str, others: Mapping[str, object]) -> None:
-    """Refuse what ``option`` has no use for, where it is given. Raises CaptureError."""
-    for name, value in others.items():
-        if value is not None:
-            raise CaptureError(f"expected --{option} without --{name}, got --{name} {value}; leave it out")
-
-
-def _check_trace_target(output: str, inputs: Sequence[str | None]) -> None:
-    """Refuse a trace file that cannot be written. Raises OutputError."""
-    check_targets(output, inputs=inputs)
-    if not output.endswith(".safetensors"):
-        raise OutputError(f"{output}: expected the name of a trace file, ending in .safetensors")
-
-
-def _check_capture(
-    model: str,
-    dtype: str,
-    prompts: str,
-    calibration: str | Path | None,
-    vectors: str | None,
-    settings: Mapping[str, Any],
-) -> None:
-    """Refuse what capture would refuse, before torch is imported. Raises CaptureError."""
-    from traces.capture.prompts import read_prompts
-    from traces.capture.settings import CaptureSettings, check_model
-    from traces.capture.vectors import known_vectors
-
-    CaptureSettings(**settings)
-    check_model(model, dtype)
-    known_vectors(read_prompts(prompts), read_prompts(calibration) if calibration else None, vectors)
-
-
-def _capture_function() -> Any:
-    """``traces.capture.capture.capture``, with fewer torch threads. Raises OutputError if torch is not installed."""
-    try:
-        from realrun.machine.thread_lane import limit_torch_threads
-        from traces.capture.capture import capture as run
-    except ModuleNotFoundError as error:
-        raise OutputError(
-            f"capture needs {error.name}; in the folder of Trilane: "
-            "`.venv/bin/pip install -c constraints.txt -e '.[torch]'` "
-            "(without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
-        ) from None
-    limit_torch_threads()
-    return run
 
 
 _VERBS: dict[str, Verb] = {"info": info, "stats": stats, "synth": synth, "import": import_, "capture": capture}

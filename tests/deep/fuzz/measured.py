@@ -13,7 +13,8 @@ from sim.machine.interpolation import Table, TimeGrid
 from sim.machine.profile import MeasuredModel
 from sim.runs.prepare import prepare
 from sim.simulate import play
-from trilane.study.validation.journal import Kept, ValidationJournal, question_of
+from trilane.study.validation.journal import ValidationJournal, question_of
+from trilane.study.validation.journal_files import Kept
 from trilane.study.validation.parity import answers_of
 from trilane.study.validation.plan import ValidationPlan
 

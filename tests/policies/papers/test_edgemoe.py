@@ -20,8 +20,9 @@ from policies.registry import BuildContext, ChoiceError, compose
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.views_for_tests import NO_PLAN, costs, view
 from trilane.testing.laws import check_all
+from trilane.testing.random_worlds import worlds
 from trilane.testing.strategies import toy_calibration
-from trilane.testing.worlds import World, play_policy, worlds
+from trilane.testing.worlds import World, play_policy
 
 COST = costs((10,) * 9, (30,) * 9)
 

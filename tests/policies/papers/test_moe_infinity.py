@@ -20,8 +20,9 @@ from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenari
 from tests.kit.depth import examples
 from tests.kit.views_for_tests import NO_PLAN, costs, view
 from trilane.testing.laws import check_all
+from trilane.testing.random_worlds import worlds
 from trilane.testing.strategies import toy_calibration
-from trilane.testing.worlds import World, play, worlds
+from trilane.testing.worlds import World, play
 
 COST = costs((10,) * 9, (30,) * 9)
 A = ((4, 0, 0), (0, 4, 0), (3, 1, 0))

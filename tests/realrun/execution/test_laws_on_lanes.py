@@ -25,7 +25,7 @@ from policies.registry import SYSTEMS, policy_names
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
 from realrun.replay.measure import Measurement
-from sim.runs.metrics import layer_frame
+from sim.runs.hits import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.spans import COPIES, Span
 from tests.invariants.free_compositions import free_composition

@@ -22,7 +22,7 @@ from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import demand_of
 from tests.invariants.free_compositions import free_composition
 from traces.batches import compose as compose_batch
-from trilane.testing.worlds import fixed_trace, random_costs, with_forecasts
+from trilane.testing.random_worlds import fixed_trace, random_costs, with_forecasts
 
 A, B, C, D = (ExpertId(0, expert) for expert in range(4))
 LAYERS, EXPERTS, SIZE = 3, 8, 100

@@ -14,7 +14,8 @@ import pytest
 
 from tests.kit.processes import is_running
 from trilane.common.errors import TrilaneError
-from trilane.study.pool import WorkerDiedError, WorkerError, WorkerPool
+from trilane.study.pool import WorkerPool
+from trilane.study.worker import WorkerDiedError, WorkerError
 
 PATIENCE_S = 60
 

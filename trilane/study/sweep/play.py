@@ -6,9 +6,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from trilane.study.pool import WorkerDiedError, WorkerPool
+from trilane.study.pool import WorkerPool
 from trilane.study.sweep.cluster import dask_pool
 from trilane.study.sweep.point import Player, PointTask, Row, failed
+from trilane.study.worker import WorkerDiedError
 
 DIED = "WorkerDiedError: the process that played this point died, and died again when it played it alone"
 

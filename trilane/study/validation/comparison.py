@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from sim.runs.columns import KINDS, columns_of
-from sim.runs.metrics import layer_frame, step_times
+from sim.runs.hits import layer_frame
+from sim.runs.played_steps import step_times
 from sim.runs.run import Run
 from sim.runs.spans import COPIES, INSTANT, LANES
 from sim.runs.stalls import STALL_LANES
