@@ -40,7 +40,7 @@ LANES = (*(device.value for device in Device), *(link.name for link in LINKS))
 
 
 class SpanKind(StrEnum):
-    """What a span is (``sim.runs.spans`` tells when each starts)."""
+    """What a span is (docs/design.md, Time model, tells when each starts)."""
 
     LAUNCH = "launch"
     PROGRAM = "program"
