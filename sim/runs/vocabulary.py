@@ -102,11 +102,6 @@ def labels_of_needs(needs: Needs) -> tuple[Label, ...]:
     return tuple(label for holds, label in marks if holds)
 
 
-def label_of_kind(needs: Needs) -> Label | None:
-    """The label of what a policy does to the routing; None if it keeps it."""
-    return _OF_KIND.get(needs.kind)
-
-
 def kind_of(labels: Collection[str]) -> PolicyKind:
     """The kind of policy that labels tell of."""
     return next((kind for kind, label in _OF_KIND.items() if label in labels), PolicyKind.KEEPS)
