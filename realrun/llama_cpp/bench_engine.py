@@ -57,16 +57,13 @@ class BenchPoint(NamedTuple):
     tokens: int
 
 
-def time_points(
-    context: BenchContext, points: Iterable[tuple[BenchPoint, int]], filled: int = 0
-) -> dict[BenchPoint, list[int]]:
+def time_points(context: BenchContext, points: Iterable[tuple[BenchPoint, int]]) -> dict[BenchPoint, list[int]]:
     """Times in ns of each point, as often as stated; single tokens, and few, are computed twice before.
 
-    ``filled``: tokens in the cache already. It grows, or shrinks, from point to point. A point that is
-    listed again is timed again.
+    The cache is empty at first, and grows or shrinks from point to point. A point that is listed again is timed again.
     """
     found: dict[BenchPoint, list[int]] = {}
-    depth = filled
+    depth = 0
     for point, repeats in points:
         context.use_threads(point.threads)
         if point.depth > depth:

@@ -25,7 +25,7 @@ from trilane.common.hints import Name, at_least
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
-from trilane.machines.parts import Vendor
+from trilane.machines.part_kinds import Vendor
 from trilane.machines.plausibility import HardwareError
 from trilane.machines.sourced import Sourced, numbers_in, with_numbers
 

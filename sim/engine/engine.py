@@ -2,7 +2,7 @@
 
 `host`, `gpu` and `d2h` are reserved ahead. `cpu` and `h2d` are served one job at a time and share the DRAM. The process
 stops at the moments of a layer at which something can change: the plan is made, the forecast is known, the layer has
-ended. (Rules: docs/design.md, Time model; what each span means: sim/runs/spans.py.)
+ended. (Rules: docs/design.md, Time model; columns of spans: sim/runs/spans.py.)
 """
 
 from __future__ import annotations
@@ -87,12 +87,7 @@ class Engine:
         committed = session.committed
         active = len((committed.routing if committed else step.routings[layer]).active)
         speculated = self._compute_gate(layer, forecasts)
-        routed = int(env.now) if committed else self._bring(parts.hidden_at, layer)
-        forecast_here = routed if speculated is None else self._bring(speculated, layer, layer + 1)
-        if committed:
-            known = max(self.host.free_ns, routed)
-        else:
-            known = self.host.reserve(routed, self.costs.sync_ns, "wait", layer)
+        known, forecast_here = self._wait_for_routing(layer, speculated)
         planned = self.host.reserve(known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens)
         yield env.timeout(known - env.now)
         plan = self._decide(step, layer)
@@ -104,8 +99,7 @@ class Engine:
             if late is not None:
                 forecast_here = self._bring(late, layer, layer + 1)
             if late is not None or (committed and speculated is not None):  # not copied with the routing
-                sync_ns = self.costs.sync_ns
-                forecast_here = self.host.reserve(forecast_here, sync_ns, "wait", layer, -1, 0, 0, layer + 1)
+                forecast_here = self._wait(forecast_here, layer, layer + 1)
             duration = self.costs.foresee_ns(self._decision, active)
             end = self.host.reserve(forecast_here, duration, "foresee", layer, -1, step.tokens)
             yield env.timeout(end - env.now)
@@ -167,6 +161,17 @@ class Engine:
                 duration = costs.attention_ns + costs.speculate_ns
                 ready = self.gpu.run(launch, duration, "speculate", layer, -1, self.parts.tokens, 0, forecast.layer)
         return ready
+
+    def _wait_for_routing(self, layer: int, speculated: int | None) -> tuple[int, int]:
+        """When the host knows the routing, and when the forecasts that come with it are there."""
+        committed = self.session.committed
+        routed = int(self.env.now) if committed else self._bring(self.parts.hidden_at, layer)
+        forecast_here = routed if speculated is None else self._bring(speculated, layer, layer + 1)
+        return (max(self.host.free_ns, routed) if committed else self._wait(routed, layer)), forecast_here
+
+    def _wait(self, here: int, layer: int, target_layer: int = -1) -> int:
+        """The host waits for what has come over at ``here``; returns when it can read it."""
+        return self.host.reserve(here, self.costs.sync_ns, "wait", layer, -1, 0, 0, target_layer)
 
     def _bring(self, computed: int, layer: int, target_layer: int = -1) -> int:
         """Copy the routing, or a forecast of it, to the host; returns when it has arrived."""

@@ -128,11 +128,6 @@ def cells_of(c: Columns) -> Cells:
     return Cells(max(1, int(c.home.max()) + 1), max(1, int(c.expert.max()) + 1), int(c.end.max()) + 2)
 
 
-def last_at_or_before(sorted_keys: Ints, keys: Ints) -> Ints:
-    """Place of the last sorted key <= each key; -1 where there is none."""
-    return np.searchsorted(sorted_keys, keys, side="right") - 1
-
-
 def first_at_or_after(sorted_keys: Ints, keys: Ints) -> Ints:
     """Place of the first sorted key >= each key; the length where there is none."""
     return np.searchsorted(sorted_keys, keys, side="left")

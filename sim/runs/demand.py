@@ -148,16 +148,11 @@ def _forecasts(
     kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
-    held, scores, about = trace.forecasts.get(key), None, _foreseen_rows(trace, step, key)
+    about = _foreseen_rows(trace, step, key)
     rows = _made_at(trace, step, key, about)
     if not len(rows):
         return []
-    if held is not None:
-        ids = np.asarray(held.ids[rows])
-        scores = None if held.scores is None else np.asarray(held.scores[rows])
-    else:
-        assert noisy is not None
-        ids = noisy.ids(trace, about, key)
+    ids, scores = _forecast_experts(trace, key, rows, about, noisy)
     chosen, experts = ids[:, :, : trace.shape.top_k], trace.shape.experts
     split = _split(count_experts(chosen, experts), best_ranks(chosen, experts))
     ahead = key.layers_ahead
@@ -173,6 +168,18 @@ def _forecasts(
         )
         for layer, forecast in enumerate(forecasts)
     ]
+
+
+def _forecast_experts(
+    trace: Trace, key: ForecastKey, rows: Rows, about: Rows, noisy: NoisyForecasts | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Experts [tokens, layers, m] and their scores, if there are any: recorded in ``rows``, or noisy ones ``about``
+    other rows."""
+    held = trace.forecasts.get(key)
+    if held is not None:
+        return np.asarray(held.ids[rows]), None if held.scores is None else np.asarray(held.scores[rows])
+    assert noisy is not None
+    return noisy.ids(trace, about, key), None
 
 
 def _known_at(forecast: Forecast, key: ForecastKey) -> Sequence[int]:

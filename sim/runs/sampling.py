@@ -51,32 +51,50 @@ def steps_of(scenario: Scenario, trace: Trace) -> SampledSteps:
     """The steps that a scenario plays. Raises BatchError for a batch that the trace cannot fill, and ScenarioError for
     drafts whose acceptance is not stated."""
     shares = _accepted_shares(scenario)
-    prompt, answer, repeats = scenario.prompt_tokens, scenario.generated_tokens, 1
-    played = composed = answer
-    whole_prompt = prompt
-    if scenario.sampled:
-        recorded = _recorded_tokens(scenario, trace)
-        if scenario.sampled_prompt_tokens is not None:
-            whole_prompt = recorded[0] if prompt is None else prompt
-            repeats = max(-(-whole_prompt // max(min(recorded[0], scenario.sampled_prompt_tokens), 1)), 1)
-            prompt = whole_prompt // repeats
-        if scenario.sampled_steps is not None:
-            answer = recorded[1] if answer is None else answer
-            played = min(answer, scenario.sampled_steps, recorded[1])
-            composed = min(answer, played + len(shares), recorded[1])  # what the last steps draft is recorded too
+    lengths = _lengths(scenario, trace, len(shares))
     steps = compose(
-        trace, batch=scenario.batch, prompt_tokens=prompt, generated_tokens=composed, sequences=scenario.sequences,
-        prefill_chunk_tokens=scenario.prefill_chunk_tokens,
+        trace, batch=scenario.batch, prompt_tokens=lengths.prompt, generated_tokens=lengths.composed,
+        sequences=scenario.sequences, prefill_chunk_tokens=scenario.prefill_chunk_tokens,
     )  # fmt: skip
     decode = [step for step in steps if step.phase == "decode"]
     del steps[len(steps) - len(decode) :]
-    played, answer = len(decode) if played is None else played, len(decode) if answer is None else answer
+    played, answer = (len(decode) if tokens is None else tokens for tokens in (lengths.played, lengths.answer))
     if scenario.sampled:
         for number, place in enumerate(answer_places(played, answer)):
-            decode[number] = _moved(decode[number], number, place, (whole_prompt or 0) - (prompt or 0))
+            decode[number] = _moved(decode[number], number, place, lengths.prompt_left_out)
     if shares:
         decode = verifying_steps(decode, played, shares, scenario.seed, scenario.draft_again)
-    return SampledSteps((*steps, *decode), repeats, answer)
+    return SampledSteps((*steps, *decode), lengths.prompt_repeats, answer)
+
+
+class _Lengths(NamedTuple):
+    """Tokens of a sequence; None: as recorded. ``composed``: of the answer, those played and what their drafts need."""
+
+    prompt: int | None
+    answer: int | None
+    played: int | None
+    composed: int | None
+    prompt_repeats: int = 1
+    prompt_left_out: int = 0
+
+
+def _lengths(scenario: Scenario, trace: Trace, drafts: int) -> _Lengths:
+    """What a scenario plays of the prompt and the answer."""
+    prompt, answer = scenario.prompt_tokens, scenario.generated_tokens
+    lengths = _Lengths(prompt, answer, answer, answer)
+    if not scenario.sampled:
+        return lengths
+    recorded = _recorded_tokens(scenario, trace)
+    if scenario.sampled_prompt_tokens is not None:
+        whole = recorded[0] if prompt is None else prompt
+        repeats = max(-(-whole // max(min(recorded[0], scenario.sampled_prompt_tokens), 1)), 1)
+        each = whole // repeats
+        lengths = lengths._replace(prompt=each, prompt_repeats=repeats, prompt_left_out=whole - each)
+    if scenario.sampled_steps is not None:
+        answer = recorded[1] if answer is None else answer
+        played = min(answer, scenario.sampled_steps, recorded[1])
+        lengths = lengths._replace(answer=answer, played=played, composed=min(answer, played + drafts, recorded[1]))
+    return lengths
 
 
 def _accepted_shares(scenario: Scenario) -> tuple[float, ...]:

@@ -1,63 +1,16 @@
 """Spans: the work of each lane, the one record from which every metric, picture and check is made.
 
-A layer of one step, lane by lane, in the order in which each lane runs them. After each kind: when it is ready (a span
-starts when it is ready and its lane free). ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none.
+What each span waits for, and how long it lasts: docs/design.md, Time model. What its columns say:
 
-  host  program      the layer before, or the step before, has ended; only with an engine that works between layers
-        launch       one for attention, gate, forecasts and shared experts (in layer 0 also for the dense layers): the
-                     host runs ahead, ready when it is free
-        wait         the routing has come over (end of `routing`); lasts the synchronisation. Another one
-                     (target_layer set) for a forecast that does not come with the layer's own routing: in a committed
-                     layer, or from a partial forward pass
-        plan         end of `wait`. It sees the machine as it is at its start and takes effect at its end; meanwhile the
-                     link serves swaps and prefetches
-        launch       one per GPU expert in the plan's order, then one for combine: end of `plan`
-        foresee      end of the forecast's `routing`, and of its `wait` if it has one; only if the policy looks ahead
-                     and a layer follows. Takes effect at its end
-        observe      end of `plan`: what the cache learns from the routing, for later layers and steps
-  gpu   attention    its launch (layer 0 carries the model's dense layers too), also after the layer before has ended
-        gate, speculate (one per forecast computed on the GPU; target_layer set), shared: the same launch.
-                     A forecast from a partial forward pass has its own launch, after the experts that are here
-        expert       its launch; one that is copied for this layer: its launch and the end of its copy. The first of
-                     those that are there lasts first_gpu_ns longer, and each that is copied
-        combine      its launch, the CPU's result, and the copies of experts that come with their layer though no token
-                     was routed to them (a streamed layer). Where the GPU reads results in place
-                     (result_path "direct") that is the end of the last CPU expert, and combine lasts as much longer
-                     as reading takes; where they queue ("h2d") it is the end of `result`. The CPU experts of a combine
-                     are those of its layer, those precomputed for it, and those that the layer before has deferred
-  d2h   routing      end of `gate`; a second one (target_layer set) if the GPU computes forecasts: end of the last
-                     `speculate`
-        activations  once a layer, if the CPU computes anything of it: end of `plan` (or of `foresee`, if only for
-                     precomputations)
-        writeback    the start of the copy that displaces the expert, where the policy writes victims back
-  cpu   expert       end of `activations`, in the plan's order; the first of a layer lasts first_cpu_ns longer
-        precompute   the same, for target_layer
-        deferred     the same, after the layer's other CPU experts (the first lasts first_cpu_ns longer only if there
-                     are none); the combine of the next layer waits for them, that of their own does not
-  h2d   demand       end of the `plan` that asked for it, and a free staging slot if it goes there
-        swap         end of the layer that asked for it; prefetch: end of `foresee`; both after every queued demand
-        result       end of the last CPU expert of the layer's combine; goes before every copy that has not started
-
-An expert number that is no less than the number of experts in a layer is that of a narrow copy (``NarrowCopies``).
-
-"Its launch", on gpu: the lead, after which the GPU can start, is over. The span lasts at least a tail longer than the
-launch (``sim.engine.launching``).
-
-The gpu lane runs in order, so that `combine` also waits for every GPU expert, and `attention` for the layer before;
-their ready_ns does not repeat it. On h2d, ``layer`` is the expert's own layer (`withdraw` names it as target_layer).
-
-A layer whose routing was committed ahead is not routed again: it has no gate, routing and wait, and its plan is ready
-when the host is free and the layer before has ended.
-
-A layer ends with `combine`, or with `foresee` if that ends later; the next layer's `launch` may be earlier than that.
-After the last layer a step ends with spans of layer -1: `launch`, the LM head (an `attention`), a `routing` copy of
-the chosen tokens, and a `wait`, whose end is the step's end. The next step's first `launch` comes after it. A step that
-verifies drafts begins with two more, `launch` and `draft` (on gpu: all of them, one after the other); the tokens of its
-last `wait` are the drafts that it accepts. One that computes tokens again chooses none: its last `routing` has none.
-While a CPU expert, a copy and a write-back run at the same time, each runs at its contended rate (``SharedMemory``).
-Where the GPU shares their memory or cores, as on host lanes, its spans are longer by what they overlap with copies and
-with CPU experts (``GpuLane``), and CPU experts by what they overlap with work that the GPU has been given
-(``CpuLane``).
+- ``ready_ns``: a span starts when it is ready and its lane free. The gpu lane runs in order, so that `combine` also
+  waits for every GPU expert, and `attention` for the layer before; their ready_ns does not repeat it.
+- ``layer`` is the layer at work, ``target_layer`` that it is for; -1: none. On h2d, ``layer`` is the expert's own layer
+  (`withdraw` names it as target_layer). Layer -1 is what a step does before its first layer, `launch` and `draft` (on
+  gpu: all of them, one after the other), and after its last one: `launch`, the LM head (an `attention`), a `routing`
+  copy of the chosen tokens, and a `wait`, whose end is the step's end.
+- ``expert``: a number no less than the number of experts in a layer is that of a narrow copy (``NarrowCopies``).
+- ``tokens`` of a step's last `wait` are the drafts that it accepts; its last `routing` has none if it computes tokens
+  again, and chooses none.
 
 Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1; later: a cache
 update found the expert in a staging slot that was free again, and no copy is needed), `evict`

@@ -40,7 +40,7 @@ LANES = (*(device.value for device in Device), *(link.name for link in LINKS))
 
 
 class SpanKind(StrEnum):
-    """What a span is (``sim.runs.spans`` tells when each starts)."""
+    """What a span is (docs/design.md, Time model, tells when each starts)."""
 
     LAUNCH = "launch"
     PROGRAM = "program"
@@ -100,11 +100,6 @@ def labels_of_needs(needs: Needs) -> tuple[Label, ...]:
     """The labels that follow from what a policy needs and does."""
     marks = ((needs.future, Label.CLAIRVOYANT), (needs.changes_routing, Label.CHANGES_ROUTING))
     return tuple(label for holds, label in marks if holds)
-
-
-def label_of_kind(needs: Needs) -> Label | None:
-    """The label of what a policy does to the routing; None if it keeps it."""
-    return _OF_KIND.get(needs.kind)
 
 
 def kind_of(labels: Collection[str]) -> PolicyKind:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.units import GIB
-from trilane.machines.part_catalogue import (
+from trilane.machines.part_kinds import CpuPart, GpuPart, MemoryPart, PartKind, UnifiedPart
+from trilane.machines.parts import (
     HOW_TO_ADD,
     LISTED_BY,
     cpu_names,
@@ -18,7 +19,6 @@ from trilane.machines.part_catalogue import (
     part,
     unified_names,
 )
-from trilane.machines.parts import CpuPart, GpuPart, MemoryPart, PartKind, UnifiedPart
 from trilane.machines.plausibility import HardwareError
 
 NO_GPU = "none"  # in place of a GPU's name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trilane.common.units import GB
 from trilane.machines.assembly import Assembly
-from trilane.machines.parts import CpuPart, CpuRules, MemoryPart, Number, Numbers
+from trilane.machines.part_kinds import CpuPart, CpuRules, MemoryPart, Number, Numbers
 from trilane.machines.sourced import Sourced, least_sure, product
 from trilane.machines.weight_formats import read_fraction
 

@@ -8,8 +8,8 @@ from typing import Any
 from trilane.common.units import GB, GIB
 from trilane.machines.assembly import NO_GPU, Assembly
 from trilane.machines.cpu_rules import HostCores, given
-from trilane.machines.part_catalogue import part, rules
-from trilane.machines.parts import BoxRates, CardPart, CpuPart, GpuPart, Number, Numbers, Rules, UnifiedPart
+from trilane.machines.part_kinds import BoxRates, CardPart, CpuPart, GpuPart, Number, Numbers, Rules, UnifiedPart
+from trilane.machines.parts import part, rules
 from trilane.machines.plausibility import HardwareError
 from trilane.machines.sourced import Sourced
 

@@ -1,154 +1,132 @@
-"""The parts that machines are assembled from: GPUs, memories, CPUs, and the rules that fill the gaps."""
+"""The catalogue of parts, by name: the files of ``trilane/machines/presets/parts``, in which every number states its
+source, as in a preset.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
 
+from trilane.common.names import unknown
+from trilane.common.schema import from_dict
+from trilane.common.yaml_files import read_yaml
+from trilane.machines.part_kinds import (
+    CardPart,
+    CpuPart,
+    GpuPart,
+    MachinePart,
+    MemoryPart,
+    PartKind,
+    Rules,
+    UnifiedPart,
+)
 from trilane.machines.plausibility import HardwareError
-from trilane.machines.sourced import Sourced
+from trilane.machines.sourced import read_file
 
-Number = Sourced[Any]
-Numbers = Mapping[str, Number]
-Vendor = Literal["nvidia", "amd", "intel", "apple"]
-Launches = Literal["single"]
-PartKind = Literal["gpu", "memory", "cpu"]
-@dataclass(frozen=True, kw_only=True)
-class MachinePart:
-    """One part. ``notes``: caveats for readers of results."""
-
-    kind: ClassVar[PartKind]
-    example: ClassVar[str]
-
-    name: str
-    title: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def numbers(self) -> Numbers:
-        """Every number that the part states."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Sourced)}
+LISTED_BY = "trilane hardware --parts"
+HOW_TO_ADD = "add a part in trilane/machines/presets/parts, or describe the machine in a YAML file of a preset's form"
+_FOLDER = Path(str(files("trilane.machines"))) / "presets" / "parts"
+_FILES: Mapping[PartKind, Mapping[str, type[MachinePart]]] = {
+    "gpu": {"gpus.yaml": CardPart, "unified.yaml": UnifiedPart},
+    "memory": {"memories.yaml": MemoryPart},
+    "cpu": {"cpus.yaml": CpuPart},
+}
+_EXAMPLES: Mapping[PartKind, str] = {"gpu": GpuPart.example, "memory": MemoryPart.example, "cpu": CpuPart.example}
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuPart(MachinePart):
-    """A GPU: a ``CardPart`` or a ``UnifiedPart``."""
-
-    kind = "gpu"
-    example = "rtx-4080"
-
-    memory_bytes: Sourced[int]
-    bandwidth_bytes_per_s: Sourced[float]
-    flops_per_s: Sourced[float]
-    board_power_w: Sourced[float]
-    idle_power_w: Sourced[float]
-    bandwidth_fraction: Sourced[float] | None = None
-    flops_fraction: Sourced[float] | None = None
-    kernel_ns: Sourced[int] | None = None
-    reserve_bytes: Sourced[int] | None = None
-    busy_power_w: Sourced[float] | None = None
-    integer_ops_per_s: Sourced[float] | None = None
-    vendor: Sourced[Vendor] | None = None
-    launches: Sourced[Launches] | None = None
+@cache
+def rules() -> Rules:
+    """The rules of ``rules.yaml``. Raises HardwareError for a faulty file."""
+    found: Rules = read_file(Rules, _FOLDER / "rules.yaml")
+    return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardPart(GpuPart):
-    """A graphics card, with its own memory."""
-
-    pcie_generation: Sourced[int]
-    pcie_lanes: Sourced[int]
+def gpu_names() -> list[str]:
+    """Names of the graphics cards, in the order of the file: by generation."""
+    return [name for name, entry in _entries("gpu").items() if entry.form is CardPart]
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnifiedPart(GpuPart):
-    """A GPU that reads the memory of the host, and comes with it: ``memory`` and ``cpu`` are parts of their kinds."""
-
-    memory: str
-    cpu: str
+def unified_names() -> list[str]:
+    """Names of the GPUs that read the host's memory."""
+    return [name for name, entry in _entries("gpu").items() if entry.form is UnifiedPart]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryPart(MachinePart):
-    """A kind of memory modules, and the board that usually has it."""
-
-    kind = "memory"
-    example = "ddr5-5600"
-
-    cpu: str  # the generic CPU that such a memory usually has
-    transfers_per_s: Sourced[float]
-    channels: Sourced[int]
-    pcie_generation: Sourced[int]
-
-    @property
-    def family(self) -> str:
-        """Its kind without the speed: ``ddr5``."""
-        return self.name.partition("-")[0]
+def memory_names() -> list[str]:
+    """Names of the memory kinds."""
+    return list(_entries("memory"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuPart(MachinePart):
-    """A processor. What a generic one, or a family, may be given: ``most_cores``, ``most_channels``."""
-
-    kind = "cpu"
-    example = "ryzen-9-7950x"
-
-    memory: tuple[str, ...]  # families that it takes
-    server: bool
-    cores: Sourced[int]
-    read_fraction: Sourced[float]
-    busy_power_w: Sourced[float]
-    idle_power_w: Sourced[float]
-    channels: Sourced[int] | None = None
-    pcie_generation: Sourced[int] | None = None
-    read_ceiling_bytes_per_s: Sourced[float] | None = None
-    core_read_bytes_per_s: Sourced[float] | None = None  # of one core alone
-    expert_fraction: Sourced[float] | None = None
-    expert_bits: Sourced[float] | None = None  # of the weights that ``expert_fraction`` was measured with
-    flops_per_s: Sourced[float] | None = None
-    most_cores: Sourced[int] | None = None
-    most_channels: Sourced[int] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.expert_fraction is None) != (self.expert_bits is None):
-            raise HardwareError("expert_fraction and expert_bits: expected both or neither")
+def cpu_names() -> list[str]:
+    """Names of the CPUs; ``desktop``, ``laptop`` and ``server`` are generic ones."""
+    return list(_entries("cpu"))
 
 
-class CpuRules(NamedTuple):
-    """Numbers of a CPU whose part does not state them."""
-
-    expert_fraction: Sourced[float]
-    expert_bits: Sourced[float]
-    core_read_bytes_per_s: Sourced[float]
-    server_core_read_bytes_per_s: Sourced[float]
-    odd_channels_fraction: Sourced[float]
-    flops_per_core: Sourced[float]
-    first_expert_ns: Sourced[int]
-    two_sockets_read: Sourced[float]
+def all_parts() -> list[MachinePart]:
+    """Every part of the catalogue: GPUs, memories, CPUs."""
+    return [_part(kind, name) for kind in _FILES for name in _entries(kind)]
 
 
-class BoxRates(NamedTuple):
-    """A computer on which CPU experts and copies were measured at the same time."""
-
-    read_bytes_per_s: Sourced[float]
-    cpu_permille: Sourced[float]
-    copy_permille: Sourced[float]
+def kind_of(name: str) -> PartKind | None:
+    """The kind of the part with this name, if there is one."""
+    return next((kind for kind in _FILES if letters_and_digits(name) in _written(kind)), None)
 
 
-class Rules(NamedTuple):
-    """What holds where no part states otherwise. ``gpu``, ``link``, ``host``: numbers of these sections of a machine.
+@overload
+def part(kind: Literal["gpu"], name: str) -> GpuPart: ...
+@overload
+def part(kind: Literal["memory"], name: str) -> MemoryPart: ...
+@overload
+def part(kind: Literal["cpu"], name: str) -> CpuPart: ...
+@overload
+def part(kind: PartKind, name: str) -> MachinePart: ...
+def part(kind: PartKind, name: str) -> MachinePart:
+    """One part of the catalogue; "RTX 3060" and rtx3060 are rtx-3060. Raises HardwareError with the closest name, and
+    the command that lists all."""
+    name = _written(kind).get(letters_and_digits(name), name)
+    if name not in _entries(kind):
+        other = kind_of(name)
+        if other is not None:
+            raise HardwareError(f"expected a {kind}, such as {_EXAMPLES[kind]}, got {name!r}, which is a {other}")
+        raise HardwareError(f"{unknown(kind, name, _entries(kind), LISTED_BY)}; {HOW_TO_ADD}")
+    found: MachinePart = _part(kind, name)
+    return found
 
-    ``pcie``: rates of the link by generation, with sixteen lanes, in one direction. ``one_memory``: by section, of
-    machines whose GPU reads the host's memory, or that have none. ``no_gpu``: of the latter's section ``gpu``.
-    """
 
-    gpu: Numbers
-    cpu: CpuRules
-    link: Numbers
-    host: Numbers
-    pcie: Mapping[int, Numbers]
-    contention: Mapping[str, BoxRates]
-    one_memory: Mapping[str, Numbers]
-    no_gpu: Numbers
-    notes: tuple[str, ...]
+def letters_and_digits(name: str) -> str:
+    """What tells the names of parts apart: without capitals, spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]", "", name.lower())
+
+
+@cache
+def _written(kind: PartKind) -> dict[str, str]:
+    """The names of one kind by their letters and digits, which belong to one part each."""
+    return {letters_and_digits(name): name for name in _entries(kind)}
+
+
+class _Entry(NamedTuple):
+    """What a file says of a part, and the class that the part is of."""
+
+    file: str
+    form: type[MachinePart]
+    numbers: Mapping[str, Any]
+
+
+@cache
+def _entries(kind: PartKind) -> dict[str, _Entry]:
+    """All parts of one kind, by name. Raises HardwareError for a file that is not YAML."""
+    return {
+        name: _Entry(file, form, numbers)
+        for file, form in _FILES[kind].items()
+        for name, numbers in read_yaml(_FOLDER / file, HardwareError).items()
+    }
+
+
+@cache
+def _part(kind: PartKind, name: str) -> Any:
+    """One part: a question names a few of hundreds. Raises HardwareError for a faulty entry."""
+    file, form, numbers = _entries(kind)[name]
+    return from_dict(form, {**numbers, "name": name}, f"{file}: {name}", HardwareError)

@@ -10,12 +10,12 @@ from trilane.pages.output import heading, table
 
 if TYPE_CHECKING:
     from traces.models.shape import ModelShape
-    from trilane.machines.parts import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
+    from trilane.machines.part_kinds import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
 
 
 def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
     """One table per kind, and how a machine is named."""
-    from trilane.machines.parts import CardPart, CpuPart, MemoryPart, UnifiedPart
+    from trilane.machines.part_kinds import CardPart, CpuPart, MemoryPart, UnifiedPart
 
     gpu = ["GPU", "memory\nGiB", "reads\nGB/s", "16-bit\nTFLOP/s", "PCIe", "W"]
     unified = ["unified memory", "GiB", "reads\nGB/s", "16-bit\nTFLOP/s", "memory", "CPU", "W"]

@@ -40,61 +40,90 @@ def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs
 
 def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None) -> int | None:
     """When the inputs of a span were complete; None where it has none but the span before it."""
-
-    def end(*kinds: str) -> int:
-        return max(s.end_ns for s in log.of(layer, *kinds))
-
-    launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
-    forecast = span.target_layer >= 0
     match span.lane, span.kind:
-        case "gpu", "attention" | "gate" | "speculate" | "shared":
+        case "gpu", _:
+            return _ready_on_gpu(log, stays, layer, span, costs)
+        case "host", _:
+            return _ready_on_host(log, layer, span)
+        case "d2h", "routing":
+            return _end_of_forecast(log, layer, span) if span.target_layer >= 0 else _end(log, layer, "gate")
+        case "d2h", "activations":
+            own = log.of(layer, "expert", "deferred", lane="cpu")
+            return max(_end(log, layer, "attention"), _end(log, layer, "plan" if own else "foresee"))
+        case "cpu", "precompute":
+            return _end(log, layer, "activations", "foresee")
+        case "cpu", "expert" | "deferred":
+            return _end(log, layer, "activations")
+        case "h2d", "result":
+            return max([_end(log, layer, "plan"), *(s.end_ns for s in log.joining(layer))])
+    return None
+
+
+def _ready_on_gpu(
+    log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None
+) -> int | None:
+    match span.kind:
+        case "attention" | "gate" | "speculate" | "shared":
             return first_ns(launch_of(log, layer, span), costs)
-        case "gpu", "expert":
+        case "expert":
             return max(first_ns(launch_of(log, layer, span), costs), _stay_at(stays, layer, span).readable)
-        case "gpu", "combine":
+        case "combine":
             parts = log.of(layer, "result") or log.joining(layer)
             used = {s.expert for s in log.computed(layer)}
             streamed = [s for s in log.demanded(layer) if s.expert not in used]
-            return max([first_ns(launches[1], costs), *(s.end_ns for s in [*parts, *streamed])])
-        case "host", "wait" if forecast:
-            return end("routing")
-        case "host", "wait":
+            return max([first_ns(_launches(log, layer)[1], costs), *(s.end_ns for s in [*parts, *streamed])])
+    return None
+
+
+def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
+    step, place = layer
+    match span.kind:
+        case "wait" if span.target_layer >= 0:
+            return _end(log, layer, "routing")
+        case "wait":
             return log.of(layer, "routing")[0].end_ns
-        case "host", "plan":
-            if not log.committed(layer):
-                return min(s.end_ns for s in log.of(layer, "wait"))
-            return max(launches[0].end_ns, log.ended((layer[0], layer[1] - 1)))  # decided when the layer is at work
-        case "host", "foresee":
-            waited = [s for s in log.of(layer, "wait") if s.target_layer >= 0]
-            late = len(launches) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
-            assert bool(waited) == (late and bool(log.of(layer, "speculate"))), f"law 2: {span} has waited for {waited}"
-            if waited:
-                return waited[0].end_ns
-            return end("routing") if log.of(layer, "routing") else None  # committed, and no forecast on the GPU
-        case "host", "program":
-            step, place = layer
+        case "plan" if log.committed(layer):
+            return max(_launches(log, layer)[0].end_ns, log.ended((step, place - 1)))  # when the layer is at work
+        case "plan":
+            return min(s.end_ns for s in log.of(layer, "wait"))
+        case "foresee":
+            return _forecast_read(log, layer, span)
+        case "program":
             before = (step, place - 1) if place else (step - 1, -1)
             return log.ended(before) if before in log.layers else None
-        case "host", "observe":
-            return end("plan")
-        case "host", "launch" if span is not launches[0]:
-            return end("plan")
-        case "d2h", "routing":
-            made = log.of(layer, "speculate" if forecast else "gate")
-            copies = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
-            if forecast and len(copies) == 2 and span is copies[0]:  # the late ones have a copy of their own
-                made = made[: len(made) - len(launches) + 2]
-            return max(s.end_ns for s in made)
-        case "d2h", "activations":
-            own = log.of(layer, "expert", "deferred", lane="cpu")
-            return max(end("attention"), end("plan" if own else "foresee"))
-        case "cpu", "precompute":
-            return end("activations", "foresee")
-        case "cpu", "expert" | "deferred":
-            return end("activations")
-        case "h2d", "result":
-            return max([end("plan"), *(s.end_ns for s in log.joining(layer))])
+        case "observe":
+            return _end(log, layer, "plan")
+        case "launch" if span is not _launches(log, layer)[0]:
+            return _end(log, layer, "plan")
     return None
+
+
+def _forecast_read(log: Log, layer: Layer, span: Span) -> int | None:
+    """When the host has read the forecasts; None in a committed layer whose forecasts are not the GPU's."""
+    waited = [s for s in log.of(layer, "wait") if s.target_layer >= 0]
+    late = len(_launches(log, layer)) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
+    assert bool(waited) == (late and bool(log.of(layer, "speculate"))), f"law 2: {span} has waited for {waited}"
+    if waited:
+        return waited[0].end_ns
+    return _end(log, layer, "routing") if log.of(layer, "routing") else None
+
+
+def _end_of_forecast(log: Log, layer: Layer, span: Span) -> int:
+    """When what ``span`` copies was computed: forecasts, of which the late ones have a copy of their own."""
+    made = log.of(layer, "speculate")
+    copies = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
+    if len(copies) == 2 and span is copies[0]:
+        made = made[: len(made) - len(_launches(log, layer)) + 2]
+    return max(s.end_ns for s in made)
+
+
+def _launches(log: Log, layer: Layer) -> list[Span]:
+    """Of attention and what comes with it, of combine, and of late forecasts."""
+    return [s for s in log.of(layer, "launch") if s.expert < 0]
+
+
+def _end(log: Log, layer: Layer, *kinds: str) -> int:
+    return max(s.end_ns for s in log.of(layer, *kinds))
 
 
 def _stay_at(stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> Stay:

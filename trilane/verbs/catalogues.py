@@ -179,7 +179,7 @@ def hardware(
 
     check_targets(json, inputs=[name])
     if parts:
-        from trilane.machines.part_catalogue import all_parts
+        from trilane.machines.parts import all_parts
 
         found = all_parts()
         show(json, *parts_page(found))

@@ -139,7 +139,6 @@ def describe(scenario: Scenario) -> str:
     from sim.runs.prepare import with_header
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
-    from traces.speculation import tokens_per_step
 
     trace = load_trace(scenario.trace)
     scenario = with_header(scenario, trace)
@@ -151,17 +150,25 @@ def describe(scenario: Scenario) -> str:
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     lengths = _lengths(scenario, trace)
     where = f"{_model(scenario, trace)} on {scenario.hardware}, engine {scenario.engine}"
-    about = f"{where}, {memory}, {lengths}, {routing}"
-    if scenario.sampled_steps is not None:
-        about += f", at most {scenario.sampled_steps} decode steps simulated"
-    if scenario.sampled_prompt_tokens is not None:
-        about += f", prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens"
-    if scenario.draft_tokens and scenario.draft_acceptance is not None:
-        mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_again)
-        about += f", drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)"
+    about = ", ".join([where, memory, lengths, routing, *_shortened(scenario)])
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"
+
+
+def _shortened(scenario: Scenario) -> list[str]:
+    """Steps and tokens that stand for others, and drafts."""
+    from traces.speculation import tokens_per_step
+
+    told = []
+    if scenario.sampled_steps is not None:
+        told.append(f"at most {scenario.sampled_steps} decode steps simulated")
+    if scenario.sampled_prompt_tokens is not None:
+        told.append(f"prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens")
+    if scenario.draft_tokens and scenario.draft_acceptance is not None:
+        mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_again)
+        told.append(f"drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)")
+    return told
 
 
 def _model(scenario: Scenario, trace: Trace) -> str:

@@ -9,7 +9,7 @@ import pytest
 from sim.machine.hardware import Hardware, HardwareError, load_hardware, write_hardware
 from tests.kit.assembled import assemble
 from trilane.common.units import GB, GIB
-from trilane.machines.part_catalogue import part, unified_names
+from trilane.machines.parts import part, unified_names
 
 ONE_MEMORY = ["none+ddr5-5600+ryzen-9-7950x", "none+ddr4-2133+core-i3-8100+16gb", *unified_names()]
 

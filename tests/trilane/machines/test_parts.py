@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trilane.machines import part_catalogue, weight_formats
-from trilane.machines.part_catalogue import (
+from trilane.machines import parts, weight_formats
+from trilane.machines.parts import (
     all_parts,
     cpu_names,
     gpu_names,
@@ -122,13 +122,13 @@ def test_a_memory_names_a_generic_cpu_that_takes_it(name: str) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the catalogue, to be spoilt by the test."""
-    copy = copytree(part_catalogue._FOLDER, tmp_path / "parts")
-    monkeypatch.setattr(part_catalogue, "_FOLDER", copy)
+    copy = copytree(parts._FOLDER, tmp_path / "parts")
+    monkeypatch.setattr(parts, "_FOLDER", copy)
     monkeypatch.setattr(weight_formats, "_FILE", copy / "weight_formats.yaml")
-    for cached in (part_catalogue._entries, part_catalogue._part, part_catalogue.rules, weight_formats.format_rates):
+    for cached in (parts._entries, parts._part, parts.rules, weight_formats.format_rates):
         cached.cache_clear()
     yield copy
-    for cached in (part_catalogue._entries, part_catalogue._part, part_catalogue.rules, weight_formats.format_rates):
+    for cached in (parts._entries, parts._part, parts.rules, weight_formats.format_rates):
         cached.cache_clear()
 
 

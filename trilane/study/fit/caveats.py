@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared
 from trilane.common.units import GIB, in_gb
-from trilane.machines.part_catalogue import part
+from trilane.machines.parts import part
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of
 from trilane.study.fit.policy_result import PolicyResult
 from trilane.study.fit.prepared_question import all_on_gpu

@@ -7,7 +7,7 @@ from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.quantisation import quantisation_files
 from traces.models.shape import ModelShape
-from trilane.machines.parts import Vendor
+from trilane.machines.part_kinds import Vendor
 from trilane.study.fit.question import FitError, Question
 
 USUAL_ENGINE = "llama.cpp"

@@ -18,7 +18,7 @@ from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.machines.assembly import NO_GPU, assembled_name
-from trilane.machines.part_catalogue import letters_and_digits, part, unified_names
+from trilane.machines.parts import letters_and_digits, part, unified_names
 
 USUAL_WEIGHTS = "q4_k_m"
 KvFormat = Literal["f16", "q8_0", "q4_0"]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from realrun.machine.cores import physical_cores
 from trilane.common.units import GIB, MIB
 from trilane.machines.assembly import NO_GPU
-from trilane.machines.part_catalogue import cpu_names, gpu_names, part
+from trilane.machines.parts import cpu_names, gpu_names, part
 from trilane.study.fit.question import FitError
 
 CPU_LIST, MEMORY_LIST = Path("/proc/cpuinfo"), Path("/proc/meminfo")  # of Linux

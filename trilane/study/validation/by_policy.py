@@ -9,7 +9,6 @@ from statistics import median
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
 
-HOST_AIM = 0.10  # of TPOT, at full size
 _HOST = ("launch", "plan", "foresee")
 HEADERS = [
     "policy", "scenarios", "median TPOT error", "planning, us a layer", "launching, us a layer",
