@@ -35,9 +35,9 @@ def _on_host_lanes(lanes: HostLanes) -> list[str]:
     return [
         "no GPU: one core, with one thread of torch, stands in for it, for accelerate and for Trilane; Trilane also "
         "uses the machine's other core for experts and copies, like the CPU next to a GPU",
-        f"the link is a memory copy, limited to {lanes.settings.link_bytes_per_s / 1e9:g} GB/s, for both. Without a GPU "
-        "accelerate offloads to disk only, and its weights are mapped from the page cache; here they are in ordinary "
-        "memory, as with a GPU, and its hooks copy them over the link at each access",
+        f"the link is a memory copy, limited to {lanes.settings.link_bytes_per_s / 1e9:g} GB/s, for both. Without "
+        "a GPU accelerate offloads to disk only, and its weights are mapped from the page cache; here they are in "
+        "ordinary memory, as with a GPU, and its hooks copy them over the link at each access",
         "the row without a link is accelerate's disk offload without changes: experts are computed in the mapped file "
         "itself, so nothing is copied, only the routed experts are read, and the limit has no effect. It is the cost "
         "of this model when the core can read all of it directly, and not a case of offloading",
