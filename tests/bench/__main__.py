@@ -41,7 +41,7 @@ def main() -> None:
             "replay": replay_speed.measure,
         }
         sections = [benchmarks[name]() for name in NAMES if name in only]
-    for section in (*sections, targets_section(sections)):
+    for section in (*sections, *targets_section(sections)):
         print_section(section)
     if len(sections) == len(NAMES) and not policies:
         write_json(where, sections, HERE / "figures.json")

@@ -19,27 +19,28 @@ def about(shape: ModelShape, memory_gb: float, lanes: Machine) -> list[str]:
         f"model: Qwen3-MoE with random weights in bfloat16, {shape.moe_layers} layers of {shape.experts} experts, "
         f"{shape.top_k} per token, {shape.expert_bytes_of(0) / 1e6:.1f} MB each, {shape.routed_bytes / 1e9:.2f} GB in "
         "all; a trained model's routing has more regularities for caches to use",
-        "TPOT: median of all decode steps of all runs, after one run to warm up; all contestants take turns, in "
-        "alternating order; greedy, one sequence",
+        "TPOT: median of all decode steps of all runs, after one warm-up run; the programs take turns in alternating "
+        "order; greedy decoding, one sequence",
         f"{memory_gb:g} GB of GPU memory hold all weights except experts. In addition, accelerate holds all experts of "
-        "as many layers as leave room for those of one more, which are copied and dropped; ours holds the KV cache, "
-        "staging slots and as many experts as fit",
-        "accelerate copies the weights of a called module as a whole, that is all experts of a layer, and drops them",
-        "our planners use microbenchmarks of this machine, and are calibrated on other prompts",
+        "as many layers as leave room for the experts of one more layer, which are copied and dropped; Trilane (ours)"
+        " holds the KV cache, staging slots and as many experts as fit",
+        "accelerate copies the weights of a called module as a whole, which means all experts of a layer, and then "
+        "drops them",
+        "Trilane's planners use microbenchmarks of this machine, and are calibrated on other prompts",
     ]
     return notes + (_on_host_lanes(lanes) if isinstance(lanes, HostLanes) else [])
 
 
 def _on_host_lanes(lanes: HostLanes) -> list[str]:
     return [
-        "no GPU: one core with one thread of torch plays it, for accelerate as for ours; ours also has the machine's "
-        "other core for experts and copies, as it has a CPU next to a GPU",
-        f"the link is a memory copy paced to {lanes.settings.link_bytes_per_s / 1e9:g} GB/s, for both. Without a GPU "
-        "accelerate offloads to disk only, and its weights are mapped from the page cache; here they are in ordinary "
-        "memory, as with a GPU, and its hooks copy them over the link at each access",
-        "the row without a link is accelerate's disk offload as it comes: experts are computed in the mapped file "
+        "no GPU: one core, with one thread of torch, stands in for it, for accelerate and for Trilane; Trilane also "
+        "uses the machine's other core for experts and copies, like the CPU next to a GPU",
+        f"the link is a memory copy, limited to {lanes.settings.link_bytes_per_s / 1e9:g} GB/s, for both. Without "
+        "a GPU accelerate offloads to disk only, and its weights are mapped from the page cache; here they are in "
+        "ordinary memory, as with a GPU, and its hooks copy them over the link at each access",
+        "the row without a link is accelerate's disk offload without changes: experts are computed in the mapped file "
         "itself, so nothing is copied, only the routed experts are read, and the limit has no effect. It is the cost "
-        "of this model when all of it is within reach of the core, not a case of offloading",
+        "of this model when the core can read all of it directly, and not a case of offloading",
     ]
 
 
@@ -56,6 +57,6 @@ def link_beside_copies(model: HostedModel, lanes: Machine) -> list[str]:
             times_ns.append(time.perf_counter_ns() - begin)
     rate = targets[0].numel() / median(times_ns)
     return [
-        f"copied without a pace, experts move at {rate:.1f} GB/s here. The pace is lower because links are slower: "
+        f"copied without a limit, experts move at {rate:.1f} GB/s here. The link is slower, as real links are: "
         "a core that computes an expert as fast as it reads it has to wait for one that is copied, as a GPU has to"
     ]

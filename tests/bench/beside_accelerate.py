@@ -44,7 +44,7 @@ POLICIES = ("on-demand", "fiddler", "dali")
 PROMPT_TOKENS, GENERATED_TOKENS, RUNS, LEARN_FROM = 16, 16, 3, 8
 COLUMNS = (
     "who", "TPOT, ms", "quartiles, ms", "times as fast as accelerate", "experts kept on the GPU", "hit rate",
-    "MB over the link, a token", "first token that the model in memory does not say",
+    "MB over the link per token", "first token that differs from the unmodified model",
 )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def _row(each: Contestant, reference_ms: float, truth: Tokens) -> list[Cell]:
 
 def said(tokens: Tokens) -> str:
     """For the reader: a model that says the same again and again routes the same again and again."""
-    return f"of the {len(tokens)} tokens that the model says, {len(set(tokens))} are different"
+    return f"of the {len(tokens)} generated tokens, {len(set(tokens))} are different"
 
 
 def first_stray(tokens: Tokens, truth: Tokens) -> int | None:

@@ -80,10 +80,10 @@ def show(value: Cell) -> str:
     return f"{value:.3g}"
 
 
-def targets_section(sections: Sequence[Section]) -> Section:
-    """All targets in one table."""
+def targets_section(sections: Sequence[Section]) -> Sequence[Section]:
+    """All targets in one table, if there are any."""
     rows = [target.cells() for section in sections for target in section.targets]
-    return Section("Targets", ("figure", "wanted", "got", ""), rows)
+    return [Section("Targets", ("figure", "wanted", "got", ""), rows)] if rows else []
 
 
 def print_section(section: Section) -> None:
@@ -120,13 +120,13 @@ def write_markdown(
     where: dict[str, Cell], sections: Sequence[Section], path: Path, title: str, command: str
 ) -> None:
     """The same for a reader, with all targets first."""
-    text = markdown_of(where, [targets_section(sections), *sections], title, command)
+    text = markdown_of(where, [*targets_section(sections), *sections], title, command)
     path.write_text(text, encoding="utf-8")
 
 
 def report(where: dict[str, Cell], sections: Sequence[Section], path: Path, title: str, keep: bool) -> None:
     """Print what was found; ``keep`` it, too, as ``path`` .json and .md. ``where``: before the first measurement."""
-    for section in (*sections, targets_section(sections)):
+    for section in (*sections, *targets_section(sections)):
         print_section(section)
     if keep:
         write_json(where, sections, path.with_suffix(".json"))

@@ -20,22 +20,22 @@ MACHINES = {
 }  # fmt: skip
 HEAD = """# Memory at load
 
-What llama.cpp (build 11549, package xllamacpp) plans for a model and a setting, next to what `trilane fit` plans
-([formulas](../../trilane/study/fit/load_memory.py)). Files: [eight families](../../tests/kit/loadable_ggufs.py) of real
-widths, some layers deep, experts in q4_0, the rest in q8_0. llama.cpp is asked to plan without allocating (`no_alloc`);
-the GPU is a [pretended one](../../tests/kit/llama_load.py) that can compute everything, with the alignment of CUDA's
-buffers. No card was used: what CUDA adds, such as its context and its own pools, is in the reserve. Written by
-`python -m tests.bench.load_memory`.
+The memory that llama.cpp (build 11549, package xllamacpp) plans for a model and a setting, compared with that which
+`trilane fit` plans ([formulas](../../trilane/study/fit/load_memory.py)). The models are of [eight
+families](../../tests/kit/loadable_ggufs.py), with their real widths but only a few layers, experts in q4_0 and the rest
+in q8_0. llama.cpp plans without allocating (`no_alloc`); the GPU is a [fake](../../tests/kit/llama_load.py) that can
+compute everything, with the alignment of CUDA's buffers. No real GPU was used: what CUDA adds, such as its context and
+its own pools, is part of the reserve. This page is written by `python -m tests.bench.load_memory`.
 
-Settings: contexts of 512, 5,000 and 16,384 tokens; pieces (`-ub`) of 128, 512 and 2,048; cache in f16, q8_0 and q4_0
-with flash attention, f16 without; and four sequences.
+Settings: contexts of 512, 5,000 and 16,384 tokens; pieces (`-ub`) of 128, 512 and 2,048 tokens; a KV cache in f16, q8_0
+and q4_0 with flash attention, and in f16 without; one sequence, and four.
 
 ## Largest errors
 
-Of the settings of a row. Where layers attend in several ways and experts are copied to the GPU, the plan has a hole,
-which the formulas follow. At the border, where a mask is nearly as large as a row of hidden states, they count a hole
-that may not be there: that is the +47 % of `gemma4`, twice as deep (pieces of 128, 5,000 tokens, f16: 285 MiB; in q8_0
-there is a hole, and 418).
+Each row has the largest error over its settings. If layers have different kinds of attention and experts are copied to
+the GPU, llama.cpp's plan leaves a hole in the buffer, which the formulas follow. In a borderline case, where a mask is
+nearly as large as a row of hidden states, they count a hole that may not be there. This is the +47 % of `gemma4`, twice
+as deep: with pieces of 128, 5,000 tokens and f16, llama.cpp's buffer has 285 MiB; with q8_0 it has the hole, and 418.
 
 | family | machine | flash attention | settings | KV cache | compute buffer |
 | --- | --- | --- | ---: | ---: | ---: |

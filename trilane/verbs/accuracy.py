@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def accuracy(
     row: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Explain one row: its setting, where the predicted time goes, and what would "
-                                        "have to be true for the measured speed."),
+        typer.Option(metavar="ID", help="Explain one row: its setting, where the predicted time goes, and with which "
+                                        "rate the measured speed would be right."),
     ] = None,
     check: Annotated[
-        str | None, typer.Option(metavar="FILE.csv", help="Score rows of your own, in place of the bundled ones.")
+        str | None, typer.Option(metavar="FILE.csv", help="Score rows of your own, instead of the bundled ones.")
     ] = None,
     template: Annotated[
         str | None,
@@ -34,8 +34,8 @@ def accuracy(
 ) -> None:  # fmt: skip
     """Report how accurate predicted speeds are, on speeds that other people measured.
 
-    The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Of each the speed is
-    predicted for the machine, split, threads and lengths that its source states.
+    The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Each is
+    predicted from the machine, split, threads and lengths that its source states.
     """
     from trilane.pages.accuracy import accuracy_page, row_page
     from trilane.study.accuracy.explanation import explain

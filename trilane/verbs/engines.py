@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from sim.costs.engine import InferenceEngine
 
 _NOTE = """
-fitted   its times of layers and shares of rates are those of speeds that other people measured (`trilane accuracy`)
-counted  its kernels are counted, and each costs the machine's own times; those of papers add what their programs take
+fitted   its times of layers and shares of rates are fitted to speeds that other people measured (`trilane accuracy`)
+counted  its kernels are counted, with times of the machine; engines of papers add the overheads of their programs
 
 `trilane engines NAME` shows every number with its source; a file like those in sim/costs/engines is an engine, too."""
 
@@ -24,7 +24,7 @@ def engines(
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Engines: what a machine does with the software that runs a model on it."""
+    """Engines: the software that runs a model, as numbers that say how fast a machine is with it."""
     from sim.costs.engine import engine_names, load_engine
 
     check_targets(json, inputs=(name,))

@@ -21,11 +21,11 @@ def fit(
     workload: Workload,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Engine that is run, such as ik_llama.cpp. Default: llama.cpp; for AMD "
+        typer.Option(metavar="NAME|FILE", help="Engine, such as ik_llama.cpp. Default: llama.cpp; for AMD "
                                                "and Intel cards llama.cpp-vulkan."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads of the engine. Default: one a core.")
+        int | None, typer.Option(metavar="N", help="Threads of the engine. Default: one per core.")
     ] = None,
     kv: Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of the KV cache: f16, q8_0, q4_0. Default: f16.")
@@ -37,7 +37,7 @@ def fit(
     ] = None,
     ubatch: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens of a prompt that the engine computes at once. Default: its own."),
+        typer.Option(metavar="N", help="Prompt tokens that are computed at once. Default: that of the engine."),
     ] = None,
     trace: Annotated[
         str | None,
@@ -51,12 +51,11 @@ def fit(
     policies: Annotated[
         str | None,
         typer.Option(metavar="A,B", help=f"Policies to choose from. {OWN_POLICY}. Where experts are offloaded, "
-                                         "llama.cpp and the clairvoyant run are added; elsewhere llama.cpp alone is "
-                                         "played. "
-                                         "Default: some that keep the routing."),
+                                         "llama.cpp and the clairvoyant run are added; elsewhere only llama.cpp is "
+                                         "simulated. Default: some that keep the routing."),
     ] = None,
     policy_engine: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Engine on which policies are played, such as ideal or pytorch.")
+        str, typer.Option(metavar="NAME|FILE", help="Engine on which policies are simulated, such as ideal or pytorch.")
     ] = "ideal",
     jobs: JobsOption = None,
     json: JsonOption = None,

@@ -24,10 +24,10 @@ def leaderboard(
     play: Annotated[
         str | None,
         typer.Option(metavar="FILE.csv", help="Simulate what this file lacks, and add it there; without it, the "
-                                              "entries that come with the program are shown. A policy of your own "
-                                              "needs none: --policies plays it next to them, and keeps it nowhere."),
+                                              "entries that come with the program are shown. Not needed for a "
+                                              "policy of your own, whose result --policies does not keep."),
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="The speeds on each machine, too.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Show the speeds on each machine, too.")] = False,
     jobs: JobsOption = None,
     plot: Annotated[
         str | None,
@@ -38,7 +38,7 @@ def leaderboard(
 ) -> None:  # fmt: skip
     """Rank policies over machines of four classes, two families of routing, and batches of 1 and 8.
 
-    Each setting plays the same texts for every policy, on the engine [bold]ideal[/].
+    In each setting all policies are simulated with the same texts, on the engine [bold]ideal[/].
     """
     from trilane.common.schema import to_dict
     from trilane.pages.leaderboard import leaderboard_page, machine_pages

@@ -58,7 +58,7 @@ class LlamaRun:
         int, typer.Option(min=1, max=_MOST_TOKENS, metavar="N", help="llama.cpp: tokens of the prompt.")
     ] = 512
     ubatch: Annotated[
-        int, typer.Option(min=1, max=_MOST_TOKENS, metavar="N", help="llama.cpp: tokens of a piece of it (-ub).")
+        int, typer.Option(min=1, max=_MOST_TOKENS, metavar="N", help="llama.cpp: prompt tokens computed at once (-ub).")
     ] = 512
     kv: Annotated[
         Literal["f16", "f32", "bf16", "q8_0", "q4_0"], typer.Option(help="llama.cpp: format of keys and values.")
@@ -71,8 +71,8 @@ class LlamaRun:
         str | None,
         typer.Option(
             metavar="PROGRAM",
-            help="llama.cpp: this llama-bench instead of the optional extra. Default: where the extra is missing, that "
-                 "of LLAMA_BENCH or of the path.",
+            help="llama.cpp: use this llama-bench instead of the optional extra. Default: if the extra is missing, "
+                 "the one in LLAMA_BENCH or on the PATH.",
         ),
     ] = None  # fmt: skip
 

@@ -57,8 +57,8 @@ def pays(
 ) -> None:  # fmt: skip
     """Does an idea pay here, and where is the break-even?
 
-    Simulates decoding without the idea and with it, over the two numbers that decide: whether it pays on the machine
-    that was named, by how much, and from which values of these numbers on it would.
+    Simulates decoding with and without the idea while the two numbers that matter most are varied: whether it pays on
+    the machine that was named, by how much, and from which values of these numbers on.
     """
     from trilane.pages.pays import pays_page
     from trilane.study.pays.gain_map import gain_map

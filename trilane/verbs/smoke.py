@@ -29,7 +29,7 @@ def smoke(
     tokens of the unmodified model on the CPU, and its logits within 1e-5 of the largest. Prints one line per check:
     ok, failed or skipped; what was checked; a figure, or the reason.
 
-    The exit status is 1 if a check failed, and 2 if the computer has no such lanes.
+    The exit status is 1 if a check failed, and 2 if the lanes that were asked for do not exist here.
     """
     from realrun.machine.machines import has_gpu, machine_for
     from realrun.smoke.smoke import smoke as run

@@ -89,15 +89,15 @@ def import_(
     log: Annotated[str, typer.Argument(metavar="LOG", help="File or folder that another program wrote.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Trace file to write (.safetensors).")],
     log_format: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="Default: known by the log's suffix and beginning.")
+        str | None, typer.Option("--format", metavar="NAME", help="Default: that of the log's suffix and beginning.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="NAME", help="Recorded model: needed where a log leaves out its sizes."),
+        typer.Option("--model", "-m", metavar="NAME", help="Recorded model; needed if the log lacks its sizes."),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option(help="Of logs of prompts alone: tokens of each that stay one; the others are marked as decode."),
+        typer.Option(help="For logs that have prompts only: length of each prompt; later tokens are marked as decode."),
     ] = None,
 ) -> None:
     """Turn a routing log of another program into a trace file.

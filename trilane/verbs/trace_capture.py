@@ -33,7 +33,7 @@ def capture(
         str | None, typer.Option(metavar="PATH_OR_ID", help="Folder or Hugging Face id of an MoE model.")
     ] = None,
     gguf: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A GGUF file instead, for llama.cpp; of a split one the first.")
+        str | None, typer.Option(metavar="FILE", help="A GGUF file instead, for llama.cpp; if split, its first part.")
     ] = None,
     calibration: Annotated[
         str | None,
@@ -49,9 +49,9 @@ def capture(
     temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.8,
     seed: Annotated[int, typer.Option(help="For sampling.")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Of a GGUF's model. Default: one a core.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="With a GGUF file. Default: one per core.")] = None,
     gpu_layers: Annotated[
-        int | None, typer.Option(min=-1, help="Of a GGUF's model: layers on the GPU, -1 for all. Default: none.")
+        int | None, typer.Option(min=-1, help="With a GGUF file: layers on the GPU, -1 for all. Default: none.")
     ] = None,
 ) -> None:
     """Run a model on prompts and record what it routes, with forecasts for later layers.

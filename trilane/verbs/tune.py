@@ -34,21 +34,20 @@ def tune(
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Tokens for which the KV cache is to have room (-c). Default: those of "
-                                              "prompt and answer."),
+        typer.Option(min=1, metavar="N", help="Size of the KV cache in tokens (-c). Default: prompt and answer."),
     ] = None,
     prompt: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of a prompt.")] = 4096,
     generated: Annotated[int, typer.Option(metavar="N", help="Tokens of an answer.")] = 256,
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1,
     goal: Annotated[
         str,
-        typer.Option("--for", metavar="NAME", help="What is to be quick: decode (a token), prompt (the first token), "
+        typer.Option("--for", metavar="NAME", help="What to make fast: decode (a token), prompt (the first token), "
                                                    "both (the whole answer)."),
     ] = "both",
     kv: Annotated[str, typer.Option(metavar="A,B", help="Formats of the KV cache to choose from.")] = "f16,q8_0",
     keep_free_gb: Annotated[
         float,
-        typer.Option(metavar="X", help="Memory of the GPU (of the machine, where there is none) to keep free, in GB "
+        typer.Option(metavar="X", help="GPU memory (without a GPU: host memory) to leave to other programs, in GB "
                                        "(10^9 bytes)."),
     ] = 0.0,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads. Default: chosen.")] = None,
@@ -57,22 +56,22 @@ def tune(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Engine that is run, such as ik_llama.cpp, or what trilane profile "
-                                               "--engine llama.cpp wrote. Default: on this machine without a GPU the "
-                                               f"file that {OWN_ENGINE} of the environment names; else llama.cpp, for "
-                                               "AMD and Intel cards llama.cpp-vulkan."),
+        typer.Option(metavar="NAME|FILE", help="Engine, such as ik_llama.cpp, or an engine file of trilane profile "
+                                               "--engine llama.cpp. Default: on this machine without a GPU the file "
+                                               f"that {OWN_ENGINE} in the environment names; else llama.cpp, for AMD "
+                                               "and Intel cards llama.cpp-vulkan."),
     ] = None,
     draft_acceptance: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Share of drafts that are accepted behind accepted ones, of a file whose "
-                                           "own layers predict further tokens (--spec-type draft-mtp). Default: what "
-                                           "was published."),
+        typer.Option(metavar="SHARE", help="Probability that a draft is accepted if the one before it was, for models "
+                                           "whose own layers predict further tokens (--spec-type draft-mtp). Default: "
+                                           "a published range."),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show what takes the time of one token.")] = False,
     checked: Annotated[
         bool,
-        typer.Option("--check", help="Run the best three settings, and the engine's own, on this machine. MODEL is a "
-                                     "GGUF file; needs the extra [bold]llama[/]."),
+        typer.Option("--check", help="Run the best three settings, and the engine's default, on this machine. MODEL is "
+                                     "a GGUF file; needs the extra [bold]llama[/]."),
     ] = False,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
