@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from importlib import import_module
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -56,22 +57,26 @@ class WorkerPool(Generic[S]):
     """``jobs`` processes that share tasks; the results do not depend on their number.
 
     ``state`` makes what a process keeps from task to task: it is called once in every process, and each task gets its
-    result as the first argument. With ``caller_works`` this process is one of the ``jobs``: it works while it waits for
-    results. Without, it works only if ``jobs`` is 1, so that no task can end the caller.
+    result as the first argument. With ``copied`` it is called in this process alone, and the others, which import the
+    modules of ``imports`` meanwhile, get copies. With ``caller_works`` this process is one of the ``jobs``: it works
+    while it waits for results. Without, it works only if ``jobs`` is 1, so that no task can end the caller.
 
     Functions and states go to other processes: those of a module, or partial ones. More than one job needs a caller
     that can be imported (``if __name__ == "__main__"``). Workers end with the ``with`` block, and with this process.
     """
 
-    def __init__(self, jobs: int, state: Callable[[], S], *, caller_works: bool = True) -> None:
-        self._make_state = state
+    def __init__(
+        self, jobs: int, state: Callable[[], S], *, caller_works: bool = True, copied: bool = False,
+        imports: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._make_state, self._copied, self._imports = state, copied, imports
         self._caller_works = caller_works or jobs <= 1
         self._tasks: SettingQueue[PendingCall] = SettingQueue()
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Exception | None = None
         self._last: Hashable = None
-        self._workers = [_Worker(state) for _ in range(jobs - self._caller_works)]
+        self._workers = [_Worker(imports) for _ in range(jobs - self._caller_works)]
         self._threads = [threading.Thread(target=self._drive, args=(place,)) for place in range(len(self._workers))]
         for thread in self._threads:
             thread.start()
@@ -106,6 +111,8 @@ class WorkerPool(Generic[S]):
         WorkerError if it was a TrilaneError, otherwise as a RuntimeError.
         """
         task = PendingCall(function, args, setting, Future())
+        if self._copied:
+            _ = self.state
         with self._changed:
             if self._failure is None:
                 self._tasks.add(task)
@@ -158,7 +165,7 @@ class WorkerPool(Generic[S]):
             while task := self._wait_for_task(last):
                 last = task.setting
                 try:
-                    _settle(task.future, *self._worker(place).run(task))
+                    _settle(task.future, *self._worker(place).run(task, self._state_of_a_worker))
                 except WorkerDiedError as error:
                     task.future.set_exception(error)
                 except Exception as error:
@@ -182,8 +189,12 @@ class WorkerPool(Generic[S]):
             with self._changed:
                 if self._closed:
                     raise WorkerDiedError("the pool is closed")
-                self._workers[place] = _Worker(self._make_state)
+                self._workers[place] = _Worker(self._imports)
         return self._workers[place]
+
+    def _state_of_a_worker(self) -> Callable[[], S]:
+        """What makes it there."""
+        return partial(_itself, self.state) if self._copied else self._make_state
 
     def _fail(self, error: Exception) -> None:
         """No worker can be started: every task that waits, or is submitted later, ends with this error."""
@@ -191,6 +202,10 @@ class WorkerPool(Generic[S]):
             self._failure = error
             for task in self._tasks.clear():
                 task.future.set_exception(error)
+
+
+def _itself(state: S) -> S:
+    return state
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -214,20 +229,22 @@ def _settle(future: Future[Any], result: Any, error: Exception | None) -> None:
 class _Worker:
     """One process at the other end of a pipe."""
 
-    def __init__(self, make_state: Callable[[], Any]) -> None:
+    def __init__(self, imports: Sequence[str]) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._began = self.dead = False
-        begin = partial(_with_user_policies, loaded_files(), make_state)
-        self.process = context.Process(target=_work, args=(theirs, begin), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, loaded_files(), imports), daemon=True)
         with interrupts_held():
             self.process.start()
         theirs.close()
 
-    def run(self, task: PendingCall) -> tuple[Any, Exception | None]:
-        """The outcome of a task. Raises WorkerDiedError if the process dies, WorkerError if it never began."""
+    def run(self, task: PendingCall, state: Callable[[], Callable[[], Any]]) -> tuple[Any, Exception | None]:
+        """The outcome of a task; ``state``: what makes the process's state, told with its first one. Raises
+        WorkerDiedError if the process dies, WorkerError if it never began."""
         try:
-            self._began = self._began or bool(self._pipe.recv())
+            if not self._began:
+                self._began = bool(self._pipe.recv())
+                self._pipe.send(state())
             self._pipe.send((task.function, task.args))
             result: tuple[Any, Exception | None] = self._pipe.recv()
         except (EOFError, OSError):
@@ -259,7 +276,7 @@ def interrupts_held() -> Iterator[None]:
 # --- in a worker process ----------------------------------------------------------------------------------------------
 
 
-def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
+def _work(pipe: Connection[Any, Any], files: Iterable[UserFile], imports: Iterable[str]) -> None:
     """Run tasks for as long as the parent sends them. Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -267,7 +284,9 @@ def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
     gc.set_threshold(*_COLLECT)
     with suppress(EOFError, OSError):
         pipe.send("began")
-        state, failure = _run(make_state)
+        for module in imports:
+            import_module(module)
+        state, failure = _run(partial(_with_user_policies, files, pipe.recv()))
         while True:
             function, args = pipe.recv()
             _send(pipe, *(_run(partial(function, state, *args)) if failure is None else (None, failure)))
