@@ -62,6 +62,10 @@ class Trace:
     def __len__(self) -> int:
         return len(self.sequence)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process of this program, with the same tensors: read-only views cannot be pickled."""
+        return Trace.trusted, (self.shape, self.tensors(), dict(self.provenance), self.checksum)
+
     def tensors(self) -> dict[str, NDArray[Any]]:
         """All arrays by their name in a trace file; ``from_tensors`` is the inverse."""
         tensors: dict[str, NDArray[Any]] = {n: getattr(self, n) for n in _PLAIN if getattr(self, n) is not None}

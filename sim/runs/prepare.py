@@ -59,6 +59,7 @@ class Prepared:
     given: Composition | None = None
     given_demand: Sequence[StepDemand] | None = None
     known_demand: KnownDemand = field(default_factory=dict, repr=False, compare=False)
+    known_calibrations: dict[str, Calibration] = field(default_factory=dict, repr=False, compare=False)  # by name
     known_bounds: dict[bool, LowerBounds] = field(default_factory=dict, repr=False, compare=False)  # by whole_prompt
 
     # --- variants -----------------------------------------------------------------------------------------------------
@@ -95,6 +96,11 @@ class Prepared:
         Raises ChoiceError, PolicyError, ScenarioError, MissingFromTraceError or BudgetError.
         """
         _ = self.composition, self.demand, self.memory
+        return self
+
+    def calibrated(self) -> Prepared:
+        """Itself, once the calibration has been counted, which copies in other processes then need not do."""
+        _ = self._calibration
         return self
 
     # --- the policy ---------------------------------------------------------------------------------------------------
@@ -153,8 +159,10 @@ class Prepared:
 
     @property
     def _calibration(self) -> Calibration | None:
-        name = calibration_name(self.scenario)
-        return None if name is None else load_calibration(name)
+        name, known = calibration_name(self.scenario), self.known_calibrations
+        if name is not None and name not in known:
+            known[name] = load_calibration(name)
+        return None if name is None else known[name]
 
     # --- what it is played over ---------------------------------------------------------------------------------------
 

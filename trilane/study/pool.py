@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -28,22 +28,26 @@ class WorkerPool(Generic[S]):
     """``jobs`` processes that share tasks; the results do not depend on their number.
 
     ``state`` makes what a process keeps from task to task: it is called once in every process, and each task gets its
-    result as the first argument. With ``caller_works`` this process is one of the ``jobs``: it works while it waits for
-    results. Without, it works only if ``jobs`` is 1, so that no task can end the caller.
+    result as the first argument. With ``copied`` it is called in this process alone, and the others, which import the
+    modules of ``imports`` meanwhile, get copies. With ``caller_works`` this process is one of the ``jobs``: it works
+    while it waits for results. Without, it works only if ``jobs`` is 1, so that no task can end the caller.
 
     Functions and states go to other processes: those of a module, or partial ones. More than one job needs a caller
     that can be imported (``if __name__ == "__main__"``). Workers end with the ``with`` block, and with this process.
     """
 
-    def __init__(self, jobs: int, state: Callable[[], S], *, caller_works: bool = True) -> None:
-        self._make_state = state
+    def __init__(
+        self, jobs: int, state: Callable[[], S], *, caller_works: bool = True, copied: bool = False,
+        imports: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._make_state, self._copied, self._imports = state, copied, imports
         self._caller_works = caller_works or jobs <= 1
         self._tasks: SettingQueue[PendingCall] = SettingQueue()
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Exception | None = None
         self._last: Hashable = None
-        self._workers = [Worker(state) for _ in range(jobs - self._caller_works)]
+        self._workers = [Worker(imports) for _ in range(jobs - self._caller_works)]
         self._threads = [threading.Thread(target=self._drive, args=(place,)) for place in range(len(self._workers))]
         for thread in self._threads:
             thread.start()
@@ -78,6 +82,8 @@ class WorkerPool(Generic[S]):
         WorkerError if it was a TrilaneError, otherwise as a RuntimeError.
         """
         task = PendingCall(function, args, setting, Future())
+        if self._copied:
+            _ = self.state
         with self._changed:
             if self._failure is None:
                 self._tasks.add(task)
@@ -130,7 +136,7 @@ class WorkerPool(Generic[S]):
             while task := self._wait_for_task(last):
                 last = task.setting
                 try:
-                    _settle(task.future, *self._worker(place).run(task.function, task.args))
+                    _settle(task.future, *self._worker(place).run(task.function, task.args, self._state_of_a_worker))
                 except WorkerDiedError as error:
                     task.future.set_exception(error)
                 except Exception as error:
@@ -154,8 +160,12 @@ class WorkerPool(Generic[S]):
             with self._changed:
                 if self._closed:
                     raise WorkerDiedError("the pool is closed")
-                self._workers[place] = Worker(self._make_state)
+                self._workers[place] = Worker(self._imports)
         return self._workers[place]
+
+    def _state_of_a_worker(self) -> Callable[[], S]:
+        """What makes it there."""
+        return partial(_itself, self.state) if self._copied else self._make_state
 
     def _fail(self, error: Exception) -> None:
         """No worker can be started: every task that waits, or is submitted later, ends with this error."""
@@ -163,6 +173,10 @@ class WorkerPool(Generic[S]):
             self._failure = error
             for task in self._tasks.clear():
                 task.future.set_exception(error)
+
+
+def _itself(state: S) -> S:
+    return state
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:

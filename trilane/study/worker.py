@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -40,20 +41,24 @@ class WorkerDiedError(WorkerError):
 class Worker:
     """One process at the other end of a pipe."""
 
-    def __init__(self, make_state: Callable[[], Any]) -> None:
+    def __init__(self, imports: Sequence[str]) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._began = self.dead = False
-        begin = partial(_with_user_policies, loaded_files(), make_state)
-        self.process = context.Process(target=_work, args=(theirs, begin), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, loaded_files(), imports), daemon=True)
         with interrupts_held():
             self.process.start()
         theirs.close()
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
-        """The outcome of a call. Raises WorkerDiedError if the process dies, WorkerError if it never began."""
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], state: Callable[[], Callable[[], Any]]
+    ) -> tuple[Any, Exception | None]:
+        """The outcome of a call; ``state``: what makes the process's state, told with its first one. Raises
+        WorkerDiedError if the process dies, WorkerError if it never began."""
         try:
-            self._began = self._began or bool(self._pipe.recv())
+            if not self._began:
+                self._began = bool(self._pipe.recv())
+                self._pipe.send(state())
             self._pipe.send((function, args))
             result: tuple[Any, Exception | None] = self._pipe.recv()
         except (EOFError, OSError):
@@ -85,7 +90,7 @@ def interrupts_held() -> Iterator[None]:
 # --- in a worker process ----------------------------------------------------------------------------------------------
 
 
-def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
+def _work(pipe: Connection[Any, Any], files: Iterable[UserFile], imports: Iterable[str]) -> None:
     """Run tasks for as long as the parent sends them. Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -93,7 +98,9 @@ def _work(pipe: Connection[Any, Any], make_state: Callable[[], Any]) -> None:
     gc.set_threshold(*_COLLECT)
     with suppress(EOFError, OSError):
         pipe.send("began")
-        state, failure = _run(make_state)
+        for module in imports:
+            import_module(module)
+        state, failure = _run(partial(_with_user_policies, files, pipe.recv()))
         while True:
             function, args = pipe.recv()
             _send(pipe, *(_run(partial(function, state, *args)) if failure is None else (None, failure)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -90,6 +91,22 @@ def no_state() -> object:
     raise ValueError("no state")
 
 
+def made_here() -> list[int]:
+    """A state that tells where it was made."""
+    return [os.getpid()]
+
+
+def added_to(state: list[int], value: int) -> tuple[int, int, list[int]]:
+    """Where a state was made, where it is changed, and what it then holds."""
+    maker, *_ = state
+    state.append(value)
+    return maker, os.getpid(), state[1:]
+
+
+def is_imported(state: object, module: str) -> bool:
+    return module in sys.modules
+
+
 def _wait_for(folder: Path, files: int) -> None:
     until = time.monotonic() + PATIENCE_S
     while len(list(folder.iterdir())) < files:
@@ -113,6 +130,28 @@ def test_results_come_in_the_order_of_items_and_every_process_makes_its_state_on
     for process in {pid for _, pid, _ in found}:
         calls = [count for _, pid, count in found if pid == process]
         assert calls == list(range(1, len(calls) + 1))
+
+
+def test_a_copied_state_is_made_here_and_changed_by_each_process_for_itself() -> None:
+    with WorkerPool(2, made_here, caller_works=False, copied=True) as pool:
+        found = [pool.submit(added_to, value).result() for value in range(4)]
+        assert pool.state == [os.getpid()]
+    assert {maker for maker, _, _ in found} == {os.getpid()}
+    for process in {pid for _, pid, _ in found}:
+        assert process != os.getpid()
+        values = [value for value, (_, pid, _) in enumerate(found) if pid == process]
+        assert [held for _, pid, held in found if pid == process] == [values[: i + 1] for i in range(len(values))]
+
+
+def test_a_copied_state_that_cannot_be_made_is_the_callers_error() -> None:
+    with WorkerPool(2, no_state, caller_works=False, copied=True) as pool, pytest.raises(ValueError, match="no state"):
+        pool.submit(refuse_odd, 0)
+
+
+@pytest.mark.parametrize("imports", [(), ("colorsys",)])
+def test_workers_import_what_they_are_told_to(imports: tuple[str, ...]) -> None:
+    with WorkerPool(2, dict, caller_works=False, imports=imports) as pool:
+        assert pool.submit(is_imported, "colorsys").result() == bool(imports)
 
 
 @pytest.fixture

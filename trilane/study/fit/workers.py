@@ -1,4 +1,4 @@
-"""The processes that answer a question: begun at once, they import and prepare what they need while this one does."""
+"""The processes that answer a question: begun at once, they import what they need while this one prepares it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _USUAL_PLAYS = 6  # of the candidates
 _ADDED = 2  # llama.cpp and the clairvoyant run
+_IMPORTS = ("trilane.study.fit.prepared_question", "trilane.study.fit.candidates", "trilane.study.fit.sensitivity")
 
 
 def workers(question: Question, shape: ModelShape, hardware: Hardware, jobs: int) -> WorkerPool[Prepared]:
@@ -23,10 +24,12 @@ def workers(question: Question, shape: ModelShape, hardware: Hardware, jobs: int
     plays = _USUAL_PLAYS if question.policies is None else len(question.policies) + _ADDED
     if hardware.cpu_only or need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
         plays = 1
-    return WorkerPool(min(jobs, plays), partial(_prepared, question))
+    processes = min(jobs, plays)
+    return WorkerPool(processes, partial(_prepared, question, processes), copied=True, imports=_IMPORTS)
 
 
-def _prepared(question: Question) -> Prepared:
+def _prepared(question: Question, processes: int) -> Prepared:
     from trilane.study.fit.prepared_question import prepared_for  # it takes long to import
 
-    return prepared_for(question)
+    prepared = prepared_for(question)
+    return prepared if processes == 1 else prepared.calibrated()
