@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from policies.mechanism.views import Assignment, ExpertId, LayerView, Routing, Swap
+from policies.mechanism.views import INFINITE_NS, Assignment, ExpertId, LayerView, Routing, Swap
 from policies.parts.assigners import ByPhase, ResidentOrCpu, settle, sooner_on_gpu
 from policies.parts.caches import StaticCache
 from policies.parts.placements import PopularityPlacement
@@ -83,22 +83,30 @@ class PromptSwapCache(StaticCache):
 
 class AfterSwaps:
     """Fiddler's rule once a prompt's swaps are made: incoming experts run on the GPU, and their copy is charged
-    nowhere.
+    nowhere. ``cpu_tokens``: absent experts of up to so many tokens run on the CPU; None: where they end sooner.
 
     They are loaded last. So they are still in their staging slots when the layer ends, if there are as many slots as
     ``cache`` has swaps, and its ``retry`` needs no second copy.
     """
 
-    def __init__(self, cache: PromptSwapCache) -> None:
+    def __init__(self, cache: PromptSwapCache, cpu_tokens: int | None = None) -> None:
         self.cache = cache
+        self.cpu_tokens = cpu_tokens
 
     def assign(self, view: LayerView) -> Assignment:
         """Experts that are swapped in, or cheaper there, go to the GPU."""
         incoming = {swap.incoming.expert for swap in self.cache.requested}
-        sooner = zip(view.routing.active, sooner_on_gpu(view), strict=True)
+        sooner = zip(view.routing.active, self._cheaper(view), strict=True)
         plan = settle(view, [gpu or expert in incoming for expert, gpu in sooner])
         loads = tuple(sorted(plan.loads, key=incoming.__contains__))
         return plan._replace(gpu=plan.gpu[: len(plan.gpu) - len(loads)] + loads, loads=loads)
+
+    def _cheaper(self, view: LayerView) -> list[bool]:
+        """Of every active expert: would it be cheaper on the GPU?"""
+        if (most := self.cpu_tokens) is None:
+            return sooner_on_gpu(view)
+        active = zip(view.routing.active, view.routing.tokens, strict=True)
+        return [tokens > most or view.ready_ns[expert] != INFINITE_NS for expert, tokens in active]
 
 
 class PredictingRouter(ForecastRouter):
@@ -188,6 +196,9 @@ class DaopImpl(Policy):
     most_swaps: ``largest_num`` swaps a layer (L393-408).
     threshold: as in the paper, but the busier one must exceed it.
     degrade: if both are predicted on the CPU, the second gives way to the highest-scored resident (L595-665).
+    cpu_tokens: experts of up to so many tokens of a prompt stay on the CPU. None: those that the planner's costs leave
+        there. The code has constants typed in (data/calibration_data.py): on an A6000 8.5 ms a token against 210 ms a
+        load for Mixtral, 24 tokens; 3.5 against 30 for Phi-3.5, 8 tokens.
     demand_slots: staging slots for the loads of a prefill. None: as many as a layer may swap, at least one, so that an
         expert that is swapped in is copied once. The code has one placeholder for loads that it does not keep.
 
@@ -203,13 +214,14 @@ class DaopImpl(Policy):
     most_swaps: NonNegative = 8
     threshold: Annotated[float, at_least(1)] = 1.05
     degrade: bool = True
+    cpu_tokens: Count | None = None
     demand_slots: Count | None = None
 
     def compose(self, context: BuildContext) -> Composition:
         """DAOP as coded: for a prompt Fiddler's rule once the swaps are made, where the least sum of costs is each
         expert's cheaper device; in decode residence alone."""
         cache = PromptSwapCache(context.experts, self.most_swaps, self.threshold, "coded", retry=True)
-        assigner = ByPhase(prefill=AfterSwaps(cache), decode=ResidentOrCpu(awaits=False))
+        assigner = ByPhase(prefill=AfterSwaps(cache, self.cpu_tokens), decode=ResidentOrCpu(awaits=False))
         slots = self.demand_slots or max(1, min(self.most_swaps, context.experts // 2))
         return replace(_composition(self, context, cache, assigner, slots), parameters={"demand_slots": slots})
 

@@ -96,12 +96,10 @@ class Engine:
         end = planned
         if session.looks_ahead and layer < len(step.routings) - 1:
             late = self._speculate_late(layer, planned, forecasts)
-            if late is not None:
-                forecast_here = self._bring(late, layer, layer + 1)
-            if late is not None or (committed and speculated is not None):  # not copied with the routing
-                forecast_here = self._wait(forecast_here, layer, layer + 1)
+            alone = bool(committed) and speculated is not None  # not copied with the routing
+            foreseen = self._wait_for_forecast(layer, forecast_here, late, alone)
             duration = self.costs.foresee_ns(self._decision, active)
-            end = self.host.reserve(forecast_here, duration, "foresee", layer, -1, step.tokens)
+            end = self.host.reserve(foreseen, duration, "foresee", layer, -1, step.tokens)
             yield env.timeout(end - env.now)
             self._foresee(layer, forecasts)
         if observe_ns := self.costs.observe_ns(self._decision, active):
@@ -168,6 +166,12 @@ class Engine:
         routed = int(self.env.now) if committed else self._bring(self.parts.hidden_at, layer)
         forecast_here = routed if speculated is None else self._bring(speculated, layer, layer + 1)
         return (max(self.host.free_ns, routed) if committed else self._wait(routed, layer)), forecast_here
+
+    def _wait_for_forecast(self, layer: int, here: int, late: int | None, alone: bool) -> int:
+        """When the host knows the forecasts: those that were computed ``late`` or come ``alone`` are waited for."""
+        if late is not None:
+            here = self._bring(late, layer, layer + 1)
+        return here if late is None and not alone else self._wait(here, layer, layer + 1)
 
     def _wait(self, here: int, layer: int, target_layer: int = -1) -> int:
         """The host waits for what has come over at ``here``; returns when it can read it."""

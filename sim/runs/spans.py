@@ -29,12 +29,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.runs.vocabulary import COPIES, INSTANT, LANES
-
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["COPIES", "INSTANT", "LANES", "TEXTS", "Row", "Span", "SpanRecorder", "spans_frame"]
 
 TEXTS = ("lane", "kind", "phase")
 _AT_ONCE = 1024  # rows

@@ -26,7 +26,8 @@ from sim.costs.cost_table import CostTable
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand, future_of
-from sim.runs.spans import LANES, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import LANES
 from trilane.testing.costs import uniform_costs
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100

@@ -139,7 +139,7 @@ COMPOSITIONS = {
     },
     "daop@impl": {
         "placement": "PopularityPlacement(uniform=True)", "router": "PredictingRouter(norm_topk=True, degrade=True)",
-        "assigner": "ByPhase(prefill=AfterSwaps(), decode=ResidentOrCpu(absent_ns=1))",
+        "assigner": "ByPhase(prefill=AfterSwaps(cpu_tokens=None), decode=ResidentOrCpu(absent_ns=1))",
         "cache": "PromptSwapCache(experts=64, most=8, threshold=1.05, rule='coded', retry=True)", "demand_slots": "8",
     },
     "router-pf quasi-pf est-pf hybrid-pf": {

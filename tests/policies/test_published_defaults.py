@@ -108,6 +108,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("daop@impl", "most_swaps", 8, "model/modeling_daop.py L393-408: largest_num"),
     ("daop@impl", "threshold", 1.05, "model/modeling_daop.py L393-408"),
     ("daop@impl", "degrade", True, "model/modeling_daop.py L595-665"),
+    ("daop@impl", "cpu_tokens", None, "ours: the planner's costs in place of typed-in ones"),
     ("daop@impl", "demand_slots", None, "ours: a slot for each swap"),
     (SPECULATING, "buffer_experts", None, "Algorithm 1: K for each sequence"),
     (SPECULATING, "cache", "none", "5.1: nothing is kept"),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from sim.runs.run import Run
-from sim.runs.spans import LANES
+from sim.runs.vocabulary import LANES
 from trilane.figures.figure_files import default_settings, save_figure
 from trilane.figures.lanes import LANE_NAMES, StepSpans, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sim.runs.spans import LANES
+from sim.runs.vocabulary import LANES
 from trilane.figures.figure_files import default_settings
 from trilane.figures.lanes import LANE_NAMES, StepSpans, busy_ns, draw_spans, family_handles, median_decode_step, within
 from trilane.figures.style import legend_of, page

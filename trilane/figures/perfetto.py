@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 
 from sim.runs.run import Run
-from sim.runs.spans import COPIES, LANES, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import COPIES, LANES
 from trilane.common.files import atomic_path
 
 Event = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sim.runs.spans import LANES
+from sim.runs.vocabulary import LANES
 from trilane.common.files import atomic_path
 from trilane.common.units import MIB
 from trilane.pages.output import number, percent, signed_percent

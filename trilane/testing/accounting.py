@@ -7,8 +7,9 @@ import math
 import pandas as pd
 
 from sim.runs.metrics import metrics_of
-from sim.runs.spans import COPIES, LANES, Span, spans_frame
+from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import stalls_of
+from sim.runs.vocabulary import COPIES, LANES
 from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, home, log_of
 
 Value = float | None

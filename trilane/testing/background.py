@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from policies.mechanism.views import ExpertId, Upload
-from sim.runs.spans import INSTANT, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import INSTANT
 from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, log_of
 from trilane.testing.recording import RecordingSession
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
-from sim.runs.spans import COPIES, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import COPIES
 from trilane.testing.log import Layer, Log, Spans, home, log_of
 
 

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from policies.mechanism.views import Routing
 from sim.costs.cost_table import CostTable
-from sim.runs.spans import COPIES, INSTANT, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import COPIES, INSTANT
 from trilane.testing.accounting import law_12_accounting
 from trilane.testing.launches import law_2_launches
 from trilane.testing.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from sim.runs.spans import COPIES, INSTANT, LANES, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import COPIES, INSTANT, LANES
 
 Layer = tuple[int, int]  # (step, layer)
 Expert = tuple[int, int]  # (layer, expert)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sim.costs.cost_table import CostTable
-from sim.runs.spans import INSTANT, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import INSTANT
 from trilane.testing.launches import first_ns, launch_of, law_5_launches
 from trilane.testing.log import Expert, Layer, Log, Spans, Stay, home, log_of
 

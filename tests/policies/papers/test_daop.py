@@ -153,6 +153,13 @@ def test_the_released_code_loads_for_a_prompt_and_not_in_decode() -> None:
     assert (decode.gpu, decode.cpu, decode.loads) == ((0,), (2, 1), ())
 
 
+def test_the_released_code_has_the_break_even_typed_in() -> None:
+    context = BuildContext("toy", 3, 1, calibration=toy_calibration(1, 3, 1))
+    assigner = compose("daop@impl", {"cpu_tokens": 2}, context=context).assigner
+    prompt = assigner.assign(view({0: 1, 1: 2, 2: 3}, COST, phase="prefill", ready={0: 0}))
+    assert (prompt.gpu, prompt.cpu, prompt.loads) == ((0, 2), (1,), (2,))
+
+
 def test_the_released_code_runs_who_is_swapped_in_on_the_gpu_and_loads_it_last() -> None:
     """4 and 3 (5 and 4 tokens, too few to be loaded for themselves) come for 0 and 1; 2 is worth its load."""
     cache = PromptSwapCache(6, 2, rule="coded", retry=True)

@@ -27,7 +27,8 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.replay.measure import Measurement
 from sim.runs.hits import layer_frame
 from sim.runs.prepare import Prepared
-from sim.runs.spans import COPIES, Span
+from sim.runs.spans import Span
+from sim.runs.vocabulary import COPIES
 from tests.invariants.free_compositions import free_composition
 from tests.kit.depth import thinned
 from tests.kit.tiny_bench import (

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.runs.columns import columns_of, columns_of_rows
-from sim.runs.spans import LANES, TEXTS, Row, Span, spans_frame
+from sim.runs.spans import TEXTS, Row, Span, spans_frame
+from sim.runs.vocabulary import LANES
 
 _TIMES = st.integers(0, 3)
 _ROWS = st.tuples(

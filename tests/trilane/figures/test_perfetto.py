@@ -13,7 +13,8 @@ import pytest
 
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.runs.spans import COPIES, LANES, spans_frame
+from sim.runs.spans import spans_frame
+from sim.runs.vocabulary import COPIES, LANES
 from sim.simulate import simulate
 from trilane.figures.perfetto import trace_events, write_perfetto
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.runs.spans import LANES
+from sim.runs.vocabulary import LANES
 from trilane.study.validation.agreement_summary import (
     MEDIAN_AIM,
     TAU_AIM,

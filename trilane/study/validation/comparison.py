@@ -19,8 +19,8 @@ from sim.runs.columns import KINDS, columns_of
 from sim.runs.hits import layer_frame
 from sim.runs.played_steps import step_times
 from sim.runs.run import Run
-from sim.runs.spans import COPIES, INSTANT, LANES
 from sim.runs.stalls import STALL_LANES
+from sim.runs.vocabulary import COPIES, INSTANT, LANES
 from trilane.common.errors import TrilaneError
 from trilane.study.validation.repeated import Repeated
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from sim.runs.scenario import Scenario
-from sim.runs.spans import LANES
+from sim.runs.vocabulary import LANES
 from sim.simulate import simulate
 from tests.kit.agreement_runs import comparison, decode_spans, run
 from trilane.study.validation.comparison import AgreementError, Counts, Parity, RunComparison, work_of
