@@ -171,10 +171,8 @@ class Prepared:
         """The steps, with the routing and the forecasts that the policy needs."""
         if self.given_demand is not None:
             return self.given_demand
-        demand = self._demand(self.needs)
-        if self.prompt_repeats == 1 or not self.whole_prompt:
-            return demand
-        return [repeated(step, self.prompt_repeats) for step in demand]
+        demand, repeats = self._demand(self.needs), self.prompt_repeats if self.whole_prompt else 1
+        return demand if repeats == 1 else [repeated(step, repeats) for step in demand]
 
     @property
     def whole_prompt(self) -> bool:
@@ -234,7 +232,7 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     BatchError, ShapeError or HardwareError; what a policy is refused for: see ``Prepared.checked``.
     """
     trace = load_trace(scenario.trace) if trace is None else trace
-    scenario = with_header(scenario, trace)
+    scenario = scenario.with_header(trace.provenance)
     shape = trace.shape if scenario.model is None else load_model(scenario.model)
     check_topology(scenario, trace.shape, shape)
     memory = {} if scenario.gpu_memory_gb is None else {"gpu.memory_bytes": round(scenario.gpu_memory_gb * 1e9)}
@@ -243,13 +241,6 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     steps, repeats, answer_tokens = steps_of(scenario, trace)
     costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps) * repeats)
     return Prepared(scenario, trace, shape, hardware, steps, costs, repeats, answer_tokens)
-
-
-def with_header(scenario: Scenario, trace: Trace) -> Scenario:
-    """The scenario with what the trace's header states of noisy forecasts and drafts, unless it states its own."""
-    names = ("noisy_forecast_recall", "draft_acceptance")
-    stated = {name: trace.provenance.get(name) for name in names if getattr(scenario, name) is None}
-    return scenario.with_(**stated)
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:

@@ -89,6 +89,11 @@ class Scenario:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
+    def with_header(self, provenance: Mapping[str, Any]) -> Scenario:
+        """With what a trace's header states of noisy forecasts and drafts, unless the scenario states its own."""
+        names = ("noisy_forecast_recall", "draft_acceptance")
+        return self.with_(**{name: provenance.get(name) for name in names if getattr(self, name) is None})
+
     @classmethod
     def from_dict(cls, values: object, where: str = "scenario") -> Scenario:
         """Build from a mapping. Raises ScenarioError for an unknown key, and a value that its key cannot have."""

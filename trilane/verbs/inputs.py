@@ -136,12 +136,11 @@ def trace_in_words(name: str, trace: Trace) -> str:
 
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
-    from sim.runs.prepare import with_header
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
 
     trace = load_trace(scenario.trace)
-    scenario = with_header(scenario, trace)
+    scenario = scenario.with_header(trace.provenance)
     memory = "the card's own memory"
     if scenario.cached_share is not None:
         memory = f"{scenario.cached_share:.0%} of the experts cached"
