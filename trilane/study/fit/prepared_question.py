@@ -17,7 +17,7 @@ from trilane.study.fit.routing import routing_for
 
 def prepared_for(question: Question) -> Prepared:
     """A question, prepared for any policy. Raises TraceError, and what ``prepare`` raises."""
-    routing = routing_for(question)
+    routing = routing_for(question, with_calibration=True)
     prepared = prepare(question.scenario(routing.name, routing.calibration), routing.trace)
     return on_machine(replace(prepared, shape=question.with_cache(prepared.shape)), prepared.hardware)
 

@@ -10,6 +10,7 @@ routing has neither forecasts nor prompts. The page says which was used.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from traces.bundled_traces import bundled_trace
@@ -47,8 +48,9 @@ def synthetic_names(
     return f"{with_lengths(whole, *lengths, forecasts)}{cut}", f"{calibration}{cut}"
 
 
-def routing_for(question: Question) -> RoutingSource:
-    """Raises TraceError for a trace that does not exist."""
+def routing_for(question: Question, *, with_calibration: bool = False) -> RoutingSource:
+    """Raises TraceError for a trace that does not exist. ``with_calibration``: of synthetic routing that is made at the
+    same time, for ``load_trace``."""
     model, _, layers = parted(load_model(question.model).name)  # of a folder, the file in it
     cut = "" if layers is None else f":{layers}"
     bundled = bundled_trace(model)
@@ -62,7 +64,10 @@ def routing_for(question: Question) -> RoutingSource:
     read = forecasts_read(question)
     lengths = question.batch, max(PROMPT_ROWS // question.batch, 1), question.most_steps
     calibrated = read if question.policies else ()  # no default candidate reads how good forecasts were
-    counted, calibration = synthetic_names(question.model, lengths, read, calibrated)
-    trace = load_trace(counted)
+    counted, others = synthetic_names(question.model, lengths, read, calibrated)
+    calibration = question.calibration or others
+    names = (counted, calibration) if with_calibration else (counted,)
+    with ThreadPoolExecutor(len(names)) as threads:  # numpy draws numbers without the interpreter's lock
+        trace, *_ = threads.map(load_trace, names)
     about = f"synthetic, like {model}: {trace.provenance['synthetic']}"
-    return RoutingSource(counted, question.calibration or calibration, about, trace)
+    return RoutingSource(counted, calibration, about, trace)
