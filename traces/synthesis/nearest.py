@@ -8,8 +8,8 @@ Where each parameter comes from:
    over the relative depth.
 3. The accuracy of a forecast is that measured on a trace of the same model; else that published for the model
    (``traces/models/published.yaml``, the median of several figures); else that measured on the trace of the stored
-   model, or, if it has no forecasts, on the bundled trace with the most similar shape. Gates further ahead keep their
-   ratio to gate@1.
+   model, or, if it has no forecasts, on the bundled trace with the most similar shape. Gates further ahead, and
+   the gate with residuals (``residual@1``), keep their ratio to gate@1.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from traces.models.shape import ModelShape
 from traces.synthesis.routing_model import RoutingModel, stored_models
 
 _DIGITS = 4
+_GATES = ("gate@", "residual@")  # forecasts that a gate makes of the present input
 
 
 def nearest_routing(shape: ModelShape, fit: RoutingModel | None = None) -> RoutingModel:
@@ -54,7 +55,7 @@ def _forecast_accuracy(shape: ModelShape, fit: RoutingModel) -> tuple[Mapping[st
     measured = fit if fit.forecast_accuracy else _nearest(shape, recorded)
     known = measured.forecast_accuracy
     ratio = published["gate@1"] / known["gate@1"] if "gate@1" in published and "gate@1" in known else 1.0
-    accuracy = {name: value * ratio if name.startswith("gate@") else value for name, value in known.items()}
+    accuracy = {name: value * ratio if name.startswith(_GATES) else value for name, value in known.items()}
     rest = f"forecasts as accurate as in {measured.name}"
     about = f"{', '.join(published)} as accurate as published for {_base_name(shape)}, other {rest}"
     rounded = {name: round(value, _DIGITS) for name, value in {**accuracy, **published}.items()}

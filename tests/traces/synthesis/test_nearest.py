@@ -60,6 +60,14 @@ def test_accuracy_is_published_for_the_model_or_measured_on_the_bundled_trace() 
     assert nearest_routing(load_model("mini-deepseek")).forecast_accuracy == measured
 
 
+def test_a_gate_with_residuals_keeps_its_ratio_to_the_published_accuracy_of_the_gate() -> None:
+    measured = stored_models()["mini-moe"].forecast_accuracy
+    mixtral = nearest_routing(load_model("mixtral-8x7b")).forecast_accuracy
+    assert mixtral["gate@1"] == 0.8411  # DAOP, Sec. III
+    assert mixtral["residual@1"] == pytest.approx(measured["residual@1"] * 0.8411 / measured["gate@1"], abs=1e-4)
+    assert mixtral["quasi_hidden@1"] == measured["quasi_hidden@1"]
+
+
 @pytest.mark.parametrize("model", model_names())
 def test_every_model_of_the_catalogue_has_routing_of_its_shape(model: str) -> None:
     shape = load_model(model)
