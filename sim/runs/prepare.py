@@ -26,7 +26,7 @@ from sim.runs.calibration import calibration_name, check_calibration, load_calib
 from sim.runs.checks import check_needs, check_topology
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
 from sim.runs.memory import MemoryPlan, plan_memory
-from sim.runs.sampling import Weights, repeated, steps_of, weights_of
+from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario
 from traces.batches import StepRows
 from traces.library import load_trace
@@ -197,11 +197,7 @@ class Prepared:
     @property
     def tokens_per_sequence(self) -> int:
         """Longest sequence of the batch, prompt and generated tokens."""
-        return max(
-            (before + new) * (self.prompt_repeats if step.phase == "prefill" else 1)
-            for step in self.steps
-            for before, new in zip(step.context, step.tokens, strict=True)
-        )
+        return longest_sequence(self.steps, self.prompt_repeats)
 
     @cached_property
     def memory(self) -> MemoryPlan:

@@ -140,6 +140,15 @@ def repeated(step: StepDemand, times: int) -> StepDemand:
     )
 
 
+def longest_sequence(steps: Sequence[StepRows], prompt_repeats: int) -> int:
+    """Tokens of the longest sequence, prompt and generated, whose prompt's routing is repeated."""
+    return max(
+        (before + new) * (prompt_repeats if step.phase == "prefill" else 1)
+        for step in steps
+        for before, new in zip(step.context, step.tokens, strict=True)
+    )
+
+
 def _more(work: Workload, times: int) -> Workload:
     return work._replace(tokens=tuple(tokens * times for tokens in work.tokens))
 
