@@ -23,5 +23,5 @@ class Endless(Point):
 def stay(home: int) -> None:
     """Unpickle an endless point."""
     if os.getpid() != home:
-        print(os.getpid(), flush=True)
+        print(f"{os.getpid()}\n", end="", flush=True)  # in one piece, since another one prints at the same time
         time.sleep(3600)
