@@ -11,8 +11,8 @@ from trilane.machines.sourced import Sourced
 
 
 class BenchSizes(NamedTuple):
-    """``gpu``: whether the models are on the GPU; ``layers``: with experts, of most models; ``depths``: tokens
-    in the cache while attention is timed; ``steps`` and ``attended``: tokens of a step, and how often it is timed in a
+    """``gpu``: whether the models are on the GPU; ``layers``: with experts, of models for products, and a third of
+    those for attention; ``depths``: tokens in the cache while that is timed; ``steps`` and ``attended``: tokens of a step, and how often it is timed in a
     pass, for products and for attention; ``rows``: of an expert, for which its rate is sought.
     """
 

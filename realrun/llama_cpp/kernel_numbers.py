@@ -105,10 +105,8 @@ class KernelNumbers:
     def _attention(self) -> AttentionTimes:
         depths = self.sizes.depths
         found = np.array([[self._attention_at(depth, threads) for depth in depths] for threads in self.threads])
-        how = (
-            f"models of {len(self._attending())} widths and groups, at {' and '.join(f'{each:,}' for each in depths)} "
-            f"tokens and at none"
-        )
+        listed = ", ".join(f"{each:,}" for each in depths)
+        how = f"models of {len(self._attending())} widths and groups, at {listed} tokens and at none"
         byte, pair, width, tile_pair, tile_width = (
             self._sourced(tuple(map(tuple, each)), how) for each in np.moveaxis(found, -1, 0).tolist()
         )

@@ -25,10 +25,11 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows.csv") == ROWS
 
 
-def test_the_committed_rows_are_what_the_committed_engine_predicts() -> None:
-    """In the report nothing was adjusted after the prediction."""
+@pytest.mark.parametrize("report", [COMMITTED, COMMITTED / "q8_0"], ids=["40 scenarios", "q8_0"])
+def test_the_committed_rows_are_what_the_committed_engine_predicts(report: Path) -> None:
+    """In the reports nothing was adjusted after the prediction."""
     engine, hardware = load_engine(str(COMMITTED / "engine.yaml")), load_hardware("none+ddr5-4800+2-cores+24gb")
-    for row in read_rows(COMMITTED / "rows.csv"):
+    for row in read_rows(report / "rows.csv"):
         anew = predicted_anew(row, hardware, engine)
         assert anew.predicted_ms == pytest.approx(row.predicted_ms, rel=1e-4), row
         assert replace(anew, predicted_ms=row.predicted_ms) == row
