@@ -38,7 +38,7 @@ def test_ratios_follow_from_the_measured_speeds() -> None:
     pairs = [row for row in rows() if row.source == "from the rows above"]
     for row in pairs:
         assert row.value == pytest.approx(speeds[row.machine, row.method] / speeds[row.machine, row.over], abs=6e-4)
-    assert len(pairs) == 12
+    assert len(pairs) == 16
 
 
 def test_the_page_is_that_of_the_plays() -> None:
@@ -51,6 +51,12 @@ def test_an_experiment_on_prompts_has_no_hits() -> None:
     made = json.loads(RESULTS.read_text(encoding="utf-8"))
     lines = [line for line in page(made).splitlines() if line.startswith("| prompts, copies")]
     assert lines == ["| prompts, copies at 10 GB/s | prompt-48 | prompt-34 | 0.906 |  |"]
+
+
+def test_a_formula_is_not_measured() -> None:
+    formula = [row for row in rows() if not row.measured]
+    assert {row.method.partition("-")[0] for row in formula} == {"perfect"}
+    assert len(formula) == 8
 
 
 def test_a_ratio_of_plays() -> None:

@@ -11,14 +11,14 @@ from sim.runs.scenario import Scenario
 from traces.library import load_trace
 from traces.trace import Trace
 
-TEXTS, PROMPT, ANSWER = 8, 256, 64
+TEXTS, ANSWER = 8, 64
 
 
-def replayed(scenario: Scenario) -> dict[str, float]:
+def replayed(scenario: Scenario, prompt_tokens: int) -> dict[str, float]:
     """Hit rate and uploads a token in the answers to ``TEXTS`` prompts, one after the other, with one cache. Tokens of
     prompts, too, are steps of their own, so that the cache is warm when the first answer begins.
     """
-    trace = load_trace(f"synthetic:{(scenario.model or '').partition('@')[0]}/{TEXTS}x{PROMPT}+{ANSWER}/none")
+    trace = load_trace(f"synthetic:{(scenario.model or '').partition('@')[0]}/{TEXTS}x{prompt_tokens}+{ANSWER}/none")
     session = prepare(scenario).session()
     hits = lookups = uploads = 0
     for step, token in enumerate(_in_order(trace)):
