@@ -12,8 +12,9 @@ from trilane.machines.sourced import Sourced
 
 class BenchSizes(NamedTuple):
     """``gpu``: whether the models are on the GPU; ``layers``: with experts, of models for products, and a third of
-    those for attention; ``depths``: tokens in the cache while that is timed; ``steps`` and ``attended``: tokens of a step, and how often it is timed in a
-    pass, for products and for attention; ``rows``: of an expert, for which its rate is sought.
+    those for attention; ``depths``: tokens in the cache while that is timed; ``steps`` and ``attended``: tokens of a
+    step, and how often it is timed in a round, for products and for attention; ``rows``: of an expert, for which its
+    rate is sought.
     """
 
     gpu: bool
