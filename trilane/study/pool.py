@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,6 +16,8 @@ from trilane.study.worker import Worker, WorkerDiedError
 S = TypeVar("S")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
 class PendingCall(NamedTuple):
     """A call to make, the setting that it shares with others, and where its result goes."""
 
@@ -28,9 +31,10 @@ class WorkerPool(Generic[S]):
     """``jobs`` processes that share tasks; the results do not depend on their number.
 
     ``state`` makes what a process keeps from task to task: it is called once in every process, and each task gets its
-    result as the first argument. With ``copied`` it is called in this process alone, and the others, which import the
-    modules of ``imports`` meanwhile, get copies. With ``caller_works`` this process is one of the ``jobs``: it works
-    while it waits for results. Without, it works only if ``jobs`` is 1, so that no task can end the caller.
+    result as the first argument. With ``copied`` it is called in this process alone, before the first task, and the
+    others, which import the modules of ``imports`` meanwhile, get copies. With ``caller_works`` this process is one of
+    the ``jobs``: it works while it waits for results. Without, it works only if ``jobs`` is 1, so that no task can end
+    the caller.
 
     Functions and states go to other processes: those of a module, or partial ones. More than one job needs a caller
     that can be imported (``if __name__ == "__main__"``). Workers end with the ``with`` block, and with this process.
@@ -57,6 +61,11 @@ class WorkerPool(Generic[S]):
         """The state of this process."""
         return self._make_state()
 
+    @cached_property
+    def _copy(self) -> bytes:
+        """That state as it was before the first task, which may change it while a worker still waits for its copy."""
+        return bytes(ForkingPickler.dumps(self.state))
+
     def __enter__(self) -> WorkerPool[S]:
         return self
 
@@ -82,8 +91,8 @@ class WorkerPool(Generic[S]):
         WorkerError if it was a TrilaneError, otherwise as a RuntimeError.
         """
         task = PendingCall(function, args, setting, Future())
-        if self._copied:
-            _ = self.state
+        if self._copied and self._workers:
+            _ = self._copy
         with self._changed:
             if self._failure is None:
                 self._tasks.add(task)
@@ -165,7 +174,7 @@ class WorkerPool(Generic[S]):
 
     def _state_of_a_worker(self) -> Callable[[], S]:
         """What makes it there."""
-        return partial(_itself, self.state) if self._copied else self._make_state
+        return partial(ForkingPickler.loads, self._copy) if self._copied else self._make_state
 
     def _fail(self, error: Exception) -> None:
         """No worker can be started: every task that waits, or is submitted later, ends with this error."""
@@ -173,10 +182,6 @@ class WorkerPool(Generic[S]):
             self._failure = error
             for task in self._tasks.clear():
                 task.future.set_exception(error)
-
-
-def _itself(state: S) -> S:
-    return state
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:

@@ -103,6 +103,12 @@ def added_to(state: list[int], value: int) -> tuple[int, int, list[int]]:
     return maker, os.getpid(), state[1:]
 
 
+def held_at_meeting(state: list[int], place: tuple[Path, int]) -> list[int]:
+    """What a state holds, once ``meet`` is over."""
+    meet(state, place)
+    return state
+
+
 def is_imported(state: object, module: str) -> bool:
     return module in sys.modules
 
@@ -141,6 +147,15 @@ def test_a_copied_state_is_made_here_and_changed_by_each_process_for_itself() ->
         assert process != os.getpid()
         values = [value for value, (_, pid, _) in enumerate(found) if pid == process]
         assert [held for _, pid, held in found if pid == process] == [values[: i + 1] for i in range(len(values))]
+
+
+def test_workers_that_begin_late_get_the_state_as_it_was_before_the_first_task(tmp_path: Path) -> None:
+    with WorkerPool(2, made_here, caller_works=False, copied=True) as pool:
+        first = pool.submit(held_at_meeting, (tmp_path, 2))
+        _wait_for(tmp_path, files=1)
+        pool.state.append(-1)
+        second = pool.submit(held_at_meeting, (tmp_path, 2))
+        assert first.result() == second.result() == [os.getpid()]
 
 
 def test_a_copied_state_that_cannot_be_made_is_the_callers_error() -> None:
