@@ -2,8 +2,9 @@
 
 ``python notebooks/search_compositions.py search`` writes ``data/search.csv``: every mix that was tried, with its mean
 over the tuning scenarios. ``... evaluate`` writes ``data/held_out.csv``: the mix that the search found and every
-registered policy on the held-out scenarios. ``... improve`` writes ``data/better_parts.csv``: both compositions
-there, on machines with a part 25 % better. The notebook ``better_compositions.ipynb`` reads all three.
+registered policy on the held-out scenarios. ``... improve`` writes ``data/better_parts.csv``: ``best-exact``, and
+what ``trilane fit`` would recommend, there and on machines with a part 25 % better, over several draws of sequences.
+The notebook ``better_compositions.ipynb`` reads all three.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
 from policies.registry import policy_names, system
@@ -26,7 +28,8 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play as simulated
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
-from trilane.study.fit.sensitivity import PARTS
+from trilane.study.fit import candidates
+from trilane.study.fit.sensitivity import PARTS, ScaledPart
 
 DATA = Path(__file__).parent / "data"
 TRACES = {  # recorded and fitted routing, flat (DeepSeek) and skewed; 12 layers of each
@@ -58,6 +61,9 @@ AXES: Mapping[str, Sequence[Mapping[str, Any]]] = {
        for kind in ("gate", "residual", "quasi_hidden") for ahead in (1, 2, 3)
        if not (how in ("top", "impact") and ahead > 1 and kind != "gate") and not (how == "top" and ahead > 1)],
 }  # fmt: skip
+COLUMNS_OF_PARTS = (
+    "part", *(f"{time}_{what}" for time in ("tpot", "answer") for what in ("ms", "longer", "error")),
+)  # fmt: skip
 SUBSTITUTIONS = [{"substitution": alpha} for alpha in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)]
 
 
@@ -92,12 +98,38 @@ def play(task: tuple[str, str, str]) -> dict[str, Any]:
     return {**{key: row.get(key) for key in keys}, "labels": "; ".join(row["labels"])}
 
 
-def improved(task: tuple[str, str, str]) -> dict[str, float]:
-    """TPOT in ms of one policy in one scenario on the machine ("") and with each part 25 % better."""
-    scenario, policy, parameters = task
-    prepared = _prepared(scenario).with_policy(policy, json.loads(parameters))
-    machines = {"": prepared, **{part.name: part.better(prepared) for part in PARTS}}
-    return {name: simulated(machine).to_dict()["tpot_ms"] for name, machine in machines.items()}
+def draws_of(scenario: Scenario) -> list[Scenario]:
+    """The scenario from each of the held-out sequences on: with a batch, each sequence is in several draws."""
+    sequences, batch = HELD_OUT_SEQUENCES, scenario.batch
+    return [
+        replace(scenario, sequences=tuple(sequences[(first + n) % len(sequences)] for n in range(batch)))
+        for first in range(len(sequences))
+    ]
+
+
+def drawn(task: tuple[str, str, bool]) -> list[dict[str, Any]]:
+    """One policy in the draws of one scenario, on the machine ("") and, if asked for, with each part 25 % better: mean
+    times in ms, and by how much they are longer, with the standard error, a token and in the whole answer."""
+    scenario, policy, better = task
+    parts: list[ScaledPart] = list(PARTS) if better else []
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ("", *(part.name for part in parts))}
+    for draw in draws_of(Scenario.from_dict(json.loads(scenario))):
+        prepared = prepare(draw).with_policy(policy)
+        for name, machine in [("", prepared), *((part.name, part.better(prepared)) for part in parts)]:
+            row = simulated(machine).to_dict()
+            times[name].append((row["tpot_ms"], row["makespan_ms"]))
+    return [{"part": name, **_compared(times[""], each)} for name, each in times.items()]
+
+
+def _compared(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for column, old, new in zip(("tpot", "answer"), zip(*before, strict=True), zip(*after, strict=True), strict=True):
+        longer = [b / a - 1 for a, b in zip(old, new, strict=True)]
+        found |= {
+            f"{column}_ms": fmean(new), f"{column}_longer": fmean(longer),
+            f"{column}_error": stdev(longer) / len(longer) ** 0.5,
+        }  # fmt: skip
+    return found
 
 
 class Search:
@@ -171,15 +203,25 @@ def evaluate(pool: ProcessPoolExecutor) -> None:
 
 
 def improve(pool: ProcessPoolExecutor) -> None:
-    """What the search found, and what is registered, on machines that are better in one part."""
-    policies = [("found", "mix", found()), ("best-exact", "best-exact", "{}")]
-    tasks = [(s, label, name, given) for s in held_out() for label, name, given in policies]
-    rows = pool.map(improved, [(json.dumps(s.to_dict()), name, given) for s, _, name, given in tasks], chunksize=2)
-    columns = ("part", "tpot_ms")
-    _write("better_parts.csv", columns, (
-        (s, label, {"part": part, "tpot_ms": tpot})
-        for (s, label, *_), row in zip(tasks, rows, strict=True) for part, tpot in row.items()
+    """All that ``trilane fit`` chooses from, on the machines as they are; ``best-exact``, and what it would recommend,
+    also on machines that are better in one part."""
+    places = [json.dumps(s.to_dict()) for s in held_out()]
+
+    def rows_of(asked: Sequence[tuple[str, str]], better: bool) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        tasks = [(place, name, better) for place, name in asked]
+        return dict(zip(asked, pool.map(drawn, tasks), strict=True))
+
+    rows = rows_of(list(product(places, candidates.DEFAULTS)), better=False)
+    judged = [(place, name) for place in places for name in dict.fromkeys(("best-exact", fastest(rows, place)))]
+    rows |= rows_of(judged, better=True)
+    _write("better_parts.csv", COLUMNS_OF_PARTS, (
+        (Scenario.from_dict(json.loads(place)), name, row) for (place, name), each in rows.items() for row in each
     ))  # fmt: skip
+
+
+def fastest(rows: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], place: str) -> str:
+    """What ``trilane fit`` would recommend in a place: of its candidates, the one of the shortest answers."""
+    return min(candidates.DEFAULTS, key=lambda name: rows[place, name][0]["answer_ms"])
 
 
 def held_out() -> list[Scenario]:
