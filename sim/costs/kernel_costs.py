@@ -89,23 +89,17 @@ class KernelSteps:
         new, name = tokens / len(context), "latent" if kind.latent else "grouped"
         keys = sum(kind.read(new, length) for length in context)
         pairs = kind.heads * sum(kind.pairs(new, length) for length in context)
-        times = self.kernels.attention.at(keys / len(context) - new, new, self.place)
+        byte_ns, pair_ns, width_ns = self.kernels.attention.at(keys / len(context) - new, new, self.place)
         width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
         threads = self.kernels.threads[self.place] if tokens == 1 and kind.reach == "full" else 1
-        read = keys * kind.kv_width * self.shape.cache_bits / 8
-        attended = read * times.byte + pairs * (times.pair + width * times.width)
-        fixed = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
-        products = self._product(self.blocks.layers, kind.params, tokens)
-        return products + longest_share(context[0], threads) * attended + fixed
+        keys_ns = keys * kind.kv_width * self.shape.cache_bits / 8 * byte_ns + pairs * (pair_ns + width * width_ns)
+        rest = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
+        return self._product(self.blocks.layers, kind.params, tokens) + longest_share(context[0], threads) * keys_ns + rest
 
     def _product(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:
         """Matrices of ``weights`` elements, applied to ``rows``."""
-        applied = np.array([float(rows)])
-        times = (
-            part * self._rates(block, "others").ns(2.0 * weights, applied, self.place)[0]
-            for block, part in blocks.items()
-        )
-        return float(sum(times))
+        one, rates = np.array([float(rows)]), {block: self._rates(block, "others") for block in blocks}
+        return float(sum(part * rates[block].ns(2.0 * weights, one, self.place)[0] for block, part in blocks.items()))
 
     def _rates(self, block: str, which: str) -> ProductRates:
         products = self.kernels.products
@@ -113,8 +107,7 @@ class KernelSteps:
             raise HardwareError(
                 f"model {self.shape.name!r}: weights were not measured: {unknown('block', block, products)}"
             )
-        rates: ProductRates = getattr(products[block], which).value
-        return rates
+        return (products[block].experts if which == "experts" else products[block].others).value
 
     def _of(self, number: Sourced[tuple[float, ...]]) -> float:
         return number.value[self.place]

@@ -45,20 +45,10 @@ class BlockRates(NamedTuple):
     others: Sourced[ProductRates]  # attention, shared experts, dense layers, head
 
 
-class PairTimes(NamedTuple):
-    """Of a byte of keys and values; of a pair of a query and a key; of an element of its width. In ns."""
-
-    byte: float
-    pair: float
-    width: float
-
-
 class AttentionTimes(NamedTuple):
     """Of one layer: ``cache_byte_ns`` for each byte of keys and values; for each pair of a query and a key, and every
-    head, ``pair_ns``, and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on.
-
-    Each was measured with ``depths`` tokens in the cache: the more, the fewer of them are in a processor's own caches.
-    """
+    head, ``pair_ns``, and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on. Each
+    was measured with ``depths`` tokens in the cache."""
 
     depths: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]
     cache_byte_ns: Sourced[ByDepth]
@@ -68,15 +58,13 @@ class AttentionTimes(NamedTuple):
     tile_width_ns: Sourced[ByDepth]
     tile_rows: Sourced[Count]
 
-    def at(self, depth: float, new: float, place: int) -> PairTimes:
-        """Times of ``new`` tokens with so many in the cache, interpolated by the logarithm of these; outside of the
-        depths those of the nearest one. ``place``: of the number of threads."""
+    def at(self, depth: float, new: float, place: int) -> list[float]:
+        """Times of a byte, of a pair and of an element of its width, for ``new`` tokens behind ``depth`` others,
+        interpolated by the logarithm of these. ``place``: of the number of threads."""
         tiles = new >= self.tile_rows.value
-        others = (self.tile_pair_ns, self.tile_width_ns) if tiles else (self.pair_ns, self.width_ns)
-        here, measured = np.log(max(depth, 1)), np.log(self.depths)
-        return PairTimes(
-            *(float(np.interp(here, measured, each.value[place])) for each in (self.cache_byte_ns, *others))
-        )
+        pair, width = (self.tile_pair_ns, self.tile_width_ns) if tiles else (self.pair_ns, self.width_ns)
+        here = np.log(max(depth, 1)), np.log(self.depths)
+        return [float(np.interp(*here, each.value[place])) for each in (self.cache_byte_ns, pair, width)]
 
 
 def longest_share(keys: int, threads: int) -> float:
