@@ -86,15 +86,16 @@ class KernelSteps:
 
     def _attention(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
         """Norms and attention of a layer of one kind, with a layer's fixed time."""
-        new, name = tokens / len(context), "latent" if kind.latent else "grouped"
+        new = tokens / len(context)
         keys = sum(kind.read(new, length) for length in context)
         pairs = kind.heads * sum(kind.pairs(new, length) for length in context)
         byte_ns, pair_ns, width_ns = self.kernels.attention.at(keys / len(context) - new, new, self.place)
-        width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
+        name, width = ("latent", 2 * kind.kv_width) if kind.latent else ("grouped", 2 * kind.head_dim)
         threads = self.kernels.threads[self.place] if tokens == 1 and kind.reach == "full" else 1
         keys_ns = keys * kind.kv_width * self.shape.cache_bits / 8 * byte_ns + pairs * (pair_ns + width * width_ns)
         rest = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
-        return self._product(self.blocks.layers, kind.params, tokens) + longest_share(context[0], threads) * keys_ns + rest
+        rest += self._product(self.blocks.layers, kind.params, tokens)
+        return longest_share(context[0], threads) * keys_ns + rest
 
     def _product(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:
         """Matrices of ``weights`` elements, applied to ``rows``."""

@@ -59,8 +59,7 @@ class AttentionTimes(NamedTuple):
     tile_rows: Sourced[Count]
 
     def at(self, depth: float, new: float, place: int) -> list[float]:
-        """Times of a byte, of a pair and of an element of its width, for ``new`` tokens behind ``depth`` others,
-        interpolated by the logarithm of these. ``place``: of the number of threads."""
+        """Times of a byte, a pair, an element of its width, for ``new`` tokens behind ``depth``: interpolated."""
         tiles = new >= self.tile_rows.value
         pair, width = (self.tile_pair_ns, self.tile_width_ns) if tiles else (self.pair_ns, self.width_ns)
         here = np.log(max(depth, 1)), np.log(self.depths)
