@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from sim.costs.fitted_engine import Bits, Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
-from sim.costs.kernels import Kernels
+from sim.costs.kernels import Kernels, fits
 from sim.costs.split_kernels import SplitKernels
 from sim.machine.hardware import Hardware
 from traces.models.quantisation import WeightFiles
@@ -102,12 +102,20 @@ class InferenceEngine:
             raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
         if (self.gpu_kernels is None) != (self.split is None):
             raise EngineError(f"engine {self.name!r}: expected gpu_kernels and split together, or none of them")
+        self._check_lists()
         small = self.software
         few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
         if small and None in few and any((*few, small.cpu_token_ns)):
-            raise EngineError(
-                f"engine {self.name!r}: software: expected small_batch_tokens and small_batch_flops_share together"
-            )
+            what = "expected small_batch_tokens and small_batch_flops_share together"
+            raise EngineError(f"engine {self.name!r}: software: {what}")
+
+    def _check_lists(self) -> None:
+        for section in ("kernels", "gpu_kernels", "split"):
+            for name, lists, lengths in part.lists() if (part := getattr(self, section)) else ():
+                if not fits(lists, lengths):
+                    each = "".join(f", with {count} values each" for count in lengths[1:])
+                    what = f"expected {lengths[0]} entries{each}, as many as threads, depths and rows were measured"
+                    raise EngineError(f"engine {self.name!r}: {section}.{name}: {what}")
 
     @property
     def fitted(self) -> bool:
@@ -167,10 +175,8 @@ def load_engine(name_or_path: str) -> InferenceEngine:
     """
     path = _FOLDER / f"{name_or_path}.yaml" if name_or_path in engine_names() else Path(name_or_path)
     if not path.is_file():
-        names = ", ".join(engine_names())
-        raise EngineError(
-            f"no engine or file {name_or_path!r}; engines: {names}; or the path of a YAML file like theirs"
-        )
+        known = f"engines: {', '.join(engine_names())}; or the path of a YAML file like theirs"
+        raise EngineError(f"no engine or file {name_or_path!r}; {known}")
     return from_dict(InferenceEngine, {"name": path.stem, **_document(path)}, str(path.name), EngineError)
 
 

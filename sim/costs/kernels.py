@@ -6,8 +6,8 @@ Each number has a value for every number of threads that was measured; others ha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,14 @@ _Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EM
 _SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of ops.cpp, llama_kv_cache::get_n_kv
 
 
+Listed = tuple[str, Sequence[Any], tuple[int, ...]]  # a number's name, its lists, and how long they must be
+
+
+def fits(lists: Sequence[Any], lengths: tuple[int, ...]) -> bool:
+    """Whether lists within lists have these lengths, from the outermost on."""
+    return len(lists) == lengths[0] and all(fits(each, lengths[1:]) for each in lists if lengths[1:])
+
+
 class ProductRates(NamedTuple):
     """Operations a second of products with so many rows, a list for each number of threads.
 
@@ -29,7 +37,7 @@ class ProductRates(NamedTuple):
     logarithm.
     """
 
-    rows: Annotated[tuple[Count, ...], NOT_EMPTY]
+    rows: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]
     flops_per_s: Annotated[tuple[_Rates, ...], NOT_EMPTY]
 
     def ns(self, flops: float, rows: Floats, place: int) -> Floats:
@@ -82,6 +90,18 @@ class Kernels(NamedTuple):
     layer_ns: Mapping[str, Sourced[ByThreads]]  # of "grouped" and "latent" attention
     token_ns: Mapping[str, Sourced[ByThreads]]
     step_ns: Sourced[ByThreads]
+
+    def lists(self) -> Iterator[Listed]:
+        """Every number that has a value for each number of threads, and for each depth or number of rows."""
+        threads, attention = len(self.threads), self.attention
+        for block, rates in self.products.items():
+            for name, rate in rates._asdict().items():
+                yield f"products.{block}.{name}", rate.value.flops_per_s, (threads, len(rate.value.rows))
+        for name in attention._fields[1:-1]:
+            yield f"attention.{name}", getattr(attention, name).value, (threads, len(attention.depths))
+        yield from ((name, getattr(self, name).value, (threads,)) for name in ("chosen_ns", "step_ns"))
+        for name in ("layer_ns", "token_ns"):
+            yield from ((f"{name}.{kind}", number.value, (threads,)) for kind, number in getattr(self, name).items())
 
     def place(self, threads: int) -> int:
         """Where the values for so many threads stand."""

@@ -7,10 +7,10 @@ machine without a GPU: llama.cpp keeps such experts in the file's own order of r
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, NamedTuple
 
-from sim.costs.kernels import ByThreads, ProductRates
+from sim.costs.kernels import ByThreads, Listed, ProductRates
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, between
 from trilane.machines.sourced import Sourced
 
@@ -42,6 +42,13 @@ class SplitKernels(NamedTuple):
     layer_ns: Sourced[ByThreads]
     mapped: ExpertCopies
     pinned: ExpertCopies
+
+    def lists(self) -> Iterator[Listed]:
+        """Every number that has a value for each number of threads."""
+        threads = len(self.threads)
+        for block, rate in self.experts.items():
+            yield f"experts.{block}", rate.value.flops_per_s, (threads, len(rate.value.rows))
+        yield from ((name, getattr(self, name).value, (threads,)) for name in ("chosen_ns", "layer_ns"))
 
     def place(self, threads: int) -> int:
         """Where the values for so many threads stand: those of the next smaller number, if it was not measured."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from sim.costs.engine import EngineError, engine_names, load_engine
 from sim.costs.engine_costs import costs_on
@@ -89,3 +93,29 @@ def test_only_numbers_that_there_are_can_be_changed() -> None:
     assert engine.with_numbers({"cpu.layer_ns": 1.0}).flat()["cpu.layer_ns"].value == 1.0
     with pytest.raises(EngineError, match=r"there is no key 'cpu.layers_ns'; did you mean 'cpu.layer_ns'\?"):
         engine.with_numbers({"cpu.layers_ns": 1.0})
+
+
+PROFILE = Path(__file__).parents[3] / "docs/validation/llama.cpp/engine.yaml"
+SPOILT = {
+    "a number of threads less": (("kernels", "step_ns", "value"), [0.0], "kernels.step_ns: expected 2 entries, as"),
+    "one depth": (
+        ("kernels", "attention", "pair_ns", "value"), [[1.0], [1.0]],
+        "kernels.attention.pair_ns: expected 2 entries, with 3 values each",
+    ),
+    "a rate more": (
+        ("kernels", "products", "f32", "others", "value", "flops_per_s"), [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]],
+        "kernels.products.f32.others: expected 2 entries, with 3 values each",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "value", "message"), SPOILT.values(), ids=SPOILT)
+def test_a_profile_has_a_value_for_all_that_was_measured(
+    tmp_path: Path, place: tuple[str, ...], value: object, message: str
+) -> None:
+    document: Any = yaml.safe_load(PROFILE.read_text())
+    *to, last = place
+    reduce(getitem, to, document)[last] = value
+    (spoilt := tmp_path / "spoilt.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(EngineError, match=message):
+        load_engine(str(spoilt))
