@@ -94,7 +94,8 @@ class KernelSteps:
         threads = self.kernels.threads[self.place] if tokens == 1 and kind.reach == "full" else 1
         keys_ns = keys * kind.kv_width * self.shape.cache_bits / 8 * byte_ns + pairs * (pair_ns + width * width_ns)
         rest = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
-        return self._product(self.blocks.layers, kind.params, tokens) + longest_share(context[0], threads) * keys_ns + rest
+        most = longest_share(context[0], threads)
+        return self._product(self.blocks.layers, kind.params, tokens) + most * keys_ns + rest
 
     def _product(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:
         """Matrices of ``weights`` elements, applied to ``rows``."""
