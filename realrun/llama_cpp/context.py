@@ -86,12 +86,8 @@ class LlamaContext:
         """
         self._check_room(tokens)
         library, memory = self._library, self._memory
-        state = create_string_buffer(library.llama_state_seq_get_size(self.handle, _TOKENS))
-        library.llama_state_seq_get_data(self.handle, state, len(state), _TOKENS)
-        can_move = library.llama_memory_can_shift(memory)
-        if not can_move or not library.llama_state_seq_set_data(self.handle, state, len(state), _COPY):
+        if not (library.llama_memory_can_shift(memory) and self._copied(tokens)):
             raise RefusedError(f"{self.model.path}: expected a KV cache that can be copied, this model's cannot")
-        library.llama_memory_seq_rm(memory, _COPY, tokens, -1)
         library.llama_memory_seq_add(memory, _COPY, 0, -1, self.tokens)
         library.llama_memory_seq_cp(memory, _COPY, _TOKENS, -1, -1)
         library.llama_memory_seq_rm(memory, _COPY, -1, -1)
@@ -125,6 +121,15 @@ class LlamaContext:
     @property
     def _memory(self) -> int:
         return int(self._library.llama_get_memory(self.handle))
+
+    def _copied(self, tokens: int) -> bool:
+        """Make a sequence of the first ``tokens``, in cells of its own; whether the library can."""
+        library, memory = self._library, self._memory
+        library.llama_memory_seq_cp(memory, _TOKENS, _COPY, 0, tokens)
+        state = create_string_buffer(library.llama_state_seq_get_size(self.handle, _COPY))
+        library.llama_state_seq_get_data(self.handle, state, len(state), _COPY)
+        library.llama_memory_seq_rm(memory, _COPY, -1, -1)
+        return bool(library.llama_state_seq_set_data(self.handle, state, len(state), _COPY))
 
     def _check_room(self, tokens: int) -> None:
         if self.tokens + tokens > self.length:

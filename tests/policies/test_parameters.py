@@ -41,6 +41,7 @@ VALUES: Mapping[tuple[str, str], list[object]] = {
     ("buddy", "buddies"): [1, 2],  # of the few that were used together
 }
 
+
 def alternatives(hint: Any, default: object) -> list[Any]:
     """Values of a parameter besides its default."""
     if get_origin(hint) is Annotated:

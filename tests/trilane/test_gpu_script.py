@@ -36,6 +36,8 @@ MODELS = {
     "cuda": ["deepseek-v2-lite", "qwen3-30b-a3b:24", "mixtral-8x7b:4"],
     "host-lanes": ["deepseek-v2-lite:2", "qwen3-30b-a3b:2", "mixtral-8x7b:1"],
 }
+
+
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
     return player(tmp_path)

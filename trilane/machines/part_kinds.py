@@ -14,6 +14,8 @@ Numbers = Mapping[str, Number]
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 Launches = Literal["single"]
 PartKind = Literal["gpu", "memory", "cpu"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MachinePart:
     """One part. ``notes``: caveats for readers of results."""

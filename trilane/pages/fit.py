@@ -26,6 +26,8 @@ _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
 _NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
+
+
 def fit_page(fit: Fit) -> list[Text | Table | str]:
     """Everything that is printed."""
     policies = _traps(fit.notes) if fit.policies is None else _policies(fit, fit.policies)

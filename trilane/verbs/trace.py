@@ -35,6 +35,7 @@ TraceArgument = Annotated[
     ),
 ]
 
+
 def info(trace: TraceArgument, json: JsonOption = None) -> None:
     """What is in a trace: model, tokens, forecasts, and where it came from."""
     check_targets(json, inputs=[trace])

@@ -99,6 +99,14 @@ def test_a_cache_of_copies_has_the_keys_and_values_of_the_same_tokens_at_their_n
                 context.repeat(300)
 
 
+def test_copies_need_room_for_themselves_alone(tiny: Path) -> None:
+    with LlamaModel(tiny) as model, LlamaContext(model, context=256, repeats=True) as context:
+        context.decode(TOKENS * 25)
+        context.repeat(100)
+        context.decode(TOKENS)
+        assert context.tokens == context.length == 256
+
+
 def test_chosen_experts_are_those_of_the_largest_gate_logits(tiny: Path) -> None:
     recorder = Recorder("ffn_moe_topk-1", "ffn_moe_logits-1", "ffn_norm-1")
     with LlamaModel(tiny) as model, LlamaContext(model, context=16, observer=recorder) as context:

@@ -182,7 +182,6 @@ class TestOnAFake(LaneLaws):
         with pytest.raises(AssertionError, match=r"\[0, 0, 0"):
             self.test_work_waits_for_the_copy_that_it_needs(machine, slow)
 
-
     def test_the_fake_tells_when_a_flag_is_forgotten(self, machine, monkeypatch):
         monkeypatch.setattr(StreamFlag, "hold_up", lambda *_: None)
         may_go_on, result, seen = threading.Event(), self.host(machine, 0), self.gpu(machine)

@@ -36,7 +36,6 @@ def test_a_root_that_is_met_is_exact() -> None:
     assert bisected(lambda x: x - 0.5) == 0.5
 
 
-
 def test_a_guess_of_some_correlation_varies_as_much_as_the_truth() -> None:
     """0.6 of the true logit and 0.8 of the error, since 0.6² + 0.8² = 1; exact but for the low bits."""
     logits, error = np.array([[5, 0, 5]], np.float32), np.array([[0, 5, 10]], np.float32)
