@@ -139,7 +139,8 @@ class CopyQueue:
             return Updates()
         residency = self._residency
         copies = [update for update in updates if not isinstance(update, Eviction)]
-        leaving = {update.outgoing for update in updates if isinstance(update, Eviction)}
+        evictions = [update.outgoing for update in updates if isinstance(update, Eviction)]
+        leaving = [] if kept is None else [key for key in evictions if key not in kept]
         for copy in copies:
             check_update(self._policy, copy, residency.resident, leaving)
         for layer in {copy.incoming.layer for copy in copies}:
@@ -148,8 +149,7 @@ class CopyQueue:
         evicted: tuple[ExpertId, ...] = ()
         adopted: tuple[Swap, ...] = ()
         if kept is not None:
-            free = [update for update in updates if isinstance(update, Eviction) and update.outgoing not in kept]
-            evicted = tuple(eviction.outgoing for eviction in free if residency.evict(eviction.outgoing))
+            evicted = tuple(key for key in leaving if residency.evict(key))
             swaps = [swap for swap in copies if isinstance(swap, Swap) and swap.outgoing not in kept]
             adopted = tuple(swap for swap in swaps if residency.adopt(*swap))
         flying = self.flying

@@ -301,6 +301,16 @@ def test_an_expert_is_evicted_and_uploaded_by_the_same_updates() -> None:
     assert start(it) == Copy(e(0, 1), "swap", "cache", (), 100)
 
 
+def test_an_expert_that_stays_since_a_forecast_names_it_cannot_be_uploaded() -> None:
+    again, wants = [Eviction(e(0, 1)), Upload(e(0, 1))], Wants()
+    wants.protected = frozenset({e(0, 1)})
+    it = session(prefetcher=wants, cache=Swaps({0: again}))
+    begin(it, 0)
+    it.foresee(())
+    with pytest.raises(PolicyError, match="expected an absent expert"):
+        it.end_layer()
+
+
 def test_an_eviction_of_what_has_left_does_nothing() -> None:
     it = session(cache=Swaps({0: [Eviction(e(0, 3))]}))
     begin(it, 0)
