@@ -67,12 +67,10 @@ class InferenceEngine:
     ``copied_run``: whether an expert that is copied for its layer runs as soon as it is there, in a graph of its own,
     or in the kernels of all. ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``,
     and let the experts of a layer share kernels. ``decides``: whether the host waits for the routing and decides in
-    every layer.
-    ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``: published
-    figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were taken; a file
-    that is ``like`` another one and has more of them repeats the other's.
-    ``vendors``: those of GPUs that it runs on; None: any. ``reads``: files of weights (``traces.models.quantisation``);
-    None: any.
+    every layer. ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``:
+    published figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were
+    taken; a file that is ``like`` another one and has more of them repeats the other's. ``vendors``: those of GPUs that
+    it runs on; None: any. ``reads``: files of weights (``traces.models.quantisation``); None: any.
     """
 
     name: Name
