@@ -33,7 +33,7 @@ from tests.bench.figures import Cell, Section, Target, cpu_model
 from tests.bench.traffic import BOOTSTRAP, base_scenario, wide_scenario
 from trilane.common.files import atomic_path
 
-TABLE = Path(sim.simulate.__file__).parent / "machine" / "presets" / "plan_costs.yaml"
+TABLE = Path(sim.simulate.__file__).parent / "machine" / "plan_costs.yaml"
 SECTIONS = ("plan", "foresee", "observe")
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {"dali-ilp@highs": ("dali-ilp", {"solver": "highs"})}
 SLOW = ("dali-ilp@highs",)  # milliseconds a decision: fewer of them
