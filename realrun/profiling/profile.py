@@ -18,7 +18,7 @@ from realrun.profiling.host import host_probes
 from realrun.profiling.kernels import kernel_probes
 from realrun.profiling.lab import Lab, Points
 from realrun.profiling.link import link_probes
-from realrun.profiling.quartiles import grid_of, measured_rate, measured_time, table_of
+from realrun.profiling.quartiles import measured_grid, measured_rate, measured_table, measured_time
 from realrun.profiling.rates import Aim, achieved, plain_rates
 from realrun.profiling.timing import QUICK, Effort, Samples, repeated
 from sim.costs.cost_table import EXPERT_RATES, RATES
@@ -131,8 +131,8 @@ def measured_model(shape: ModelShape, samples: Samples) -> MeasuredModel:
     sized = _by_name(samples)
     if "result" not in sized:
         sized["result"] = _without(sized["result_and_combine"], sized["combine"])
-    parts: dict[str, Any] = {name: table_of(sized[name]) for name in (*_TABLES, "result") if name in sized}
-    parts |= {name: grid_of(kind, sized[name]) for name, kind in _GRIDS.items()}
+    parts: dict[str, Any] = {name: measured_table(sized[name]) for name in (*_TABLES, "result") if name in sized}
+    parts |= {name: measured_grid(kind, sized[name]) for name, kind in _GRIDS.items()}
     parts |= {name: measured_time(samples[name,]) for name in _TIMES if (name,) in samples}
     parts |= {name: measured_rate(samples[name,]) for name in (*EXPERT_RATES, *RATES)}
     return MeasuredModel(sizes=MeasuredSizes.of(shape), **parts)

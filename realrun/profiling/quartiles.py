@@ -16,7 +16,7 @@ from sim.machine.profile import MeasuredRate
 Grid = TypeVar("Grid", bound=TimeGrid)
 
 
-def quartiles(samples: Sequence[float]) -> tuple[int, int, int]:
+def whole_quartiles(samples: Sequence[float]) -> tuple[int, int, int]:
     """Median, first and third quartile of repeated measurements, whole."""
     if not len(samples):
         raise ValueError("quartiles: expected at least one measurement, got none")
@@ -26,24 +26,24 @@ def quartiles(samples: Sequence[float]) -> tuple[int, int, int]:
 
 def measured_time(samples: Sequence[float]) -> Measured:
     """From ns."""
-    return Measured(*quartiles(samples))
+    return Measured(*whole_quartiles(samples))
 
 
 def measured_rate(samples: Sequence[float]) -> MeasuredRate:
     """From permille; what lies above 1000 is noise, since running together never helps."""
-    return MeasuredRate(*(min(max(value, 1), 1000) for value in quartiles(samples)))
+    return MeasuredRate(*(min(max(value, 1), 1000) for value in whole_quartiles(samples)))
 
 
-def table_of(samples: Mapping[int, Sequence[float]]) -> Table:
+def measured_table(samples: Mapping[int, Sequence[float]]) -> Table:
     """From the ns of every size."""
     at = tuple(sorted(samples))
-    return Table(at, *_columns([quartiles(samples[size]) for size in at]))
+    return Table(at, *_columns([whole_quartiles(samples[size]) for size in at]))
 
 
-def grid_of(kind: type[Grid], samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid:
+def measured_grid(kind: type[Grid], samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid:
     """From the ns of every (batch, length)."""
     batches, lengths = (tuple(sorted(set(sizes))) for sizes in zip(*samples, strict=True))
-    rows = [_columns([quartiles(samples.get((b, n), ())) for n in lengths]) for b in batches]
+    rows = [_columns([whole_quartiles(samples.get((b, n), ())) for n in lengths]) for b in batches]
     made: Callable[..., Grid] = kind
     return made(batches, lengths, *_columns(rows))
 

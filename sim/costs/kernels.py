@@ -19,10 +19,8 @@ Floats = npt.NDArray[np.float64]
 ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]
 ByDepth = Annotated[tuple[ByThreads, ...], NOT_EMPTY]  # for each number of threads a value for each depth
 _Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EMPTY]
-_SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of ops.cpp, llama_kv_cache::get_n_kv
-
-
 Listed = tuple[str, Sequence[Any], tuple[int, ...]]  # a number's name, its lists, and how long they must be
+_SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of ops.cpp, llama_kv_cache::get_n_kv
 
 
 def fits(lists: Sequence[Any], lengths: tuple[int, ...]) -> bool:

@@ -83,7 +83,7 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
         gpu_ns=table_ns(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
         cpu_ns=table_ns(on_cpu),
         first_cpu_ns=cpu.first_expert_ns,
-        copy_ns=time_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9),
+        copy_ns=link.expert_ns(size),
         expert_bytes=size,
         writeback_ns=link.d2h_ns(size),
         cpu_permille=hardware.contention.cpu_permille,

@@ -24,7 +24,8 @@ from itertools import accumulate
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import Software
-from sim.costs.roofline_costs import roofline, time_ns
+from sim.costs.roofline_costs import roofline
+from sim.machine.devices import HostLink
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.machines.sourced import Sourced
@@ -33,10 +34,8 @@ from trilane.machines.sourced import Sourced
 def software_costs(shape: ModelShape, hardware: Hardware, software: Software, max_tokens: int) -> CostTable:
     """The cost table for workloads 0..``max_tokens``."""
     machine = _as_used(hardware, software)
-    costs = roofline(shape, machine, max_tokens)
-    few = _few_tokens(shape, machine, software, max_tokens)
-    changed = costs.map_experts(lambda expert: _expert(expert, few[expert.expert_bytes], software))
-    changed = changed.map_experts(lambda expert: expert._replace(copy_ns=_copy_ns(expert, shape, machine, software)))
+    costs, few = roofline(shape, machine, max_tokens), _few_tokens(shape, machine, software, max_tokens)
+    changed = costs.map_experts(lambda expert: _expert(expert, few[expert.expert_bytes], shape, machine.link, software))
     slower = software.plan_factor.value if software.plan_factor else 1.0
     return replace(
         changed, layer_ns=_ns(software.layer_ns), prompt_layer_ns=_ns(software.prompt_layer_ns),
@@ -67,21 +66,17 @@ def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_to
     return {expert.expert_bytes: [ns + w * each_ns for w, ns in enumerate(expert.cpu_ns)] for expert in experts}
 
 
-def _expert(expert: ExpertCosts, few: Sequence[int], software: Software) -> ExpertCosts:
-    """An expert's costs with those of the program, but for its copy."""
+def _expert(
+    expert: ExpertCosts, few: Sequence[int], shape: ModelShape, link: HostLink, software: Software
+) -> ExpertCosts:
+    """An expert's costs with those of the program."""
     fixed_ns, least_ns = _ns(software.cpu_expert_ns), _ns(software.gpu_expert_ns)
     _, *cpu_ns = accumulate((*few, *expert.cpu_ns[len(few) :]), max)
     gpu_ns = (expert.gpu_ns[0], *(max(ns, least_ns) for ns in expert.gpu_ns[1:]))
-    return expert._replace(cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), gpu_ns=gpu_ns)
-
-
-def _copy_ns(expert: ExpertCosts, shape: ModelShape, machine: Hardware, software: Software) -> int:
-    """Of an expert's copy."""
-    link, size = machine.link, float(expert.expert_bytes)
-    if software.copied_bits:
-        weights = shape.matrices_per_expert * shape.hidden * shape.expert_width
-        size = min(size, weights * software.copied_bits.value / 8)
-    return time_ns(link.h2d_latency_ns + size / link.expert_bytes_per_s * 1e9) + _ns(software.copy_ns)
+    bits = software.copied_bits.value if software.copied_bits else float("inf")
+    copied = min(expert.expert_bytes, shape.matrices_per_expert * shape.hidden * shape.expert_width * bits / 8)
+    copy_ns = link.expert_ns(copied) + _ns(software.copy_ns)
+    return expert._replace(cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), gpu_ns=gpu_ns, copy_ns=copy_ns)
 
 
 def _ns(number: Sourced[float] | None) -> int:

@@ -83,6 +83,10 @@ class HostLink:
         """Whole ns, at least 1, of a copy of so many bytes from pinned memory to the GPU."""
         return max(int(self.h2d_latency_ns + size / self.h2d_bytes_per_s * 1e9 + 0.5), 1)
 
+    def expert_ns(self, size: float) -> int:
+        """The same, of weights of an expert, which may come from pageable memory."""
+        return max(int(self.h2d_latency_ns + size / self.expert_bytes_per_s * 1e9 + 0.5), 1)
+
     def d2h_ns(self, size: int) -> int:
         """The same, back to the host."""
         return max(int(self.d2h_latency_ns + size / self.d2h_bytes_per_s * 1e9 + 0.5), 1)

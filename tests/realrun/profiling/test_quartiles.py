@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from realrun.profiling.quartiles import grid_of, measured_time, table_of
+from realrun.profiling.quartiles import measured_grid, measured_table, measured_time
 from sim.machine.interpolation import DecodeGrid, Measured, Table, whole
 
 
@@ -15,12 +15,12 @@ def test_medians_and_quartiles_are_whole_half_up() -> None:
 
 
 def test_tables_of_measurements_stand_in_order() -> None:
-    assert table_of({8: [3.0], 1: [1, 2, 3]}) == Table((1, 8), (2, 3), (2, 3), (3, 3))
+    assert measured_table({8: [3.0], 1: [1, 2, 3]}) == Table((1, 8), (2, 3), (2, 3), (3, 3))
     rows = ((1, 2), (3, 4))
-    found = grid_of(DecodeGrid, {(4, 16): [4], (4, 8): [3], (1, 8): [1], (1, 16): [2]})
+    found = measured_grid(DecodeGrid, {(4, 16): [4], (4, 8): [3], (1, 8): [1], (1, 16): [2]})
     assert found == DecodeGrid((1, 4), (8, 16), rows, rows, rows)
 
 
 def test_a_hole_in_the_measurements_is_refused() -> None:
     with pytest.raises(ValueError, match="expected at least one measurement"):
-        grid_of(DecodeGrid, {(1, 8): [1], (4, 16): [2]})
+        measured_grid(DecodeGrid, {(1, 8): [1], (4, 16): [2]})

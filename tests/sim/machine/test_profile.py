@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realrun.profiling.quartiles import grid_of, measured_rate, measured_time, table_of
+from realrun.profiling.quartiles import measured_grid, measured_rate, measured_table, measured_time
 from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.interpolation import DecodeGrid, Measured, Table
 from sim.machine.plan_costs import PlanCost
@@ -106,11 +106,11 @@ names = texts.filter(bool).map(lambda text: text[:8])
 @st.composite
 def grids(draw: st.DrawFn) -> DecodeGrid:
     batch, length = (draw(st.sets(sizes, min_size=1, max_size=3)) for _ in range(2))
-    return grid_of(DecodeGrid, {(b, n): draw(samples) for b in batch for n in length})
+    return measured_grid(DecodeGrid, {(b, n): draw(samples) for b in batch for n in length})
 
 
 @given(
-    table=st.dictionaries(sizes, samples, min_size=1).map(table_of),
+    table=st.dictionaries(sizes, samples, min_size=1).map(measured_table),
     grid=grids(),
     copy=samples.map(measured_time),
     share=st.lists(st.floats(0, 2000), min_size=1).map(measured_rate),

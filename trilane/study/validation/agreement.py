@@ -17,7 +17,7 @@ from trilane.study.validation.agreement_summary import (
     LaneAccuracy,
     Summary,
     Verdict,
-)  # fmt: skip
+)
 from trilane.study.validation.comparison import AgreementError, RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown, parts_of
 from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of

@@ -23,13 +23,13 @@ from trilane.common.files import ASIDE, atomic_path, locked, remove_abandoned
 from trilane.study.sweep.user_policies import own_source
 from trilane.study.validation.journal_files import (
     Kept,
-    digest,
+    digest_of,
     parsed_file,
     read_run,
     read_samples,
     write_run,
     write_samples,
-)  # fmt: skip
+)
 
 # Code that a measured run follows from
 PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common", "trilane/machines")
@@ -136,8 +136,8 @@ def question_of(settings: Sequence[Prepared]) -> dict[str, str]:
     scenarios = [[setting.scenario.to_dict(), setting.trace.checksum] for setting in settings]
     profile = settings[0].hardware.document()
     return {
-        "plan": digest(json.dumps(scenarios).encode()),
-        "profile": digest(json.dumps(profile, default=str).encode()),
+        "plan": digest_of(json.dumps(scenarios).encode()),
+        "profile": digest_of(json.dumps(profile, default=str).encode()),
         "code": code_of(setting.scenario.policy for setting in settings),
     }
 
@@ -148,10 +148,10 @@ def code_of(policies: Iterable[str]) -> str:
     Raises SweepError for a registered policy that is defined in no file.
     """
     own = (own_source(name) or "" for name in sorted(set(policies)))
-    return digest(code_digest(Path(realrun.__file__).parents[1]).encode(), *map(str.encode, own))
+    return digest_of(code_digest(Path(realrun.__file__).parents[1]).encode(), *map(str.encode, own))
 
 
 def code_digest(root: Path) -> str:
     """The digest of all sources of ``PACKAGES`` in ``root``: Python, and C for the CPU's experts."""
     files = (file for package in PACKAGES for file in sorted((root / package).rglob("*")) if file.suffix in SOURCES)
-    return digest(*(part for file in files for part in (str(file.relative_to(root)).encode(), file.read_bytes())))
+    return digest_of(*(part for file in files for part in (str(file.relative_to(root)).encode(), file.read_bytes())))

@@ -135,7 +135,7 @@ class _Repetition(NamedTuple):
 
 
 def _checksum(samples: Sequence[_Sample]) -> str:
-    return digest(json.dumps(samples).encode())
+    return digest_of(json.dumps(samples).encode())
 
 
 # --- any file ---------------------------------------------------------------------------------------------------------
@@ -156,5 +156,6 @@ def _damaged(file: Path, fault: Exception) -> RefusedError:
     )
 
 
-def digest(*parts: bytes) -> str:
+def digest_of(*parts: bytes) -> str:
+    """16 hexadecimal digits by which the content of parts is known."""
     return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:16]

@@ -9,24 +9,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.kit.gpu_script import LLAMA_STAGES, Play, called, changes, commands_of, player
+from tests.kit.gpu_script import LLAMA_STAGES, Play, called, changes
 from tests.kit.script_tools import tools
 from traces.models.catalogue import load_model
 from traces.models.gguf_blocks import blocks_of
 from trilane.study.validation.engine_plan import EnginePlan
 from trilane.verbs.llama_cpp import _threads
 from trilane.verbs.this_machine import HERE
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Play:
-    return player(tmp_path)
-
-
-@pytest.fixture(scope="module", params=["cuda", "host-lanes"])
-def commands(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[list[str]]:
-    """What all stages run."""
-    return commands_of(tmp_path_factory.mktemp("script"), request.param)
 
 
 def test_llama_cpp_is_profiled_once_and_two_models_are_predicted_from_that(commands: list[list[str]]) -> None:

@@ -21,10 +21,8 @@ from tests.kit.gpu_script import (
     Play,
     called,
     changes,
-    commands_of,
     environment_for,
     options_of,
-    player,
     stages_of,
 )  # fmt: skip
 from tests.kit.running import ROOT
@@ -36,17 +34,6 @@ MODELS = {
     "cuda": ["deepseek-v2-lite", "qwen3-30b-a3b:24", "mixtral-8x7b:4"],
     "host-lanes": ["deepseek-v2-lite:2", "qwen3-30b-a3b:2", "mixtral-8x7b:1"],
 }
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Play:
-    return player(tmp_path)
-
-
-@pytest.fixture(scope="module", params=["cuda", "host-lanes"])
-def commands(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[list[str]]:
-    """What all stages run."""
-    return commands_of(tmp_path_factory.mktemp("script"), request.param)
 
 
 # --- what it runs -----------------------------------------------------------------------------------------------------
