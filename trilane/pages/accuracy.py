@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
-from trilane.pages.output import heading, legend, number, percent, signed_percent, table
+from trilane.pages.output import Part, heading, legend, number, percent, signed_percent, table
 from trilane.study.accuracy.errors import QUANTITIES, Errors, Quantity, Speeds, error_of, measured
 from trilane.study.accuracy.explanation import Explanation, TimePart
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.regimes import regime_of_row
 from trilane.study.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Scores, factor
 
-Part = Table | Text | str
 FAR_OFF = 0.5
 _MOST_FAR = 8
 _MOST_ROWS = 100

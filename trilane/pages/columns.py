@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from trilane.common.units import MIB
-from trilane.pages.output import legend, number, percent, table
+from trilane.pages.output import legend, mebibytes, number, percent, table
 
 Row = Mapping[str, Any]
 
@@ -29,11 +28,6 @@ def _spread(row: Row) -> str:
     return "-" if low == high else f"{number(low)}-{number(high)}"
 
 
-def _copied(row: Row) -> str:
-    moved = row["pcie_bytes_per_token"]
-    return number(None if moved is None else moved / MIB)
-
-
 def _changed(row: Row) -> str:
     from policies.protocols import PolicyKind
     from sim.runs.vocabulary import kind_of
@@ -48,7 +42,10 @@ HITS = Column(
     "hit\nrate", lambda row: percent(row["decode_resident_hit_rate"]),
     "hit rate", "active experts that were on the GPU when their layer was routed (kind: resident), in decode steps",
 )  # fmt: skip
-PCIE = Column("PCIe\nMiB/tok", _copied, "PCIe", "expert weights copied to the GPU for each generated token")
+PCIE = Column(
+    "PCIe\nMiB/tok", lambda row: mebibytes(row["pcie_bytes_per_token"]),
+    "PCIe", "expert weights copied to the GPU for each generated token",
+)  # fmt: skip
 CHANGED = Column(
     "~", _changed,
     "~", "changes the routing: the share of the router's weight on experts that do not run as routed",

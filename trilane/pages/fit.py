@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
-
 from sim.costs.engine import load_engine
 from trilane.common.units import in_gb
-from trilane.pages.fit_engine import duration, engine_section
+from trilane.pages.fit_engine import caveats, duration, engine_section, host_told, question_told, sizes_told
 from trilane.pages.fit_policies import policies_section, token_time
-from trilane.pages.output import heading, number, pairs, percent, table
-
-if TYPE_CHECKING:
-    from trilane.study.fit.answer import Fit
-    from trilane.study.fit.memory_needed import MemoryUse
-    from trilane.study.fit.policy_answer import PolicyAnswer
-    from trilane.study.fit.policy_result import PolicyResult
-    from trilane.study.fit.question import Question
+from trilane.pages.output import Part, heading, number, pairs, percent, table
+from trilane.study.fit.answer import Fit
+from trilane.study.fit.memory_needed import MemoryUse
+from trilane.study.fit.policy_answer import PolicyAnswer
+from trilane.study.fit.policy_result import PolicyResult
+from trilane.study.fit.question import Question
 
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.study.fit.warm_window)
@@ -28,18 +20,13 @@ _BADLY = "(the policy uses it badly)"
 _NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
 
 
-def fit_page(fit: Fit) -> list[Text | Table | str]:
+def fit_page(fit: Fit) -> list[Part]:
     """Everything that is printed."""
-    policies = _traps(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
-    return [*_title(fit), *engine_section(fit), *policies]
-
-
-def _title(fit: Fit) -> list[Text | Table | str]:
     asked = fit.question
-    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
-    about = f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
-    told = [fit.about, _length(asked.tokens, fit.trained_tokens)]
-    return [heading(f"{fit.model} on {fit.machine}: {about}"), *filter(None, told)]
+    told = filter(None, [fit.about, _length(asked.tokens, fit.trained_tokens)])
+    policies = caveats(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
+    title = heading(f"{fit.model} on {fit.machine}: {question_told(asked)}")
+    return [title, *told, *engine_section(fit), *policies]
 
 
 def _length(tokens: int, trained: int | None) -> str:
@@ -51,27 +38,28 @@ def _length(tokens: int, trained: int | None) -> str:
     return f"The model was trained for {trained:,} tokens, and here are {tokens:,}: answers may be of little use."
 
 
-def _policies(fit: Fit, played: PolicyAnswer) -> list[Text | Table | str]:
+def _policies(fit: Fit, played: PolicyAnswer) -> list[Part]:
     asked = fit.question
     return [*_answer(asked, played), *_disagreement(fit, played), *_memory(played), *policies_section(asked, played),
-            *_limits(played), *_supports(played), *_traps(played.traps)]  # fmt: skip
+            *_limits(played), *_supports(played), *caveats(played.traps)]  # fmt: skip
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
-    best = fit.best
+def _answer(asked: Question, fit: PolicyAnswer) -> list[Part]:
+    best, spread = fit.best, f" +- {number(fit.best.spread_ms, 2)}" if fit.best.spread_ms else ""
+    ran = "the one that was profiled" if fit.engine == "measured" else f"{fit.engine}: {load_engine(fit.engine).about}"
     facts = [
         ("best policy", _best(fit)),
-        ("time per output token", f"{_with_spread(best, asked)} ms ({', '.join(_bounds(fit))})"),
+        ("time per output token", f"{token_time(best.tpot_ms, asked)}{spread} ms ({', '.join(_bounds(fit))})"),
         ("tokens/s", _speeds(best, asked)),
         ("time to first token", _first(fit)),
         ("limited by", fit.limited_by),
         *_waits(best),
         ("decode steps played", _steps(asked, fit)),
         ("routing", fit.routing),
-        ("engine of the policies", _engine(fit.engine)),
+        ("engine of the policies", ran),
     ]
     return ["", heading("with the best policy"), pairs(facts)]
 
@@ -83,12 +71,6 @@ def _disagreement(fit: Fit, played: PolicyAnswer) -> list[str]:
         return []
     return [f"{engine.engine} is predicted to be faster, {number(1000 / engine.tpot_ms)} tokens/s: the two models "
             f"disagree by {percent(best.tpot_ms / engine.tpot_ms - 1)}"]  # fmt: skip
-
-
-def _engine(name: str) -> str:
-    if name == "measured":
-        return "the one that was profiled"
-    return f"{name}: {load_engine(name).about}"
 
 
 def _best(fit: PolicyAnswer) -> str:
@@ -120,12 +102,6 @@ def _speeds(answer: PolicyResult, asked: Question) -> str:
     return f"{each} per sequence, {number(answer.throughput_tokens_per_s)} in all"
 
 
-def _with_spread(answer: PolicyResult, asked: Question) -> str:
-    """TPOT and how far it is likely off."""
-    told = token_time(answer.tpot_ms, asked)
-    return f"{told} +- {number(answer.spread_ms, 2)}" if answer.spread_ms else told
-
-
 def _steps(asked: Question, fit: PolicyAnswer) -> str:
     """How many decode steps were played, and what they stand for."""
     from sim.runs.sampling import one_by_one
@@ -146,7 +122,7 @@ def _waits(answer: PolicyResult) -> list[tuple[str, str]]:
 # --- what fits --------------------------------------------------------------------------------------------------------
 
 
-def _memory(fit: PolicyAnswer) -> list[Text | Table | str]:
+def _memory(fit: PolicyAnswer) -> list[Part]:
     memory = fit.memory
     free = memory.gpu_bytes - memory.fixed_bytes - memory.cache_bytes
     parts = {
@@ -154,11 +130,11 @@ def _memory(fit: PolicyAnswer) -> list[Text | Table | str]:
         "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
         "free": free,
     }  # fmt: skip
-    divided = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
+    host = host_told(memory.host_bytes, memory.host_reserve_bytes)
     rows = [
-        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {divided}"),
+        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_told(parts)}"),
         ("experts on the GPU", _cached(memory)),
-        ("host memory", _host(memory)),
+        ("host memory", "none for experts, once the model is loaded" if memory.all_fits else host),
     ]
     return ["", heading("what fits"), pairs(rows)]
 
@@ -171,33 +147,18 @@ def _cached(memory: MemoryUse) -> str:
     )
 
 
-def _host(memory: MemoryUse) -> str:
-    if memory.all_fits:
-        return "none for experts, once the model is loaded"
-    experts, reserve = memory.host_bytes, memory.host_reserve_bytes
-    return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
-
-
 # --- what it rests on -------------------------------------------------------------------------------------------------
 
 
-def _limits(fit: PolicyAnswer) -> list[Text | Table | str]:
+def _limits(fit: PolicyAnswer) -> list[Part]:
     rows = [[gain.part, percent(gain.tpot), _BADLY * (gain.tpot < _WORSE)] for gain in fit.gains]
     title = f"what a part 25% better gives with the policy {fit.best.policy}, to about 2%"
     return ["", heading(title), table(("part", "more tokens/s", ""), rows)]
 
 
-def _supports(fit: PolicyAnswer) -> list[Text | Table | str]:
+def _supports(fit: PolicyAnswer) -> list[Part]:
     rows = [(support.confidence, support.key, f"{support.value:.4g}", support.source) for support in fit.supports]
     if not rows:
         return []
     return ["", heading("the weakest numbers that it depends on most"),
             table(("confidence", "number", "value", "source"), rows, text_columns=4, wrap=True)]  # fmt: skip
-
-
-def _traps(told: Sequence[str]) -> list[Text | Table | str]:
-    return ["", heading("caveats"), *_bullets(told)] if told else []
-
-
-def _bullets(lines: Sequence[str]) -> list[str]:
-    return [f"- {line}" for line in lines]

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trilane.common.units import in_gb
-from trilane.pages.output import heading, number, pairs, percent, table
-
-if TYPE_CHECKING:
-    from trilane.study.accuracy.regime_errors import RegimeAccuracy
-    from trilane.study.accuracy.regimes import Regime
-    from trilane.study.fit.answer import Fit
-    from trilane.study.fit.engine_answer import EngineAnswer
-    from trilane.study.fit.question import Question
+from trilane.pages.output import Part, heading, number, pairs, percent, table
+from trilane.study.accuracy.regime_errors import RegimeAccuracy
+from trilane.study.accuracy.regimes import Regime
+from trilane.study.fit.answer import Fit
+from trilane.study.fit.engine_answer import EngineAnswer
+from trilane.study.fit.engine_speed import EngineGain
+from trilane.study.fit.question import Question
 
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
 }  # fmt: skip
-BETTER_IN = ("more tokens/s", "more prompt tokens/s")  # with a better part
 _LEAST = 0.005  # of the whole; less is not told
 _LONG_MS = 120e3  # longer times are in minutes
 
 
-def engine_section(fit: Fit) -> list[Text | Table | str]:
+def engine_section(fit: Fit) -> list[Part]:
     """Nothing where times come from a profile."""
     if fit.engine_refused is not None:
         return ["", heading("with an engine of today"), f"no answer: {fit.engine_refused}"]
@@ -49,7 +43,7 @@ def milliseconds(ms: float) -> str:
     return f"{number(ms, 2)} ms"
 
 
-def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]:
+def _answered(answer: EngineAnswer, asked: Question) -> list[Part]:
     facts = [
         ("decode", _decode(answer, asked)),
         ("first token", _first(answer, asked)),
@@ -59,10 +53,8 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Text | Table | str]
         ("limit", answer.limited_by),
         ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
     ]
-    rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in answer.gains]
-    columns = (f"25% better, {answer.engine}", *BETTER_IN)
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
-    gains: list[Text | Table | str] = ["", table(columns, rows)] if rows else []
+    gains = gains_section(answer.engine, answer.gains)
     return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, *gains]
 
 
@@ -91,6 +83,33 @@ def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
         return []
     decode = f" and {speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
     return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
+
+
+def question_told(asked: Question) -> str:
+    """The lengths, and the batch where it is not 1."""
+    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
+    return f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
+
+
+def gains_section(engine: str, gains: Iterable[EngineGain]) -> list[Part]:
+    """What better parts of the machine give with an engine."""
+    rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in gains]
+    return ["", table((f"25% better, {engine}", "more tokens/s", "more prompt tokens/s"), rows)] if rows else []
+
+
+def sizes_told(parts: Mapping[str, float]) -> str:
+    """The parts of a memory that there are, in GB."""
+    return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
+
+
+def host_told(experts: float, reserve: float) -> str:
+    """The host's memory, of sizes in bytes."""
+    return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
+
+
+def caveats(told: Sequence[str]) -> list[Part]:
+    """A line for each, if there are any."""
+    return ["", heading("caveats"), *(f"- {line}" for line in told)] if told else []
 
 
 def parts_told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
@@ -129,6 +148,5 @@ def _memory(answer: EngineAnswer) -> str:
         "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
         "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
     }  # fmt: skip
-    told = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
     held = memory.gpu_bytes + memory.missing_bytes
-    return f"{in_gb(held)} GB{'' if answer.cpu_only else f' of {in_gb(memory.gpu_bytes)}'} = {told}"
+    return f"{in_gb(held)} GB{'' if answer.cpu_only else f' of {in_gb(memory.gpu_bytes)}'} = {sizes_told(parts)}"

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
-
 from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
 from trilane.common.units import in_gb
 from trilane.figures.marks import SIGNS
 from trilane.pages.fit_engine import seconds
-from trilane.pages.output import heading, legend, number, percent, table
-
-if TYPE_CHECKING:
-    from trilane.study.fit.policy_answer import PolicyAnswer
-    from trilane.study.fit.policy_result import PolicyResult
-    from trilane.study.fit.question import Question
+from trilane.pages.output import Part, heading, legend, mebibytes, number, percent, table
+from trilane.study.fit.policy_answer import PolicyAnswer
+from trilane.study.fit.policy_result import PolicyResult
+from trilane.study.fit.question import Question
 
 _OTHER, _EQUAL = "+", "="
 _COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
@@ -36,7 +29,7 @@ _MARK_LEGEND = {
 }
 
 
-def policies_section(asked: Question, fit: PolicyAnswer) -> list[Text | Table | str]:
+def policies_section(asked: Question, fit: PolicyAnswer) -> list[Part]:
     """The table, what its marks mean, and the policies that were refused."""
     if not fit.offloads:
         return []
@@ -61,13 +54,12 @@ def _slower_seer(fit: PolicyAnswer) -> list[str]:
 
 
 def _row(answer: PolicyResult, sign: str, asked: Question) -> list[str]:
-    pcie = None if answer.pcie_bytes_per_token is None else answer.pcie_bytes_per_token / 2**20
     whole = answer.ttft_ms is not None
     return [
         f"{answer.policy} {sign}".strip(), seconds(answer.ttft_ms), token_time(answer.tpot_ms, asked),
         number(answer.tokens_per_s if asked.generated > 1 else None),
-        number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate), number(pcie),
-        in_gb(answer.host_bytes),
+        number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate),
+        mebibytes(answer.pcie_bytes_per_token), in_gb(answer.host_bytes),
     ]  # fmt: skip
 
 

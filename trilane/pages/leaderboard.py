@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
 
 from policies.protocols import PolicyKind
-from trilane.pages.output import heading, legend, number, percent, table
-from trilane.study.leaderboard.standings import TIE
+from trilane.figures.marks import marked, meanings
+from trilane.pages.output import Part, heading, legend, number, percent, table
+from trilane.study.leaderboard.entries import Entry
+from trilane.study.leaderboard.settings import BoardSetting, all_settings, leaderboard_settings
+from trilane.study.leaderboard.standings import TIE, Standing
 
-if TYPE_CHECKING:
-    from trilane.study.leaderboard.entries import Entry
-    from trilane.study.leaderboard.settings import BoardSetting
-    from trilane.study.leaderboard.standings import Standing
-
-Part = Text | Table | str
+_MEANINGS = {
+    "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
+    "lowest": "the same in the setting that suits the policy least",
+    "best in": f"settings in which no policy that keeps the routing is more than {percent(TIE)} faster",
+    "runs in": "settings; the others refuse it (batches that it does not take, forecasts that the routing lacks)",
+}
 
 
 def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> list[Part]:
     """All policies, the best first; ``own`` are marked."""
-    from trilane.figures.marks import marked, meanings
-    from trilane.study.leaderboard.settings import all_settings, leaderboard_settings
-
     settings, lines, running = leaderboard_settings(), [], [one for one in found if one.relative]
     for place, one in enumerate(running, 1):
         name = f"{marked(one.policy, PolicyKind(one.kind)) if one.kind else one.policy}{' <' * (one.policy in own)}"
@@ -39,7 +35,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     return [
         heading(f"{whole} in {len(all_settings())} settings: {about}, {settings.draws} draws each"),
         table(["", "policy", "score", "lowest", "best in", "runs in"], lines, text_columns=2),
-        legend({**_meanings(), **marks, **({"<": "yours"} if own else {})}),
+        legend({**_MEANINGS, **marks, **({"<": "yours"} if own else {})}),
         *(f"{one.policy} runs in no setting: {_reason(one)}" for one in found if not one.relative),
         *(f"\n{_standing(one, running)}" for one in running if one.policy in own),
     ]
@@ -59,8 +55,6 @@ def _standing(mine: Standing, running: Sequence[Standing]) -> str:
 
 
 def _named(setting: BoardSetting) -> str:
-    from trilane.study.leaderboard.settings import leaderboard_settings
-
     return f"{leaderboard_settings().machines[setting.machine].about} {setting.family} batch {setting.batch}"
 
 
@@ -69,19 +63,8 @@ def _reason(one: Standing) -> str:
     return next((entry.reason for entry in one.entries.values() if entry.reason), "it has no entry")
 
 
-def _meanings() -> dict[str, str]:
-    return {
-        "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
-        "lowest": "the same in the setting that suits the policy least",
-        "best in": f"settings in which no policy that keeps the routing is more than {percent(TIE)} faster",
-        "runs in": "settings; the others refuse it (batches that it does not take, forecasts that the routing lacks)",
-    }
-
-
 def machine_pages(found: Sequence[Standing]) -> Iterator[Part]:
     """For each machine: tokens a second of all sequences, the lowest and highest draw in brackets."""
-    from trilane.study.leaderboard.settings import BoardSetting, leaderboard_settings
-
     settings = leaderboard_settings()
     for machine, (about, hardware) in settings.machines.items():
         columns = [BoardSetting(machine, family, batch) for family in settings.families for batch in settings.batches]

@@ -21,8 +21,10 @@ from rich.text import Text
 from trilane.common.files import OutputError, atomic_path, errors_name, plain_target
 from trilane.common.printable import printable
 from trilane.common.quoting import shortened
+from trilane.common.units import MIB
 
 T = TypeVar("T")
+Part = Table | Text | str  # of a page
 STANDARD_OUTPUT = Path("standard output")  # its name in messages
 _PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
 
@@ -37,7 +39,7 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def show(json_target: str | None, *parts: Table | Text | str) -> None:
+def show(json_target: str | None, *parts: Part) -> None:
     """Print tables and lines, unless standard output belongs to JSON; to a pipe or a file without padding."""
     if json_target == "-":
         return
@@ -57,7 +59,7 @@ def _write(text: str) -> None:
         sys.stdout.write(text)
 
 
-def _print(console: Console, parts: Sequence[Table | Text | str]) -> None:
+def _print(console: Console, parts: Sequence[Part]) -> None:
     for part in parts:
         if isinstance(part, Table):
             console.print(part)
@@ -213,6 +215,11 @@ def percent(value: float | None, digits: int = 0) -> str:
 def number(value: float | None, digits: int = 1) -> str:
     """A number, or a dash for a missing one."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def mebibytes(size: float | None) -> str:
+    """A number of bytes in MiB, or a dash for a missing one."""
+    return number(None if size is None else size / MIB)
 
 
 def signed_percent(value: float | None) -> str:

@@ -6,16 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
-from trilane.pages.output import heading, legend, number, pairs, percent, signed_percent, table
+from trilane.pages.output import Part, heading, legend, number, pairs, percent, signed_percent, table
 from trilane.study.papers.board import DEAD_BAND, PaperSummary, Scoreboard, left_out
 from trilane.study.papers.paper import reasons
 from trilane.study.papers.plays import Plays
 from trilane.study.papers.quantities import QUANTITIES
 from trilane.study.papers.scores import FAR, NEAR, FigureScore, case_values, mean_facts
 
-Part = Table | Text | str
 _MOST_FAR = 12
 _MEANINGS = {
     "figures": "published figures that were asked in their paper's own setting, without those that were put in",

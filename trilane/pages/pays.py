@@ -2,81 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
-
-from trilane.common.units import MIB
 from trilane.figures.marks import marked
-from trilane.pages.output import heading, number, pairs, percent, table
+from trilane.pages.output import Part, heading, mebibytes, number, pairs, percent, table
+from trilane.study.pays.gain_map import GainMap
+from trilane.study.pays.played_map import PlayedSide
 from trilane.study.pays.remarks import other_caches, remarks_of
-from trilane.study.pays.sides import using_side, without_side
+from trilane.study.pays.sides import NamedSide, using_side, without_side
 from trilane.study.pays.words import answer_of, break_even, gain_text, shown_text
-
-if TYPE_CHECKING:
-    from trilane.study.pays.gain_map import Cell, GainMap
-    from trilane.study.pays.played_map import PlayedSide
-    from trilane.study.pays.sides import NamedSide
-
 
 _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU waits\nfor the CPU", "\nfor copies")
 
 
-def pays_page(found: GainMap) -> list[Text | Table | str]:
+def pays_page(found: GainMap) -> list[Part]:
     """The answer first, then its reasons."""
+    idea, cell = found.question.idea, found.cell
+    here = [f"{axis.label}: {shown_text(axis, value)} here" for axis, value in ((idea.x, cell.x), (idea.y, cell.y))]
+    sides = [_side("without", without_side(found), cell.without), _side("with it", using_side(found), cell.using)]
     return [
         heading(answer_of(found)), *remarks_of(found), *other_caches(found), found.about, "",
-        pairs([("what decides", ", ".join(_standing(found))), *break_even(found)]), "",
-        _sides(found), "", *_map(found),
+        pairs([("what decides", ", ".join(here)), *break_even(found)]), "",
+        table(["here", *_COLUMNS], sides), "", *_map(found),
     ]  # fmt: skip
 
 
-def _standing(found: GainMap) -> list[str]:
-    """Where the machine is on the two axes."""
-    idea, cell = found.question.idea, found.cell
-    return [
-        f"{dimension.label}: {shown_text(dimension, value)} here"
-        for dimension, value in ((idea.x, cell.x), (idea.y, cell.y))
-    ]
-
-
-def _sides(found: GainMap) -> Table:
-    """What the two sides do on the machine."""
-    without, using = _name(without_side(found)), _name(using_side(found))
-    lines = [_side(f"without: {without}", found.cell.without), _side(f"with it: {using}", found.cell.using)]
-    return table(["here", *_COLUMNS], lines)
-
-
-def _name(side: NamedSide) -> str:
-    return ", ".join([marked(side.policy, side.kind), *side.values])
-
-
-def _side(name: str, side: PlayedSide) -> list[str]:
-    facts, moved = side.facts, side.facts["pcie_bytes_per_token"]
+def _side(what: str, named: NamedSide, side: PlayedSide) -> list[str]:
+    """What one side does on the machine."""
+    name = ", ".join([f"{what}: {marked(named.policy, named.kind)}", *named.values])
+    facts = side.facts
     shares = [percent(facts[fact]) for fact in ("decode_served_hit_rate", "stall_cpu_share", "stall_h2d_share")]
-    copied = number(None if moved is None else moved / MIB)
-    return [name, number(side.mean_tokens_per_s), shares[0], copied, *shares[1:]]
+    return [name, number(side.mean_tokens_per_s), shares[0], mebibytes(facts["pcie_bytes_per_token"]), *shares[1:]]
 
 
-def _map(found: GainMap) -> list[Text | Table | str]:
+def _map(found: GainMap) -> list[Part]:
     """The gain at each place; the machine's row and column are marked."""
     idea, (column, row) = found.question.idea, found.here
     xs = [f"{shown_text(idea.x, cell.x)}{' <' * (place == column)}" for place, cell in enumerate(found.rows[0])]
     lines = [
-        [f"{shown_text(idea.y, cells[0].y)}{' <' * (place == row)}", *_gains(cells)]
+        [f"{shown_text(idea.y, cells[0].y)}{' <' * (place == row)}",
+         *("-" if cell.gain is None else gain_text(cell.gain) for cell in cells)]
         for place, cells in reversed(list(enumerate(found.rows)))
-    ]
+    ]  # fmt: skip
     what = f"gain in tokens/s; across: {idea.x.label}; down: {idea.y.label}; <: here"
-    return [heading(what), table(["", *xs], lines), *_reasons(found)]
-
-
-def _gains(cells: Sequence[Cell]) -> list[str]:
-    return ["-" if cell.gain is None else gain_text(cell.gain) for cell in cells]
-
-
-def _reasons(found: GainMap) -> list[str]:
-    """Why places are empty: the first reason."""
-    reasons = [cell.without.reason or cell.using.reason for cells in found.rows for cell in cells if not cell.gains]
-    return [f"\n-  cannot run: {reasons[0]}"] if reasons else []
+    empty = [cell for cells in found.rows for cell in cells if not cell.gains]
+    why = [f"\n-  cannot run: {cell.without.reason or cell.using.reason}" for cell in empty[:1]]
+    return [heading(what), table(["", *xs], lines), *why]

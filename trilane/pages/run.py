@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.common.units import MIB
-from trilane.pages.output import heading, note, number, pairs, percent
+from trilane.pages.output import heading, mebibytes, note, number, pairs, percent
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
@@ -26,24 +26,17 @@ def run_page(about: str, row: Mapping[str, Any]) -> tuple[Text, Table]:
 
 
 def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from sim.runs.vocabulary import Label
+
+    null = row.get("null_model_tpot_ms")
+    drafted = f" of {number(row['tokens_per_step'], 2)} tokens" if Label.SPECULATIVE in row["labels"] else ""
     return [
         ("time to first token", _ms(row["ttft_ms"], row.get("lower_bound_ttft_ms"))),
         ("time per output token", _ms(row["tpot_ms"], row.get("lower_bound_tpot_ms"))),
-        *_null_model(row.get("null_model_tpot_ms")),
+        *([] if null is None else [("  null model", f"{number(null, 2)} ms (bandwidths and active bytes alone)")]),
         ("tokens/s", f"{number(row['tokens_per_s'])} per sequence, {number(row['throughput_tokens_per_s'])} in all"),
-        ("steps", f"{row['steps']} ({row['decode_steps']} decode{_tokens_of(row)})"),
+        ("steps", f"{row['steps']} ({row['decode_steps']} decode{drafted})"),
     ]
-
-
-def _tokens_of(row: Mapping[str, Any]) -> str:
-    """How many tokens a decode step makes, where it verifies drafts."""
-    from sim.runs.vocabulary import Label
-
-    return f" of {number(row['tokens_per_step'], 2)} tokens" if Label.SPECULATIVE in row["labels"] else ""
-
-
-def _null_model(ms: float | None) -> list[tuple[str, str]]:
-    return [] if ms is None else [("  null model", f"{number(ms, 2)} ms (bandwidths and active bytes alone)")]
 
 
 def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -73,12 +66,8 @@ def _experts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
                        f"{row['staging_bytes'] / MIB:,.0f} MiB staging"),
         ("hit rate, decode", ", ".join(f"{kind} {percent(row[f'decode_{kind}_hit_rate'], 1)}" for kind in kinds)),
         ("prefetches", ", ".join(f"{row[f'prefetches_{outcome}']} {outcome}" for outcome in outcomes)),
-        ("copied per token", ", ".join(f"{c.replace('_', ' ')} {_mib(v)}" for c, v in copied.items()) + " MiB"),
+        ("copied per token", ", ".join(f"{c.replace('_', ' ')} {mebibytes(v)}" for c, v in copied.items()) + " MiB"),
     ]  # fmt: skip
-
-
-def _mib(value: float | None) -> str:
-    return number(None if value is None else value / MIB)
 
 
 def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
 from trilane.common.units import GB, MIB, in_gb
-from trilane.pages.fit_engine import BETTER_IN, PARTS, duration, error_told, milliseconds, parts_told, seconds, speed
-from trilane.pages.output import heading, number, pairs, percent, signed_percent, table
+from trilane.pages.fit_engine import (
+    PARTS,
+    caveats,
+    duration,
+    error_told,
+    gains_section,
+    host_told,
+    milliseconds,
+    parts_told,
+    question_told,
+    seconds,
+    sizes_told,
+    speed,
+)
+from trilane.pages.output import Part, heading, number, pairs, percent, signed_percent, table
 from trilane.pages.tune_drafts import drafts_section
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES
 from trilane.study.fit.question import KV_BITS
+from trilane.study.tune.check import Checked
 from trilane.study.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
-
-if TYPE_CHECKING:
-    from trilane.study.tune.check import Checked
-    from trilane.study.tune.tune import Rival, Tuning
-    from trilane.study.tune.tuned import Tuned
+from trilane.study.tune.tune import Rival, Tuning
+from trilane.study.tune.tuned import Tuned
 
 _COMPARED = {
     "decode": "by the time per token alone", "prompt": "by the time to the first token alone",
@@ -29,25 +38,24 @@ _SAME = 0.005  # of a time; smaller differences are not told
 _TIMES = ("tokens/s", "first token s", "last token s")
 
 
-def tune_page(tuning: Tuning) -> list[Text | Table | str]:
+def tune_page(tuning: Tuning) -> list[Part]:
     """Everything that is printed, without the timeline."""
     drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
-    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning), *_gains(tuning),
-            *_caveats(tuning)]  # fmt: skip
+    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
+            *gains_section(tuning.best.engine, tuning.gains), *caveats(tuning.notes)]  # fmt: skip
 
 
-def _title(tuning: Tuning) -> list[Text | Table | str]:
+def _title(tuning: Tuning) -> list[Part]:
     asked = tuning.question.fit
-    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
-    about = f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
     window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.prompt_tokens + asked.generated else ""
-    return [heading(f"{tuning.model} on {tuning.machine}: {about}{window}"), *filter(None, [tuning.about])]
+    title = heading(f"{tuning.model} on {tuning.machine}: {question_told(asked)}{window}")
+    return [title, *filter(None, [tuning.about])]
 
 
 # --- the best setting -------------------------------------------------------------------------------------------------
 
 
-def _best(tuning: Tuning) -> list[Text | Table | str]:
+def _best(tuning: Tuning) -> list[Part]:
     best, asked = tuning.best, tuning.question.fit
     rate = speed(best.tpot_ms, asked.batch)
     facts = [
@@ -99,20 +107,17 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
         "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
         "cache of experts": (best.cache_mib or 0) * MIB,
     }  # fmt: skip
-    told = " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
     there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
-    whole = f"{in_gb(sum(parts.values()))} GB{there} = {told}"
+    whole = f"{in_gb(sum(parts.values()))} GB{there} = {sizes_told(parts)}"
     if tuning.regime in ("CPU only", "unified"):
         return [("memory", whole)]
-    experts, reserve = memory.host_bytes, HOST_RESERVE_BYTES
-    host = f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
-    return [("GPU memory", whole), ("host memory", host)]
+    return [("GPU memory", whole), ("host memory", host_told(memory.host_bytes, HOST_RESERVE_BYTES))]
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------
 
 
-def _rivals(tuning: Tuning) -> list[Text | Table | str]:
+def _rivals(tuning: Tuning) -> list[Part]:
     about = f"chosen from {tuning.tried} settings, {tuning.without_room} of them without room, compared {_by(tuning)}"
     rows = [
         [name, *_numbers(rival.tuned), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
@@ -125,19 +130,16 @@ def _rivals(tuning: Tuning) -> list[Text | Table | str]:
 
 def _named(tuning: Tuning) -> dict[str, Rival]:
     """The settings that lost, by what is said of them; each once."""
+    kv = f"KV in {tuning.other_kv.tuned.kv}" if tuning.other_kv else ""
+    cache = "with a cache" if tuning.best.cache_mib is None else "without a cache"
     named = {
-        "runner-up": tuning.runner_up, "engine's own": tuning.usual, _kv(tuning): tuning.other_kv,
-        _placement(tuning): tuning.other_placement,
+        "runner-up": tuning.runner_up, "engine's own": tuning.usual, kv: tuning.other_kv, cache: tuning.other_placement
     }  # fmt: skip
     found: dict[str, Rival] = {}
     for name, rival in named.items():
         if rival is not None and all(rival.tuned != other.tuned for other in found.values()):
             found[name] = rival
     return found
-
-
-def _kv(tuning: Tuning) -> str:
-    return f"KV in {tuning.other_kv.tuned.kv}" if tuning.other_kv else ""
 
 
 def _rule(tuning: Tuning) -> str:
@@ -157,10 +159,6 @@ def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
 
 def _by(tuning: Tuning) -> str:
     return _COMPARED[tuning.question.goal]
-
-
-def _placement(tuning: Tuning) -> str:
-    return "with a cache" if tuning.best.cache_mib is None else "without a cache"
 
 
 def _numbers(tuned: Tuned) -> list[str]:
@@ -191,7 +189,7 @@ def _changed(best: Tuned, other: Tuned) -> str:
 # --- other engines, better parts --------------------------------------------------------------------------------------
 
 
-def _other_engines(tuning: Tuning) -> list[Text | Table | str]:
+def _other_engines(tuning: Tuning) -> list[Part]:
     rows = [[rival.tuned.engine, *_numbers(rival.tuned), _compared(rival)] for rival in tuning.others]
     commands = [f"{rival.tuned.engine}: {rival.tuned.command}" for rival in tuning.others]
     refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
@@ -214,22 +212,10 @@ def _faster(slower: float) -> str:
     return f"{percent(ratio - 1)} faster" if ratio < 2 else f"{number(ratio)}x as fast"
 
 
-def _gains(tuning: Tuning) -> list[Text | Table | str]:
-    rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in tuning.gains]
-    if not rows:
-        return []
-    return ["", table((f"25% better, {tuning.best.engine}", *BETTER_IN), rows)]
-
-
-def _caveats(tuning: Tuning) -> list[Text | Table | str]:
-    told = [f"- {note}" for note in tuning.notes]
-    return ["", heading("caveats"), *told] if told else []
-
-
 # --- predicted and measured -------------------------------------------------------------------------------------------
 
 
-def check_page(checked: Sequence[Checked]) -> list[Text | Table | str]:
+def check_page(checked: Sequence[Checked]) -> list[Part]:
     """Predicted times and memory next to those that the engine had on this machine."""
     kinds = list(dict.fromkeys(kind for one in checked for kind in one.memory))
     rows = [

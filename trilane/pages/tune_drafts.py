@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
-
 from trilane.common.units import in_gb
-from trilane.pages.output import heading, number, percent, table
-from trilane.study.tune.drafts import MEASURED_LESS, WORTH_DRAFTING
-
-if TYPE_CHECKING:
-    from trilane.study.tune.drafts import DraftAnswer, Drafted
+from trilane.pages.output import Part, heading, number, percent, table
+from trilane.study.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnswer, Drafted
 
 _ABOUT = (
     "accepted: drafts that the model would have written, of those behind accepted ones; it depends on the text, and is "
@@ -21,7 +13,7 @@ _ABOUT = (
 _PUBLISHED = "; 76% (Gemma 4 31B) and 88% (Qwen3.6-35B-A3B) were published of llama.cpp; --draft-acceptance names yours"
 
 
-def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Text | Table | str]:
+def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     """Nothing without drafts. ``asked``: whether the acceptance was."""
     if answer is None:
         return []

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
 
 from trilane.pages.fit_engine import PARTS
-from trilane.pages.output import heading, number, percent, table
-
-if TYPE_CHECKING:
-    from trilane.study.tune.tuned import Tuned
+from trilane.pages.output import Part, heading, number, percent, table
+from trilane.study.tune.tuned import Tuned
 
 _BAR = 40  # letters of the longest bar
 
 
-def timeline_page(tuned: Tuned) -> list[Text | Table | str]:
+def timeline_page(tuned: Tuned) -> list[Part]:
     """What happens in the time of one token, part by part, and in how many layers."""
     rows = list(_timeline(tuned))
     made = table(("part", "layers", "ms a layer", "ms", "share", ""), rows)

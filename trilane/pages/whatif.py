@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
+import pandas as pd
 
-from trilane.pages.output import heading, legend, reason_of, table
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from policies.protocols import PolicyKind
-    from trilane.figures.sweep_means import SweepMeans
+from policies.protocols import PolicyKind
+from trilane.figures.heat_map import fastest_cells, left_to_gain
+from trilane.figures.marks import marked, meanings
+from trilane.figures.sweep_means import SweepMeans
+from trilane.figures.winners import fastest, gain, hardly_matters, intervals, tally, times_table
+from trilane.figures.words import setting_words, value_text, value_words
+from trilane.pages.output import Part, heading, legend, reason_of, table
+from trilane.study.sweep.axes import axis_label
 
 _TITLE = 12  # letters of a column's name, from which on it is broken
 _MEANINGS = {
@@ -25,7 +24,7 @@ _MEANINGS = {
 }
 
 
-def page(means: SweepMeans, axes: Sequence[str]) -> list[Table | Text | str]:
+def page(means: SweepMeans, axes: Sequence[str]) -> list[Part]:
     """The question, the table, and what its columns and marks mean."""
     remark = [f"\n{means.tuned}"] if means.tuned else []
     if len(axes) == 1:
@@ -34,13 +33,8 @@ def page(means: SweepMeans, axes: Sequence[str]) -> list[Table | Text | str]:
     return [title, *_by_cell(means, axes[0], axes[1]), *remark]
 
 
-def _by_policy(means: SweepMeans, axis: str) -> list[Table | Text | str]:
+def _by_policy(means: SweepMeans, axis: str) -> list[Part]:
     """A line a value, a column a policy, then the clairvoyant run, the bound, and tokens per second."""
-    from trilane.figures.marks import marked
-    from trilane.figures.winners import times_table
-    from trilane.figures.words import value_text
-    from trilane.study.sweep.axes import axis_label
-
     real = times_table(means.real, axis, means.axis(axis))
     clairvoyant = times_table(means.clairvoyant, axis, means.axis(axis)).reindex(real.index)
     bounds = means.bounds.set_index(axis)["tpot_ms"].reindex(real.index)
@@ -57,7 +51,7 @@ def _by_policy(means: SweepMeans, axis: str) -> list[Table | Text | str]:
     ]
     names = [marked(*policy) for policy in (*real.columns, *clairvoyant.columns)]
     columns = [axis_label(axis), *names, "lower bound", "tokens/s"]
-    return [table(list(map(_broken, columns)), lines), legend({**_MEANINGS, **_marks(means.kinds)})]
+    return [table(list(map(_broken, columns)), lines), legend({**_MEANINGS, **meanings(means.kinds)})]
 
 
 def _broken(name: str) -> str:
@@ -75,13 +69,8 @@ def _cell(time: float, fastest: float | None = None) -> str:
     return text if fastest is None else f"{text} {'<' if time == fastest else ' '}"
 
 
-def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Table | Text | str]:
+def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Part]:
     """A line a value of the first axis, a column a value of the second; below each time what is left to gain."""
-    from trilane.figures.heat_map import fastest_cells, left_to_gain
-    from trilane.figures.marks import marked
-    from trilane.figures.words import value_text, value_words
-    from trilane.study.sweep.axes import axis_label
-
     cells = fastest_cells(means)
     texts = {
         (cell[rows], cell[columns]): f"{marked(cell['policy'], cell['kind'])} {cell['tpot_ms']:,.2f}\n"
@@ -94,21 +83,11 @@ def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Table | Text | 
     ]
     header = [axis_label(rows), *(value_words(columns, value) for value in means.axis(columns))]
     kinds = {*cells["kind"], *means.clairvoyant["kind"]}
-    return [table(header, lines), legend({**_marks(kinds), "bound": _MEANINGS["lower bound"]})]
-
-
-def _marks(kinds: Collection[PolicyKind]) -> dict[str, str]:
-    from trilane.figures.marks import meanings
-
-    return meanings(kinds)
+    return [table(header, lines), legend({**meanings(kinds), "bound": _MEANINGS["lower bound"]})]
 
 
 def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
     """What the table shows, by the rules of ``trilane.figures.winners``; of two axes, for each value of the second."""
-    from trilane.figures.heat_map import fastest_cells
-    from trilane.figures.winners import fastest, gain, tally, times_table
-    from trilane.figures.words import setting_words
-
     if len(axes) == 1:
         return _findings(times_table(means.real, axes[0], means.axis(axes[0])))
     cells = fastest_cells(means)
@@ -122,9 +101,6 @@ def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
 
 def _findings(times: pd.DataFrame) -> list[str]:
     """What is gained, which policy is fastest, also of those that keep the routing, and where it hardly matters."""
-    from policies.protocols import PolicyKind
-    from trilane.figures.winners import fastest, gain, hardly_matters, intervals
-
     exact = times[[policy for policy in times.columns if policy[1] == PolicyKind.KEEPS]]
     said = [gain(times), _throughput(times), fastest(times)]
     if any(part.policy[1] != PolicyKind.KEEPS for part in intervals(times)) and exact.shape[1]:
@@ -149,8 +125,6 @@ def _sentence(text: str) -> str:
 
 def failures(results: pd.DataFrame, axes: Sequence[str]) -> list[str]:
     """What could not run, and why: a line a reason, with its values and policies."""
-    from trilane.figures.words import value_words
-
     failed = results[results["error"] != ""]
     lines = []
     for _, rows in failed.groupby(failed["error"].map(reason_of), sort=False):
