@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sim.costs.engine import InferenceEngine
 from trilane.common.files import atomic_path
+from trilane.pages.markdown import bullets, markdown_table
 from trilane.pages.output import signed_percent
 from trilane.study.validation.engine_rows import MEDIAN_AIM, QUIET, WORST_AIM, EngineRow, EngineSummary, write_rows
 
@@ -53,39 +54,27 @@ def write_engine_report(rows: Sequence[EngineRow], folder: Path, engine: Inferen
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(rows, folder / "rows.csv")
     save_figure(plot_engine(rows, machine), folder / "scatter.png")
-    with atomic_path(folder / "report.md") as aside:
-        aside.write_text(_page(rows, engine, machine), encoding="utf-8")
-
-
-def _page(rows: Sequence[EngineRow], engine: InferenceEngine, machine: str) -> str:
-    found = EngineSummary.of(rows)
     far = [row for row in sorted(rows, key=lambda row: -abs(row.error)) if abs(row.error) > WORST_AIM]
     parts = [
         "# llama.cpp, predicted and measured",
         f"{machine}. Models of random weights, all layers. Predicted by `{engine.name}`: {engine.about}.",
-        _bullets(summary_lines(found)),
+        bullets(summary_lines(EngineSummary.of(rows))),
         "![Predicted against measured times](scatter.png)",
-        f"## Errors above {WORST_AIM:.0%}", _bullets(map(_failure, far)) if far else "None.",
-        "## All scenarios", _markdown(*engine_table(rows)),
-        _bullets(f"*{key}*: {text}" for key, text in MEANINGS.items()),
+        f"## Errors above {WORST_AIM:.0%}", bullets(map(_failure, far)) if far else "None.",
+        "## All scenarios", markdown_table(*engine_table(rows)),
+        bullets(f"*{key}*: {text}" for key, text in MEANINGS.items()),
     ]  # fmt: skip
-    return "\n\n".join(parts) + "\n"
+    with atomic_path(folder / "report.md") as aside:
+        aside.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _failure(row: EngineRow) -> str:
+    split = "" if row.n_cpu_moe is None else f", --n-cpu-moe {row.n_cpu_moe}"
     return (
-        f"{row.model}{_split(row)}, {row.work}, {_threads(row)}: {row.error:+.1%} "
+        f"{row.model}{split}, {row.work}, {row.threads} thread{'s' * (row.threads > 1)}: {row.error:+.1%} "
         f"({row.predicted_ms:,.1f} ms predicted, {row.measured_ms:,.1f} measured, {row.low_ms:,.1f} to "
         f"{row.high_ms:,.1f})"
     )
-
-
-def _split(row: EngineRow) -> str:
-    return "" if row.n_cpu_moe is None else f", --n-cpu-moe {row.n_cpu_moe}"
-
-
-def _threads(row: EngineRow) -> str:
-    return "1 thread" if row.threads == 1 else f"{row.threads} threads"
 
 
 def _line(row: EngineRow) -> list[str]:
@@ -93,12 +82,3 @@ def _line(row: EngineRow) -> list[str]:
         str(row.threads), f"{row.depth:,}", str(row.tokens), f"{row.measured_ms:,.2f}", f"{row.spread:.1%}",
         f"{row.predicted_ms:,.2f}", signed_percent(row.error), signed_percent(row.null_error),
     ]  # fmt: skip
-
-
-def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(headers) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [[h.replace("\n", " ") for h in headers], rule, *lines])
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

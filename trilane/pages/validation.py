@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sim.runs.vocabulary import LANES
 from trilane.common.files import atomic_path
 from trilane.common.units import MIB
+from trilane.pages.markdown import bullets, markdown_table
 from trilane.pages.output import number, percent, signed_percent
 from trilane.study.validation.agreement import Agreement, in_words, name_of
 from trilane.study.validation.agreement_summary import WORST_AIM
@@ -23,17 +24,17 @@ MEANINGS = {
     "copies": "expert copies of the run: predicted - measured",
     "plans": "plans that timing changed between simulator and executor; ! law 10 broken, blank: not checked",
 }
-_Table = tuple[list[str], list[list[str]]]
 
 
-def table_of(agreement: Agreement) -> _Table:
+def table_of(agreement: Agreement) -> tuple[list[str], list[list[str]]]:
     """Headers, and a line of text cells for each scenario: groups in the order given, the fastest measured first."""
     headers = [
         "policy", *(name_of(key) for key in agreement.varying),
         "TPOT ms\nmeasured", "TPOT\n+/-", "TPOT ms\npredicted", "TPOT\nerror", "null\nerror",
         "TTFT ms\nmeasured", "TTFT\nerror", *(f"busy\n{lane}" for lane in LANES), "hits", "copies", "plans",
     ]  # fmt: skip
-    places = [place for group in agreement.groups for place in _fastest_first(agreement, group)]
+    times = [comparison.tpot_ms.median for comparison in agreement.comparisons]
+    places = [place for group in agreement.groups for place in sorted(group, key=times.__getitem__)]
     return headers, [_line(agreement, place) for place in places]
 
 
@@ -75,35 +76,29 @@ def write_report(
     ``machine``: facts by name; ``when`` it was measured; ``command`` that measures it again; ``pictures``: captions by
     file, relative to the page; ``notes``: further results, a line each.
     """
-    with atomic_path(path) as aside:
-        aside.write_text(_page(agreement, machine, when, command, pictures or {}, notes), encoding="utf-8")
-
-
-def _page(
-    agreement: Agreement, machine: Mapping[str, str], when: str, command: str, pictures: Mapping[str, str],
-    notes: Sequence[str],
-) -> str:  # fmt: skip
     found = agreement.summary
+    far_off = "\n".join(line if line.startswith(" ") else f"- {line}" for line in failure_lines(agreement))
     parts = [
         "# Simulated and measured",
         f"{found.scenarios} scenarios, each measured at least {found.repeats} times and predicted from "
         f"microbenchmarks alone: the median TPOT error is {found.median_error:.1%}, that of the null model "
         f"{percent(found.median_null_error, 1)}.",
-        _bullets(map(str, agreement.verdicts)),
-        "## The machine", _bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
-        "## Settings", _bullets(_settings(agreement)),
-        "## Results", _bullets([*summary_lines(agreement)[len(agreement.verdicts) :], *notes]),
-        *(f"![{caption}]({file})\n\n{caption}" for file, caption in pictures.items()),
-        f"## Errors above {WORST_AIM:.0%}", "\n".join(_indented(failure_lines(agreement))) or "None.",
-        "## All scenarios", _markdown(*table_of(agreement)), _bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),
+        bullets(map(str, agreement.verdicts)),
+        "## The machine", bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
+        "## Settings", bullets(_settings(agreement)),
+        "## Results", bullets([*summary_lines(agreement)[len(agreement.verdicts) :], *notes]),
+        *(f"![{caption}]({file})\n\n{caption}" for file, caption in (pictures or {}).items()),
+        f"## Errors above {WORST_AIM:.0%}", far_off or "None.",
+        "## All scenarios", markdown_table(*table_of(agreement)), bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),
         "## By lane", _lanes(agreement),
-        "## By policy", _markdown(HEADERS, policy_lines(agreement)),
+        "## By policy", markdown_table(HEADERS, policy_lines(agreement)),
         "## Ranking", _rankings(agreement),
         "## Hits, copies and bytes of whole runs", _memory(agreement),
         *_law(agreement),
         "## Command", f"```\n{command}\n```",
     ]  # fmt: skip
-    return "\n\n".join(parts) + "\n"
+    with atomic_path(path) as aside:
+        aside.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _settings(agreement: Agreement) -> list[str]:
@@ -114,16 +109,8 @@ def _settings(agreement: Agreement) -> list[str]:
         if key not in (*varying, "policy", "parameters") and value not in (None, {}, [])
     ]  # fmt: skip
     names = f"policies: {', '.join(f'`{name}`' for name in dict.fromkeys(agreement.names))}"
-    return [names, *(_values(agreement, key) for key in varying), *same]
-
-
-def _values(agreement: Agreement, key: str) -> str:
-    texts = dict.fromkeys(in_words(key, comparison.scenario[key]) for comparison in agreement.comparisons)
-    return f"{name_of(key)}: {', '.join(texts)}"
-
-
-def _fastest_first(agreement: Agreement, group: Iterable[int]) -> list[int]:
-    return sorted(group, key=lambda place: agreement.comparisons[place].tpot_ms.median)
+    values = {key: dict.fromkeys(in_words(key, one.scenario[key]) for one in agreement.comparisons) for key in varying}
+    return [names, *(f"{name_of(key)}: {', '.join(texts)}" for key, texts in values.items()), *same]
 
 
 def _line(agreement: Agreement, place: int) -> list[str]:
@@ -153,7 +140,7 @@ def _lanes(agreement: Agreement) -> str:
          agreement.title(error.worst_place)]
         for lane, error in agreement.lane_errors.items()
     ]  # fmt: skip
-    return _markdown(headers, lines, text_columns=(0, 4))
+    return markdown_table(headers, lines, text_columns=(0, 4))
 
 
 def _memory(agreement: Agreement) -> str:
@@ -167,7 +154,7 @@ def _memory(agreement: Agreement) -> str:
         return same
     lines = [[agreement.title(place), *_memory_cells(agreement.comparisons[place])] for place in places]
     headers = ["measured (median) / predicted", "hits", "demand", "prefetches", "swaps", "MiB copied"]
-    return f"{same} The others:\n\n{_markdown(headers, lines)}"
+    return f"{same} The others:\n\n{markdown_table(headers, lines)}"
 
 
 def _memory_cells(comparison: RunComparison) -> list[str]:
@@ -183,15 +170,11 @@ def _rankings(agreement: Agreement) -> str:
     headers = ["setting", "policies", "tau", "null model's", "without ties", "in the wrong order", "ties of repeats"]
     lines = [
         [", ".join(f"{name_of(k)} {v}" for k, v in agreement.settings(place).items()) or "all", str(len(r.policies)),
-         number(r.tau, 2), number(r.null_tau, 2), number(r.tau_beyond_spread, 2), _pairs(r.discordant),
-         str(len(r.ties))]
+         number(r.tau, 2), number(r.null_tau, 2), number(r.tau_beyond_spread, 2),
+         ", ".join(f"{fast} before {slow}" for fast, slow in r.discordant) or "none", str(len(r.ties))]
         for place, r in agreement.rankings.items()
     ]  # fmt: skip
-    return _markdown(headers, lines, text_columns=(0, 5))
-
-
-def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{fast} before {slow}" for fast, slow in pairs) or "none"
+    return markdown_table(headers, lines, text_columns=(0, 5))
 
 
 def _law(agreement: Agreement) -> list[str]:
@@ -202,18 +185,4 @@ def _law(agreement: Agreement) -> list[str]:
         f"{agreement.title(place)}: {comparison.parity.to_dict()}"
         for place, comparison in enumerate(agreement.comparisons) if comparison.parity and not comparison.parity.held
     ]  # fmt: skip
-    return ["## Parity", f"{agreement.verdicts[-1]}.", *([_bullets(broken)] if broken else [])]
-
-
-def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
-    rule = ["---" if place in text_columns else "---:" for place in range(len(headers))]
-    rows = [[header.replace("\n", " ") for header in headers], rule, *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [line if line.startswith(" ") else f"- {line}" for line in lines]
+    return ["## Parity", f"{agreement.verdicts[-1]}.", *([bullets(broken)] if broken else [])]

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from trilane.pages.markdown import markdown_table
 from trilane.pages.output import (
     JsonOption,
     check_targets,
@@ -121,9 +122,9 @@ def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | 
     found = {name: comparable_statistics(read_any(name)) for name in progress(names, "counting")}
     figures = published_figures() if published else ()
     columns, rows, notes = _comparison(found, figures)
-    body = _markdown(columns, rows) if markdown else [table(columns, rows, wrap=published)]
+    body = markdown_table(columns, rows, newline=", ") if markdown else table(columns, rows, wrap=published)
     marks = (f"{place}. " if markdown else f"[{place}] " for place in range(1, len(notes) + 1))
-    show(json, *body, *([""] if notes else []), *map(add, marks, notes))
+    show(json, body, *([""] if notes else []), *map(add, marks, notes))
     result: dict[str, Any] = {"traces": found}
     if published:
         result["published"] = [to_dict(figure) for figure in figures]
@@ -190,8 +191,3 @@ def _column(name: str, values: Statistics) -> str:
     """The heading of a trace's column, with a second line for a synthetic trace."""
     marked = values["synthetic"] and not name.startswith("synthetic:")
     return f"{short_name(name)}\n(synthetic)" if marked else short_name(name)
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return [f"| {' | '.join(line)} |".replace("\n", ", ") for line in lines]
