@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
 from trilane.pages.output import Part, heading, legend, number, percent, signed_percent, table
-from trilane.study.accuracy.errors import QUANTITIES, Errors, Quantity, Speeds, error_of, measured
+from trilane.study.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, measured
 from trilane.study.accuracy.explanation import Explanation, TimePart
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.regimes import regime_of_row
@@ -39,19 +40,15 @@ def accuracy_page(scores: Scores, about: str, *, each_row: bool = False) -> list
 
     ``each_row``: with the measured and the predicted speed of every row, a hundred of them at most.
     """
+    first, *others = scores.predictions
+    columns = [f"\n{first}", "\nrows", "\nmachines", "\nmedian", "machine\nmedian", "\nbias", "within\n20%",
+               *(f"median:\n{name}" for name in others)]  # fmt: skip
     parts: list[Part] = [heading(about), "", *(_rows(scores) if each_row else [])]
     for quantity in QUANTITIES:
-        lines = list(_lines(scores, quantity))
-        if lines:
-            parts += [heading(_TITLES[quantity]), table(_columns(scores), lines), ""]
+        if lines := list(_lines(scores, quantity)):
+            parts += [heading(_TITLES[quantity]), table(columns, lines), ""]
     parts += [*_far(scores), *_left_out(scores)]
     return [*parts, legend({**_MEANINGS, **{name: _NAMES[name] for name in scores.predictions}}).lstrip("\n")]
-
-
-def _columns(scores: Scores) -> list[str]:
-    first, *others = scores.predictions
-    return [f"\n{first}", "\nrows", "\nmachines", "\nmedian", "machine\nmedian", "\nbias", "within\n20%",
-            *(f"median:\n{name}" for name in others)]  # fmt: skip
 
 
 def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
@@ -64,18 +61,12 @@ def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
             continue
         if by != before:
             yield [f"by {by}", *[""] * (width - 1)]
-        before = by
-        name = group if by == "all" else f"  {group}"
+        before, found = by, errors[first]
         yield [
-            name,
-            *_cells(errors[first]),
+            group if by == "all" else f"  {group}", str(found.rows), str(found.machines), percent(found.median),
+            percent(found.by_machine), signed_percent(found.bias), percent(found.within_20),
             *(percent(errors[each].median) if each in errors else "-" for each in others),
-        ]
-
-
-def _cells(errors: Errors) -> list[str]:
-    return [str(errors.rows), str(errors.machines), percent(errors.median), percent(errors.by_machine),
-            signed_percent(errors.bias), percent(errors.within_20)]  # fmt: skip
+        ]  # fmt: skip
 
 
 def _rows(scores: Scores) -> list[Part]:
@@ -112,13 +103,9 @@ def _speeds_line(scores: Scores, quantity: Quantity, row: MeasuredRow) -> list[s
 
 def _left_out(scores: Scores) -> list[Part]:
     """How many rows were not asked, by reason."""
-    counts: dict[str, list[str]] = {}
-    for row_id, reason in scores.left_out.items():
-        counts.setdefault(reason, []).append(row_id)
-    if not counts:
-        return []
-    lines = [[str(len(ids)), reason] for reason, ids in sorted(counts.items(), key=lambda each: -len(each[1]))]
-    return [heading(f"{len(scores.left_out)} rows were not asked"), table(["rows", "why"], lines, 2), ""]
+    lines = [[str(count), reason] for reason, count in Counter(scores.left_out.values()).most_common()]
+    title = heading(f"{len(scores.left_out)} rows were not asked")
+    return [title, table(["rows", "why"], lines, 2), ""] if lines else []
 
 
 # --- one row ----------------------------------------------------------------------------------------------------------

@@ -3,67 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, quartiles
+from trilane.pages.output import Part, legend, table
 
-HEADERS = ("", "tokens/s", "ms\nmedian", "ms\nquartiles", "+/-", "repeats")
-MEANINGS = {
+_HEADERS = ("", "tokens/s", "ms\nmedian", "ms\nquartiles", "+/-", "repeats")
+_MEANINGS = {
     "+/-": "half of the distance between the quartiles, over the median",
     "decode": "one token behind those in the cache; random ids, so that there is no text",
 }
 
 
-@dataclass(frozen=True)
-class EngineTimes:
-    """Quartiles of the repeats of one piece of work."""
-
-    tokens: int
-    low_ms: float
-    median_ms: float
-    high_ms: float
-    repeats: int
-
-    @classmethod
-    def of(cls, point: BenchPoint, times: Sequence[int]) -> EngineTimes:
-        """From times in ns."""
-        low, middle, high = (ns / 1e6 for ns in quartiles(times))
-        return cls(point.tokens, low, middle, high, len(times))
-
-    @property
-    def tokens_per_s(self) -> float:
-        """At the median."""
-        return 1e3 * self.tokens / self.median_ms
-
-    @property
-    def spread(self) -> float:
-        """Half of the distance between the quartiles, over the median."""
-        return (self.high_ms - self.low_ms) / 2 / self.median_ms
-
-    def cells(self) -> list[str]:
-        """Those of ``HEADERS``, but for the first."""
-        return [f"{self.tokens_per_s:.1f}", f"{self.median_ms:.2f}", f"{self.low_ms:.2f}-{self.high_ms:.2f}",
-                f"{self.spread:.1%}", str(self.repeats)]  # fmt: skip
-
-    def to_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return {"tokens_per_s": self.tokens_per_s, **vars(self), "spread": self.spread}
+def times_of(point: BenchPoint, times: Sequence[int]) -> dict[str, float]:
+    """Quartiles of the repeats (ns) of one piece of work, in ms; its speed at the median; JSON-ready."""
+    low, middle, high = (ns / 1e6 for ns in quartiles(times))
+    return {
+        "tokens_per_s": 1e3 * point.tokens / middle, "tokens": point.tokens, "low_ms": low, "median_ms": middle,
+        "high_ms": high, "repeats": len(times), "spread": (high - low) / 2 / middle,
+    }  # fmt: skip
 
 
-def times_by_work(times: Mapping[BenchPoint, Sequence[int]]) -> dict[str, EngineTimes]:
-    """The times of each point, in ns, by what is computed."""
-    return {_work(point): EngineTimes.of(point, ns) for point, ns in times.items()}
-
-
-def times_rows(found: Mapping[str, EngineTimes]) -> list[list[str]]:
-    """Lines of a table with ``HEADERS``."""
-    return [[work, *each.cells()] for work, each in found.items()]
-
-
-def times_document(found: Mapping[str, EngineTimes]) -> dict[str, Any]:
-    """For JSON."""
-    return {work: each.to_dict() for work, each in found.items()}
+def engine_times_table(found: Mapping[str, Mapping[str, float]]) -> list[Part]:
+    """Results of ``times_of``, by what is computed, with the meaning of the columns."""
+    rows = [
+        [work, f"{times['tokens_per_s']:.1f}", f"{times['median_ms']:.2f}",
+         f"{times['low_ms']:.2f}-{times['high_ms']:.2f}", f"{times['spread']:.1%}", str(times["repeats"])]
+        for work, times in found.items()
+    ]  # fmt: skip
+    return [table(_HEADERS, rows), legend(_MEANINGS)]
 
 
 def settings_line(threads: int, settings: BenchSettings) -> str:
@@ -73,5 +40,6 @@ def settings_line(threads: int, settings: BenchSettings) -> str:
     return f"{where}, {many}, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"
 
 
-def _work(point: BenchPoint) -> str:
+def work_of(point: BenchPoint) -> str:
+    """What is computed, in words."""
     return f"prompt of {point.tokens:,}" if point.tokens > 1 else f"decode at {point.depth:,} tokens"

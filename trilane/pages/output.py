@@ -208,13 +208,15 @@ def working(label: str) -> Iterator[Callable[[str], None]]:
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A fraction in percent, or a dash for a missing one."""
-    return "-" if value is None else f"{round(100 * value, digits) + 0.0:.{digits}f}%"  # + 0.0: no minus before a zero
+    """A fraction in percent, or a dash for a missing one: None or NaN."""
+    if value is None or value != value:
+        return "-"
+    return f"{round(100 * value, digits) + 0.0:.{digits}f}%"  # + 0.0: no minus before a zero
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number, or a dash for a missing one."""
-    return "-" if value is None else f"{value:,.{digits}f}"
+    """A number, or a dash for a missing one: None or NaN."""
+    return "-" if value is None or value != value else f"{value:,.{digits}f}"
 
 
 def mebibytes(size: float | None) -> str:

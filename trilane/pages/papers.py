@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
@@ -32,10 +32,9 @@ _TIMES = {
 
 def board_page(board: Scoreboard) -> list[Part]:
     """Scores by paper, the figures that are furthest off, and how many were not asked."""
-    summaries = board.summaries()
     parts: list[Part] = [
         heading("Published figures, each asked of the simulator in its paper's own setting"),
-        table(_COLUMNS, [_line(summary) for summary in summaries]), "",
+        table(_COLUMNS, map(_line, board.summaries())), "",
     ]  # fmt: skip
     parts += [*_far(board.furthest()), *_left_out(board)]
     if missing := len(board.not_played):
@@ -49,14 +48,9 @@ _COLUMNS = ("paper", "figures", "put in", f"within\n{NEAR:.0%}", f"within\n{FAR:
 
 def _line(summary: PaperSummary) -> list[str]:
     return [
-        summary.name, str(summary.figures), str(summary.put_in), _share(summary.near), _share(summary.far),
-        number(None if math.isnan(summary.median_log_ratio) else summary.median_log_ratio, 2),
-        _of(summary.same_direction), _of(summary.in_order),
+        summary.name, str(summary.figures), str(summary.put_in), percent(summary.near), percent(summary.far),
+        number(summary.median_log_ratio, 2), _of(summary.same_direction), _of(summary.in_order),
     ]  # fmt: skip
-
-
-def _share(value: float) -> str:
-    return percent(None if math.isnan(value) else value)
 
 
 def _of(counts: tuple[int, int]) -> str:
@@ -68,13 +62,14 @@ def _far(scores: Sequence[FigureScore]) -> Iterable[Part]:
         return
     yield heading(f"{len(scores)} go the wrong way or are off by more than {FAR:.0%}; the furthest are "
                   "(`trilane papers --row ID` explains one)")  # fmt: skip
-    lines = [[s.figure.id, *_values(s), _off(s), _marks(s), s.miss] for s in scores[:_MOST_FAR]]
+    lines = [[*_cells(score), score.miss] for score in scores[:_MOST_FAR]]
     yield table(["figure", "published", "simulated", "off", "", "why"], lines, widest={"why": 90})
     yield ""
 
 
-def _values(score: FigureScore) -> list[str]:
-    return [_published(score), _value(score, score.simulated)]
+def _cells(score: FigureScore) -> list[str]:
+    marks = ", ".join(["put in"] * bool(score.put_in) + ["wrong way"] * score.wrong_way)
+    return [score.figure.id, _published(score), _value(score, score.simulated), _off(score), marks]
 
 
 def _published(score: FigureScore) -> str:
@@ -104,12 +99,7 @@ def _left_out(board: Scoreboard) -> list[Part]:
 
 def figures_page(board: Scoreboard) -> list[Part]:
     """Every figure of a board, a line each."""
-    lines = [[s.figure.id, *_values(s), _off(s), _marks(s)] for s in board.scores]
-    return [table(["figure", "published", "simulated", "off", ""], lines), ""]
-
-
-def _marks(score: FigureScore) -> str:
-    return ", ".join(["put in"] * bool(score.put_in) + ["wrong way"] * score.wrong_way)
+    return [table(["figure", "published", "simulated", "off", ""], map(_cells, board.scores)), ""]
 
 
 # --- one figure -------------------------------------------------------------------------------------------------------
@@ -127,20 +117,17 @@ def figure_page(score: FigureScore, plays: Plays) -> list[Part]:
         "simulated": f"{_value(score, score.simulated)}, {_off(score)}", "put in": score.put_in,
         "contradiction": reasons(paper.contradictions, figure.id), "why it misses": score.miss,
     }  # fmt: skip
-    parts: list[Part] = [
-        heading(f"figure {figure.id}"),
-        pairs((name, text) for name, text in facts.items() if text),
-        "",
-    ]
-    parts += [heading("How the paper is read"), *(f"- {' '.join(reading.split())}" for reading in paper.readings), ""]
-    return [*parts, heading("What was played"), _played(score, plays), "", *_setting(score)]
+    return [
+        heading(f"figure {figure.id}"), pairs((name, text) for name, text in facts.items() if text), "",
+        heading("How the paper is read"), *(f"- {' '.join(reading.split())}" for reading in paper.readings), "",
+        heading("What was played"), _played(score, plays), "", *_setting(score),
+    ]  # fmt: skip
 
 
 def _played(score: FigureScore, plays: Plays) -> Table:
     """A line for each method and case: means over the draws, and the quantity of the case."""
     paper, question = score.paper, score.question
     values = case_values(paper, question, plays)
-    names = [name for name, (fact, _) in _TIMES.items()]
     lines = []
     for method in (question.method, *question.baselines):
         for case, value in zip(paper.cases(question, method), values, strict=True):
@@ -149,23 +136,19 @@ def _played(score: FigureScore, plays: Plays) -> Table:
             about = ", ".join(f"{name} {of}" for name, of in case.about.items())
             own = "-" if value is None or method != question.method else f"{value:.3g}"
             lines.append([method, about, *cells, own])
-    return table(["method", "case", *names, "quantity"], lines, text_columns=2)
+    return table(["method", "case", *_TIMES, "quantity"], lines, text_columns=2)
 
 
 def _setting(score: FigureScore) -> list[Part]:
     """Fields of the scenarios, by method, that the cases share."""
     paper, question = score.paper, score.question
-    shown: Mapping[str, str] = {
-        method: ", ".join(_fields(paper.cases(question, method)[0].draws[0].to_dict()))
-        for method in (question.method, *question.baselines)
-    }
+    shown = {}
+    for method in (question.method, *question.baselines):
+        scenario = paper.cases(question, method)[0].draws[0].to_dict()
+        shown[method] = ", ".join(f"{name} {scenario[name]}" for name in _FIELDS if scenario[name] not in (None, {}))
     draws = len(paper.cases(question, question.method)[0].draws)
     return [heading(f"The first case of each method; {draws} draw{'s' * (draws > 1)}"), legend(shown).lstrip("\n")]
 
 
 _FIELDS = ("policy", "parameters", "model", "hardware", "engine", "trace", "batch", "cached_share", "prompt_tokens",
            "generated_tokens", "sampled_steps")  # fmt: skip
-
-
-def _fields(scenario: Mapping[str, object]) -> Iterable[str]:
-    return (f"{name} {scenario[name]}" for name in _FIELDS if scenario[name] not in (None, {}))

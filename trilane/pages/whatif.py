@@ -13,7 +13,7 @@ from trilane.figures.marks import marked, meanings
 from trilane.figures.sweep_means import SweepMeans
 from trilane.figures.winners import fastest, gain, hardly_matters, intervals, tally, times_table
 from trilane.figures.words import setting_words, value_text, value_words
-from trilane.pages.output import Part, heading, legend, reason_of, table
+from trilane.pages.output import Part, heading, legend, number, reason_of, table
 from trilane.study.sweep.axes import axis_label
 
 _TITLE = 12  # letters of a column's name, from which on it is broken
@@ -42,9 +42,8 @@ def _by_policy(means: SweepMeans, axis: str) -> list[Part]:
     lines = [
         [
             value_text(axis, value),
-            *(_cell(time, real.loc[value].min()) for time in real.loc[value]),
-            *(_cell(time) for time in clairvoyant.loc[value]),
-            _cell(bounds[value]),
+            *(f"{number(time, 2)} {'<' if time == real.loc[value].min() else ' '}" for time in real.loc[value]),
+            *(number(time, 2) for time in (*clairvoyant.loc[value], bounds[value])),
             f"{1000 * batch[value] / real.loc[value].min():,.1f}",
         ]
         for value in real.index
@@ -61,12 +60,6 @@ def _broken(name: str) -> str:
     places = [match.end() for match in re.finditer(r"[ -]", name)] or [len(name)]
     place = min(places, key=lambda place: abs(place - len(name) / 2))
     return f"{name[:place].rstrip()}\n{name[place:]}"
-
-
-def _cell(time: float, fastest: float | None = None) -> str:
-    """A time, marked if it is the fastest; a dash for a missing one."""
-    text = "-" if time != time else f"{time:,.2f}"
-    return text if fastest is None else f"{text} {'<' if time == fastest else ' '}"
 
 
 def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Part]:

@@ -127,7 +127,7 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
     from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, time_points
     from realrun.llama_cpp.bench_program import program_times
-    from trilane.pages.engine_times import HEADERS, MEANINGS, settings_line, times_by_work, times_document, times_rows
+    from trilane.pages.engine_times import engine_times_table, settings_line, times_of, work_of
 
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
@@ -144,11 +144,12 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
         else:
             with _open_llama()(Path(run.gguf), settings) as context:
                 times = time_points(context, points)
-    found, engine = times_by_work(times), "llama.cpp" if program is None else f"llama.cpp ({program})"
-    show(json, heading(f"{run.gguf} with {engine}, {settings_line(threads, settings)}"),
-         table(HEADERS, times_rows(found)), legend(MEANINGS))  # fmt: skip
-    write_json({"gguf": run.gguf, "program": program, "threads": threads, "settings": settings._asdict(),
-                **times_document(found)}, json)  # fmt: skip
+    found = {work_of(point): times_of(point, ns) for point, ns in times.items()}
+    engine = "llama.cpp" if program is None else f"llama.cpp ({program})"
+    title = heading(f"{run.gguf} with {engine}, {settings_line(threads, settings)}")
+    show(json, title, *engine_times_table(found))
+    about = {"gguf": run.gguf, "program": program, "threads": threads, "settings": settings._asdict()}
+    write_json({**about, **found}, json)
 
 
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
