@@ -8,15 +8,21 @@ from pathlib import Path
 from sim.costs.engine import InferenceEngine
 from trilane.common.files import atomic_path
 from trilane.pages.markdown import bullets, markdown_table
-from trilane.pages.output import signed_percent
+from trilane.pages.output import Part, heading, legend, signed_percent, table
 from trilane.study.validation.engine_rows import MEDIAN_AIM, QUIET, WORST_AIM, EngineRow, EngineSummary, write_rows
 
-MEANINGS = {
+_MEANINGS = {
     "measured": "median time of a step: one token behind `depth` others, or a piece of a prompt of so many tokens",
     "+/-": "half of the distance between the quartiles of the repeats, over the median",
     "error": "predicted / measured - 1; null: the same of the null model, which has bytes, products and two rates",
 }
 _HEADERS = ("threads", "depth", "tokens", "ms\nmeasured", "+/-", "ms\npredicted", "error", "null\nerror")
+
+
+def engine_page(rows: Sequence[EngineRow], predicted_by: str) -> list[Part]:
+    """What is printed: a table of all scenarios, and the errors in words."""
+    title = heading(f"{len(rows)} scenarios, predicted by {predicted_by}")
+    return [title, table(*engine_table(rows)), legend(_MEANINGS), "", *summary_lines(EngineSummary.of(rows))]
 
 
 def engine_table(rows: Sequence[EngineRow]) -> tuple[list[str], list[list[str]]]:
@@ -62,7 +68,7 @@ def write_engine_report(rows: Sequence[EngineRow], folder: Path, engine: Inferen
         "![Predicted against measured times](scatter.png)",
         f"## Errors above {WORST_AIM:.0%}", bullets(map(_failure, far)) if far else "None.",
         "## All scenarios", markdown_table(*engine_table(rows)),
-        bullets(f"*{key}*: {text}" for key, text in MEANINGS.items()),
+        bullets(f"*{key}*: {text}" for key, text in _MEANINGS.items()),
     ]  # fmt: skip
     with atomic_path(folder / "report.md") as aside:
         aside.write_text("\n\n".join(parts) + "\n", encoding="utf-8")

@@ -34,6 +34,12 @@ JsonOption = Annotated[
 ]
 
 
+def report(json_target: str | None, record: Any, *parts: Part) -> None:
+    """Print what was found, and write the ``record`` of it as JSON where that was asked for."""
+    show(json_target, *parts)
+    write_json(record, json_target)
+
+
 def errors() -> Console:
     """The console of messages and progress."""
     return Console(stderr=True, highlight=False)
@@ -154,13 +160,18 @@ def writable(target: str | Path) -> Path:
     return path
 
 
-def check_targets(*targets: str | Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
+def check_targets(
+    *targets: str | Path | None, picture: str | None = None, data: bool = False,
+    inputs: Iterable[str | Path | None] = (),
+) -> None:  # fmt: skip
     """Refuse, before any work, targets that cannot be written, that are one file, or that would overwrite an input.
 
-    ``inputs`` are names that the user gave; those that are not files are ignored, and a folder stands for the files in
-    it. Raises OutputError.
+    ``picture``: one more target, of a kind that can be drawn; ``data``: a CSV goes next to it. ``inputs`` are names
+    that the user gave; those that are not files are ignored, and a folder stands for the files in it. Raises
+    OutputError, PictureError.
     """
-    paths = [writable(target) for target in targets if target is not None and str(target) != "-"]
+    drawn = [] if picture is None else [picture, *([Path(picture).with_suffix(".csv")] if data else [])]
+    paths = [writable(target) for target in (*targets, *drawn) if target is not None and str(target) != "-"]
     for place, path in enumerate(paths):
         if any(_same(path, other) for other in paths[:place]):
             raise OutputError(f"{path}: expected a file of its own for every result, two go there; name another")
@@ -169,6 +180,10 @@ def check_targets(*targets: str | Path | None, inputs: Iterable[str | Path | Non
         for file, path in product((file for file in files if file.exists()), paths):
             if _same(path, file):
                 raise OutputError(f"{path}: expected another file than the input, which would be lost; name another")
+    if picture is not None:
+        from trilane.figures.figure_files import picture_format
+
+        picture_format(picture)
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -184,14 +199,6 @@ def check_folder(target: str | None) -> None:
     nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise OutputError(f"{path}: expected a folder, {nearest} is a file")
-
-
-def check_picture(target: str | None) -> None:
-    """Refuse, before any work, a picture of a kind that cannot be drawn. Raises PictureError."""
-    if target is not None:
-        from trilane.figures.figure_files import picture_format
-
-        picture_format(target)
 
 
 def progress(items: Sequence[T], label: str) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""The page of one run, from its times down to the details, and the files that it can be written to."""
+"""The page of one run, from its times down to the details."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.common.units import MIB
-from trilane.pages.output import heading, mebibytes, note, number, pairs, percent
+from trilane.pages.output import heading, mebibytes, number, pairs, percent
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
@@ -85,20 +85,3 @@ def record_of(run: Run) -> dict[str, Any]:
     """A run as verbs write it with ``--json``: the resolved scenario, the numbers, the approximation of each layer."""
     layers = None if run.routing_errors is None else run.routing_errors.to_dict("records")
     return {"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}
-
-
-def keep_run(run: Run, about: str, spans: str | None, perfetto: str | None, gantt: str | None) -> None:
-    """Write the files that were named, and print their names."""
-    if spans:
-        run.save_spans(spans)
-    if perfetto:
-        from trilane.figures.perfetto import write_perfetto
-
-        write_perfetto([run], perfetto)
-    if gantt:
-        from trilane.figures.gantt import save_gantt
-
-        save_gantt(run, gantt, about=about)
-    for what, path in (("spans", spans), ("timeline for https://ui.perfetto.dev", perfetto), ("picture", gantt)):
-        if path:
-            note(f"{what}: {path}")

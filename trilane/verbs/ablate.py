@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, name_cell, tabulate
-from trilane.pages.output import JsonOption, check_picture, check_targets, heading, note, progress, show, write_json
+from trilane.pages.output import JsonOption, check_targets, heading, note, progress, report
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
-
-if TYPE_CHECKING:
-    from trilane.study.ablate import Ablation
 
 COLUMNS = (
     Column("", name_cell("label")),
@@ -58,24 +55,18 @@ def ablate(
     """
     from trilane.study.ablate import ablate as switch_parts
 
-    check_picture(png)
     chosen = scenario_of(scenario, changes, policy)
-    check_targets(json, png, inputs=inputs_of(scenario, chosen))
+    check_targets(json, picture=png, inputs=inputs_of(scenario, chosen))
     found = switch_parts(chosen, draws=draws, jobs=processes(jobs), watch=lambda mixes: progress(mixes, "simulating"))
     empty_line: list[dict[str, str]] = [{}] if found.all_but_one else []
     rows = [*found.ladder, *empty_line, *found.all_but_one]
     about = describe(chosen)
-    show(json, heading(f"{chosen.policy}: {about}"), *tabulate(COLUMNS, rows))
-    write_json(found._asdict(), json)
+    report(json, found._asdict(), heading(f"{chosen.policy}: {about}"), *tabulate(COLUMNS, rows))
     for row in rows:
         if row.get("refused"):
             note(f"{row['label']}: {row['refused']}")
     if png:
-        _draw(found, png, about)
+        from trilane.figures import plot_ladder, save_figure
 
-
-def _draw(found: Ablation, target: str, about: str) -> None:
-    from trilane.figures import plot_ladder, save_figure
-
-    save_figure(plot_ladder(found, about), target)
-    note(f"picture: {target}")
+        save_figure(plot_ladder(found, about), png)
+        note(f"picture: {png}")

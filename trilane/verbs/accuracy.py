@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, write_json
+from trilane.pages.output import JsonOption, check_targets, note, report
 from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def accuracy(
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all rows")
-    check_targets(json, template, plot, inputs=(check,))
-    check_picture(plot)
+    check_targets(json, template, picture=plot, inputs=(check,))
     if template is not None:
         write_template(template)
         note(f"{template}: fill in a line for each measurement, then: trilane accuracy --check {template}")
@@ -53,11 +52,9 @@ def accuracy(
     scores = scores_of(check) if check else bundled_scores()
     if row is not None:
         found = row_of(scores.rows, row)
-        show(json, *row_page(found, scores, explain(found)))
-        write_json(scores.facts(found), json)
+        report(json, scores.facts(found), *row_page(found, scores, explain(found)))
         return
-    show(json, *accuracy_page(scores, _about(scores, check), each_row=bool(check)))
-    write_json(scores.to_dict(), json)
+    report(json, scores.to_dict(), *accuracy_page(scores, _about(scores, check), each_row=bool(check)))
     if plot is not None:
         from trilane.figures import plot_accuracy, save_figure
 

@@ -10,19 +10,7 @@ import typer
 from rich.table import Table
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import (
-    JsonOption,
-    check_picture,
-    check_targets,
-    heading,
-    note,
-    percent,
-    progress,
-    show,
-    table,
-    working,
-    write_json,
-)
+from trilane.pages.output import JsonOption, check_targets, heading, note, percent, progress, report, table, working
 from trilane.verbs.inputs import policies_in, policy_files, read_any, short_name, trace_in_words
 from trilane.verbs.options import OptionError
 
@@ -60,17 +48,16 @@ def cache_curve(
     from trilane.study.cache_curve import CURVE_POLICIES
 
     names = list(CURVE_POLICIES) if policies is None else policies_in(policies)
-    check_targets(json, png, inputs=[trace, *policy_files()])
-    check_picture(png)
+    check_targets(json, picture=png, inputs=[trace, *policy_files()])
     curve = _prepared(trace, names, seed)
     points = [
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")
     ]
     routing = f"routing of {trace_in_words(trace, curve.trace)}"
     title = heading(f"hit rate by cache size, {routing}, {points[0].lookups:,} lookups")
-    show(json, title, _table(curve, names, points))
     rows = [point._asdict() for point in points]
-    write_json({"trace": trace, "synthetic": curve.trace.provenance.get("synthetic"), "points": rows}, json)
+    record = {"trace": trace, "synthetic": curve.trace.provenance.get("synthetic"), "points": rows}
+    report(json, record, title, _table(curve, names, points))
     if png:
         from trilane.figures import plot_hit_rate_curve, save_figure
 

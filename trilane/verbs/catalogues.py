@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.common.units import GB
-from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
+from trilane.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
 from trilane.pages.parts import part_facts, parts_page, quantisation_facts, quantisation_page
 from trilane.pages.profile import decisions_note, profile_page
 from trilane.verbs.inputs import policies_in, policy_files
@@ -36,12 +36,11 @@ def policies(
 
     chosen = [system(each) for each in policies_in(name)] if name else list(SYSTEMS.values())
     check_targets(json, inputs=policy_files())
-    if name:
-        show(json, *(part for entry in chosen for part in _policy_page(entry)))
-    else:
+    page = [part for entry in chosen for part in _policy_page(entry)]
+    if not name:
         columns = ["name", "GPU\nonly", "needs", "what it does"]
-        show(json, table(columns, map(_policy_row, chosen), 4, widest={"needs": 28, "what it does": 56}), _MARKS)
-    write_json({"policies": [_policy_facts(entry) for entry in chosen]}, json)
+        page = [table(columns, map(_policy_row, chosen), 4, widest={"needs": 28, "what it does": 56}), _MARKS]
+    report(json, {"policies": [_policy_facts(entry) for entry in chosen]}, *page)
 
 
 _MARKS = """
@@ -62,7 +61,7 @@ def _policy_row(entry: System) -> list[str]:
     return [indent + marked(entry.name, entry.needs.kind), gpu_only, _needs(entry.needs) or "-", entry.summary]
 
 
-def _policy_page(entry: System) -> list[Any]:
+def _policy_page(entry: System) -> list[Part]:
     system, at, _ = entry.name.partition("@")
     facts = [
         ("what it does", entry.summary),
@@ -73,13 +72,10 @@ def _policy_page(entry: System) -> list[Any]:
         *([("changes", "the routing, and with it what the model computes")] if entry.needs.changes_routing else []),
     ]
     rows = [[name, repr(default), kind] for name, kind, default in entry.parameter_table()]
-    parameters = ["", table(["parameter", "default", "type"], rows, 3, widest={"type": 70})] if rows else []
-    return [heading(entry.name), pairs(facts), *parameters, *_explanations(entry.parameters)]
-
-
-def _explanations(parameters: type) -> list[str]:
-    """Docstrings of the parameters, first the policy's own, then those that it shares with other policies."""
-    return [f"\n{cleandoc(kind.__doc__)}" for kind in parameters.__mro__ if is_dataclass(kind) and kind.__doc__]
+    columns = ["parameter", "default", "type"]
+    parameters: list[Part] = ["", table(columns, rows, 3, widest={"type": 70})] if rows else []
+    own_first = [kind.__doc__ for kind in entry.parameters.__mro__ if is_dataclass(kind) and kind.__doc__]
+    return [heading(entry.name), pairs(facts), *parameters, *(f"\n{cleandoc(text)}" for text in own_first)]
 
 
 def _policy_facts(entry: System) -> dict[str, Any]:
@@ -132,21 +128,23 @@ def models(
     if quantisations:
         shape = load_model(name or _EXAMPLE)
         facts = quantisation_facts(shape)
-        show(json, *quantisation_page(shape, facts))
-        write_json({"model": shape.name, "quantisations": facts}, json)
+        report(json, {"model": shape.name, "quantisations": facts}, *quantisation_page(shape, facts))
         return
     others = {} if name else {each: alias.model for each, alias in aliases().items()}
     shapes = [load_model(each) for each in ([name] if name else model_names()) if each not in others]
     if name:
-        show(json, heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources)))
+        page: list[Part] = [heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources))]
     else:
         columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
-        show(json, table(columns, [_model_row(shape) for shape in shapes]))
-        show(json, heading("\nnames of models with the shape of another"), pairs(sorted(others.items())))
-        show(json, "\nGB = 10^9 bytes. `trilane models NAME` shows every number with its source.")
-        show(json, "Any other model: give the path of its config.json, or of its GGUF file, in place of NAME.")
-        show(json, "NAME@q4_k_m is a model in that format; `trilane models --quantisations` lists the formats.")
-    write_json({"models": [shape.to_dict() for shape in shapes], "aliases": others}, json)
+        same = heading("\nnames of models with the shape of another")
+        page = [table(columns, map(_model_row, shapes)), same, pairs(sorted(others.items())), _OTHER_MODELS]
+    report(json, {"models": [shape.to_dict() for shape in shapes], "aliases": others}, *page)
+
+
+_OTHER_MODELS = """
+GB = 10^9 bytes. `trilane models NAME` shows every number with its source.
+Any other model: give the path of its config.json, or of its GGUF file, in place of NAME.
+NAME@q4_k_m is a model in that format; `trilane models --quantisations` lists the formats."""
 
 
 def _model_row(shape: ModelShape) -> list[str]:
@@ -182,19 +180,19 @@ def hardware(
         from trilane.machines.parts import all_parts
 
         found = all_parts()
-        show(json, *parts_page(found))
-        write_json({"parts": [part_facts(part) for part in found]}, json)
+        report(json, {"parts": [part_facts(part) for part in found]}, *parts_page(found))
         return
     machines = [load_hardware(each) for each in ([name] if name else hardware_names())]
-    if name:
-        show(json, *_machine_page(machines[0]))
-    else:
-        columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
-        show(json, table(columns, [_machine_row(machine) for machine in machines], wrap=True))
-        show(json, "\nGB = 10^9 bytes; GB/s are achieved, not nominal.")
-        show(json, "`trilane hardware NAME` shows every number with its source.")
-        show(json, "Other machines by their parts: rtx-4080+ddr5-5600; `trilane hardware --parts` lists the parts.")
-    write_json({"hardware": [_machine_facts(machine) for machine in machines]}, json)
+    columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
+    every = [table(columns, map(_machine_row, machines), wrap=True), _OTHER_MACHINES]
+    page = _machine_page(machines[0]) if name else every
+    report(json, {"hardware": [_machine_facts(machine) for machine in machines]}, *page)
+
+
+_OTHER_MACHINES = """
+GB = 10^9 bytes; GB/s are achieved, not nominal.
+`trilane hardware NAME` shows every number with its source.
+Other machines by their parts: rtx-4080+ddr5-5600; `trilane hardware --parts` lists the parts."""
 
 
 def _machine_row(machine: Hardware) -> list[str]:
@@ -204,7 +202,7 @@ def _machine_row(machine: Hardware) -> list[str]:
     ]  # fmt: skip
 
 
-def _machine_page(machine: Hardware) -> list[Any]:
+def _machine_page(machine: Hardware) -> list[Part]:
     columns = ("key", "value", "confidence", "source")
     rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
     costs = _plan_costs(machine)

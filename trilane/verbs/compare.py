@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, name_cell, tabulate
-from trilane.pages.output import (
-    JsonOption,
-    check_folder,
-    check_targets,
-    heading,
-    note,
-    percent,
-    progress,
-    show,
-    write_json,
-)
+from trilane.pages.output import JsonOption, check_folder, check_targets, heading, note, percent, progress, report
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, policies_in, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
@@ -96,8 +86,8 @@ def compare(
     rows = found.rows()
     remark = _tuned(found)
     remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), remark) if text]
-    show(json, heading(about), *tabulate(COLUMNS, rows), *remarks)
-    write_json({"scenario": found.scenario, "runs": rows, "refused": found.refused}, json)
+    record = {"scenario": found.scenario, "runs": rows, "refused": found.refused}
+    report(json, record, heading(about), *tabulate(COLUMNS, rows), *remarks)
     if out:
         _draw(found.runs, rows, Path(out), about, remark)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, heading, pairs, show, table, write_json
+from trilane.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
 
 if TYPE_CHECKING:
     from sim.costs.engine import InferenceEngine
@@ -29,18 +29,12 @@ def engines(
 
     check_targets(json, inputs=(name,))
     chosen = [load_engine(each) for each in ([name] if name else engine_names())]
-    if name:
-        show(json, *_page(chosen[0]))
-    else:
-        show(json, table(["name", "numbers", "what it is"], [_row(each) for each in chosen], 3), _NOTE)
-    write_json({"engines": [_facts(each) for each in chosen]}, json)
+    rows = [[each.name, "fitted" if each.fitted else "counted", each.about] for each in chosen]
+    page = _page(chosen[0]) if name else [table(["name", "numbers", "what it is"], rows, 3), _NOTE]
+    report(json, {"engines": [_facts(each) for each in chosen]}, *page)
 
 
-def _row(engine: InferenceEngine) -> list[str]:
-    return [engine.name, "fitted" if engine.fitted else "counted", engine.about]
-
-
-def _page(engine: InferenceEngine) -> list[Any]:
+def _page(engine: InferenceEngine) -> list[Part]:
     numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value), n.confidence, n.source]
                for key, n in engine.flat().items()]  # fmt: skip
     found = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})

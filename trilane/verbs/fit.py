@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, show, working, write_json
+from trilane.pages.output import JsonOption, check_targets, report, working
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.machine_parts import MachineParts
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
@@ -72,5 +72,4 @@ def fit(
     )  # fmt: skip
     with working("simulating the policies"):
         found = answer(question, processes(jobs))
-    show(json, *fit_page(found))
-    write_json(found.to_dict(), json)
+    report(json, found.to_dict(), *fit_page(found))

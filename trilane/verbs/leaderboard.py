@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
+from trilane.pages.output import JsonOption, check_targets, note, report, working
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, processes
 
@@ -45,14 +45,14 @@ def leaderboard(
     from trilane.study.leaderboard.standings import standings
 
     names = [] if policies is None else policies_in(policies)
-    data = None if plot is None else str(Path(plot).with_suffix(".csv"))
-    check_picture(plot)
-    check_targets(json, plot, data, play, inputs=policy_files())
+    check_targets(json, play, picture=plot, data=True, inputs=policy_files())
     found = standings(_entries(names, play, processes(jobs)))
-    show(json, *leaderboard_page(found, names), *(machine_pages(found) if details else ()))
-    write_json([{"policy": one.policy, "kind": one.kind, "score": one.score, "lowest": one.lowest,
-                 "best_in": one.best_in, "entries": [to_dict(entry) for entry in one.entries.values()]}
-                for one in found], json)  # fmt: skip
+    record = [
+        {"policy": one.policy, "kind": one.kind, "score": one.score, "lowest": one.lowest, "best_in": one.best_in,
+         "entries": [to_dict(entry) for entry in one.entries.values()]}
+        for one in found
+    ]  # fmt: skip
+    report(json, record, *leaderboard_page(found, names), *(machine_pages(found) if details else ()))
     if plot is not None:
         from trilane.figures import plot_leaderboard, save_picture
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trilane.pages.output import check_folder, check_targets, heading, legend, note, show, table, working, write_json
+from trilane.pages.output import check_folder, check_targets, heading, note, report, show, table, working, write_json
 from trilane.verbs.options import MOST_CORES, OptionError
 from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machine, machine_found
 
@@ -147,9 +147,8 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
     found = {work_of(point): times_of(point, ns) for point, ns in times.items()}
     engine = "llama.cpp" if program is None else f"llama.cpp ({program})"
     title = heading(f"{run.gguf} with {engine}, {settings_line(threads, settings)}")
-    show(json, title, *engine_times_table(found))
     about = {"gguf": run.gguf, "program": program, "threads": threads, "settings": settings._asdict()}
-    write_json({**about, **found}, json)
+    report(json, {**about, **found}, title, *engine_times_table(found))
 
 
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
@@ -191,10 +190,9 @@ def validate_llama(
     engine's predictions. ``changes``: other values of the plan's keys.
     """
     from sim.costs.engine import load_engine
-    from trilane.pages.engine_validation import MEANINGS, engine_table, summary_lines, write_engine_report
+    from trilane.pages.engine_validation import engine_page, write_engine_report
     from trilane.study.validation.earlier_rows import predicted_anew, read_rows
     from trilane.study.validation.engine_plan import EnginePlan
-    from trilane.study.validation.engine_rows import EngineSummary
     from trilane.study.validation.engine_validation import measure_plan
 
     if changes.get("hardware") == HERE:
@@ -212,10 +210,7 @@ def validate_llama(
             Path(out).mkdir(parents=True, exist_ok=True)  # models are as large as memory: next to the report
         with TemporaryDirectory(dir=out or None, prefix=".models-") as folder, working("validating") as say:
             rows = measure_plan(chosen, engine, opened, Path(folder), say, note)
-    summary = EngineSummary.of(rows)
-    show(json, heading(f"{len(rows)} scenarios, predicted by {profile}"), table(*engine_table(rows)), legend(MEANINGS),
-         "", *summary_lines(summary))  # fmt: skip
-    write_json({"rows": [{**vars(row), "error": row.error} for row in rows]}, json)
+    report(json, {"rows": [{**vars(row), "error": row.error} for row in rows]}, *engine_page(rows, profile))
     if out:
         write_engine_report(rows, Path(out), engine, f"{where}, {datetime.now(UTC):%Y-%m-%d}")
         note(f"report, table and picture are in {out}/")

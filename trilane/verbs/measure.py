@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from realrun.machine import LaneKind
-from trilane.pages.output import JsonOption, check_picture, check_targets, heading, show, working, write_json
-from trilane.pages.run import keep_run, record_of, run_page
+from trilane.pages.output import JsonOption, check_targets, heading, report, working
+from trilane.pages.run import record_of, run_page
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.llama_cpp import EngineChoice, LlamaRun, measure_llama, refuse_without_engine
 from trilane.verbs.options import (
@@ -95,17 +95,15 @@ def measure(
     refuse_without_engine(llama)
     from realrun.machine.memory_check import host_memory_given
 
-    check_picture(files.gantt)
     chosen = scenario_of(scenario, changes, policy)
     inputs = (*inputs_of(scenario, chosen), generation.model, generation.prompts, generation.vectors)
-    check_targets(*files.paths, json, generation.trace, inputs=inputs)
+    check_targets(files.spans, files.perfetto, json, generation.trace, picture=files.gantt, inputs=inputs)
     with host_memory_given(host_memory_gb):
         found = (_replayed if mode == "replay" else _generated)(chosen, lanes, lane_choice, generation)
-    show(json, *_texts(found.texts), *run_page(found.about, found.run.to_dict()))
-    record = record_of(found.run)
-    write_json({**record, "texts": found.texts} if found.texts else record, json)
-    with working("writing"):
-        keep_run(found.run, found.about, *files.paths)
+    texts = [part for n, text in enumerate(found.texts) for part in (heading(f"sequence {n}"), text, "")]
+    record = {**record_of(found.run), **({"texts": found.texts} if found.texts else {})}
+    report(json, record, *texts, *run_page(found.about, found.run.to_dict()))
+    files.write(found.run, found.about)
 
 
 class _Found(NamedTuple):
@@ -161,8 +159,3 @@ def _prompts(path: str, batch: int) -> list[str]:
         raise OptionError(f"{path}: expected {batch} prompts, one for each sequence of the batch, got {len(texts)}; "
                           f"add some, or choose --set batch={len(texts)}")  # fmt: skip
     return texts[:batch]
-
-
-def _texts(texts: list[str]) -> list[Any]:
-    """The generated texts, printed above the numbers."""
-    return [part for n, text in enumerate(texts) for part in (heading(f"sequence {n}"), text, "")]

@@ -13,10 +13,11 @@ import typer
 
 from realrun.machine import ResultPathName
 from trilane.common.errors import TrilaneError
-from trilane.pages.output import note
+from trilane.pages.output import note, working
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
+    from sim.runs.run import Run
 
 Verb = Callable[..., None]
 MOST_DRAWS = 10_000
@@ -115,10 +116,20 @@ class RunFiles:
         str | None, typer.Option(metavar="F.png", help="Draw the decode step of median duration.")
     ] = None
 
-    @property
-    def paths(self) -> tuple[str | None, ...]:
-        """All three, None for those that are not written."""
-        return self.spans, self.perfetto, self.gantt
+    def write(self, run: Run, about: str) -> None:
+        """Write the files that were named, and print their names."""
+        from trilane.figures import save_gantt, write_perfetto
+
+        with working("writing"):
+            if self.spans:
+                run.save_spans(self.spans)
+                note(f"spans: {self.spans}")
+            if self.perfetto:
+                write_perfetto([run], self.perfetto)
+                note(f"timeline for https://ui.perfetto.dev: {self.perfetto}")
+            if self.gantt:
+                save_gantt(run, self.gantt, about=about)
+                note(f"picture: {self.gantt}")
 
 
 # --- real lanes -------------------------------------------------------------------------------------------------------

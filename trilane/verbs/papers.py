@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_picture, check_targets, note, progress, show, write_json
+from trilane.pages.output import JsonOption, check_targets, note, progress, report
 from trilane.verbs.options import JobsOption, OptionError, processes
 
 
@@ -42,8 +42,7 @@ def papers(
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all figures")
-    check_targets(json, plot, play)
-    check_picture(plot)
+    check_targets(json, play, picture=plot)
     figures = chosen_figures(paper, row, headlines)
     file = PLAYED if play is None else Path(play)
     if play is not None:
@@ -52,12 +51,10 @@ def papers(
     plays = read_plays(file)
     board = scoreboard(figures, plays)
     if row is not None:
-        show(json, *figure_page(board.scores[0], plays))
-        write_json(facts_of(board.scores[0]), json)
+        report(json, facts_of(board.scores[0]), *figure_page(board.scores[0], plays))
         return
     lines = figures_page(board) if paper is not None or headlines else []
-    show(json, *lines, *board_page(board))
-    write_json(board.to_dict(), json)
+    report(json, board.to_dict(), *lines, *board_page(board))
     if plot is not None:
         from trilane.figures import plot_papers, save_figure
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
+from trilane.pages.output import JsonOption, check_targets, note, report, working
 from trilane.verbs.inputs import policy_files, policy_named
 from trilane.verbs.machine_parts import MachineParts
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
@@ -64,18 +63,15 @@ def pays(
     from trilane.study.pays.gain_map import gain_map
     from trilane.study.pays.question import PaysQuestion
 
-    check_picture(out)
     named = None if policy is None else policy_named(policy)
-    data = None if out is None else str(Path(out).with_suffix(".csv"))
-    check_targets(json, out, data, inputs=(trace, parts.machine, *policy_files()))
+    check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
     asked = workload.question(model=model, **parts.given(), trace=trace)
     with working("simulating") as say:
         found = gain_map(
             PaysQuestion(idea, asked, draws, named, x, y), processes(jobs),
             lambda done, total: say(f"simulating, {done} of {total}"),
         )  # fmt: skip
-    show(json, *pays_page(found))
-    write_json(found.to_dict(), json)
+    report(json, found.to_dict(), *pays_page(found))
     if out is not None:
         from trilane.figures import plot_pays, save_picture
 

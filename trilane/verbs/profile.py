@@ -11,7 +11,7 @@ import typer
 
 from realrun.machine import LaneKind
 from trilane.common.quoting import quoted
-from trilane.pages.output import JsonOption, check_targets, heading, note, show, table, working, write_json
+from trilane.pages.output import JsonOption, check_targets, heading, note, report, table, working
 from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
 from trilane.verbs.llama_cpp import EngineChoice, LlamaProfile, profile_llama, refuse_without_engine
@@ -190,14 +190,14 @@ def _report(found: Findings, out: str, json: str | None) -> None:
     for policy, why in found.skipped.items():
         note(f"decisions of {policy} were not timed: {why}")
     rows = [[aim.what, f"{aim.share:.0%}", f"{aim.wanted:.0%}", "met" if aim.met else "not met"] for aim in found.aims]
-    show(
-        json, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(profile), "",
+    aims = [{**aim._asdict(), "met": aim.met} for aim in found.aims]
+    record = {"hardware": found.hardware.document(), "aims": aims, "skipped": dict(found.skipped)}
+    report(
+        json, record, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(profile), "",
         heading("rates against aims"), table(("", "reached", "aim", ""), rows), f"\nwritten to {out}",
         f"use it: trilane compare --set {shlex.quote(f'hardware={out}')} ...; "
         f"check it: trilane validate examples/validation.yaml --profile {shlex.quote(out)}",
     )  # fmt: skip
-    aims = [{**aim._asdict(), "met": aim.met} for aim in found.aims]
-    write_json({"hardware": found.hardware.document(), "aims": aims, "skipped": dict(found.skipped)}, json)
 
 
 def _earlier(out: str) -> Hardware | None:

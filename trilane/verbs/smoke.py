@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from realrun.machine import LaneKind
-from trilane.pages.output import JsonOption, check_targets, note, show, write_json
-
-if TYPE_CHECKING:
-    from realrun.smoke.check import Check
+from trilane.pages.output import JsonOption, check_targets, note, report, show
 
 FAILED = 1  # exit status
 
@@ -39,15 +36,10 @@ def smoke(
     if lanes == "auto" and not has_gpu():
         note("torch finds no CUDA GPU: checking host lanes instead")
     for check in run(lambda inline: machine_for(lanes, inline=inline)):
-        show(json, line(check))
+        show(json, f"{check.outcome:<8}{check.name}: {check.why or check.figure}")
         done.append(check)
     failed = sum(check.outcome == "failed" for check in done)
-    show(json, f"\n{len(done)} checks, {failed} failed")
-    write_json({"checks": [check._asdict() for check in done], "failed": failed}, json)
+    record = {"checks": [check._asdict() for check in done], "failed": failed}
+    report(json, record, f"\n{len(done)} checks, {failed} failed")
     if failed:
         raise typer.Exit(FAILED)
-
-
-def line(check: Check) -> str:
-    """One check in words."""
-    return f"{check.outcome:<8}{check.name}: {check.why or check.figure}"

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.pages.output import (
-    JsonOption,
-    check_targets,
-    heading,
-    note,
-    pairs,
-    show,
-    working,
-    write_json,
-)
+from trilane.pages.output import JsonOption, check_targets, heading, note, pairs, report, working
 from trilane.verbs.inputs import read_any, trace_in_words
 from trilane.verbs.options import Verb, help_of
 from trilane.verbs.trace_capture import capture, check_trace_target
@@ -42,8 +33,7 @@ def info(trace: TraceArgument, json: JsonOption = None) -> None:
     read = read_any(trace)
     facts = facts_of(read)
     title = heading(f"trace {trace_in_words(trace, read)}")
-    show(json, title, pairs((name.replace("_", " "), _text(fact)) for name, fact in facts.items()))
-    write_json(facts, json)
+    report(json, facts, title, pairs((name.replace("_", " "), _text(fact)) for name, fact in facts.items()))
 
 
 def facts_of(trace: Trace) -> dict[str, Any]:

@@ -8,22 +8,20 @@ from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from trilane.pages.markdown import markdown_table
 from trilane.pages.output import (
     JsonOption,
+    Part,
     check_targets,
     heading,
     number,
     pairs,
     percent,
     progress,
-    show,
+    report,
     table,
     working,
-    write_json,
 )
 from trilane.verbs.inputs import read_any, short_name, trace_in_words
 
@@ -64,16 +62,15 @@ def _describe(name: str, json: str | None) -> None:
 
         trace = read_any(name)
         values = trace_statistics(trace)
-    show(json, *_description(trace_in_words(name, trace), values))
-    write_json(values, json)
+    report(json, values, *_description(trace_in_words(name, trace), values))
 
 
-def _description(name: str, values: Statistics) -> list[Table | Text]:
+def _description(name: str, values: Statistics) -> list[Part]:
     means, lags = values["layer_means"], values["lag_profile"]
     facts = [(key.replace("_", " "), number(value, 3)) for key, value in means.items()]
     facts.append(("prefill decode similarity", number(values["prefill_decode_similarity"], 3)))
     rows = [[str(lag["lag"]), percent(lag["probability"], 1), percent(lag["chance"], 1)] for lag in lags[:8]]
-    parts: list[Table | Text] = [
+    parts: list[Part] = [
         heading(f"trace {name}: {values['sequences']} sequences, {values['tokens']} tokens; means over layers"),
         pairs(facts),
         heading("\nchance that an expert used now is used again so many decode steps later"),
@@ -124,11 +121,8 @@ def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | 
     columns, rows, notes = _comparison(found, figures)
     body = markdown_table(columns, rows, newline=", ") if markdown else table(columns, rows, wrap=published)
     marks = (f"{place}. " if markdown else f"[{place}] " for place in range(1, len(notes) + 1))
-    show(json, body, *([""] if notes else []), *map(add, marks, notes))
-    result: dict[str, Any] = {"traces": found}
-    if published:
-        result["published"] = [to_dict(figure) for figure in figures]
-    write_json(result, json)
+    record = {"traces": found, **({"published": [to_dict(figure) for figure in figures]} if published else {})}
+    report(json, record, body, *([""] if notes else []), *map(add, marks, notes))
 
 
 def comparable_statistics(trace: Trace) -> dict[str, Any]:

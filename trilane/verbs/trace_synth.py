@@ -5,21 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from trilane.pages.output import (
-    JsonOption,
-    check_targets,
-    heading,
-    legend,
-    note,
-    number,
-    show,
-    table,
-    working,
-    write_json,
-)
+from trilane.pages.output import JsonOption, Part, check_targets, heading, legend, note, number, report, table, working
 from trilane.verbs.inputs import read_any
 from trilane.verbs.options import OptionError
 
@@ -65,8 +52,7 @@ def synth(
         shape, routing = _routing(like, fit)
         synthesis = Synthesis(routing, sequences, prompt_tokens, generated_tokens, seed)
         write_trace(synthetic_trace(shape, synthesis), output)
-    show(json, *_page(shape, routing))
-    write_json({"synthetic": routing.source, "routing": routing.to_dict()}, json)
+    report(json, {"synthetic": routing.source, "routing": routing.to_dict()}, *_page(shape, routing))
     note(f"synthetic trace: {output}; compare it with published figures: trilane trace stats {output} --published")
 
 
@@ -85,7 +71,7 @@ def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, Rou
     return shape, nearest_routing(shape, estimate_routing(trace, trace_name, trace.shape.name, trace.checksum))
 
 
-def _page(shape: ModelShape, routing: RoutingModel) -> list[Table | Text | str]:
+def _page(shape: ModelShape, routing: RoutingModel) -> list[Part]:
     """The statistics of the synthetic routing next to those of the real trace."""
     rows = [
         [row.statistic, "" if row.fitted else "*", *(number(value, 3) for value in (row.real, row.synthetic)),

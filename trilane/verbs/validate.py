@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import (
-    JsonOption,
-    check_folder,
-    check_targets,
-    heading,
-    legend,
-    note,
-    show,
-    table,
-    working,
-    write_json,
-)
+from trilane.pages.output import JsonOption, check_folder, check_targets, heading, legend, note, report, table, working
 from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
 from trilane.verbs.llama_cpp import EngineChoice, LlamaValidation, refuse_without_engine, validate_llama
 from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption, grouped
@@ -117,8 +106,7 @@ def validate(
     begin = datetime.now(UTC)
     with host_memory_given(host_memory_gb), stopping(time_limit) as stop:
         found = _run(chosen, profile, Path(out) / JOURNAL if out else None, stop)
-    _show(found, chosen, json)
-    write_json({**found.agreement.to_dict(), "runs": _runs(found)}, json)
+    _print(found, chosen, json)
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         _report(found, Path(out), when)
@@ -140,12 +128,6 @@ def _read_plan(
             settings += [setting] * (setting not in settings)
         chosen = replace(chosen, scenarios=tuple(each.with_(policy=name) for each in settings for name in names))
     return chosen if repeats is None else replace(chosen, repeats=repeats)
-
-
-def _runs(found: Validated) -> dict[str, object]:
-    """The number of measured runs, of how many, and why not all."""
-    ended = found.ended
-    return {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
 
 
 def _end(found: Validated, stop: Stop) -> None:
@@ -173,14 +155,14 @@ def _run(chosen: ValidationPlan, profile: str, journal: Path | None, stop: Stop)
         machine.close()
 
 
-def _show(found: Validated, chosen: ValidationPlan, json: str | None) -> None:
+def _print(found: Validated, chosen: ValidationPlan, json: str | None) -> None:
     from trilane.pages.validation import MEANINGS, failure_lines, summary_lines, table_of
 
-    agreement = found.agreement
-    headers, lines = table_of(agreement)
-    show(json, heading(f"{len(chosen.scenarios)} scenarios, {chosen.repeats} runs each, on {found.hardware.name}"),
-         table(headers, lines, text_columns=1), legend(MEANINGS), "", *summary_lines(agreement), *found.notes, "",
-         *failure_lines(agreement))  # fmt: skip
+    agreement, ended = found.agreement, found.ended
+    runs = {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
+    title = heading(f"{len(chosen.scenarios)} scenarios, {chosen.repeats} runs each, on {found.hardware.name}")
+    report(json, {**agreement.to_dict(), "runs": runs}, title, table(*table_of(agreement)), legend(MEANINGS), "",
+           *summary_lines(agreement), *found.notes, "", *failure_lines(agreement))  # fmt: skip
 
 
 def _report(found: Validated, folder: Path, when: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import JsonOption, check_picture, check_targets, note, show, working, write_json
+from trilane.pages.output import JsonOption, check_targets, note, report, working
 from trilane.verbs.inputs import inputs_of, policies_in, scenario_of
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
@@ -66,29 +66,30 @@ def whatif(
     from trilane.figures.words import sampled_in
     from trilane.pages.whatif import failures, findings, page
 
-    check_picture(png)
     chosen = scenario_of(scenario, changes)
-    names = list(POLICIES) if policies is None else policies_in(policies)
-    check_targets(json, png, _csv_of(png), inputs=inputs_of(scenario, chosen))
+    policy_names = list(POLICIES) if policies is None else policies_in(policies)
+    check_targets(json, picture=png, data=True, inputs=inputs_of(scenario, chosen))
     axes = axes_in(vary)
-    results = _simulated(chosen, axes, names, draws, processes(jobs))
+    results = _simulated(chosen, axes, policy_names, draws, processes(jobs))
     if (results["error"] != "").all():
         raise OptionError(f"no value can run: {results['error'].iloc[0].partition(': ')[2]}")
     means = means_of(results, asked=list(axes))
-    says = findings(means, list(axes))
-    for line in (reasons := failures(results, list(axes))):
+    names, says, rows = list(axes), findings(means, list(axes)), means.frame().astype(object)
+    for line in (reasons := failures(results, names)):
         note(line)
-    remark = sampled_in(results)
-    show(json, *page(means, list(axes)), *([f"\n{remark}"] if remark else []), "", *says)
-    if draws == 1:
-        note("one draw: a difference of a few percent may be chance; --draws 5 shows the spread")
-    rows = means.frame().astype(object)
-    write_json({
+    remarks = [f"\n{remark}"] if (remark := sampled_in(results)) else []
+    record = {
         "scenario": chosen.to_dict(), "axes": {name: list(values) for name, values in axes.items()},
         "rows": rows.where(rows.notna(), None).to_dict("records"), "left_out": reasons, "says": says,
-    }, json)  # fmt: skip
+    }  # fmt: skip
+    report(json, record, *page(means, names), *remarks, "", *says)
+    if draws == 1:
+        note("one draw: a difference of a few percent may be chance; --draws 5 shows the spread")
     if png:
-        _draw(means, list(axes), png)
+        from trilane.figures import plot_heat_map, plot_tpot_lines, save_picture
+
+        picture = plot_tpot_lines(means, *names) if len(names) == 1 else plot_heat_map(means, *names)
+        note(f"picture: {png}, and what it draws: {save_picture(picture, png)}")
 
 
 def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -132,16 +133,3 @@ def _simulated(
         note(f"{count:,} simulations")
     with working("simulating") as say:
         return sweep(grid, jobs=jobs, watch=lambda now: say(f"simulating, {now.done} of {now.total}"))
-
-
-def _csv_of(png: str | None) -> str | None:
-    from pathlib import Path
-
-    return None if png is None else str(Path(png).with_suffix(".csv"))
-
-
-def _draw(means: Any, axes: Sequence[str], png: str) -> None:
-    from trilane.figures import plot_heat_map, plot_tpot_lines, save_picture
-
-    picture = plot_tpot_lines(means, axes[0]) if len(axes) == 1 else plot_heat_map(means, axes[0], axes[1])
-    note(f"picture: {png}, and what it draws: {save_picture(picture, png)}")
