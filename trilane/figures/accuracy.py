@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks, tidy
-from trilane.study.accuracy.errors import QUANTITIES, Errors, Quantity, errors_of, measured
+from trilane.figures.identity_line import BAND, identity_axes, identity_handles, point_handle
+from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page
+from trilane.study.accuracy.errors import QUANTITIES, Quantity, errors_of, measured
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.regimes import REGIMES, Regime, regime_of_row
 from trilane.study.accuracy.scores import HELD_OUT, Scores
@@ -21,7 +20,7 @@ _COLOURS: dict[Regime, str] = dict(
     zip(REGIMES, (BLUE, GREEN, ORANGE, VERMILLION, PURPLE, "#000000", SKY, "#8C564B"), strict=True)
 )
 _SHAPES: dict[Regime, str] = dict(zip(REGIMES, "os^DvPX*", strict=True))
-_BAND, _NEAR = "#E3F1EA", 0.2
+_BANDS = {0.2: BAND}
 _FAR_OFF, _MOST_NAMES = 0.5, 9
 _UNITS: dict[Quantity, str] = {"decode": "tokens a second of one sequence", "prompts": "prompt tokens a second"}
 
@@ -49,8 +48,12 @@ def plot_accuracy(scores: Scores) -> Figure:
     for ax, (quantity, points) in zip(axes, panels.items(), strict=True):
         _panel(ax, quantity, points)
         _names(ax, scores, quantity, points)
-    present = [regime for regime in REGIMES if any(regime_of_row(row) == regime for row in scores.rows)]
-    legend_of(part, _handles(present), 5)
+    there = set(map(regime_of_row, scores.rows))
+    regimes = [
+        point_handle(regime, marker=_SHAPES[regime], color=_COLOURS[regime], markersize=6)
+        for regime in REGIMES if regime in there
+    ]  # fmt: skip
+    legend_of(part, [*regimes, *identity_handles(_BANDS)], 5)
     return figure
 
 
@@ -66,12 +69,12 @@ def _points(scores: Scores, quantity: Quantity) -> list[_Point]:
 def _headline(scores: Scores) -> str:
     """Median errors of the rows that count."""
     found = {quantity: errors_of(scores.counted, scores.first, quantity) for quantity in QUANTITIES}
-    texts = [f"{quantity} {errors.median:.0%} ({_counts(errors)})" for quantity, errors in found.items() if errors]
+    texts = [
+        f"{quantity} {errors.median:.0%} ({errors.rows} speed{'s' * (errors.rows > 1)}, "
+        f"{errors.machines} machine{'s' * (errors.machines > 1)})"
+        for quantity, errors in found.items() if errors
+    ]  # fmt: skip
     return f"Median error: {', '.join(texts)}" if texts else "Predicted against measured speeds"
-
-
-def _counts(errors: Errors) -> str:
-    return f"{errors.rows} speed{'s' * (errors.rows > 1)}, {errors.machines} machine{'s' * (errors.machines > 1)}"
 
 
 def _about(name: str, scores: Scores) -> str:
@@ -83,23 +86,15 @@ def _about(name: str, scores: Scores) -> str:
 def _panel(ax: Axes, quantity: Quantity, points: Sequence[_Point]) -> None:
     values = [value for point in points for value in (point.measured, point.predicted)]
     ends = (min(values) / 1.4, max(values) * 1.4)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.fill_between(ends, [(1 - _NEAR) * x for x in ends], [(1 + _NEAR) * x for x in ends], color=_BAND, linewidth=0)
-    ax.plot(ends, ends, color="black", linewidth=1)
+    identity_axes(ax, ends, _BANDS)
     for point in points:
         regime = regime_of_row(point.row)
         counts = point.row.quality != "C"
         ax.plot(point.measured, point.predicted, _SHAPES[regime], markersize=6, markeredgewidth=0.8, alpha=0.9,
                 markeredgecolor="white" if counts else _COLOURS[regime],
                 markerfacecolor=_COLOURS[regime] if counts else "white")  # fmt: skip
-    ax.set(xlim=ends, ylim=ends, aspect="equal")
-    for axis in (ax.xaxis, ax.yaxis):
-        round_ticks(axis, *ends)
-        axis.set_tick_params(labelsize=8.5)
-    ax.set_xlabel(f"measured: {_UNITS[quantity]}")
-    ax.set_ylabel(f"predicted: {_UNITS[quantity]}")
-    tidy(ax)
+    ax.set(aspect="equal", xlabel=f"measured: {_UNITS[quantity]}", ylabel=f"predicted: {_UNITS[quantity]}")
+    ax.tick_params(labelsize=8.5)
 
 
 def _names(ax: Axes, scores: Scores, quantity: Quantity, points: Sequence[_Point]) -> None:
@@ -118,22 +113,7 @@ def _names(ax: Axes, scores: Scores, quantity: Quantity, points: Sequence[_Point
 
 
 def _name(point: _Point) -> str:
-    return f"{point.row.id}: {_short(point.row)}, {point.predicted / point.measured - 1:+.0%}"
-
-
-def _short(row: MeasuredRow) -> str:
-    """Model, and the GPU or, without one, the CPU."""
-    parts = row.machine.split("+")
-    return f"{row.model} on {parts[-1] if parts[0] == 'none' else parts[0]}"
-
-
-def _handles(present: Sequence[Regime]) -> list[Line2D | Patch]:
-    regimes = [
-        Line2D([], [], linestyle="", marker=_SHAPES[regime], color=_COLOURS[regime], markersize=6, label=regime)
-        for regime in present
-    ]
-    return [
-        *regimes,
-        Line2D([], [], color="black", linewidth=1, label="predicted = measured"),
-        Patch(facecolor=_BAND, label=f"within {_NEAR:.0%}"),
-    ]
+    """Id, model, the GPU or, without one, the CPU, and the error."""
+    row, parts = point.row, point.row.machine.split("+")
+    processor = parts[-1] if parts[0] == "none" else parts[0]
+    return f"{row.id}: {row.model} on {processor}, {point.predicted / point.measured - 1:+.0%}"

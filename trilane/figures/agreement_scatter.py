@@ -9,18 +9,19 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from trilane.figures.figure_files import default_settings
-from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks
+from trilane.figures.identity_line import BAND, NULL_MODEL, identity_axes, identity_handles, point_handle
+from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, tidy
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
 
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # in a second round hollow
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
-_NULL, _BAND, _WHISKER = "#9A9A9A", "#E3F1EA", "#444444"
+_WHISKER = "#444444"
 _NEAR = 0.10  # the band
+_BANDS = {_NEAR: BAND}
 _LOG_FROM = 5.0  # highest over lowest time, from which on the axes are logarithmic
 
 
@@ -49,7 +50,10 @@ def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
     for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
         _point(times, comparison, looks[name], shapes[comparison.scenario["batch"]])
     _errors(errors, agreement, looks, shapes)
-    legend_of(part, _handles(shapes), 6)
+    batches = [point_handle(f"batch {n}", marker=shape, color="#555555", markersize=8) for n, shape in shapes.items()]
+    repeats = Line2D([], [], color=_WHISKER, linewidth=1.2, marker="|", markersize=6, label="lowest to highest repeat")
+    null = point_handle("null model (arrow: beyond axis)", marker="x", color=NULL_MODEL, markersize=5)
+    legend_of(part, [*batches, repeats, null, *identity_handles(_BANDS)], 6)
     return figure
 
 
@@ -83,29 +87,19 @@ def _range(comparisons: Sequence[RunComparison]) -> tuple[float, float]:
 
 
 def _identity(ax: Axes, between: tuple[float, float]) -> None:
-    """Two axes of one range, the line on which predictions should lie, and the band about it."""
+    """Logarithmic axes where times differ much."""
     low, high = between
-    logarithmic = high > _LOG_FROM * low
-    ends = (low / 1.15, high * 1.15) if logarithmic else (max(0.0, low - 0.1 * high), 1.1 * high)
-    if logarithmic:
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        for axis in (ax.xaxis, ax.yaxis):
-            round_ticks(axis, *ends)
-    ax.fill_between(ends, [(1 - _NEAR) * x for x in ends], [(1 + _NEAR) * x for x in ends], color=_BAND, linewidth=0)
-    ax.plot(ends, ends, color="black", linewidth=1)
-    ax.set(xlim=ends, ylim=ends, aspect="equal")
-    ax.set_xlabel("measured TPOT (ms per output token)")
-    ax.set_ylabel("predicted TPOT (ms per output token)")
-    ax.grid(color="#EEEEEE")
-    ax.set_axisbelow(True)
-    ax.spines[["right", "top"]].set_visible(False)
+    linear = high <= _LOG_FROM * low
+    ends = (max(0.0, low - 0.1 * high), 1.1 * high) if linear else (low / 1.15, high * 1.15)
+    identity_axes(ax, ends, _BANDS, linear=linear)
+    per_token = "TPOT (ms per output token)"
+    ax.set(aspect="equal", xlabel=f"measured {per_token}", ylabel=f"predicted {per_token}")
 
 
 def _point(ax: Axes, comparison: RunComparison, look: _Look, shape: str) -> None:
     tpot = comparison.tpot_ms
     if comparison.null_tpot_ms is not None:
-        ax.plot(tpot.median, comparison.null_tpot_ms, marker="x", color=_NULL, markersize=5, linestyle="", zorder=2)
+        ax.plot(tpot.median, comparison.null_tpot_ms, "x", color=NULL_MODEL, markersize=5, zorder=2)
     ends = [min(tpot.measured), max(tpot.measured)]
     ax.plot(ends, [tpot.predicted] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
     ax.plot(tpot.median, tpot.predicted, marker=shape, markersize=8, linestyle="", zorder=4,
@@ -116,7 +110,7 @@ def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dic
     """A row a policy, its scenarios by their error; errors beyond the axis are drawn at its edge."""
     edge = 1.25 * max(0.16, agreement.summary.worst_error)
     rows, heights = list(looks), _heights(agreement.names)
-    ax.axvspan(-_NEAR, _NEAR, color=_BAND, linewidth=0)
+    ax.axvspan(-_NEAR, _NEAR, color=BAND, linewidth=0)
     ax.axvline(0, color="black", linewidth=1)
     for name, comparison, height in zip(agreement.names, agreement.comparisons, heights, strict=True):
         _error_marks(ax, comparison, height, looks[name], shapes[int(comparison.scenario["batch"])], edge)
@@ -130,9 +124,8 @@ def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dic
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_xlabel("TPOT error: predicted / measured - 1")
     ax.tick_params(axis="y", length=0, pad=10)  # clear of the arrows at the edge
-    ax.grid(axis="x", color="#EEEEEE")
-    ax.set_axisbelow(True)
-    ax.spines[["right", "top", "left"]].set_visible(False)
+    tidy(ax, "x")
+    ax.spines["left"].set_visible(False)
 
 
 def _heights(names: Sequence[str]) -> list[float]:
@@ -150,23 +143,9 @@ def _error_marks(ax: Axes, comparison: RunComparison, row: float, look: _Look, s
     if comparison.null_error is not None:
         inside = abs(comparison.null_error) < edge
         side = "x" if inside else ">" if comparison.null_error > 0 else "<"
-        ax.plot(max(-edge, min(edge, comparison.null_error)), row, marker=side, color=_NULL, markersize=4.5,
+        ax.plot(max(-edge, min(edge, comparison.null_error)), row, marker=side, color=NULL_MODEL, markersize=4.5,
                 linestyle="", clip_on=False)  # fmt: skip
     ends = [tpot.predicted / max(tpot.measured) - 1, tpot.predicted / min(tpot.measured) - 1]
     ax.plot(ends, [row] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
     ax.plot(tpot.predicted / tpot.median - 1, row, marker=shape, markersize=7, linestyle="", zorder=4,
             markerfacecolor=look.face, markeredgecolor=look.colour if look.hollow else "white")  # fmt: skip
-
-
-def _handles(shapes: dict[int, str]) -> list[Line2D | Patch]:
-    batches = [
-        Line2D([], [], linestyle="", marker=shape, color="#555555", markersize=8, label=f"batch {batch}")
-        for batch, shape in shapes.items()
-    ]
-    return [
-        *batches,
-        Line2D([], [], color=_WHISKER, linewidth=1.2, marker="|", markersize=6, label="lowest to highest repeat"),
-        Line2D([], [], linestyle="", marker="x", color=_NULL, markersize=5, label="null model (arrow: beyond axis)"),
-        Line2D([], [], color="black", linewidth=1, label="predicted = measured"),
-        Patch(facecolor=_BAND, label=f"within {_NEAR:.0%}"),
-    ]

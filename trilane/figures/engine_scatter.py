@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, round_ticks, tidy
+from trilane.figures.identity_line import BAND, NULL_MODEL, identity_axes, identity_handles, point_handle
+from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page
 from trilane.study.validation.engine_rows import WORST_AIM, EngineRow, EngineSummary
 
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")
 _SHAPES = "os^DvPX"
-_NULL, _BAND = "#9A9A9A", "#E3F1EA"
+_BANDS = {WORST_AIM: BAND}
 
 
 @default_settings
@@ -35,25 +34,14 @@ def plot_engine(rows: Sequence[EngineRow], about: str = "") -> Figure:
     works = dict(zip(dict.fromkeys(row.work for row in rows), _SHAPES * 9, strict=False))
     times = [ms for row in rows for ms in (row.measured_ms, row.predicted_ms, row.null_ms)]
     ends = (min(times) / 1.3, max(times) * 1.3)
-    low, high = ([(1 + side * WORST_AIM) * end for end in ends] for side in (-1, 1))
-    ax.fill_between(ends, low, high, color=_BAND, linewidth=0)
-    ax.plot(ends, ends, color="black", linewidth=1)
+    identity_axes(ax, ends, _BANDS)
     for row in rows:
-        ax.plot(row.measured_ms, row.null_ms, "x", color=_NULL, markersize=4, zorder=2)
+        ax.plot(row.measured_ms, row.null_ms, "x", color=NULL_MODEL, markersize=4, zorder=2)
         ax.plot(row.measured_ms, row.predicted_ms, works[row.work], color=models[row.model], markersize=6.5,
                 markeredgecolor="white", zorder=3)  # fmt: skip
-    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured (ms of a step)", ylabel="predicted (ms)")
-    for axis in (ax.xaxis, ax.yaxis):
-        round_ticks(axis, *ends)
-    tidy(ax)
-    legend_of(part, _handles(models, works), 4)
+    ax.set(xlabel="measured (ms of a step)", ylabel="predicted (ms)")
+    colours = [point_handle(name, marker="o", color=colour) for name, colour in models.items()]
+    shapes = [point_handle(work, marker=shape, color="#555555") for work, shape in works.items()]
+    null = point_handle("null model", marker="x", color=NULL_MODEL)
+    legend_of(part, [*colours, *shapes, null, *identity_handles(_BANDS)], 4)
     return figure
-
-
-def _handles(models: dict[str, str], works: dict[str, str]) -> list[Line2D | Patch]:
-    return [
-        *(Line2D([], [], linestyle="", marker="o", color=colour, label=name) for name, colour in models.items()),
-        *(Line2D([], [], linestyle="", marker=shape, color="#555555", label=work) for work, shape in works.items()),
-        Line2D([], [], linestyle="", marker="x", color=_NULL, label="null model"),
-        Patch(facecolor=_BAND, label=f"within {WORST_AIM:.0%}"),
-    ]

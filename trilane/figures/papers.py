@@ -8,24 +8,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    legend_of,
-    page,
-    round_ticks,
-    tidy,
-)
+from trilane.figures.identity_line import identity_axes, identity_handles, point_handle
+from trilane.figures.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page
 from trilane.study.papers.board import Scoreboard
 from trilane.study.papers.scores import FAR, NEAR, FigureScore
 
@@ -56,7 +42,13 @@ def plot_papers(board: Scoreboard) -> Figure:
         _panel(ax, name, [score for score in shown if score.paper.name == name], colour)
     for ax in axes[len(names) :]:
         ax.set_axis_off()
-    legend_of(part, _handles(), 5)
+    points = [
+        point_handle("asked", marker="o", markersize=5, color=INK),
+        point_handle("put in", marker="o", markersize=5, color=INK, markerfacecolor="white"),
+        point_handle("a bound: met on its side", **_BOUND),
+    ]
+    _, *bands = identity_handles(_BANDS)
+    legend_of(part, [*points, *reversed(bands)], 5)
     return figure
 
 
@@ -80,17 +72,11 @@ def _about(board: Scoreboard, shown: int) -> str:
 def _panel(ax: Axes, name: str, scores: Sequence[FigureScore], colour: str) -> None:
     values = [value for score in scores for value in _point(score)]
     ends = (min(values) / 1.6, max(values) * 1.6)
-    ax.set(xscale="log", yscale="log", title=name)
-    for band, shade in _BANDS.items():
-        ax.fill_between(ends, [(1 - band) * x for x in ends], [(1 + band) * x for x in ends], color=shade, linewidth=0)
-    ax.plot(ends, ends, color="black", linewidth=1)
+    identity_axes(ax, ends, _BANDS)
     for score in scores:
         ax.plot(*_point(score), alpha=0.9, markeredgewidth=0.8, **_marker(score, colour))
-    ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel="published", ylabel="simulated")
-    for axis in (ax.xaxis, ax.yaxis):
-        round_ticks(axis, *ends)
-        axis.set_tick_params(labelsize=8)
-    tidy(ax)
+    ax.set(title=name, aspect="equal", xlabel="published", ylabel="simulated")
+    ax.tick_params(labelsize=8)
     _name_furthest(ax, scores)
 
 
@@ -122,12 +108,3 @@ def _name_furthest(ax: Axes, scores: Sequence[FigureScore]) -> None:
             offset, ha = (-3, 8), "left"
         ax.annotate(score.figure.id.partition("-")[2], _point(score), offset, fontsize=6.5, color=INK,
                     textcoords="offset points", ha=ha, va="center")  # fmt: skip
-
-
-def _handles() -> list[Line2D | Patch]:
-    return [
-        Line2D([], [], linestyle="", marker="o", markersize=5, color=INK, label="asked"),
-        Line2D([], [], linestyle="", marker="o", markersize=5, color=INK, markerfacecolor="white", label="put in"),
-        Line2D([], [], linestyle="", label="a bound: met on its side", **_BOUND),
-        *(Patch(facecolor=shade, label=f"within {band:.0%}") for band, shade in reversed(_BANDS.items())),
-    ]

@@ -170,8 +170,8 @@ def check_targets(
     that the user gave; those that are not files are ignored, and a folder stands for the files in it. Raises
     OutputError, PictureError.
     """
-    drawn = [] if picture is None else [picture, *([Path(picture).with_suffix(".csv")] if data else [])]
-    paths = [writable(target) for target in (*targets, *drawn) if target is not None and str(target) != "-"]
+    csv = Path(picture).with_suffix(".csv") if picture and data else None
+    paths = [writable(target) for target in (*targets, picture, csv) if target is not None and str(target) != "-"]
     for place, path in enumerate(paths):
         if any(_same(path, other) for other in paths[:place]):
             raise OutputError(f"{path}: expected a file of its own for every result, two go there; name another")
