@@ -31,10 +31,6 @@ class _Look(NamedTuple):
     colour: str
     hollow: bool
 
-    @property
-    def face(self) -> str:
-        return "white" if self.hollow else self.colour
-
 
 @default_settings
 def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
@@ -100,10 +96,14 @@ def _point(ax: Axes, comparison: RunComparison, look: _Look, shape: str) -> None
     tpot = comparison.tpot_ms
     if comparison.null_tpot_ms is not None:
         ax.plot(tpot.median, comparison.null_tpot_ms, "x", color=NULL_MODEL, markersize=5, zorder=2)
-    ends = [min(tpot.measured), max(tpot.measured)]
-    ax.plot(ends, [tpot.predicted] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
-    ax.plot(tpot.median, tpot.predicted, marker=shape, markersize=8, linestyle="", zorder=4,
-            markerfacecolor=look.face, markeredgecolor=look.colour if look.hollow else "white")  # fmt: skip
+    _mark(ax, (min(tpot.measured), tpot.median, max(tpot.measured)), tpot.predicted, look, shape, 8)
+
+
+def _mark(ax: Axes, xs: tuple[float, float, float], y: float, look: _Look, shape: str, size: float) -> None:
+    """A point at the middle one of three places, with a whisker from the first to the last."""
+    ax.plot(xs[::2], [y] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
+    ax.plot(xs[1], y, shape, markersize=size, markerfacecolor="white" if look.hollow else look.colour,
+            markeredgecolor=look.colour if look.hollow else "white", zorder=4)  # fmt: skip
 
 
 def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dict[int, str]) -> None:
@@ -145,7 +145,5 @@ def _error_marks(ax: Axes, comparison: RunComparison, row: float, look: _Look, s
         side = "x" if inside else ">" if comparison.null_error > 0 else "<"
         ax.plot(max(-edge, min(edge, comparison.null_error)), row, marker=side, color=NULL_MODEL, markersize=4.5,
                 linestyle="", clip_on=False)  # fmt: skip
-    ends = [tpot.predicted / max(tpot.measured) - 1, tpot.predicted / min(tpot.measured) - 1]
-    ax.plot(ends, [row] * 2, color=_WHISKER, linewidth=1.2, marker="|", markersize=6, zorder=3)
-    ax.plot(tpot.predicted / tpot.median - 1, row, marker=shape, markersize=7, linestyle="", zorder=4,
-            markerfacecolor=look.face, markeredgecolor=look.colour if look.hollow else "white")  # fmt: skip
+    highest, middle, lowest = (tpot.predicted / ms - 1 for ms in (max(tpot.measured), tpot.median, min(tpot.measured)))
+    _mark(ax, (highest, middle, lowest), row, look, shape, 7)

@@ -13,22 +13,10 @@ from matplotlib.patches import Patch
 
 from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
+from trilane.figures.bars import style_bars, style_tpot, whisker, whisker_handle, write_value
 from trilane.figures.figure_files import PictureError, default_settings
 from trilane.figures.marks import marked
-from trilane.figures.style import (
-    BLUE,
-    GREY,
-    VERMILLION,
-    WHISKER,
-    kind_handles,
-    legend_of,
-    page,
-    style_bars,
-    style_tpot,
-    whisker,
-    whisker_handle,
-    write_value,
-)
+from trilane.figures.style import BLUE, GREY, VERMILLION, WHISKER, kind_handles, legend_of, page
 from trilane.study.ablate import Ablation
 
 Row = Mapping[str, Any]

@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 
 from policies.protocols import PolicyKind
 from trilane.common.names import unknown
+from trilane.figures.bars import style_bars, whisker, write_value
 from trilane.figures.figure_files import Picture, PictureError, default_settings
 from trilane.figures.marks import marked
 from trilane.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
 from trilane.figures.policy_style import look_of
-from trilane.figures.style import IMPOSSIBLE, WHISKER, kinds_in_words, page, style_bars, whisker, write_value
+from trilane.figures.style import IMPOSSIBLE, WHISKER, kinds_in_words, page
 from trilane.figures.sweep_means import BOUND, SweepMeans, clairvoyant
 
 BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # by default the first of these in the results

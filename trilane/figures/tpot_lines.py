@@ -35,9 +35,9 @@ def plot_tpot_lines(means: SweepMeans, x: str) -> Picture:
         style_values(ax, x, list(where))
         tidy(ax)
         _style_times(ax, means, coloured, first=place == 0)
-        _bound(ax, panel.of(means.bounds), x, where)
+        bound = _bound(ax, panel.of(means.bounds), x, where)
         ends = _lines(ax, panel.of(means.rows), x, where, coloured)
-        label_ends(ax, [*ends, *_bound_end(panel.of(means.bounds), x, where)], 10 if len(panels) == 1 else 8.5)
+        label_ends(ax, [*ends, *bound], 10 if len(panels) == 1 else 8.5)
     return Picture(figure, means.frame())
 
 
@@ -86,24 +86,14 @@ def _lines(
     return policy_lines(ax, placed, "across", "tpot_ms", coloured, words, placed["across"].unique().tolist())
 
 
-def _bound(ax: Axes, bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> None:
-    """The lower bound, and the area below it; a single value across the whole panel."""
-    times = _bound_times(bounds, x, where)
+def _bound(ax: Axes, bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> list[LineEnd]:
+    """The lower bound, and the area below it; a single value across the whole panel. Returns its end to label."""
+    times = bounds.set_index(bounds[x].map(where))["tpot_ms"].sort_index()
     if times.empty:
-        return
+        return []
+    end = LineEnd(float(times.index[-1]), times.iloc[-1], f"{BOUND}  {times.iloc[-1]:.1f}", "black")
     if len(times) == 1:
         times = pd.Series([times.iloc[0]] * 2, index=ax.get_xlim())
     ax.fill_between(times.index, ax.get_ylim()[0], times, facecolor=IMPOSSIBLE, linewidth=0, zorder=1)
     ax.plot(times.index, times, color="black", linewidth=2, zorder=4)
-
-
-def _bound_end(bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> list[LineEnd]:
-    times = _bound_times(bounds, x, where)
-    if times.empty:
-        return []
-    return [LineEnd(float(times.index[-1]), times.iloc[-1], f"{BOUND}  {times.iloc[-1]:.1f}", "black")]
-
-
-def _bound_times(bounds: pd.DataFrame, x: str, where: Mapping[Any, float]) -> pd.Series:
-    """The bound by place on the axis."""
-    return bounds.set_index(bounds[x].map(where))["tpot_ms"].sort_index()
+    return [end]

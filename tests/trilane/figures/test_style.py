@@ -6,7 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from policies.protocols import PolicyKind
-from trilane.figures.style import by_ratio, kind_handles, kinds_in_words, page, places, style_bars, style_values
+from trilane.figures.bars import style_bars
+from trilane.figures.style import by_ratio, kind_handles, kinds_in_words, page, places, style_values
 
 LONG = "a finding that takes many words to say because it is about many things at once " * 3
 
