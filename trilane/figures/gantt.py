@@ -103,7 +103,5 @@ def _mark_layers(ax: Axes, step: StepSpans, window: tuple[int, int], every: int)
         ax.axvline(begin, color="black", linewidth=0.5, alpha=0.35, zorder=0.5)
     top = ax.secondary_xaxis("top")
     labels = [f"layer {layer}" if every == 1 else f"L{layer}" for layer in shown.index[::every]]
-    top.set_xticks(begins[::every], labels, fontsize=8)
+    top.set_xticks(begins[::every], labels, fontsize=8, horizontalalignment="left")
     top.tick_params(length=2)
-    for label in top.get_xticklabels():
-        label.set_horizontalalignment("left")

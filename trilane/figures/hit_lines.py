@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
@@ -35,21 +37,16 @@ def plot_hit_lines(means: SweepMeans) -> Picture:
     if not sizes or len(real[sizes].drop_duplicates()) < 2:
         raise PictureError(f"expected caches of different sizes: vary {' or '.join(CAPACITIES)}")
     panels = panels_of(means, sizes)
-    best = _best_first(real)
-    coloured = best[:MOST]
+    rates = real.groupby("policy")[_HITS].mean()  # without clairvoyant runs, which are always drawn
+    best = rates.sort_values(ascending=False, kind="stable").index.tolist()
     figure, part = page(*page_size(len(panels)), _headline(real, panels, sizes), means.about, _below(means, best))
     for place, (panel, ax) in enumerate(axes_of_panels(part, panels)):
         mine = panel.of(rows)
         _style(ax, mine, first=place == 0)
-        ends = policy_lines(ax, mine, _SHARE, _HITS, coloured, lambda last: f"{last[_HITS]:.0%}")
+        ends = policy_lines(ax, mine, _SHARE, _HITS, best[:MOST], lambda last: f"{last[_HITS]:.0%}")
         label_ends(ax, ends, 10 if len(panels) == 1 else 8.5)
     columns = ["policy", *means.axes, _SHARE, "cache_bytes", _HITS, "draws"]
     return Picture(figure, rows[columns].reset_index(drop=True).astype({"cache_bytes": "int64"}))
-
-
-def _best_first(real: pd.DataFrame) -> list[str]:
-    """Policies by their mean hit rate, without clairvoyant ones, which are always drawn."""
-    return real.groupby("policy")[_HITS].mean().sort_values(ascending=False, kind="stable").index.tolist()
 
 
 def _headline(real: pd.DataFrame, panels: Sequence[Panel], sizes: Sequence[str]) -> str:
@@ -93,9 +90,5 @@ def _style(ax: Axes, rows: pd.DataFrame, *, first: bool) -> None:
     filled = rows[rows[_SHARE] > 0]
     whole = float((filled["cache_bytes"] / filled[_SHARE]).median()) / GB  # GB of all experts
     if whole > 0:
-        above = ax.secondary_xaxis("top", functions=(_times(whole), _times(1 / whole)))
+        above = ax.secondary_xaxis("top", functions=(partial(np.multiply, whole), partial(np.multiply, 1 / whole)))
         above.set_xlabel("cache (GB)", fontsize=9)
-
-
-def _times(factor: float) -> Callable[[Any], Any]:
-    return lambda values: values * factor

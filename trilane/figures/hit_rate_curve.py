@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -48,8 +47,10 @@ def plot_hit_rate_curve(points: Sequence[Mapping[str, Any]], about: str = "") ->
         colour, line, marker = _CURVES.get(policy, _OTHER_CURVE)
         ax.plot(sizes, rates, color=colour, linestyle=line, marker=marker, markersize=5, linewidth=2)
         ends.append(LineEnd(sizes[-1], rates[-1], f"{marked(policy, kind)}  {rates[-1]:.1%}", colour))
-    ax.set_xlabel(f"cache size ({unit})")
-    _style(ax)
+    ax.margins(x=0.03)
+    ax.set(ylim=(0, 1.02), xlabel=f"cache size ({unit})", ylabel="hit rate, prefill and decode (share of lookups)")
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    tidy(ax)
     label_ends(ax, ends)
     return figure
 
@@ -65,11 +66,3 @@ def _headline(points: Sequence[Mapping[str, Any]]) -> str:
     rates = [p["hit_rate"] for p in sorted(real, key=lambda p: p["capacity_bytes"]) if p["policy"] == best["policy"]]
     name = marked(best["policy"], _kind(best["policy"]))
     return f"{name} hits most in the largest cache: {rates[-1]:.0%} of lookups, {rates[0]:.0%} in the smallest"
-
-
-def _style(ax: Axes) -> None:
-    ax.margins(x=0.03)
-    ax.set_ylim(0, 1.02)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.set_ylabel("hit rate, prefill and decode (share of lookups)")
-    tidy(ax)

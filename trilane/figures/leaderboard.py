@@ -35,14 +35,19 @@ def plot_leaderboard(found: Sequence[Standing], own: Collection[str] = ()) -> Pi
     shown, settings = [one for one in found if one.relative], all_settings()
     if not shown:
         raise PictureError("expected a policy that runs in some setting, there is none")
-    figure, part = page(14, 2.6 + _ROW * len(shown), _headline(shown), _about(),
-                        "; ".join(kinds_in_words({PolicyKind(one.kind) for one in shown})))  # fmt: skip
+    board, kinds = leaderboard_settings(), {PolicyKind(one.kind) for one in shown}
+    about = (
+        "time per token of policies that keep the routing is compared with the fastest of them; "
+        f"synthetic routing, engine {board.scenario['engine']}, {board.draws} draws"
+    )
+    figure, part = page(14, 2.6 + _ROW * len(shown), _headline(shown), about, "; ".join(kinds_in_words(kinds)))
     ax = part.subplots()
     values = np.array([[one.relative.get(setting, np.nan) for setting in settings] for one in shown])
     norm = Normalize(0.0, 1.0)
     ax.imshow(np.ma.masked_invalid(np.minimum(values, 1.0)), cmap=_COLOURS, norm=norm, aspect="auto")
     for row, column in np.argwhere(~np.isnan(values)).tolist():
-        _write(ax, values[row, column], (column, row))
+        ax.annotate(f"{100 * values[row, column]:.0f}", (column, row), ha="center", va="center", fontsize=8,
+                    color="white" if values[row, column] < _DARK else "black")  # fmt: skip
     _style(ax, shown, settings)
     for name, one in zip(ax.get_yticklabels(), shown, strict=True):
         name.set_fontweight("bold" if one.policy in own else "normal")
@@ -66,19 +71,6 @@ def _headline(shown: Sequence[Standing]) -> str:
         return "No policy that keeps the routing runs in any setting"
     named = [f"{policy} in {count}" for policy, count in best.most_common(3)]
     return f"Fastest, or within {TIE:.0%} of it, of {len(all_settings())} settings: {', '.join(named)}"
-
-
-def _about() -> str:
-    settings = leaderboard_settings()
-    return (
-        "time per token of policies that keep the routing is compared with the fastest of them; "
-        f"synthetic routing, engine {settings.scenario['engine']}, {settings.draws} draws"
-    )
-
-
-def _write(ax: Axes, value: float, place: tuple[int, int]) -> None:
-    ax.annotate(f"{100 * value:.0f}", place, ha="center", va="center", fontsize=8,
-                color="white" if value < _DARK else "black")  # fmt: skip
 
 
 def _style(ax: Axes, shown: Sequence[Standing], settings: Sequence[BoardSetting]) -> None:

@@ -28,12 +28,15 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
     step = median_decode_step(runs[0].spans)
     steps = [StepSpans(run.spans, step) for run in runs]
     layers = _middle_layers(steps[0], zoom_layers)
-    figure, part = page(13, 8.6, _headline(runs[0].policy, step, *(each.ms for each in steps)), about)
+    measured_ms, predicted_ms = (each.ms for each in steps)
+    took = f"took {measured_ms:.2f} ms, {predicted_ms:.2f} ms were predicted ({predicted_ms / measured_ms - 1:+.1%})"
+    figure, part = page(13, 8.6, f"{runs[0].policy}: decode step {step} {took}", about)
     above, below = part.subplots(2, 1)
     _panel(above, steps, [(each.begin, each.end) for each in steps])
     _ends(above, steps)
     above.set_xlabel("time since the step began (ms)")
-    _panel(below, steps, [_extent(each, layers) for each in steps])
+    detailed = [each.layers.loc[layers[0] : layers[1]] for each in steps]  # when the GPU worked on them
+    _panel(below, steps, [(int(mine["start"].min()), int(mine["end"].max())) for mine in detailed])
     below.set_xlabel(f"time since layer {layers[0]} began on the GPU (ms)")
     above.set_title("the whole step", fontsize=10, loc="left")
     below.set_title(f"layers {layers[0]} to {layers[1]} in detail", fontsize=10, loc="left")
@@ -46,17 +49,6 @@ def _middle_layers(step: StepSpans, count: int) -> tuple[int, int]:
     last = int(step.layers.index[-1])
     first = max(0, (last + 1 - count) // 2)
     return first, min(last, first + count - 1)
-
-
-def _extent(step: StepSpans, layers: tuple[int, int]) -> tuple[int, int]:
-    """When the GPU began the first of the layers, and ended the last, in ns."""
-    mine = step.layers.loc[layers[0] : layers[1]]
-    return int(mine["start"].min()), int(mine["end"].max())
-
-
-def _headline(policy: str, step: int, measured_ms: float, predicted_ms: float) -> str:
-    off = predicted_ms / measured_ms - 1
-    return f"{policy}: decode step {step} took {measured_ms:.2f} ms, {predicted_ms:.2f} ms were predicted ({off:+.1%})"
 
 
 def _panel(ax: Axes, steps: list[StepSpans], windows: list[tuple[int, int]]) -> None:

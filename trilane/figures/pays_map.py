@@ -49,7 +49,9 @@ def plot_pays(found: GainMap) -> Picture:
     bar = part.colorbar(ScalarMappable(norm, _COLOURS), ax=ax, pad=0.02, aspect=30, extend="both")
     bar.set_ticks(list(_TICKS), labels=list(_TICKS.values()))
     bar.set_label(f"gain in tokens/s over {idea.over}")
-    legend_of(part, _handles(drawn, idea.worth))
+    what = f"gain of {idea.worth:.0%}" if idea.worth else "break-even"
+    text = f"{what}: it pays on the blue side" if drawn else "no break-even on this map"
+    legend_of(part, [Line2D([], [], color="black" if drawn else "none", linewidth=2.5, label=text)])
     return Picture(figure, frame_of(found))
 
 
@@ -110,10 +112,3 @@ def _style(ax: Axes, found: GainMap) -> None:
     ax.set_ylabel(idea.y.label)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-
-
-def _handles(line: bool, worth: float) -> list[Line2D]:
-    """The legend: the break-even line, if there is one."""
-    what = "break-even" if not worth else f"gain of {worth:.0%}"
-    text = f"{what}: it pays on the blue side" if line else "no break-even on this map"
-    return [Line2D([], [], color="black" if line else "none", linewidth=2.5, label=text)]

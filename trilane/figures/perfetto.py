@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def trace_events(run: Run, pid: int = 1, first_steps: int | None = None) -> Iter
     arrows = _arrows(spans)
     for number, span in enumerate(spans):
         tid = 1 + LANES.index(span.lane)
-        yield _slice(span, pid, tid) if span.end_ns > span.start_ns else _instant(span, pid, tid)
+        event: Event = {"name": _title(span), "cat": span.kind, "pid": pid, "tid": tid, "ts": _us(span.start_ns)}
+        yield {"ph": "X", **event, **_duration(span)} if span.end_ns > span.start_ns else {"ph": "i", "s": "t", **event}
         for phase, arrow in arrows.get(number, ()):
             # An arrow belongs to the slice before it in the file that covers its time. Its id is a number that no
             # other run has: Perfetto reads text as base 16 and leaves out what is not.
@@ -61,8 +63,7 @@ def _packed(text: bytes) -> bytes:
 def _chosen(frame: pd.DataFrame, first_steps: int | None) -> list[Span]:
     """Spans in time order; without the placements, which are thousands at time zero, and the later steps."""
     kept = frame if first_steps is None else frame[frame["step"] < first_steps]
-    columns = [kept[name].tolist() for name in Span._fields]
-    return [Span(*row) for row in zip(*columns, strict=True)]
+    return list(map(Span._make, kept[list(Span._fields)].itertuples(index=False, name=None)))
 
 
 def _us(ns: int) -> float:
@@ -103,17 +104,12 @@ def _title(span: Span) -> str:
     return f"{span.kind} {layer}/{span.expert}" if span.lane == "h2d" else f"{span.kind} {span.expert}"
 
 
-def _slice(span: Span, pid: int, tid: int) -> Event:
+def _duration(span: Span) -> Event:
+    """What a slice has, and an instant lacks."""
     args: Event = {"step": span.step, "layer": span.layer, "waited_us": _us(span.start_ns - span.ready_ns)}
     args |= {n: v for n in ("target_layer", "expert") if (v := getattr(span, n)) >= 0}
     args |= {n: v for n in ("tokens", "bytes") if (v := getattr(span, n)) > 0}
-    return {"ph": "X", "name": _title(span), "cat": span.kind, "pid": pid, "tid": tid, "ts": _us(span.start_ns),
-            "dur": _us(span.end_ns - span.start_ns), "args": args}  # fmt: skip
-
-
-def _instant(span: Span, pid: int, tid: int) -> Event:
-    return {"ph": "i", "s": "t", "name": _title(span), "cat": span.kind, "pid": pid, "tid": tid,
-            "ts": _us(span.start_ns)}  # fmt: skip
+    return {"dur": _us(span.end_ns - span.start_ns), "args": args}
 
 
 def _arrows(spans: Sequence[Span]) -> dict[int, list[tuple[str, int]]]:
@@ -136,12 +132,12 @@ def _place(span: Span) -> tuple[int, int]:
 def _memory(spans: Sequence[Span], pid: int) -> Iterator[Event]:
     """A counter of the bytes that experts hold on the GPU: from `place` or a copy's start to `evict` or `release`."""
     held = 0
-    changes: dict[int, int] = {}
+    changes: Counter[int] = Counter()
     for span in spans:
         if span.kind == "place" or span.kind in COPIES:
-            changes[span.start_ns] = changes.get(span.start_ns, 0) + span.bytes
+            changes[span.start_ns] += span.bytes
         elif span.kind in ("evict", "release"):
-            changes[span.start_ns] = changes.get(span.start_ns, 0) - span.bytes
+            changes[span.start_ns] -= span.bytes
     for time, change in sorted(changes.items()):
         held += change
         yield {"ph": "C", "name": "expert bytes on the GPU", "pid": pid, "ts": _us(time), "args": {"bytes": held}}

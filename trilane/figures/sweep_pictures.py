@@ -55,26 +55,16 @@ def _check(means: SweepMeans, options: FigureOptions) -> None:
         raise PictureError(f"--baseline: {unknown('policy in these results', options.baseline, there)}")
 
 
-def _tpot(means: SweepMeans, options: FigureOptions) -> Picture:
-    x, *_ = axes_for(means, options, 1)
-    return plot_tpot_lines(means, x)
-
-
-def _heat(means: SweepMeans, options: FigureOptions) -> Picture:
-    x, y, *_ = axes_for(means, options, 2)
-    return plot_heat_map(means, x, y)
-
-
 KINDS: Mapping[str, Callable[[SweepMeans, FigureOptions], Picture]] = {
-    "tpot": _tpot,
+    "tpot": lambda means, options: plot_tpot_lines(means, *axes_for(means, options, 1)),
     "speedup": lambda means, options: plot_speedup_bars(means, options.baseline),
-    "heat": _heat,
+    "heat": lambda means, options: plot_heat_map(means, *axes_for(means, options, 2)),
     "hits": lambda means, options: plot_hit_lines(means),
 }
 
 
 def axes_for(means: SweepMeans, options: FigureOptions, count: int) -> list[str]:
-    """The axes of the options, then the cached share, numbers with most values, and names. Raises PictureError."""
+    """The first of: axes of the options, the cached share, numbers with most values, and names. Raises PictureError."""
     others = [name for name in means.axes if name not in (options.x, options.y)]
     others.sort(key=lambda name: (name != _X_FIRST, not numeric(means.axes[name]), -len(means.axes[name])))
     if options.x is None and options.y is not None:
@@ -83,4 +73,4 @@ def axes_for(means: SweepMeans, options: FigureOptions, count: int) -> list[str]
     if len(found) < count:
         wanted = "an axis that varies" if count == 1 else f"{count} axes that vary"
         raise PictureError(f"expected {wanted} other than the policy; these vary: {', '.join(means.axes) or 'none'}")
-    return found
+    return found[:count]

@@ -34,7 +34,7 @@ def test_axes_are_found_or_given(options: FigureOptions, expected: list[str]) ->
         run("dali", 10.0, batch=batch, cached_share=share, pcie=link)
         for batch, share, link in product((1, 4, 8), (0.2, 0.8), ("4x16", "5x16"))
     ]
-    assert axes_for(means_of(results("pcie", "batch", "cached_share", rows=rows)), options, 2) == expected
+    assert axes_for(means_of(results("pcie", "batch", "cached_share", rows=rows)), options, 3) == expected
 
 
 def test_nothing_but_the_policy_varies() -> None:
