@@ -10,14 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from policies.protocols import PolicyKind
-from trilane.common.names import unknown
 from trilane.figures.bars import style_bars, whisker, write_value
 from trilane.figures.figure_files import Picture, PictureError, default_settings
 from trilane.figures.marks import marked
 from trilane.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
 from trilane.figures.policy_style import look_of
 from trilane.figures.style import IMPOSSIBLE, WHISKER, kinds_in_words, page
-from trilane.figures.sweep_means import BOUND, SweepMeans, clairvoyant
+from trilane.figures.sweep_means import BOUND, SweepMeans, clairvoyant, played
 
 BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # by default the first of these in the results
 _BARS = 20  # the fastest
@@ -36,7 +35,10 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
     panels = [panel for panel in there if not panel.of(speedups).empty]
     without = len(there) - len(panels)
     settings, over = len(panels), len(panels) if len(panels) > MOST else 0
-    speedups, panels = (_over_settings(speedups), [Panel({}, "")]) if over else (_counted(speedups), panels)
+    if over:
+        speedups, panels = _over_settings(speedups), [Panel({}, "")]
+    else:
+        speedups["settings"] = speedups.groupby("policy")["speedup"].transform("size")  # in which each policy ran
     ranked = speedups[speedups["settings"] == settings]  # means over other settings could not be compared with these
     if over and set(ranked["policy"]) <= {name, BOUND}:
         raise PictureError(f"expected a policy other than {name} in all {settings} settings: choose with --where")
@@ -45,7 +47,8 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
     shown = [policy for place, policy in enumerate(order) if place < _BARS or policy == name]
     slower = [policy for policy in order if policy not in shown]
     width, height = page_size(len(panels), 0.9 + 0.34 * len(shown))
-    below = [*_below(means, slower, over), _some(speedups, settings, over), _without(without, name), *means.notes]
+    lacking = f"left out: {without} setting{'s' * (without > 1)} in which {name} did not run" if without else ""
+    below = [*_below(means, slower, over), _some(speedups, settings, over), lacking, *means.notes]
     headline = _headline(drawn, ranked, name, over)
     figure, part = page(width, height, headline, means.about, "\n".join(filter(None, below)))
     bound = drawn.loc[drawn["policy"] == BOUND, "speedup"].max()
@@ -59,11 +62,10 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
 
 
 def _baseline(means: SweepMeans, wanted: str | None) -> str:
-    there = list(dict.fromkeys(means.rows["policy"]))
-    if wanted is not None and wanted not in there:
-        raise PictureError(unknown("policy in these results", wanted, there))
-    name = wanted or next((name for name in BASELINES if name in there), str(means.real["policy"].iloc[0]))
-    if set(there) == {name}:
+    there = set(means.rows["policy"])
+    usual = next((name for name in BASELINES if name in there), str(means.real["policy"].iloc[0]))
+    name = usual if wanted is None else played(wanted, means.rows)
+    if there == {name}:
         raise PictureError(f"expected policies to compare with the baseline {name}, these results hold no other")
     return name
 
@@ -93,11 +95,6 @@ def _over_settings(speedups: pd.DataFrame) -> pd.DataFrame:
     """Geometric means, the lowest and highest setting, and how many they are."""
     groups = speedups.groupby(["policy", "kind"], sort=False)["speedup"]
     return groups.agg(speedup=_geometric, lowest="min", highest="max", settings="size").reset_index()
-
-
-def _counted(speedups: pd.DataFrame) -> pd.DataFrame:
-    """With the number of settings in which each policy ran."""
-    return speedups.assign(settings=speedups.groupby("policy")["speedup"].transform("size"))
 
 
 def _geometric(ratios: pd.Series) -> float:
@@ -157,10 +154,6 @@ def _some(speedups: pd.DataFrame, settings: int, over: int) -> str:
     some = speedups[(speedups["settings"] < settings) & (speedups["policy"] != BOUND)].drop_duplicates("policy")
     named = ", ".join(f"{row['policy']} ({row['settings']})" for row in some.to_dict("records"))
     return f"not {'drawn' if over else 'ranked'}, did not run in all {settings} settings: {named}" if named else ""
-
-
-def _without(settings: int, baseline: str) -> str:
-    return f"left out: {settings} setting{'s' * (settings > 1)} in which {baseline} did not run" if settings else ""
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, order: Sequence[str], room: float) -> None:

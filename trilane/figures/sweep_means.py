@@ -102,10 +102,11 @@ def means_of(
     if ran.empty:
         raise PictureError(f"expected rows with decode steps to draw, got none of {len(rows)}{_such_as(rows)}")
     ran = ran.assign(kind=[kind_of(json.loads(labels)) for labels in ran["labels"]])
-    wanted = set(rows["policy"]) if policies is None else _known(policies, rows)
+    wanted = set(rows["policy"]) if policies is None else {played(name, rows) for name in policies}
     names = [name for name in axes_of(ran, results.attrs["axes"], asked) if _concerns(results, name, wanted)]
     placed = on_axes(ran, names, results)
-    whole = _whole(placed, [*names, "policy"])
+    draws = placed.groupby([*names, "policy"])["draw"].transform("nunique")
+    whole = placed[draws == placed["draw"].nunique()]
     if whole.empty:
         raise PictureError(f"expected a setting in which all {ran['draw'].nunique()} draws ran, there is none")
     kept = whole[whole["policy"].isin(wanted) | clairvoyant(whole)]
@@ -153,18 +154,11 @@ def axes_of(runs: pd.DataFrame, varied: Sequence[str], asked: Collection[str] = 
     return {name: values_of(runs[name]) for name in found}
 
 
-def _known(policies: Collection[str], runs: pd.DataFrame) -> Collection[str]:
-    there = list(dict.fromkeys(runs["policy"]))
-    for name in policies:
-        if name not in there:
-            raise PictureError(unknown("policy in these results", name, there))
-    return policies
-
-
-def _whole(ran: pd.DataFrame, setting: Sequence[str]) -> pd.DataFrame:
-    """Runs of settings in which every draw ran."""
-    draws = ran.groupby(list(setting))["draw"].transform("nunique")
-    return ran[draws == ran["draw"].nunique()]
+def played(policy: str, rows: pd.DataFrame) -> str:
+    """``policy``, if there are rows of it. Raises PictureError."""
+    if policy not in (there := rows["policy"].unique().tolist()):
+        raise PictureError(unknown("policy in these results", policy, there))
+    return policy
 
 
 def _means(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:

@@ -145,18 +145,13 @@ def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
         _changed(runs, axes), _memory(fixed, axes),
         f"batch {fixed['batch']:g}" if "batch" in fixed else "",
         _lengths(runs, axes),
-        *(setting_words(name, fixed[name]) for name in _UNUSUAL if not _by_default(name, fixed)),
+        *(setting_words(name, fixed[name]) for name in _UNUSUAL if pd.notna(fixed.get(name))
+          and fixed[name] != getattr(_DEFAULT, name)),
         f"routing of {fixed['trace']}" if "trace" in fixed else "",
         *(label for label in (Label.SYNTHETIC_TRACE, Label.SYNTHETIC_PROMPTS) if label in labels),
         f"{draws} draw{'s' * (draws > 1)}",
     ]  # fmt: skip
     return ", ".join(filter(None, parts))
-
-
-def _by_default(name: str, fixed: Mapping[str, Any]) -> bool:
-    """Whether a key has its default value; true of one that varies."""
-    value = fixed.get(name)
-    return value is None or value != value or value == getattr(_DEFAULT, name)
 
 
 def _changed(runs: pd.DataFrame, axes: Collection[str]) -> str:

@@ -9,16 +9,7 @@ from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.units import GIB
 from trilane.machines.part_kinds import CpuPart, GpuPart, MemoryPart, PartKind, UnifiedPart
-from trilane.machines.parts import (
-    HOW_TO_ADD,
-    LISTED_BY,
-    cpu_names,
-    gpu_names,
-    kind_of,
-    memory_names,
-    part,
-    unified_names,
-)
+from trilane.machines.parts import HOW_TO_ADD, LISTED_BY, all_parts, kind_of, part
 from trilane.machines.plausibility import HardwareError
 
 NO_GPU = "none"  # in place of a GPU's name
@@ -132,7 +123,7 @@ def _meaning(word: str, where: str) -> tuple[str, str]:
     for name, (pattern, _) in _COUNTS.items():
         if match := pattern.fullmatch(word):
             return name, match.group(1)
-    names = [*gpu_names(), *unified_names(), *memory_names(), *cpu_names()]
+    names = [each.name for each in all_parts()]
     raise HardwareError(f"{where}: {unknown('part', word, names, LISTED_BY)}; {_FORM}; {HOW_TO_ADD}")
 
 

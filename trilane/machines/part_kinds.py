@@ -21,7 +21,6 @@ class MachinePart:
     """One part. ``notes``: caveats for readers of results."""
 
     kind: ClassVar[PartKind]
-    example: ClassVar[str]
 
     name: str
     title: str
@@ -38,7 +37,6 @@ class GpuPart(MachinePart):
     """A GPU: a ``CardPart`` or a ``UnifiedPart``."""
 
     kind = "gpu"
-    example = "rtx-4080"
 
     memory_bytes: Sourced[int]
     bandwidth_bytes_per_s: Sourced[float]
@@ -76,7 +74,6 @@ class MemoryPart(MachinePart):
     """A kind of memory modules, and the board that usually has it."""
 
     kind = "memory"
-    example = "ddr5-5600"
 
     cpu: str  # the generic CPU that such a memory usually has
     transfers_per_s: Sourced[float]
@@ -94,7 +91,6 @@ class CpuPart(MachinePart):
     """A processor. What a generic one, or a family, may be given: ``most_cores``, ``most_channels``."""
 
     kind = "cpu"
-    example = "ryzen-9-7950x"
 
     memory: tuple[str, ...]  # families that it takes
     server: bool

@@ -35,7 +35,7 @@ _FILES: Mapping[PartKind, Mapping[str, type[MachinePart]]] = {
     "memory": {"memories.yaml": MemoryPart},
     "cpu": {"cpus.yaml": CpuPart},
 }
-_EXAMPLES: Mapping[PartKind, str] = {"gpu": GpuPart.example, "memory": MemoryPart.example, "cpu": CpuPart.example}
+_EXAMPLES: Mapping[PartKind, str] = {"gpu": "rtx-4080", "memory": "ddr5-5600", "cpu": "ryzen-9-7950x"}
 
 
 @cache
@@ -53,11 +53,6 @@ def gpu_names() -> list[str]:
 def unified_names() -> list[str]:
     """Names of the GPUs that read the host's memory."""
     return [name for name, entry in _entries("gpu").items() if entry.form is UnifiedPart]
-
-
-def memory_names() -> list[str]:
-    """Names of the memory kinds."""
-    return list(_entries("memory"))
 
 
 def cpu_names() -> list[str]:

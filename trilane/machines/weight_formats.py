@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,11 +26,7 @@ class FormatRate(NamedTuple):
     confidence: Confidence
 
 
-class FormatRates(NamedTuple):
-    """The rows of each processor."""
-
-    cpu: tuple[FormatRate, ...]
-    gpu: tuple[FormatRate, ...]
+_Rates = Mapping[Processor, tuple[FormatRate, ...]]
 
 
 def read_fraction(processor: Processor, bits: float) -> float:
@@ -41,5 +38,4 @@ def read_fraction(processor: Processor, bits: float) -> float:
 @cache
 def format_rates() -> dict[Processor, list[FormatRate]]:
     """The rows of each processor, by rising bits. Raises HardwareError for a faulty file."""
-    rates: FormatRates = read_file(FormatRates, _FILE)
-    return {"cpu": sorted(rates.cpu), "gpu": sorted(rates.gpu)}
+    return {processor: sorted(rows) for processor, rows in read_file(_Rates, _FILE).items()}

@@ -35,15 +35,18 @@ _MEANINGS = {
 }
 
 
-def accuracy_page(scores: Scores, about: str, *, each_row: bool = False) -> list[Part]:
+def accuracy_page(scores: Scores, own: str | None = None) -> list[Part]:
     """Errors by group, next to those of the closed forms, and the rows that are furthest off.
 
-    ``each_row``: with the measured and the predicted speed of every row, a hundred of them at most.
+    ``own``: the file of one's own rows; the measured and the predicted speed of each are shown, a hundred at most.
     """
+    rows, machines = len(scores.rows), len({row.machine for row in scores.rows})
+    counts = f"{rows} row{'s' * (rows > 1)} of {machines} machine{'s' * (machines > 1)}"
     first, *others = scores.predictions
     columns = [f"\n{first}", "\nrows", "\nmachines", "\nmedian", "machine\nmedian", "\nbias", "within\n20%",
                *(f"median:\n{name}" for name in others)]  # fmt: skip
-    parts: list[Part] = [heading(about), "", *(_rows(scores) if each_row else [])]
+    title = heading(f"{counts}: {own or 'speeds that other people measured'}")
+    parts: list[Part] = [title, "", *(_rows(scores) if own else [])]
     for quantity in QUANTITIES:
         if lines := list(_lines(scores, quantity)):
             parts += [heading(_TITLES[quantity]), table(columns, lines), ""]

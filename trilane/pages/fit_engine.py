@@ -12,6 +12,7 @@ from trilane.study.fit.answer import Fit
 from trilane.study.fit.engine_answer import EngineAnswer
 from trilane.study.fit.engine_speed import EngineGain
 from trilane.study.fit.question import Question
+from trilane.study.fit.split_memory import SplitMemory
 
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
@@ -97,6 +98,14 @@ def gains_section(engine: str, gains: Iterable[EngineGain]) -> list[Part]:
     return ["", table((f"25% better, {engine}", "more tokens/s", "more prompt tokens/s"), rows)] if rows else []
 
 
+def memory_parts(memory: SplitMemory) -> dict[str, float]:
+    """What an engine keeps on the GPU, in bytes."""
+    return {
+        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
+        "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
+    }  # fmt: skip
+
+
 def sizes_told(parts: Mapping[str, float]) -> str:
     """The parts of a memory that there are, in GB."""
     return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
@@ -144,9 +153,6 @@ def _experts(answer: EngineAnswer) -> str:
 
 def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
-    parts = {
-        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
-        "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
-    }  # fmt: skip
     held = memory.gpu_bytes + memory.missing_bytes
-    return f"{in_gb(held)} GB{'' if answer.cpu_only else f' of {in_gb(memory.gpu_bytes)}'} = {sizes_told(parts)}"
+    whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
+    return f"{in_gb(held)} GB{whole} = {sizes_told(memory_parts(memory))}"

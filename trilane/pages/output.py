@@ -91,22 +91,24 @@ def heading(text: str) -> Text:
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
-    text_columns: int = 1,
+    text_columns: int | Sequence[int] = 1,
     wrap: bool = False,
     widest: Mapping[str, int] | None = None,
 ) -> Table:
-    """A table whose first ``text_columns`` columns are text; the others are numbers, aligned to the right.
+    """A table whose first ``text_columns`` columns, or those named, are text; the others are numbers, aligned to the
+    right.
 
     ``wrap``: the last column may take several lines. ``widest``: so may these columns, from this many characters on.
     """
     lines = [list(row) for row in rows]
+    texts = range(text_columns) if isinstance(text_columns, int) else text_columns
     made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
     tall = max(column.count("\n") for column in columns)
     for place, column in enumerate(columns):
         most = (widest or {}).get(column)
         folded = most is not None or (wrap and place == len(columns) - 1)
         header = plain("\n" * (tall - column.count("\n")) + column)  # the last lines of all headers are level
-        made.add_column(header, justify="left" if place < text_columns or folded else "right", header_style="bold",
+        made.add_column(header, justify="left" if place in texts or folded else "right", header_style="bold",
                         no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)  # fmt: skip
     for line in lines:
         made.add_row(*map(plain, line))

@@ -32,7 +32,9 @@ def profile_page(profile: Profile) -> list[Any]:
         heading("measured models: median (quartiles)"),
         table(_COLUMNS, [_model_row(name, model) for name, model in profile.models.items()]), "",
         heading("speed while both work, in percent of the speed alone: median (quartiles)"),
-        table(("model", *_RATES), [_rates_row(name, model) for name, model in profile.models.items()]),
+        table(("model", *_RATES), [
+            [name, *(_rate(getattr(model, rate)) for rate in _RATES.values())] for name, model in profile.models.items()
+        ]),
     ]  # fmt: skip
 
 
@@ -52,10 +54,6 @@ def _model_row(name: str, model: MeasuredModel) -> list[str]:
         name, _first(model.expert_gpu), _first(model.expert_cpu), _time(model.copy),
         _time(model.launch_lead), _time(model.launch_tail), f"{model.expert_gpu.at[0]}-{most}",
     ]  # fmt: skip
-
-
-def _rates_row(name: str, model: MeasuredModel) -> list[str]:
-    return [name, *(_rate(getattr(model, rate)) for rate in _RATES.values())]
 
 
 def _first(times: Table) -> str:

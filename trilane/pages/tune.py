@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from trilane.common.units import GB, MIB, in_gb
 from trilane.pages.fit_engine import (
     PARTS,
@@ -14,6 +12,7 @@ from trilane.pages.fit_engine import (
     error_told,
     gains_section,
     host_told,
+    memory_parts,
     milliseconds,
     parts_told,
     question_told,
@@ -36,6 +35,7 @@ _COMPARED = {
 }  # fmt: skip
 _SAME = 0.005  # of a time; smaller differences are not told
 _TIMES = ("tokens/s", "first token s", "last token s")
+_TEXTS = (0, 4, 5)  # columns before and behind them
 
 
 def tune_page(tuning: Tuning) -> list[Part]:
@@ -102,11 +102,7 @@ def _cache(best: Tuned) -> list[tuple[str, str]]:
 def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     """By kind, of the GPU and of the host; of all where there is no GPU."""
     best, memory = tuning.best, tuning.best.memory
-    parts = {
-        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
-        "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
-        "cache of experts": (best.cache_mib or 0) * MIB,
-    }  # fmt: skip
+    parts = {**memory_parts(memory), "cache of experts": (best.cache_mib or 0) * MIB}
     there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
     whole = f"{in_gb(sum(parts.values()))} GB{there} = {sizes_told(parts)}"
     if tuning.regime in ("CPU only", "unified"):
@@ -125,7 +121,7 @@ def _rivals(tuning: Tuning) -> list[Part]:
     ]
     best = ["best", *_numbers(tuning.best), "", ""]
     columns = ("setting", *_TIMES, "why it lost", "its arguments")
-    return ["", heading(about), _table(columns, [best, *rows]), "", _rule(tuning)]
+    return ["", heading(about), table(columns, [best, *rows], _TEXTS, wrap=True), "", _rule(tuning)]
 
 
 def _named(tuning: Tuning) -> dict[str, Rival]:
@@ -147,14 +143,6 @@ def _rule(tuning: Tuning) -> str:
     bits = f", a KV cache of fewer bits {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
     cache = f", a cache of experts {percent(WORTH_CACHING)}" if tuning.other_placement else ""
     return f"chosen where it saves enough of that time: a setting {percent(WORTH_SETTING)}{bits}{cache}"
-
-
-def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
-    """Numbers in the columns behind the first, words in all behind them."""
-    made = table(columns, rows, wrap=True)
-    for column in made.columns[1 + len(_TIMES) :]:
-        column.justify = "left"
-    return made
 
 
 def _by(tuning: Tuning) -> str:
@@ -196,7 +184,7 @@ def _other_engines(tuning: Tuning) -> list[Part]:
     if not rows:
         return ["", *refused] if refused else []
     columns = ("other engines", *_TIMES, f"than {tuning.best.engine}")
-    return ["", _table(columns, rows), "", *commands, *refused]
+    return ["", table(columns, rows, _TEXTS, wrap=True), "", *commands, *refused]
 
 
 def _compared(rival: Rival) -> str:

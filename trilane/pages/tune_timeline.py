@@ -13,10 +13,8 @@ _BAR = 40  # letters of the longest bar
 
 def timeline_page(tuned: Tuned) -> list[Part]:
     """What happens in the time of one token, part by part, and in how many layers."""
-    rows = list(_timeline(tuned))
-    made = table(("part", "layers", "ms a layer", "ms", "share", ""), rows)
-    made.columns[-1].justify = "left"
-    return ["", heading("one token, in the mean of the answer"), made]
+    columns = ("part", "layers", "ms a layer", "ms", "share", "")
+    return ["", heading("one token, in the mean of the answer"), table(columns, _timeline(tuned), (0, 5))]
 
 
 def _timeline(tuned: Tuned) -> Iterator[list[str]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trilane.pages.output import JsonOption, check_targets, note, report
 from trilane.verbs.options import OptionError
-
-if TYPE_CHECKING:
-    from trilane.study.accuracy.scores import Scores
 
 
 def accuracy(
@@ -54,16 +51,8 @@ def accuracy(
         found = row_of(scores.rows, row)
         report(json, scores.facts(found), *row_page(found, scores, explain(found)))
         return
-    report(json, scores.to_dict(), *accuracy_page(scores, _about(scores, check), each_row=bool(check)))
+    report(json, scores.to_dict(), *accuracy_page(scores, check))
     if plot is not None:
         from trilane.figures import plot_accuracy, save_figure
 
         save_figure(plot_accuracy(scores), plot)
-
-
-def _about(scores: Scores, check: str | None) -> str:
-    """What was scored."""
-    machines = len({row.machine for row in scores.rows})
-    source = check or "speeds that other people measured"
-    rows = len(scores.rows)
-    return f"{rows} row{'s' * (rows > 1)} of {machines} machine{'s' * (machines > 1)}: {source}"

@@ -45,11 +45,14 @@ def cache_curve(
 
     All experts of a layer are looked up together, and an expert counts once for a whole prompt.
     """
-    from trilane.study.cache_curve import CURVE_POLICIES
+    from trilane.study.cache_curve import CURVE_POLICIES, CacheCurve, curve_policy
 
     names = list(CURVE_POLICIES) if policies is None else policies_in(policies)
     check_targets(json, picture=png, inputs=[trace, *policy_files()])
-    curve = _prepared(trace, names, seed)
+    for name in names:
+        curve_policy(name)  # an unknown one is refused now
+    with working("reading the trace"):
+        curve = CacheCurve.prepared(read_any(trace), seed)
     points = [
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")
     ]
@@ -64,16 +67,6 @@ def cache_curve(
         about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
         save_figure(plot_hit_rate_curve(rows, about), png)
         note(f"picture: {png}")
-
-
-def _prepared(trace: str, names: list[str], seed: int) -> CacheCurve:
-    """The trace, prepared once, before the progress bar starts."""
-    from trilane.study.cache_curve import CacheCurve, curve_policy
-
-    for name in names:
-        curve_policy(name)
-    with working("reading the trace"):
-        return CacheCurve.prepared(read_any(trace), seed)
 
 
 def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:

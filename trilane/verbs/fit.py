@@ -67,7 +67,7 @@ def fit(
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
     question = workload.question(
-        model=model, **parts.given(), trace=trace, calibration=calibration, policies=names,
+        model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )  # fmt: skip
     with working("simulating the policies"):

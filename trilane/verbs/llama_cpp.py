@@ -19,19 +19,14 @@ from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machin
 if TYPE_CHECKING:
     from realrun.llama_cpp.bench_engine import OpenModel
 
-EngineName = Literal["llama.cpp"]
 _MOST_TOKENS = 1 << 20
 _MEASURED = ("kernels.", "gpu_kernels.", "split.")  # sections of an engine's file
 
 
-@dataclass(frozen=True)
-class EngineChoice:
-    """Another engine than this project's executor."""
-
-    engine: Annotated[
-        EngineName | None,
-        typer.Option(help="llama.cpp: measure that engine instead, on this machine; needs the optional extra llama."),
-    ] = None
+EngineOption = Annotated[
+    Literal["llama.cpp"] | None,
+    typer.Option(help="llama.cpp: measure that engine instead, on this machine; needs the optional extra llama."),
+]
 
 
 @dataclass(frozen=True)

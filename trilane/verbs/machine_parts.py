@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
@@ -39,7 +39,3 @@ class MachineParts:
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
     ] = None  # fmt: skip
-
-    def given(self) -> dict[str, Any]:
-        """All of it by name."""
-        return asdict(self)

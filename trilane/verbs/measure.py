@@ -11,7 +11,7 @@ from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, report, working
 from trilane.pages.run import record_of, run_page
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
-from trilane.verbs.llama_cpp import EngineChoice, LlamaRun, measure_llama, refuse_without_engine
+from trilane.verbs.llama_cpp import EngineOption, LlamaRun, measure_llama, refuse_without_engine
 from trilane.verbs.options import (
     HostMemoryOption,
     LaneChoice,
@@ -72,7 +72,7 @@ def measure(
     generation: Generation,
     host_memory_gb: HostMemoryOption = None,
     files: RunFiles,
-    engine: EngineChoice,
+    engine: EngineOption = None,
     llama: LlamaRun,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -89,7 +89,7 @@ def measure(
 
     With --engine llama.cpp a GGUF file is run by that engine, and all options of scenarios and lanes are ignored.
     """
-    if engine.engine is not None:
+    if engine is not None:
         measure_llama(llama, json)
         return
     refuse_without_engine(llama)

@@ -65,7 +65,7 @@ def pays(
 
     named = None if policy is None else policy_named(policy)
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
-    asked = workload.question(model=model, **parts.given(), trace=trace)
+    asked = workload.question(model=model, **vars(parts), trace=trace)
     with working("simulating") as say:
         found = gain_map(
             PaysQuestion(idea, asked, draws, named, x, y), processes(jobs),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.pages.output import check_folder, note
 from trilane.verbs.inputs import names_in
@@ -80,8 +81,6 @@ def _kinds(text: str | None) -> Sequence[str]:
     names = KINDS if text is None else names_in(text, "--kind")
     for name in names:
         if name not in KINDS:
-            from trilane.common.names import unknown
-
             raise OptionError(f"--kind: {unknown('picture', name, KINDS)}")
     return names
 

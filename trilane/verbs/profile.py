@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -14,7 +15,7 @@ from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, report, table, working
 from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
-from trilane.verbs.llama_cpp import EngineChoice, LlamaProfile, profile_llama, refuse_without_engine
+from trilane.verbs.llama_cpp import EngineOption, LlamaProfile, profile_llama, refuse_without_engine
 from trilane.verbs.options import (
     MOST_CORES,
     OWN_POLICY,
@@ -90,7 +91,7 @@ def profile(
                                        "are recorded), now and in every run on the profile's lanes. Default: eager."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, in a third of the time.")] = False,
-    engine: EngineChoice,
+    engine: EngineOption = None,
     kernels: LlamaProfile,
     json: JsonOption = None,
 ) -> None:  # fmt: skip
@@ -105,7 +106,7 @@ def profile(
     With --engine llama.cpp the result is an engine file: the rates of llama.cpp's kernels on this machine's CPU, from
     small models of random weights that are written next to it and removed.
     """
-    if engine.engine is not None:
+    if engine is not None:
         profile_llama(kernels, out, json)
         return
     refuse_without_engine(kernels)
@@ -162,7 +163,10 @@ class _ProfileRequest(NamedTuple):
                 print_remarks(machine)
             finally:
                 machine.close()
-        return _with_origin_of(kept, "gpu.memory_bytes", found) if kept else found
+        if kept is None:
+            return found
+        key, hardware = "gpu.memory_bytes", found.hardware  # a number that was kept keeps its source, too
+        return replace(found, hardware=replace(hardware, origins={**hardware.origins, key: kept.origins[key]}))
 
 
 def _keep(hardware: Hardware, out: str) -> None:
@@ -218,14 +222,6 @@ def _machine(into: Hardware | None, lanes: LaneKind, options: LaneOptions) -> Re
     from realrun.replay.measure import machine_on
 
     return machine_for(lanes, options) if into is None else machine_on(into, lanes, options)
-
-
-def _with_origin_of(into: Hardware, key: str, found: Findings) -> Findings:
-    """A number that was kept keeps its source, too."""
-    from dataclasses import replace
-
-    origins = {**found.hardware.origins, key: into.origins[key]}
-    return replace(found, hardware=replace(found.hardware, origins=origins))
 
 
 def _bytes(name: str, value: float | None) -> float | None:

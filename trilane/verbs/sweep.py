@@ -68,11 +68,11 @@ def sweep(
         note(_interrupted(output, done))
         raise
     failed = [error for error in table["error"] if error]
-    note(_summary(len(table), len(failed), output))
-    for line in _reasons(failed):
-        note(line)
-    if remark := sampled_in(table):
-        note(remark)
+    errors_told = f", {len(failed):,} of them with an error:" if failed else ""
+    note(f"{len(table):,} point{'s' * (len(table) != 1)} in {output}{errors_told}")
+    for line in (*_reasons(failed), sampled_in(table)):
+        if line:
+            note(line)
     if len(failed) == len(table):
         raise typer.Exit(1)
 
@@ -126,19 +126,10 @@ def _interrupted(output: str, done: Sequence[Progress]) -> str:
     )
 
 
-def _summary(points: int, failed: int, output: str) -> str:
-    errors = f", {failed:,} of them with an error:" if failed else ""
-    return f"{points:,} point{'s' * (points != 1)} in {output}{errors}"
-
-
 def _reasons(failed: Sequence[str]) -> Iterator[str]:
     """Why points failed, and how many, most frequent first; reasons that differ only in numbers count as one."""
-    first: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    for error in failed:
-        kind = reason_of(error)
-        first.setdefault(kind, error)
-        counts[kind] += 1
+    kinds = list(map(reason_of, failed))
+    first, counts = dict(zip(reversed(kinds), reversed(failed), strict=True)), Counter(kinds)
     for kind, count in counts.most_common(MOST_REASONS):
         yield f"{count:>7,} x {first[kind]}"
     if len(counts) > MOST_REASONS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -63,7 +62,7 @@ def capture(
     Without a GPU, add [bold]--extra-index-url https://download.pytorch.org/whl/cpu[/] to it.
     """
     check_trace_target(output, inputs=[prompts, calibration, vectors, model, gguf])
-    settings = {
+    settings: dict[str, Any] = {
         "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "temperature": temperature, "seed": seed,
         "forecasts": [name.strip() for name in forecasts.split(",")] if forecasts is not None else None,
     }  # fmt: skip
@@ -71,39 +70,22 @@ def capture(
         if gguf is not None:
             of_a_model = {"model": model, "vectors": vectors, "dtype": dtype if dtype != "auto" else None}
             _check_alone("gguf", of_a_model | {"batch-size": batch_size})
-            _capture_gguf(gguf, prompts, output, calibration or str(bundled), threads, gpu_layers or 0, settings)
+            from realrun.llama_cpp.capture import capture_gguf
+
+            with working(f"loading {gguf}") as say:
+                capture_gguf(gguf, prompts, output, calibration_prompts=calibration or str(bundled), progress=say,
+                             threads=processes(threads), gpu_layers=gpu_layers or 0, **settings)  # fmt: skip
         elif model is not None:
             _check_alone("model", {"threads": threads, "gpu-layers": gpu_layers})
             others = calibration if vectors else calibration or str(bundled)
-            batches = {} if batch_size is None else {"batch_size": batch_size}
-            _capture_model(model, prompts, output, others, vectors, dtype, settings | batches)
+            settings |= {} if batch_size is None else {"batch_size": batch_size}
+            _check_capture(model, dtype, prompts, others, vectors, settings)
+            with working(f"loading {model}") as say:
+                _capture_function()(model, prompts, output, calibration_prompts=others, vectors=vectors, dtype=dtype,
+                                    progress=say, **settings)  # fmt: skip
         else:
             raise CaptureError("expected --model PATH_OR_ID or --gguf FILE, got neither")
     note(f"written: {output}; look at it with `trilane trace info {output}`")
-
-
-def _capture_model(
-    model: str, prompts: str, output: str, calibration: str | None, vectors: str | None, dtype: str,
-    settings: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Capture with PyTorch."""
-    _check_capture(model, dtype, prompts, calibration, vectors, settings)
-    known = {"calibration_prompts": calibration, "vectors": vectors}
-    with working(f"loading {model}") as say:
-        _capture_function()(model, prompts, output, dtype=dtype, progress=say, **known, **settings)
-
-
-def _capture_gguf(
-    gguf: str, prompts: str, output: str, calibration: str, threads: int | None, gpu_layers: int,
-    settings: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Capture with llama.cpp."""
-    from realrun.llama_cpp.capture import capture_gguf
-
-    used = processes(threads)
-    with working(f"loading {gguf}") as say:
-        capture_gguf(gguf, prompts, output, calibration_prompts=calibration, threads=used, gpu_layers=gpu_layers,
-                     progress=say, **settings)  # fmt: skip
 
 
 def _check_alone(option: str, others: Mapping[str, object]) -> None:
@@ -121,12 +103,7 @@ def check_trace_target(output: str, inputs: Sequence[str | None]) -> None:
 
 
 def _check_capture(
-    model: str,
-    dtype: str,
-    prompts: str,
-    calibration: str | Path | None,
-    vectors: str | None,
-    settings: Mapping[str, Any],
+    model: str, dtype: str, prompts: str, calibration: str | None, vectors: str | None, settings: Mapping[str, Any]
 ) -> None:
     """Refuse what capture would refuse, before torch is imported. Raises CaptureError."""
     from traces.capture.prompts import read_prompts

@@ -128,8 +128,8 @@ def _machine(parts: MachineParts) -> dict[str, Any]:
     from trilane.study.tune.machine_found import found_machine
 
     if parts.gpu is not None or parts.machine is not None:
-        return parts.given()
-    named = {name: value for name, value in parts.given().items() if value is not None}
+        return vars(parts)
+    named = {name: value for name, value in vars(parts).items() if value is not None}
     found = found_machine(parts.cpu).without(*named)
     for text in found.assumed:
         note(f"assumed {text}")

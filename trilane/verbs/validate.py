@@ -10,12 +10,11 @@ import typer
 
 from trilane.pages.output import JsonOption, check_folder, check_targets, heading, legend, note, report, table, working
 from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
-from trilane.verbs.llama_cpp import EngineChoice, LlamaValidation, refuse_without_engine, validate_llama
+from trilane.verbs.llama_cpp import EngineOption, LlamaValidation, refuse_without_engine, validate_llama
 from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption, grouped
 
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
-    from trilane.study.validation.agreement import Agreement
     from trilane.study.validation.plan import ValidationPlan
     from trilane.study.validation.stopping import Stop
     from trilane.study.validation.validate import Validated
@@ -64,7 +63,7 @@ def validate(
     ] = None,
     json: JsonOption = None,
     *,
-    engine: EngineChoice,
+    engine: EngineOption = None,
     llama: LlamaValidation,
 ) -> None:  # fmt: skip
     """Measure scenarios on this machine, predict them from microbenchmarks alone, and report the errors.
@@ -89,7 +88,7 @@ def validate(
     [bold]cpu_parts[/], such as examples/gpu-llama.yaml, measures models on the GPU with the experts of these parts of
     their layers on the CPU. --set changes the plan; [bold]--set hardware=here[/] takes the parts that are found here.
     """
-    if engine.engine is not None:
+    if engine is not None:
         validate_llama(llama, plan, profile, out, json, changes_of(changes))
         return
     refuse_without_engine(llama)
@@ -110,7 +109,10 @@ def validate(
     if out:
         when = f"{begin:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         _report(found, Path(out), when)
-    _end(found, stop)
+    if found.ended.error is not None:
+        raise found.ended.error
+    if found.ended.why is not None:  # it was stopped early
+        raise typer.Exit(STOPPED if stop.signal is None else 128 + stop.signal)
 
 
 def _read_plan(
@@ -128,14 +130,6 @@ def _read_plan(
             settings += [setting] * (setting not in settings)
         chosen = replace(chosen, scenarios=tuple(each.with_(policy=name) for each in settings for name in names))
     return chosen if repeats is None else replace(chosen, repeats=repeats)
-
-
-def _end(found: Validated, stop: Stop) -> None:
-    """The exit status, or the error, of a validation that was stopped early."""
-    if found.ended.error is not None:
-        raise found.ended.error
-    if found.ended.why is not None:
-        raise typer.Exit(STOPPED if stop.signal is None else 128 + stop.signal)
 
 
 def _run(chosen: ValidationPlan, profile: str, journal: Path | None, stop: Stop) -> Validated:
@@ -175,7 +169,8 @@ def _report(found: Validated, folder: Path, when: str) -> None:
     report, dots, timeline, repeated = FILES
     folder.mkdir(parents=True, exist_ok=True)
     write_hardware(hardware, folder / repeated)
-    worst = furthest_off(agreement)
+    errors = [abs(comparison.tpot_ms.error or 0.0) for comparison in agreement.comparisons]
+    worst = errors.index(max(errors))
     title, error = agreement.title(worst), agreement.comparisons[worst].tpot_ms.error
     facts = hardware.measured_profile().machine.items()
     save_figure(plot_agreement(agreement, hardware.name), folder / dots)
@@ -191,9 +186,3 @@ def _report(found: Validated, folder: Path, when: str) -> None:
         notes=found.notes,
     )  # fmt: skip
     note(f"report, pictures and the profile of the predictions are in {folder}/")
-
-
-def furthest_off(agreement: Agreement) -> int:
-    """The index of the scenario with the largest error of TPOT."""
-    errors = [abs(comparison.tpot_ms.error or 0.0) for comparison in agreement.comparisons]
-    return errors.index(max(errors))

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from sim.machine.hardware import Hardware, HardwareError, load_hardware
-from tests.kit.assembled import assemble
+from tests.kit.assembled import assemble, memory_names
 from trilane.common.schema import from_dict
 from trilane.common.units import GB, GIB
 from trilane.machines.assembly import assembled_name, parse_assembly
 from trilane.machines.part_rules import assembled
-from trilane.machines.parts import cpu_names, gpu_names, memory_names, part
+from trilane.machines.parts import cpu_names, gpu_names, part
 from trilane.machines.plausibility import LIMITS, check_plausible
 from trilane.machines.weight_formats import read_fraction
 

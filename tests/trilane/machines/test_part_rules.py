@@ -6,9 +6,9 @@ import pytest
 
 from sim.machine.devices import Cpu
 from sim.machine.hardware import load_hardware
-from tests.kit.assembled import assemble
+from tests.kit.assembled import assemble, memory_names
 from trilane.common.units import GB
-from trilane.machines.parts import cpu_names, gpu_names, memory_names, part
+from trilane.machines.parts import cpu_names, gpu_names, part
 from trilane.machines.weight_formats import read_fraction
 
 

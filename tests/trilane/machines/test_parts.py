@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.kit.assembled import memory_names
 from trilane.machines import parts, weight_formats
 from trilane.machines.parts import (
     all_parts,
@@ -17,7 +18,6 @@ from trilane.machines.parts import (
     gpu_names,
     kind_of,
     letters_and_digits,
-    memory_names,
     part,
     rules,
 )
