@@ -11,7 +11,6 @@ from itertools import pairwise
 
 from policies.mechanism.views import ExpertId, Upload
 from sim.runs.spans import Span
-from sim.runs.vocabulary import INSTANT
 from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, log_of
 from trilane.testing.recording import RecordingSession
 
@@ -21,19 +20,14 @@ Interval = tuple[int, int]
 def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
     """Between the moment at which it could start and its start, something stands in the way of each such copy."""
     log = log_of(spans)
-    stays = log.stays()
     protected = _protections(log, session)
     asked = [(_moment(log, place, when), swap) for place, when, swaps in session.swaps_asked for swap in swaps]
     foreseen = [(log.one(place, "foresee").end_ns, told) for place, told in session.foresights.items()]
-    staged = [s for some in stays.values() for s in some if s.leaving == "release"]
-    prefetched = [s for s in staged if s.copy.kind == "prefetch"]
-    transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
-    for before, span in pairwise([None, *transfers]):
-        assert span is not None
-        key, free = ExpertId(span.layer, span.expert), before.end_ns if before else 0
+    for free, span in log.transfers():
+        key = ExpertId(span.layer, span.expert)
         if span.kind == "swap":
             wanted, swap = max(p for p in asked if p[0] <= span.start_ns and p[1].incoming == key)
-            in_the_way = [(s.readable, s.left) for s in staged if (s.copy.layer, s.copy.expert) == key]
+            in_the_way = [(s.readable, s.left) for s in log.stays[key] if s.leaving == "release"]
             if isinstance(swap, Upload):
                 in_the_way += _refused(log, session, max(free, wanted), span)
             else:
@@ -43,7 +37,7 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
             if session.policy.prefetcher is None or session.policy.prefetcher.into == "cache":
                 in_the_way = _refused(log, session, max(free, wanted), span)
             else:
-                in_the_way = _full(prefetched, session.policy.prefetch_slots, span)
+                in_the_way = _full(log.staged("prefetch"), session.policy.prefetch_slots, span)
         else:
             continue
         idle_from = max(free, wanted)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from sim.costs.cost_table import CostTable
 from sim.runs.spans import Span
 from sim.runs.vocabulary import INSTANT
 from trilane.testing.launches import first_ns, launch_of, law_5_launches
-from trilane.testing.log import Expert, Layer, Log, Spans, Stay, home, log_of
+from trilane.testing.log import Layer, Log, Spans, Stay, home, log_of
 
 
 def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs: CostTable | None = None) -> None:
@@ -30,20 +28,19 @@ def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs
                 f"{span.start_ns}: {span}"
             )
             free = span.end_ns
-    stays = log.stays()
     for layer in log.routed_layers():
         for span in log.layers[layer]:
-            expected = _ready(log, stays, layer, span, costs)
+            expected = _ready(log, layer, span, costs)
             assert expected is None or span.ready_ns == expected, f"law 5: {span} could have started at {expected} ns"
-        _arrival_order(log, stays, layer)
-    _link_serves_demand(log, stays, demand_slots)
+        _arrival_order(log, layer)
+    _link_serves_demand(log, demand_slots)
 
 
-def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None) -> int | None:
+def _ready(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
     """When the inputs of a span were complete; None where it has none but the span before it."""
     match span.lane, span.kind:
         case "gpu", _:
-            return _ready_on_gpu(log, stays, layer, span, costs)
+            return _ready_on_gpu(log, layer, span, costs)
         case "host", _:
             return _ready_on_host(log, layer, span)
         case "d2h", "routing":
@@ -60,19 +57,17 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, 
     return None
 
 
-def _ready_on_gpu(
-    log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None
-) -> int | None:
+def _ready_on_gpu(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
     match span.kind:
         case "attention" | "gate" | "speculate" | "shared":
             return first_ns(launch_of(log, layer, span), costs)
         case "expert":
-            return max(first_ns(launch_of(log, layer, span), costs), _stay_at(stays, layer, span).readable)
+            return max(first_ns(launch_of(log, layer, span), costs), _stay_at(log, layer, span).readable)
         case "combine":
             parts = log.of(layer, "result") or log.joining(layer)
             used = {s.expert for s in log.computed(layer)}
             streamed = [s for s in log.demanded(layer) if s.expert not in used]
-            return max([first_ns(_launches(log, layer)[1], costs), *(s.end_ns for s in [*parts, *streamed])])
+            return max([first_ns(log.launches(layer)[1], costs), *(s.end_ns for s in [*parts, *streamed])])
     return None
 
 
@@ -84,7 +79,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
         case "wait":
             return log.of(layer, "routing")[0].end_ns
         case "plan" if log.committed(layer):
-            return max(_launches(log, layer)[0].end_ns, log.ended((step, place - 1)))  # when the layer is at work
+            return max(log.launches(layer)[0].end_ns, log.ended((step, place - 1)))  # when the layer is at work
         case "plan":
             return min(s.end_ns for s in log.of(layer, "wait"))
         case "foresee":
@@ -94,7 +89,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
             return log.ended(before) if before in log.layers else None
         case "observe":
             return _end(log, layer, "plan")
-        case "launch" if span is not _launches(log, layer)[0]:
+        case "launch" if span is not log.launches(layer)[0]:
             return _end(log, layer, "plan")
     return None
 
@@ -102,7 +97,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
 def _forecast_read(log: Log, layer: Layer, span: Span) -> int | None:
     """When the host has read the forecasts; None in a committed layer whose forecasts are not the GPU's."""
     waited = [s for s in log.of(layer, "wait") if s.target_layer >= 0]
-    late = len(_launches(log, layer)) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
+    late = len(log.launches(layer)) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
     assert bool(waited) == (late and bool(log.of(layer, "speculate"))), f"law 2: {span} has waited for {waited}"
     if waited:
         return waited[0].end_ns
@@ -114,42 +109,33 @@ def _end_of_forecast(log: Log, layer: Layer, span: Span) -> int:
     made = log.of(layer, "speculate")
     copies = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
     if len(copies) == 2 and span is copies[0]:
-        made = made[: len(made) - len(_launches(log, layer)) + 2]
+        made = made[: len(made) - len(log.launches(layer)) + 2]
     return max(s.end_ns for s in made)
-
-
-def _launches(log: Log, layer: Layer) -> list[Span]:
-    """Of attention and what comes with it, of combine, and of late forecasts."""
-    return [s for s in log.of(layer, "launch") if s.expert < 0]
 
 
 def _end(log: Log, layer: Layer, *kinds: str) -> int:
     return max(s.end_ns for s in log.of(layer, *kinds))
 
 
-def _stay_at(stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> Stay:
-    return next(s for s in reversed(stays[layer[1], span.expert]) if s.readable <= span.start_ns)
+def _stay_at(log: Log, layer: Layer, span: Span) -> Stay:
+    return next(s for s in reversed(log.stays[layer[1], span.expert]) if s.readable <= span.start_ns)
 
 
-def _arrival_order(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:
+def _arrival_order(log: Log, layer: Layer) -> None:
     """The stream runs what was there first, then what arrives in its order."""
     routed = log.routed(layer)
-    arrivals = [_stay_at(stays, layer, s).readable for s in log.of(layer, "expert", lane="gpu")]
+    arrivals = [_stay_at(log, layer, s).readable for s in log.of(layer, "expert", lane="gpu")]
     waited = [max(time, routed) for time in arrivals]
     assert waited == sorted(waited), f"law 5: step, layer {layer}: experts that arrived at {arrivals} ran in this order"
 
 
-def _link_serves_demand(log: Log, stays: dict[Expert, list[Stay]], demand_slots: int | None) -> None:
+def _link_serves_demand(log: Log, demand_slots: int | None) -> None:
     """Between its plan and the start of a demand load the link idles only for lack of a staging slot."""
-    staged = [s for some in stays.values() for s in some if s.leaving == "release" and s.copy.kind == "demand"]
-    transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
-    for before, span in pairwise([None, *transfers]):
-        if span is None or span.kind != "demand":
+    staged = log.staged("demand")
+    for free, span in log.transfers():
+        if span.kind != "demand" or span.start_ns <= (idle_from := max(free, log.planned((span.step, home(span))))):
             continue
-        idle_from = max(before.end_ns if before else 0, log.planned((span.step, home(span))))
-        if span.start_ns <= idle_from:
-            continue
-        own = next(s for s in stays[home(span), span.expert] if s.copy is span)
+        own = next(s for s in log.stays[home(span), span.expert] if s.copy is span)
         holders = [s for s in staged if s.came <= idle_from and s.left >= span.start_ns and s is not own]
         full = own.leaving == "release" and len(holders) >= (demand_slots or 1)
         assert full, (
