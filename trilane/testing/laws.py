@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
 
-from policies.mechanism.views import Routing
 from sim.costs.cost_table import CostTable
+from sim.runs.demand import StepDemand
 from sim.runs.spans import Span
 from sim.runs.vocabulary import COPIES, INSTANT
 from trilane.testing.accounting import law_12_accounting
@@ -18,22 +17,8 @@ from trilane.testing.launches import law_2_launches
 from trilane.testing.log import Layer, Log, Routings, Spans, home, log_of
 from trilane.testing.work_conservation import law_5_work_conservation
 
-__all__ = [
-    "check_all", "law_1_conservation", "law_2_causality", "law_3_exclusivity", "law_4_capacity",
-    "law_5_work_conservation", "law_12_accounting", "routings_of",
-]  # fmt: skip
 
-
-class Step(Protocol):
-    """The part of a step of demand that the laws read."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def routings(self) -> Sequence[Routing]: ...
-
-
-def routings_of(demand: Sequence[Step]) -> Routings:
+def routings_of(demand: Sequence[StepDemand]) -> Routings:
     """What the router chose: the routing in force for every policy that does not change it."""
     return {(s.index, layer): r.workload() for s in demand for layer, r in enumerate(s.routings)}
 

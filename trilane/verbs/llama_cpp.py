@@ -191,9 +191,8 @@ def validate_llama(
     """
     from sim.costs.engine import load_engine
     from trilane.pages.engine_validation import MEANINGS, engine_table, summary_lines, write_engine_report
-    from trilane.study.validation.earlier_rows import predicted_anew, read_rows
     from trilane.study.validation.engine_plan import EnginePlan
-    from trilane.study.validation.engine_rows import EngineSummary
+    from trilane.study.validation.engine_rows import EngineSummary, predicted_anew, read_rows
     from trilane.study.validation.engine_validation import measure_plan
 
     if changes.get("hardware") == HERE:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from trilane.common.files import atomic_path
+from trilane.common.csv_files import write_csv
 from trilane.study.accuracy.measured_rows import MeasuredRow, read_rows
 
 EXAMPLE = "177"  # experts of some layers on the CPU, decode and prompt speed
@@ -17,14 +15,10 @@ COLUMNS = tuple(field.name for field in fields(MeasuredRow) if field.name != "le
 def write_template(path: str | Path) -> None:
     """Write the file. Raises OSError if that is not possible."""
     example = next(row for row in read_rows() if row.id == EXAMPLE)
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerow(["example", *(_cell(getattr(example, name)) for name in COLUMNS[1:])])
+    cells = ("example", *(_cell(getattr(example, name)) for name in COLUMNS[1:]))
+    write_csv([COLUMNS, cells], path)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> object:
     """A value as ``read_rows`` takes it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
