@@ -53,7 +53,7 @@ def _value(hint: Any, text: str) -> Any:
     if not text and NoneType in get_args(hint):
         return None
     if bool in kinds:
-        return {"yes": True, "no": False}.get(text, text)
+        return {"yes": True, "true": True, "no": False, "false": False}.get(text, text)
     for kind in {int, float} & kinds:
         with suppress(ValueError):
             return kind(text)
