@@ -69,11 +69,15 @@ def sweep(
         tasks = _tasks(grid)
         rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
         waiting = [task for task in tasks if task.key not in rows]
+        kept, failed = len(rows), sum(bool(row["error"]) for row in rows.values())
         with closing(played_rows(waiting, jobs, dask)) as played:
-            for row in _watched(played, rows, len(tasks), watch):
+            for row in played:
                 if journal is not None:
                     journal.add(row)
                 rows[row["point"]] = row
+                failed += bool(row["error"])
+                if watch is not None:
+                    watch(Progress(len(tasks), kept, len(rows), failed))
         table = table_of(grid, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
         if journal is not None and target is not None:
             write_parquet(table, target)
@@ -114,7 +118,7 @@ def _target(output: str | Path) -> Path:
 
 def _tasks(grid: Grid) -> list[PointTask]:
     contents = Contents()
-    return [PointTask.of(key_of(point, contents), point) for point in points(grid)]
+    return [PointTask(key_of(point, contents), point) for point in points(grid)]
 
 
 def _kept(target: Path, journal: SweepJournal, tasks: Sequence[PointTask], retry_errors: bool) -> dict[str, Row]:
@@ -140,13 +144,3 @@ def _rows_of(target: Path) -> dict[str, Row]:
     if not target.exists():
         return {}
     return {row["point"]: row for row in read_table(target).select(["point", *COLUMNS]).to_pylist()}
-
-
-def _watched(played: Iterator[Row], before: Mapping[str, Row], total: int, watch: Watch | None) -> Iterator[Row]:
-    """Rows as they come; ``watch`` is called for each once it is kept."""
-    kept, failed = len(before), sum(bool(row["error"]) for row in before.values())
-    for done, row in enumerate(played, kept + 1):
-        yield row
-        failed += bool(row["error"])
-        if watch is not None:
-            watch(Progress(total, kept, done, failed))
