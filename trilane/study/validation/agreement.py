@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sim.runs.vocabulary import LANES
+from trilane.common.schema import to_dict
 from trilane.study.validation.agreement_summary import (
     MEDIAN_AIM,
     TAU_AIM,
@@ -167,10 +168,10 @@ class Agreement:
     def to_dict(self) -> dict[str, Any]:
         """Everything, JSON-ready."""
         return {
-            "summary": self.summary.to_dict(),
-            "verdicts": [{"held": verdict.held, "text": verdict.text} for verdict in self.verdicts],
-            "lanes": {lane: error._asdict() for lane, error in self.lane_errors.items()},
-            "rankings": [{"setting": self.settings(place), **r.to_dict()} for place, r in self.rankings.items()],
+            "summary": to_dict(self.summary),
+            "verdicts": [to_dict(verdict) for verdict in self.verdicts],
+            "lanes": {lane: to_dict(error) for lane, error in self.lane_errors.items()},
+            "rankings": [{"setting": self.settings(place), **to_dict(r)} for place, r in self.rankings.items()],
             "scenarios": self.rows(),
         }
 

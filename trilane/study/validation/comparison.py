@@ -6,11 +6,11 @@ It does not depend on how a run was measured: both sides are spans, and every nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,8 +22,10 @@ from sim.runs.run import Run
 from sim.runs.stalls import STALL_LANES
 from sim.runs.vocabulary import COPIES, INSTANT, LANES
 from trilane.common.errors import TrilaneError
+from trilane.common.schema import to_dict
 from trilane.study.validation.repeated import Repeated
 
+K = TypeVar("K")
 _MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
 
 
@@ -38,19 +40,12 @@ class Work(NamedTuple):
     spans: float  # number of spans of decode steps
 
 
-_NONE = Work(0.0, 0.0)
-
-
 class Counts(NamedTuple):
     """Hits, expert copies and their bytes, from a call log."""
 
     hits: int
     loads: int
-    copied_bytes: int
-
-    def to_dict(self) -> dict[str, int]:
-        """JSON-ready."""
-        return {"hits": self.hits, "loads": self.loads, "bytes": self.copied_bytes}
+    bytes: int
 
 
 class Parity(NamedTuple):
@@ -70,9 +65,8 @@ class Parity(NamedTuple):
         return self.replay_identical and (agrees or not self.timing_free)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        counts = {"measured": self.measured.to_dict(), "predicted": self.predicted.to_dict()}
-        return {**self._asdict(), **counts, "held": self.held}
+        """JSON-ready, with the verdict."""
+        return {**to_dict(self), "held": self.held}
 
 
 @dataclass(frozen=True)
@@ -102,12 +96,12 @@ class RunComparison:
     @cached_property
     def tpot_ms(self) -> Repeated:
         """Time per output token."""
-        return self._metric("tpot_ms")
+        return self._metrics["tpot_ms"]
 
     @cached_property
     def ttft_ms(self) -> Repeated | None:
         """Time to first token; None without a prefill."""
-        return None if self.predicted.metrics.ttft_ms is None else self._metric("ttft_ms")
+        return None if self.predicted.metrics.ttft_ms is None else self._metrics["ttft_ms"]
 
     @property
     def null_tpot_ms(self) -> float | None:
@@ -122,7 +116,7 @@ class RunComparison:
     @cached_property
     def lane_ms(self) -> dict[str, Repeated]:
         """Busy time of each lane in a mean decode step."""
-        return {lane: self._each(lambda run, lane=lane: _busy_ms(run, lane)) for lane in LANES}  # type: ignore[misc]
+        return _repeated([_busy_ms(run) for run in self._runs])
 
     def lane_points(self, lane: str) -> float:
         """Error of a lane's busy time as a fraction of the measured TPOT."""
@@ -131,23 +125,22 @@ class RunComparison:
     @cached_property
     def stall_ms(self) -> dict[str, Repeated]:
         """Time of a mean decode step without GPU work, by the lane that the GPU waited for (``sim.runs.stalls``)."""
-        return {lane: self._metric(f"stall_{lane}_ms") for lane in STALL_LANES}
+        return {lane: self._metrics[f"stall_{lane}_ms"] for lane in STALL_LANES}
 
     @cached_property
     def work_ms(self) -> dict[tuple[str, str], Repeated]:
         """Busy time of a mean decode step by lane and kind of span."""
-        return self._work(lambda work: work.ms)
+        return _repeated([{key: work.ms for key, work in works.items()} for works in self._works])
 
     @cached_property
     def work_spans(self) -> dict[tuple[str, str], Repeated]:
         """Spans of a mean decode step by lane and kind."""
-        return self._work(lambda work: work.spans)
+        return _repeated([{key: work.spans for key, work in works.items()} for works in self._works])
 
     @cached_property
     def memory(self) -> dict[str, Repeated]:
         """The subject of law 10, counted in the spans: hits and hit rate, expert copies by kind, their bytes."""
-        counted = [_memory(run) for run in (*self.measured, self.predicted)]
-        return {name: _repeated([count[name] for count in counted]) for name in counted[0]}
+        return _repeated([_memory(run) for run in self._runs])
 
     @cached_property
     def median_run(self) -> Run:
@@ -155,19 +148,17 @@ class RunComparison:
         ranked = sorted(self.measured, key=lambda run: run.metrics.tpot_ms or 0.0)
         return ranked[(len(ranked) - 1) // 2]
 
+    @property
+    def _runs(self) -> tuple[Run, ...]:
+        return (*self.measured, self.predicted)
+
     @cached_property
     def _works(self) -> list[dict[tuple[str, str], Work]]:
-        return [work_of(run.spans) for run in (*self.measured, self.predicted)]
+        return [work_of(run.spans) for run in self._runs]
 
-    def _work(self, number: Callable[[Work], float]) -> dict[tuple[str, str], Repeated]:
-        keys = dict.fromkeys(key for work in self._works for key in work)
-        return {key: _repeated([number(work.get(key, _NONE)) for work in self._works]) for key in keys}
-
-    def _metric(self, name: str) -> Repeated:
-        return self._each(lambda run: float(run.metrics.to_dict()[name] or 0.0))
-
-    def _each(self, number: Callable[[Run], float]) -> Repeated:
-        return _repeated([number(run) for run in (*self.measured, self.predicted)])
+    @cached_property
+    def _metrics(self) -> dict[str, Repeated]:
+        return _repeated([{name: value or 0.0 for name, value in run.metrics.to_dict().items()} for run in self._runs])
 
 
 def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
@@ -200,13 +191,15 @@ def _check_same(run: Run, predicted: Run) -> None:
         )
 
 
-def _repeated(numbers: list[float]) -> Repeated:
-    """The last number is the predicted one."""
-    return Repeated(tuple(numbers[:-1]), numbers[-1])
+def _repeated(runs: Sequence[Mapping[K, float]]) -> dict[K, Repeated]:
+    """The numbers of runs by their names, 0 where a run has none; the last run is the predicted one."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    *measured, predicted = runs
+    return {name: Repeated(tuple(run.get(name, 0.0) for run in measured), predicted.get(name, 0.0)) for name in names}
 
 
-def _busy_ms(run: Run, lane: str) -> float:
-    return float((run.metrics.busy_share[lane] or 0.0) * (run.metrics.tpot_ms or 0.0))
+def _busy_ms(run: Run) -> dict[str, float]:
+    return {lane: (run.metrics.busy_share[lane] or 0.0) * (run.metrics.tpot_ms or 0.0) for lane in LANES}
 
 
 def _memory(run: Run) -> dict[str, float]:

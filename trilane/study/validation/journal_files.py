@@ -66,17 +66,13 @@ def read_run(file: Path, power: Power | None) -> Kept:
 
 
 def _described(kept: Kept) -> bytes:
-    run = kept.run
-    values = {
-        "scenario": run.scenario, "policy": run.policy, "labels": run.labels, "trace_checksum": run.trace_checksum,
-        "bounds": run.bounds, "memory": run.memory, "approximation": _records(run.routing_errors),
-        "answers": kept.answers.to_dict(), "replayed": kept.replayed,
-    }  # fmt: skip
-    return json.dumps(values).encode()
-
-
-def _records(frame: pd.DataFrame | None) -> dict[str, Any] | None:
-    return None if frame is None else frame.to_dict("list")  # type: ignore[return-value]
+    run, changed = kept.run, kept.run.routing_errors
+    columns: Any = None if changed is None else changed.to_dict("list")
+    values = _Described(
+        run.scenario, run.policy, run.labels, run.trace_checksum, run.bounds, run.memory, columns, kept.answers,
+        kept.replayed,
+    )  # fmt: skip
+    return json.dumps(to_dict(values)).encode()
 
 
 class _Described(NamedTuple):

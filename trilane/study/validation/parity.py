@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from policies.mechanism.session import Session
-from realrun.execution.call_log import LoggedSession, replay
+from realrun.execution.call_log import LoggedSession
 from trilane.study.validation.comparison import Counts, Parity
 
 
@@ -23,10 +22,6 @@ class Answers(NamedTuple):
     demand_only: bool  # every copy was a demand load
     counts: Counts
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**self._asdict(), "counts": self.counts._asdict()}
-
 
 def answers_of(session: LoggedSession) -> Answers:
     """The answers in a session's log."""
@@ -38,11 +33,6 @@ def answers_of(session: LoggedSession) -> Answers:
         demand_only=all(copy.kind == "demand" for copy in copies),
         counts=Counts(resident, len(copies), sum(copy.expert_bytes for copy in copies)),
     )
-
-
-def replays(session: LoggedSession, fresh: Callable[[], Session]) -> bool:
-    """Whether a fresh session of the same policy gives the same answers to the same calls."""
-    return replay(session.log, fresh()) is None
 
 
 def plans_changed(one: Answers, other: Answers) -> float:
@@ -65,7 +55,8 @@ def parity_of(measured: Answers, replay_identical: bool, predicted: Answers) -> 
 
 
 def parity_of_repeats(repeats: Sequence[tuple[Answers, bool]], predicted: Answers) -> Parity:
-    """The findings on the first repeat that breaks law 10, else on the last. With each: whether its log ``replays``."""
+    """The findings on the first repeat that breaks law 10, else on the last. With each: whether a fresh
+    session gives its answers to its calls."""
     found = [parity_of(answers, replayed, predicted) for answers, replayed in repeats]
     return next((parity for parity in found if not parity.held), found[-1])
 
