@@ -46,10 +46,8 @@ def played(setting: BoardSetting, policies: Sequence[str], jobs: int, watch: Wat
     """Simulate policies in a setting. Raises ChoiceError for an unknown policy, and one that other processes lack."""
     grid = Grid(setting.scenario(), ({"policy": tuple(policies)},), leaderboard_settings().draws, clairvoyant=False)
     table = sweep(grid, jobs=jobs, watch=lambda now: watch(setting, now))
-    rows: dict[str, list[Mapping[Any, Any]]] = {}
-    for row in table.to_dict("records"):
-        rows.setdefault(str(row["policy"]), []).append(row)
-    return [_entry(setting, policy, mine) for policy, mine in rows.items()]
+    by_policy = table.groupby("policy", sort=False)
+    return [_entry(setting, str(policy), rows.to_dict("records")) for policy, rows in by_policy]
 
 
 def _entry(setting: BoardSetting, policy: str, rows: Sequence[Mapping[Any, Any]]) -> Entry:

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from sim.costs.engine import InferenceEngine
 from trilane.common.units import MIB
 from trilane.study.cache_curve import CacheCurve
 from trilane.study.fit.engine_speed import EngineSpeed
@@ -42,11 +41,6 @@ def hit_curve(question: Question) -> HitCurve:
     curve = CacheCurve(routing_for(question).trace)
     sizes = [max(round(share * curve.trace.shape.routed_bytes), curve.least_bytes) for share in _SHARES]
     return HitCurve(_SHARES, tuple(curve.point("lru", size).hit_rate_decode for size in sizes))
-
-
-def caches_experts(engine: InferenceEngine) -> bool:
-    """Whether an engine has such a cache, with known costs."""
-    return engine.name in CACHING
 
 
 @dataclass(frozen=True, kw_only=True)
