@@ -12,13 +12,11 @@ from trilane.common.units import MIB
 from trilane.figures.marks import marked
 from trilane.pages.output import heading, number, pairs, percent, table
 from trilane.study.pays.remarks import other_caches, remarks_of
-from trilane.study.pays.sides import using_side, without_side
-from trilane.study.pays.words import answer_of, break_even, gain_text, shown_text
+from trilane.study.pays.words import NamedSide, answer_of, break_even, gain_text, shown_text, using_side, without_side
 
 if TYPE_CHECKING:
     from trilane.study.pays.gain_map import Cell, GainMap
     from trilane.study.pays.played_map import PlayedSide
-    from trilane.study.pays.sides import NamedSide
 
 
 _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU waits\nfor the CPU", "\nfor copies")

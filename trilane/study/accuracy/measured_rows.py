@@ -1,16 +1,17 @@
-"""Speeds that other people measured, one row each: ``measured_speeds.csv`` and files of the same form."""
+"""Speeds that other people measured, a row each: ``measured_speeds.csv``, files of the same form, and one to fill in."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from trilane.common.csv_files import read_csv
+from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
 
 BUNDLED = Path(__file__).with_name("measured_speeds.csv")
+EXAMPLE = "177"  # of a template: experts of some layers on the CPU, decode and prompt speed
 _MOST_PIECES = 4096  # each is predicted
 _Speed = Annotated[float, between(1e-6, 1e9)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
@@ -70,3 +71,18 @@ class MeasuredRow:
 def read_rows(path: str | Path = BUNDLED) -> list[MeasuredRow]:
     """The rows of a CSV file; columns that are not known are passed over. Raises RowsError."""
     return read_csv(MeasuredRow, path, "a CSV file of measured speeds", RowsError)
+
+
+COLUMNS = tuple(field.name for field in fields(MeasuredRow) if field.name != "left_out")
+
+
+def write_template(path: str | Path) -> None:
+    """A file for measured speeds of one's own: all columns, and a bundled row as an example. Raises OSError."""
+    example = next(row for row in read_rows() if row.id == EXAMPLE)
+    cells = ("example", *(_cell(getattr(example, name)) for name in COLUMNS[1:]))
+    write_csv([COLUMNS, cells], path)
+
+
+def _cell(value: object) -> object:
+    """A value as ``read_rows`` takes it."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value

@@ -8,7 +8,6 @@ from typing import Any
 
 from sim.runs.prepare import Prepared, prepare
 from trilane.common.schema import to_dict
-from trilane.study.pays.break_even import Range, paying
 from trilane.study.pays.dimensions import Dimension, Values
 from trilane.study.pays.ideas import PaysError
 from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, Watch, play_map
@@ -71,17 +70,6 @@ class GainMap:
     def own_column(self) -> tuple[Cell, ...]:
         """The cells with the machine's ``x``."""
         return tuple(row[self.here[0]] for row in self.rows)
-
-    @property
-    def paying_x(self) -> list[Range]:
-        """Where the idea pays along the own row."""
-        return paying([cell.x for cell in self.own_row], [cell.gain for cell in self.own_row], self.question.idea.worth)
-
-    @property
-    def paying_y(self) -> list[Range]:
-        """Where the idea pays along the own column."""
-        cells = self.own_column
-        return paying([cell.y for cell in cells], [cell.gain for cell in cells], self.question.idea.worth)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -20,10 +20,9 @@ from traces.library import load_trace
 from traces.models.catalogue import load_model
 from trilane.study.draws import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
-from trilane.study.sweep.code_fingerprint import code_fingerprint
-from trilane.study.sweep.columns import COLUMNS, cell, check_rows
+from trilane.study.sweep.code_fingerprint import code_fingerprint, own_source
 from trilane.study.sweep.grid import Point, canonical
-from trilane.study.sweep.user_policies import own_source
+from trilane.study.sweep.table import COLUMNS, cell, check_rows
 
 Row = dict[str, Any]
 _FILES = {"trace": "trace info", "calibration": "trace info", "hardware": "hardware"}  # keys, and verbs that read them

@@ -15,13 +15,12 @@ from trilane.common.files import plain_target
 from trilane.common.parquet_files import write_parquet
 from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
-from trilane.study.sweep.columns import COLUMNS, check_rows
+from trilane.study.sweep.code_fingerprint import check_kept
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.play import played_rows
 from trilane.study.sweep.point import Contents, PointTask, Row, key_of
-from trilane.study.sweep.table import frame_of, read_table, table_of
-from trilane.study.sweep.user_policies import check_kept
+from trilane.study.sweep.table import COLUMNS, check_rows, frame_of, read_table, table_of
 
 
 class Progress(NamedTuple):

@@ -20,7 +20,7 @@ from realrun.profiling.timing import Samples
 from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from trilane.common.files import ASIDE, atomic_path, locked, remove_abandoned
-from trilane.study.sweep.user_policies import own_source
+from trilane.study.sweep.code_fingerprint import own_source
 from trilane.study.validation.journal_files import (
     Kept,
     digest_of,

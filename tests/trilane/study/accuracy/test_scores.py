@@ -9,9 +9,8 @@ import pytest
 
 from trilane.study.accuracy.errors import QUANTITIES, measured
 from trilane.study.accuracy.explanation import explain
-from trilane.study.accuracy.measured_rows import RowsError, read_rows
+from trilane.study.accuracy.measured_rows import COLUMNS, RowsError, read_rows, write_template
 from trilane.study.accuracy.scores import HELD_OUT, SHIPPED, Scores, bundled_scores, factor, row_of, scores_of
-from trilane.study.accuracy.template import COLUMNS, write_template
 
 HEAD = "id,model,machine,engine,cpu_layers,decode_tokens_per_s\n"
 

@@ -17,9 +17,9 @@ from tests.kit.small_sweeps import SMALL
 from traces.file import write_trace
 from trilane.study import draws
 from trilane.study.sweep import point as point_file
-from trilane.study.sweep.columns import COLUMNS
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of
+from trilane.study.sweep.table import COLUMNS
 from trilane.testing.strategies import toy_trace
 
 SCENARIO = Scenario.from_dict({**SMALL, "cached_share": 0.25})
