@@ -49,7 +49,6 @@ class WorkerPool(Generic[S]):
 
     @cached_property
     def state(self) -> S:
-        """The state of this process."""
         return self._make_state()
 
     @cached_property
@@ -176,7 +175,6 @@ class WorkerPool(Generic[S]):
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """The result of a call, or its error."""
     try:
         return call(), None
     except Exception as error:

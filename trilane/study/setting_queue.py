@@ -47,7 +47,6 @@ class SettingQueue:
         return task
 
     def clear(self) -> list[PendingCall]:
-        """Remove all tasks."""
         left = [task for tasks in self._waiting.values() for task in tasks]
         self._waiting.clear()
         return left

@@ -19,7 +19,6 @@ class ConstantSteps:
     costs: StepCosts
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """``costs``, whatever the step."""
         return self.costs
 
 

@@ -27,7 +27,6 @@ class Speeds(NamedTuple):
     prompts: float | None = None
 
     def of(self, quantity: Quantity) -> float | None:
-        """One of them."""
         found: float | None = getattr(self, quantity)
         return found
 
@@ -36,7 +35,6 @@ Predictions = Mapping[str, Speeds]  # by the row's id
 
 
 def measured(row: MeasuredRow) -> Speeds:
-    """What was measured."""
     return Speeds(row.decode_tokens_per_s, row.prompt_tokens_per_s)
 
 

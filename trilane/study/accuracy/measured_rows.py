@@ -1,4 +1,4 @@
-"""Speeds that other people measured, a row each: ``measured_speeds.csv``, files of the same form, and one to fill in."""
+"""Speeds that other people measured, a row each: ``measured_speeds.csv``, files of its form, and one to fill in."""
 
 from __future__ import annotations
 

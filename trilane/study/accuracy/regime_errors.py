@@ -61,5 +61,4 @@ def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iter
 
 
 def write_regime_errors(found: Sequence[RegimeAccuracy]) -> None:
-    """Renew the file."""
     write_csv([RegimeAccuracy._fields, *found], REGIME_ERRORS)

@@ -38,7 +38,6 @@ class Entry(NamedTuple):
 
     @property
     def setting(self) -> BoardSetting:
-        """Its column."""
         return BoardSetting(self.machine, self.family, self.batch)
 
 
@@ -103,6 +102,5 @@ def read_entries(path: Path | None = None) -> list[Entry]:
 
 
 def write_entries(entries: Sequence[Entry], path: Path) -> None:
-    """The whole file, or nothing."""
     rows = ([f"{value:.5g}" if isinstance(value, float) else value for value in entry] for entry in entries)
     write_csv([Entry._fields, *rows], path)

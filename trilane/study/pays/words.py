@@ -125,12 +125,10 @@ class NamedSide(NamedTuple):
 
 
 def without_side(found: GainMap) -> NamedSide:
-    """The side without the idea."""
     return _side(found, found.cell.without.policy, found.question.idea.place_without(found.cell.x, found.cell.y))
 
 
 def using_side(found: GainMap) -> NamedSide:
-    """The side with it."""
     return _side(found, found.cell.using.policy, found.question.idea.place_using(found.cell.x, found.cell.y))
 
 

@@ -113,7 +113,6 @@ class Player:
         self._contents = Contents()
 
     def rows(self, tasks: Sequence[PointTask]) -> list[Row]:
-        """The rows of some tasks."""
         return [self.row(task.point, task.key) for task in tasks]
 
     def row(self, point: Point, key: str | None = None) -> Row:

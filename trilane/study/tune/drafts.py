@@ -50,7 +50,6 @@ class DraftedStep:
 
     @property
     def total_ns(self) -> int:
-        """Of the step."""
         return self.draft_ns + self.verify_ns
 
     def token_ns(self, acceptance: float) -> float:
@@ -127,7 +126,6 @@ def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> 
 
 
 def _why_not(question: TuneQuestion, bench: Workbench, setting: Setting, shape: ModelShape) -> str | None:
-    """Why drafts cannot be used."""
     if bench.engine.name not in READS_WHOLE_FILES and not bench.engine.measured:
         return f"expected llama.cpp, got {bench.engine.name}"
     if question.fit.batch > 1:

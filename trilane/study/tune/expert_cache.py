@@ -69,5 +69,4 @@ class CachedSpeed(EngineSpeed):
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
         return [*super().words, f"--moe-cache-mib {self.cache_mib}"]

@@ -38,7 +38,6 @@ class Setting(NamedTuple):
     pinned: bool = False
 
     def question(self, question: Question, shape: ModelShape) -> Question:
-        """The question with these settings."""
         blocks = None if self.cached_layers is None else cpu_layers_of(shape, self.cached_layers)
         return replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads, n_cpu_moe=blocks)
 
@@ -59,7 +58,6 @@ class SettingSpace:
 
     @property
     def count(self) -> int:
-        """Settings in all."""
         return len(self.kv) * len(self.piece_tokens) * len(self.threads) * len(self.cached_layers)
 
     @property

@@ -108,7 +108,6 @@ class SettingSearch:
         return _cached(setting), -self.choices.kv.index(setting.kv), setting.piece_tokens
 
     def best_of(self, settings: list[Setting]) -> Setting | None:
-        """The best among some."""
         return min(settings, key=self.score, default=None)
 
     @property

@@ -81,7 +81,7 @@ class Agreement:
     @cached_property
     def summary(self) -> Summary:
         """The numbers that the verdicts are about."""
-        errors = np.array([abs(_error(comparison.tpot_ms)) for comparison in self.comparisons])
+        errors = np.array([comparison.tpot_error for comparison in self.comparisons])
         rankings, ttfts = self.rankings.values(), [comparison.ttft_ms for comparison in self.comparisons]
         return Summary(
             scenarios=len(errors), repeats=min(len(comparison.measured) for comparison in self.comparisons),
@@ -102,7 +102,7 @@ class Agreement:
     @cached_property
     def far_off(self) -> list[int]:
         """Places of the comparisons whose TPOT error is above the aim, worst first."""
-        errors = {place: abs(_error(comparison.tpot_ms)) for place, comparison in enumerate(self.comparisons)}
+        errors = {place: comparison.tpot_error for place, comparison in enumerate(self.comparisons)}
         return sorted((place for place, error in errors.items() if error > WORST_AIM), key=lambda p: -errors[p])
 
     @cached_property
@@ -166,7 +166,6 @@ class Agreement:
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, JSON-ready."""
         return {
             "summary": to_dict(self.summary),
             "verdicts": [to_dict(verdict) for verdict in self.verdicts],
@@ -199,10 +198,6 @@ def _work(comparison: RunComparison) -> list[dict[str, Any]]:
 
 def _dicts(numbers: Mapping[str, Repeated]) -> dict[str, Any]:
     return {name: repeated.to_dict() for name, repeated in numbers.items()}
-
-
-def _error(repeated: Repeated) -> float:
-    return repeated.predicted / repeated.median - 1
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -95,8 +95,12 @@ class RunComparison:
 
     @cached_property
     def tpot_ms(self) -> Repeated:
-        """Time per output token."""
         return self._metrics["tpot_ms"]
+
+    @property
+    def tpot_error(self) -> float:
+        """Absolute, as a fraction of the measured value."""
+        return abs(self.tpot_ms.error or 0.0)
 
     @cached_property
     def ttft_ms(self) -> Repeated | None:

@@ -56,7 +56,6 @@ class EngineRow:
 
     @property
     def work(self) -> str:
-        """The kind of work."""
         if self.tokens > 1:
             return f"a prompt of {self.tokens}"
         return f"decoding at {self.depth:,}" if self.depth else "decoding"
@@ -170,7 +169,6 @@ class EngineSummary:
 
     @classmethod
     def of(cls, rows: Sequence[EngineRow]) -> EngineSummary:
-        """The summary of at least one row."""
         errors = [abs(row.error) for row in rows]
         quiet = [abs(row.error) for row in rows if row.spread < QUIET]
         return cls(

@@ -30,7 +30,6 @@ class ErrorPart:
         return f"{text}; {self.behind}" if self.behind else text
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {
             "what": self.what, "measured_ms": self.ms.median, "predicted_ms": self.ms.predicted,
             "difference_ms": self.ms.difference, "behind": self.behind,

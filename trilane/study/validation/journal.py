@@ -58,7 +58,6 @@ class ValidationJournal:
         return self._is_ours and self._run(scenario, turn).exists()
 
     def add(self, scenario: int, turn: int, kept: Kept) -> None:
-        """Add a measured run."""
         self._begin()
         write_run(kept, self._run(scenario, turn))
 
@@ -71,7 +70,6 @@ class ValidationJournal:
         return self._is_ours and any(self.folder.glob(f"microbenchmarks-{turn:02d}-*.json"))
 
     def add_samples(self, turn: int, samples: Samples) -> None:
-        """Add one repetition of the microbenchmarks."""
         self._begin()
         number = len(list(self.folder.glob("microbenchmarks-*.json")))
         write_samples(samples, self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json")

@@ -39,7 +39,6 @@ class Kept(NamedTuple):
 
 
 def write_run(kept: Kept, file: Path) -> None:
-    """Write a measured run."""
     spans = kept.run.spans.astype(dict.fromkeys(TEXTS, "category"))
     table = pa.Table.from_pandas(spans, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: _described(kept)})
@@ -102,7 +101,6 @@ def _are_spans(table: pa.Table) -> bool:
 
 
 def write_samples(samples: Samples, file: Path) -> None:
-    """Write one repetition of the microbenchmarks."""
     with atomic_path(file) as aside:
         found = tuple(_Sample(key, [float(each) for each in ns]) for key, ns in samples.items())
         aside.write_text(json.dumps(to_dict(_Repetition(found, _checksum(found)))), encoding="utf-8")

@@ -17,7 +17,6 @@ class Repeated:
 
     @property
     def median(self) -> float:
-        """The median of the repeats."""
         return float(np.median(self.measured))
 
     @property
