@@ -19,10 +19,9 @@ from trilane.study.validation.agreement_summary import (
     Summary,
     Verdict,
 )
-from trilane.study.validation.comparison import AgreementError, RunComparison
+from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown, parts_of
 from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of
-from trilane.study.validation.repeated import Repeated
 
 _WITHIN = (0.05, 0.10, 0.15)
 _NOT_SETTINGS = ("policy", "parameters", "hardware_overrides")

@@ -22,11 +22,58 @@ from sim.runs.run import Run
 from sim.runs.stalls import STALL_LANES
 from sim.runs.vocabulary import COPIES, INSTANT, LANES
 from trilane.common.errors import TrilaneError
-from trilane.common.schema import to_dict
-from trilane.study.validation.repeated import Repeated
+from trilane.study.validation.parity import Parity
 
 K = TypeVar("K")
 _MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One number of a run: as measured in each repeat, and as predicted."""
+
+    measured: tuple[float, ...]
+    predicted: float
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.measured))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the repeats, interpolated."""
+        low, high = np.percentile(self.measured, [25, 75])
+        return float(low), float(high)
+
+    @property
+    def half_iqr(self) -> float | None:
+        """Half the interquartile range of the repeats; None for a single one, which has no spread."""
+        low, high = self.quartiles
+        return (high - low) / 2 if len(self.measured) > 1 else None
+
+    @property
+    def spread(self) -> float | None:
+        """The noise floor for judging an error: half the interquartile range over the median."""
+        return None if self.half_iqr is None or not self.median else self.half_iqr / self.median
+
+    @property
+    def difference(self) -> float:
+        """Predicted - measured, in the number's own unit."""
+        return self.predicted - self.median
+
+    @property
+    def error(self) -> float | None:
+        """predicted / measured - 1; None if the measured value is 0."""
+        return self.predicted / self.median - 1 if self.median else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: every repeat, and the statistics."""
+        low, high = self.quartiles
+        return {
+            "repeats": list(self.measured), "median": self.median, "lowest": min(self.measured),
+            "highest": max(self.measured), "first_quartile": low, "third_quartile": high, "spread": self.spread,
+            "predicted": self.predicted, "error": self.error,
+        }  # fmt: skip
 
 
 class AgreementError(TrilaneError):
@@ -38,35 +85,6 @@ class Work(NamedTuple):
 
     ms: float  # within the decode window
     spans: float  # number of spans of decode steps
-
-
-class Counts(NamedTuple):
-    """Hits, expert copies and their bytes, from a call log."""
-
-    hits: int
-    loads: int
-    bytes: int
-
-
-class Parity(NamedTuple):
-    """The findings on law 10 (docs/design.md) from the call logs of a measured and a simulated run."""
-
-    replay_identical: bool  # the executor's log, replayed in a fresh session, gave identical plans, hits, loads, bytes
-    logs_identical: bool  # the simulator's and the executor's own logs gave identical plans
-    timing_free: bool  # the policy neither prefetches nor swaps, so its logs must be identical
-    changed_plans_share: float  # plans in which the two logs differ / plans
-    measured: Counts
-    predicted: Counts
-
-    @property
-    def held(self) -> bool:
-        """Whether the law holds: logs may differ if they depend on timing."""
-        agrees = self.logs_identical and self.measured == self.predicted
-        return self.replay_identical and (agrees or not self.timing_free)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, with the verdict."""
-        return {**to_dict(self), "held": self.held}
 
 
 @dataclass(frozen=True)

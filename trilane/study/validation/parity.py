@@ -5,10 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from realrun.execution.call_log import LoggedSession
-from trilane.study.validation.comparison import Counts, Parity
+from trilane.common.schema import to_dict
+
+if TYPE_CHECKING:
+    from realrun.execution.call_log import LoggedSession
+
+
+class Counts(NamedTuple):
+    """Hits, expert copies and their bytes, from a call log."""
+
+    hits: int
+    loads: int
+    bytes: int
+
+
+class Parity(NamedTuple):
+    """The findings on law 10 (docs/design.md) from the call logs of a measured and a simulated run."""
+
+    replay_identical: bool  # the executor's log, replayed in a fresh session, gave identical plans, hits, loads, bytes
+    logs_identical: bool  # the simulator's and the executor's own logs gave identical plans
+    timing_free: bool  # the policy neither prefetches nor swaps, so its logs must be identical
+    changed_plans_share: float  # plans in which the two logs differ / plans
+    measured: Counts
+    predicted: Counts
+
+    @property
+    def held(self) -> bool:
+        """Whether the law holds: logs may differ if they depend on timing."""
+        agrees = self.logs_identical and self.measured == self.predicted
+        return self.replay_identical and (agrees or not self.timing_free)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the verdict."""
+        return {**to_dict(self), "held": self.held}
 
 
 class Answers(NamedTuple):

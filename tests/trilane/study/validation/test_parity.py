@@ -14,8 +14,7 @@ from sim.runs.prepare import Prepared
 from sim.simulate import play
 from tests.kit.depth import thinned
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
-from trilane.study.validation.comparison import Parity
-from trilane.study.validation.parity import answers_of, parity_of, parity_of_repeats
+from trilane.study.validation.parity import Parity, answers_of, parity_of, parity_of_repeats
 
 SHARE = 0.3
 PLAYABLE = [name for name in policy_names() if SYSTEMS[name].needs.narrow_share is None]  # one copy of each expert
