@@ -12,15 +12,15 @@ from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls
 from tests.kit.hand_made import BUDGET_BYTES, ROUTINGS, change, hand_made, spans_of, without
 from trilane.testing import accounting
+from trilane.testing.accounting import law_12_accounting
 from trilane.testing.laws import (
     check_all,
     law_1_conservation,
     law_2_causality,
     law_3_exclusivity,
     law_4_capacity,
-    law_5_work_conservation,
-    law_12_accounting,
 )
+from trilane.testing.work_conservation import law_5_work_conservation
 
 RUN = hand_made()
 

@@ -18,13 +18,13 @@ from policies.registry import SYSTEMS, policy_names
 from sim.machine.plan_costs import PlanCost
 from sim.runs.bounds import lower_bound
 from tests.kit.depth import examples
-from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
 from trilane.testing.laws_of_runs import check_run, law_7_no_foresight, law_8_bound, law_8_exact, law_9_scaling
 from trilane.testing.log import log_of
 from trilane.testing.random_worlds import worlds
 from trilane.testing.recording import PlayedWorld
+from trilane.testing.work_conservation import law_5_background_copies
 from trilane.testing.worlds import World, play
 
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]

@@ -14,7 +14,8 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Span, spans_frame
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Parity, RunComparison
+from trilane.study.validation.comparison import RunComparison
+from trilane.study.validation.parity import Parity
 
 MS = 1_000_000
 

@@ -7,8 +7,7 @@ from trilane.pages.output import Part, heading, mebibytes, number, pairs, percen
 from trilane.study.pays.gain_map import GainMap
 from trilane.study.pays.played_map import PlayedSide
 from trilane.study.pays.remarks import other_caches, remarks_of
-from trilane.study.pays.sides import NamedSide, using_side, without_side
-from trilane.study.pays.words import answer_of, break_even, gain_text, shown_text
+from trilane.study.pays.words import NamedSide, answer_of, break_even, gain_text, shown_text, using_side, without_side
 
 _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU waits\nfor the CPU", "\nfor copies")
 

@@ -16,7 +16,7 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
-from trilane.study.draws import Outcome, Row, Watch, draws_of, play, refused, summary
+from trilane.study.draws import Outcome, Row, Watch, draws_of, play, refused, summary, tpot_ratio
 from trilane.study.shared_policies import check_workers
 
 
@@ -118,13 +118,7 @@ def _row(mix: _Mix, outcomes: Sequence[Outcome], bare: Sequence[Outcome], full: 
     if refusal := refused(outcomes):
         return {**names, "refused": str(refusal)}
     draws = [
-        {**mine.row, "speedup": _ratio(first.row, mine.row), "over_whole": _ratio(mine.row, last.row, less=1)}
+        {**mine.row, "speedup": tpot_ratio(first.row, mine.row), "over_whole": tpot_ratio(mine.row, last.row, less=1)}
         for mine, first, last in zip(outcomes, bare, full, strict=True)
     ]
     return {**names, "refused": None, **summary(draws)}
-
-
-def _ratio(above: Row, below: Row, less: int = 0) -> float | None:
-    """TPOT over TPOT, where both are known."""
-    times = above.get("tpot_ms"), below.get("tpot_ms")
-    return times[0] / times[1] - less if times[0] and times[1] else None

@@ -14,7 +14,7 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
-from trilane.study.draws import Row, Watch, draws_of, play, refused, summary
+from trilane.study.draws import Row, Watch, draws_of, play, refused, summary, tpot_ratio
 from trilane.study.shared_policies import check_workers
 
 
@@ -91,10 +91,5 @@ def _rank(rows: Sequence[Row]) -> tuple[float, str]:
 
 
 def _with_regret(rows: Sequence[Row], best: Sequence[Row] | None) -> list[Row]:
-    return [{**row, "regret": _regret(row, oracle)} for row, oracle in zip(rows, best or [{}] * len(rows), strict=True)]
-
-
-def _regret(row: Row, oracle: Row) -> float | None:
-    if row["tpot_ms"] is None or not oracle.get("tpot_ms"):
-        return None
-    return float(row["tpot_ms"] / oracle["tpot_ms"] - 1)
+    oracles = best or [{}] * len(rows)
+    return [{**row, "regret": tpot_ratio(row, oracle, less=1)} for row, oracle in zip(rows, oracles, strict=True)]

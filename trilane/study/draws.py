@@ -157,3 +157,9 @@ def _mean(values: Sequence[Any]) -> Any:
         return values[0]
     numbers = [value for value in values if isinstance(value, int | float)]
     return fmean(numbers) if numbers else values[0]
+
+
+def tpot_ratio(above: Row, below: Row, less: int = 0) -> float | None:
+    """TPOT over TPOT, minus ``less``, where both are known."""
+    times = above.get("tpot_ms"), below.get("tpot_ms")
+    return times[0] / times[1] - less if times[0] and times[1] else None

@@ -8,23 +8,14 @@ from concurrent.futures import Future
 from functools import cached_property, partial
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from trilane.study.setting_queue import SettingQueue
+from trilane.study.setting_queue import PendingCall, SettingQueue
 from trilane.study.worker import Worker, WorkerDiedError
 
 S = TypeVar("S")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class PendingCall(NamedTuple):
-    """A call to make, the setting that it shares with others, and where its result goes."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    setting: Hashable
-    future: Future[Any]
 
 
 class WorkerPool(Generic[S]):
@@ -46,7 +37,7 @@ class WorkerPool(Generic[S]):
     ) -> None:  # fmt: skip
         self._make_state, self._copied, self._imports = state, copied, imports
         self._caller_works = caller_works or jobs <= 1
-        self._tasks: SettingQueue[PendingCall] = SettingQueue()
+        self._tasks = SettingQueue()
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Exception | None = None
@@ -58,7 +49,6 @@ class WorkerPool(Generic[S]):
 
     @cached_property
     def state(self) -> S:
-        """The state of this process."""
         return self._make_state()
 
     @cached_property
@@ -185,7 +175,6 @@ class WorkerPool(Generic[S]):
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """The result of a call, or its error."""
     try:
         return call(), None
     except Exception as error:

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 
-class HasSetting(Protocol):
-    """A task and the setting that it shares with others."""
+class PendingCall(NamedTuple):
+    """A call to make, the setting that it shares with others, and where its result goes."""
 
-    @property
-    def setting(self) -> Hashable: ...
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    setting: Hashable
+    future: Future[Any]
 
 
-T = TypeVar("T", bound=HasSetting)
-
-
-class SettingQueue(Generic[T]):
+class SettingQueue:
     """Tasks by setting, until all have been taken."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, deque[T]] = {}
+        self._waiting: dict[Hashable, deque[PendingCall]] = {}
         self._begun: set[Hashable] = set()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, task: T) -> None:
+    def add(self, task: PendingCall) -> None:
         """Put a task behind the others of its setting."""
         self._waiting.setdefault(task.setting, deque()).append(task)
 
-    def next(self, last: Hashable = None) -> T | None:
+    def next(self, last: Hashable = None) -> PendingCall | None:
         """The next task for a worker whose last setting was ``last``; None if the queue is empty.
 
         A task of the same setting; else of a setting that no worker has begun; else of the one with most tasks left.
@@ -46,8 +46,7 @@ class SettingQueue(Generic[T]):
             del self._waiting[setting]
         return task
 
-    def clear(self) -> list[T]:
-        """Remove all tasks."""
+    def clear(self) -> list[PendingCall]:
         left = [task for tasks in self._waiting.values() for task in tasks]
         self._waiting.clear()
         return left

@@ -62,7 +62,6 @@ class DecodeTime:
 
     @property
     def total_ns(self) -> int:
-        """All of it."""
         return sum(vars(self).values())
 
 
@@ -111,7 +110,6 @@ class PromptTime:
 
     @property
     def total_ns(self) -> int:
-        """All of it."""
         return sum(vars(self).values())
 
 
@@ -147,7 +145,6 @@ class _Pieces:
     def of(
         cls, shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
     ) -> _Pieces:
-        """Pieces of ``tokens``."""
         work = ExpertWork.of(shape, tokens)
         return cls(shape, hardware, engine, split, _costs(shape, hardware, engine, split, work), tokens, work)
 

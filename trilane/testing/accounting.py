@@ -118,7 +118,7 @@ def _share(part: float, whole: float) -> Value:
 
 
 def _hits(log: Log) -> dict[str, Value]:
-    stays = log.stays()
+    stays = log.stays
     counts: dict[str, int] = {}
     loads = {(s.step, home(s), s.expert) for s in log.spans if s.kind == "demand"}
     for layer in log.routed_layers():
@@ -141,7 +141,7 @@ def _hits(log: Log) -> dict[str, Value]:
 def _prefetches(log: Log, tokens: int) -> dict[str, Value]:
     counts = dict.fromkeys(("used", "late", "wasted", "active"), 0)
     moved = dict.fromkeys(("demand", "prefetch_used", "prefetch_wasted", "swap"), 0)
-    for (layer, expert), some in log.stays().items():
+    for (layer, expert), some in log.stays.items():
         for stay in some:
             kind = stay.copy.kind
             if kind == "prefetch":

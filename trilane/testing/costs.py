@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
@@ -18,7 +19,6 @@ class ConstantSteps:
     costs: StepCosts
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """``costs``, whatever the step."""
         return self.costs
 
 
@@ -94,37 +94,17 @@ def scaled(costs: CostTable, c: int) -> CostTable:
     """``costs`` with every time multiplied by the whole number ``c`` >= 1; ratios and sizes stay (law 9)."""
     if not isinstance(c, int) or c < 1:
         raise CostError(f"scaled: c must be a whole number >= 1 so that times stay whole, got {c!r}")
-    return replace(
-        costs.map_experts(lambda expert: _scaled_expert(expert, c)),
-        attention_launch_ns=costs.attention_launch_ns * c,
-        gate_launch_ns=costs.gate_launch_ns * c,
-        shared_launch_ns=costs.shared_launch_ns * c,
-        expert_launch_ns=costs.expert_launch_ns * c,
-        first_expert_launch_ns=costs.first_expert_launch_ns * c,
-        combine_launch_ns=costs.combine_launch_ns * c,
-        head_launch_ns=costs.head_launch_ns * c,
-        dense_launch_ns=costs.dense_launch_ns * c,
-        sync_ns=costs.sync_ns * c,
-        lead_ns=None if costs.lead_ns is None else costs.lead_ns * c,
-        tail_ns=costs.tail_ns * c,
-        layer_ns=costs.layer_ns * c,
-        prompt_layer_ns=costs.prompt_layer_ns * c,
-        draft=costs.draft._replace(ns=None if costs.draft.ns is None else costs.draft.ns * c),
-        scale=costs.scale * c,
-    )
+    draft = costs.draft._replace(**_times(costs.draft._asdict(), c))
+    experts = costs.map_experts(lambda expert: _scaled_expert(expert, c)).experts
+    return replace(costs, **_times(vars(costs), c), experts=experts, draft=draft, scale=costs.scale * c)
 
 
 def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
-    narrow = costs.narrow
-    return costs._replace(
-        narrow=None if narrow is None else narrow._replace(costs=_scaled_expert(narrow.costs, c)),
-        gpu_ns=tuple(ns * c for ns in costs.gpu_ns),
-        cpu_ns=tuple(ns * c for ns in costs.cpu_ns),
-        first_cpu_ns=costs.first_cpu_ns * c,
-        first_gpu_ns=costs.first_gpu_ns * c,
-        copy_ns=costs.copy_ns * c,
-        writeback_ns=costs.writeback_ns * c,
-        between_ns=costs.between_ns * c,
-        exchange_ns=costs.exchange_ns * c,
-        launch_ns=costs.launch_ns * c,
-    )
+    narrow = costs.narrow and costs.narrow._replace(costs=_scaled_expert(costs.narrow.costs, c))
+    return costs._replace(**_times(costs._asdict(), c), narrow=narrow)
+
+
+def _times(fields: Mapping[str, Any], c: int) -> dict[str, Any]:
+    """Those that are in ns, alone or by workload, times ``c``."""
+    times = {name: ns for name, ns in fields.items() if name.split("_")[-1] == "ns" and ns is not None}
+    return {name: ns * c if isinstance(ns, int) else tuple(each * c for each in ns) for name, ns in times.items()}

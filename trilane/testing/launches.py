@@ -40,7 +40,7 @@ def launch_of(log: Log, layer: Layer, span: Span) -> Span:
     """The launch of the group that a span of the GPU belongs to."""
     if span.kind == "expert":
         return next(s for s in log.of(layer, "launch") if s.expert == span.expert)
-    launches = [s for s in log.of(layer, "launch") if s.expert < 0]  # attention and so on, combine, late forecasts
+    launches = log.launches(layer)
     if span.kind == "combine":
         return launches[1]
     if span.layer < 0 and span.kind != "draft":

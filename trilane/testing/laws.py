@@ -7,33 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
 
-from policies.mechanism.views import Routing
 from sim.costs.cost_table import CostTable
+from sim.runs.demand import StepDemand
 from sim.runs.spans import Span
 from sim.runs.vocabulary import COPIES, INSTANT
 from trilane.testing.accounting import law_12_accounting
 from trilane.testing.launches import law_2_launches
-from trilane.testing.log import Expert, Layer, Log, Routings, Spans, Stay, home, log_of
+from trilane.testing.log import Layer, Log, Routings, Spans, home, log_of
 from trilane.testing.work_conservation import law_5_work_conservation
 
-__all__ = [
-    "check_all", "law_1_conservation", "law_2_causality", "law_3_exclusivity", "law_4_capacity",
-    "law_5_work_conservation", "law_12_accounting", "routings_of",
-]  # fmt: skip
 
-
-class Step(Protocol):
-    """The part of a step of demand that the laws read."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def routings(self) -> Sequence[Routing]: ...
-
-
-def routings_of(demand: Sequence[Step]) -> Routings:
+def routings_of(demand: Sequence[StepDemand]) -> Routings:
     """What the router chose: the routing in force for every policy that does not change it."""
     return {(s.index, layer): r.workload() for s in demand for layer, r in enumerate(s.routings)}
 
@@ -81,12 +66,11 @@ def law_1_conservation(spans: Spans, routings: Routings) -> None:
 def law_2_causality(spans: Spans) -> None:
     """Nothing starts before what it needs has ended."""
     log = log_of(spans)
-    stays = log.stays()
     for layer in log.routed_layers():
         _inputs_before_layer(log, layer)
         _chain_within_layer(log, layer)
         for span in log.of(layer, "expert", "deferred", "precompute"):
-            _expert_after_inputs(log, stays, layer, span)
+            _expert_after_inputs(log, layer, span)
         if log.of(layer, "deferred"):
             assert (layer[0], layer[1] + 1) in log.layers, f"law 2: step, layer {layer}, the last one, defers experts"
     for span in log.lanes["cpu"]:
@@ -155,7 +139,7 @@ def _own_wait(log: Log, layer: Layer) -> Span:
     return wait
 
 
-def _expert_after_inputs(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> None:
+def _expert_after_inputs(log: Log, layer: Layer, span: Span) -> None:
     if span.kind == "precompute":
         assert home(span) == layer[1] + 1, f"law 2: a precompute of layer {layer[1]} is for layer {home(span)}"
         _after(span, log.of(layer, "foresee"), "computing ahead needs the forecast")
@@ -167,10 +151,10 @@ def _expert_after_inputs(log: Log, stays: dict[Expert, list[Stay]], layer: Layer
         _after(span, sent, "the CPU needs the activations")
         return
     assert (span.kind, span.lane) == ("expert", "gpu"), f"law 2: {span.kind} of an expert on the {span.lane} lane"
-    here = [s for s in stays.get((layer[1], span.expert), ()) if s.readable <= span.start_ns and span.end_ns <= s.left]
-    assert here, (
+    readable = [(s.readable, s.left) for s in log.stays.get((layer[1], span.expert), ())]
+    assert any(begin <= span.start_ns and span.end_ns <= end for begin, end in readable), (
         f"law 2: step, layer {layer}: expert {span.expert} runs on the GPU from {span.start_ns} to {span.end_ns} ns, "
-        f"it can be read {[(s.readable, s.left) for s in stays.get((layer[1], span.expert), ())]}"
+        f"it can be read {readable}"
     )
 
 
@@ -192,15 +176,15 @@ def law_3_exclusivity(spans: Spans) -> None:
 def law_4_capacity(spans: Spans, budget_bytes: int) -> None:
     """Resident, loading and staged bytes never exceed the budget; what the layer at work needs does not leave."""
     log = log_of(spans)
-    stays = log.stays()
-    changes = [(stay.came, 1, stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
-    changes += [(stay.left, 0, -stay.copy.bytes, expert) for expert, some in stays.items() for stay in some]
+    stays = [(expert, stay) for expert, some in log.stays.items() for stay in some]
+    changes = [(stay.came, 1, stay.copy.bytes, expert) for expert, stay in stays]
+    changes += [(stay.left, 0, -stay.copy.bytes, expert) for expert, stay in stays]
     held = 0
     for now, _, change, expert in sorted(changes):  # at one instant, evictions come before arrivals
         held += change
         assert held <= budget_bytes, f"law 4: {held} of {budget_bytes} bytes are held at {now} ns, when {expert} comes"
     for layer in log.routed_layers():
-        _pinned_stay(log, stays, layer)
+        _pinned_stay(log, layer)
 
 
 def law_4_sizes(spans: Spans, costs: CostTable) -> None:
@@ -211,10 +195,10 @@ def law_4_sizes(spans: Spans, costs: CostTable) -> None:
             assert span.bytes == size, f"law 4: expert {span.expert} has {size} bytes, not those of {span}"
 
 
-def _pinned_stay(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:
+def _pinned_stay(log: Log, layer: Layer) -> None:
     routed = log.routed(layer)
     for span in log.of(layer, "expert"):
-        for stay in stays.get((layer[1], span.expert), ()):
+        for stay in log.stays.get((layer[1], span.expert), ()):
             leaves = stay.leaving == "evict" and stay.readable <= routed < stay.left < span.end_ns
             assert not leaves, (
                 f"law 4: step, layer {layer}: expert {span.expert} is active and leaves at {stay.left} ns, between its "

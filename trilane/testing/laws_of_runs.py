@@ -27,11 +27,11 @@ from sim.runs.demand import StepDemand
 from sim.runs.hits import layer_frame
 from sim.runs.metrics import metrics_of
 from traces.trace import Trace
-from trilane.testing.background import law_5_background_copies
 from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import fixed_world
 from trilane.testing.recording import PlayedWorld
+from trilane.testing.work_conservation import law_5_background_copies
 from trilane.testing.worlds import SpoiltAssigner, World, digest, part, play
 
 

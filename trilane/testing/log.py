@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pandas as pd
 
@@ -90,6 +91,7 @@ class Log:
         """(step, layer) of all layers that ran, in order."""
         return sorted(layer for layer in self.layers if layer[1] >= 0)
 
+    @cached_property
     def stays(self) -> dict[Expert, list[Stay]]:
         """Every stay in GPU memory, by expert, in order."""
         comings: dict[Expert, list[Span]] = defaultdict(list)
@@ -102,6 +104,20 @@ class Log:
         strangers = sorted(leavings.keys() - comings.keys())
         assert not strangers, f"law 4: experts {strangers} leave GPU memory, but never came"
         return {expert: _stays(expert, comings[expert], leavings[expert]) for expert in comings}
+
+    def staged(self, kind: str) -> list[Stay]:
+        """The stays in staging slots of experts that copies of this kind brought."""
+        stays = (stay for some in self.stays.values() for stay in some)
+        return [stay for stay in stays if (stay.leaving, stay.copy.kind) == ("release", kind)]
+
+    def transfers(self) -> Iterator[tuple[int, Span]]:
+        """What crosses the link to the GPU, each after the moment from which on the link was free."""
+        spans = [span for span in self.lanes["h2d"] if span.kind not in INSTANT]
+        yield from zip([0, *(span.end_ns for span in spans)], spans, strict=False)
+
+    def launches(self, layer: Layer) -> list[Span]:
+        """Those of no expert: of attention and what comes with it, of combine, and of late forecasts."""
+        return [span for span in self.of(layer, "launch") if span.expert < 0]
 
 
 def _stays(expert: Expert, comings: Sequence[Span], leavings: Sequence[Span]) -> list[Stay]:

@@ -56,7 +56,6 @@ class PolicyLaws:
 
     @pytest.fixture
     def entry(self) -> System:
-        """The policy under test."""
         for entry in SYSTEMS.values():
             if entry.parameters is self.policy:
                 return entry

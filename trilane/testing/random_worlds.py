@@ -19,7 +19,7 @@ from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace, rows_apart
 from trilane.testing.costs import ConstantSteps
-from trilane.testing.strategies import toy_shape, traces
+from trilane.testing.strategies import scored_routing, tokens_of, toy_shape, traces
 from trilane.testing.worlds import World
 
 MAX_TOKENS = 32  # more than any step of a small trace has
@@ -151,14 +151,6 @@ def fixed_trace(rng: np.random.Generator) -> Trace:
 
 def scored_trace(rng: np.random.Generator, shape: ModelShape, sequences: int, prompt: int, decode: int) -> Trace:
     """Equal sequences, routed at random, with the scores of all experts."""
-    length = prompt + decode
-    scores = rng.dirichlet(np.ones(shape.experts), (sequences * length, shape.moe_layers)).astype(np.float16)
-    ids = np.argsort(-scores, axis=-1, kind="stable")[..., : shape.top_k]
-    tensors: dict[str, np.ndarray] = {
-        "sequence": np.repeat(np.arange(sequences), length).astype(np.int32),
-        "position": np.tile(np.arange(length), sequences).astype(np.int32),
-        "phase": np.tile([0] * prompt + [1] * decode, sequences).astype(np.uint8),
-        "topk_ids": ids.astype(np.int16),
-        "topk_weights": np.take_along_axis(scores, ids, axis=-1), "scores": scores,
-    }  # fmt: skip
-    return Trace.from_tensors(shape, tensors, {"model": "fixed"})
+    places = tokens_of([(prompt, decode)] * sequences)
+    size = len(places["sequence"]), shape.moe_layers, shape.experts
+    return Trace.from_tensors(shape, places | scored_routing(rng, size, shape.top_k), {"model": "fixed"})

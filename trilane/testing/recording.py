@@ -29,32 +29,27 @@ class RecordingSession(Session):
         self.clock: Callable[[], float] = lambda: 0
 
     def plan_layer(self, given: LayerInput) -> Plan:
-        """Plan, and remember the plan."""
         self._place = (given.step, given.layer)
         plan = self.plans[self._place] = super().plan_layer(given)
         self.swaps_asked.append((self._place, "routed", plan.swaps))
         return plan
 
     def foresee(self, forecasts: Sequence[Forecast]) -> Any:
-        """Foresee, and remember what."""
         answer = super().foresee(forecasts)
         self.foresights[self._place] = answer[0]
         return answer
 
     def end_layer(self) -> Updates:
-        """Remember the swaps."""
         updates = super().end_layer()
         self.swaps_asked.append((self._place, "layer_end", updates.queued))
         return updates
 
     def end_step(self) -> Updates:
-        """Remember the swaps."""
         updates = super().end_step()
         self.swaps_asked.append(((self._place[0], -1), "step_end", updates.queued))
         return updates
 
     def next_copy(self, demand: bool = True) -> Copy | None:
-        """Remember when there was none."""
         copy = super().next_copy(demand)
         if copy is None:
             self.refused.add(int(self.clock()))
@@ -83,5 +78,4 @@ class PlayedWorld:
 
     @property
     def demand_slots(self) -> int:
-        """Staging slots for demand loads."""
         return self.session.policy.demand_slots

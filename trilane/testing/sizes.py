@@ -35,7 +35,6 @@ class Size:
 
     @property
     def uniform(self) -> bool:
-        """Are all experts of one size?"""
         return len(set(self.expert_bytes)) == 1
 
     def world(self, system: System, **parameters: object) -> World:

@@ -33,7 +33,7 @@ def toy_trace(routing: Routing, *, prompt_tokens: int = 0, experts: int | None =
     tokens, layers, top_k = ids.shape
     shape = toy_shape(layers, experts or int(ids.max()) + 1, top_k, **shape_fields)
     tensors = {
-        **_places([(prompt_tokens, tokens - prompt_tokens)]),
+        **tokens_of([(prompt_tokens, tokens - prompt_tokens)]),
         "topk_ids": ids,
         "topk_weights": np.full(ids.shape, 1 / top_k, np.float16),
     }
@@ -75,9 +75,9 @@ def traces(
         st.lists(st.tuples(st.integers(1, 6), st.integers(min_decode, 6)), min_size=1, max_size=max_sequences)
     )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    tensors = _places(lengths)
+    tensors = tokens_of(lengths)
     tokens = len(tensors["sequence"])
-    tensors |= _routing(rng, (tokens, layers, experts), top_k)
+    tensors |= scored_routing(rng, (tokens, layers, experts), top_k)
     if not (draw(st.booleans()) if scores is None else scores):
         del tensors["scores"]
     if draw(st.booleans()) if forecasts is None else forecasts:
@@ -91,7 +91,7 @@ def traces(
     return Trace.from_tensors(toy_shape(layers, experts, top_k), tensors, {"model": "random", "lengths": lengths})
 
 
-def _places(lengths: Sequence[tuple[int, int]]) -> dict[str, NDArray[Any]]:
+def tokens_of(lengths: Sequence[tuple[int, int]]) -> dict[str, NDArray[Any]]:
     """sequence, position and phase of sequences with so many (prompt, decode) tokens, one after the other."""
     totals = [sum(length) for length in lengths]
     return {
@@ -101,7 +101,8 @@ def _places(lengths: Sequence[tuple[int, int]]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _routing(rng: np.random.Generator, size: tuple[int, int, int], top_k: int) -> dict[str, NDArray[Any]]:
+def scored_routing(rng: np.random.Generator, size: tuple[int, int, int], top_k: int) -> dict[str, NDArray[Any]]:
+    """Random scores of experts, and the best of them; ``size``: tokens, layers, experts."""
     scores = rng.dirichlet(np.ones(size[2]), size[:2]).astype(np.float16)
     ids = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k]
     chosen = np.take_along_axis(scores, ids, axis=-1)

@@ -1,14 +1,21 @@
-"""Law 5 (docs/design.md) on spans alone: no lane is idle while its next piece of work is ready."""
+"""Law 5 (docs/design.md): no lane is idle while its next piece of work is ready.
+
+Spans alone do not show when a background copy (a swap, a prefetch) was requested, nor what was protected meanwhile; the
+recording session does. Moments are taken from the spans: a plan's start, a foresight's end, the end of a layer or step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
+from policies.mechanism.views import ExpertId, Upload
 from sim.costs.cost_table import CostTable
 from sim.runs.spans import Span
 from sim.runs.vocabulary import INSTANT
 from trilane.testing.launches import first_ns, launch_of, law_5_launches
-from trilane.testing.log import Expert, Layer, Log, Spans, Stay, home, log_of
+from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, home, log_of
+from trilane.testing.recording import RecordingSession
 
 
 def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs: CostTable | None = None) -> None:
@@ -30,20 +37,19 @@ def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs
                 f"{span.start_ns}: {span}"
             )
             free = span.end_ns
-    stays = log.stays()
     for layer in log.routed_layers():
         for span in log.layers[layer]:
-            expected = _ready(log, stays, layer, span, costs)
+            expected = _ready(log, layer, span, costs)
             assert expected is None or span.ready_ns == expected, f"law 5: {span} could have started at {expected} ns"
-        _arrival_order(log, stays, layer)
-    _link_serves_demand(log, stays, demand_slots)
+        _arrival_order(log, layer)
+    _link_serves_demand(log, demand_slots)
 
 
-def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None) -> int | None:
+def _ready(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
     """When the inputs of a span were complete; None where it has none but the span before it."""
     match span.lane, span.kind:
         case "gpu", _:
-            return _ready_on_gpu(log, stays, layer, span, costs)
+            return _ready_on_gpu(log, layer, span, costs)
         case "host", _:
             return _ready_on_host(log, layer, span)
         case "d2h", "routing":
@@ -60,19 +66,17 @@ def _ready(log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, 
     return None
 
 
-def _ready_on_gpu(
-    log: Log, stays: dict[Expert, list[Stay]], layer: Layer, span: Span, costs: CostTable | None
-) -> int | None:
+def _ready_on_gpu(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
     match span.kind:
         case "attention" | "gate" | "speculate" | "shared":
             return first_ns(launch_of(log, layer, span), costs)
         case "expert":
-            return max(first_ns(launch_of(log, layer, span), costs), _stay_at(stays, layer, span).readable)
+            return max(first_ns(launch_of(log, layer, span), costs), _stay_at(log, layer, span).readable)
         case "combine":
             parts = log.of(layer, "result") or log.joining(layer)
             used = {s.expert for s in log.computed(layer)}
             streamed = [s for s in log.demanded(layer) if s.expert not in used]
-            return max([first_ns(_launches(log, layer)[1], costs), *(s.end_ns for s in [*parts, *streamed])])
+            return max([first_ns(log.launches(layer)[1], costs), *(s.end_ns for s in [*parts, *streamed])])
     return None
 
 
@@ -84,7 +88,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
         case "wait":
             return log.of(layer, "routing")[0].end_ns
         case "plan" if log.committed(layer):
-            return max(_launches(log, layer)[0].end_ns, log.ended((step, place - 1)))  # when the layer is at work
+            return max(log.launches(layer)[0].end_ns, log.ended((step, place - 1)))  # when the layer is at work
         case "plan":
             return min(s.end_ns for s in log.of(layer, "wait"))
         case "foresee":
@@ -94,7 +98,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
             return log.ended(before) if before in log.layers else None
         case "observe":
             return _end(log, layer, "plan")
-        case "launch" if span is not _launches(log, layer)[0]:
+        case "launch" if span is not log.launches(layer)[0]:
             return _end(log, layer, "plan")
     return None
 
@@ -102,7 +106,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
 def _forecast_read(log: Log, layer: Layer, span: Span) -> int | None:
     """When the host has read the forecasts; None in a committed layer whose forecasts are not the GPU's."""
     waited = [s for s in log.of(layer, "wait") if s.target_layer >= 0]
-    late = len(_launches(log, layer)) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
+    late = len(log.launches(layer)) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
     assert bool(waited) == (late and bool(log.of(layer, "speculate"))), f"law 2: {span} has waited for {waited}"
     if waited:
         return waited[0].end_ns
@@ -114,45 +118,122 @@ def _end_of_forecast(log: Log, layer: Layer, span: Span) -> int:
     made = log.of(layer, "speculate")
     copies = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
     if len(copies) == 2 and span is copies[0]:
-        made = made[: len(made) - len(_launches(log, layer)) + 2]
+        made = made[: len(made) - len(log.launches(layer)) + 2]
     return max(s.end_ns for s in made)
-
-
-def _launches(log: Log, layer: Layer) -> list[Span]:
-    """Of attention and what comes with it, of combine, and of late forecasts."""
-    return [s for s in log.of(layer, "launch") if s.expert < 0]
 
 
 def _end(log: Log, layer: Layer, *kinds: str) -> int:
     return max(s.end_ns for s in log.of(layer, *kinds))
 
 
-def _stay_at(stays: dict[Expert, list[Stay]], layer: Layer, span: Span) -> Stay:
-    return next(s for s in reversed(stays[layer[1], span.expert]) if s.readable <= span.start_ns)
+def _stay_at(log: Log, layer: Layer, span: Span) -> Stay:
+    return next(s for s in reversed(log.stays[layer[1], span.expert]) if s.readable <= span.start_ns)
 
 
-def _arrival_order(log: Log, stays: dict[Expert, list[Stay]], layer: Layer) -> None:
+def _arrival_order(log: Log, layer: Layer) -> None:
     """The stream runs what was there first, then what arrives in its order."""
     routed = log.routed(layer)
-    arrivals = [_stay_at(stays, layer, s).readable for s in log.of(layer, "expert", lane="gpu")]
+    arrivals = [_stay_at(log, layer, s).readable for s in log.of(layer, "expert", lane="gpu")]
     waited = [max(time, routed) for time in arrivals]
     assert waited == sorted(waited), f"law 5: step, layer {layer}: experts that arrived at {arrivals} ran in this order"
 
 
-def _link_serves_demand(log: Log, stays: dict[Expert, list[Stay]], demand_slots: int | None) -> None:
+def _link_serves_demand(log: Log, demand_slots: int | None) -> None:
     """Between its plan and the start of a demand load the link idles only for lack of a staging slot."""
-    staged = [s for some in stays.values() for s in some if s.leaving == "release" and s.copy.kind == "demand"]
-    transfers = [s for s in log.lanes["h2d"] if s.kind not in INSTANT]
-    for before, span in pairwise([None, *transfers]):
-        if span is None or span.kind != "demand":
+    staged = log.staged("demand")
+    for free, span in log.transfers():
+        if span.kind != "demand" or span.start_ns <= (idle_from := max(free, log.planned((span.step, home(span))))):
             continue
-        idle_from = max(before.end_ns if before else 0, log.planned((span.step, home(span))))
-        if span.start_ns <= idle_from:
-            continue
-        own = next(s for s in stays[home(span), span.expert] if s.copy is span)
+        own = next(s for s in log.stays[home(span), span.expert] if s.copy is span)
         holders = [s for s in staged if s.came <= idle_from and s.left >= span.start_ns and s is not own]
         full = own.leaving == "release" and len(holders) >= (demand_slots or 1)
         assert full, (
             f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the demand load of layer {home(span)}, "
             f"expert {span.expert} waits and {len(holders)} staging slots are taken"
         )
+
+
+# --- background copies ------------------------------------------------------------------------------------------------
+
+Interval = tuple[int, int]
+
+
+def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
+    """Between the moment at which it could start and its start, something stands in the way of each such copy."""
+    log = log_of(spans)
+    protected = _protections(log, session)
+    asked = [(_moment(log, place, when), swap) for place, when, swaps in session.swaps_asked for swap in swaps]
+    foreseen = [(log.one(place, "foresee").end_ns, told) for place, told in session.foresights.items()]
+    for free, span in log.transfers():
+        key = ExpertId(span.layer, span.expert)
+        if span.kind == "swap":
+            wanted, swap = max(p for p in asked if p[0] <= span.start_ns and p[1].incoming == key)
+            in_the_way = [(s.readable, s.left) for s in log.stays[key] if s.leaving == "release"]
+            if isinstance(swap, Upload):
+                in_the_way += _refused(log, session, max(free, wanted), span)
+            else:
+                in_the_way += _pinned(log, session, swap.outgoing, protected)
+        elif span.kind == "prefetch":
+            wanted = max(end for end, told in foreseen if end <= span.start_ns and key in told.prefetches)
+            if session.policy.prefetcher is None or session.policy.prefetcher.into == "cache":
+                in_the_way = _refused(log, session, max(free, wanted), span)
+            else:
+                in_the_way = _full(log.staged("prefetch"), session.policy.prefetch_slots, span)
+        else:
+            continue
+        idle_from = max(free, wanted)
+        reached = _covered(in_the_way, idle_from, span.start_ns)
+        assert reached >= span.start_ns, (
+            f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the {span.kind} of {key} waits since "
+            f"{wanted} and nothing is in its way at {reached}"
+        )
+
+
+def _moment(log: Log, place: Layer, when: str) -> int:
+    return log.routed(place) if when == "routed" else log.ended(place)
+
+
+def _protections(log: Log, session: RecordingSession) -> list[tuple[int, int, frozenset[ExpertId]]]:
+    """From which foresight to which what was protected."""
+    told = [(log.one(place, "foresee").end_ns, f.protect) for place, f in session.foresights.items()]
+    return [
+        (begin, told[place + 1][0] if place + 1 < len(told) else NEVER, what)
+        for place, (begin, what) in enumerate(told)
+    ]
+
+
+def _pinned(
+    log: Log, session: RecordingSession, key: ExpertId, protected: list[tuple[int, int, frozenset[ExpertId]]]
+) -> list[Interval]:
+    """When an expert must stay: protected, or active in the layer at work, or protected as that layer's loads began."""
+    found = [(begin, end) for begin, end, what in protected if key in what]
+    for place, plan in session.plans.items():
+        active = place[1] == key.layer and key.expert in (*plan.gpu, *plan.cpu)
+        routed = log.routed(place)
+        if active or (plan.loads and any(b <= routed <= e for b, e in found)):
+            found.append((routed, log.ended(place)))
+    return found
+
+
+def _full(prefetched: list[Stay], slots: int, span: Span) -> list[Interval]:
+    """When all staging slots for prefetches were taken."""
+    others = [s for s in prefetched if s.copy is not span]
+    moments = sorted({t for s in others for t in (s.came, s.left)})
+    return [(a, b) for a, b in pairwise(moments) if sum(s.came <= a and s.left >= b for s in others) >= slots]
+
+
+def _refused(log: Log, session: RecordingSession, idle_from: int, span: Span) -> list[Interval]:
+    """When the cache refused it: the lane has requested a copy whenever that could have changed, and got none."""
+    changes = {s.end_ns for s in log.lanes["h2d"] if s.kind == "release"}
+    changes |= {log.ended(place) for place in log.routed_layers()} | {idle_from, span.start_ns}
+    moments = sorted(t for t in changes if idle_from <= t <= span.start_ns)
+    return [(a, b) for a, b in pairwise(moments) if a in session.refused]
+
+
+def _covered(intervals: Iterable[Interval], begin: int, end: int) -> int:
+    """How far the intervals cover ``begin`` to ``end`` without a gap."""
+    reached = begin
+    for a, b in sorted(intervals):
+        if a <= reached < end:
+            reached = max(reached, b)
+    return reached

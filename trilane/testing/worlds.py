@@ -49,7 +49,6 @@ class World:
 
     @property
     def needs(self) -> Needs:
-        """What the policy must be given."""
         return self.system.needs
 
     def demand(self, needs: Needs) -> list[StepDemand]:
@@ -105,7 +104,6 @@ def play_policy(
 
 
 def part(world: World, name: str) -> Any:
-    """A part of the world's policy."""
     return getattr(play(world).session.policy, name)
 
 
@@ -116,7 +114,6 @@ class SpoiltAssigner:
         self.inner, self.spoil = inner, spoil
 
     def assign(self, view: LayerView) -> Assignment:
-        """The inner one's answer, spoilt."""
         return self.spoil(view, self.inner.assign(view))
 
 

@@ -36,8 +36,8 @@ def accuracy(
     """
     from trilane.pages.accuracy import accuracy_page, row_page
     from trilane.study.accuracy.explanation import explain
+    from trilane.study.accuracy.measured_rows import write_template
     from trilane.study.accuracy.scores import bundled_scores, row_of, scores_of
-    from trilane.study.accuracy.template import write_template
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all rows")

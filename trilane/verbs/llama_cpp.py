@@ -186,8 +186,8 @@ def validate_llama(
     """
     from sim.costs.engine import load_engine
     from trilane.pages.engine_validation import engine_page, write_engine_report
-    from trilane.study.validation.earlier_rows import predicted_anew, read_rows
     from trilane.study.validation.engine_plan import EnginePlan
+    from trilane.study.validation.engine_rows import predicted_anew, read_rows
     from trilane.study.validation.engine_validation import measure_plan
 
     if changes.get("hardware") == HERE:

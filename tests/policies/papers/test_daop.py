@@ -31,10 +31,10 @@ from policies.testing.cache_laws import EXPERTS, CacheLaws, CacheScenario
 from tests.kit.depth import examples
 from tests.kit.scripted_session import Placed, pass_through
 from tests.kit.views_for_tests import costs, view
-from trilane.testing.background import law_5_background_copies
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
 from trilane.testing.strategies import toy_calibration
+from trilane.testing.work_conservation import law_5_background_copies
 from trilane.testing.worlds import World, play
 
 COST = costs((5,) * 40, range(10, 410, 10), copy_ns=100)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from realrun.errors import RefusedError
+from realrun.execution.call_log import replay
 from realrun.generation.preparation import GenerateRequest
 from realrun.replay.measure import room_for
 from sim.costs.engine_costs import costs_on
@@ -16,7 +17,7 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play
 from tests.kit.tiny_bench import bench_for, check_outputs, machine, tiny_setting
 from tests.realrun.execution.test_laws_on_lanes import check_laws
-from trilane.study.validation.parity import answers_of, parity_of, replays
+from trilane.study.validation.parity import answers_of, parity_of
 
 pytestmark = pytest.mark.timeout(120)
 FREE: dict[str, Any] = {"draft_tokens": 2, "draft_acceptance": (0.7, 0.5), "draft_layers": 0.0}
@@ -45,7 +46,8 @@ def test_the_executor_plays_the_steps_of_the_simulator(policy: str, again: bool)
     for name in ("steps", "decode_steps", "tokens_per_step", "decode_served_hit_rate"):
         assert getattr(measured.run.metrics, name) == getattr(run.metrics, name)
     assert run.metrics.tokens_per_step > 1 - again
-    found = parity_of(answers_of(measured.session), replays(measured.session, setting.session), answers_of(simulated))
+    replayed = replay(measured.session.log, setting.session()) is None
+    found = parity_of(answers_of(measured.session), replayed, answers_of(simulated))
     assert found.replay_identical
     assert found.logs_identical or policy != "on-demand"
 

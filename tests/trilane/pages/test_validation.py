@@ -9,7 +9,8 @@ import pytest
 from tests.kit.agreement_runs import agreement, comparison, decode_spans, run
 from trilane.pages.validation import failure_lines, summary_lines, table_of, write_report
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import Counts, Parity, RunComparison
+from trilane.study.validation.comparison import RunComparison
+from trilane.study.validation.parity import Counts, Parity
 
 MACHINE = {"CPU": "two cores", "GPU": "none: host lanes"}
 

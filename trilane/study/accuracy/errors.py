@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
+from trilane.common.csv_files import read_csv
 from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError
 from trilane.study.accuracy.regimes import regime_of_row
 
@@ -27,7 +27,6 @@ class Speeds(NamedTuple):
     prompts: float | None = None
 
     def of(self, quantity: Quantity) -> float | None:
-        """One of them."""
         found: float | None = getattr(self, quantity)
         return found
 
@@ -36,7 +35,6 @@ Predictions = Mapping[str, Speeds]  # by the row's id
 
 
 def measured(row: MeasuredRow) -> Speeds:
-    """What was measured."""
     return Speeds(row.decode_tokens_per_s, row.prompt_tokens_per_s)
 
 
@@ -133,16 +131,11 @@ def read_predictions(path: str | Path = HELD_OUT) -> dict[str, Speeds]:
 
     Raises RowsError.
     """
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            return {line["id"]: Speeds(*map(_speed, _columns(line))) for line in csv.DictReader(file, strict=True)}
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
-        raise RowsError(f"{path}: expected a CSV file of predicted speeds: {error}") from None
+    lines = read_csv(_PredictedRow, path, "a CSV file of predicted speeds", RowsError)
+    return {line.id: Speeds(line.decode_tokens_per_s, line.prompt_tokens_per_s) for line in lines}
 
 
-def _columns(line: Mapping[str, str]) -> tuple[str, str]:
-    return line["decode_tokens_per_s"], line["prompt_tokens_per_s"]
-
-
-def _speed(text: str) -> float | None:
-    return float(text) if text else None
+class _PredictedRow(NamedTuple):
+    id: str
+    decode_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None

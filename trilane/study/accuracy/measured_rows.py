@@ -1,20 +1,17 @@
-"""Speeds that other people measured, one row each: ``measured_speeds.csv`` and files of the same form."""
+"""Speeds that other people measured, a row each: ``measured_speeds.csv``, files of its form, and one to fill in."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
-from trilane.common.quoting import quoted
-from trilane.common.schema import from_dict
 
 BUNDLED = Path(__file__).with_name("measured_speeds.csv")
-_MOST_BYTES = 16 * 2**20
+EXAMPLE = "177"  # of a template: experts of some layers on the CPU, decode and prompt speed
 _MOST_PIECES = 4096  # each is predicted
 _Speed = Annotated[float, between(1e-6, 1e9)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
@@ -28,7 +25,8 @@ class RowsError(TrilaneError):
 class MeasuredRow:
     """One measurement. ``model``, ``machine`` and ``engine`` are names or files as ``fit`` takes them.
 
-    ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each.
+    ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each; None only
+    where the row is left out.
     ``depth_tokens`` are in the KV cache before the first token that was timed; ``prompt_depth_tokens`` before the
     prompt. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``; C, for a sanity check.
     ``left_out``: why it is not asked.
@@ -38,7 +36,7 @@ class MeasuredRow:
     model: Name
     machine: Name
     engine: Name
-    cpu_layers: _Tokens
+    cpu_layers: _Tokens | None
     weights: Name = ""
     threads: Count | None = None
     gpu_experts: _Tokens = 0
@@ -59,6 +57,8 @@ class MeasuredRow:
     assumed: str = ""
 
     def __post_init__(self) -> None:
+        if self.cpu_layers is None and not self.left_out:
+            raise RowsError("cpu_layers: expected a number of layers, got none")
         if self.prompt_tokens and self.piece_tokens and self.prompt_tokens > _MOST_PIECES * self.piece_tokens:
             raise RowsError(f"piece_tokens: expected at most {_MOST_PIECES:,} pieces of the prompt")
 
@@ -68,48 +68,21 @@ class MeasuredRow:
         return self.model if self.weights in ("", "bf16") else f"{self.model}@{self.weights}"
 
 
-_KINDS: dict[str, type] = {
-    "threads": int, "cpu_layers": int, "gpu_experts": int, "depth_tokens": int, "generated_tokens": int,
-    "prompt_tokens": int, "prompt_depth_tokens": int, "piece_tokens": int, "kv_bits": float,
-    "decode_tokens_per_s": float, "prompt_tokens_per_s": float,
-}  # fmt: skip
-_NAMES = tuple(field.name for field in fields(MeasuredRow))
-
-
 def read_rows(path: str | Path = BUNDLED) -> list[MeasuredRow]:
     """The rows of a CSV file; columns that are not known are passed over. Raises RowsError."""
-    where = Path(path)
-    try:
-        if where.stat().st_size > _MOST_BYTES:
-            raise RowsError(f"{path}: expected at most {_MOST_BYTES:,} bytes")
-        with where.open(encoding="utf-8", newline="") as file:
-            return list(_rows(csv.DictReader(file, strict=True), str(path)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RowsError(f"{path}: expected a CSV file of measured speeds: {error}") from None
+    return read_csv(MeasuredRow, path, "a CSV file of measured speeds", RowsError)
 
 
-def _rows(lines: csv.DictReader[str], path: str) -> Iterable[MeasuredRow]:
-    missing = {"id", "model", "machine", "engine", "cpu_layers"} - set(lines.fieldnames or ())
-    if missing:
-        raise RowsError(f"{path}: expected the columns {', '.join(sorted(missing))}, too")
-    for number, line in enumerate(lines, start=2):
-        where = f"{path}, line {number}"
-        given = {name: text for name in _NAMES if (text := line.get(name)) not in (None, "")}
-        if "left_out" in given:
-            given.setdefault("cpu_layers", "0")
-        values = {name: _value(name, str(text), where) for name, text in given.items()}
-        yield from_dict(MeasuredRow, values, where, RowsError)
+COLUMNS = tuple(field.name for field in fields(MeasuredRow) if field.name != "left_out")
 
 
-def _value(name: str, text: str, where: str) -> Any:
-    """A cell. Raises RowsError for text where a number belongs."""
-    if name == "repacked":
-        if text not in ("yes", "no"):
-            raise RowsError(f"{where}, {name}: expected yes or no, got {quoted(text)}")
-        return text == "yes"
-    kind = _KINDS.get(name, str)
-    try:
-        return kind(text)
-    except ValueError:
-        word = "a whole number" if kind is int else "a number"
-        raise RowsError(f"{where}, {name}: expected {word}, got {quoted(text)}") from None
+def write_template(path: str | Path) -> None:
+    """A file for measured speeds of one's own: all columns, and a bundled row as an example. Raises OSError."""
+    example = next(row for row in read_rows() if row.id == EXAMPLE)
+    cells = ("example", *(_cell(getattr(example, name)) for name in COLUMNS[1:]))
+    write_csv([COLUMNS, cells], path)
+
+
+def _cell(value: object) -> object:
+    """A value as ``read_rows`` takes it."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value

@@ -55,8 +55,7 @@ def predict(row: MeasuredRow, engines: Mapping[str, InferenceEngine] | None = No
 
 
 def split_of(row: MeasuredRow) -> StaticSplit:
-    """The row's split."""
-    return StaticSplit(row.cpu_layers, row.gpu_experts, row.threads, row.piece_tokens, row.repacked)
+    return StaticSplit(row.cpu_layers or 0, row.gpu_experts, row.threads, row.piece_tokens, row.repacked)
 
 
 def context_of(row: MeasuredRow) -> int:

@@ -5,14 +5,13 @@ Every machine has one vote: rigs with many rows would weigh most otherwise.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from trilane.common.files import atomic_path
+from trilane.common.csv_files import read_csv, write_csv
 from trilane.study.accuracy.errors import SCORED_QUALITIES, Predictions, errors_of
-from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow
+from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError
 from trilane.study.accuracy.regimes import REGIMES, Regime, engine_family, regime_of_row
 
 REGIME_ERRORS = BUNDLED.with_name("regime_errors.csv")
@@ -45,13 +44,7 @@ def regime_error(regime: Regime, engine: str) -> RegimeAccuracy | None:
 @cache
 def kept_errors() -> tuple[RegimeAccuracy, ...]:
     """All of the file: to find the regimes of all rows takes too long for an answer."""
-    with REGIME_ERRORS.open(encoding="utf-8", newline="") as file:
-        return tuple(_read(line) for line in csv.DictReader(file))
-
-
-def _read(line: Mapping[str, str]) -> RegimeAccuracy:
-    counts = (int(line[name]) for name in ("within_25", "machines", "rows"))
-    return RegimeAccuracy(line["regime"], line["engine"], float(line["median"]), *counts)
+    return tuple(read_csv(RegimeAccuracy, REGIME_ERRORS, "the errors of regimes", RowsError))
 
 
 def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[RegimeAccuracy]:
@@ -68,7 +61,4 @@ def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iter
 
 
 def write_regime_errors(found: Sequence[RegimeAccuracy]) -> None:
-    """Renew the file."""
-    with atomic_path(REGIME_ERRORS) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([RegimeAccuracy._fields, *found])
+    write_csv([RegimeAccuracy._fields, *found], REGIME_ERRORS)

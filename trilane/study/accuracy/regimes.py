@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.measured_rows import MeasuredRow
-from trilane.study.accuracy.prediction import machine_of, shape_of
+from trilane.study.accuracy.prediction import machine_of, shape_of, split_of
 from trilane.study.split_speed import StaticSplit
 
 Regime = Literal["all GPU", "mixed", "experts on CPU", "server", "CPU only", "laptop", "Vulkan", "unified"]
@@ -43,4 +43,4 @@ def engine_family(engine: str) -> str:
 @cache
 def regime_of_row(row: MeasuredRow) -> Regime:
     """The regime of a measured row. Raises what ``load_model`` and ``load_hardware`` raise."""
-    return regime_of(shape_of(row), machine_of(row.machine), row.engine, StaticSplit(row.cpu_layers, row.gpu_experts))
+    return regime_of(shape_of(row), machine_of(row.machine), row.engine, split_of(row))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,10 +100,8 @@ def scores_of(path: str) -> Scores:
 
     Raises RowsError for a file that cannot be read, and where no row can be asked.
     """
-    rows, reasons = read_rows(path), {}
-    for row in rows:
-        if reason := row.left_out or _refusal(row):
-            reasons[row.id] = reason
+    rows = read_rows(path)
+    reasons = {row.id: reason for row in rows if (reason := row.left_out or _refusal(row))}
     asked = [row for row in rows if row.id not in reasons]
     _check_ids(rows, path)
     if not asked:
@@ -122,11 +121,9 @@ def row_of(rows: Sequence[MeasuredRow], row_id: str) -> MeasuredRow:
 
 def _check_ids(rows: Sequence[MeasuredRow], path: str) -> None:
     """Raises RowsError for an id that is there twice."""
-    seen: set[str] = set()
-    for row in rows:
-        if row.id in seen:
-            raise RowsError(f"{path}: expected an id of its own for every row, {quoted(row.id)} is there twice")
-        seen.add(row.id)
+    for row_id, count in Counter(row.id for row in rows).items():
+        if count > 1:
+            raise RowsError(f"{path}: expected an id of its own for every row, {quoted(row_id)} is there twice")
 
 
 def _refusal(row: MeasuredRow) -> str:

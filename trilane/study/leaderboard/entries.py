@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
-from trilane.common.files import atomic_path
+from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.units import MIB
 from trilane.study.leaderboard.settings import BoardSetting, LeaderboardError, all_settings, leaderboard_settings
 from trilane.study.sweep.grid import Grid
@@ -29,7 +28,7 @@ class Entry(NamedTuple):
     family: str
     batch: int
     policy: str
-    kind: str
+    kind: PolicyKind | Literal[""]
     tokens_per_s: float | None
     lowest: float | None
     highest: float | None
@@ -39,7 +38,6 @@ class Entry(NamedTuple):
 
     @property
     def setting(self) -> BoardSetting:
-        """Its column."""
         return BoardSetting(self.machine, self.family, self.batch)
 
 
@@ -47,10 +45,8 @@ def played(setting: BoardSetting, policies: Sequence[str], jobs: int, watch: Wat
     """Simulate policies in a setting. Raises ChoiceError for an unknown policy, and one that other processes lack."""
     grid = Grid(setting.scenario(), ({"policy": tuple(policies)},), leaderboard_settings().draws, clairvoyant=False)
     table = sweep(grid, jobs=jobs, watch=lambda now: watch(setting, now))
-    rows: dict[str, list[Mapping[Any, Any]]] = {}
-    for row in table.to_dict("records"):
-        rows.setdefault(str(row["policy"]), []).append(row)
-    return [_entry(setting, policy, mine) for policy, mine in rows.items()]
+    by_policy = table.groupby("policy", sort=False)
+    return [_entry(setting, str(policy), rows.to_dict("records")) for policy, rows in by_policy]
 
 
 def _entry(setting: BoardSetting, policy: str, rows: Sequence[Mapping[Any, Any]]) -> Entry:
@@ -100,34 +96,11 @@ def read_entries(path: Path | None = None) -> list[Entry]:
         raise LeaderboardError(
             "leaderboard: no entries come with this version; simulate them with `trilane leaderboard --play FILE.csv`"
         )
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [_read(row) for row in csv.DictReader(file, strict=True)]
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
-        raise LeaderboardError(
-            f"{path}: expected the entries of a leaderboard, as `trilane leaderboard --play` writes them: {error}"
-        ) from None
-
-
-def _read(row: Mapping[str, str]) -> Entry:
-    texts = {name: row[name] for name in Entry._fields}
-    numbers = {name: float(texts[name]) if texts[name] else None for name in _NUMBERS}
-    kind = PolicyKind(texts["kind"]) if texts["kind"] else ""
-    values: dict[str, Any] = {**texts, **numbers, "batch": int(texts["batch"]), "kind": kind}
-    return Entry(**values)
+    return read_csv(
+        Entry, path, "the entries of a leaderboard, as `trilane leaderboard --play` writes them", LeaderboardError
+    )
 
 
 def write_entries(entries: Sequence[Entry], path: Path) -> None:
-    """The whole file, or nothing."""
-    with atomic_path(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Entry._fields)
-        for entry in entries:
-            writer.writerow([_cell(value) for value in entry])
-
-
-def _cell(value: object) -> object:
-    return f"{value:.5g}" if isinstance(value, float) else value
-
-
-_NUMBERS = ("tokens_per_s", "lowest", "highest", "hit_rate", "copied_mib")
+    rows = ([f"{value:.5g}" if isinstance(value, float) else value for value in entry] for entry in entries)
+    write_csv([Entry._fields, *rows], path)

@@ -55,7 +55,6 @@ def standings(entries: Sequence[Entry]) -> list[Standing]:
 
 
 def _fastest(entries: Sequence[Entry], setting: BoardSetting) -> float | None:
-    """The highest speed of a setting."""
     speeds = [entry.tokens_per_s for entry in entries
               if entry.setting == setting and entry.kind == PolicyKind.KEEPS and entry.tokens_per_s]  # fmt: skip
     return max(speeds, default=None)

@@ -54,7 +54,6 @@ def with_own(values: Values, own: float) -> Values:
 
 
 def multiples(ratio: float, below: int, above: int, own: float) -> Values:
-    """The own value times powers of ``ratio``."""
     return tuple(own * ratio**power for power in range(-below, above + 1))
 
 
@@ -62,7 +61,6 @@ def multiples(ratio: float, below: int, above: int, own: float) -> Values:
 
 
 def _dial(name: str, prepared: Prepared) -> float:
-    """The machine's value of a dial."""
     dial = DIALS[name]
     return float(prepared.hardware.flat()[dial.keys[0]]) / dial.unit
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from sim.runs.prepare import Prepared, prepare
 from trilane.common.schema import to_dict
-from trilane.study.pays.break_even import Range, paying
 from trilane.study.pays.dimensions import Dimension, Values
 from trilane.study.pays.ideas import PaysError
 from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, Watch, play_map
@@ -38,7 +37,6 @@ class Cell:
         return _thousandths(fmean(self.gains)) if self.gains else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {**to_dict(self), "gains": self.gains}
 
 
@@ -72,19 +70,7 @@ class GainMap:
         """The cells with the machine's ``x``."""
         return tuple(row[self.here[0]] for row in self.rows)
 
-    @property
-    def paying_x(self) -> list[Range]:
-        """Where the idea pays along the own row."""
-        return paying([cell.x for cell in self.own_row], [cell.gain for cell in self.own_row], self.question.idea.worth)
-
-    @property
-    def paying_y(self) -> list[Range]:
-        """Where the idea pays along the own column."""
-        cells = self.own_column
-        return paying([cell.y for cell in cells], [cell.gain for cell in cells], self.question.idea.worth)
-
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         cells = [cell.to_dict() for row in self.rows for cell in row]
         alternative = None if self.alternative is None else self.alternative.to_dict()
         idea = self.question.idea

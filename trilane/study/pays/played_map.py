@@ -20,7 +20,7 @@ from trilane.study.pays.ideas import Candidate, Idea
 from trilane.study.pays.question import PaysQuestion
 from trilane.study.pool import WorkerPool
 from trilane.study.shared_policies import check_workers
-from trilane.study.sweep.grid import Grid, Point, canonical, points, setting_key
+from trilane.study.sweep.grid import Grid, Point, canonical, points
 
 FACTS = (
     "decode_served_hit_rate", "pcie_bytes_per_token", "prefetch_accuracy", "stall_cpu_share", "stall_h2d_share",
@@ -77,7 +77,7 @@ def play_map(
     check_workers([candidate.policy_name for candidate in (*question.without, *question.using)], jobs)
     tasks = points(_grid(question, prepared, list(product(xs, ys)), own))
     with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
-        futures = [pool.submit(_play, point, setting=_setting(point)) for point in tasks]
+        futures = [pool.submit(_play, point, setting=point.setting) for point in tasks]
         for done, future in enumerate(pool.as_completed(futures), 1):
             future.result()
             if watch is not None:
@@ -113,10 +113,6 @@ def _scenario(prepared: Prepared, axis: str) -> Scenario:
     memory_bytes = prepared.hardware.gpu.memory_bytes + prepared.shape.routed_bytes
     overrides = {**prepared.scenario.hardware_overrides, "gpu.memory_bytes": memory_bytes}
     return prepared.scenario.with_(hardware_overrides=overrides)
-
-
-def _setting(point: Point) -> str:
-    return "" if point.scenario is None else setting_key(point.scenario)
 
 
 def _play(last: LastPrepared, point: Point) -> PlayedPoint:

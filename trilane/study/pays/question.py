@@ -65,17 +65,14 @@ class PaysQuestion:
 
     @property
     def idea(self) -> Idea:
-        """The idea."""
         return idea_named(self.name)
 
     @property
     def without(self) -> tuple[Candidate, ...]:
-        """The candidates without the idea."""
         return self.idea.without if self.idea.is_policy else self._in_place_of(self.idea.without)
 
     @property
     def using(self) -> tuple[Candidate, ...]:
-        """Those with it."""
         return self._in_place_of(self.idea.using)
 
     @property
@@ -88,7 +85,6 @@ class PaysQuestion:
 
     @property
     def steps(self) -> int:
-        """The decode steps that are played."""
         layers = self.fit.model_shape.moe_layers
         return max(MOST_STEPS * USUAL_LAYERS**2 // max(layers, USUAL_LAYERS) ** 2, FEWEST_STEPS)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from policies.protocols import PolicyKind
 from trilane.study.pays.gain_map import GainMap
-from trilane.study.pays.sides import using_side
-from trilane.study.pays.words import gain_text, shown_text
+from trilane.study.pays.words import gain_text, shown_text, using_side
 
 _PATCHES, _OWN = "llama-cache-lru", "llama.cpp@cache"
 _CACHES = {

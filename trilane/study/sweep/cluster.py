@@ -45,7 +45,6 @@ class DaskPool:
         return result
 
     def as_completed(self, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
-        """Futures in the order in which they finish."""
         return as_completed(futures)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -51,6 +51,11 @@ class Point:
     draw: int = 0
     problem: str = ""
     base: Scenario | None = None
+
+    @cached_property
+    def setting(self) -> str:
+        """The same for points that differ in policy and parameters alone; those without a scenario share nothing."""
+        return "" if self.scenario is None else setting_key(self.scenario)
 
 
 @dataclass(frozen=True)

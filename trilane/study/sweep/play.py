@@ -46,7 +46,7 @@ def _pieces(tasks: Iterable[PointTask], most: int) -> list[list[PointTask]]:
     """Tasks of one setting, at most ``most`` together."""
     by_setting: dict[str, list[PointTask]] = {}
     for task in tasks:
-        by_setting.setdefault(task.setting, []).append(task)
+        by_setting.setdefault(task.point.setting, []).append(task)
     return [group[first : first + most] for group in by_setting.values() for first in range(0, len(group), most)]
 
 
@@ -62,7 +62,7 @@ def _with_second_tries(pool: Pool, pieces: Sequence[Sequence[PointTask]]) -> Ite
 
 def _rows(pool: Pool, pieces: Sequence[Sequence[PointTask]], lost: list[PointTask]) -> Iterator[Row]:
     """Rows as they finish; tasks whose worker has died become ``lost``."""
-    waiting = {pool.submit(Player.rows, piece, setting=piece[0].setting): piece for piece in pieces}
+    waiting = {pool.submit(Player.rows, piece, setting=piece[0].point.setting): piece for piece in pieces}
     for future in pool.as_completed(list(waiting)):
         piece = waiting.pop(future)
         try:

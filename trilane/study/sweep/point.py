@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -20,16 +20,15 @@ from traces.library import load_trace
 from traces.models.catalogue import load_model
 from trilane.study.draws import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
-from trilane.study.sweep.code_fingerprint import code_fingerprint
-from trilane.study.sweep.columns import COLUMNS, cell, check_rows
-from trilane.study.sweep.grid import Point, canonical, setting_key
-from trilane.study.sweep.user_policies import own_source
+from trilane.study.sweep.code_fingerprint import code_fingerprint, own_source
+from trilane.study.sweep.grid import Point, canonical
+from trilane.study.sweep.table import COLUMNS, cell, check_rows
 
 Row = dict[str, Any]
 _FILES = {"trace": "trace info", "calibration": "trace info", "hardware": "hardware"}  # keys, and verbs that read them
 
 
-@lru_cache(maxsize=1)
+@cache
 def trilane_version() -> str:
     """Of the package that plays."""
     return version("trilane")
@@ -39,7 +38,7 @@ class Contents:
     """The contents of what scenarios name, each read once: a changed file makes another point."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str | None], Any] = {}
+        self._look_up = cache(_content)
 
     def of(self, scenario: Scenario) -> dict[str, Any]:
         """Checksums of trace, calibration, model, machine and the user's own policy; null for what cannot be loaded."""
@@ -59,12 +58,6 @@ class Contents:
             if is_file and self._look_up(verb.split()[0], name) is None:
                 yield verb, name
 
-    def _look_up(self, kind: str, name: str | None) -> str | None:
-        if (kind, name) not in self._known:
-            self._known[kind, name] = None if name is None else _content(kind, name)
-        found: str | None = self._known[kind, name]
-        return found
-
 
 def _calibration(scenario: Scenario) -> str | None:
     try:
@@ -73,8 +66,10 @@ def _calibration(scenario: Scenario) -> str | None:
         return None
 
 
-def _content(kind: str, name: str) -> str | None:
+def _content(kind: str, name: str | None) -> str | None:
     """Checksum of what a name refers to; None if that cannot be loaded."""
+    if name is None:
+        return None
     try:
         if kind == "trace":
             return load_trace(name).checksum
@@ -104,16 +99,10 @@ def key_of(point: Point, contents: Contents | None = None) -> str:
 
 
 class PointTask(NamedTuple):
-    """A point to play, its key, and the setting that it shares with others."""
+    """A point to play, and its key."""
 
     key: str
     point: Point
-    setting: str
-
-    @classmethod
-    def of(cls, key: str, point: Point) -> PointTask:
-        """Points that have no scenario share nothing that could be kept."""
-        return cls(key, point, "" if point.scenario is None else setting_key(point.scenario))
 
 
 class Player:
@@ -124,7 +113,6 @@ class Player:
         self._contents = Contents()
 
     def rows(self, tasks: Sequence[PointTask]) -> list[Row]:
-        """The rows of some tasks."""
         return [self.row(task.point, task.key) for task in tasks]
 
     def row(self, point: Point, key: str | None = None) -> Row:
@@ -155,11 +143,6 @@ class Player:
             return error
         verb, name = file
         return f"{error.partition(':')[0]}: {name}: the file cannot be used; `trilane {verb} {name}` says why"
-
-
-def row_of(point: Point) -> Row:
-    """Play one point. Never raises for what belongs to the point: its row then holds the ``error``."""
-    return Player().row(point)
 
 
 def _row(point: Point, key: str, run: Run, prepared: Prepared) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +15,12 @@ from trilane.common.files import plain_target
 from trilane.common.parquet_files import write_parquet
 from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
-from trilane.study.sweep.columns import COLUMNS, check_rows
+from trilane.study.sweep.code_fingerprint import check_kept
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.play import played_rows
 from trilane.study.sweep.point import Contents, PointTask, Row, key_of
-from trilane.study.sweep.table import frame_of, read_table, table_of
-from trilane.study.sweep.user_policies import check_kept
+from trilane.study.sweep.table import COLUMNS, check_rows, frame_of, read_table, table_of
 
 
 class Progress(NamedTuple):
@@ -69,11 +68,15 @@ def sweep(
         tasks = _tasks(grid)
         rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
         waiting = [task for task in tasks if task.key not in rows]
+        kept, failed = len(rows), sum(bool(row["error"]) for row in rows.values())
         with closing(played_rows(waiting, jobs, dask)) as played:
-            for row in _watched(played, rows, len(tasks), watch):
+            for row in played:
                 if journal is not None:
                     journal.add(row)
                 rows[row["point"]] = row
+                failed += bool(row["error"])
+                if watch is not None:
+                    watch(Progress(len(tasks), kept, len(rows), failed))
         table = table_of(grid, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
         if journal is not None and target is not None:
             write_parquet(table, target)
@@ -114,7 +117,7 @@ def _target(output: str | Path) -> Path:
 
 def _tasks(grid: Grid) -> list[PointTask]:
     contents = Contents()
-    return [PointTask.of(key_of(point, contents), point) for point in points(grid)]
+    return [PointTask(key_of(point, contents), point) for point in points(grid)]
 
 
 def _kept(target: Path, journal: SweepJournal, tasks: Sequence[PointTask], retry_errors: bool) -> dict[str, Row]:
@@ -140,13 +143,3 @@ def _rows_of(target: Path) -> dict[str, Row]:
     if not target.exists():
         return {}
     return {row["point"]: row for row in read_table(target).select(["point", *COLUMNS]).to_pylist()}
-
-
-def _watched(played: Iterator[Row], before: Mapping[str, Row], total: int, watch: Watch | None) -> Iterator[Row]:
-    """Rows as they come; ``watch`` is called for each once it is kept."""
-    kept, failed = len(before), sum(bool(row["error"]) for row in before.values())
-    for done, row in enumerate(played, kept + 1):
-        yield row
-        failed += bool(row["error"])
-        if watch is not None:
-            watch(Progress(total, kept, done, failed))

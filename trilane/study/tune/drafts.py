@@ -1,4 +1,8 @@
-"""Drafts by the model's own layers that predict further tokens, in llama.cpp: ``--spec-type draft-mtp``.
+"""Drafts by the model's own layers that predict further tokens (MTP), in llama.cpp: ``--spec-type draft-mtp``.
+
+A step drafts tokens one after another, each with a layer like the model's and its head, all on the GPU, and then
+verifies them together with one more: all experts that any of them chooses are read. This is its time in closed form;
+what simulated runs do is in ``traces.speculation``.
 
 How many drafts are accepted depends on the text, and is not predicted. Published of llama.cpp: of 1, 2, 3 and 4 drafts
 a step 88, 82, 71 and 64 % were accepted with Qwen3.6-35B-A3B (ggml-org/llama.cpp PR 22673, an RTX 3060 of a laptop,
@@ -14,14 +18,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from sim.costs.cost_table import DraftWork
+from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
 from traces.layout import DECODE
 from traces.models.shape import ModelShape
+from traces.speculation import tokens_per_step
 from traces.trace import Trace
 from trilane.study.fit.engine_speed import EngineSpeed
 from trilane.study.fit.question import FitError
 from trilane.study.fit.routing import routing_for
-from trilane.study.tune.drafted_step import DraftedStep, drafted_step
+from trilane.study.split_speed import decode_time
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.settings import READS_WHOLE_FILES, Setting
 from trilane.study.tune.tuned import Workbench
@@ -30,6 +37,47 @@ PUBLISHED = (0.76, 0.88)
 MEASURED_LESS = "8% to 21%"  # than is predicted, with 1 to 4 drafts on the laptop of PR 22673, in an early build
 WORTH_DRAFTING = 0.1  # of a token's time
 MOST_DRAFTS = 5
+_CLOSE = 1e-4  # of an acceptance
+
+
+@dataclass(frozen=True)
+class DraftedStep:
+    """A step that drafts and verifies so many tokens. Times in ns."""
+
+    drafts: int
+    draft_ns: int  # of all drafts
+    verify_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.draft_ns + self.verify_ns
+
+    def token_ns(self, acceptance: float) -> float:
+        """Time of a token in the mean, if a draft behind accepted ones is accepted with this probability."""
+        return self.total_ns / tokens_per_step(self.drafts, acceptance)
+
+    def break_even(self, plain_ns: int) -> float | None:
+        """The acceptance with which a token takes ``plain_ns``, its time without drafts; None if it takes longer
+        even where all drafts are accepted."""
+        low, high = 0.0, 1.0
+        if self.token_ns(high) > plain_ns:
+            return None
+        while high - low > _CLOSE:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.token_ns(middle) <= plain_ns else (middle, high)
+        return high
+
+
+def drafted_step(speed: EngineSpeed, drafts: int, active: float) -> DraftedStep:
+    """A step of one sequence in the middle of the answer; ``active``: experts of a layer that any of its tokens
+    chooses. Raises what ``fitted_costs`` raises."""
+    shape, hardware, engine, split = speed.shape, speed.hardware, speed.engine, speed.split
+    costs = replace(
+        fitted_costs(shape, hardware, engine, 1, threads=split.threads), draft=DraftWork(1, shape.top_k)
+    )  # fmt: skip
+    draft_ns = costs.draft_costs(speed.middle_tokens).gpu_ns
+    verified = decode_time(shape, hardware, engine, split, speed.middle_tokens, drafts=drafts, active=active)
+    return DraftedStep(drafts, drafts * draft_ns, verified.total_ns)
 
 
 @dataclass(frozen=True)
@@ -78,7 +126,6 @@ def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> 
 
 
 def _why_not(question: TuneQuestion, bench: Workbench, setting: Setting, shape: ModelShape) -> str | None:
-    """Why drafts cannot be used."""
     if bench.engine.name not in READS_WHOLE_FILES and not bench.engine.measured:
         return f"expected llama.cpp, got {bench.engine.name}"
     if question.fit.batch > 1:

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from sim.costs.engine import InferenceEngine
 from trilane.common.units import MIB
 from trilane.study.cache_curve import CacheCurve
 from trilane.study.fit.engine_speed import EngineSpeed
@@ -44,11 +43,6 @@ def hit_curve(question: Question) -> HitCurve:
     return HitCurve(_SHARES, tuple(curve.point("lru", size).hit_rate_decode for size in sizes))
 
 
-def caches_experts(engine: InferenceEngine) -> bool:
-    """Whether an engine has such a cache, with known costs."""
-    return engine.name in CACHING
-
-
 @dataclass(frozen=True, kw_only=True)
 class CachedSpeed(EngineSpeed):
     """Speeds with all memory that a split leaves as a cache of the host's experts. ``engine``: that of the costs."""
@@ -75,5 +69,4 @@ class CachedSpeed(EngineSpeed):
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
         return [*super().words, f"--moe-cache-mib {self.cache_mib}"]

@@ -55,5 +55,4 @@ class TuneQuestion:
         return hardware.with_numbers({"gpu.reserve_bytes": reserve})
 
     def shape_with(self, kv: KvFormat) -> ModelShape:
-        """The model with that KV cache."""
         return replace(self.fit, kv=kv).model_shape

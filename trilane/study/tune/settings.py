@@ -13,7 +13,7 @@ from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import cpu_layers_of
 from trilane.study.fit.engine_choice import ROCM, VULKAN
 from trilane.study.fit.question import KV_BITS, FitError, KvFormat, Question
-from trilane.study.tune.expert_cache import caches_experts
+from trilane.study.tune.expert_cache import CACHING
 from trilane.study.tune.question import TuneQuestion
 
 _PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
@@ -38,7 +38,6 @@ class Setting(NamedTuple):
     pinned: bool = False
 
     def question(self, question: Question, shape: ModelShape) -> Question:
-        """The question with these settings."""
         blocks = None if self.cached_layers is None else cpu_layers_of(shape, self.cached_layers)
         return replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads, n_cpu_moe=blocks)
 
@@ -59,7 +58,6 @@ class SettingSpace:
 
     @property
     def count(self) -> int:
-        """Settings in all."""
         return len(self.kv) * len(self.piece_tokens) * len(self.threads) * len(self.cached_layers)
 
     @property
@@ -119,7 +117,7 @@ def may_be_pinned(hardware: Hardware, engine: InferenceEngine) -> bool:
 
 
 def _cached_layers(shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> tuple[int, ...]:
-    if hardware.one_memory or not caches_experts(engine):
+    if hardware.one_memory or engine.name not in CACHING:
         return ()
     steps = (round(shape.moe_layers * step / _CACHED_STEPS) for step in range(_CACHED_STEPS, 0, -1))
     return tuple(dict.fromkeys(layers for layers in steps if layers))

@@ -23,7 +23,6 @@ from trilane.study.tune.caveats import caveats_of, kept_free, to_lower
 from trilane.study.tune.drafts import DraftAnswer, draft_answer
 from trilane.study.tune.expert_cache import hit_curve
 from trilane.study.tune.question import TuneQuestion
-from trilane.study.tune.reasons import Reason, why_lost
 from trilane.study.tune.search import search
 from trilane.study.tune.settings import (
     WORTH_CACHING,
@@ -34,7 +33,7 @@ from trilane.study.tune.settings import (
     choices,
     may_be_pinned,
 )
-from trilane.study.tune.tuned import Tuned, Workbench
+from trilane.study.tune.tuned import Reason, Tuned, Workbench, why_lost
 
 LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
@@ -109,7 +108,6 @@ class SettingSearch:
         return _cached(setting), -self.choices.kv.index(setting.kv), setting.piece_tokens
 
     def best_of(self, settings: list[Setting]) -> Setting | None:
-        """The best among some."""
         return min(settings, key=self.score, default=None)
 
     @property

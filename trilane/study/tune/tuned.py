@@ -1,9 +1,10 @@
-"""What one setting gives: its command line, speeds, what they are made of, and memory."""
+"""What one setting gives: its command line, speeds, what they are made of, and memory; and why it lost to another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sim.costs.engine import InferenceEngine, load_engine
 from sim.machine.hardware import Hardware
@@ -109,3 +110,43 @@ class Workbench:
         words = [*speed.words, *(["--load-mode none"] if setting.pinned else [])]
         one = self.question.fit.batch == 1 and words[0] == "llama-server"
         return [*words, "-np 1"] if one else words
+
+
+class Reason(NamedTuple):
+    """Of two settings, the second's over the first's, minus 1; and the part of the time that grows most.
+
+    ``part_ms``: by how much, in the mean of a token or until the first one (``phase``); None where nothing grows.
+    """
+
+    slower: float  # by the time that is compared
+    decode: float
+    prompt: float
+    phase: str | None
+    part: str | None
+    part_ms: float | None
+
+
+def why_lost(best: Tuned, other: Tuned, question: TuneQuestion) -> Reason:
+    """How the other compares with the best, and the part to which most of the loss is due."""
+    tokens = {"decode": max(question.fit.generated - 1, 1), "prompt": 1}
+    if question.goal != "both":
+        tokens = {question.goal: 1}
+    grown = [
+        (times * (theirs - ours.get(part, 0.0)), phase, part, theirs - ours.get(part, 0.0))
+        for phase, times in tokens.items()
+        for ours, parts in [(_parts(best, phase), _parts(other, phase))]
+        for part, theirs in parts.items()
+    ]
+    whole, phase, part, ms = max(grown)
+    told = (phase, part, ms) if whole > 0 else (None, None, None)
+    goal = question.goal
+    return Reason(
+        other.cost(goal) / best.cost(goal) - 1,
+        other.tpot_ms / best.tpot_ms - 1,
+        other.ttft_ms / best.ttft_ms - 1,
+        *told,
+    )
+
+
+def _parts(tuned: Tuned, phase: str) -> dict[str, float]:
+    return dict(tuned.decode_ms if phase == "decode" else tuned.prompt_ms)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sim.runs.vocabulary import LANES
+from trilane.common.schema import to_dict
 from trilane.study.validation.agreement_summary import (
     MEDIAN_AIM,
     TAU_AIM,
@@ -18,10 +19,9 @@ from trilane.study.validation.agreement_summary import (
     Summary,
     Verdict,
 )
-from trilane.study.validation.comparison import AgreementError, RunComparison
+from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown, parts_of
 from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of
-from trilane.study.validation.repeated import Repeated
 
 _WITHIN = (0.05, 0.10, 0.15)
 _NOT_SETTINGS = ("policy", "parameters", "hardware_overrides")
@@ -80,7 +80,7 @@ class Agreement:
     @cached_property
     def summary(self) -> Summary:
         """The numbers that the verdicts are about."""
-        errors = np.array([abs(_error(comparison.tpot_ms)) for comparison in self.comparisons])
+        errors = np.array([comparison.tpot_error for comparison in self.comparisons])
         rankings, ttfts = self.rankings.values(), [comparison.ttft_ms for comparison in self.comparisons]
         return Summary(
             scenarios=len(errors), repeats=min(len(comparison.measured) for comparison in self.comparisons),
@@ -101,7 +101,7 @@ class Agreement:
     @cached_property
     def far_off(self) -> list[int]:
         """Places of the comparisons whose TPOT error is above the aim, worst first."""
-        errors = {place: abs(_error(comparison.tpot_ms)) for place, comparison in enumerate(self.comparisons)}
+        errors = {place: comparison.tpot_error for place, comparison in enumerate(self.comparisons)}
         return sorted((place for place, error in errors.items() if error > WORST_AIM), key=lambda p: -errors[p])
 
     @cached_property
@@ -165,12 +165,11 @@ class Agreement:
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, JSON-ready."""
         return {
-            "summary": self.summary.to_dict(),
-            "verdicts": [{"held": verdict.held, "text": verdict.text} for verdict in self.verdicts],
-            "lanes": {lane: error._asdict() for lane, error in self.lane_errors.items()},
-            "rankings": [{"setting": self.settings(place), **r.to_dict()} for place, r in self.rankings.items()],
+            "summary": to_dict(self.summary),
+            "verdicts": [to_dict(verdict) for verdict in self.verdicts],
+            "lanes": {lane: to_dict(error) for lane, error in self.lane_errors.items()},
+            "rankings": [{"setting": self.settings(place), **to_dict(r)} for place, r in self.rankings.items()],
             "scenarios": self.rows(),
         }
 
@@ -198,10 +197,6 @@ def _work(comparison: RunComparison) -> list[dict[str, Any]]:
 
 def _dicts(numbers: Mapping[str, Repeated]) -> dict[str, Any]:
     return {name: repeated.to_dict() for name, repeated in numbers.items()}
-
-
-def _error(repeated: Repeated) -> float:
-    return repeated.predicted / repeated.median - 1
 
 
 def _median(values: Sequence[float | None]) -> float | None:

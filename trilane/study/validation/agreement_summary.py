@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 MEDIAN_AIM, WORST_AIM, TAU_AIM = 0.05, 0.15, 0.9
 
@@ -38,10 +38,6 @@ class Summary:
     pairs: int
     discordant_pairs: int
     tied_pairs: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 class LaneAccuracy(NamedTuple):

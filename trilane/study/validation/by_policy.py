@@ -34,7 +34,7 @@ def _cells(comparisons: Sequence[RunComparison]) -> list[str]:
     launching = median(_us_a_layer(comparison, "launch") for comparison in comparisons)
     changed = [comparison.parity.changed_plans_share for comparison in comparisons if comparison.parity]
     return [
-        f"{median(abs(comparison.tpot_ms.error or 0.0) for comparison in comparisons):.1%}", f"{planning:,.0f}",
+        f"{median(comparison.tpot_error for comparison in comparisons):.1%}", f"{planning:,.0f}",
         f"{launching:,.0f}", f"{median(map(host_share, comparisons)):.1%}",
         f"{min(changed):.0%} to {max(changed):.0%}" if changed else "-",
     ]  # fmt: skip

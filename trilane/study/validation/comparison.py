@@ -6,11 +6,11 @@ It does not depend on how a run was measured: both sides are spans, and every nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,9 +22,58 @@ from sim.runs.run import Run
 from sim.runs.stalls import STALL_LANES
 from sim.runs.vocabulary import COPIES, INSTANT, LANES
 from trilane.common.errors import TrilaneError
-from trilane.study.validation.repeated import Repeated
+from trilane.study.validation.parity import Parity
 
+K = TypeVar("K")
 _MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One number of a run: as measured in each repeat, and as predicted."""
+
+    measured: tuple[float, ...]
+    predicted: float
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.measured))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the repeats, interpolated."""
+        low, high = np.percentile(self.measured, [25, 75])
+        return float(low), float(high)
+
+    @property
+    def half_iqr(self) -> float | None:
+        """Half the interquartile range of the repeats; None for a single one, which has no spread."""
+        low, high = self.quartiles
+        return (high - low) / 2 if len(self.measured) > 1 else None
+
+    @property
+    def spread(self) -> float | None:
+        """The noise floor for judging an error: half the interquartile range over the median."""
+        return None if self.half_iqr is None or not self.median else self.half_iqr / self.median
+
+    @property
+    def difference(self) -> float:
+        """Predicted - measured, in the number's own unit."""
+        return self.predicted - self.median
+
+    @property
+    def error(self) -> float | None:
+        """predicted / measured - 1; None if the measured value is 0."""
+        return self.predicted / self.median - 1 if self.median else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: every repeat, and the statistics."""
+        low, high = self.quartiles
+        return {
+            "repeats": list(self.measured), "median": self.median, "lowest": min(self.measured),
+            "highest": max(self.measured), "first_quartile": low, "third_quartile": high, "spread": self.spread,
+            "predicted": self.predicted, "error": self.error,
+        }  # fmt: skip
 
 
 class AgreementError(TrilaneError):
@@ -36,43 +85,6 @@ class Work(NamedTuple):
 
     ms: float  # within the decode window
     spans: float  # number of spans of decode steps
-
-
-_NONE = Work(0.0, 0.0)
-
-
-class Counts(NamedTuple):
-    """Hits, expert copies and their bytes, from a call log."""
-
-    hits: int
-    loads: int
-    copied_bytes: int
-
-    def to_dict(self) -> dict[str, int]:
-        """JSON-ready."""
-        return {"hits": self.hits, "loads": self.loads, "bytes": self.copied_bytes}
-
-
-class Parity(NamedTuple):
-    """The findings on law 10 (docs/design.md) from the call logs of a measured and a simulated run."""
-
-    replay_identical: bool  # the executor's log, replayed in a fresh session, gave identical plans, hits, loads, bytes
-    logs_identical: bool  # the simulator's and the executor's own logs gave identical plans
-    timing_free: bool  # the policy neither prefetches nor swaps, so its logs must be identical
-    changed_plans_share: float  # plans in which the two logs differ / plans
-    measured: Counts
-    predicted: Counts
-
-    @property
-    def held(self) -> bool:
-        """Whether the law holds: logs may differ if they depend on timing."""
-        agrees = self.logs_identical and self.measured == self.predicted
-        return self.replay_identical and (agrees or not self.timing_free)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        counts = {"measured": self.measured.to_dict(), "predicted": self.predicted.to_dict()}
-        return {**self._asdict(), **counts, "held": self.held}
 
 
 @dataclass(frozen=True)
@@ -101,13 +113,17 @@ class RunComparison:
 
     @cached_property
     def tpot_ms(self) -> Repeated:
-        """Time per output token."""
-        return self._metric("tpot_ms")
+        return self._metrics["tpot_ms"]
+
+    @property
+    def tpot_error(self) -> float:
+        """Absolute, as a fraction of the measured value."""
+        return abs(self.tpot_ms.error or 0.0)
 
     @cached_property
     def ttft_ms(self) -> Repeated | None:
         """Time to first token; None without a prefill."""
-        return None if self.predicted.metrics.ttft_ms is None else self._metric("ttft_ms")
+        return None if self.predicted.metrics.ttft_ms is None else self._metrics["ttft_ms"]
 
     @property
     def null_tpot_ms(self) -> float | None:
@@ -122,7 +138,7 @@ class RunComparison:
     @cached_property
     def lane_ms(self) -> dict[str, Repeated]:
         """Busy time of each lane in a mean decode step."""
-        return {lane: self._each(lambda run, lane=lane: _busy_ms(run, lane)) for lane in LANES}  # type: ignore[misc]
+        return _repeated([_busy_ms(run) for run in self._runs])
 
     def lane_points(self, lane: str) -> float:
         """Error of a lane's busy time as a fraction of the measured TPOT."""
@@ -131,23 +147,22 @@ class RunComparison:
     @cached_property
     def stall_ms(self) -> dict[str, Repeated]:
         """Time of a mean decode step without GPU work, by the lane that the GPU waited for (``sim.runs.stalls``)."""
-        return {lane: self._metric(f"stall_{lane}_ms") for lane in STALL_LANES}
+        return {lane: self._metrics[f"stall_{lane}_ms"] for lane in STALL_LANES}
 
     @cached_property
     def work_ms(self) -> dict[tuple[str, str], Repeated]:
         """Busy time of a mean decode step by lane and kind of span."""
-        return self._work(lambda work: work.ms)
+        return _repeated([{key: work.ms for key, work in works.items()} for works in self._works])
 
     @cached_property
     def work_spans(self) -> dict[tuple[str, str], Repeated]:
         """Spans of a mean decode step by lane and kind."""
-        return self._work(lambda work: work.spans)
+        return _repeated([{key: work.spans for key, work in works.items()} for works in self._works])
 
     @cached_property
     def memory(self) -> dict[str, Repeated]:
         """The subject of law 10, counted in the spans: hits and hit rate, expert copies by kind, their bytes."""
-        counted = [_memory(run) for run in (*self.measured, self.predicted)]
-        return {name: _repeated([count[name] for count in counted]) for name in counted[0]}
+        return _repeated([_memory(run) for run in self._runs])
 
     @cached_property
     def median_run(self) -> Run:
@@ -155,19 +170,17 @@ class RunComparison:
         ranked = sorted(self.measured, key=lambda run: run.metrics.tpot_ms or 0.0)
         return ranked[(len(ranked) - 1) // 2]
 
+    @property
+    def _runs(self) -> tuple[Run, ...]:
+        return (*self.measured, self.predicted)
+
     @cached_property
     def _works(self) -> list[dict[tuple[str, str], Work]]:
-        return [work_of(run.spans) for run in (*self.measured, self.predicted)]
+        return [work_of(run.spans) for run in self._runs]
 
-    def _work(self, number: Callable[[Work], float]) -> dict[tuple[str, str], Repeated]:
-        keys = dict.fromkeys(key for work in self._works for key in work)
-        return {key: _repeated([number(work.get(key, _NONE)) for work in self._works]) for key in keys}
-
-    def _metric(self, name: str) -> Repeated:
-        return self._each(lambda run: float(run.metrics.to_dict()[name] or 0.0))
-
-    def _each(self, number: Callable[[Run], float]) -> Repeated:
-        return _repeated([number(run) for run in (*self.measured, self.predicted)])
+    @cached_property
+    def _metrics(self) -> dict[str, Repeated]:
+        return _repeated([{name: value or 0.0 for name, value in run.metrics.to_dict().items()} for run in self._runs])
 
 
 def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
@@ -200,13 +213,15 @@ def _check_same(run: Run, predicted: Run) -> None:
         )
 
 
-def _repeated(numbers: list[float]) -> Repeated:
-    """The last number is the predicted one."""
-    return Repeated(tuple(numbers[:-1]), numbers[-1])
+def _repeated(runs: Sequence[Mapping[K, float]]) -> dict[K, Repeated]:
+    """The numbers of runs by their names, 0 where a run has none; the last run is the predicted one."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    *measured, predicted = runs
+    return {name: Repeated(tuple(run.get(name, 0.0) for run in measured), predicted.get(name, 0.0)) for name in names}
 
 
-def _busy_ms(run: Run, lane: str) -> float:
-    return float((run.metrics.busy_share[lane] or 0.0) * (run.metrics.tpot_ms or 0.0))
+def _busy_ms(run: Run) -> dict[str, float]:
+    return {lane: (run.metrics.busy_share[lane] or 0.0) * (run.metrics.tpot_ms or 0.0) for lane in LANES}
 
 
 def _memory(run: Run) -> dict[str, float]:

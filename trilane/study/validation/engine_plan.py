@@ -3,7 +3,7 @@ pieces of prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
 _Tokens = Annotated[int, between(0, 1_000_000)]
+_PASSES = 2
 
 
 class EnginePlanError(TrilaneError):
@@ -68,7 +69,7 @@ class EnginePlan:
         for name in self.models:
             if parted(name).weights is None:
                 raise EnginePlanError(f"model {name!r}: expected a weight format after an @, such as {name}@q4_0")
-            gguf_layout(self.shape(name), gguf_architecture(name))
+            gguf_layout(load_model(name), gguf_architecture(name))
 
     def machine(self) -> Hardware:
         """The machine: with a GPU if experts stay with the CPU next to one, or else without. Raises EnginePlanError."""
@@ -86,41 +87,24 @@ class EnginePlan:
         """Values of ``--n-cpu-moe`` for a model, the most first, which need the least GPU memory; None: no GPU."""
         if not self.cpu_parts:
             return (None,)
-        return tuple(sorted({n_cpu_moe(self.shape(model), part) for part in self.cpu_parts}, reverse=True))
-
-    def shape(self, model: str) -> ModelShape:
-        """The shape of one of the models."""
-        return load_model(model)
+        return tuple(sorted({n_cpu_moe(load_model(model), part) for part in self.cpu_parts}, reverse=True))
 
     def points(self) -> Iterator[tuple[BenchPoint, int]]:
         """What is timed on each model, and how often: the fullest cache first, with most threads, which fill it; in two
         passes, so that a short disturbance spoils no point.
         """
+        of_a_pass, threads = -(-self.repeats // _PASSES), sorted(self.threads, reverse=True)
         for depth in sorted(self.depths, reverse=True):
-            singles = [(BenchPoint(threads, depth, 1), self._of_a_pass) for threads in self._most_first()]
-            yield from singles * _PASSES
-        pieces = [
-            (BenchPoint(each, 0, tokens), self._of_a_pass) for tokens in self.prompts for each in self._most_first()
-        ]
-        yield from pieces * _PASSES
+            yield from [(BenchPoint(each, depth, 1), of_a_pass) for each in threads] * _PASSES
+        yield from [(BenchPoint(each, 0, tokens), of_a_pass) for tokens in self.prompts for each in threads] * _PASSES
 
     @property
     def context_tokens(self) -> int:
         """Tokens that the cache must hold."""
         return max(*self.depths, *self.prompts, 0) + 64
 
-    @property
-    def _of_a_pass(self) -> int:
-        return -(-self.repeats // _PASSES)
-
-    def _most_first(self) -> Sequence[int]:
-        return sorted(self.threads, reverse=True)
-
 
 def n_cpu_moe(shape: ModelShape, part: float) -> int:
     """The value of ``--n-cpu-moe``, which counts blocks, dense ones too, for a part of a model's MoE layers."""
     layers = round(part * shape.moe_layers)
     return shape.expert_blocks[layers - 1] + 1 if layers else 0
-
-
-_PASSES = 2

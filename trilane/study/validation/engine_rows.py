@@ -1,27 +1,40 @@
-"""Measured and predicted times of an engine's scenarios, as a table, and how far they agree."""
+"""Measured and predicted times of an engine's scenarios, as a table, and how far they agree.
+
+The table of an earlier validation is predicted anew with another profile, or another model of costs.
+"""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from io import StringIO
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
-from realrun.llama_cpp.bench_engine import quartiles
+from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import Hardware
+from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
-from trilane.common.files import atomic_path
+from trilane.common.csv_files import read_csv, write_csv
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Name, between
 from trilane.study.accuracy.closed_forms import sheet_prompt_s, token_bytes, weights_of_others
 from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
 from trilane.study.validation.engine_plan import EngineScenario
 
 MEDIAN_AIM, WORST_AIM = 0.06, 0.15
 QUIET = 0.1  # spread of repeats
+_MOST = 1_000_000_000
+_From0 = Annotated[int, between(0, _MOST)]
+_From1 = Annotated[int, between(1, _MOST)]
+_Ms = Annotated[float, between(1e-9, _MOST)]
+
+
+class EarlierRowsError(TrilaneError):
+    """A file that is no table of an engine's validation."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +42,20 @@ class EngineRow:
     """A scenario: the median of its times and their quartiles, what was predicted, and what the null model says; ms.
     ``n_cpu_moe``: see ``EngineScenario``."""
 
-    model: str
-    n_cpu_moe: int | None
-    threads: int
-    depth: int
-    tokens: int
-    repeats: int
-    measured_ms: float
-    low_ms: float
-    high_ms: float
-    predicted_ms: float
-    null_ms: float
+    model: Name
+    n_cpu_moe: _From0 | None
+    threads: _From1
+    depth: _From0
+    tokens: _From1
+    repeats: _From1
+    measured_ms: _Ms
+    low_ms: _Ms
+    high_ms: _Ms
+    predicted_ms: _Ms
+    null_ms: _Ms
 
     @property
     def work(self) -> str:
-        """The kind of work."""
         if self.tokens > 1:
             return f"a prompt of {self.tokens}"
         return f"decoding at {self.depth:,}" if self.depth else "decoding"
@@ -73,11 +85,31 @@ def row_of(
     """The row of a scenario with its measured times in ns. Raises what the predictions raise."""
     low, middle, high = (round(ns / 1e6, 4) for ns in quartiles(times))
     model, (threads, depth, tokens), n_cpu_moe = scenario
-    return EngineRow(
-        model, n_cpu_moe, threads, depth, tokens, len(times), middle, low, high,
-        predicted_ms=round(predicted_ns(shape, hardware, engine, scenario) / 1e6, 4),
-        null_ms=round(null_ns(shape, hardware, engine, scenario) / 1e6, 4),
-    )  # fmt: skip
+    predicted = _predicted_ms(shape, hardware, engine, scenario)
+    return EngineRow(model, n_cpu_moe, threads, depth, tokens, len(times), middle, low, high, *predicted)
+
+
+def predicted_anew(row: EngineRow, hardware: Hardware, engine: InferenceEngine) -> EngineRow:
+    """The same measurement with what ``engine`` predicts, and the null model on ``hardware``. Raises what the model's
+    name and the predictions raise."""
+    if hardware.cpu_only != (row.n_cpu_moe is None):
+        with_gpu, asked = ("without", "with") if row.n_cpu_moe is None else ("with", "without")
+        raise EarlierRowsError(
+            f"{row.model}: measured {with_gpu} a GPU, expected a plan for such a machine, got {hardware.name!r} "
+            f"{asked} one"
+        )
+    scenario = EngineScenario(row.model, BenchPoint(row.threads, row.depth, row.tokens), row.n_cpu_moe)
+    predicted_ms, null_ms = _predicted_ms(load_model(row.model), hardware, engine, scenario)
+    return replace(row, predicted_ms=predicted_ms, null_ms=null_ms)
+
+
+def _predicted_ms(
+    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scenario: EngineScenario
+) -> tuple[float, float]:
+    """The prediction, and the null model's."""
+    times = (predict(shape, hardware, engine, scenario) for predict in (predicted_ns, null_ns))
+    predicted, null = (round(ns / 1e6, 4) for ns in times)
+    return predicted, null
 
 
 def predicted_ns(shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scenario: EngineScenario) -> int:
@@ -137,7 +169,6 @@ class EngineSummary:
 
     @classmethod
     def of(cls, rows: Sequence[EngineRow]) -> EngineSummary:
-        """The summary of at least one row."""
         errors = [abs(row.error) for row in rows]
         quiet = [abs(row.error) for row in rows if row.spread < QUIET]
         return cls(
@@ -154,9 +185,13 @@ def _of_work(rows: Sequence[EngineRow], work: str) -> tuple[int, float, float]:
 
 def write_rows(rows: Iterable[EngineRow], path: Path) -> None:
     """The table as CSV, whole or not at all."""
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([*(getattr(row, name) for name in COLUMNS[:-1]), f"{row.error:.4f}"] for row in rows)
-    with atomic_path(path) as aside:
-        aside.write_text(text.getvalue(), encoding="ascii")
+    lines = ([*(getattr(row, name) for name in COLUMNS[:-1]), f"{row.error:.4f}"] for row in rows)
+    write_csv([COLUMNS, *lines], path)
+
+
+def read_rows(path: Path) -> list[EngineRow]:
+    """The rows of a report's ``rows.csv``. Raises EarlierRowsError."""
+    rows = read_csv(EngineRow, path, "a table as in a report's rows.csv", EarlierRowsError)
+    if not rows:
+        raise EarlierRowsError(f"{path}: expected at least one row")
+    return rows

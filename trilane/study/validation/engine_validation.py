@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel, time_points
+from realrun.llama_cpp.bench_engine import BenchSettings, OpenModel, time_points
 from realrun.llama_cpp.random_gguf import write_random_gguf
 from sim.costs.engine import InferenceEngine
-from traces.models.catalogue import gguf_architecture
+from traces.models.catalogue import gguf_architecture, load_model
 from traces.models.names import parted
 from traces.models.quantisation import weight_blocks
 from traces.models.shape import ModelShape
@@ -30,13 +30,16 @@ def measure_plan(
     for name in plan.models:
         file = folder / "model.gguf"
         progress(f"writing {name}")
-        write_model(name, plan.shape(name), file)
+        write_model(name, load_model(name), file)
         for number, split in enumerate(plan.splits(name)):
             what = name if split is None else f"{name} --n-cpu-moe {split}"
             progress(f"measuring {what}")
             try:
                 with open_model(file, settings_of(plan, name, split)) as context:
-                    rows += rows_of(plan, engine, name, split, time_points(context, plan.points()))
+                    rows += [
+                        row_of(EngineScenario(name, point, split), times, load_model(name), plan.machine(), engine)
+                        for point, times in time_points(context, plan.points()).items()
+                    ]
             except RefusedError as error:
                 if number == 0:
                     raise
@@ -48,7 +51,7 @@ def measure_plan(
 
 def settings_of(plan: EnginePlan, model: str, n_cpu_moe: int | None) -> BenchSettings:
     """How a model is loaded. On a CPU, a cache of all tokens is filled with copies: llama.cpp moves no windows."""
-    pieces, copies = max((*plan.prompts, 512)), n_cpu_moe is None and _keeps_all(plan.shape(model))
+    pieces, copies = max((*plan.prompts, 512)), n_cpu_moe is None and _keeps_all(load_model(model))
     return BenchSettings(plan.context_tokens, pieces, n_cpu_moe is not None, n_cpu_moe or 0, copies=copies)
 
 
@@ -60,15 +63,3 @@ def _keeps_all(shape: ModelShape) -> bool:
 def write_model(name: str, shape: ModelShape, path: Path) -> None:
     """A model of the catalogue in a weight format, of random weights."""
     write_random_gguf(shape, gguf_architecture(name), weight_blocks(shape, parted(name).weights or ""), path)
-
-
-def rows_of(
-    plan: EnginePlan, engine: InferenceEngine, model: str, n_cpu_moe: int | None,
-    times: Mapping[BenchPoint, Sequence[int]],
-) -> list[EngineRow]:  # fmt: skip
-    """The rows of one model with one split from its measured times."""
-    shape, machine = plan.shape(model), plan.machine()
-    return [
-        row_of(EngineScenario(model, point, n_cpu_moe), measured, shape, machine, engine)
-        for point, measured in times.items()
-    ]

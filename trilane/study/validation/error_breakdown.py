@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trilane.study.validation.comparison import RunComparison
-from trilane.study.validation.repeated import Repeated
+from trilane.study.validation.comparison import Repeated, RunComparison
 
 _WAITS = {"h2d": "the GPU waits for copies", "cpu": "the GPU waits for the CPU", "host": "the GPU waits for the host"}
 _BEHIND = {"h2d": ("h2d",), "cpu": ("cpu", "d2h"), "host": ("host", "d2h")}  # lanes whose work may cause a wait
@@ -30,7 +29,6 @@ class ErrorPart:
         return f"{text}; {self.behind}" if self.behind else text
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {
             "what": self.what, "measured_ms": self.ms.median, "predicted_ms": self.ms.predicted,
             "difference_ms": self.ms.difference, "behind": self.behind,

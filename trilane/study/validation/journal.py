@@ -20,7 +20,7 @@ from realrun.profiling.timing import Samples
 from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from trilane.common.files import ASIDE, atomic_path, locked, remove_abandoned
-from trilane.study.sweep.user_policies import own_source
+from trilane.study.sweep.code_fingerprint import own_source
 from trilane.study.validation.journal_files import (
     Kept,
     digest_of,
@@ -58,7 +58,6 @@ class ValidationJournal:
         return self._is_ours and self._run(scenario, turn).exists()
 
     def add(self, scenario: int, turn: int, kept: Kept) -> None:
-        """Add a measured run."""
         self._begin()
         write_run(kept, self._run(scenario, turn))
 
@@ -71,7 +70,6 @@ class ValidationJournal:
         return self._is_ours and any(self.folder.glob(f"microbenchmarks-{turn:02d}-*.json"))
 
     def add_samples(self, turn: int, samples: Samples) -> None:
-        """Add one repetition of the microbenchmarks."""
         self._begin()
         number = len(list(self.folder.glob("microbenchmarks-*.json")))
         write_samples(samples, self.folder / f"microbenchmarks-{turn:02d}-{number:03d}.json")

@@ -39,7 +39,6 @@ class Kept(NamedTuple):
 
 
 def write_run(kept: Kept, file: Path) -> None:
-    """Write a measured run."""
     spans = kept.run.spans.astype(dict.fromkeys(TEXTS, "category"))
     table = pa.Table.from_pandas(spans, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: _described(kept)})
@@ -66,17 +65,13 @@ def read_run(file: Path, power: Power | None) -> Kept:
 
 
 def _described(kept: Kept) -> bytes:
-    run = kept.run
-    values = {
-        "scenario": run.scenario, "policy": run.policy, "labels": run.labels, "trace_checksum": run.trace_checksum,
-        "bounds": run.bounds, "memory": run.memory, "approximation": _records(run.routing_errors),
-        "answers": kept.answers.to_dict(), "replayed": kept.replayed,
-    }  # fmt: skip
-    return json.dumps(values).encode()
-
-
-def _records(frame: pd.DataFrame | None) -> dict[str, Any] | None:
-    return None if frame is None else frame.to_dict("list")  # type: ignore[return-value]
+    run, changed = kept.run, kept.run.routing_errors
+    columns: Any = None if changed is None else changed.to_dict("list")
+    values = _Described(
+        run.scenario, run.policy, run.labels, run.trace_checksum, run.bounds, run.memory, columns, kept.answers,
+        kept.replayed,
+    )  # fmt: skip
+    return json.dumps(to_dict(values)).encode()
 
 
 class _Described(NamedTuple):
@@ -106,7 +101,6 @@ def _are_spans(table: pa.Table) -> bool:
 
 
 def write_samples(samples: Samples, file: Path) -> None:
-    """Write one repetition of the microbenchmarks."""
     with atomic_path(file) as aside:
         found = tuple(_Sample(key, [float(each) for each in ns]) for key, ns in samples.items())
         aside.write_text(json.dumps(to_dict(_Repetition(found, _checksum(found)))), encoding="utf-8")

@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from policies.mechanism.session import Session
-from realrun.execution.call_log import LoggedSession, replay
-from trilane.study.validation.comparison import Counts, Parity
+from trilane.common.schema import to_dict
+
+if TYPE_CHECKING:
+    from realrun.execution.call_log import LoggedSession
+
+
+class Counts(NamedTuple):
+    """Hits, expert copies and their bytes, from a call log."""
+
+    hits: int
+    loads: int
+    bytes: int
+
+
+class Parity(NamedTuple):
+    """The findings on law 10 (docs/design.md) from the call logs of a measured and a simulated run."""
+
+    replay_identical: bool  # the executor's log, replayed in a fresh session, gave identical plans, hits, loads, bytes
+    logs_identical: bool  # the simulator's and the executor's own logs gave identical plans
+    timing_free: bool  # the policy neither prefetches nor swaps, so its logs must be identical
+    changed_plans_share: float  # plans in which the two logs differ / plans
+    measured: Counts
+    predicted: Counts
+
+    @property
+    def held(self) -> bool:
+        """Whether the law holds: logs may differ if they depend on timing."""
+        agrees = self.logs_identical and self.measured == self.predicted
+        return self.replay_identical and (agrees or not self.timing_free)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the verdict."""
+        return {**to_dict(self), "held": self.held}
 
 
 class Answers(NamedTuple):
@@ -23,10 +53,6 @@ class Answers(NamedTuple):
     demand_only: bool  # every copy was a demand load
     counts: Counts
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**self._asdict(), "counts": self.counts._asdict()}
-
 
 def answers_of(session: LoggedSession) -> Answers:
     """The answers in a session's log."""
@@ -38,11 +64,6 @@ def answers_of(session: LoggedSession) -> Answers:
         demand_only=all(copy.kind == "demand" for copy in copies),
         counts=Counts(resident, len(copies), sum(copy.expert_bytes for copy in copies)),
     )
-
-
-def replays(session: LoggedSession, fresh: Callable[[], Session]) -> bool:
-    """Whether a fresh session of the same policy gives the same answers to the same calls."""
-    return replay(session.log, fresh()) is None
 
 
 def plans_changed(one: Answers, other: Answers) -> float:
@@ -65,7 +86,8 @@ def parity_of(measured: Answers, replay_identical: bool, predicted: Answers) -> 
 
 
 def parity_of_repeats(repeats: Sequence[tuple[Answers, bool]], predicted: Answers) -> Parity:
-    """The findings on the first repeat that breaks law 10, else on the last. With each: whether its log ``replays``."""
+    """The findings on the first repeat that breaks law 10, else on the last. With each: whether a fresh
+    session gives its answers to its calls."""
     found = [parity_of(answers, replayed, predicted) for answers, replayed in repeats]
     return next((parity for parity in found if not parity.held), found[-1])
 

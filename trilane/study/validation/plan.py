@@ -24,6 +24,7 @@ from sim.runs.scenario import Scenario
 from trilane.common.hints import NOT_EMPTY, Constraint, between
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
+from trilane.study.sweep.axes import policy_in
 
 MOST_SCENARIOS = 10_000
 _ELSEWHERE = dict.fromkeys(("policy", "parameters"), "in the list of policies")
@@ -58,8 +59,8 @@ class ValidationPlan:
             raise RefusedError(f"{path}: expected at most {MOST_SCENARIOS:,} scenarios to measure, got {count:,}")
         varied = [dict(zip(plan.vary, values, strict=True)) for values in product(*plan.vary.values())]
         scenarios = [
-            Scenario.from_dict({**plan.scenario, **changes, **values, **_policy(policy)}, str(path))
-            for values in varied for policy in plan.policies
+            Scenario.from_dict({**plan.scenario, **changes, **values, "policy": name, "parameters": own}, str(path))
+            for values in varied for name, own in map(policy_in, plan.policies)
         ]  # fmt: skip
         return cls(tuple(scenarios), plan.repeats)
 
@@ -69,14 +70,6 @@ def _check_free(keys: Mapping[str, Any], where: str, elsewhere: Mapping[str, str
     for key in keys:
         if key in elsewhere:
             raise RefusedError(f"{where}: {key} is given {elsewhere[key]}; leave it out here")
-
-
-def _policy(given: str | Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The keys of a scenario for an entry of the list of policies."""
-    if isinstance(given, str):
-        return {"policy": given}
-    [(name, parameters)] = given.items()
-    return {"policy": name, "parameters": dict(parameters)}
 
 
 def alternating(scenarios: int, rounds: int) -> Iterator[Sequence[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -33,11 +33,6 @@ class RankAgreement:
     pairs: int
     discordant: tuple[tuple[str, str], ...]  # faster first, as measured; predicted in the other order
     ties: tuple[tuple[str, str], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        pairs = {"discordant": [list(pair) for pair in self.discordant], "ties": [list(pair) for pair in self.ties]}
-        return {**asdict(self), "policies": list(self.policies), **pairs}
 
 
 def setting_key(scenario: Mapping[str, Any]) -> str:
@@ -69,20 +64,19 @@ def ranking_of(names: Sequence[str], comparisons: Sequence[RunComparison]) -> Ra
     if len(comparisons) < 2:
         return None
     order = sorted(range(len(names)), key=lambda place: comparisons[place].tpot_ms.median)
-    sides = list(combinations(order, 2))
+    sides = np.array(list(combinations(order, 2)))
     measured = np.array([comparison.tpot_ms.median for comparison in comparisons])
     predicted = np.array([comparison.tpot_ms.predicted for comparison in comparisons])
-    signs = [_sign(measured[b] - measured[a]) * _sign(predicted[b] - predicted[a]) for a, b in sides]
-    tied = [_tied(comparisons[a], comparisons[b]) for a, b in sides]
-    ordered = [sign for sign, tie in zip(signs, tied, strict=True) if not tie]
+    signs = np.prod([np.sign(times[sides[:, 1]] - times[sides[:, 0]]) for times in (measured, predicted)], axis=0)
+    tied = np.array([_tied(comparisons[a], comparisons[b]) for a, b in sides])
     return RankAgreement(
         policies=tuple(names[place] for place in order),
         tau=_tau(measured, predicted),
         null_tau=_tau(measured, [math.nan if p.null_tpot_ms is None else p.null_tpot_ms for p in comparisons]),
-        tau_beyond_spread=sum(ordered) / len(ordered) if ordered else None,
+        tau_beyond_spread=None if tied.all() else float(signs[~tied].mean()),
         pairs=len(sides),
-        discordant=tuple((names[a], names[b]) for (a, b), sign in zip(sides, signs, strict=True) if sign < 0),
-        ties=tuple((names[a], names[b]) for (a, b), tie in zip(sides, tied, strict=True) if tie),
+        discordant=tuple((names[a], names[b]) for a, b in sides[signs < 0]),
+        ties=tuple((names[a], names[b]) for a, b in sides[tied]),
     )
 
 
@@ -95,10 +89,6 @@ def _tied(one: RunComparison, other: RunComparison) -> bool:
     """Whether the repeats do not show which of the two is faster."""
     room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
     return abs(one.tpot_ms.median - other.tpot_ms.median) <= room
-
-
-def _sign(difference: float) -> int:
-    return int(np.sign(difference))
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:

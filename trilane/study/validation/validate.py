@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from realrun.errors import LaneError, RefusedError
-from realrun.execution.call_log import LoggedSession
+from realrun.execution.call_log import LoggedSession, replay
 from realrun.machine.machines import RealMachine
 from realrun.profiling.profile import Reprofile, profiled_again
 from realrun.replay.measure import Measurement, ReplayBench, room_for
@@ -20,7 +20,7 @@ from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.journal import ValidationJournal, journal_of, question_of
 from trilane.study.validation.journal_files import Kept
-from trilane.study.validation.parity import answers_of, parity_of_repeats, replays
+from trilane.study.validation.parity import answers_of, parity_of_repeats
 from trilane.study.validation.plan import ValidationPlan, alternating
 from trilane.study.validation.stopping import Stop
 
@@ -167,7 +167,7 @@ class _Rounds(NamedTuple):
 
 
 def _kept(setting: Prepared, measured: Measurement) -> Kept:
-    replayed = replays(measured.session, setting.session)
+    replayed = replay(measured.session.log, setting.session()) is None
     return Kept(measured.run, answers_of(measured.session), replayed)
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from trilane.study.accuracy.errors import QUANTITIES, measured
 from trilane.study.accuracy.explanation import explain
-from trilane.study.accuracy.measured_rows import RowsError, read_rows
+from trilane.study.accuracy.measured_rows import COLUMNS, RowsError, read_rows, write_template
 from trilane.study.accuracy.scores import HELD_OUT, SHIPPED, Scores, bundled_scores, factor, row_of, scores_of
-from trilane.study.accuracy.template import COLUMNS, write_template
 
 HEAD = "id,model,machine,engine,cpu_layers,decode_tokens_per_s\n"
 
@@ -104,10 +103,10 @@ def test_own_rows_with_unknown_names_are_left_out(tmp_path: Path) -> None:
         (f"{HEAD}a,none,none,none,8,70\n", "expected rows that can be asked; "),
         (f"{HEAD}{'a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)}" * 2, "line 3"),
         (f"{HEAD}{('a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)) * 2}", "'a' is there twice"),
-        ("id,model\n1,x\n", "expected the columns cpu_layers, engine, machine, too"),
+        ("id,model\n1,x\n", "line 2: missing keys: machine, engine, cpu_layers"),
         (
             f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,many,70\n",
-            "line 2, cpu_layers: expected a whole number",
+            "line 2: cpu_layers: expected a whole number",
         ),
         (
             f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,-70\n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trilane.study.pays.break_even import Range, paying
+from trilane.study.pays.words import Range, paying
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ from trilane.study.pays.break_even import Range, paying
 def test_lines_between_values_cross_the_break_even_where_a_gain_is_nothing(
     gains: list[float | None], ranges: list[Range]
 ) -> None:
-    assert paying([10.0, 20.0, 30.0], gains, 0.0) == ranges
+    assert paying(list(zip([10.0, 20.0, 30.0], gains, strict=True)), 0.0) == ranges
 
 
 def test_no_line_is_drawn_across_a_value_that_cannot_run() -> None:
     gains = [-1.0, None, 1.0, None, -1.0]
-    assert paying([10.0, 20.0, 30.0, 40.0, 50.0], gains, 0.0) == [Range(30.0, 30.0)]
+    assert paying(list(zip([10.0, 20.0, 30.0, 40.0, 50.0], gains, strict=True)), 0.0) == [Range(30.0, 30.0)]
 
 
 def test_what_must_be_bought_pays_from_a_gain_on() -> None:
-    assert paying([10.0, 20.0], [0.0, 0.1], 0.05) == [Range(15.0, None)]
-    assert paying([10.0, 20.0], [0.0, 0.05], 0.05) == []
+    assert paying(list(zip([10.0, 20.0], [0.0, 0.1], strict=True)), 0.05) == [Range(15.0, None)]
+    assert paying(list(zip([10.0, 20.0], [0.0, 0.05], strict=True)), 0.05) == []

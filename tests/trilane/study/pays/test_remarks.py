@@ -14,7 +14,7 @@ from trilane.study.pays.gain_map import Cell, GainMap
 from trilane.study.pays.played_map import PlayedSide
 from trilane.study.pays.question import PaysQuestion
 from trilane.study.pays.remarks import other_caches, remarks_of
-from trilane.study.pays.sides import NamedSide, using_side, without_side
+from trilane.study.pays.words import NamedSide, using_side, without_side
 
 OWN_CACHE = "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`"
 

@@ -43,8 +43,9 @@ def test_the_same_bytes_as_without(address: str, tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_costs_its_point_alone(address: str) -> None:
-    tasks = [PointTask.of(key_of(point), point) for point in points(Grid.from_dict(GRID))[:6]]
-    deadly = PointTask("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), tasks[0].setting)
+    tasks = [PointTask(key_of(point), point) for point in points(Grid.from_dict(GRID))[:6]]
+    deadly = PointTask("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()))
+    vars(deadly.point)["setting"] = tasks[0].point.setting  # to be played in one piece with others
     rows = {row["point"]: row for row in played_rows([tasks[0], deadly, *tasks[1:]], dask=address)}
     assert rows.pop("deadly")["error"] == DIED
     assert set(rows) == {task.key for task in tasks}

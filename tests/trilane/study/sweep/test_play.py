@@ -16,8 +16,8 @@ from trilane.study.sweep.play import DIED, played_rows
 from trilane.study.sweep.point import PointTask, key_of
 
 ROOT = Path(__file__).parents[4]
-TASKS = [PointTask.of(key_of(point), point) for point in points(Grid.from_dict(GRID))]
-DEADLY = PointTask("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()), "")
+TASKS = [PointTask(key_of(point), point) for point in points(Grid.from_dict(GRID))]
+DEADLY = PointTask("deadly", Deadly(None, {"policy": "dali"}, home=os.getpid()))
 
 
 def test_points_are_played_setting_by_setting() -> None:
@@ -57,7 +57,7 @@ def test_workers_end_with_a_parent_that_was_killed() -> None:
         "from tests.trilane.study.sweep.test_play import *\n"
         "from tests.kit.endless import Endless\n"
         "if __name__ == '__main__':\n"
-        "    list(played_rows([PointTask(str(n), Endless(None, {}, home=os.getpid()), '') for n in range(2)], 2))\n"
+        "    list(played_rows([PointTask(str(n), Endless(None, {}, home=os.getpid())) for n in range(2)], 2))\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

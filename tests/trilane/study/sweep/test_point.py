@@ -17,9 +17,9 @@ from tests.kit.small_sweeps import SMALL
 from traces.file import write_trace
 from trilane.study import draws
 from trilane.study.sweep import point as point_file
-from trilane.study.sweep.columns import COLUMNS
 from trilane.study.sweep.grid import Grid, Point, points
-from trilane.study.sweep.point import Player, key_of, row_of
+from trilane.study.sweep.point import Player, key_of
+from trilane.study.sweep.table import COLUMNS
 from trilane.testing.strategies import toy_trace
 
 SCENARIO = Scenario.from_dict({**SMALL, "cached_share": 0.25})
@@ -30,7 +30,7 @@ def at(scenario: Scenario, draw: int = 0) -> Point:
 
 
 def test_a_row_is_the_run_and_its_resolved_scenario() -> None:
-    row, run = row_of(at(SCENARIO, 3)), simulate(SCENARIO)
+    row, run = Player().row(at(SCENARIO, 3)), simulate(SCENARIO)
     numbers = {name: value for name, value in run.to_dict().items() if name not in ("labels", "parameters")}
     assert {name: row[name] for name in numbers} == numbers
     for name, value in run.scenario.items():
@@ -44,14 +44,14 @@ def test_a_row_is_the_run_and_its_resolved_scenario() -> None:
 
 
 def test_a_point_that_cannot_be_played_is_a_row_with_its_error() -> None:
-    row = row_of(at(SCENARIO.with_(trace="nowhere")))
+    row = Player().row(at(SCENARIO.with_(trace="nowhere")))
     assert row["error"].startswith("TraceError: no file 'nowhere'")
     assert (row["trace"], row["policy"], row["tpot_ms"], row["trace_checksum"]) == ("nowhere", "dali", None, "")
     assert list(row) == ["point", *COLUMNS]
 
 
 def test_one_that_makes_no_scenario_says_why() -> None:
-    row = row_of(Point(None, {"policy": "dali", "pcie_gbps": -1}, problem="SweepError: above 0"))
+    row = Player().row(Point(None, {"policy": "dali", "pcie_gbps": -1}, problem="SweepError: above 0"))
     assert (row["error"], row["policy"], row["batch"]) == ("SweepError: above 0", "dali", None)
 
 
@@ -71,17 +71,17 @@ def test_a_row_quotes_no_file_that_it_names(tmp_path: Path, content: str, key: s
     name = str(tmp_path / "mine")
     for axes in ({key: (name,)}, {key: (name,), "pcie_gbps": (8,)}):
         [point] = points(Grid(Scenario.from_dict(SMALL), (axes,), clairvoyant=False))
-        error = row_of(point)["error"]
+        error = Player().row(point)["error"]
         verb = "hardware" if key == "hardware" else "trace info"
         assert error.endswith(f"Error: {name}: the file cannot be used; `trilane {verb} {name}` says why")
-        assert SECRET not in json.dumps(row_of(point))
+        assert SECRET not in json.dumps(Player().row(point))
 
 
 def test_one_that_makes_no_scenario_has_what_was_asked_and_the_rest_of_its_grid() -> None:
     """So that whoever filters by policy or machine counts it too."""
     grid = {"policy": {"dali": {"window": 8}}, "parameters.prefetch": 2, "cached_share": 0.5, "gpu_memory_gb": 8}
     [point] = points(Grid.from_dict({"scenario": {**SMALL, "batch": 2}, "grid": grid, "clairvoyant": False}))
-    row = row_of(point)
+    row = Player().row(point)
     assert row["error"] == "ScenarioError: give gpu_memory_gb or cached_share, not both"
     names = ("policy", "parameters", "trace", "model", "hardware", "batch", "cached_share", "gpu_memory_gb")
     assert {name: row[name] for name in names} == {
@@ -96,7 +96,7 @@ def test_whatever_is_raised_is_the_points_own(monkeypatch: pytest.MonkeyPatch) -
         raise KeyError("lost\n  and found")
 
     monkeypatch.setattr(point_file, "play", broken)
-    assert row_of(at(SCENARIO))["error"] == r"KeyError: 'lost\n and found'"
+    assert Player().row(at(SCENARIO))["error"] == r"KeyError: 'lost\n and found'"
 
 
 def test_points_of_one_setting_share_it_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_points_of_one_setting_share_it_and_others_do_not(monkeypatch: pytest.Mo
     played = [SCENARIO.with_(batch=batch, policy=policy) for batch in (1, 2) for policy in names]
     rows = [player.row(at(scenario)) for scenario in played]
     assert [scenario.batch for scenario in made] == [1, 2]
-    assert rows == [row_of(at(scenario)) for scenario in played]
+    assert rows == [Player().row(at(scenario)) for scenario in played]
 
 
 # --- the key ----------------------------------------------------------------------------------------------------------

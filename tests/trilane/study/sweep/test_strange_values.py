@@ -12,7 +12,7 @@ from trilane.common.errors import TrilaneError
 from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import row_of
+from trilane.study.sweep.point import Player
 from trilane.study.sweep.sweep import sweep
 
 FAR = 2**63
@@ -99,7 +99,7 @@ def test_mixed_types_of_an_axis_have_a_column(
 def test_a_journal_with_rows_that_no_sweep_has_made(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     grid = Grid.from_dict({"scenario": SMALL, "clairvoyant": False})
     output, journal = tmp_path / "o.parquet", tmp_path / "o.parquet.journal"
-    keep(output, [{**row_of(points(grid)[0]), **changes}])
+    keep(output, [{**Player().row(points(grid)[0]), **changes}])
     before = journal.read_bytes()
     with pytest.raises(SweepError, match=rf"o\.parquet\.journal: .*{says}.*; move it away"):
         sweep(grid, output)

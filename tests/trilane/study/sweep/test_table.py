@@ -17,15 +17,14 @@ from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
 from trilane.common.parquet_files import write_parquet
 from trilane.study.sweep.axes import SweepError
-from trilane.study.sweep.columns import COLUMNS
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import row_of
-from trilane.study.sweep.table import frame_of, read_results, read_table, table_of
+from trilane.study.sweep.point import Player
+from trilane.study.sweep.table import COLUMNS, frame_of, read_results, read_table, table_of
 
 
 def made(grid: Grid) -> pa.Table:
     found = points(grid)
-    return table_of(grid, [point.axes for point in found], [row_of(point) for point in found])
+    return table_of(grid, [point.axes for point in found], [Player().row(point) for point in found])
 
 
 def test_every_number_of_a_run_has_a_column() -> None:

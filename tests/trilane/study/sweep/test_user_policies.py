@@ -18,10 +18,10 @@ from policies.user_files import load_policies
 from sim.runs.scenario import Scenario
 from tests.kit.small_sweeps import SMALL
 from trilane.study.sweep.axes import SweepError
+from trilane.study.sweep.code_fingerprint import own_source
 from trilane.study.sweep.grid import Grid, Point
 from trilane.study.sweep.point import key_of
 from trilane.study.sweep.sweep import sweep
-from trilane.study.sweep.user_policies import own_source
 
 LOADED = """from dataclasses import dataclass
 from trilane import register, system

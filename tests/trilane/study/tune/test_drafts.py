@@ -14,8 +14,15 @@ from traces.library import load_trace
 from trilane.study.fit.engine_choice import engine_of
 from trilane.study.fit.question import FitError, Question
 from trilane.study.split_speed import decode_time
-from trilane.study.tune.drafted_step import DraftedStep, drafted_step
-from trilane.study.tune.drafts import MEASURED_LESS, MOST_DRAFTS, PUBLISHED, active_experts, draft_answer
+from trilane.study.tune.drafts import (
+    MEASURED_LESS,
+    MOST_DRAFTS,
+    PUBLISHED,
+    DraftedStep,
+    active_experts,
+    draft_answer,
+    drafted_step,
+)
 from trilane.study.tune.question import TuneQuestion
 from trilane.study.tune.settings import Setting
 from trilane.study.tune.tuned import Workbench

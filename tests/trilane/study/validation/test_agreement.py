@@ -8,7 +8,8 @@ import pytest
 
 from tests.kit.agreement_runs import agreement, comparison
 from trilane.study.validation.agreement import Agreement
-from trilane.study.validation.comparison import AgreementError, Counts, Parity, RunComparison
+from trilane.study.validation.comparison import AgreementError, RunComparison
+from trilane.study.validation.parity import Counts, Parity
 
 COUNTS = Counts(3, 2, 200)
 KEPT = Parity(True, True, True, 0.0, COUNTS, COUNTS)

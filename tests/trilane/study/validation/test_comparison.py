@@ -11,8 +11,8 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import LANES
 from sim.simulate import simulate
 from tests.kit.agreement_runs import comparison, decode_spans, run
-from trilane.study.validation.comparison import AgreementError, Counts, Parity, RunComparison, work_of
-from trilane.study.validation.repeated import Repeated
+from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison, work_of
+from trilane.study.validation.parity import Counts, Parity
 
 
 class TestQuantity:

@@ -10,6 +10,7 @@ import pytest
 from realrun.llama_cpp.bench_engine import BenchPoint
 from sim.costs.engine import load_engine
 from tests.kit.fake_engine import FakeContext, known_kernels
+from traces.models.catalogue import load_model
 from traces.models.names import parted
 from trilane.pages.engine_validation import summary_lines, write_engine_report
 from trilane.study.validation.engine_plan import EnginePlan, EngineScenario
@@ -31,7 +32,7 @@ def test_an_engine_that_behaves_as_predicted_has_no_error(monkeypatch: pytest.Mo
 
     from sim.costs.kernel_costs import kernel_steps
 
-    shape = PLAN.shape(PLAN.models[0])
+    shape = load_model(PLAN.models[0])
 
     @contextmanager
     def opened(path: Path, settings: object):  # type: ignore[no-untyped-def]
@@ -74,7 +75,7 @@ def test_the_second_plan_has_what_the_first_one_leaves_out() -> None:
     assert len(set(scenarios)) == 20
     assert {parted(scenario.model).weights for scenario in scenarios} == {"q8_0"}
     assert max(scenario.point.depth for scenario in scenarios) == 8192 < plan.context_tokens
-    assert all(predicted_ns(plan.shape(each.model), plan.machine(), engine, each) > 0 for each in set(scenarios))
+    assert all(predicted_ns(load_model(each.model), plan.machine(), engine, each) > 0 for each in set(scenarios))
 
 
 def test_a_cpus_cache_is_filled_with_copies_unless_a_layer_keeps_a_window() -> None:
@@ -108,6 +109,6 @@ def test_what_cannot_be_measured_is_refused_before(text: str, words: str, tmp_pa
 def test_an_engine_without_kernels_predicts_nothing_here() -> None:
     with pytest.raises(Exception, match="trilane profile --engine"):
         predicted_ns(
-            PLAN.shape(PLAN.models[0]), PLAN.machine(), load_engine("llama.cpp"),
+            load_model(PLAN.models[0]), PLAN.machine(), load_engine("llama.cpp"),
             EngineScenario(PLAN.models[0], BenchPoint(1, 0, 1)),
         )  # fmt: skip

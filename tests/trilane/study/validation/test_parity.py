@@ -9,13 +9,12 @@ from functools import cache
 import pytest
 
 from policies.registry import SYSTEMS, policy_names
-from realrun.execution.call_log import LoggedSession
+from realrun.execution.call_log import LoggedSession, replay
 from sim.runs.prepare import Prepared
 from sim.simulate import play
 from tests.kit.depth import thinned
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
-from trilane.study.validation.comparison import Parity
-from trilane.study.validation.parity import answers_of, parity_of, parity_of_repeats, replays
+from trilane.study.validation.parity import Parity, answers_of, parity_of, parity_of_repeats
 
 SHARE = 0.3
 PLAYABLE = [name for name in policy_names() if SYSTEMS[name].needs.narrow_share is None]  # one copy of each expert
@@ -51,7 +50,7 @@ def parity(bench: WatchedBench, policy: str) -> Parity:
 
 def compared(measured: LoggedSession, simulated: LoggedSession, setting: Prepared, policy: str) -> Parity:
     """``policy``: of the fresh session."""
-    replayed = replays(measured, setting.with_policy(policy).session)
+    replayed = replay(measured.log, setting.with_policy(policy).session()) is None
     return parity_of(answers_of(measured), replayed, answers_of(simulated))
 
 
@@ -79,7 +78,7 @@ def test_hits_loads_and_bytes_are_those_of_the_log(bench: WatchedBench) -> None:
     session, checked = run(bench, tiny_setting(SHARE), "on-demand").session, parity(bench, "on-demand")
     copies = [call.answer for call in session.log if call.name == "next_copy" and call.answer is not None]
     assert checked.measured.loads == len(copies) > 0
-    assert checked.measured.copied_bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
+    assert checked.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
     assert checked.measured.hits == sum(len(plan.resident) for plan in session.plans().values()) > 0
 
 
@@ -87,7 +86,7 @@ def test_every_repeat_is_checked(bench: WatchedBench) -> None:
     setting, simulated = tiny_setting(SHARE), predicted("on-demand")
     sound, other = (run(bench, setting, policy).session for policy in ("on-demand", "naive-cpu"))
     kept = {
-        session: (answers_of(session), replays(session, setting.with_policy("on-demand").session))
+        session: (answers_of(session), replay(session.log, setting.with_policy("on-demand").session()) is None)
         for session in (sound, other)
     }
     held = [

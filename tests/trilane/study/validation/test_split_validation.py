@@ -17,6 +17,7 @@ from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.machine.hardware import load_hardware
 from tests.kit.fake_engine import known_kernels
 from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
+from traces.models.catalogue import load_model
 from traces.models.gguf_blocks import blocks_of
 from trilane.pages.engine_validation import engine_table
 from trilane.study.validation.engine_plan import EnginePlan, EnginePlanError, EngineScenario
@@ -47,7 +48,7 @@ def rows(engine: InferenceEngine, tmp_path_factory: pytest.TempPathFactory) -> l
 
     @contextmanager
     def opened(path: Path, settings: BenchSettings) -> Iterator[BenchContext]:
-        shape = PLAN.shape(named[-1])
+        shape = load_model(named[-1])
         yield FakeSplitContext(shape, blocks_of(shape), GPU, SPLIT, settings)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +78,7 @@ def test_splits_that_the_gpu_has_no_room_for_are_left_out_and_named(
     def opened(path: Path, settings: BenchSettings) -> Iterator[BenchContext]:
         if settings.cpu_layers < least:
             raise RefusedError("out of memory")
-        shape = plan.shape(plan.models[0])
+        shape = load_model(plan.models[0])
         yield FakeSplitContext(shape, blocks_of(shape), GPU, SPLIT, settings)
 
     monkeypatch.setattr(
@@ -104,7 +105,7 @@ def test_without_what_handing_over_takes_predictions_are_off(engine: InferenceEn
     free = replace(engine, split=engine.split._replace(layer_ns=engine.split.layer_ns._replace(value=(0.0, 0.0))))
     [row] = [row for row in rows if (row.n_cpu_moe, row.depth, row.tokens) == (48, 0, 1)]
     scenario = EngineScenario(row.model, BenchPoint(row.threads, 0, 1), 48)
-    twin_ms = predicted_ns(PLAN.shape(row.model), PLAN.machine(), free, scenario) / 1e6
+    twin_ms = predicted_ns(load_model(row.model), PLAN.machine(), free, scenario) / 1e6
     assert twin_ms == pytest.approx(row.predicted_ms - 48 * 0.05, rel=0.01)
     assert abs(row.error) < 0.01 < 0.04 < 1 - twin_ms / row.measured_ms
 
@@ -122,7 +123,7 @@ def test_the_null_model_has_bytes_in_both_memories() -> None:
     """Half of the experts read by the CPU: the sum of the two ends, halved."""
     name, machine, engine = PLAN.models[0], PLAN.machine(), load_engine("llama.cpp")
     none, half, whole = (
-        null_ns(PLAN.shape(name), machine, engine, EngineScenario(name, BenchPoint(8, 0, 1), split))
+        null_ns(load_model(name), machine, engine, EngineScenario(name, BenchPoint(8, 0, 1), split))
         for split in (0, 24, 48)
     )
     assert half == pytest.approx((none + whole) / 2)
@@ -157,6 +158,6 @@ def test_an_engine_that_was_measured_without_a_gpu_predicts_nothing_with_one() -
     engine = replace(load_engine("llama.cpp"), kernels=known_kernels(("q4_0",)))
     with pytest.raises(EngineError, match=r"measured by trilane profile --engine llama\.cpp --gpu"):
         predicted_ns(
-            PLAN.shape(PLAN.models[0]), load_hardware("rtx-4090+ddr5-5600"), engine,
+            load_model(PLAN.models[0]), load_hardware("rtx-4090+ddr5-5600"), engine,
             EngineScenario(PLAN.models[0], BenchPoint(8, 0, 1), 0),
         )  # fmt: skip
