@@ -21,8 +21,7 @@ from statistics import median
 from torch import Tensor
 
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.machine.lanes import Work
-from realrun.profiling.cover import took_ns
+from realrun.machine.lanes import Work, took_ns
 from realrun.profiling.lab import Lab
 from realrun.profiling.timing import Key, Probe
 
