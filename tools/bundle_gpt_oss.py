@@ -11,14 +11,14 @@ is in several data sets is taken once.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from traces.bundled_traces import CALIBRATION
@@ -109,16 +109,12 @@ def trace_of(recorded: RecordedTokens, sequences: Sequence[int]) -> Trace:
     return Trace.from_tensors(load_model(MODEL), tensors, {**PROVENANCE, "domains": domains})
 
 
-def main() -> None:
+def main(folder: Path, output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER")]) -> None:
     """Write both traces."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
-    arguments = parser.parse_args()
-    recorded = RecordedTokens.read(arguments.folder)
+    recorded = RecordedTokens.read(folder)
     for ending, sequences in zip(("", CALIBRATION), choose(recorded, SEQUENCES), strict=True):
-        write_trace(trace_of(recorded, sequences), arguments.output / f"{MODEL}{ending}.safetensors")
+        write_trace(trace_of(recorded, sequences), output / f"{MODEL}{ending}.safetensors")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -81,16 +81,16 @@ class Starts(NamedTuple):
     @property
     def logs(self) -> Vector:
         """Where they start."""
-        return np.log([start for start, _ in self._pairs()])
+        return np.log([each.start for each in self._unknowns])
 
     @property
     def spreads(self) -> Vector:
         """How far they may go."""
-        return np.array([spread for _, spread in self._pairs()])
+        return np.array([each.spread for each in self._unknowns])
 
-    def _pairs(self) -> list[tuple[float, float]]:
-        numbers = [(number.start, number.spread) for number in self.numbers.values()]
-        return numbers + [(ratio.start, ratio.spread) for ratio in self.ratios.values()]
+    @property
+    def _unknowns(self) -> list[Start | Ratio]:
+        return [*self.numbers.values(), *self.ratios.values()]
 
 
 def read_starts() -> Starts:

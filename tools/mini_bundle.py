@@ -7,7 +7,6 @@ training text, which ``tools.train_estimator``, that made the vectors, does not 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -16,10 +15,11 @@ import shutil
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
 from tools.mini_data import CorpusError, domains_of
 from traces.capture.capture import FORECASTS, CaptureSettings, capture_loaded
@@ -67,7 +67,11 @@ def cut_passages(text: str, count: int, tokens: int, tokenizer: Any, random: np.
     raise CorpusError(f"expected {count} passages of {tokens} tokens, found {len(chosen)}; give more text")
 
 
-def bundle(name: str, corpus: Path, run: Path, vectors: Path, output: Path) -> None:
+def bundle(
+    name: Annotated[str, typer.Option("--model")], corpus: Annotated[Path, typer.Option()],
+    run: Annotated[Path, typer.Option()], vectors: Annotated[Path, typer.Option()],
+    output: Annotated[Path, typer.Option("-o", "--output")],
+) -> None:  # fmt: skip
     """Capture both traces of a trained model into ``output``; put vectors, training record (and checkpoint) there."""
     loaded = load(run / "model", dtype="float32", name=name)
     held_out = cut_prompts(
@@ -115,18 +119,6 @@ def _record(run: Path, stem: Path) -> None:
     stem.with_suffix(".jsonl").write_text("\n".join(log) + "\n")
 
 
-def main() -> None:
-    """The command line of this module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--vectors", type=Path, required=True)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    bundle(options.model, options.corpus, options.run, options.vectors, options.output)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    typer.run(bundle)

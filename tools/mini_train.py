@@ -6,7 +6,6 @@ checkpoint, the log (``log.jsonl``) and, in ``DIR/model``, the model as the Hugg
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -15,9 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -175,20 +175,15 @@ def train(
     return trainer
 
 
-def main() -> None:
-    """The command line of this module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=50.0)
-    parser.add_argument("--steps", type=int, default=None)
-    parser.add_argument("--peak-lr", type=float, default=TrainingSettings.peak_lr)
-    options = parser.parse_args()
+def main(
+    model: Annotated[str, typer.Option()], corpus: Annotated[Path, typer.Option()],
+    output: Annotated[Path, typer.Option("-o", "--output")], minutes: float = TrainingSettings.minutes,
+    steps: int | None = None, peak_lr: float = TrainingSettings.peak_lr,
+) -> None:  # fmt: skip
+    """Train a mini model, or go on training it."""
     torch.set_num_threads(1)
-    settings = TrainingSettings(options.model, options.minutes, options.steps, peak_lr=options.peak_lr)
-    train(settings, options.corpus, options.output)
+    train(TrainingSettings(model, minutes, steps, peak_lr=peak_lr), corpus, output)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

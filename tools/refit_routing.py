@@ -7,11 +7,11 @@ published figures (``refit_routing_figures``), gpt-oss-20b to its calibration tr
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import typer
 import yaml
 
 from tools.refit_routing_figures import fit_figures
@@ -39,29 +39,20 @@ def refit_log(folder: Path, name: str) -> RoutingModel:
     return estimate_routing(import_route_trace(folder / file), name, LOGS[name], f"Helldez/BigMoeOnEdge, {file}")
 
 
-def main() -> None:
+def main(
+    logs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="with qwen.route.csv and gemma.route.csv")
+    ] = None
+) -> None:  # fmt: skip
     """Fit, and write the file aside and rename it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="with qwen.route.csv and gemma.route.csv")
-    folder = parser.parse_args().logs
+    of_logs = [stored_models()[name] if logs is None else refit_log(logs, name) for name in LOGS]
     bundled = [refit_bundled(name) for name in BUNDLED]
-    text = _HEAD + _text([*_logs(folder), fit_figures(bundled[0]), *bundled])  # of equally near ones the first is taken
+    fits = [fit.to_dict() for fit in (*of_logs, fit_figures(bundled[0]), *bundled)]  # of equally near ones, the first
+    documents = {fit.pop("name"): fit for fit in fits}
+    text = yaml.safe_dump(documents, sort_keys=False, default_flow_style=None, width=118)
     with atomic_path(STORED) as aside:
-        aside.write_text(text, encoding="utf-8")
-
-
-def _logs(folder: Path | None) -> Iterator[RoutingModel]:
-    for name in LOGS:
-        yield stored_models()[name] if folder is None else refit_log(folder, name)
-
-
-def _text(fits: list[RoutingModel]) -> str:
-    documents: dict[str, dict[str, Any]] = {}
-    for fit in fits:
-        values = fit.to_dict()
-        documents[values.pop("name")] = values
-    return yaml.safe_dump(documents, sort_keys=False, default_flow_style=None, width=118)
+        aside.write_text(_HEAD + text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

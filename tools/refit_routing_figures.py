@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +34,10 @@ ROUNDS, POWER = 12, 2.0  # a statistic grows with the square root of its paramet
 _OTHER_SEED = 10_000
 
 
-class _Fitted(NamedTuple):
-    parameter: str
-    about: str
-
-
-FITTED: Mapping[str, _Fitted] = {  # by the quantity in published.yaml
-    "one_sequence_gini": _Fitted("preference_share", "in one text: Gini"),
-    "overlap@1": _Fitted("autocorrelation", "used again 1 tokens later"),
-    "gini": _Fitted("model_share", "popularity over texts: Gini"),
+FITTED = {  # a parameter, and what is said of it, by the quantity in published.yaml
+    "one_sequence_gini": ("preference_share", "in one text: Gini"),
+    "overlap@1": ("autocorrelation", "used again 1 tokens later"),
+    "gini": ("model_share", "popularity over texts: Gini"),
 }
 CHECKED: Mapping[str, str] = {
     "one_sequence_likeness": "popularity in one text and in all: correlation",
@@ -95,16 +90,12 @@ def made_trace(fit: RoutingModel, seed: int = 0) -> Trace:
 def residuals(fit: RoutingModel) -> list[Residual]:
     """Published statistics, and those of synthetic routing of another seed."""
     wanted, made = published(), made_statistics(fit, _OTHER_SEED)
-    gaps = _gaps(fit)
+    low_scores = float((_gaps(fit) * fit.sharpness < np.log1p(ALPHA)).mean())
     return [
         *(Residual(about, wanted[name], made[name], True) for name, (_, about) in FITTED.items()),
-        Residual("loaded experts with low scores", LOW_SCORES, _low_scores(gaps * fit.sharpness), True),
+        Residual("loaded experts with low scores", LOW_SCORES, low_scores, True),
         *(Residual(about, wanted[name], made[name], False) for name, about in CHECKED.items()),
     ]
-
-
-def _low_scores(gaps: np.ndarray) -> float:
-    return float((gaps < np.log1p(ALPHA)).mean())
 
 
 def _sharpness(fit: RoutingModel) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
@@ -13,7 +13,6 @@ from policies.mechanism.views import Copy, ExpertCosts, Plan
 from policies.protocols import Budget, Composition
 from sim.runs.demand import StepDemand
 
-T = TypeVar("T")
 LOGGED = ("begin_step", "plan_layer", "foresee", "end_layer", "end_step", "next_copy", "copied", "computed")
 
 
@@ -57,22 +56,19 @@ class LoggedSession(Session):
                 committed = False
         return errors
 
-    def _logged(self, call: Callable[..., T], *given: Any) -> T:
-        answer = call(*given)
-        self.log.append(Call(call.__name__, given, answer))
-        return answer
 
-
-def _through_log(method: Callable[..., Any]) -> Callable[..., Any]:
+def _logged(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def logged(session: LoggedSession, *given: Any) -> Any:
-        return session._logged(method.__get__(session), *given)
+        answer = method(session, *given)
+        session.log.append(Call(method.__name__, given, answer))
+        return answer
 
     return logged
 
 
 for _name in LOGGED:
-    setattr(LoggedSession, _name, _through_log(getattr(Session, _name)))
+    setattr(LoggedSession, _name, _logged(getattr(Session, _name)))
 
 
 class Difference(NamedTuple):

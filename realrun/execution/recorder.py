@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
-from realrun.machine.lanes import Completion
+from realrun.machine.lanes import Completion, OnItsLane
 from sim.runs.spans import Row
 
 # lane, completion, kind, phase, step, layer, target layer, expert, tokens, bytes
@@ -16,12 +16,8 @@ Entry: TypeAlias = "tuple[str, Completion, str, str, int, int, int, int, int, in
 MOST_OPEN = 100_000
 
 
-class _Past:
+class _Past(OnItsLane):
     """A completion of something that is over."""
-
-    def issued(self) -> Self:
-        """Itself."""
-        return self
 
     def wait(self) -> None:
         """Return at once."""
@@ -51,12 +47,7 @@ class Waited(_Past):
     completion: Completion
     end_ns: int
 
-    @property
-    def start_ns(self) -> int:
-        """When the result was there."""
-        return max(self.began_ns, self.completion.end_ns)
-
-    ready_ns = start_ns
+    start_ns = ready_ns = property(lambda self: max(self.began_ns, self.completion.end_ns))
 
 
 class MachineRecorder:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +29,9 @@ from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
-from traces.capture.generate import Pass, Sampler
+from traces.capture.generate import Batch, Pick, Sampler
+from traces.capture.generate import generate as library_passes
 from traces.file import write_trace
-from traces.layout import DECODE, PREFILL
-
-# (logits [B, V], sequences, step) -> tokens [B, 1]
-Pick: TypeAlias = Callable[[Tensor, Sequence[int], int], Tensor]
 
 
 def generate(request: GenerateRequest, machine: Machine | None = None) -> Generated:
@@ -83,16 +79,18 @@ def _passes(
     model: Any, prompts: Tensor, new_tokens: int, layers: LiveLayers, kept: GeneratedTrace, pick: Pick
 ) -> list[Tensor]:
     """Run the prompts, then one token of each sequence at a time; the tokens chosen after every pass, [B, 1]."""
-    sequences, tokens, cache, start = tuple(range(len(prompts))), prompts.to(model.device), None, 0
-    last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    outputs = []
-    for step in range(new_tokens + 1):
-        layers.begin_step(step, "decode" if step else "prefill", sequences, tokens)
-        output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last_only)
-        chosen = pick(output.logits[:, -1], sequences, step)
+    sequences, outputs = tuple(range(len(prompts))), list[Tensor]()
+
+    def picked(logits: Tensor, sequences: Sequence[int], step: int) -> Tensor:
+        chosen = pick(logits, sequences, step)
         outputs.append(layers.end_pass(chosen))
-        kept.add(Pass(sequences, tokens, start, DECODE if step else PREFILL), layers.records(), layers.made)
-        tokens, cache, start = chosen, output.past_key_values, start + tokens.shape[1]
+        if step < new_tokens:
+            layers.begin_step(step + 1, "decode", sequences, chosen)
+        return chosen
+
+    layers.begin_step(0, "prefill", sequences, prompts.to(model.device))
+    for done in library_passes(model, Batch(sequences, prompts), new_tokens, picked):
+        kept.add(done, layers.records(), layers.made)
     return outputs
 
 

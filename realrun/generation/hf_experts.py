@@ -7,7 +7,7 @@ states [N, H], ids [N, k] and weights [N, k] (transformers/integrations/moe.py, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -41,13 +41,11 @@ def check_layers(layers: Sequence[MoeLayer]) -> None:
 @contextmanager
 def routed_through(layers: Sequence[MoeLayer], call: ExpertsCall) -> Iterator[None]:
     """In the block, ``call`` computes the routed experts of every layer; afterwards the modules are as before."""
-    ALL_EXPERTS_FUNCTIONS.register(NAME, _dispatch)
-    before = [_bind(layer.experts, partial(call, number)) for number, layer in enumerate(layers)]
-    try:
+    ALL_EXPERTS_FUNCTIONS.register(NAME, lambda experts, hidden, ids, weights: experts.trilane(hidden, ids, weights))
+    with ExitStack() as stack:
+        for number, layer in enumerate(layers):
+            stack.enter_context(_bound(layer.experts, partial(call, number)))
         yield
-    finally:
-        for layer, (implementation, forward) in zip(layers, before, strict=True):
-            _release(layer.experts, implementation, forward)
 
 
 def computed_in_place(layers: Sequence[MoeLayer], store: ExpertStore) -> ExpertsCall:
@@ -66,21 +64,15 @@ def computed_in_place(layers: Sequence[MoeLayer], store: ExpertStore) -> Experts
     return call
 
 
-def _dispatch(experts: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    result: Tensor = experts.trilane(hidden, ids, weights)
-    return result
-
-
-def _bind(experts: Any, call: Callable[..., Tensor]) -> tuple[str, Any]:
-    """Bind ``call``; returns the previous implementation, and the ``forward`` that an emptied module refuses with."""
-    before = experts.config._experts_implementation, vars(experts).pop("forward", None)
-    experts.trilane = call
-    experts.config._experts_implementation = NAME
-    return before
-
-
-def _release(experts: Any, implementation: str, forward: Any) -> None:
-    experts.config._experts_implementation = implementation
-    del experts.trilane
-    if forward is not None:
-        experts.forward = forward
+@contextmanager
+def _bound(experts: Any, call: Callable[..., Tensor]) -> Iterator[None]:
+    """In the block, the module is computed by ``call``, even an emptied one, whose ``forward`` refuses to run."""
+    implementation, forward = experts.config._experts_implementation, vars(experts).pop("forward", None)
+    experts.trilane, experts.config._experts_implementation = call, NAME
+    try:
+        yield
+    finally:
+        experts.config._experts_implementation = implementation
+        del experts.trilane
+        if forward is not None:
+            experts.forward = forward

@@ -7,6 +7,7 @@ the same additional arguments as in an earlier pass; a model for which these dif
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -33,34 +34,25 @@ class LiveRecorder(RouterRecorder):
         return self._records[layer]
 
 
-class PartialStates:
-    """The next gate's input, from the experts on the GPU alone (see ``traces.capture.partial``). A context manager.
+class PartialStates(ExitStack):
+    """The next gate's input, from the experts on the GPU alone (see ``traces.capture.partial``), until it is closed.
 
     The next layer's attention is run with the arguments of this layer's attention, so all layers must take the same.
     """
 
     def __init__(self, stream: ResidualStream) -> None:
         """Raises CaptureError for attention that differs by layer."""
+        super().__init__()
         self._stream = stream
         self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        self._handles: list[Any] = []
         windows = {getattr(part.attention, "sliding_window", None) for part in stream.parts}
         if len(windows) > 1:
             raise CaptureError(
                 f"forecast partial@1 expects the same attention in every layer, found sliding windows "
                 f"{sorted(map(str, windows))}"
             )
-
-    def __enter__(self) -> PartialStates:
-        for number, part in enumerate(self._stream.parts):
-            self._handles.append(part.attention.register_forward_pre_hook(self._keep(number), with_kwargs=True))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._calls.clear()
+        for number, part in enumerate(stream.parts):
+            self.enter_context(part.attention.register_forward_pre_hook(self._keep(number), with_kwargs=True))
 
     def gate_input(self, layer: int, here: Tensor) -> Tensor:
         """A guess [N, H] for ``layer`` + 1; ``here`` [N, H] is the sum of the layer's experts on the GPU."""

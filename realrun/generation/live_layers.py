@@ -23,7 +23,7 @@ from realrun.execution.routed_tokens import rerouted
 from realrun.generation.live_forecasts import LiveForecasts, LiveRecorder
 from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
 from realrun.machine.cuda_memory import upload
-from realrun.machine.lanes import Completion, nothing
+from realrun.machine.lanes import Completion, OnItsLane, nothing
 from realrun.machine.thread_lane import InlineLane
 from traces.capture.record import LayerRecord
 from traces.capture.scores import probabilities
@@ -50,35 +50,23 @@ class RouterFacts:
     scales: Sequence[float]  # by layer
 
 
-class Between:
-    """The GPU's work between the end of one completion and the start of another."""
+@dataclass(frozen=True)
+class Between(OnItsLane):
+    """The GPU's work between the end of one completion and the start of another: the model launches its own."""
 
-    def __init__(self, since: Completion, until: Completion) -> None:
-        self._since, self._until = since, until
+    since: Completion
+    until: Completion
 
-    @property
-    def start_ns(self) -> int:
-        """When the earlier one ended."""
-        return self._since.end_ns
-
-    @property
-    def end_ns(self) -> int:
-        """When the later one started."""
-        return self._until.start_ns
-
-    ready_ns = start_ns
-
-    def issued(self) -> Between:
-        """Itself: the model launches its own work."""
-        return self
+    start_ns = ready_ns = property(lambda self: self.since.end_ns)
+    end_ns = property(lambda self: self.until.start_ns)
 
     def wait(self) -> None:
         """Block until it has ended."""
-        self._until.wait()
+        self.until.wait()
 
     def has_ended(self) -> bool:
         """Whether it has ended."""
-        return self._until.has_ended()
+        return self.until.has_ended()
 
 
 class LiveLayers:

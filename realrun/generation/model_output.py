@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from realrun.generation.generate import Pick, generate_hosted
+from realrun.generation.generate import generate_hosted
 from realrun.generation.hosted_model import HostedModel
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
-from traces.capture.generate import Batch, Sampler
+from traces.capture.generate import Batch, Pick, Sampler
 from traces.capture.generate import generate as library_passes
 
 GREEDY = Sampler(0, 0.0)
@@ -25,15 +26,12 @@ class ModelOutput(NamedTuple):
     logits: Tensor
 
 
-def output_of_library(
-    model: Any, prompts: Tensor, generated_tokens: int, implementation: str = "eager"
-) -> ModelOutput:  # fmt: skip
+def output_of_library(model: Any, prompts: Tensor, generated_tokens: int, implementation: str = "eager") -> ModelOutput:
     """The library's own greedy run over ``prompts`` [B, P], with one of its experts implementations."""
     model.set_experts_implementation(implementation)
-    pick = _Listener(GREEDY)
+    pick, batch = _Listener(GREEDY), Batch(tuple(range(len(prompts))), prompts)
     with torch.inference_mode():
-        for _ in library_passes(model, Batch(tuple(range(len(prompts))), prompts), generated_tokens, pick):  # type: ignore[arg-type]
-            pass
+        deque(library_passes(model, batch, generated_tokens, pick), maxlen=0)
     return pick.output()
 
 
@@ -51,14 +49,13 @@ class _Listener:
 
     def __init__(self, pick: Pick) -> None:
         self._pick = pick
-        self._logits: list[Tensor] = []
-        self._tokens: list[Tensor] = []
+        self._said: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, logits: Tensor, sequences: Sequence[int], step: int) -> Tensor:
-        self._logits.append(logits.detach().cpu().clone())
-        chosen = self._pick(logits, sequences, step)
-        self._tokens.append(chosen.cpu())
+        kept, chosen = logits.detach().cpu().clone(), self._pick(logits, sequences, step)
+        self._said.append((chosen.cpu(), kept))
         return chosen
 
     def output(self) -> ModelOutput:
-        return ModelOutput(torch.cat(self._tokens, 1), torch.stack(self._logits))
+        tokens, logits = zip(*self._said, strict=True)
+        return ModelOutput(torch.cat(tokens, 1), torch.stack(logits))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from statistics import quantiles
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 
 class BenchContext(Protocol):
@@ -79,9 +80,7 @@ def time_points(context: BenchContext, points: Iterable[tuple[BenchPoint, int]])
 
 def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
     """Lower quartile, median, upper quartile; of one value, that."""
-    if len(times) == 1:
-        return times[0], times[0], times[0]
-    low, middle, high = quantiles(times, n=4, method="inclusive")
+    low, middle, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return low, middle, high
 
 

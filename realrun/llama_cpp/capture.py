@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from realrun.llama_cpp.gate_matrices import Gates, read_gates
 from realrun.llama_cpp.prompt_parts import PromptParts, Rows
-from realrun.llama_cpp.recorded_model import RoutedModel, RoutedPass
+from realrun.llama_cpp.recorded_model import RoutedPass, open_routed
 from realrun.llama_cpp.routing_rows import GateForecasts, MeanChange, routing_rows, score_rows
 from traces.capture.prompts import PromptFile, check_disjoint, read_prompts
 from traces.capture.settings import CaptureError, CaptureSettings
@@ -61,13 +62,9 @@ def capture_gguf(
     ``settings`` are the fields of CaptureSettings. Finished prompts are kept next to ``output`` until it is whole, and
     are not run again. Raises CaptureError, ShapeError and RefusedError.
     """
-
-    def opened(path: Path, shape: ModelShape, wanted: CaptureSettings) -> RoutedModel:
-        return RoutedModel(path, shape, wanted, threads=threads, gpu_layers=gpu_layers)
-
     return capture_routed(
         Path(gguf), read_prompts(prompts), read_prompts(calibration_prompts), Path(output),
-        CaptureSettings(**settings), opened, progress,
+        CaptureSettings(**settings), partial(open_routed, threads=threads, gpu_layers=gpu_layers), progress,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realrun.errors import RefusedError
+from realrun.llama_cpp.library import Handle
 from realrun.llama_cpp.model import LlamaModel
 from realrun.llama_cpp.tensor_callback import Observer, TensorCallback
 from trilane.common.units import MIB
@@ -18,8 +19,8 @@ _TOKENS, _COPY = 0, 1  # sequences: that of a context, and the one that ``repeat
 FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type; None: the library decides
 
 
-class LlamaContext:
-    """One sequence of one model; a context manager, to be closed before its model.
+class LlamaContext(Handle):
+    """One sequence of one model, to be closed before it.
 
     ``context``: tokens that the KV cache holds; ``piece``: tokens that are computed at once (``-ub``); ``threads``:
     of the CPU, for single tokens and pieces alike; ``kv``: the format of the KV cache; ``expert_cache_mib``: GPU memory
@@ -44,7 +45,7 @@ class LlamaContext:
         self.model = model
         self._library = model.library
         self.tokens = 0  # in the KV cache
-        self.piece = piece
+        self.piece, self.repeats = piece, repeats
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, piece, piece
         params.n_threads = params.n_threads_batch = threads
@@ -56,17 +57,19 @@ class LlamaContext:
         if self._callback is not None:
             params.cb_eval = self._callback.pointer
         written = len(model.log.lines)
-        self.handle: int | None = self._library.llama_init_from_model(model.handle, params)
-        if not self.handle:
+        handle = self._library.llama_init_from_model(model.handle, params)
+        if not handle:
             why = model.log.complaint(written)
             raise RefusedError(f"{model.path}: expected a context of {context} tokens, llama.cpp made none: {why}")
+        super().__init__(handle, self._library.llama_free)
 
     @property
     def length(self) -> int:
         """Tokens that the KV cache holds: what was asked for, rounded up by the library."""
         return int(self._library.llama_n_ctx(self.handle))
 
-    def set_threads(self, threads: int) -> None:
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many from now on."""
         self._library.llama_set_n_threads(self.handle, threads, threads)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32], *, every_output: bool = False) -> None:
@@ -105,18 +108,6 @@ class LlamaContext:
         elif not self._library.llama_memory_seq_rm(self._memory, _TOKENS, tokens, -1):
             raise RefusedError(f"{self.model.path}: expected a KV cache that can be cut, this model's state cannot")
         self.tokens = tokens
-
-    def close(self) -> None:
-        """Free the memory; the context is not used after it."""
-        handle, self.handle = self.handle, None
-        if handle:
-            self._library.llama_free(handle)
-
-    def __enter__(self) -> LlamaContext:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _memory(self) -> int:

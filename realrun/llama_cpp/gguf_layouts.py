@@ -14,9 +14,7 @@ from traces.models.shape import ModelShape, ShapeError
 from trilane.common.names import unknown
 
 Value = int | float | str | bool
-Part = Literal[
-    "gate_up", "down", "layers", "embedding", "head", "f32"
-]  # which of a format's blocks; f32: 32-bit floats
+Part = Literal["gate_up", "down", "layers", "embedding", "head", "f32"]  # of a format's blocks; f32: 32-bit floats
 CONTEXT_TOKENS = 131_072
 _EPSILON, _ROPE_BASE = 1e-6, 1e6
 _ROTARY = 64  # of DeepSeek's heads, the widths with a position
@@ -31,17 +29,9 @@ class TensorLayout(NamedTuple):
     layer: int = 0
     constant: float | None = None  # None: random weights
 
-    @property
-    def elements(self) -> int:
-        """Weights in it."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
 
 class GgufLayout(NamedTuple):
-    """All of a file but its weights."""
+    """All of a file but its weights, and the name of the architecture."""
 
     metadata: Mapping[str, Value]
     tensors: tuple[TensorLayout, ...]
@@ -54,7 +44,7 @@ def gguf_layout(shape: ModelShape, architecture: str) -> GgufLayout:
     family = _FAMILIES[architecture]
     keys = {**_sizes(shape), **family.keys(shape)}
     metadata: dict[str, Value] = {
-        "general.architecture": architecture, "general.name": f"random weights: {shape.name}",
+        "general.name": f"random weights: {shape.name}",
         **{f"{architecture}.{key}": value for key, value in keys.items()}, "tokenizer.ggml.model": "none",
     }  # fmt: skip
     return GgufLayout(metadata, tuple(_tensors(shape, family)))

@@ -12,19 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchPoint
-from realrun.llama_cpp.bench_sizes import ON_CPU, BenchSizes
-from realrun.llama_cpp.benchmark_models import FEW_LAYERS, attention_models, router_pair
-from realrun.llama_cpp.nonnegative_fit import Equations, solved
+from realrun.llama_cpp.benchmark_models import FEW_LAYERS, ON_CPU, BenchSizes, attention_models, router_pair
+from realrun.llama_cpp.nonnegative_fit import solved
 from realrun.llama_cpp.piece_time import piece_ns
 from realrun.llama_cpp.product_times import Samples, product_times
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, longest_share
+from sim.costs.kernels import AttentionTimes, BlockRates, Floats, Kernels, ProductRates, longest_share
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
-from trilane.machines.sourced import Confidence, Sourced
+from trilane.machines.sourced import Sourced
 
-_CONFIDENCE: Confidence = "medium"
 _FREE = 1e18  # operations a second: takes no time
 
 
@@ -57,28 +55,29 @@ class KernelNumbers:
     # --- products -----------------------------------------------------------------------------------------------------
 
     def _products(self) -> tuple[dict[str, BlockRates], Sourced[tuple[float, ...]]]:
-        found_ns = product_times(self.samples, self.blocks, self.threads, self.sizes)
-        found = {}
-        for block in self.blocks:
-            experts, others = ([times.blocks[block][which] for times in found_ns] for which in (0, 1))
-            found[block] = BlockRates(
-                self._rates(self.sizes.rows, experts, "models of 4 and 12 experts a token, of 32"),
-                self._rates(tuple(self.sizes.steps), others, "models of 1 and 12 shared experts"),
+        times = product_times(self.samples, self.blocks, self.threads, self.sizes)
+        found = {
+            block: BlockRates(
+                self._rates(self.sizes.rows, times.experts[block], "models of 4 and 12 experts a token, of 32"),
+                self._rates(tuple(self.sizes.steps), times.others[block], "models of 1 and 12 shared experts"),
             )
+            for block in self.blocks
+        }
         how = "models of 4 and 12 experts a token of 1,024 rows, and of 16 of 256"
-        return found, self._sourced(tuple(times.chosen for times in found_ns), how)
+        return found, self._sourced(tuple(times.chosen), how)
 
     def _router(self, bare: Kernels) -> Sourced[ProductRates]:
         """What the larger router adds to a step, beyond the experts that it spreads the rows over."""
-        few, many = router_pair(self.sizes).values()
+        (few_name, few), (many_name, many) = router_pair(self.sizes).items()
         flops = 2.0 * (many.experts - few.experts) * few.hidden
-        steps = tuple(self.sizes.attended)
-        rows = [(few.moe_layers - 1) * tokens + 1 for tokens in steps]  # the last layer has one
-        times = [
-            [self._longer(bare, threads, tokens) / (flops * count) for tokens, count in zip(steps, rows, strict=True)]
-            for threads in self.threads
-        ]
-        return self._no_faster_than_products(times, bare)
+
+        def times(threads: int, tokens: int) -> float:
+            longer_ns = self._left(many_name, many, bare, threads, tokens)
+            longer_ns -= self._left(few_name, few, bare, threads, tokens)
+            return longer_ns / (flops * ((few.moe_layers - 1) * tokens + 1))  # the last layer has one row
+
+        measured = [[times(threads, tokens) for tokens in self.sizes.attended] for threads in self.threads]
+        return self._no_faster_than_products(measured, bare)
 
     def _no_faster_than_products(self, times: Sequence[Sequence[float]], bare: Kernels) -> Sourced[ProductRates]:
         """Rates of the router. A difference of two models within their noise, 0 or less, gives the rate of the fastest
@@ -91,10 +90,6 @@ class KernelNumbers:
         if bounded == times:
             return found
         return Sourced(found.value, f"{found.source}; within noise, and bounded by the fastest product", "low")
-
-    def _longer(self, bare: Kernels, threads: int, tokens: int) -> float:
-        few, many = (self._left(name, shape, bare, threads, tokens) for name, shape in router_pair(self.sizes).items())
-        return many - few
 
     def _rates(self, rows: tuple[int, ...], times: Sequence[Sequence[float]], how: str) -> Sourced[ProductRates]:
         """From times of an operation in ns."""
@@ -114,10 +109,11 @@ class KernelNumbers:
 
     def _attention_at(self, depth: int, threads: int) -> list[float]:
         """Times of a byte, of a pair, of an element of its width, and of the last two in tiles."""
-        single = solved(self._attention_added(depth, threads, (1,)))
-        return single + solved(self._tiles_added(depth, threads, single[0]))
+        single = solved(*self._attention_added(depth, threads, (1,)))
+        tiles, times = self._attention_added(depth, threads, self.sizes.tiled)
+        return single + solved(tiles[:, 1:], np.maximum(times - single[0] * tiles[:, 0], 1.0))
 
-    def _attention_added(self, depth: int, threads: int, steps: Iterable[int]) -> Equations:
+    def _attention_added(self, depth: int, threads: int, steps: Iterable[int]) -> tuple[Floats, Floats]:
         """What ``depth`` tokens in the cache add: unknown times of a byte, of a pair, of an element of its width."""
         equations, times = [], []
         for name, shape in self._attending().items():
@@ -126,12 +122,7 @@ class KernelNumbers:
                 read, pairs, width = _added(shape, tokens, threads, depth)
                 equations.append([read, pairs, pairs * width])
                 times.append(max(deep - flat, 1.0))
-        return Equations(np.array(equations), np.array(times))
-
-    def _tiles_added(self, depth: int, threads: int, byte_ns: float) -> Equations:
-        """The same of tiles, with a known time of a byte."""
-        matrix, times = self._attention_added(depth, threads, self.sizes.tiled)
-        return Equations(matrix[:, 1:], np.maximum(times - byte_ns * matrix[:, 0], 1.0))
+        return np.array(equations), np.array(times)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -158,14 +149,14 @@ class KernelNumbers:
                 equations.append([1.0, shape.layers, shape.layers * tokens])
                 times.append(self._left(name, shape, bare, threads, tokens))
                 total.append(self.samples[name][BenchPoint(threads, 0, tokens)])
-        return solved(Equations(np.array(equations), np.array(times)), total)
+        return solved(equations, times, total)
 
     def _latent_rest(self, bare: Kernels, threads: int, step_ns: float) -> list[float]:
         name, shape = next((name, shape) for name, shape in attention_models(self.sizes).items() if shape.dense_layers)
         matrix = [[shape.layers, shape.layers * tokens] for tokens in self.sizes.attended]
         times = [self._left(name, shape, bare, threads, tokens) - step_ns for tokens in self.sizes.attended]
         total = [self.samples[name][BenchPoint(threads, 0, tokens)] for tokens in self.sizes.attended]
-        return solved(Equations(np.array(matrix), np.array(times)), total)
+        return solved(matrix, times, total)
 
     def _left(self, name: str, shape: ModelShape, bare: Kernels, threads: int, tokens: int) -> float:
         """The time of a step less that of its products and attention; 0 if these take longer."""
@@ -173,7 +164,7 @@ class KernelNumbers:
         return max(self.samples[name][BenchPoint(threads, 0, tokens)] - piece_ns(steps, tokens, tokens), 0.0)
 
     def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]
-        return Sourced(value, f"{self.where}: {how}", _CONFIDENCE)
+        return Sourced(value, f"{self.where}: {how}", "medium")
 
     def _attending(self) -> dict[str, ModelShape]:
         """Models that were timed with many tokens in the cache."""

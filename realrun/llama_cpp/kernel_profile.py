@@ -20,23 +20,16 @@ def measure_samples(
     measurement makes it longer, and of the rounds the median. Each loads all models anew, so that their caches lie
     elsewhere in memory. Models are written to ``folder``, and stay there.
     """
-    for model in models:
-        _write(model, folder, progress)
+    paths = [folder / f"{model.name}.gguf" for model in models]
+    for model, path in zip(models, paths, strict=True):
+        if not path.exists():  # not written for another variant
+            progress(f"writing {model.name}")
+            write_random_gguf(model.shape, model.architecture, model.blocks, path)
     found: dict[str, dict[BenchPoint, list[float]]] = {model.samples_name: defaultdict(list) for model in models}
     for turn in range(rounds):
-        for model in models:
+        for model, path in zip(models, paths, strict=True):
             progress(f"round {turn + 1} of {rounds}: {model.samples_name}")
-            with open_model(_file(model, folder), model.settings) as context:
+            with open_model(path, model.settings) as context:
                 for point, times in time_points(context, model.points).items():
                     found[model.samples_name][point].append(quartiles(times)[0])
     return {name: {point: median(times) for point, times in each.items()} for name, each in found.items()}
-
-
-def _write(model: BenchModel, folder: Path, progress: Callable[[str], None]) -> None:
-    if not _file(model, folder).exists():
-        progress(f"writing {model.name}")
-        write_random_gguf(model.shape, model.architecture, model.blocks, _file(model, folder))
-
-
-def _file(model: BenchModel, folder: Path) -> Path:
-    return folder / f"{model.name}.gguf"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import CDLL, POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_size_t, c_ubyte, c_void_p, sizeof
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Self
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.structs import (
@@ -26,6 +26,7 @@ OWN_BUILD = f"own build, with the structures of {KNOWN_PACKAGE}"
 VARIABLE = "LLAMA_LIBRARY"  # the path of a libllama.so, such as one built for a GPU (examples/build_llama.sh)
 GPU = 1  # enum ggml_backend_dev_type
 INSTALL = "in the folder of Trilane: `.venv/bin/pip install -c constraints.txt -e '.[llama]'`"
+LONGEST_QUOTE = 300
 RESULT_IS_FIRST_ARGUMENT = ("x86_64", "AMD64")  # of functions that return a structure, by the calling convention
 ROOM_BYTES = 1024  # more than any structure of parameters
 
@@ -69,6 +70,44 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_dev_by_type": (c_void_p, (c_int32,)),
     "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
 }
+
+_callbacks: dict[str, object] = {}  # the one that the library calls, kept alive although its log may be gone
+
+
+class EngineLog:
+    """Collects the log of the library from its creation on; a later one takes over."""
+
+    def __init__(self, library: CDLL) -> None:
+        self._pieces: list[str] = []
+        callback = LogCallback(self._take)
+        library.llama_log_set(callback, None)
+        _callbacks["set"] = callback
+
+    def _take(self, level: int, text: bytes, user_data: Any) -> None:
+        self._pieces.append(text.decode("utf-8", errors="replace"))
+
+    @property
+    def lines(self) -> list[str]:
+        """All lines so far, oldest first."""
+        return "".join(self._pieces).splitlines()
+
+    def complaint(self, since: int = 0) -> str:
+        """The first line, from line ``since`` on, that speaks of an error; shortened."""
+        wrong = (line.strip() for line in self.lines[since:] if "error" in line.lower() or "failed" in line.lower())
+        return next(wrong, "no reason given")[:LONGEST_QUOTE]
+
+
+class Handle:
+    """Something that the library holds in memory; a context manager, with whose block it ends."""
+
+    def __init__(self, handle: int, free: Callable[[int], None]) -> None:
+        self.handle, self._free = handle, free
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._free(self.handle)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -13,7 +14,6 @@ from realrun.llama_cpp.bench_engine import BenchContext, BenchSettings
 from realrun.llama_cpp.context import LlamaContext
 from realrun.llama_cpp.model import LlamaModel
 
-_SEED = 0
 _COMPUTED_TOKENS = 512  # at once, and before any are copied
 
 
@@ -23,46 +23,34 @@ def open_llama(path: Path, settings: BenchSettings) -> Iterator[BenchContext]:
     gpu_layers = -1 if settings.gpu else 0
     with (
         LlamaModel(path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_layers, mmap=settings.mapped) as model,
-        LlamaContext(
+        LlamaBenchContext(
             model, context=settings.context_tokens, piece=settings.piece_tokens, kv=settings.kv, repeats=settings.copies
         ) as context,
     ):
-        yield LlamaBenchContext(context, settings.copies)
+        yield context
 
 
-class LlamaBenchContext:
-    """See ``BenchContext``."""
+class LlamaBenchContext(LlamaContext):
+    """See ``BenchContext``; with ``repeats``, the cache is filled with copies."""
 
-    def __init__(self, context: LlamaContext, copies: bool = False) -> None:
-        self._context, self._copies = context, copies
-        self._random = np.random.default_rng(_SEED)
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng(0)
 
     def compute_ns(self, tokens: int) -> int:
         """See ``BenchContext``."""
-        ids = self._random.integers(0, self._context.model.vocabulary, tokens, dtype=np.int32)
+        ids = self._random.integers(0, self.model.vocabulary, tokens, dtype=np.int32)
         begin = perf_counter_ns()
-        self._context.decode(ids)
+        self.decode(ids)
         return perf_counter_ns() - begin
 
     def fill(self, tokens: int) -> None:
         """See ``BenchContext``."""
-        most = min(tokens, _COMPUTED_TOKENS) if self._copies else tokens
-        while (missing := most - self._context.tokens) > 0:
+        most = min(tokens, _COMPUTED_TOKENS) if self.repeats else tokens
+        while (missing := most - self.tokens) > 0:
             self.compute_ns(min(missing, _COMPUTED_TOKENS))
-        while (missing := tokens - self._context.tokens) > 0:
-            self._context.repeat(min(missing, self._context.tokens))
-            self._move_keys()
-
-    def _move_keys(self) -> None:
-        """Those that were copied get their positions with the next token."""
-        tokens = self._context.tokens
-        self.compute_ns(1)
-        self._context.keep(tokens)
-
-    def keep(self, tokens: int) -> None:
-        """See ``BenchContext``."""
-        self._context.keep(tokens)
-
-    def use_threads(self, threads: int) -> None:
-        """See ``BenchContext``."""
-        self._context.set_threads(threads)
+        while (missing := tokens - self.tokens) > 0:
+            self.repeat(min(missing, self.tokens))
+            filled = self.tokens
+            self.compute_ns(1)  # those that were copied get their positions with the next token
+            self.keep(filled)

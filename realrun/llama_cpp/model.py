@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from ctypes import c_int32, c_void_p, cast, create_string_buffer
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.engine_log import EngineLog
-from realrun.llama_cpp.library import llama_library
+from realrun.llama_cpp.library import EngineLog, Handle, llama_library
 from realrun.llama_cpp.structs import BufferOverride
 
 LOAD_MODES = {True: 1, False: 0}  # enum llama_load_mode: MMAP, NONE
@@ -23,8 +21,8 @@ BYTE = 1 << 5  # LLAMA_TOKEN_ATTR_BYTE
 EXPERTS_OF_LAYER = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --n-cpu-moe matches them (common/common.h)
 
 
-class LlamaModel:
-    """A model in memory; a context manager, since what it holds is the library's.
+class LlamaModel(Handle):
+    """A model in memory.
 
     ``gpu_layers``: layers whose weights go to the GPU, -1 for all; with 0 none is used, not even for long prompts
     (``--device none``); ``cpu_expert_layers``: of how many layers the experts stay with the CPU all the same
@@ -47,9 +45,10 @@ class LlamaModel:
         params.devices = None if self._devices is None else cast(self._devices, c_void_p)
         self._overrides = self._on_cpu(cpu_expert_layers)
         params.tensor_buft_overrides = self._overrides
-        self.handle: int | None = self.library.llama_model_load_from_file(os.fsencode(path), params)
-        if not self.handle:
+        handle = self.library.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle:
             raise RefusedError(f"{path}: expected a GGUF file that llama.cpp loads: {self.log.complaint()}")
+        super().__init__(handle, self.library.llama_model_free)
 
     @property
     def layers(self) -> int:
@@ -91,18 +90,6 @@ class LlamaModel:
         """Whether the token ends a generation."""
         return self.has_text and bool(self.library.llama_vocab_is_eog(self._vocab, token))
 
-    def close(self) -> None:
-        """Free the memory; the model is not used after it."""
-        handle, self.handle = self.handle, None
-        if handle:
-            self.library.llama_model_free(handle)
-
-    def __enter__(self) -> LlamaModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def _vocab(self) -> int:
         return int(self.library.llama_model_get_vocab(self.handle))
@@ -116,6 +103,5 @@ class LlamaModel:
     def _on_cpu(self, layers: int) -> Any:
         """Overrides that keep the experts of the first layers with the CPU, ended by an empty one."""
         cpu = self.library.ggml_backend_cpu_buffer_type()
-        patterns: Sequence[str] = [EXPERTS_OF_LAYER.format(layer) for layer in range(layers)]
-        entries = [BufferOverride(pattern.encode(), cpu) for pattern in patterns]
+        entries = [BufferOverride(EXPERTS_OF_LAYER.format(layer).encode(), cpu) for layer in range(layers)]
         return (BufferOverride * (layers + 1))(*entries) if entries else None

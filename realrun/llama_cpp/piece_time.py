@@ -18,8 +18,14 @@ def piece_ns(steps: KernelSteps, tokens: int, context: int) -> float:
     return (layers + 1) * costs.attention_ns + layers * mixture + of_one + costs.dense_ns + costs.head_ns
 
 
+def routed_ns(steps: KernelSteps, tokens: int) -> float:
+    """The routed experts of a layer."""
+    work = ExpertWork.of(steps.shape, tokens)
+    [expert_ns] = steps.expert_ns(np.array([work.rows]))
+    return work.active * float(expert_ns)
+
+
 def _mixture_ns(steps: KernelSteps, tokens: int) -> float:
     """Gate, shared and routed experts of a layer, and putting them together."""
-    step, work = steps.step(tokens, (tokens,)), ExpertWork.of(steps.shape, tokens)
-    [expert_ns] = steps.expert_ns(np.array([work.rows]))
-    return step.gate_ns + step.shared_ns + step.combine_ns + work.active * float(expert_ns)
+    step = steps.step(tokens, (tokens,))
+    return step.gate_ns + step.shared_ns + step.combine_ns + routed_ns(steps, tokens)

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchPoint
-from realrun.llama_cpp.bench_sizes import BenchSizes
-from realrun.llama_cpp.benchmark_models import expert_models
+from realrun.llama_cpp.benchmark_models import BenchSizes, expert_models
 from realrun.llama_cpp.nonnegative_fit import Equations, solved_by_threads
 from sim.costs.kernels import Floats
 from traces.models.expert_work import ExpertWork
@@ -23,26 +22,22 @@ Samples = Mapping[str, Mapping[BenchPoint, float]]  # ns, by model
 
 
 class ProductTimes(NamedTuple):
-    """In ns: of an operation with experts' weights, by ``rows`` of ``BenchSizes``, and with others, by its ``steps``,
-    of each block; of an element of a chosen expert's output."""
+    """In ns with each number of threads: of an operation with experts' weights, by ``rows`` of ``BenchSizes``, and with
+    others, by its ``steps``, of each block; of an element of a chosen expert's output."""
 
-    blocks: Mapping[str, tuple[list[float], list[float]]]
-    chosen: float
+    experts: Mapping[str, list[list[float]]]
+    others: Mapping[str, list[list[float]]]
+    chosen: list[float]
 
 
-def product_times(
-    samples: Samples, blocks: Sequence[str], threads: Sequence[int], sizes: BenchSizes
-) -> list[ProductTimes]:
-    """The times that follow from ``samples`` with each number of threads."""
-    rows, width = len(sizes.rows), len(sizes.rows) + len(sizes.steps)
-    found = solved_by_threads(threads, lambda count: _equations(samples, blocks, count, sizes))
-    of_blocks = [
-        {block: times[place * width : (place + 1) * width] for place, block in enumerate(blocks)} for times in found
-    ]
-    return [
-        ProductTimes({block: (ns[:rows], ns[rows:]) for block, ns in each.items()}, times[width * len(blocks)])
-        for each, times in zip(of_blocks, found, strict=True)
-    ]
+def product_times(samples: Samples, blocks: Sequence[str], threads: Sequence[int], sizes: BenchSizes) -> ProductTimes:
+    """The times that follow from ``samples``."""
+    rows, of_blocks = len(sizes.rows), (len(sizes.rows) + len(sizes.steps)) * len(blocks)
+    found = np.array(solved_by_threads(threads, lambda count: _equations(samples, blocks, count, sizes)))
+    times = dict(zip(blocks, np.split(found[:, :of_blocks], len(blocks), axis=1), strict=True))
+    experts = {block: ns[:, :rows].tolist() for block, ns in times.items()}
+    others = {block: ns[:, rows:].tolist() for block, ns in times.items()}
+    return ProductTimes(experts, others, found[:, of_blocks].tolist())
 
 
 def _equations(samples: Samples, blocks: Sequence[str], threads: int, sizes: BenchSizes) -> Equations:
@@ -61,7 +56,7 @@ def _equations(samples: Samples, blocks: Sequence[str], threads: int, sizes: Ben
             rest[0], rest[1 + step] = chosen_elements(shape, tokens), 1.0
             matrix.append(equation)
             times.append(samples[name][BenchPoint(threads, 0, tokens)])
-    return Equations(np.array(matrix), np.array(times))
+    return matrix, times
 
 
 def expert_operations(shape: ModelShape, tokens: int, rows: tuple[int, ...]) -> Floats:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,39 +15,36 @@ import numpy.typing as npt
 from traces.models.shape import ShapeError
 from trilane.common.names import unknown
 
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
+
 Bytes = npt.NDArray[np.uint8]
 
 
-class RandomBlock(NamedTuple):
-    """One block: how many weights and bytes it has, its number as a type of tensor, and how its scales are set."""
-
-    ggml_type: int
-    weights: int
-    size_bytes: int
-    scale: Callable[[Bytes, float], None]  # writes scales into random blocks [N, size_bytes] for a standard deviation
-
-
 def random_blocks(name: str, count: int, std: float, random: np.random.Generator) -> Bytes:
-    """``count`` random blocks [count, size_bytes] of a format, or elements of f32, f16 and bf16.
+    """``count`` random blocks [count, bytes] of a format, or elements of f32, f16 and bf16.
 
     Raises ShapeError for a format that is not known here.
     """
-    block = block_format(name)
+    _, _, size_bytes = block_format(name)
     if name == "f32":
         return (random.standard_normal(count, np.float32) * np.float32(std)).view(np.uint8).reshape(count, 4)
     if name == "bf16":
         high = (random.standard_normal(count, np.float32) * np.float32(std)).view(np.uint16)[1::2]
         return high.copy().view(np.uint8).reshape(count, 2)
-    blocks = np.frombuffer(random.bytes(count * block.size_bytes), np.uint8).reshape(count, -1).copy()
-    block.scale(blocks, std)
+    blocks = np.frombuffer(random.bytes(count * size_bytes), np.uint8).reshape(count, -1).copy()
+    _SCALES[name](blocks, std)
     return blocks
 
 
-def block_format(name: str) -> RandomBlock:
-    """The block of this name. Raises ShapeError."""
-    if name not in _FORMATS:
-        raise ShapeError(unknown("block of random weights", name, _FORMATS))
-    return _FORMATS[name]
+def block_format(name: str) -> tuple[GGMLQuantizationType, int, int]:
+    """The type of this name, and the weights and bytes of its blocks. Raises ShapeError."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if name not in _SCALES:
+        raise ShapeError(unknown("block of random weights", name, _SCALES))
+    kind = GGMLQuantizationType[name.upper()]
+    return kind, *GGML_QUANT_SIZES[kind]
 
 
 def _at(place: int, unit: float) -> Callable[[Bytes, float], None]:
@@ -89,14 +86,14 @@ def _k_unit(levels: int) -> float:
 
 
 _INT8 = math.sqrt((256**2 - 1) / 12)
-_FORMATS: Mapping[str, RandomBlock] = {
-    "f32": RandomBlock(0, 1, 4, _plain),
-    "bf16": RandomBlock(30, 1, 2, _plain),
-    "q4_0": RandomBlock(2, 32, 18, _at(0, math.sqrt((16**2 - 1) / 12))),
-    "q5_0": RandomBlock(6, 32, 22, _at(0, math.sqrt((32**2 - 1) / 12))),
-    "q8_0": RandomBlock(8, 32, 34, _at(0, _INT8)),
-    "q4_k": RandomBlock(12, 256, 144, _k_scales(7.5, _k_unit(16))),
-    "q5_k": RandomBlock(13, 256, 176, _k_scales(15.5, _k_unit(32))),
-    "q6_k": RandomBlock(14, 256, 210, _at(208, _INT8 * math.sqrt((64**2 - 1) / 12))),
-    "mxfp4": RandomBlock(39, 32, 17, _power_of_two),
+_SCALES: Mapping[str, Callable[[Bytes, float], None]] = {  # write scales into random blocks, for a standard deviation
+    "f32": _plain,
+    "bf16": _plain,
+    "q4_0": _at(0, math.sqrt((16**2 - 1) / 12)),
+    "q5_0": _at(0, math.sqrt((32**2 - 1) / 12)),
+    "q8_0": _at(0, _INT8),
+    "q4_k": _k_scales(7.5, _k_unit(16)),
+    "q5_k": _k_scales(15.5, _k_unit(32)),
+    "q6_k": _at(208, _INT8 * math.sqrt((64**2 - 1) / 12)),
+    "mxfp4": _power_of_two,
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from realrun.llama_cpp.random_blocks import Bytes, block_format, random_blocks
 from traces.models.quantisation import WeightBlocks, block_of_row
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.files import atomic_path
-
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
 
 _PATTERN_BLOCKS = 65_521  # the largest prime below 2 ** 16
 
@@ -33,25 +29,25 @@ def write_random_gguf(shape: ModelShape, architecture: str, blocks: WeightBlocks
     have another one, as with llama.cpp's own quantiser. Raises ShapeError for a family or a block that is not known
     here, and OSError.
     """
-    from gguf import GGMLQuantizationType, GGUFEndian, GGUFWriter
+    from gguf import GGUFEndian, GGUFWriter
+    from gguf import GGUFValueType as Kind
+    from gguf.quants import quant_shape_to_byte_shape
 
     layout = gguf_layout(shape, architecture)
     chosen = [(tensor, _block_of(tensor, blocks, shape.moe_layers)) for tensor in layout.tensors]
-    random = np.random.default_rng(seed)
+    types = {bool: Kind.BOOL, int: Kind.UINT32, float: Kind.FLOAT32, str: Kind.STRING}
     with atomic_path(path) as aside:
         writer = GGUFWriter(aside, architecture, endianess=GGUFEndian.LITTLE)
         for key, value in layout.metadata.items():
-            _add(writer, key, value)
+            writer.add_key_value(key, value, types[type(value)])
         for tensor, block in chosen:
-            form, shaped = block_format(block), tensor.shape[::-1]
-            rows = (*shaped[:-1], shaped[-1] // form.weights * form.size_bytes)
-            writer.add_tensor_info(
-                tensor.name, rows, np.dtype(np.uint8), math.prod(rows), GGMLQuantizationType(form.ggml_type)
-            )
+            kind, _, _ = block_format(block)
+            rows = quant_shape_to_byte_shape(tensor.shape[::-1], kind)
+            writer.add_tensor_info(tensor.name, rows, np.dtype(np.uint8), math.prod(rows), kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for content in _contents(chosen, random):
+        for content in _contents(chosen, np.random.default_rng(seed)):
             writer.write_tensor_data(content)
         writer.close()
 
@@ -60,7 +56,8 @@ def _contents(chosen: list[tuple[TensorLayout, str]], random: np.random.Generato
     """The bytes of each tensor, one at a time."""
     made: dict[tuple[str, float], Bytes] = {}
     for tensor, block in chosen:
-        count = tensor.elements // block_format(block).weights
+        _, weights, size_bytes = block_format(block)
+        count = math.prod(tensor.shape) // weights
         std = 1 / math.sqrt(tensor.shape[0])  # outputs are as large as inputs
         if tensor.constant is not None:
             yield np.full(count, tensor.constant, np.float32).view(np.uint8)
@@ -70,7 +67,7 @@ def _contents(chosen: list[tuple[TensorLayout, str]], random: np.random.Generato
             std = 1.0 if tensor.part == "embedding" else std
             if (block, std) not in made:
                 made[block, std] = random_blocks(block, _PATTERN_BLOCKS, std, random).reshape(-1)
-            yield np.resize(made[block, std], count * block_format(block).size_bytes)
+            yield np.resize(made[block, std], count * size_bytes)
 
 
 def _block_of(tensor: TensorLayout, blocks: WeightBlocks, layers: int) -> str:
@@ -80,7 +77,8 @@ def _block_of(tensor: TensorLayout, blocks: WeightBlocks, layers: int) -> str:
     mix: Mapping[str, float] = getattr(blocks, tensor.part)
     found = _at_layer(mix, tensor.layer, layers)
     kept = block_of_row(found, tensor.shape[0])
-    if tensor.shape[0] % block_format(kept).weights:
+    _, weights, _ = block_format(kept)
+    if tensor.shape[0] % weights:
         raise ShapeError(f"{tensor.name}: rows of {tensor.shape[0]} weights: no block of random weights fits them")
     return kept
 
@@ -93,16 +91,3 @@ def _at_layer(mix: Mapping[str, float], layer: int, layers: int) -> str:
         if (layer + 1) * count // layers > layer * count // layers:
             return block
     return first
-
-
-def _add(writer: GGUFWriter, key: str, value: int | float | str | bool) -> None:
-    if key == "general.architecture":
-        return  # written by the writer itself
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_string(key, value)

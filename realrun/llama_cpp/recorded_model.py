@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from realrun.llama_cpp.library import library_version
 from realrun.llama_cpp.model import LlamaModel
 from realrun.llama_cpp.routing_observer import RoutingObserver
 from realrun.llama_cpp.routing_rows import Routing
-from traces.capture.settings import CaptureError, CaptureSettings
+from traces.capture.settings import CaptureSettings
 from traces.layout import DECODE, PREFILL
 from traces.models.shape import ModelShape
 
@@ -31,61 +31,50 @@ class RoutedPass:
     routing: Routing
 
 
+@dataclass(frozen=True)
 class RoutedModel:
-    """A model in memory with a context for one sequence; a context manager.
+    """A model in memory with a context for one sequence; ``observer`` sees its routers."""
 
-    ``threads`` of the CPU; ``gpu_layers``: how many the GPU computes, -1 for all. Raises RefusedError.
-    """
-
-    def __init__(
-        self, path: Path, shape: ModelShape, settings: CaptureSettings, *, threads: int, gpu_layers: int
-    ) -> None:
-        self._settings, self._shape, self.path = settings, shape, path
-        self._observer = RoutingObserver(path, shape.experts, shape.top_k, shape.hidden)
-        with ExitStack() as stack:
-            self._model = stack.enter_context(LlamaModel(path, gpu_layers=gpu_layers))
-            length = settings.prompt_tokens + settings.generated_tokens
-            self._context = stack.enter_context(
-                LlamaContext(self._model, context=length, threads=threads, observer=self._observer)
-            )
-            self._opened = stack.pop_all()
-
-    def __enter__(self) -> RoutedModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
+    model: LlamaModel
+    context: LlamaContext
+    observer: RoutingObserver
+    settings: CaptureSettings
 
     def tokens_of(self, text: str) -> list[int]:
         """The token ids of a text. Raises RefusedError for a file without a vocabulary."""
-        return [int(token) for token in self._model.tokens_of(text)]
+        return [int(token) for token in self.model.tokens_of(text)]
 
     def passes(self, prompt: Sequence[int], sequence: int) -> Iterator[RoutedPass]:
         """The prompt, then one token after another; none of them ends the sequence. Raises CaptureError."""
-        self._context.keep(0)
+        self.context.keep(0)
         tokens, start = list(prompt), 0
-        for step in range(self._settings.generated_tokens + 1):
-            self._context.decode(tokens, every_output=True)
-            yield RoutedPass(tokens, start, DECODE if step else PREFILL, self._routing(len(tokens)))
+        for step in range(self.settings.generated_tokens + 1):
+            self.context.decode(tokens, every_output=True)
+            yield RoutedPass(tokens, start, DECODE if step else PREFILL, self.observer.take_pass(len(tokens)))
             start += len(tokens)
-            tokens = [draw(self._context.logits(), self._settings, sequence, step)]
+            tokens = [draw(self.context.logits(), self.settings, sequence, step)]
 
     def describe(self) -> dict[str, Any]:
         """For the provenance of a trace: what ran, and on which software."""
         return {
-            "model": self.path.stem,
-            "model_class": self._model.metadata("general.architecture") or "unknown",
+            "model": self.model.path.stem,
+            "model_class": self.model.metadata("general.architecture") or "unknown",
             "versions": {**library_version(), "numpy": np.__version__},
         }
 
-    def _routing(self, tokens: int) -> Routing:
-        routing = self._observer.take_pass(tokens)
-        if tuple(routing) != self._shape.expert_blocks:
-            raise CaptureError(
-                f"{self.path}: expected routers in blocks {list(self._shape.expert_blocks)}, llama.cpp's graph has "
-                f"ffn_moe_logits and ffn_moe_topk in {list(routing)}; routing of this family is not supported"
-            )
-        return routing
+
+@contextmanager
+def open_routed(
+    path: Path, shape: ModelShape, settings: CaptureSettings, *, threads: int, gpu_layers: int
+) -> Iterator[RoutedModel]:
+    """Load a model. ``threads`` of the CPU; ``gpu_layers``: how many the GPU computes, -1 for all. Raises RefusedError.
+    """
+    observer, length = RoutingObserver(path, shape), settings.prompt_tokens + settings.generated_tokens
+    with (
+        LlamaModel(path, gpu_layers=gpu_layers) as model,
+        LlamaContext(model, context=length, threads=threads, observer=observer) as context,
+    ):
+        yield RoutedModel(model, context, observer, settings)
 
 
 def draw(logits: NDArray[np.float32], settings: CaptureSettings, sequence: int, step: int) -> int:

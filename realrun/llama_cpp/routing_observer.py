@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from realrun.llama_cpp.tensor_callback import GraphTensor
 from traces.capture.settings import CaptureError
+from traces.models.shape import ModelShape
 
 _NAME = re.compile(r"ffn_moe_(logits|topk|weights|weights_softmax|weights_norm|weights_scaled)-(\d+)")
 _WEIGHTS = ("weights_scaled", "weights_norm", "weights_softmax", "weights")  # the last of a graph comes first
@@ -35,13 +36,10 @@ class BlockRouting:
 
 
 class RoutingObserver:
-    """Keeps the tensors of routers until ``take_pass``.
+    """Keeps the tensors of the routers of ``shape`` until ``take_pass``; ``where`` names the model in errors."""
 
-    ``where`` names the model in errors; a router has ``experts``, and chooses ``top_k``, from ``hidden`` elements.
-    """
-
-    def __init__(self, where: Path, experts: int, top_k: int, hidden: int) -> None:
-        self._where, self._experts, self._top_k, self._hidden = where, experts, top_k, hidden
+    def __init__(self, where: Path, shape: ModelShape) -> None:
+        self._where, self._shape = where, shape
         self._kept: dict[int, dict[str, list[NDArray[Any]]]] = defaultdict(lambda: defaultdict(list))
 
     def wants(self, name: str) -> bool:
@@ -58,10 +56,16 @@ class RoutingObserver:
     def take_pass(self, tokens: int) -> dict[int, BlockRouting]:
         """The routing of the pass that just ended, over ``tokens``, by block, in their order.
 
-        Raises CaptureError for a graph without one of the tensors, or with other sizes.
+        Raises CaptureError for a graph without one of the tensors, with other sizes, or with other routers.
         """
         kept, self._kept = self._kept, defaultdict(lambda: defaultdict(list))
-        return {block: self._routing(block, pieces, tokens) for block, pieces in sorted(kept.items())}
+        routing = {block: self._routing(block, pieces, tokens) for block, pieces in sorted(kept.items())}
+        if tuple(routing) != self._shape.expert_blocks:
+            raise CaptureError(
+                f"{self._where}: expected routers in blocks {list(self._shape.expert_blocks)}, llama.cpp's graph has "
+                f"ffn_moe_logits and ffn_moe_topk in {list(routing)}; routing of this family is not supported"
+            )
+        return routing
 
     def _routing(self, block: int, pieces: Pieces, tokens: int) -> BlockRouting:
         def last(names: Sequence[str], width: int) -> NDArray[Any]:
@@ -75,8 +79,8 @@ class RoutingObserver:
             return values.reshape(tokens, width)
 
         return BlockRouting(
-            inputs=last(["inputs"], self._hidden),
-            logits=last(["logits"], self._experts),
-            ids=last(["topk"], self._top_k),
-            weights=last(_WEIGHTS, self._top_k),
+            inputs=last(["inputs"], self._shape.hidden),
+            logits=last(["logits"], self._shape.experts),
+            ids=last(["topk"], self._shape.top_k),
+            weights=last(_WEIGHTS, self._shape.top_k),
         )

@@ -8,16 +8,25 @@ that on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchPoint
-from realrun.llama_cpp.bench_sizes import ON_CPU, ON_GPU
-from realrun.llama_cpp.benchmark_models import COPIED_STEPS, PINNED, SPLIT, SPLIT_STEPS, expert_models
-from realrun.llama_cpp.kernel_numbers import plausible_rates
+from realrun.llama_cpp.benchmark_models import (
+    COPIED_STEPS,
+    HOST_THREADS,
+    ON_CPU,
+    ON_GPU,
+    PINNED,
+    SPLIT,
+    SPLIT_STEPS,
+    expert_models,
+)
+from realrun.llama_cpp.kernel_engine import GpuNumbers
+from realrun.llama_cpp.kernel_numbers import KernelNumbers, plausible_rates
 from realrun.llama_cpp.nonnegative_fit import Equations, solved, solved_by_threads
+from realrun.llama_cpp.piece_time import routed_ns
 from realrun.llama_cpp.product_times import Samples, chosen_elements, expert_operations
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import Kernels, ProductRates
@@ -28,6 +37,12 @@ from traces.models.shape import ModelShape
 from trilane.machines.sourced import Sourced
 
 ROWS = (1, 4, 8)  # of an expert on the CPU: pieces of 32 tokens and more are copied
+
+
+def gpu_numbers(samples: Samples, blocks: tuple[str, ...], threads: tuple[int, ...], where: str) -> GpuNumbers:
+    """What follows from the times of ``gpu_models``. Raises KernelError where a machine was too busy."""
+    gpu = KernelNumbers(samples, blocks, HOST_THREADS, where, ON_GPU).kernels()
+    return GpuNumbers(gpu, SplitNumbers(samples, blocks, threads, gpu, where).kernels())
 
 
 @dataclass(frozen=True)
@@ -44,12 +59,9 @@ class SplitNumbers:
     def kernels(self) -> SplitKernels:
         """All of them. Raises KernelError where a machine was too busy for any."""
         found = solved_by_threads(self.threads, self._computed)
-        width, count = len(ROWS), len(self.blocks)
-        experts = {
-            block: self._rates([times[place * width : (place + 1) * width] for times in found])
-            for place, block in enumerate(self.blocks)
-        }
-        chosen, layer = (tuple(times[width * count + which] for times in found) for which in (0, 1))
+        of_blocks = np.split(np.array(found)[:, :-2], len(self.blocks), axis=1)
+        experts = {block: self._rates(ns.tolist()) for block, ns in zip(self.blocks, of_blocks, strict=True)}
+        *_, chosen, layer = zip(*found, strict=True)
         how = "models of 4, 12 and 16 experts a token, on the GPU and on the CPU"
         return SplitKernels(
             self.threads, experts, self._sourced(chosen, how), self._sourced(layer, how),
@@ -61,7 +73,7 @@ class SplitNumbers:
     def _computed(self, threads: int) -> Equations:
         """Unknowns: times of an operation by block and ``ROWS``, of an element of an expert's output, of a layer."""
         matrix, times = [], []
-        for name, shape, block in self._models():
+        for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
             for tokens in SPLIT_STEPS:
                 equation = np.zeros(len(self.blocks) * len(ROWS) + 2)
                 at = self.blocks.index(block) * len(ROWS)
@@ -70,7 +82,7 @@ class SplitNumbers:
                 added = self._added(name, SPLIT, threads, tokens)
                 matrix.append(equation)
                 times.append(max(added + self._gpu_ns(shape, block, tokens), 1.0))
-        return Equations(np.array(matrix), np.array(times))
+        return matrix, times
 
     def _rates(self, times: list[list[float]]) -> Sourced[ProductRates]:
         """From times of an operation in ns, by number of threads and ``ROWS``."""
@@ -82,15 +94,16 @@ class SplitNumbers:
     def _copies(self, variant: str, computed: list[float], memory: str) -> ExpertCopies:
         """``computed``: the unknowns of experts on the CPU, with most threads."""
         matrix, times, total = [], [], []
-        for name, shape, block in self._models():
+        for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
             for tokens in COPIED_STEPS:
                 copied = (shape.moe_layers - 1) * ExpertWork.of(shape, tokens).active
                 matrix.append([copied, copied * _expert_bytes(shape, block)])
-                last = self._last_on_cpu(shape, block, computed) - self._gpu_ns(shape, block, 1, layers=1)
+                on_gpu = KernelSteps(shape, WeightBlocks.uniform(block), self.gpu, 0)
+                last = self._last_on_cpu(shape, block, computed) - routed_ns(on_gpu, 1)
                 added = self._added(name, variant, self.threads[-1], tokens)
                 times.append(max(added - last, 1.0))
                 total.append(max(added, 1.0))
-        expert, byte = solved(Equations(np.array(matrix), np.array(times)), total)
+        expert, byte = solved(matrix, times, total)
         how = f"pieces of {' and '.join(map(str, COPIED_STEPS))} tokens of the same models, copied from {memory}"
         return ExpertCopies(self._sourced(expert, how), self._sourced(byte, how))
 
@@ -102,24 +115,15 @@ class SplitNumbers:
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _models(self) -> Iterator[tuple[str, ModelShape, str]]:
-        for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
-            yield name, shape, block
-
     def _added(self, name: str, variant: str, threads: int, tokens: int) -> float:
         """What a step takes longer with its experts away from the GPU."""
         alone = self.samples[name][BenchPoint(self.gpu.threads[0], 0, tokens)]
         return self.samples[name + variant][BenchPoint(threads, 0, tokens)] - alone
 
-    def _gpu_ns(self, shape: ModelShape, block: str, tokens: int, layers: int | None = None) -> float:
-        """The GPU's routed experts in a step, all layers' but for tokens of the last; or of so many layers alone."""
+    def _gpu_ns(self, shape: ModelShape, block: str, tokens: int) -> float:
+        """The GPU's routed experts in a step: those of all layers, and of one token in the last."""
         steps = KernelSteps(shape, WeightBlocks.uniform(block), self.gpu, 0)
-        parts = [(layers, tokens)] if layers else [(shape.moe_layers - 1, tokens), (1, 1)]
-        found = 0.0
-        for count, each in parts:
-            work = ExpertWork.of(shape, each)
-            found += count * work.active * float(steps.expert_ns(np.array([work.rows]))[0])
-        return found
+        return (shape.moe_layers - 1) * routed_ns(steps, tokens) + routed_ns(steps, 1)
 
     def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]
         return Sourced(value, f"{self.where}: {how}", "medium")

@@ -22,92 +22,60 @@ LogCallback = CFUNCTYPE(None, c_int32, c_char_p, c_void_p)  # level, text, user 
 EvalCallback = CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)  # tensor, whether it is asked for, user data
 
 
+def _fields(*declared: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
+    """Of declarations as in C: a type, and the names that follow one another in it."""
+    return tuple((name, kind) for kind, *names in declared for name in names)
+
+
 class BufferOverride(Structure):
     """``llama_model_tensor_buft_override``: tensors whose names match a pattern go to a buffer type."""
 
-    _fields_ = (("pattern", c_char_p), ("buffer_type", c_void_p))
+    _fields_ = _fields((c_char_p, "pattern"), (c_void_p, "buffer_type"))
 
 
 class ModelParams(Structure):
     """``llama_model_params``."""
 
-    _fields_ = (
-        ("devices", c_void_p),
-        ("tensor_buft_overrides", POINTER(BufferOverride)),
-        ("n_gpu_layers", c_int32),
-        ("split_mode", c_int32),
-        ("load_mode", c_int32),
-        ("lazy_mode", c_int32),
-        ("main_gpu", c_int32),
-        ("tensor_split", c_void_p),
-        ("progress_callback", c_void_p),
-        ("progress_callback_user_data", c_void_p),
-        ("kv_overrides", c_void_p),
-        ("vocab_only", c_bool),
-        ("check_tensors", c_bool),
-        ("use_extra_bufts", c_bool),
-        ("no_host", c_bool),
-        ("no_alloc", c_bool),
-        ("load_mtp", c_bool),
+    _fields_ = _fields(
+        (c_void_p, "devices"),
+        (POINTER(BufferOverride), "tensor_buft_overrides"),
+        (c_int32, "n_gpu_layers", "split_mode", "load_mode", "lazy_mode", "main_gpu"),
+        (c_void_p, "tensor_split", "progress_callback", "progress_callback_user_data", "kv_overrides"),
+        (c_bool, "vocab_only", "check_tensors", "use_extra_bufts", "no_host", "no_alloc", "load_mtp"),
     )
 
 
 class ContextParams(Structure):
     """``llama_context_params``; ``moe_cache_size`` came with llama.cpp's pull request 29887."""
 
-    _fields_ = (
-        ("n_ctx", c_uint32),
-        ("n_batch", c_uint32),
-        ("n_ubatch", c_uint32),
-        ("n_seq_max", c_uint32),
-        ("n_rs_seq", c_uint32),
-        ("n_outputs_max", c_uint32),
-        ("n_outputs_max_per_seq", c_uint32),
-        ("n_threads", c_int32),
-        ("n_threads_batch", c_int32),
-        ("ctx_type", c_int32),
-        ("rope_scaling_type", c_int32),
-        ("pooling_type", c_int32),
-        ("attention_type", c_int32),
-        ("flash_attn_type", c_int32),
-        ("rope_freq_base", c_float),
-        ("rope_freq_scale", c_float),
-        ("yarn_ext_factor", c_float),
-        ("yarn_attn_factor", c_float),
-        ("yarn_beta_fast", c_float),
-        ("yarn_beta_slow", c_float),
-        ("yarn_orig_ctx", c_uint32),
-        ("defrag_thold", c_float),
-        ("cb_eval", EvalCallback),
-        ("cb_eval_user_data", c_void_p),
-        ("type_k", c_int32),
-        ("type_v", c_int32),
-        ("abort_callback", c_void_p),
-        ("abort_callback_data", c_void_p),
-        ("moe_cache_size", c_size_t),
-        ("embeddings", c_bool),
-        ("offload_kqv", c_bool),
-        ("no_perf", c_bool),
-        ("op_offload", c_bool),
-        ("swa_full", c_bool),
-        ("kv_unified", c_bool),
-        ("samplers", c_void_p),
-        ("n_samplers", c_size_t),
-        ("ctx_other", c_void_p),
+    _fields_ = _fields(
+        (c_uint32, "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max", "n_outputs_max_per_seq"),
+        (c_int32, "n_threads", "n_threads_batch"),
+        (c_int32, "ctx_type", "rope_scaling_type", "pooling_type", "attention_type", "flash_attn_type"),
+        (c_float, "rope_freq_base", "rope_freq_scale"),
+        (c_float, "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+        (c_uint32, "yarn_orig_ctx"),
+        (c_float, "defrag_thold"),
+        (EvalCallback, "cb_eval"),
+        (c_void_p, "cb_eval_user_data"),
+        (c_int32, "type_k", "type_v"),
+        (c_void_p, "abort_callback", "abort_callback_data"),
+        (c_size_t, "moe_cache_size"),
+        (c_bool, "embeddings", "offload_kqv", "no_perf", "op_offload", "swa_full", "kv_unified"),
+        (c_void_p, "samplers"),
+        (c_size_t, "n_samplers"),
+        (c_void_p, "ctx_other"),
     )
 
 
 class TokenBatch(Structure):
     """``llama_batch``."""
 
-    _fields_ = (
-        ("n_tokens", c_int32),
-        ("token", POINTER(c_int32)),
-        ("embd", c_void_p),
-        ("pos", c_void_p),
-        ("n_seq_id", c_void_p),
-        ("seq_id", c_void_p),
-        ("logits", POINTER(c_int8)),
+    _fields_ = _fields(
+        (c_int32, "n_tokens"),
+        (POINTER(c_int32), "token"),
+        (c_void_p, "embd", "pos", "n_seq_id", "seq_id"),
+        (POINTER(c_int8), "logits"),
     )
 
 
@@ -116,15 +84,15 @@ class TensorHead(Structure):
     ``src``: the tensors that it is computed from.
     """
 
-    _fields_ = (
-        ("type", c_int32),
-        ("buffer", c_void_p),
-        ("ne", c_int64 * 4),
-        ("nb", c_size_t * 4),
-        ("op", c_int32),
-        ("op_params", c_int32 * 16),
-        ("flags", c_int32),
-        ("src", c_void_p * 10),
+    _fields_ = _fields(
+        (c_int32, "type"),
+        (c_void_p, "buffer"),
+        (c_int64 * 4, "ne"),
+        (c_size_t * 4, "nb"),
+        (c_int32, "op"),
+        (c_int32 * 16, "op_params"),
+        (c_int32, "flags"),
+        (c_void_p * 10, "src"),
     )
 
 

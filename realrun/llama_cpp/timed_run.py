@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from realrun.llama_cpp.context import LlamaContext
 from realrun.llama_cpp.llama_bench_context import LlamaBenchContext
 from realrun.llama_cpp.model import LlamaModel
 from trilane.common.units import MIB
@@ -62,20 +61,17 @@ def timed_run(path: Path, settings: RunSettings) -> TimedRun:
 
     Raises RefusedError with the library's reason where it cannot be loaded.
     """
-    gpu_layers = -1 if settings.gpu else 0
-    with LlamaModel(
-        path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_expert_layers, mmap=settings.mapped
-    ) as model:
+    layers, on_cpu = -1 if settings.gpu else 0, settings.cpu_expert_layers
+    with LlamaModel(path, gpu_layers=layers, cpu_expert_layers=on_cpu, mmap=settings.mapped) as model:
         return timed_in(model, settings)
 
 
 def timed_in(model: LlamaModel, settings: RunSettings) -> TimedRun:
     """The same with a model that is loaded."""
-    with LlamaContext(
+    with LlamaBenchContext(
         model, context=settings.window_tokens, piece=settings.piece_tokens, threads=settings.threads, kv=settings.kv,
         flash_attention=True, expert_cache_mib=settings.expert_cache_mib,
-    ) as context:  # fmt: skip
-        bench = LlamaBenchContext(context)
+    ) as bench:  # fmt: skip
         bench.compute_ns(min(settings.piece_tokens, settings.prompt_tokens))
         bench.keep(0)
         prompt_ns = bench.compute_ns(settings.prompt_tokens)

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from realrun.errors import RefusedError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Recorded(Generic[T]):
-    """A recorded graph. ``output``: tensors, or tuples of them, that every replay writes again."""
-
-    graph: torch.cuda.CUDAGraph
-    output: T
-
-    def replay(self) -> T:
-        """Launch it on the current stream."""
-        self.graph.replay()
-        return self.output
 
 
 class CudaGraphs:
@@ -38,8 +24,11 @@ class CudaGraphs:
         self.recorded = 0
         self._pools: dict[str, Any] = {}
 
-    def record(self, kind: str, work: Callable[[], T]) -> Recorded[T]:
+    def record(self, kind: str, work: Callable[[], T]) -> Callable[[], T]:
         """Run ``work`` once, since libraries allocate and initialise on first use, and then record it.
+
+        What is returned launches the graph on the current stream, which writes the output of ``work`` (tensors, or
+        tuples of them) again at the same place, and returns it.
 
         ``work`` must neither wait for the device nor read host memory. Other threads use other streams at the same
         time and poll their events, at which a recording in CUDA's "global" mode would fail
@@ -54,4 +43,9 @@ class CudaGraphs:
         except RuntimeError as error:
             raise RefusedError(f"cuda: could not record {kind} as a graph: {error}; use runtime=eager") from error
         self.recorded += 1
-        return Recorded(graph, output)
+
+        def replay() -> T:
+            graph.replay()
+            return output
+
+        return replay

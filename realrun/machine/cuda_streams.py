@@ -14,8 +14,9 @@ from realrun.errors import LaneError, LaneInputError
 from realrun.machine.cuda_memory import memory_in_words
 from realrun.machine.done_callbacks import DoneCallback, DoneCallbacks
 from realrun.machine.gpu_clock import GpuClock, new_event, new_stream
-from realrun.machine.lanes import Completion, Work
-from realrun.machine.thread_lane import Flag, ThreadCompletion
+from realrun.machine.lanes import Completion, OnItsLane, Work
+from realrun.machine.stream_flags import StreamFlag
+from realrun.machine.thread_lane import ThreadCompletion
 from trilane.common.errors import TrilaneError
 
 
@@ -27,7 +28,7 @@ class WorkTimes(NamedTuple):
     end_ns: int
 
 
-class StreamCompletion:
+class StreamCompletion(OnItsLane):
     """Work between two events of a stream.
 
     It starts when the stream reaches it: if the stream is idle, launching is part of the time. Waiting spins without
@@ -44,24 +45,9 @@ class StreamCompletion:
         self._lock = threading.Lock()
         self._is_over = False  # as far as is known
 
-    @property
-    def ready_ns(self) -> int:
-        """When the work was ready to start."""
-        return self.times().ready_ns
-
-    @property
-    def start_ns(self) -> int:
-        """When the stream reached it."""
-        return self.times().start_ns
-
-    @property
-    def end_ns(self) -> int:
-        """When it ended."""
-        return self.times().end_ns
-
-    def issued(self) -> StreamCompletion:
-        """Itself: stream work is launched when it is submitted."""
-        return self
+    ready_ns = property(lambda self: self.times().ready_ns)
+    start_ns = property(lambda self: self.times().start_ns)  # when the stream reached it
+    end_ns = property(lambda self: self.times().end_ns)
 
     def wait(self) -> None:
         """Block until it has ended and its ``done`` has been called."""
@@ -133,7 +119,7 @@ def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> Non
     does not see that order, and requires events in addition for an order between streams (driver API,
     ``cuStreamWaitValue32``): so the stream also waits for what the thread waits for.
     """
-    flags: dict[Flag, int] = {}
+    flags: dict[StreamFlag, int] = {}
     earlier: list[Completion] = []
     for completion in completions:
         if isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,6 +45,20 @@ class Completion(Protocol):
 
     def has_ended(self) -> bool:
         """Whether the work has ended or failed. Never blocks."""
+
+
+class OnItsLane:
+    """A completion of work that is submitted by the time it is made."""
+
+    def issued(self) -> Self:
+        """Itself."""
+        return self
+
+
+def took_ns(completion: Completion) -> int:
+    """Wait for the end of the work, and return its duration."""
+    completion.wait()
+    return completion.end_ns - completion.start_ns
 
 
 class Submitted(Completion, Protocol):

@@ -84,9 +84,8 @@ def machine_for(lanes: LaneKind = "auto", options: LaneOptions | None = None, *,
 def machine_of(profile: Profile, *, inline: bool = False) -> RealMachine:
     """The machine of a profile, with the same settings. Raises RefusedError if this is another computer."""
     facts = profile.machine
-    settings = {key.removeprefix("lanes_"): _setting(value) for key, value in facts.items() if key.startswith("lanes_")}
-    if "cpu_cores" in settings:
-        settings["cpu_cores"] = _cores(facts["lanes_cpu_cores"])
+    lanes = {key.removeprefix("lanes_"): value for key, value in facts.items() if key.startswith("lanes_")}
+    settings = {name: _setting(name, value) for name, value in lanes.items()}
     made = _host(settings, inline) if profile.kind == "host-lanes" else _cuda(settings)
     try:
         check_same(facts, facts_of(made), "this computer")
@@ -145,9 +144,8 @@ def _plain(value: object) -> str | int | float:
     return ",".join(map(str, value)) if isinstance(value, tuple) else cast(str | int | float, value)
 
 
-def _setting(value: str | int | float) -> object:
-    return None if value == "any" else value
-
-
-def _cores(value: str | int | float) -> tuple[int, ...] | None:
-    return None if value == "any" else tuple(int(core) for core in str(value).split(","))
+def _setting(name: str, value: str | int | float) -> object:
+    """A fact as the setting that it was."""
+    if value == "any":
+        return None
+    return tuple(int(core) for core in str(value).split(",")) if name == "cpu_cores" else value

@@ -54,13 +54,6 @@ class _Team:
             self._end(self.pointer)
 
 
-class _Teams(threading.local):
-    """The calling thread's teams, by number of threads, on the cores that it was bound to on its first call."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, _Team] = {}
-
-
 class NativeFfn:
     """The compiled kernel. ``name``: its instruction set; ``only_up_to``: rows up to which it is faster than torch."""
 
@@ -70,7 +63,7 @@ class NativeFfn:
         library.team_of.restype, library.kernel_name.restype = ctypes.c_void_p, ctypes.c_char_p
         library.team_end.argtypes = [ctypes.c_void_p]
         library.compute.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Expert)]
-        self._library, self._teams = library, _Teams()
+        self._library, self._of_thread = library, threading.local()
         self.name, self.only_up_to = library.kernel_name().decode(), int(library.only_up_to())
 
     def __call__(
@@ -96,7 +89,8 @@ class NativeFfn:
             raise MemoryError(f"the native CPU kernel: no memory for {len(choices)} rows of an expert")
 
     def _team(self, threads: int) -> _Team:
-        teams = self._teams.of
+        """The calling thread's team of so many, on the cores that it was bound to on its first call."""
+        teams: dict[int, _Team] = vars(self._of_thread).setdefault("teams", {})
         if threads not in teams:
             teams[threads] = _Team(self._library, threads)
         return teams[threads]

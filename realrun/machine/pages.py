@@ -49,7 +49,8 @@ class Pages(mmap.mmap):
         self._offset = -mapped.ctypes.data % HUGE_PAGE_BYTES if large else 0
         self._size_bytes, self.address = size_bytes, mapped.ctypes.data + self._offset
         if large:
-            _ask_for_huge_pages(self)
+            with suppress(OSError, AttributeError):  # a kernel without huge pages, or not Linux
+                self.madvise(mmap.MADV_HUGEPAGE)
             touch(mapped[self._offset : self._offset + size_bytes])
 
     def tensor(self) -> Tensor:
@@ -66,11 +67,3 @@ def touch(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
 
     with ThreadPoolExecutor(min(len(pieces), len(usable_cores()))) as pool:
         list(pool.map(touch_piece, pieces))
-
-
-def _ask_for_huge_pages(pages: mmap.mmap) -> None:
-    """Request huge pages, which the system may ignore."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)  # of Linux
-    if advice is not None:
-        with suppress(OSError):  # a kernel without huge pages
-            pages.madvise(advice)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,12 +20,8 @@ VARIABLE = "TRILANE_STREAM_FLAGS"  # environment variable; 0: the host waits for
 LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 WAIT_UNTIL_REACHED = 0  # CU_STREAM_WAIT_VALUE_GEQ: (int32_t)(*addr - value) >= 0, so the word may wrap around
 WORD = 1 << 32
-
-
-class WaitValue(Protocol):
-    """``cuStreamWaitValue32`` on a stream's handle and an address; returns a CUresult, 0 for success."""
-
-    def __call__(self, stream: int, address: int, value: int, flags: int, /) -> int: ...
+# ``cuStreamWaitValue32`` of a stream's handle, an address, a value and flags; returns a CUresult, 0 for success
+WaitValue: TypeAlias = Callable[[int, int, int, int], int]
 
 
 def driver_wait_value() -> WaitValue | None:

@@ -9,50 +9,27 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from typing import Any, Protocol
 
 import torch
 
 from realrun.errors import LaneError
 from realrun.machine.cores import most_cpu_threads
-from realrun.machine.lanes import Completion, Work
+from realrun.machine.lanes import Completion, OnItsLane, Work
+from realrun.machine.stream_flags import StreamFlag
 
 PR_SET_TIMERSLACK = 29  # https://man7.org/linux/man-pages/man2/PR_SET_TIMERSLACK.2const.html
 
 
-class Flag(Protocol):
-    """A signal to GPU streams: how many pieces of a lane's work have ended."""
-
-    def set(self, number: int) -> None:
-        """Signal that all work up to ``number`` has ended."""
-
-    def hold_up(self, stream: Any, number: int) -> None:
-        """Make ``stream`` wait for ``number``."""
-
-
-class ThreadCompletion:
+class ThreadCompletion(OnItsLane):
     """Work of a thread. Its end is signalled by releasing a lock, the cheapest way to wait.
 
     ``number``: of the work on its lane, from 1; ``flag``: the lane's, if GPU streams can wait for its work.
     """
 
-    __slots__ = (
-        "_done",
-        "_ended",
-        "_work",
-        "after",
-        "blocked_ns",
-        "end_ns",
-        "error",
-        "flag",
-        "number",
-        "ready_ns",
-        "start_ns",
-    )  # fmt: skip
-
     def __init__(
-        self, work: Work, after: Sequence[Completion], done: Work | None, number: int = 0, flag: Flag | None = None
-    ) -> None:
+        self, work: Work, after: Sequence[Completion], done: Work | None, number: int = 0,
+        flag: StreamFlag | None = None,
+    ) -> None:  # fmt: skip
         self._work: Work | None = work
         self.after, self._done = after, done
         self.number, self.flag = number, flag
@@ -61,10 +38,6 @@ class ThreadCompletion:
         self.error: BaseException | None = None
         self._ended = threading.Lock()
         self._ended.acquire()
-
-    def issued(self) -> ThreadCompletion:
-        """Itself: a thread's work is issued when it is submitted."""
-        return self
 
     def wait(self) -> None:
         """Block until it has ended. Raises LaneError if it failed."""
@@ -108,7 +81,7 @@ class ThreadLane:
     """
 
     def __init__(
-        self, name: str, cores: Collection[int] | None = None, threads: int = 1, flag: Flag | None = None
+        self, name: str, cores: Collection[int] | None = None, threads: int = 1, flag: StreamFlag | None = None
     ) -> None:
         self._flag, self._submitted = flag, 0
         self._queue: SimpleQueue[ThreadCompletion | None] = SimpleQueue()

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from realrun.machine.lanes import Completion, Machine, Work
+from realrun.machine.lanes import Completion, Machine, Work, took_ns
 from realrun.replay.attention import attention_params_of
 from traces.models.shape import ModelShape
 
@@ -50,12 +50,6 @@ def _warm_up(machine: Machine, load: Callable[[], Work]) -> None:
     while machine.now_ns() < until_ns:
         [*_, last] = [machine.gpu.submit(load()) for _ in range(AT_ONCE)]
         last.wait()
-
-
-def took_ns(completion: Completion) -> int:
-    """Wait for the end of the work, and return its duration."""
-    completion.wait()
-    return completion.end_ns - completion.start_ns
 
 
 def cache_bytes(device: torch.device) -> int:

@@ -18,7 +18,7 @@ from realrun.experts.ffn import weighted_ffn
 from realrun.experts.shape import ExpertShape
 from realrun.experts.store import random_store
 from realrun.machine.cores import alone, most_cpu_threads
-from realrun.machine.lanes import MachineLane
+from realrun.machine.lanes import MachineLane, took_ns
 from realrun.machine.machines import RealMachine
 from realrun.machine.memory_check import check_host_memory
 from realrun.machine.pinned import plain
@@ -115,6 +115,4 @@ def _expert_ns(lane: MachineLane, shape: ModelShape, experts: Iterator[Expert], 
     given = (hidden, choices, weights, 1, torch.empty(tokens, shape.hidden))
     first, second = (partial(weighted_ffn, kernel, next(experts), *given) for _ in range(2))
     lane.submit(first)
-    completion = lane.submit(second)
-    completion.wait()
-    return completion.end_ns - completion.start_ns
+    return took_ns(lane.submit(second))

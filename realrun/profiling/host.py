@@ -12,6 +12,7 @@ to wake. Other hand-overs are part of ``kernels`` and ``link``. Two parts of a l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -24,10 +25,8 @@ from realrun.profiling.timing import Probe
 
 def host_probes(lab: Lab) -> list[Probe]:
     """The probes of the launches of each group, with one token per step."""
-    probes: list[Probe] = [
-        lambda: layer_launch(lab), lambda: launch_tail(lab), lambda: expert_launch(lab), lambda: head_launch(lab)
-    ]  # fmt: skip
-    return [*probes, lambda: dense_launch(lab)] if lab.shape.dense_layers else probes
+    dense = [dense_launch] if lab.shape.dense_layers else []
+    return [partial(probe, lab) for probe in (layer_launch, launch_tail, expert_launch, head_launch, *dense)]
 
 
 def layer_launch(lab: Lab) -> Found:

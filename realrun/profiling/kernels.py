@@ -15,14 +15,13 @@ streams also takes time, and is counted once, with the work that it delays:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from torch import Tensor
 
-from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.machine.lanes import Work
-from realrun.profiling.cover import took_ns
+from realrun.execution.routed_tokens import routed
+from realrun.machine.lanes import took_ns
 from realrun.profiling.lab import Lab
 from realrun.profiling.timing import Key, Probe
 
@@ -33,129 +32,102 @@ Found = Mapping[Key, Sequence[float]]
 def kernel_probes(lab: Lab) -> list[Probe]:
     """Probes for all sizes of the lab's points."""
     points = lab.points
+    most = max(points.batches)
     return [
-        *(decode(lab, batch, context) for batch in points.batches for context in points.contexts),
-        *(prefill(lab, batch, prompt) for batch in points.batches for prompt in points.prompts),
-        *(decode(lab, batch, points.contexts[0], kind) for batch in points.batches for kind in FORECASTS),
-        *(prefill(lab, max(points.batches), prompt, kind) for prompt in points.prompts for kind in FORECASTS),
-        *(gpu_experts(lab, tokens) for tokens in points.tokens),
-        *(cpu_experts(lab, tokens) for tokens in points.tokens),
-        *(head(lab, batch) for batch in points.batches),
+        *(partial(decode, lab, batch, context) for batch in points.batches for context in points.contexts),
+        *(partial(prefill, lab, batch, prompt) for batch in points.batches for prompt in points.prompts),
+        *(partial(decode, lab, batch, points.contexts[0], kind) for batch in points.batches for kind in FORECASTS),
+        *(partial(prefill, lab, most, prompt, kind) for prompt in points.prompts for kind in FORECASTS),
+        *(partial(gpu_experts, lab, tokens) for tokens in points.tokens),
+        *(partial(cpu_experts, lab, tokens) for tokens in points.tokens),
+        *(partial(head, lab, batch) for batch in points.batches),
     ]
 
 
-def decode(lab: Lab, batch: int, context: int, forecast: str = "") -> Probe:
+def decode(lab: Lab, batch: int, context: int, forecast: str = "") -> Found:
     """A step with one new token for each sequence; ``context`` includes it."""
-    return _LayerProbe(lab, (1,) * batch, (context - 1,) * batch, ("attention_decode", batch, context), forecast)
+    return _layer(lab, (1,) * batch, (context - 1,) * batch, ("attention_decode", batch, context), forecast)
 
 
-def prefill(lab: Lab, batch: int, prompt: int, forecast: str = "") -> Probe:
+def prefill(lab: Lab, batch: int, prompt: int, forecast: str = "") -> Found:
     """A step with ``prompt`` new tokens for each sequence, without earlier context."""
-    return _LayerProbe(lab, (prompt,) * batch, (0,) * batch, ("attention_prefill", batch, prompt), forecast)
+    return _layer(lab, (prompt,) * batch, (0,) * batch, ("attention_prefill", batch, prompt), forecast)
 
 
-@dataclass(frozen=True)
-class _LayerProbe:
+def _layer(lab: Lab, new: tuple[int, ...], earlier: tuple[int, ...], attention: Key, forecast: str) -> Found:
     """A layer without its routed experts, launched as in a replay; with a ``forecast``, only that is measured.
 
     A forecast is computed while the host reads the routing; on host lanes, the two slow each other down.
     """
-
-    lab: Lab
-    new: tuple[int, ...]
-    earlier: tuple[int, ...]
-    attention: Key
-    forecast: str = ""
-
-    def __call__(self) -> Found:
-        lab, tokens = self.lab, sum(self.new)
-        gpu, model, layer, hidden = lab.machine.gpu, lab.model, lab.next_layer(), lab.hidden[:tokens]
-        ids, weights = lab.drawn(tokens)
-        normed: list[Tensor] = []
-        chosen: list[Tensor] = []
-        gpu.submit(lambda: model.begin_step(self.new, self.earlier))
-        lab.cover()
-        completions = {self.attention: gpu.submit(lambda: normed.append(model.attention(layer, hidden)[1]))}
-        gated = completions["gate", tokens] = gpu.submit(lambda: chosen.append(model.gate(layer, *normed)[0]))
-        if self.forecast:
-            completions[self.forecast, tokens] = gpu.submit(self._work(layer, normed))
-        if lab.shape.shared_width:
-            completions["shared", tokens] = gpu.submit(lambda: model.shared(layer, *normed))
-        here = lab.machine.d2h.submit(
-            lambda: lab.chosen_here[:tokens].copy_(chosen[0], non_blocking=True), (gated,)
-        )  # fmt: skip
-        here.wait()
-        sorted_by_expert = routed(ids, weights)
-        sync_ns = lab.machine.now_ns() - here.end_ns + lab.start(sorted_by_expert, layer)
-        if lab.shape.dense_layers and not self.forecast:
-            completions["dense_ffn", tokens] = gpu.submit(lambda: model.dense_ffn(hidden))
-        found: dict[Key, Sequence[float]] = {key: [took_ns(completion)] for key, completion in completions.items()}
-        if self.forecast:
-            return {(self.forecast, tokens): found[self.forecast, tokens]}
-        found["routing", tokens] = [here.end_ns - gated.end_ns]
-        if len(self.new) == tokens:  # a decode step
-            found["sync",] = [sync_ns]
-        return found
-
-    def _work(self, layer: int, normed: Sequence[Tensor]) -> Work:
-        """The work of the forecast, on the one tensor in ``normed`` when that is computed."""
-        model = self.lab.model
-        learnt = self.forecast == "estimator"
-        return (lambda: model.estimate(layer, *normed)) if learnt else (lambda: model.speculate(layer, *normed))
+    tokens = sum(new)
+    gpu, model, layer, hidden = lab.machine.gpu, lab.model, lab.next_layer(), lab.hidden[:tokens]
+    ids, weights = lab.drawn(tokens)
+    normed: list[Tensor] = []
+    chosen: list[Tensor] = []
+    gpu.submit(lambda: model.begin_step(new, earlier))
+    lab.cover()
+    completions = {attention: gpu.submit(lambda: normed.append(model.attention(layer, hidden)[1]))}
+    gated = completions["gate", tokens] = gpu.submit(lambda: chosen.append(model.gate(layer, *normed)[0]))
+    if forecast:
+        forecast_by = model.estimate if forecast == "estimator" else model.speculate
+        completions[forecast, tokens] = gpu.submit(lambda: forecast_by(layer, *normed))
+    if lab.shape.shared_width:
+        completions["shared", tokens] = gpu.submit(lambda: model.shared(layer, *normed))
+    here = lab.machine.d2h.submit(lambda: lab.chosen_here[:tokens].copy_(chosen[0], non_blocking=True), (gated,))
+    here.wait()
+    sorted_by_expert = routed(ids, weights)
+    sync_ns = lab.machine.now_ns() - here.end_ns + lab.start(sorted_by_expert, layer)
+    if lab.shape.dense_layers and not forecast:
+        completions["dense_ffn", tokens] = gpu.submit(lambda: model.dense_ffn(hidden))
+    found: dict[Key, Sequence[float]] = {key: [took_ns(completion)] for key, completion in completions.items()}
+    if forecast:
+        return {(forecast, tokens): found[forecast, tokens]}
+    found["routing", tokens] = [here.end_ns - gated.end_ns]
+    if len(new) == tokens:  # a decode step
+        found["sync",] = [sync_ns]
+    return found
 
 
-def gpu_experts(lab: Lab, tokens: int) -> Probe:
+def gpu_experts(lab: Lab, tokens: int) -> Found:
     """Consecutive experts on the GPU, and the sum."""
-
-    def probe() -> Found:
-        layer, experts = lab.next_experts(lab.at_once)
-        alike = lab.alike(experts, tokens)
-        lab.cover()
-        lab.start(alike, layer, gpu=experts)
-        began = lab.machine.now_ns()
-        lab.combine(tokens)
-        launched = lab.machine.now_ns() - began
-        spans = lab.spans()
-        computed = [span.end_ns - span.start_ns for span in spans if (span.lane, span.kind) == ("gpu", "expert")]
-        summed = [span.end_ns - span.start_ns for span in spans if span.kind == "combine"]
-        launch: Found = {("combine_launch",): [launched]} if tokens in lab.points.batches else {}
-        return {("expert_gpu", tokens): computed, ("combine", tokens): summed, **launch}
-
-    return probe
+    layer, experts = lab.next_experts(lab.at_once)
+    alike = lab.alike(experts, tokens)
+    lab.cover()
+    lab.start(alike, layer, gpu=experts)
+    began = lab.machine.now_ns()
+    lab.combine(tokens)
+    launched = lab.machine.now_ns() - began
+    spans = lab.spans()
+    computed = [span.end_ns - span.start_ns for span in spans if (span.lane, span.kind) == ("gpu", "expert")]
+    summed = [span.end_ns - span.start_ns for span in spans if span.kind == "combine"]
+    launch: Found = {("combine_launch",): [launched]} if tokens in lab.points.batches else {}
+    return {("expert_gpu", tokens): computed, ("combine", tokens): summed, **launch}
 
 
-def cpu_experts(lab: Lab, tokens: int) -> Probe:
+def cpu_experts(lab: Lab, tokens: int) -> Found:
     """Consecutive experts on an idle CPU, and the sum that waits for them."""
-
-    def probe() -> Found:
-        layer, experts = lab.next_experts(lab.at_once)
-        alike: RoutedTokens = lab.alike(experts, tokens)
-        lab.cover().wait()  # about as long as the CPU is idle in a layer
-        lab.start(alike, layer, cpu=experts)
-        lab.combine(tokens)
-        spans = lab.spans()
-        computed = [span for span in spans if span.lane == "cpu"]
-        [sent] = [span for span in spans if span.kind == "activations"]
-        took = [span.end_ns - span.start_ns for span in computed]
-        first: Found = {("first_cpu_expert",): [max(0, took[0] - median(took[1:]))]} if tokens == 1 else {}
-        way: Key = ("result" if lab.machine.result_path == "h2d" else "result_and_combine", tokens)
-        read = next(span for span in spans if span.kind == ("result" if way[0] == "result" else "combine"))
-        return {
-            ("expert_cpu", tokens): took[1:], **first,
-            ("activations", tokens): [computed[0].start_ns - sent.ready_ns],
-            way: [read.end_ns - computed[-1].end_ns],
-        }  # fmt: skip
-
-    return probe
+    layer, experts = lab.next_experts(lab.at_once)
+    alike = lab.alike(experts, tokens)
+    lab.cover().wait()  # about as long as the CPU is idle in a layer
+    lab.start(alike, layer, cpu=experts)
+    lab.combine(tokens)
+    spans = lab.spans()
+    computed = [span for span in spans if span.lane == "cpu"]
+    [sent] = [span for span in spans if span.kind == "activations"]
+    took = [span.end_ns - span.start_ns for span in computed]
+    first: Found = {("first_cpu_expert",): [max(0, took[0] - median(took[1:]))]} if tokens == 1 else {}
+    way: Key = ("result" if lab.machine.result_path == "h2d" else "result_and_combine", tokens)
+    read = next(span for span in spans if span.kind == ("result" if way[0] == "result" else "combine"))
+    return {
+        ("expert_cpu", tokens): took[1:], **first,
+        ("activations", tokens): [computed[0].start_ns - sent.ready_ns],
+        way: [read.end_ns - computed[-1].end_ns],
+    }  # fmt: skip
 
 
-def head(lab: Lab, batch: int) -> Probe:
+def head(lab: Lab, batch: int) -> Found:
     """The language-model head on one row of every sequence."""
-
-    def probe() -> Found:
-        gpu, model = lab.machine.gpu, lab.model
-        gpu.submit(lambda: model.begin_step((1,) * batch, (0,) * batch))
-        lab.cover()
-        return {("head", batch): [took_ns(gpu.submit(lambda: model.head(lab.hidden[:batch])))]}
-
-    return probe
+    gpu, model = lab.machine.gpu, lab.model
+    gpu.submit(lambda: model.begin_step((1,) * batch, (0,) * batch))
+    lab.cover()
+    return {("head", batch): [took_ns(gpu.submit(lambda: model.head(lab.hidden[:batch])))]}

@@ -5,9 +5,10 @@ results that the GPU reads over a busy link.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 
-from realrun.machine.lanes import Completion, nothing
+from realrun.machine.lanes import Completion, nothing, took_ns
 from realrun.profiling.cover import COVER_NS
 from realrun.profiling.kernels import Found
 from realrun.profiling.lab import Lab
@@ -20,25 +21,21 @@ COPIES_OF_RESULTS = 4  # bytes copied while results are read, in bytes of these
 
 def link_probes(lab: Lab) -> list[Probe]:
     """Experts over the link and back, alone and next to the CPU; results over the link, alone and next to copies."""
-    probes: list[Probe] = [lambda: copies(lab), lambda: writeback(lab), lambda: contention(lab)]
+    probes: list[Probe] = [partial(probe, lab) for probe in (copies, writeback, contention)]
     if lab.machine.result_path == "h2d":  # results queue behind copies, so they are never read next to one
         return probes
-    return [*probes, *(busy_results(lab, tokens) for tokens in lab.points.batches)]
+    return [*probes, *(partial(busy_results, lab, tokens) for tokens in lab.points.batches)]
 
 
-def busy_results(lab: Lab, tokens: int) -> Probe:
+def busy_results(lab: Lab, tokens: int) -> Found:
     """The sum that reads the CPU's results in place, launched on an idle GPU: with an idle link, and during copies.
 
     The additional time during copies is only printed; simulated sums take the time with an idle link.
     """
-
-    def probe() -> Found:
-        found: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
-        experts = -(-COPIES_OF_RESULTS * lab.result_bytes(tokens) // lab.layout.size_bytes)
-        many = min(max(BURST, experts), lab.layers * lab.experts)
-        return {**found, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
-
-    return probe
+    found: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
+    experts = -(-COPIES_OF_RESULTS * lab.result_bytes(tokens) // lab.layout.size_bytes)
+    many = min(max(BURST, experts), lab.layers * lab.experts)
+    return {**found, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
 
 
 def _sum_ns(lab: Lab, tokens: int, copies: int) -> int:
@@ -90,7 +87,7 @@ def contention(lab: Lab) -> Found:
     Consecutive experts of one token run during consecutive copies, which begin before the first expert and end about
     when the last one does.
     """
-    copy_ns, cpu_ns, gpu_ns = _copies_alone(lab), _alone(lab, "cpu", 8), _alone(lab, "gpu", 8)
+    copy_ns, cpu_ns, gpu_ns = _copies_alone(lab), _alone(lab, "cpu"), _alone(lab, "gpu")
     many = max(8, round(STEADY_COPIES * copy_ns / max(cpu_ns, 1)))
     both = _together(lab, many, ("cpu",), round(2 * many * cpu_ns / max(copy_ns, 1)) + 2)
     beside_copies = _together(lab, many, ("gpu",), round(2 * many * gpu_ns / max(copy_ns, 1)) + 2)
@@ -137,7 +134,7 @@ def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[st
 def _middle_within(queue: Sequence[Completion], begin: int, end: int) -> float:
     """The median duration of the work that ran entirely within the interval; of all work, if there is none."""
     within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
-    return _middle_ns(within or queue)
+    return median(map(took_ns, within or queue))
 
 
 def _copies_alone(lab: Lab) -> float:
@@ -145,19 +142,15 @@ def _copies_alone(lab: Lab) -> float:
     for future in futures:
         future.wait_known()
     _forget_spans(lab)
-    return _middle_ns([future.issued() for future in futures])
+    return median(map(took_ns, futures))
 
 
-def _alone(lab: Lab, lane: str, many: int) -> float:
+def _alone(lab: Lab, lane: str) -> float:
     if lane == "gpu":
         lab.cover()  # so that what is launched runs without a gap
-    completions = [_expert_on(lab, lane) for _ in range(many)]
+    completions = [_expert_on(lab, lane) for _ in range(8)]
     completions[-1].wait()
-    return _middle_ns(completions[1:])
-
-
-def _middle_ns(completions: Sequence[Completion]) -> float:
-    return median(completion.end_ns - completion.start_ns for completion in completions)
+    return median(map(took_ns, completions[1:]))
 
 
 def _expert_on(lab: Lab, lane: str) -> Completion:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from realrun.machine.lanes import Completion
+from realrun.machine.lanes import Completion, took_ns
 from realrun.profiling.hardware import LEAST_NS, LinkFigures
 from realrun.profiling.lab import Lab
 from sim.machine.profile import MeasuredModel
@@ -87,11 +87,7 @@ def _read_bytes_per_s(lab: Lab) -> float:
 
 def _middle(copy: Callable[[], Completion]) -> float:
     """Median ns, after a first one to warm up."""
-    times = []
-    for _ in range(REPEATS + 1):
-        completion = copy()
-        completion.wait()
-        times.append(completion.end_ns - completion.start_ns)
+    times = [took_ns(copy()) for _ in range(REPEATS + 1)]
     return max(median(times[1:]), 1)
 
 

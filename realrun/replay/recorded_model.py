@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from realrun.machine.cuda_graphs import CudaGraphs, Recorded
+from realrun.machine.cuda_graphs import CudaGraphs
 from realrun.machine.lanes import Machine
 from realrun.replay.model import Chosen, ReplayModel
 from realrun.replay.step_places import StepPlaces, places_of
@@ -49,7 +49,7 @@ class RecordedModel(ReplayModel):
 
     def __init__(self, shape: ModelShape, graphs: CudaGraphs, *, batch: int, **given: Any) -> None:
         self.graphs = graphs
-        self._graphs: dict[tuple[str | int, ...], Recorded[Any]] = {}
+        self._graphs: dict[tuple[str | int, ...], Callable[[], Any]] = {}
         self._fixed: dict[tuple[int, int], FixedStep] = {}
         self._step: tuple[int, int] | None = None  # sequences and keys of a decode step; None: not recorded
         super().__init__(shape, batch=batch, **given)
@@ -125,9 +125,9 @@ class RecordedModel(ReplayModel):
             place.copy_(given)
         if key not in self._graphs:
             self._graphs[key] = self._record(str(key[0]), lambda: compute(place))
-        return cast(T, self._graphs[key].replay())
+        return cast(T, self._graphs[key]())
 
-    def _record(self, kind: str, work: Callable[[], T]) -> Recorded[T]:
+    def _record(self, kind: str, work: Callable[[], T]) -> Callable[[], T]:
         """Record a piece; the model's methods that it calls become part of its graph."""
         step, self._step = self._step, None
         try:

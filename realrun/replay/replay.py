@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,10 +99,7 @@ class Replay:
         executor, layer, demand = self._executor, launched.layer, self._demand
         if layer:
             executor.end_layer()  # of the layer before, while this one's attention runs
-        if launched.gated is not None:
-            with self._reading(launched.gated, layer):
-                given, tokens = self._input(layer), self._tokens(layer)
-        else:
+        with nullcontext() if launched.gated is None else self._reading(launched.gated, layer):
             given, tokens = self._input(layer), self._tokens(layer)
         weights = self._routing.on_gpu[:, layer].reshape(-1)
         assert launched.ready is not None
@@ -217,11 +214,11 @@ class Replay:
         pending.completion = self._submit(work, kind, layer, target_layer)
         return pending
 
-    @contextmanager
-    def _reading(self, pending: PendingIds, layer: int, target_layer: int = -1, tokens: int = 0) -> Iterator[None]:
+    def _reading(
+        self, pending: PendingIds, layer: int, target_layer: int = -1, tokens: int = 0
+    ) -> AbstractContextManager[None]:
         """Wait for ids, which are in ``_here`` in the block."""
-        with self._executor.waiting(self._bring(pending, layer, target_layer), layer, target_layer, tokens):
-            yield
+        return self._executor.waiting(self._bring(pending, layer, target_layer), layer, target_layer, tokens)
 
     def _bring(self, pending: PendingIds, layer: int, target_layer: int = -1) -> Completion:
         """Copy ids to the host, for the time it takes: the values are known from the trace.

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from realrun.machine.lanes import Completion, Machine, nothing
+from realrun.machine.lanes import Completion, Machine, nothing, took_ns
 from realrun.machine.machines import RealMachine
 from realrun.smoke.check import Check, SkippedError, checked, expect
 
@@ -121,8 +121,9 @@ def _zero_copy(machine: Machine) -> str:
 
 
 def _pinning(machine: Machine) -> str:
-    size = PINNED_BYTES[machine.kind]
-    seconds = _seconds(lambda: machine.host_tensor((size,), torch.uint8))
+    size, began = PINNED_BYTES[machine.kind], time.perf_counter()
+    machine.host_tensor((size,), torch.uint8)
+    seconds = max(1e-9, time.perf_counter() - began)
     kind = "page-locked" if machine.kind == "cuda" else "ordinary"
     return f"{size / seconds / 1e9:.2f} GB/s ({size / 1e9:.2f} GB, {kind})"
 
@@ -143,17 +144,7 @@ def _gpu_to_host(machine: Machine) -> str:
 
 def _rate(size: int, copy: Callable[[], Completion]) -> str:
     """The rate of the median copy, by its own times; the first copy is discarded."""
-    times_ns = []
-    for _ in range(1 + TURNS):
-        completion = copy()
-        completion.wait()
-        times_ns.append(completion.end_ns - completion.start_ns)
+    times_ns = [took_ns(copy()) for _ in range(1 + TURNS)]
     middle_ns = median(times_ns[1:])
     expect(middle_ns > 0, f"expected that copying {size} bytes takes time, got {middle_ns} ns")
     return f"{size / middle_ns:.2f} GB/s ({size / 1e6:.0f} MB at a time)"
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return max(1e-9, time.perf_counter() - began)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from traces.layout import DECODE, PREFILL
+
+Pick: TypeAlias = Callable[[Tensor, Sequence[int], int], Tensor]  # (logits [B, V], sequences, step) -> tokens [B, 1]
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def make_batches(prompts: Sequence[Sequence[int]], size: int, first_sequence: in
     ]
 
 
-def generate(model: Any, batch: Batch, new_tokens: int, sampler: Sampler) -> Iterator[Pass]:
+def generate(model: Any, batch: Batch, new_tokens: int, sampler: Pick) -> Iterator[Pass]:
     """Run the prompt, then ``new_tokens`` decode passes; yields after each pass, while its records are fresh.
 
     The end-of-text token does not stop a sequence: every one has prompt + ``new_tokens`` rows.

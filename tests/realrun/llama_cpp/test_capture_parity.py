@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from realrun.llama_cpp.capture import capture_routed
-from realrun.llama_cpp.recorded_model import RoutedModel
+from realrun.llama_cpp.recorded_model import RoutedModel, open_routed
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.gguf_of_model import ARCHITECTURES, CHANGES, write_gguf_of
@@ -35,8 +37,10 @@ class RoutedNumbers(RoutedModel):
         return [int(word) for word in text.split()]
 
 
-def opened(path: Path, shape: ModelShape, settings: CaptureSettings) -> RoutedModel:
-    return RoutedNumbers(path, shape, settings, threads=1, gpu_layers=0)
+@contextmanager
+def opened(path: Path, shape: ModelShape, settings: CaptureSettings) -> Iterator[RoutedModel]:
+    with open_routed(path, shape, settings, threads=1, gpu_layers=0) as routed:
+        yield RoutedNumbers(**vars(routed))
 
 
 def overlap(ours: Ids, theirs: Ids, top_k: int) -> float:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from realrun.llama_cpp.bench_engine import BenchPoint, time_points
-from realrun.llama_cpp.context import LlamaContext
 from realrun.llama_cpp.llama_bench_context import LlamaBenchContext
 
 
-@dataclass
-class Cache:
+class Cache(LlamaBenchContext):
     """A context that notes what it is asked for."""
 
-    tokens: int = 0
-    asked: list[str] = field(default_factory=list)
-    model: Any = field(default_factory=lambda: SimpleNamespace(vocabulary=10))
+    def __init__(self, tokens: int = 0, *, repeats: bool) -> None:
+        self.tokens, self.repeats = tokens, repeats
+        self.asked: list[str] = []
+        self.model = cast("Any", SimpleNamespace(vocabulary=10))
 
-    def decode(self, tokens: Any) -> None:
+    def decode(self, tokens: Any, **_: bool) -> None:
         self._note("computed", len(tokens))
         self.tokens += len(tokens)
 
@@ -33,15 +31,15 @@ class Cache:
         self._note("kept", tokens)
         self.tokens = tokens
 
-    def set_threads(self, threads: int) -> None: ...
+    def use_threads(self, threads: int) -> None: ...
 
     def _note(self, what: str, tokens: int) -> None:
         self.asked.append(f"{what} {tokens}")
 
 
 def filled(*, copies: bool, tokens: int, before: int = 0) -> list[str]:
-    cache = Cache(before)
-    LlamaBenchContext(cast("LlamaContext", cache), copies).fill(tokens)
+    cache = Cache(before, repeats=copies)
+    cache.fill(tokens)
     assert cache.tokens == tokens
     return cache.asked
 
@@ -63,9 +61,8 @@ def test_few_tokens_are_computed_all_the_same(before: int, asked: list[str]) -> 
 
 
 def test_points_fill_the_cache_further_and_cut_it() -> None:
-    cache = Cache()
-    points = [(BenchPoint(1, depth, 128), 1) for depth in (0, 600, 600, 100)]
-    time_points(LlamaBenchContext(cast("LlamaContext", cache), copies=True), points)
+    cache = Cache(repeats=True)
+    time_points(cache, [(BenchPoint(1, depth, 128), 1) for depth in (0, 600, 600, 100)])
     assert cache.asked == [
         "computed 128", "kept 0", "computed 512", "copied 88", "computed 1", "kept 600", "computed 128", "kept 600",
         "computed 128", "kept 600", "kept 100", "computed 128", "kept 100",

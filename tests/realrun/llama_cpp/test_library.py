@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.engine_log import EngineLog
-from realrun.llama_cpp.library import check_layout, has_library, library_version, llama_library
+from realrun.llama_cpp.library import EngineLog, check_layout, has_library, library_version, llama_library
 from realrun.llama_cpp.structs import CONTEXT_DEFAULTS, MODEL_DEFAULTS, ContextParams, ModelParams
 
 

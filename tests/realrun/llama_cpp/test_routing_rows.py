@@ -14,6 +14,9 @@ from realrun.llama_cpp.routing_observer import BlockRouting, RoutingObserver
 from realrun.llama_cpp.routing_rows import GateForecasts, MeanChange, routing_rows, score_rows
 from traces.capture.settings import CaptureError
 from traces.layout import ForecastKey
+from traces.models.shape import ModelShape
+
+SHAPE = ModelShape("m", moe_layers=1, dense_layers=4, experts=3, top_k=2, hidden=2, expert_width=1)
 
 
 def tensor(name: str, values: Any, inputs: Any = None) -> Any:
@@ -23,8 +26,8 @@ def tensor(name: str, values: Any, inputs: Any = None) -> Any:
 
 
 def observed(*tensors: Any, tokens: int) -> dict[int, BlockRouting]:
-    """One pass of a router with 3 experts, 2 chosen, on 2 hidden elements."""
-    observer = RoutingObserver(Path("m.gguf"), experts=3, top_k=2, hidden=2)
+    """One pass of the router of ``SHAPE``."""
+    observer = RoutingObserver(Path("m.gguf"), SHAPE)
     for each in tensors:
         assert observer.wants(each.name)
         observer.take(each)
@@ -51,7 +54,7 @@ def test_a_pass_in_two_pieces_is_one_and_the_last_weights_count() -> None:
 
 
 def test_other_names_are_not_asked_for() -> None:
-    observer = RoutingObserver(Path("m.gguf"), experts=3, top_k=2, hidden=2)
+    observer = RoutingObserver(Path("m.gguf"), SHAPE)
     names = ["ffn_moe_logits-12", "ffn_moe_topk-0", "ffn_moe_probs-0", "ffn_moe_weights-0 (reshaped)", "l_out-1"]
     assert [observer.wants(name) for name in names] == [True, True, False, False, False]
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from realrun.llama_cpp.bench_engine import BenchPoint, quartiles, time_points
-from realrun.llama_cpp.bench_sizes import ON_GPU
-from realrun.llama_cpp.benchmark_models import bench_models, split_models
+from realrun.llama_cpp.benchmark_models import ON_GPU, bench_models, split_models
 from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers, plausible_rates
 from realrun.llama_cpp.split_numbers import SplitNumbers
 from sim.costs.kernels import Kernels
