@@ -30,7 +30,6 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.papers.llama_cpp_cache",
     "policies.papers.llama_cpp_patches",
     "policies.papers.ktransformers",
-    "policies.papers.kt_deferral",
     "policies.papers.moe_lightning",
     "policies.papers.deepspeed",
     "policies.papers.mixtral_offloading",

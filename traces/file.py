@@ -26,7 +26,7 @@ from traces.layout import (
 from traces.models.shape import ModelShape, ShapeError
 from traces.rules import check_rows
 from traces.trace import RecordedForecast, Trace, canonical_json, trace_checksum, validate
-from trilane.common.files import atomic_path, errors_name
+from trilane.common.files import atomic_path, check_folder, errors_name
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
 
@@ -60,7 +60,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
     Raises TraceError and leaves ``path`` as it was if the trace is not valid.
     """
-    _check_folder(Path(path))
+    check_folder(Path(path), TraceError)
     _write(Path(path), trace.shape, trace.tensors(), trace.provenance)
 
 
@@ -91,7 +91,7 @@ class TraceWriter:
         self._rows = 0
 
     def __enter__(self) -> TraceWriter:
-        _check_folder(self._path)
+        check_folder(self._path, TraceError)
         with ExitStack() as stack, errors_name(self._path):
             for name in self._specs:  # files without names, which a killed process does not leave behind
                 self._files[name] = stack.enter_context(TemporaryFile(dir=self._path.parent))
@@ -178,11 +178,6 @@ def _parse_metadata(where: str, metadata: Mapping[str, str]) -> tuple[ModelShape
         raise TraceError(
             f"{where}: expected metadata shape, provenance (JSON) and checksum, got {error!r}; write the file again"
         ) from None
-
-
-def _check_folder(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise TraceError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
 def _write(path: Path, shape: ModelShape, tensors: Tensors, provenance: Mapping[str, Any]) -> None:

@@ -141,11 +141,16 @@ def trace_checksum(where: str, shape: ModelShape, tensors: Tensors, provenance: 
     digest = hashlib.sha256(f"trilane-trace {SCHEMA_VERSION}\n".encode())
     for values in (shape.to_dict(), provenance):
         digest.update(f"{canonical_json(where, values)}\n".encode())
+    digest_tensors(digest, tensors)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def digest_tensors(digest: Any, tensors: Tensors) -> None:
+    """Update a digest of ``hashlib`` with every tensor, its name, type and shape."""
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
         digest.update(f"{name} {array.dtype.str} {list(array.shape)}\n".encode())
         digest.update(array.data)
-    return f"sha256:{digest.hexdigest()}"
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

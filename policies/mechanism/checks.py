@@ -71,14 +71,10 @@ def check_update(
         if key.expert in resident[key.layer] and key not in leaving:
             raise PolicyError(f"policy {policy.name!r} uploads {key}: expected an absent expert")
         return
-    _check_swap(policy, update, resident)
-
-
-def _check_swap(policy: Composition, swap: Swap, resident: Sequence[Collection[int]]) -> None:
-    (layer, new), (layer_out, old) = swap
+    (layer, new), (layer_out, old) = update
     if layer != layer_out or new in resident[layer] or old not in resident[layer]:
         raise PolicyError(
-            f"policy {policy.name!r} swaps {swap}: expected an absent expert for a resident one of its layer"
+            f"policy {policy.name!r} swaps {update}: expected an absent expert for a resident one of its layer"
         )
 
 

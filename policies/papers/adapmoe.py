@@ -35,16 +35,11 @@ class WeakExpertsRouter(TrueRouter):
     def route(self, view: LayerView) -> Routing:
         """The router's own experts without the weak ones."""
         ids, weights = view.routing.token_ids, view.routing.token_weights
-        kept = [self._strong(row) for row in weights]
+        kept = [max(1, sum(weight >= self.drop_below * sum(row) for weight in row)) for row in weights]
         if all(count >= len(row) for count, row in zip(kept, weights, strict=True)):
             return view.routing
         strong_ids = [row[:count] for row, count in zip(ids, kept, strict=True)]
         return routing_of_tokens(strong_ids, [_scaled(row, count) for row, count in zip(weights, kept, strict=True)])
-
-    def _strong(self, weights: Sequence[float]) -> int:
-        """How many of a token's experts stay."""
-        least = self.drop_below * sum(weights)
-        return max(1, sum(weight >= least for weight in weights))
 
 
 def _scaled(weights: Sequence[float], count: int) -> list[float]:

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.mechanism.views import INFINITE_NS, Commitment, Forecast, LayerView, Routing
+from policies.mechanism.views import INFINITE_NS, LayerView, Routing
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
 from policies.parts.placements import random_or_popular
 from policies.parts.prefetchers import TopPrefetcher
-from policies.parts.routers import routing_of_tokens
+from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.protocols import Composition, Needs
 from policies.system import BuildContext, NonNegative, Policy, register
 from trilane.common.hints import Count, Share
@@ -37,15 +37,13 @@ def buddies_of(ids: NDArray[np.int16], experts: int, most: int) -> Buddies:
     return table
 
 
-class BuddyRouter:
+class BuddyRouter(TrueRouter):
     """In decode, each expert of a token that is neither on the GPU nor on its way there gives its place, with its
     weight, to the first of its ``buddies`` that is there and that the token does not have.
 
     Only for tokens that spread their weight: those whose entropy over their k weights, as a share of log k, is at least
     ``entropy``. A token's ``keep`` best experts always stay.
     """
-
-    looks_ahead = False
 
     def __init__(self, buddies: Buddies, entropy: float, keep: int) -> None:
         self.buddies, self.entropy, self.keep = buddies, entropy, keep
@@ -62,10 +60,6 @@ class BuddyRouter:
         if all(new is old for new, old in zip(ids, routing.token_ids, strict=True)):
             return routing
         return routing_of_tokens(ids, routing.token_weights)
-
-    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """None: every layer's own router decides."""
-        return None
 
     def _exchange(self, layer: int, own: Sequence[int], here: Container[int]) -> Sequence[int]:
         """One token's experts, each in its place; ``own`` itself if they stay."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import log
 from typing import Annotated, Literal
 
-from policies.mechanism.views import Commitment, Forecast, LayerView, Routing
+from policies.mechanism.views import LayerView, Routing
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
 from policies.parts.placements import random_or_popular
-from policies.parts.routers import combine_weights, routing_of_tokens
+from policies.parts.routers import TrueRouter, combine_weights, routing_of_tokens
 from policies.protocols import Composition, Needs
 from policies.system import BuildContext, NonNegative, Policy, register
 from trilane.common.hints import Count, at_least
@@ -21,15 +21,13 @@ Unit = Literal["range", "probability"]
 LEAST_SCORE = 2.0**-24  # of half precision, in which traces hold scores: log 0 is that of this
 
 
-class CachePriorRouter:
+class CachePriorRouter(TrueRouter):
     """In decode, a token's k experts are those of the best ranks, where the rank of an expert in a slot has a
     ``bonus``; its ``keep`` best by score always stay. Weights are those of the scores, without the bonus.
 
     ``unit`` "range": ranks are logits, and the bonus is a share of the mean range of a token's logits, highest less
     lowest, of the tokens so far in this layer; "probability": ranks are scores.
     """
-
-    looks_ahead = False
 
     def __init__(self, bonus: float, unit: Unit = "range", keep: int = 1, norm_topk: bool = True) -> None:
         self.bonus, self.unit, self.keep, self.norm_topk = bonus, unit, keep, norm_topk
@@ -54,10 +52,6 @@ class CachePriorRouter:
             for new, differs, (_, kept, row) in zip(picked, changed, tokens, strict=True)
         ]
         return routing_of_tokens(picked, weights)
-
-    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """None: every layer's own router decides."""
-        return None
 
     def _range(self, view: LayerView) -> float:
         """The mean range of logits, with the tokens of this view."""

@@ -185,17 +185,18 @@ class EdgeMoe(Policy):
         calibration = context.required_calibration()
         size = context.top_k if self.prefetch is None else self.prefetch
         counts: Counts = calibration.activations.sum(axis=0)
+        prefetcher = None
+        if size:
+            profile = ActivationProfile(calibration.decode_ids, context.experts, self.batch == "together")
+            prefetcher = ProfilePrefetcher(profile, size, self.among)
         return Composition(
             placement=self._placement(counts.astype(np.float64)),
             assigner=LoadAll(),
-            prefetcher=self._prefetcher(calibration.decode_ids, context.experts, size) if size else None,
+            prefetcher=prefetcher,
             cache=DistanceLfuCache(counts),
             demand_slots=self.demand_slots,
             parameters={"prefetch": size},
         )
-
-    def _prefetcher(self, ids: NDArray[np.int16], experts: int, size: int) -> ProfilePrefetcher:
-        return ProfilePrefetcher(ActivationProfile(ids, experts, self.batch == "together"), size, self.among)
 
     def _placement(self, counts: Floats) -> Placement:
         if self.start == "empty":

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Literal
 
-from policies.mechanism.views import INFINITE_NS, Assignment, Commitment, ExpertId, Forecast, LayerView, Routing
+from policies.mechanism.views import INFINITE_NS, Assignment, ExpertId, Forecast, LayerView, Routing
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import DemandCache
 from policies.parts.lazy_heap import LazyHeap
 from policies.parts.placements import PoolPlacement
-from policies.parts.routers import routing_of_tokens
+from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.protocols import Composition, Needs
 from policies.system import BuildContext, ChoiceError, Policy, register
 from trilane.common.hints import Count, Share, at_least, between
@@ -59,13 +59,11 @@ class Copies:
         return narrow if need == NARROW or narrow in here else None
 
 
-class MixedWidthRouter:
+class MixedWidthRouter(TrueRouter):
     """Section 3.2: an expert that misses is loaded in as many bits as it needs, or left out. One that is on the GPU, or
     on its way there, is used as it is if it is wide enough. Weights stay as they are (ours).
 
     ``needed``: by expert, of the layer routed last; read by the cache."""
-
-    looks_ahead = False
 
     def __init__(self, thresholds: Thresholds, copies: Copies) -> None:
         self.thresholds, self.copies = thresholds, copies
@@ -86,10 +84,6 @@ class MixedWidthRouter:
         ]
         kept = [[(copy, weight) for copy, weight in token if copy is not None] for token in pairs]
         return routing_of_tokens([[c for c, _ in token] for token in kept], [[w for _, w in token] for token in kept])
-
-    def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """None: every layer's own router decides."""
-        return None
 
 
 class AdaptivePrefetcher:

@@ -16,70 +16,61 @@ from trilane.common.hints import Count
 class HostLayersPool:
     """The experts of the layers from ``host_layers`` on are on the GPU; what is left is one empty pool for the others.
 
-    ``slots``: experts for which the pool has room, known once they are placed.
+    It serves steps of few tokens, up to ``most_tokens``, whose experts, ``top_k`` of each, it has room for. ``slots``:
+    of the pool, known once experts are placed.
     """
 
-    def __init__(self, host_layers: int) -> None:
-        self.host_layers = host_layers
-        self.slots = 0
+    def __init__(self, host_layers: int, top_k: int, most_tokens: int) -> None:
+        self.host_layers, self._top_k, self._most_tokens = host_layers, top_k, most_tokens
+        self.slots = self._experts = 0
 
     def place(self, budget: Budget) -> InitialPlacement:
         """Whole layers from ``host_layers`` on."""
-        sizes, everyone = budget.expert_bytes, tuple(range(budget.experts))
+        sizes, everyone, self._experts = budget.expert_bytes, tuple(range(budget.experts)), budget.experts
         pool = budget.cache_bytes - budget.experts * sum(sizes[self.host_layers :])
         self.slots = max(pool, 0) // max(sizes[: self.host_layers], default=1)
         return InitialPlacement(None, tuple(everyone if i >= self.host_layers else () for i in range(budget.layers)))
 
-
-@dataclass(frozen=True)
-class CachedSteps:
-    """Which steps use the pool: those of few tokens, whose experts it has room for."""
-
-    pool: HostLayersPool
-    top_k: int
-    experts: int
-    most_tokens: int
-
     def tokens(self, view: LayerView) -> int:
         """Tokens of the step."""
-        return sum(view.routing.tokens) // self.top_k
+        return sum(view.routing.tokens) // self._top_k
 
-    def includes(self, view: LayerView) -> bool:
+    def serves(self, view: LayerView) -> bool:
         """Whether the layer's experts come from the pool, whatever the step's tokens may choose."""
         tokens = self.tokens(view)
-        return tokens <= self.most_tokens and min(tokens * self.top_k, self.experts) <= self.pool.slots
+        return tokens <= self._most_tokens and min(tokens * self._top_k, self._experts) <= self.slots
 
 
 class HostLayersLru(LruCache):
     """LRU over the host's experts. Other steps read it, and leave it as it is."""
 
-    def __init__(self, steps: CachedSteps) -> None:
+    def __init__(self, pool: HostLayersPool) -> None:
         super().__init__()
-        self._steps = steps
+        self._pool = pool
 
     def observe(self, view: LayerView) -> None:
         """A step that does not use the pool neither counts as a use nor is admitted."""
-        self.admits = self._steps.includes(view)
+        self.admits = self._pool.serves(view)
         if self.admits:
             super().observe(view)
 
     def admitted(self, key: ExpertId, group: int) -> None:
         """Experts of the GPU's own layers are not part of the pool, and never leave."""
-        if key.layer < self._steps.pool.host_layers:
+        if key.layer < self._pool.host_layers:
             super().admitted(key, group)
 
 
 class FromPool:
     """All on the GPU where the step uses the pool, and where it is large enough to be worth copying its experts."""
 
-    def __init__(self, steps: CachedSteps, offload_min_tokens: int) -> None:
-        self.steps, self.offload_min_tokens = steps, offload_min_tokens
+    def __init__(self, pool: HostLayersPool, offload_min_tokens: int) -> None:
+        self.pool, self.offload_min_tokens = pool, offload_min_tokens
 
     def assign(self, view: LayerView) -> Assignment:
         """Small steps for which the pool has no room are computed where the host keeps the experts."""
-        steps = self.steps
-        own = view.layer >= steps.pool.host_layers
-        on_gpu = own or steps.includes(view) or steps.tokens(view) >= self.offload_min_tokens
+        pool = self.pool
+        own = view.layer >= pool.host_layers
+        on_gpu = own or pool.serves(view) or pool.tokens(view) >= self.offload_min_tokens
         return settle(view, [on_gpu] * len(view.routing.active))
 
 
@@ -115,12 +106,11 @@ class LlamaCppCache(Policy):
     def compose(self, context: BuildContext) -> Composition:
         """The same pool, and the same rule when it is used, for the placement, the assigner and the cache."""
         host = context.layers if self.host_layers is None else min(self.host_layers, context.layers)
-        pool = HostLayersPool(host)
-        steps = CachedSteps(pool, context.top_k, context.experts, self.most_tokens)
+        pool = HostLayersPool(host, context.top_k, self.most_tokens)
         return Composition(
             placement=pool,
-            assigner=FromPool(steps, self.offload_min_tokens),
-            cache=HostLayersLru(steps),
+            assigner=FromPool(pool, self.offload_min_tokens),
+            cache=HostLayersLru(pool),
             demand_slots=1,
             decision_cost="mixtral-offloading@impl",
             parameters={"host_layers": host},

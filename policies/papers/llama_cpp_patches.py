@@ -15,7 +15,7 @@ from policies.parts.caches import LfuCache, LruCache, StaticCache
 from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement
 from policies.parts.repeated_uploads import RepeatedUploads
 from policies.parts.upload_cache import CountedSlots, Frees, InService, UploadCache
-from policies.protocols import Cache, Composition, Needs, Placement
+from policies.protocols import Composition, Needs, Placement
 from policies.system import BuildContext, NonNegative, Policy, register
 from trilane.common.hints import Count, at_least
 
@@ -30,14 +30,7 @@ def _placement(start: Start, context: BuildContext) -> Placement:
     return PopularityPlacement(uniform=True, popularity=context.required_calibration().decode_popularity)
 
 
-def _composition(
-    context: BuildContext, placement: CountedSlots, order: Cache, admission: Admission, inserts: int, *,
-    frees: Frees = "copy", dwell: int = 0,
-) -> Composition:  # fmt: skip
-    return _around(context, UploadCache(order, admission, placement, inserts, frees=frees, dwell=dwell), placement)
-
-
-def _around(context: BuildContext, cache: UploadCache, placement: Placement) -> Composition:
+def _composition(context: BuildContext, cache: UploadCache, placement: Placement) -> Composition:
     assigner = FromTokens(OFFLOAD_MIN_TOKENS * context.top_k, LoadAll(), InService(cache))
     return Composition(placement=placement, assigner=assigner, cache=cache, demand_slots=1)
 
@@ -81,7 +74,8 @@ class _WithAdmission(_Uploads):
     def _lru(self, context: BuildContext, frees: Frees, pool: bool = False) -> Composition:
         placement = _placement(self.start, context)
         slots = CountedSlots(Pooled(placement) if pool else placement)
-        return _composition(context, slots, LruCache(), self._admission(), self.inserts, frees=frees)
+        cache = UploadCache(LruCache(), self._admission(), slots, self.inserts, frees=frees)
+        return _composition(context, cache, slots)
 
 
 @register(
@@ -125,7 +119,7 @@ class LlamaCacheLruImpl(_WithAdmission):
         if not self.repeats:
             return self._lru(context, "request")
         slots = CountedSlots(_placement(self.start, context))
-        return _around(context, RepeatedUploads(self._admission(), slots, self.inserts, context.experts), slots)
+        return _composition(context, RepeatedUploads(self._admission(), slots, self.inserts, context.experts), slots)
 
 
 @register(
@@ -151,7 +145,7 @@ class LlamaCacheHeat(_Uploads):
         """LFU, whose counts are the heat."""
         slots = CountedSlots(_placement(self.start, context))
         hotter = Hotter(None, self.margin, 0.0)
-        return _composition(context, slots, LfuCache(), hotter, self.inserts, dwell=self.dwell)
+        return _composition(context, UploadCache(LfuCache(), hotter, slots, self.inserts, dwell=self.dwell), slots)
 
 
 @register(

@@ -95,66 +95,46 @@ def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: i
     return Split(-residents, streams - residents)
 
 
-@dataclass
-class FixedPlan:
-    """The result of the search, shared by the placement with the parts that carry it out.
+class FixedPlan(NoProtection):
+    """The plan of a search, which is placement, assigner and prefetcher in one: it searches when the memory is known,
+    has the GPU compute what stays or is streamed, the CPU all else, and copies the next layer's streamed experts."""
 
-    ``streamed``: by layer, as keys in copy order; None until the placement has been made.
-    """
+    into: Literal["cache", "staging"] = "staging"
 
-    streamed: list[dict[int, None]] | None = None
+    def __init__(
+        self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], steps: int, most: int
+    ) -> None:
+        """``most``: experts that a layer may stream."""
+        self._models, self._ranked, self._steps, self._most = models, ranked, steps, most
+        self._streamed: list[dict[int, None]] | None = None  # by layer, in copy order; None until it was searched
 
-    def of(self, layer: int) -> dict[int, None]:
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Search: the most popular experts of a layer stay, the next are streamed."""
+        split = search(self._models, budget, self._steps, self._most)
+        staying, running = spread(split.resident, budget.layers), spread(split.gpu, budget.layers)
+        layers = list(zip(self._ranked, staying, running, strict=True))
+        self._streamed = [dict.fromkeys(ranked[stay:run]) for ranked, stay, run in layers]
+        return InitialPlacement(tuple(staying), tuple(tuple(sorted(ranked[:stay])) for ranked, stay, _ in layers))
+
+    def assign(self, view: LayerView) -> Assignment:
+        """Active experts that are streamed are loaded unless they are on the GPU, whatever the workload."""
+        ready, streamed = view.ready_ns, self._streamed_of(view.layer)
+        return settle(view, [ready[e] != INFINITE_NS or e in streamed for e in view.routing.active])
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        """The next layer's streamed experts, the most popular first, before its routing is known: the weights' part of
+        the CGOPipe schedule. Those without a token are not used."""
+        layer = view.layer + 1
+        return [ExpertId(layer, expert) for expert in self._streamed_of(layer)]
+
+    def _streamed_of(self, layer: int) -> dict[int, None]:
         """The experts that a layer streams. Raises PolicyError if nothing has been searched."""
-        if self.streamed is None:
+        if self._streamed is None:
             raise PolicyError(
                 "policy 'moe-lightning': assigner and prefetcher carry out the plan that its placement searches for, "
                 "and that was not called: keep the placement, or do without all three"
             )
-        return self.streamed[layer]
-
-
-class SearchedPlacement:
-    """Searches when the memory is known: the most popular experts of a layer stay, the next are streamed."""
-
-    def __init__(self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], plan: FixedPlan,
-                 steps: int, streamed: int) -> None:  # fmt: skip
-        self._models, self._ranked, self._plan, self._steps, self._most = models, ranked, plan, steps, streamed
-
-    def place(self, budget: Budget) -> InitialPlacement:
-        """Search, pass on what is streamed, place the residents."""
-        split = search(self._models, budget, self._steps, self._most)
-        staying, running = spread(split.resident, budget.layers), spread(split.gpu, budget.layers)
-        layers = list(zip(self._ranked, staying, running, strict=True))
-        self._plan.streamed = [dict.fromkeys(ranked[stay:run]) for ranked, stay, run in layers]
-        return InitialPlacement(tuple(staying), tuple(tuple(sorted(ranked[:stay])) for ranked, stay, _ in layers))
-
-
-class FixedAssigner:
-    """Active experts that are streamed are loaded unless they are on the GPU; the CPU's stay on the CPU."""
-
-    def __init__(self, plan: FixedPlan) -> None:
-        self._plan = plan
-
-    def assign(self, view: LayerView) -> Assignment:
-        """As planned, whatever the workload."""
-        ready, streamed = view.ready_ns, self._plan.of(view.layer)
-        return settle(view, [ready[e] != INFINITE_NS or e in streamed for e in view.routing.active])
-
-
-class PipelinedPrefetcher(NoProtection):
-    """The next layer's streamed experts, before its routing is known: the weights' part of the CGOPipe schedule. Those
-    without a token are not used."""
-
-    into: Literal["cache", "staging"] = "staging"
-
-    def __init__(self, plan: FixedPlan) -> None:
-        self._plan = plan
-
-    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """The most popular first."""
-        layer = view.layer + 1
-        return [ExpertId(layer, expert) for expert in self._plan.of(layer)]
+        return self._streamed[layer]
 
 
 def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int]]]:
@@ -199,14 +179,13 @@ class MoeLightning(Policy):
     demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
-        """Parts around one plan, which the placement finds."""
+        """One plan, which the placement finds."""
         slots = self.prefetch_slots
-        models, ranked = layer_models(context)
-        plan = FixedPlan()
+        plan = FixedPlan(*layer_models(context), self.steps, slots)
         return Composition(
-            placement=SearchedPlacement(models, ranked, plan, self.steps, slots),
-            assigner=FixedAssigner(plan),
-            prefetcher=PipelinedPrefetcher(plan) if slots else None,
+            placement=plan,
+            assigner=plan,
+            prefetcher=plan if slots else None,
             cache=StaticCache(),
             demand_slots=self.demand_slots,
             prefetch_slots=slots,

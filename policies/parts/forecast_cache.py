@@ -55,7 +55,8 @@ class ForecastCache(RankedCache):
 
     def least_expected(self) -> float:
         """Uses of the member that would leave first, of all groups; -1 as long as nothing had to leave."""
-        return min(map(self.expected_uses, self._firsts()), default=-1.0) if self._full else -1.0
+        firsts = (members.lowest(()) for members in self._groups.values() if self._full)
+        return min((self.expected_uses(key) for key in firsts if key is not None), default=-1.0)
 
     def observe(self, view: LayerView) -> None:
         """A turn of the layer is being taken: forecasts are now about the turns after it."""
@@ -81,11 +82,6 @@ class ForecastCache(RankedCache):
         """The member of least rank that is not blocked; there is no room left."""
         self._full = True
         return super().victim(incoming, group, blocked)
-
-    def _firsts(self) -> Iterable[ExpertId]:
-        """The member of least rank of each group."""
-        firsts = (members.lowest(()) for members in self._groups.values())
-        return [key for key in firsts if key is not None]
 
     def _rerank_layer(self, layer: int) -> None:
         for key in self._members[layer]:

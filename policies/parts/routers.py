@@ -26,7 +26,7 @@ class TrueRouter:
         return None
 
 
-class ForecastRouter(ABC):
+class ForecastRouter(TrueRouter, ABC):
     """Base of routers that commit to a forecast: in decode it decides the next layer's routing, without that layer's
     own router.
 
@@ -47,10 +47,6 @@ class ForecastRouter(ABC):
     def ahead(self, routing: Routing, view: LayerView) -> tuple[int, ...]:
         """Experts of the next layer that the CPU computes on this layer's activations: none."""
         return ()
-
-    def route(self, view: LayerView) -> Routing:
-        """The router's own experts."""
-        return view.routing
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
         """The next layer's routing, if there is a forecast of it."""

@@ -9,7 +9,8 @@ from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 from policies.mechanism.views import ExpertCosts
 from sim.machine.devices import ResultPath
-from sim.machine.plan_costs import PlanCosts
+from sim.machine.hardware import Hardware
+from sim.machine.plan_costs import Decision, PlanCosts
 from sim.machine.profile import Permille
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
@@ -132,22 +133,14 @@ class CostTable:
             return DraftCosts(ns or 0, 0)
         one = self.step(1, (context,))
         experts_ns = fmean(expert.first_gpu_ns + experts * expert.gpu_ns[1] for expert in self.experts)
-        layer_ns = one.attention_ns + one.gate_ns + one.shared_ns + one.combine_ns + experts_ns
+        layer_ns = one.attention_ns + one.mixture_ns + experts_ns
         launch_ns = self.launch_ns + self.combine_launch_ns + self.first_expert_launch_ns
         launch_ns += experts * self.expert_launch_ns
         return DraftCosts(round(layers * layer_ns) + one.head_ns, round(layers * launch_ns) + self.head_launch_ns)
 
-    def plan_ns(self, policy: str, active: int) -> int:
-        """Host time of ``plan_layer`` with ``active`` experts active."""
-        return self.plan_costs.plan_of(policy).at(active, self.plan_factor) * self.scale
-
-    def foresee_ns(self, policy: str, active: int) -> int:
-        """Host time of ``foresee`` with ``active`` experts active."""
-        return self.plan_costs.foresee_of(policy).at(active, self.plan_factor) * self.scale
-
-    def observe_ns(self, policy: str, active: int) -> int:
-        """Host time of what the cache learns from a layer with ``active`` experts active."""
-        return self.plan_costs.observe_of(policy).at(active, self.plan_factor) * self.scale
+    def decision_ns(self, decision: Decision, policy: str, active: int) -> int:
+        """Host time of a decision with ``active`` experts active."""
+        return self.plan_costs.of(decision, policy).at(active, self.plan_factor) * self.scale
 
     @property
     def launch_ns(self) -> int:
@@ -188,9 +181,18 @@ class CostTable:
             _check_expert(expert, layer, self.max_tokens)  # layers share tables, which may have thousands of entries
 
 
-def by_layer(shape: ModelShape, costs_of: Callable[[int], ExpertCosts]) -> tuple[ExpertCosts, ...]:
-    """The costs of each MoE layer's experts, by the bytes of one of them; layers of equal sizes share a table."""
-    by_size = {size: costs_of(size) for size in set(shape.expert_bytes_by_layer)}
+def by_layer(
+    shape: ModelShape, hardware: Hardware, costs_of: Callable[[int], ExpertCosts]
+) -> tuple[ExpertCosts, ...]:
+    """The costs of each MoE layer's experts, by the bytes of one of them, with the machine's rates of what runs at the
+    same time; layers of equal sizes share a table."""
+    cpu_permille, copy_permille = hardware.contention.cpu_permille, hardware.contention.copy_permille
+    by_size = {
+        size: costs_of(size)._replace(
+            cpu_permille=cpu_permille, copy_permille=copy_permille, both_ways_permille=hardware.both_ways_permille
+        )
+        for size in set(shape.expert_bytes_by_layer)
+    }
     return tuple(by_size[size] for size in shape.expert_bytes_by_layer)
 
 

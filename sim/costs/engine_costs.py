@@ -72,8 +72,16 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, t
     kernels_ns, launch_ns = EXPERT_KERNELS * hardware.gpu.kernel_ns, min(replay_ns, costs.expert_launch_ns)
     each = 1 / top_k if engine.copied_run == "together" else 0  # share of the layer's kernels and launch
     saved_ns, first = round(kernels_ns * (1 - each)), each == 0
+
+
+    def sharing(expert: ExpertCosts) -> ExpertCosts:
+        """It saves most of its kernels' time, and the first bears the rest."""
+        none, *rest = expert.gpu_ns
+        gpu_ns = (none, *(max(ns - saved_ns, 1) for ns in rest))
+        return expert._replace(gpu_ns=gpu_ns, first_gpu_ns=kernels_ns * first)
+
     return replace(
-        costs.map_experts(lambda expert: _shared(expert, saved_ns, kernels_ns * first)),
+        costs.map_experts(sharing),
         attention_launch_ns=min(replay_ns, costs.launch_ns),
         gate_launch_ns=0,
         shared_launch_ns=0,
@@ -85,12 +93,6 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, t
         sync_ns=min(spin_ns, costs.sync_ns),
         lead_ns=None,
     )
-
-
-def _shared(expert: ExpertCosts, saved_ns: int, first_ns: int) -> ExpertCosts:
-    """An expert that shares its kernels with others: it saves most of their time, and the first bears the rest."""
-    none, *rest = expert.gpu_ns
-    return expert._replace(gpu_ns=(none, *(max(ns - saved_ns, 1) for ns in rest)), first_gpu_ns=first_ns)
 
 
 def narrowed(costs: CostTable, hardware: Hardware, experts: int, share: float) -> CostTable:

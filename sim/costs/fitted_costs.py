@@ -25,12 +25,11 @@ from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.fitted_engine import PromptWork
-from sim.costs.kernel_costs import kernel_costs
+from sim.costs.kernel_costs import kernel_costs, split_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
-from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work, table_ns, time_ns
-from sim.costs.split_costs import split_costs
+from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.hardware import Hardware
-from sim.machine.interpolation import whole
+from sim.machine.interpolation import table_ns, time_ns, whole
 from sim.machine.plan_costs import PlanCosts
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
@@ -65,7 +64,7 @@ def fitted_costs(
     if engine.cpu_in_turn:
         sync_ns += round(engine.cpu.layer_ns.value)
     return CostTable(
-        experts=by_layer(shape, lambda size: experts.of(size, max_tokens)),
+        experts=by_layer(shape, hardware, lambda size: experts.of(size, max_tokens)),
         steps=FittedSteps(shape, hardware, engine, main),
         sync_ns=sync_ns,
         serial=engine.cpu_in_turn,
@@ -103,10 +102,6 @@ class _Experts:
             copy_ns=time_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
             expert_bytes=size,
             writeback_ns=link.d2h_ns(size),
-            cpu_permille=self.hardware.contention.cpu_permille,
-            copy_permille=self.hardware.contention.copy_permille,
-            between_ns=0,
-            both_ways_permille=self.hardware.both_ways_permille,
         )
 
 
@@ -122,7 +117,7 @@ class FittedSteps:
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
         shape, main, link = self.shape, self.main, self.hardware.link
-        attention_ns = self._attention(tokens, context)
+        attention_ns = shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context))
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
         gate_ns = self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns
         return StepCosts(
@@ -141,11 +136,6 @@ class FittedSteps:
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
         )
-
-    def _attention(self, tokens: int, context: Sequence[int]) -> float:
-        """One layer's norms and attention; the mean over the layers where they are of several kinds."""
-        kinds = self.shape.attention_counts
-        return sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
         """Norms and attention of a layer of one kind."""

@@ -1,18 +1,22 @@
-"""Step costs on one processor, from an engine's kernels there (``sim.costs.kernels``), and cost tables of a machine
-without a GPU. One with a GPU: ``sim.costs.split_costs``.
+"""Cost tables from an engine's kernels as measured on a machine (``sim.costs.kernels``): of one without a GPU, and of
+one with a GPU, next to which the CPU has the experts of some layers (``sim.costs.split_kernels``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
+from sim.costs.fitted_engine import Copies
 from sim.costs.kernels import Floats, Kernels, ProductRates, longest_share
+from sim.costs.split_kernels import SplitKernels
 from sim.machine.hardware import Hardware
+from sim.machine.interpolation import table_ns
 from traces.models.attention import Attention
 from traces.models.gguf_blocks import blocks_of
 from traces.models.quantisation import WeightBlocks
@@ -21,28 +25,37 @@ from trilane.common.names import unknown
 from trilane.machines.plausibility import HardwareError
 from trilane.machines.sourced import Sourced
 
+T = TypeVar("T")
 _ROUTER = {"f32": 1.0}
 
 
 def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_tokens: int, threads: int) -> CostTable:
     """The cost table for workloads 0..``max_tokens``. Raises HardwareError for weights that were not measured."""
     steps = kernel_steps(shape, kernels, threads)
-    table = whole_ns(steps.expert_ns(np.arange(max_tokens + 1.0)))
-    contention = hardware.contention
+    table = table_ns(steps.expert_ns(np.arange(max_tokens + 1.0)))
+    experts = by_layer(shape, hardware, lambda size: ExpertCosts(table, table, 0, 1, size, writeback_ns=1))
+    return CostTable(experts, steps, hardware.link.result_path)
+
+
+def split_costs(
+    shape: ModelShape, hardware: Hardware, gpu: Kernels, split: SplitKernels, copies: Copies, max_tokens: int,
+    threads: int,
+) -> CostTable:  # fmt: skip
+    """The same where the CPU has experts next to a GPU; ``copies``: host memory from which experts are copied."""
+    steps, place = kernel_steps(shape, gpu, 1), split.place(threads)
+    rows = np.arange(max_tokens + 1.0)
+    chosen_ns = rows * shape.hidden * split.chosen_ns.value[place]
+    products_ns = _expert_products(
+        steps, rows, place, lambda block: _of_block(split.experts, block, steps, " on the CPU next to a GPU").value
+    )
+    gpu_ns, cpu_ns = table_ns(steps.expert_ns(rows)), table_ns(np.sum([chosen_ns, *products_ns], axis=0))
+    copied, first_cpu_ns = split.pinned if copies == "pinned" else split.mapped, round(split.layer_ns.value[place])
 
     def costs_of(size: int) -> ExpertCosts:
-        return ExpertCosts(
-            gpu_ns=table, cpu_ns=table, first_cpu_ns=0, copy_ns=1, expert_bytes=size, writeback_ns=1,
-            cpu_permille=contention.cpu_permille, copy_permille=contention.copy_permille, between_ns=0,
-        )  # fmt: skip
+        copy_ns = max(round(copied.ns(size)), 1)  # also back: not measured, as llama.cpp does not write experts back
+        return ExpertCosts(gpu_ns, cpu_ns, first_cpu_ns, copy_ns, size, writeback_ns=copy_ns)
 
-    return CostTable(by_layer(shape, costs_of), steps, hardware.link.result_path)
-
-
-def whole_ns(ns: Floats) -> tuple[int, ...]:
-    """Whole ns by workload, never less for more tokens; no tokens, no time."""
-    _, *others = np.maximum.accumulate(np.maximum(np.rint(ns), 0)).astype(int).tolist()
-    return (0, *(max(each, 1) for each in others))
+    return CostTable(by_layer(shape, hardware, costs_of), steps, hardware.link.result_path)
 
 
 def kernel_steps(shape: ModelShape, kernels: Kernels, threads: int) -> KernelSteps:
@@ -62,11 +75,11 @@ class KernelSteps:
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
         shape, blocks = self.shape, self.blocks
-        attention = sum(self._attention(kind, tokens, context) * count for kind, count in shape.attention_counts)
-        dense = attention / shape.layers + self._product(blocks.layers, shape.dense_ffn_params, tokens)
+        attention = shape.mean_of_layers(lambda kind: self._attention(kind, tokens, context))
+        dense = attention + self._product(blocks.layers, shape.dense_ffn_params, tokens)
         head = self._product(blocks.head, shape.vocab * shape.hidden, len(context))
         return StepCosts(
-            attention_ns=round(attention / shape.layers), dense_ns=round(shape.dense_layers * dense),
+            attention_ns=round(attention), dense_ns=round(shape.dense_layers * dense),
             gate_ns=round(self._product(_ROUTER, shape.hidden * shape.experts, tokens)), speculate_ns=1, estimator_ns=1,
             shared_ns=round(self._product(blocks.layers, shape.shared_params, tokens)),
             combine_ns=max(round(tokens * shape.top_k * shape.hidden * self._of(self.kernels.chosen_ns)), 1),
@@ -75,13 +88,8 @@ class KernelSteps:
 
     def expert_ns(self, rows: Floats) -> Floats:
         """One expert with each number of rows."""
-        matrix, others = self.shape.hidden * self.shape.expert_width, self.shape.matrices_per_expert - 1
-        parts = [(self.blocks.gate_up, others), (self.blocks.down, 1)]
-        times = [
-            part * self._rates(block, "experts").ns(2.0 * count * matrix, rows, self.place)
-            for blocks, count in parts for block, part in blocks.items()
-        ]  # fmt: skip
-        total: Floats = np.sum(times, axis=0)
+        products_ns = _expert_products(self, rows, self.place, lambda block: self._rates(block, "experts"))
+        total: Floats = np.sum(products_ns, axis=0)
         return total
 
     def _attention(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
@@ -103,12 +111,28 @@ class KernelSteps:
         return float(sum(part * rates[block].ns(2.0 * weights, one, self.place)[0] for block, part in blocks.items()))
 
     def _rates(self, block: str, which: str) -> ProductRates:
-        products = self.kernels.products
-        if block not in products:
-            raise HardwareError(
-                f"model {self.shape.name!r}: weights were not measured: {unknown('block', block, products)}"
-            )
-        return (products[block].experts if which == "experts" else products[block].others).value
+        rates = _of_block(self.kernels.products, block, self)
+        return (rates.experts if which == "experts" else rates.others).value
 
     def _of(self, number: Sourced[tuple[float, ...]]) -> float:
         return number.value[self.place]
+
+
+def _expert_products(
+    steps: KernelSteps, rows: Floats, place: int, rates_of: Callable[[str], ProductRates]
+) -> list[Floats]:
+    """The products of one expert with each number of rows, at the rates of the blocks of its weights."""
+    shape, blocks = steps.shape, steps.blocks
+    parts = [(blocks.gate_up, shape.matrices_per_expert - 1), (blocks.down, 1)]
+    flops = 2.0 * shape.hidden * shape.expert_width  # of a matrix, a row
+    return [
+        part * rates_of(block).ns(count * flops, rows, place) for mix, count in parts for block, part in mix.items()
+    ]
+
+
+def _of_block(measured: Mapping[str, T], block: str, steps: KernelSteps, where: str = "") -> T:
+    """What was measured of a block. Raises HardwareError naming those that were."""
+    if block not in measured:
+        what = f"weights were not measured{where}: {unknown('block', block, measured)}"
+        raise HardwareError(f"model {steps.shape.name!r}: {what}")
+    return measured[block]

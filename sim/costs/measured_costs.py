@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
 from sim.machine.hardware import Hardware
-from sim.machine.interpolation import Table, whole
+from sim.machine.interpolation import Table, table_ns, whole
 from sim.machine.profile import MeasuredModel
 from traces.models.shape import ModelShape
 from trilane.machines.plausibility import HardwareError
 
 
 def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    """The cost table of ``shape`` on a measured machine for workloads 0..``max_tokens``.
+    """The cost table of ``shape`` on a measured machine for workloads 0..``max_tokens``: every cost from the tables of
+    its profile, but decisions and the path of results, which are the machine's.
 
     Raises HardwareError for a model that the profile lacks or has with other sizes.
     """
@@ -25,11 +27,6 @@ def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> Co
     model = hardware.measured_profile().model_of(shape, where)
     if shape.dense_layers and model.dense_ffn is None:
         raise HardwareError(f"{where}: model {shape.name!r} has dense layers, of which none was measured")
-    return _table_of(model, shape, hardware, max_tokens)
-
-
-def _table_of(model: MeasuredModel, shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
-    """Every cost from the model's tables; only decisions and the path of results are the machine's."""
     steps = MeasuredSteps(model, shape.dense_layers)
     gate_ns, shared_ns = _launch_parts(model)
     return CostTable(
@@ -76,11 +73,7 @@ def _expert_costs(model: MeasuredModel, one: StepCosts, max_tokens: int) -> Expe
 
 
 def _rising(table: Table, max_tokens: int) -> tuple[int, ...]:
-    """Whole ns by workload: 0, then at least 1 and never less than for fewer tokens (a running maximum).
-
-    Measured products need not rise: in 32 bits one of two rows may take longer than one of four.
-    """
-    return (0, *accumulate((max(whole(table(w)), 1) for w in range(1, max_tokens + 1)), max))
+    return table_ns(np.array([table(workload) for workload in range(max_tokens + 1)], np.float64))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import numpy as np
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.machine.hardware import Hardware
-from sim.machine.interpolation import whole
+from sim.machine.interpolation import table_ns, time_ns
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 from trilane.machines.weight_formats import read_fraction
@@ -46,10 +46,11 @@ ACTIVATION_BYTES = 2  # hidden states travel in 16 bits
 def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTable:
     """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens`` (formulas: top of this file)."""
     steps = RooflineSteps(shape, hardware)
-    between_ns = _between(steps.step(1, (1,)), hardware)
+    one = steps.step(1, (1,))
+    between_ns = one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + hardware.host.sync_ns
     launch_ns = hardware.host.launch_ns
     return CostTable(
-        experts=by_layer(shape, lambda size: _expert_costs(shape, hardware, size, max_tokens, between_ns)),
+        experts=by_layer(shape, hardware, lambda size: _expert_costs(shape, hardware, size, max_tokens, between_ns)),
         steps=steps,
         attention_launch_ns=ATTENTION_KERNELS * launch_ns,
         gate_launch_ns=GATE_KERNELS * launch_ns,
@@ -67,11 +68,6 @@ def roofline(shape: ModelShape, hardware: Hardware, max_tokens: int) -> CostTabl
     )
 
 
-def _between(one: StepCosts, hardware: Hardware) -> int:
-    """The least time from the end of a layer's experts to the next plan; launches may overlap it."""
-    return one.combine_ns + one.attention_ns + one.gate_ns + one.routing_ns + hardware.host.sync_ns
-
-
 def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: int, between_ns: int) -> ExpertCosts:
     """Tables of one expert of ``size`` bytes."""
     flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * np.arange(max_tokens + 1)
@@ -86,23 +82,8 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
         copy_ns=link.expert_ns(size),
         expert_bytes=size,
         writeback_ns=link.d2h_ns(size),
-        cpu_permille=hardware.contention.cpu_permille,
-        copy_permille=hardware.contention.copy_permille,
         between_ns=between_ns,
-        both_ways_permille=hardware.both_ways_permille,
     )
-
-
-def table_ns(ns: np.ndarray) -> tuple[int, ...]:
-    """Whole ns by workload, never less for more tokens; no tokens, no time."""
-    rounded = np.maximum.accumulate(np.maximum(np.floor(ns + 0.5).astype(np.int64), 1))
-    rounded[0] = 0
-    return tuple(rounded.tolist())
-
-
-def time_ns(ns: float) -> int:
-    """Whole ns, half up, at least 1."""
-    return max(whole(ns), 1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +96,7 @@ class RooflineSteps:
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
         shape, link = self.shape, self.hardware.link
-        attention_ns = self._attention(tokens, context)
+        attention_ns = time_ns(shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context)))
         gate_ns = self._product(shape.hidden * shape.experts, tokens, GATE_KERNELS)
         dense_ns = attention_ns + self._product(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
@@ -132,11 +113,6 @@ class RooflineSteps:
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
         )
-
-    def _attention(self, tokens: int, context: Sequence[int]) -> int:
-        """One layer's norms and attention; the mean over the layers where they are of several kinds."""
-        kinds = self.shape.attention_counts
-        return time_ns(sum(self._kind(kind, tokens, context) * layers for kind, layers in kinds) / self.shape.layers)
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
         """Norms and attention of a layer of one kind."""

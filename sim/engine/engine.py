@@ -8,6 +8,7 @@ ended. (Rules: docs/design.md, Time model; columns of spans: sim/runs/spans.py.)
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import partial
 
 import simpy
 
@@ -41,7 +42,7 @@ class Engine:
         self.recorder = SpanRecorder()
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
         self.routing_errors = routing_errors
-        self._decision = session.policy.decision_cost or session.policy.name
+        self._decision_ns = partial(costs.decision_ns, policy=session.policy.decision_cost or session.policy.name)
         lanes = Lanes(*(Lane(name, self.recorder) for name in Lanes._fields))
         if min(costs.gpu_permille, costs.gpu_with_cpu_permille) < 1000:
             lanes = lanes._replace(gpu=self._shared_gpu(costs))
@@ -88,7 +89,7 @@ class Engine:
         active = len((committed.routing if committed else step.routings[layer]).active)
         speculated = self._compute_gate(layer, forecasts)
         known, forecast_here = self._wait_for_routing(layer, speculated)
-        planned = self.host.reserve(known, self.costs.plan_ns(self._decision, active), "plan", layer, -1, step.tokens)
+        planned = self.host.reserve(known, self._decision_ns("plan", active=active), "plan", layer, -1, step.tokens)
         yield env.timeout(known - env.now)
         plan = self._decide(step, layer)
         yield env.timeout(planned - env.now)
@@ -98,11 +99,11 @@ class Engine:
             late = self._speculate_late(layer, planned, forecasts)
             alone = bool(committed) and speculated is not None  # not copied with the routing
             foreseen = self._wait_for_forecast(layer, forecast_here, late, alone)
-            duration = self.costs.foresee_ns(self._decision, active)
+            duration = self._decision_ns("foresee", active=active)
             end = self.host.reserve(foreseen, duration, "foresee", layer, -1, step.tokens)
             yield env.timeout(end - env.now)
             self._foresee(layer, forecasts)
-        if observe_ns := self.costs.observe_ns(self._decision, active):
+        if observe_ns := self._decision_ns("observe", active=active):
             self.host.reserve(planned, observe_ns, "observe", layer, -1, step.tokens)
         over = parts.over()
         if over is not None:

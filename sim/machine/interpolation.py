@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, between
 from trilane.machines.plausibility import HardwareError
 
@@ -25,6 +28,20 @@ Rows = tuple[tuple[Ns, ...], ...]
 def whole(number: float) -> int:
     """``number`` >= 0 as a whole one, half up."""
     return int(number + 0.5)
+
+
+def time_ns(ns: float) -> int:
+    """Whole ns, half up, at least 1."""
+    return max(whole(ns), 1)
+
+
+def table_ns(ns: NDArray[np.float64]) -> tuple[int, ...]:
+    """Whole ns by workload, never less for more tokens; no tokens, no time.
+
+    Measured products need not rise: in 32 bits one of two rows may take longer than one of four.
+    """
+    _, *rising = np.maximum.accumulate(np.maximum(np.floor(ns + 0.5).astype(np.int64), 1)).tolist()
+    return (0, *rising)
 
 
 def on_line(at: Sequence[int], values: Sequence[float], x: float) -> float:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from trilane.common.hints import Constraint, at_least, between
 from trilane.machines.plausibility import HardwareError
 from trilane.machines.sourced import Confidence, read_file
 
 _FILE = Path(str(files("sim.machine"))) / "plan_costs.yaml"
+Decision = Literal["plan", "foresee", "observe"]
 _Ns = Annotated[float, between(0, 1e9)]
 _MEASURED = Constraint("that names a measurement or an estimate", lambda source: not source.lower().startswith("to be"))
 
@@ -49,17 +50,10 @@ class PlanCosts:
     foresee: Mapping[str, PlanCost] = field(default_factory=_free)
     observe: Mapping[str, PlanCost] = field(default_factory=_free)
 
-    def plan_of(self, policy: str) -> PlanCost:
-        """Cost of ``plan_layer``."""
-        return _look_up(self.plan, policy)
-
-    def foresee_of(self, policy: str) -> PlanCost:
-        """Cost of ``foresee``."""
-        return _look_up(self.foresee, policy)
-
-    def observe_of(self, policy: str) -> PlanCost:
-        """Cost of ``observe`` of the policy's cache."""
-        return _look_up(self.observe, policy)
+    def of(self, decision: Decision, policy: str) -> PlanCost:
+        """Cost of ``plan_layer``, of ``foresee``, or of ``observe`` of the policy's cache."""
+        table: Mapping[str, PlanCost] = getattr(self, decision)
+        return next(table[name] for name in (policy, policy.partition("@")[0], "default") if name in table)
 
     def scaled(self, factor: float) -> PlanCosts:
         """The table of a host ``factor`` times as slow."""
@@ -71,13 +65,6 @@ class PlanCosts:
         does in a layer: what the cache learns is in ``plan``."""
         observe = {**self.observe, **dict.fromkeys(plan, PlanCost(0, 0))}
         return PlanCosts({**self.plan, **plan}, {**self.foresee, **foresee}, observe)
-
-
-def _look_up(table: Mapping[str, PlanCost], policy: str) -> PlanCost:
-    for name in (policy, policy.partition("@")[0]):
-        if name in table:
-            return table[name]
-    return table["default"]
 
 
 class _CostRow(NamedTuple):

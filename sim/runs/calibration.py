@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -52,22 +51,12 @@ def check_other_prompts(scenario: Scenario, trace: Trace) -> None:
 
 def load_calibration(name: str) -> Calibration:
     """Count a calibration trace; counted once while its content stays as it is."""
-    trace = load_trace(name)
-    return _counted(_Named(name, trace.checksum, trace))
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A trace that equals another of the same name and content."""
-
-    name: str
-    checksum: str
-    trace: Trace = field(compare=False)
+    return _counted(name, load_trace(name).checksum)
 
 
 @lru_cache(maxsize=8)
-def _counted(named: _Named) -> Calibration:
-    return calibrate(named.trace, named.name)
+def _counted(name: str, checksum: str) -> Calibration:
+    return calibrate(load_trace(name), name)
 
 
 def calibrate(trace: Trace, source: str) -> Calibration:

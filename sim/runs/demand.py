@@ -74,7 +74,8 @@ def shared_demand(
 
 def lacking(trace: Trace, needs: Needs) -> list[ForecastKey]:
     """The forecasts that a policy needs and the trace does not hold."""
-    return [key for key in (ForecastKey(*pair) for pair in needs.forecasts) if not _holds(trace, key)]
+    needed = [ForecastKey(*pair) for pair in needs.forecasts]
+    return [key for key in needed if key.kind != "oracle" and key not in trace.forecasts]
 
 
 def future_of(demand: Sequence[StepDemand]) -> Future:
@@ -85,7 +86,7 @@ def future_of(demand: Sequence[StepDemand]) -> Future:
 def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | None) -> StepDemand:
     ids = np.asarray(trace.topk_ids[step.rows])
     layers, experts = ids.shape[1], trace.shape.experts
-    routings = _routings(ids, experts)
+    routings = [Routing(active, tokens) for active, tokens in _split(count_experts(ids, experts))]
     if needs.tokens:
         weights = np.asarray(trace.topk_weights[step.rows])
         routings = [
@@ -103,9 +104,10 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
     if scores is not None:
         scores.flags.writeable = False  # shared by all policies of a setting
     context = tuple(before + tokens for before, tokens in zip(step.context, step.tokens, strict=True))
+    owners = tuple(np.repeat(step.sequences, step.tokens).tolist()) if needs.tokens else ()
     return StepDemand(
         step.index, step.phase, len(step.rows), context, tuple(routings),
-        tuple(tuple(f) for f in by_layer), scores, _owners(step) if needs.tokens else (), step.drafted, step.generated,
+        tuple(tuple(f) for f in by_layer), scores, owners, step.drafted, step.generated,
     )  # fmt: skip
 
 
@@ -131,15 +133,6 @@ def _split(counts: np.ndarray, rank: np.ndarray | None = None) -> list[tuple[tup
     return [(tuple(experts[a:b]), tuple(counted[a:b])) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _routings(ids: np.ndarray, experts: int) -> list[Routing]:
-    return [Routing(active, tokens) for active, tokens in _split(count_experts(ids, experts))]
-
-
-def _owners(step: StepRows) -> tuple[int, ...]:
-    """The sequence of each token."""
-    return tuple(np.repeat(step.sequences, step.tokens).tolist())
-
-
 def _forecasts(
     trace: Trace, step: StepRows, routings: Sequence[Routing], key: ForecastKey, by_token: bool,
     noisy: NoisyForecasts | None,
@@ -148,8 +141,7 @@ def _forecasts(
     kind, lookahead = key
     if kind == "oracle":
         return [_oracle(layer, routing) for layer, routing in enumerate(routings) if layer >= lookahead]
-    about = _foreseen_rows(trace, step, key)
-    rows = _made_at(trace, step, key, about)
+    rows, about = _rows_of(trace, step, key)
     if not len(rows):
         return []
     ids, scores = _forecast_experts(trace, key, rows, about, noisy)
@@ -190,30 +182,20 @@ def _known_at(forecast: Forecast, key: ForecastKey) -> Sequence[int]:
     return range(forecast.layer) if key.by_token else (forecast.layer - key.lookahead,)
 
 
-def _foreseen_rows(trace: Trace, step: StepRows, key: ForecastKey) -> Rows:
-    """The rows that a step's forecasts are about, -1 where there is none: those of later tokens, if earlier tokens make
-    them."""
-    later = key.by_token and key.lookahead > 1
-    return rows_apart(trace, key.lookahead - 1)[step.rows] if later else step.rows
-
-
-def _made_at(trace: Trace, step: StepRows, key: ForecastKey, about: Rows) -> Rows:
-    """The rows that hold a step's forecasts. Those by token are made by the token before a decode step; there are none
-    where a sequence has no such token, or no later one.
+def _rows_of(trace: Trace, step: StepRows, key: ForecastKey) -> tuple[Rows, Rows]:
+    """The rows that hold a step's forecasts, and those that they are about. By token they are made by the token before
+    a decode step; there are none where a sequence has no such token, or no later one.
     """
     if not key.by_token:
-        return about
+        return step.rows, step.rows
+    about = rows_apart(trace, key.lookahead - 1)[step.rows] if key.lookahead > 1 else step.rows
     before = rows_apart(trace, -key.lookahead)[about]
-    return before[:0] if step.phase == "prefill" or (about < 0).any() or (before < 0).any() else before
+    return (before[:0] if step.phase == "prefill" or (about < 0).any() or (before < 0).any() else before), about
 
 
 def _oracle(layer: int, routing: Routing) -> Forecast:
     pairs = sorted(zip(routing.active, routing.tokens, strict=True), key=lambda pair: (-pair[1], pair[0]))
     return Forecast(layer, "oracle", tuple(e for e, _ in pairs), tuple(w for _, w in pairs))
-
-
-def _holds(trace: Trace, key: ForecastKey) -> bool:
-    return key.kind == "oracle" or key in trace.forecasts
 
 
 def _check_needs(trace: Trace, needs: Needs, noisy: NoisyForecasts | None) -> None:

@@ -15,6 +15,7 @@ from sim.runs.columns import (
     among,
     cells_of,
     columns_of,
+    first_at_or_after,
     routed_at,
 )
 
@@ -38,6 +39,11 @@ class Occupancy(NamedTuple):
         before = np.searchsorted(self.arrivals, first, "left") - np.searchsorted(self.departures, first, "left")
         until = np.searchsorted(self.arrivals, now, "right") - np.searchsorted(self.departures, now, "left")
         return np.asarray(until > before[expert])
+
+    def left_after(self, cells: Cells, expert: Ints, time: Ints) -> Ints:
+        """When each expert first leaves memory at or after a time; the horizon if it stays."""
+        key = np.append(self.departures, -1)[first_at_or_after(self.departures, cells.at(expert, time))]
+        return np.where(key // cells.horizon == expert, key % cells.horizon, cells.horizon)
 
 
 class Uses(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.units import GB
@@ -31,16 +30,12 @@ class MemoryPlan:
         """All that is not the expert cache."""
         return self.reserve_bytes + self.non_expert_bytes + self.kv_bytes + self.staging_bytes
 
-    @property
-    def free_bytes(self) -> int:
-        """Unused bytes."""
-        return self.gpu_memory_bytes - self.fixed_bytes - self.cache_bytes
-
 
 def plan_memory(
     shape: ModelShape,
-    memory: Hardware | int,
+    total: int,
     *,
+    reserve: int = 0,
     batch: int,
     tokens: int,
     demand_slots: int = 2,
@@ -50,29 +45,22 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the GPU memory.
 
-    ``memory``: a machine, or bytes without any reserve. ``tokens``: prompt + generated, of a sequence.
+    ``total``: its bytes, ``reserve``: those that are kept free. ``tokens``: prompt + generated, of a sequence.
     ``demand_slots`` and ``prefetch_slots``: staging slots, each of the largest expert. ``cached_share``: cache
     round(share x layers x experts) slots instead of as many as fit. ``draft_layers``: MoE layers that draft tokens, all
     of which is on the GPU (their KV cache is left out).
     Raises BudgetError saying how many GB are missing.
     """
-    _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
-    total, reserve = _given(memory)
+    for name, slots in (("demand_slots", demand_slots), ("prefetch_slots", prefetch_slots)):
+        if slots < 0:
+            raise BudgetError(f"{name} must be >= 0, got {slots}")
     kv = batch * shape.cache_bytes(tokens)
     staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_by_layer)
     non_expert = shape.non_expert_bytes + round(draft_layers * shape.moe_layer_bytes)
     room = total - reserve - non_expert - kv - staging
     if room < 0:
         raise _too_small(total, reserve, non_expert, kv, staging)
-    cache, slots = _cache(shape, room, cached_share)
-    return MemoryPlan(total, reserve, non_expert, kv, staging, cache, slots)
-
-
-def _given(memory: Hardware | int) -> tuple[int, int]:
-    """GPU memory and reserve, in bytes."""
-    if isinstance(memory, Hardware):
-        return memory.gpu.memory_bytes, memory.gpu.reserve_bytes
-    return int(memory), 0
+    return MemoryPlan(total, reserve, non_expert, kv, staging, *_cache(shape, room, cached_share))
 
 
 def _cache(shape: ModelShape, room: int, share: float | None) -> tuple[int, int]:
@@ -101,14 +89,3 @@ def _too_small(total: int, reserve: int, non_expert: int, kv: int, staging: int)
         f"reserve {reserve / GB:.2f}): {(need - total) / GB:.2f} GB are missing; use a smaller batch, fewer tokens, "
         f"fewer staging slots or a larger GPU"
     )
-
-
-def _check(batch: int, tokens: int, demand: int, prefetch: int, share: float | None) -> None:
-    """Raise BudgetError for counts and shares out of range."""
-    for name, value, low in (
-        ("batch", batch, 1), ("tokens", tokens, 1), ("demand_slots", demand, 0), ("prefetch_slots", prefetch, 0),
-    ):  # fmt: skip
-        if value < low:
-            raise BudgetError(f"{name} must be >= {low}, got {value}")
-    if share is not None and not 0 <= share <= 1:
-        raise BudgetError(f"cached_share must be within 0..1 of all experts, got {share}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.runs.columns import Bools, Cells, Columns, Ints, among, first_at_or_after
-from sim.runs.hits import Uses
+from sim.runs.hits import Uses, memory_of
 
 
 class Prefetches(NamedTuple):
@@ -27,7 +27,7 @@ def prefetches_of(c: Columns, cells: Cells, uses: Uses) -> Prefetches:
     copies = c.where(c.of("prefetch"))
     expert = cells.expert(copies.home, copies.expert)
     use_start, routed = _first_use(uses, cells, expert, copies.end)
-    used = (use_start >= 0) & (use_start <= _first_departure(c, cells, expert, copies.end))
+    used = (use_start >= 0) & (use_start <= memory_of(c, cells).left_after(cells, expert, copies.end))
     late = used & (routed < copies.end)
     active = _active(c, cells, uses, copies)
     return Prefetches(copies.step, copies.decode, copies.size_bytes, used & ~late, late, ~used, active)
@@ -43,14 +43,6 @@ def _first_use(uses: Uses, cells: Cells, expert: Ints, after: Ints) -> tuple[Int
     found = (row >= 0) & (np.append(run, -1)[row] == expert)
     start, routed = (np.append(times[runs], -1)[row] for times in (uses.start, uses.routed))
     return np.where(found, start, -1), np.where(found, routed, -1)
-
-
-def _first_departure(c: Columns, cells: Cells, expert: Ints, after: Ints) -> Ints:
-    """When each expert first leaves memory at or after ``after``; the horizon if it stays."""
-    left = c.where(c.of("evict", "release"))
-    keys = np.sort(cells.at(cells.expert(left.home, left.expert), left.end))
-    key = np.append(keys, -1)[first_at_or_after(keys, cells.at(expert, after))]
-    return np.where(key // cells.horizon == expert, key % cells.horizon, cells.horizon)
 
 
 def _active(c: Columns, cells: Cells, uses: Uses, copies: Columns) -> Bools:

@@ -202,10 +202,11 @@ class Prepared:
     @cached_property
     def memory(self) -> MemoryPlan:
         """The GPU's memory, divided."""
-        policy, scenario = self.composition, self.scenario
+        policy, scenario, gpu = self.composition, self.scenario, self.hardware.gpu
         return plan_memory(
-            self.shape, self.hardware, batch=scenario.batch, tokens=self.tokens_per_sequence,
-            demand_slots=policy.demand_slots, prefetch_slots=policy.prefetch_slots, cached_share=scenario.cached_share,
+            self.shape, gpu.memory_bytes, reserve=gpu.reserve_bytes, batch=scenario.batch,
+            tokens=self.tokens_per_sequence, demand_slots=policy.demand_slots, prefetch_slots=policy.prefetch_slots,
+            cached_share=scenario.cached_share,
             draft_layers=scenario.draft_layers if scenario.draft_tokens else 0,
         )  # fmt: skip
 

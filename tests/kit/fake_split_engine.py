@@ -1,5 +1,5 @@
 """An engine with a GPU for tests of benchmarks: its steps take what known kernels of both sides say. Written down here
-a second time, apart from ``sim.costs.split_costs`` and ``trilane.study.split_speed``."""
+a second time, apart from ``sim.costs.kernel_costs`` and ``trilane.study.split_speed``."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_a_search_tells_the_other_parts_where_it_seats_nobody() -> None:
     searched = build("moe-lightning").placement.place(budget)
     assert sum(map(len, searched.residents)) > 0
     assert without(whole, ["placement"]).placement.place(budget) == replace(searched, residents=((), ()))
-    assert len(whole.assigner._plan.streamed) == 2  # type: ignore[attr-defined]  # a layer each
+    assert len(whole.assigner._streamed) == 2  # type: ignore[attr-defined]  # a layer each
 
 
 def test_a_cache_that_is_off_goes_on_learning() -> None:

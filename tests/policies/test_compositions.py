@@ -39,8 +39,8 @@ COMPOSITIONS = {
         "cache": "StaticCache()",
     },
     "moe-lightning": {
-        "placement": "SearchedPlacement(steps=400, most=4)", "assigner": "FixedAssigner()",
-        "prefetcher": "PipelinedPrefetcher(into='staging')", "cache": "StaticCache()", "prefetch_slots": "4",
+        **dict.fromkeys(("placement", "assigner", "prefetcher"), "FixedPlan(steps=400, most=4, streamed=None, into='staging')"),
+        "cache": "StaticCache()", "prefetch_slots": "4",
     },
     "moe-lightning@impl": {
         "placement": "PopularityPlacement(uniform=True, popularity=None)", "assigner": "StreamLayer()",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,22 +24,21 @@ class DefaultVectorMean:
     def add(self) -> None:
         """Add the pass that just ran."""
         for number in range(len(self._stream.parts)):
-            self._stream.after(number, self._note(number))
+            self._stream.after(number, partial(self._note, number))
 
     def mean(self) -> Tensor:
         """[L, E, H] float32; zero for an expert that no token was routed to."""
         return (self._sum / self._tokens.clamp_min(1).unsqueeze(-1)).float()
 
-    def _note(self, number: int) -> Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor], Tensor]:
-        def note(own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-            one = torch.ones_like(weights[:, :1])
-            for chosen in ids.T:  # one expert per token and call, to separate the outputs
-                raw = own(hidden, chosen.unsqueeze(1), one)
-                self._sum[number].index_add_(0, chosen.cpu(), raw.double().cpu())
-                self._tokens[number] += torch.bincount(chosen.cpu(), minlength=self._tokens.shape[1])
-            return torch.zeros_like(hidden)
-
-        return note
+    def _note(
+        self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor
+    ) -> Tensor:
+        one = torch.ones_like(weights[:, :1])
+        for chosen in ids.T:  # one expert per token and call, to separate the outputs
+            raw = own(hidden, chosen.unsqueeze(1), one)
+            self._sum[number].index_add_(0, chosen.cpu(), raw.double().cpu())
+            self._tokens[number] += torch.bincount(chosen.cpu(), minlength=self._tokens.shape[1])
+        return torch.zeros_like(hidden)
 
 
 def quasi_hidden(stream: ResidualStream, vectors: Tensor, number: int) -> Tensor:

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from traces.capture.hooks import Hooks
 from traces.capture.record import LayerRecord
 from traces.capture.residual_stream import DecoderLayer, ResidualStream, alike, first_tensor
 from traces.capture.settings import CaptureError
 
 
-class PartialPass:
+class PartialPass(Hooks):
     """Runs every layer's attention once more, just before the model does, on the partial state of the layer before:
 
     r_l + shared(h_l) + the sum of g_e * E_e(h_l) over chosen experts that are ``resident`` [L, E]; nothing is
     renormalised (SMoE, Section IV-C, does not say; docs/readings.md). It attends to a copy of the key-value cache, so
-    that what it writes there is lost. Use as a context manager.
+    that what it writes there is lost.
     """
 
     def __init__(self, stream: ResidualStream, resident: Tensor) -> None:
         """Raises CaptureError where a dense layer lies between two mixtures."""
         self._stream, self._resident = stream, resident
         self._states: dict[int, Tensor] = {}
-        self._handles: list[Any] = []
         for one, other in zip(stream.parts, stream.parts[1:], strict=False):
             _check_adjacent(one.path, other.path)
 
-    def __enter__(self) -> PartialPass:
+    def _register(self) -> Iterator[Any]:
         for number, part in list(enumerate(self._stream.parts))[1:]:
-            self._handles.append(part.attention.register_forward_pre_hook(self._ahead_of(number), with_kwargs=True))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            yield part.attention.register_forward_pre_hook(partial(self._run_ahead_of, number), with_kwargs=True)
 
     def state(self, number: int) -> Tensor:
         """The gate input [N, H] of layer ``number`` + 1 that layer ``number`` expected in the pass that just ran."""
@@ -54,19 +49,17 @@ class PartialPass:
                     "with the same result, this one gives another; capture with --forecasts gate@1,residual@1"
                 )
 
-    def _ahead_of(self, number: int) -> Any:
-        def run(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            partial = self._stream.after(number - 1, self._resident_only(number - 1))
-            self._states[number - 1] = gate_input_after(self._stream.parts[number], partial, args, kwargs)
+    def _run_ahead_of(
+        self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        state = self._stream.after(number - 1, partial(self._resident_only, number - 1))
+        self._states[number - 1] = gate_input_after(self._stream.parts[number], state, args, kwargs)
 
-        return run
-
-    def _resident_only(self, number: int) -> Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor], Tensor]:
-        def experts(own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-            here = self._resident[number].to(ids.device)[ids]
-            return own(hidden, ids, torch.where(here, weights, 0))
-
-        return experts
+    def _resident_only(
+        self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor
+    ) -> Tensor:
+        here = self._resident[number].to(ids.device)[ids]
+        return own(hidden, ids, torch.where(here, weights, 0))
 
 
 def gate_input_after(part: DecoderLayer, stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from traces.capture.hooks import Hooks
 from traces.capture.layers import MoeLayer
 from traces.capture.settings import CaptureError
 
@@ -31,25 +33,18 @@ class LayerRecord:
     weights: Tensor | None = None  # [N, k]
 
 
-class RouterRecorder:
-    """Hooks on all MoE layers of a model. Use as a context manager: on exit, the hooks are removed."""
+class RouterRecorder(Hooks):
+    """Hooks on all MoE layers of a model."""
 
     def __init__(self, layers: list[MoeLayer]) -> None:
         self.layers = layers
         self._records: dict[int, LayerRecord] = {}
-        self._handles: list[Any] = []
         self._muted = False
 
-    def __enter__(self) -> RouterRecorder:
+    def _register(self) -> Iterator[Any]:
         for number, layer in enumerate(self.layers):
-            self._handles.append(layer.router.register_forward_hook(self._on_router(number), with_kwargs=True))
-            self._handles.append(layer.experts.register_forward_pre_hook(self._on_experts(number), with_kwargs=True))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            yield layer.router.register_forward_hook(partial(self._keep_routing, number), with_kwargs=True)
+            yield layer.experts.register_forward_pre_hook(partial(self._keep_choice, number), with_kwargs=True)
 
     def take(self) -> list[LayerRecord]:
         """The records of the pass that just ended, in layer order. Raises CaptureError if a layer has none."""
@@ -71,34 +66,31 @@ class RouterRecorder:
         finally:
             self._muted = before
 
-    def _on_router(self, number: int) -> Any:
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if self._muted:
-                return
-            hidden, rest, named = gate_input(args, kwargs)
-            experts = self.layers[number].experts_count
-            logits = find_logits(output, experts, self.layers[number].path)
-            flat = hidden.detach().reshape(-1, hidden.shape[-1]).clone()
-            self._records[number] = LayerRecord(flat, logits, hidden.ndim == 3, rest, named)
+    def _keep_routing(
+        self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if self._muted:
+            return
+        hidden, rest, named = gate_input(args, kwargs)
+        logits = find_logits(output, self.layers[number].experts_count, self.layers[number].path)
+        flat = hidden.detach().reshape(-1, hidden.shape[-1]).clone()
+        self._records[number] = LayerRecord(flat, logits, hidden.ndim == 3, rest, named)
 
-        return keep
-
-    def _on_experts(self, number: int) -> Any:
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._muted:
-                return
-            values = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-            ids = [v for v in values if not v.is_floating_point()]
-            weights = [v for v in values[1:] if v.is_floating_point()]
-            if len(ids) != 1 or len(weights) != 1 or ids[0].shape != weights[0].shape or number not in self._records:
-                raise CaptureError(
-                    f"{self.layers[number].path}: expected the experts to be called with (hidden states, ids, weights) "
-                    f"after their router, got {[tuple(v.shape) for v in values]}; this family is not supported"
-                )
-            self._records[number].ids = ids[0].detach().clone()
-            self._records[number].weights = weights[0].detach().clone()
-
-        return keep
+    def _keep_choice(
+        self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._muted:
+            return
+        values = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+        ids = [v for v in values if not v.is_floating_point()]
+        weights = [v for v in values[1:] if v.is_floating_point()]
+        if len(ids) != 1 or len(weights) != 1 or ids[0].shape != weights[0].shape or number not in self._records:
+            raise CaptureError(
+                f"{self.layers[number].path}: expected the experts to be called with (hidden states, ids, weights) "
+                f"after their router, got {[tuple(v.shape) for v in values]}; this family is not supported"
+            )
+        self._records[number].ids = ids[0].detach().clone()
+        self._records[number].weights = weights[0].detach().clone()
 
 
 def reading(record: LayerRecord, tokens: Tensor) -> LayerRecord:
@@ -133,7 +125,8 @@ def find_logits(output: Any, experts: int, where: str) -> Tensor:
     for value in floats:
         if value.shape[-1] == experts + 1:
             return value.softmax(-1)[..., :experts].reshape(-1, experts)
-    raise CaptureError(f"{where}: expected the router to return a tensor [tokens, {experts}], got {_kinds(values)}")
+    kinds = [f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__ for v in values]
+    raise CaptureError(f"{where}: expected the router to return a tensor [tokens, {experts}], got {kinds}")
 
 
 def find_ids(output: Any) -> Tensor | None:
@@ -143,7 +136,3 @@ def find_ids(output: Any) -> Tensor | None:
         if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
             return value.detach().reshape(-1, value.shape[-1])
     return None
-
-
-def _kinds(values: tuple[Any, ...]) -> list[str]:
-    return [f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__ for v in values]

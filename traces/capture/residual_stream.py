@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from traces.capture.hooks import Hooks
 from traces.capture.layers import MoeLayer
 from traces.capture.record import LayerRecord, RouterRecorder
 from traces.capture.settings import CaptureError
@@ -36,8 +38,8 @@ class DecoderLayer:
     mixture_norm: nn.Module
 
 
-class ResidualStream:
-    """Keeps the post-attention residual [B, S, H] of every layer in the pass that runs. Use as a context manager."""
+class ResidualStream(Hooks):
+    """Keeps the post-attention residual [B, S, H] of every layer in the pass that runs."""
 
     def __init__(self, model: nn.Module, recorder: RouterRecorder, forecast: str) -> None:
         """``forecast`` names, in errors, what needs the stream. Raises CaptureError where parts have other names."""
@@ -45,18 +47,11 @@ class ResidualStream:
         self.parts = [_decoder_layer(model, mixture, forecast) for mixture in recorder.layers]
         self.residuals: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
-        self._handles: list[Any] = []
 
-    def __enter__(self) -> ResidualStream:
+    def _register(self) -> Iterator[Any]:
         for number, part in enumerate(self.parts):
-            self._handles.append(part.mixture_norm.register_forward_pre_hook(self._on_norm(number)))
-            self._handles.append(part.whole.register_forward_hook(self._on_output(number)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            yield part.mixture_norm.register_forward_pre_hook(partial(self._keep_residual, number))
+            yield part.whole.register_forward_hook(partial(self._keep_output, number))
 
     def after(self, number: int, experts: Experts) -> Tensor:
         """The stream [B, S, H] after a layer, had ``experts`` been its experts; shared experts, scaling and router are
@@ -85,17 +80,11 @@ class ResidualStream:
             return False  # its parts are called in another way: several streams, a router with arguments of its own
         return alike(seen, record.gate_input) and alike(again, self._outputs[number])
 
-    def _on_norm(self, number: int) -> Any:
-        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            self.residuals[number] = args[0]
+    def _keep_residual(self, number: int, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.residuals[number] = args[0]
 
-        return keep
-
-    def _on_output(self, number: int) -> Any:
-        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-            self._outputs[number] = first_tensor(output)
-
-        return keep
+    def _keep_output(self, number: int, _module: nn.Module, _args: Any, output: Any) -> None:
+        self._outputs[number] = first_tensor(output)
 
 
 def alike(a: Tensor, b: Tensor) -> bool:

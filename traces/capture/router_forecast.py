@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from traces.capture.estimator import Estimator
 from traces.capture.layers import MoeLayer
@@ -97,7 +97,7 @@ def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord], promp
     that are read, here ``prompt``.
     """
     for layer, record in zip(layers, records, strict=True):
-        own = {t.data_ptr() for t in _state(layer.block)}
+        own = {t.data_ptr() for t in (*layer.block.parameters(), *layer.block.buffers())}
         for value in (*record.extra_args, *record.extra_kwargs.values()):
             if isinstance(value, Tensor) and value.data_ptr() not in own and value.flatten().tolist() != prompt:
                 raise CaptureError(
@@ -122,7 +122,3 @@ def parse_forecasts(names: Sequence[str]) -> tuple[ForecastKey, ...]:
             raise CaptureError(f"forecast {quoted(name)}: expected gate@1, gate@2, ... or one of {others}")
         keys.append(ForecastKey(kind, int(ahead)))
     return tuple(dict.fromkeys(keys))
-
-
-def _state(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]

@@ -20,7 +20,8 @@ from safetensors.numpy import save
 from traces.capture.prompts import PromptFile, check_disjoint, check_unseen
 from traces.capture.settings import CaptureError
 from traces.capture.text_sketch import TextSketch, read_sketch
-from trilane.common.files import atomic_path
+from traces.trace import digest_tensors
+from trilane.common.files import atomic_path, check_folder
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
 
@@ -54,19 +55,13 @@ def write_vectors(vectors: Vectors, path: str | Path) -> Path:
     path = Path(path)
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(vectors).items()}
     _check(str(path), tensors)
-    check_folder(path)
+    check_folder(path, CaptureError)
     metadata = {"format": FORMAT, "provenance": dict(vectors.provenance), "checksum": _checksum(tensors)}
     if vectors.read is not None:
         metadata["read"] = vectors.read.write()
     with atomic_path(path) as aside:
         aside.write_bytes(save(tensors, {_METADATA: json.dumps(metadata, sort_keys=True)}))
     return path
-
-
-def check_folder(path: Path) -> None:
-    """Raise CaptureError where there is no folder for a file at ``path``."""
-    if not path.parent.is_dir():
-        raise CaptureError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
 def read_vectors(path: str | Path) -> Vectors:
@@ -179,8 +174,5 @@ def _misshapen(where: str, name: str, expected: str, array: NDArray[Any]) -> Cap
 
 def _checksum(tensors: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        array = tensors[name]
-        digest.update(f"{name} {array.dtype.str} {list(array.shape)}\n".encode())
-        digest.update(np.ascontiguousarray(array).data)
+    digest_tensors(digest, tensors)
     return f"sha256:{digest.hexdigest()}"

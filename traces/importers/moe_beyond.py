@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from traces.importers.token_routes import TokenRoutes, plain_file, shape_for, trace_of
-from traces.layout import PREFILL, TraceError
+from traces.importers.token_routes import Text, plain_file, trace_of_texts
+from traces.layout import TraceError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
 
@@ -29,14 +29,8 @@ FILES = "prompt_*_data.csv"  # of a folder
 def import_moe_beyond(path: Path, model: str | None) -> Trace:
     """Read a file or a folder of files; all tokens are a prompt's. Raises TraceError naming the line."""
     files = sorted(path.glob(FILES), key=lambda file: (len(file.name), file.name)) if path.is_dir() else [path]
-    texts = [text for file in files for text in _texts(plain_file(file))]
-    if len({text.shape[1:] for text in texts}) != 1:
-        raise TraceError(f"{path}: expected the same layers and ids per token in all prompts; take those of one model")
-    ids = np.concatenate(texts)
-    sequence = np.repeat(np.arange(len(texts), dtype=np.int32), [len(text) for text in texts])
-    shape = shape_for(path, model or "deepseek-v2-lite", *ids.shape[1:])
-    routing = TokenRoutes(ids, sequence, np.full(len(ids), PREFILL, np.uint8))
-    return trace_of(path, "moe-beyond", shape, routing)
+    texts = (Text(ids, len(ids)) for file in files for ids in _texts(plain_file(file)))
+    return trace_of_texts(path, "moe-beyond", model or "deepseek-v2-lite", texts)
 
 
 def _texts(path: Path) -> Iterator[NDArray[np.int64]]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from traces.importers.requests import MOST_JSON, part
-from traces.importers.token_routes import TokenRoutes, plain_file, shape_for, trace_of
-from traces.layout import DECODE, PREFILL, TraceError
+from traces.importers.token_routes import Text, plain_file, trace_of_texts
+from traces.layout import TraceError
 from traces.trace import Trace
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
@@ -33,17 +33,11 @@ def import_moe_cache_eval(path: Path, model: str | None) -> Trace:
     path = plain_file(path / MANIFEST) if path.is_dir() else path
     manifest = _manifest(path)
     known = part(f"{path}: model", manifest.get("model"), "num_experts", int)
-    texts = [text for file in _shards(path, manifest) for text in _texts(file)]
-    if len({ids.shape[1:] for ids, _ in texts}) != 1:
-        raise TraceError(f"{path}: expected texts in shards of one model; collect the routes again")
-    ids, weights = (np.concatenate([text[place] for text in texts]) for place in (0, 1))
-    sequence = np.repeat(np.arange(len(texts), dtype=np.int32), [len(own) for own, _ in texts])
     collection = manifest.get("collection")
     generated = isinstance(collection, dict) and collection.get("kind") == "autoregressive_decode"
-    phase = np.full(len(ids), DECODE if generated else PREFILL, np.uint8)
-    _, layers, top_k = ids.shape
-    shape = shape_for(path, model, layers, top_k, known)
-    return trace_of(path, "moe-cache-eval", shape, TokenRoutes(ids, sequence, phase, weights))
+    found = (text for file in _shards(path, manifest) for text in _texts(file))
+    texts = (Text(ids, 0 if generated else len(ids), weights) for ids, weights in found)
+    return trace_of_texts(path, "moe-cache-eval", model, texts, known)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

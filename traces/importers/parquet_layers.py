@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute, parquet
 
-from traces.importers.token_routes import TokenRoutes, plain_file, shape_for, trace_of
-from traces.layout import PREFILL, TraceError
+from traces.importers.token_routes import Text, plain_file, trace_of_texts
+from traces.layout import TraceError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
 
@@ -39,10 +39,9 @@ def import_parquet_layers(path: Path, model: str | None) -> Trace:
             f"{path}: expected as many tokens and ids in each layer, found {quoted([ids.shape for ids, _ in layers])}"
         )
     ids, weights = (np.stack([layer[place] for layer in layers], axis=1) for place in (0, 1))
-    shape = shape_for(path, model, *ids.shape[1:])
-    nothing = np.zeros(len(ids))
-    routing = TokenRoutes(ids, nothing.astype(np.int32), np.full(len(ids), PREFILL, np.uint8), weights)
-    return trace_of(path, "parquet-layers", shape, routing, weights="probabilities of all experts, not renormalised")
+    text = Text(ids, len(ids), weights)
+    about = "probabilities of all experts, not renormalised"
+    return trace_of_texts(path, "parquet-layers", model, [text], weights=about)
 
 
 def _layer(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,49 +1,17 @@
-"""Answers of inference servers: a log of requests, each with the routing of its prompt and of what it generated."""
+"""Answers of inference servers, as JSON: the values in them, checked."""
 
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from traces.importers.token_routes import TokenRoutes, moe_layers_of, shape_for, trace_of
-from traces.layout import DECODE, PREFILL, TraceError
-from traces.trace import Trace
+from traces.layout import TraceError
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
 
 MOST_JSON = 200_000_000  # bytes of one JSON text: Python needs some ten times as much
-
-
-class Request(NamedTuple):
-    """One text. ``ids`` [tokens, layers, k], the first ``prompt`` of them of the prompt."""
-
-    ids: NDArray[Any]
-    prompt: int
-
-
-def trace_of_requests(path: Path, log_format: str, model: str | None, requests: Sequence[Request]) -> Trace:
-    """The trace of requests, in their order, one sequence each. Raises TraceError."""
-    requests = [request for request in requests if len(request.ids)]
-    shapes = {request.ids.shape[1:] for request in requests}
-    if len(shapes) != 1:
-        raise TraceError(f"{path}: expected arrays [tokens, layers, k] of one model, found {quoted(sorted(shapes))}")
-    ids = moe_layers_of(np.concatenate([request.ids for request in requests]), model)
-    lengths = [len(request.ids) for request in requests]
-    routing = TokenRoutes(
-        ids,
-        sequence=np.repeat(np.arange(len(requests), dtype=np.int32), lengths),
-        phase=np.concatenate([_phase(request) for request in requests]),
-    )
-    return trace_of(path, log_format, shape_for(path, model, *ids.shape[1:]), routing)
-
-
-def _phase(request: Request) -> NDArray[np.uint8]:
-    return np.where(np.arange(len(request.ids)) < request.prompt, PREFILL, DECODE).astype(np.uint8)
 
 
 def answers(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from traces.layout import DECODE, PREFILL, TraceError
+from traces.layout import PREFILL, TraceError
 from traces.models.catalogue import load_model, recognise
 from traces.models.shape import ModelShape, ShapeError
 from traces.trace import Trace
@@ -61,17 +61,11 @@ def import_route_trace(csv_path: str | Path, model: str | None = None) -> Trace:
         "topk_ids": ids,
         "topk_weights": weights,
     }
-    return Trace.from_tensors(shape, tensors, _provenance(path, header, filled), where=str(path))
-
-
-def recorded_hits(csv_path: str | Path) -> tuple[int, int]:
-    """(hits, lookups) of the engine's own cache: decode looks up each expert of a step and layer once, a prefill each
-    expert of a layer once for all prompt tokens.
-    """
-    _, frame = _read(Path(csv_path))
-    decode = frame.loc[frame["phase"] == DECODE, "residency"]
-    prefill = frame[frame["phase"] == PREFILL].groupby(["turn", "layer", "expert"])["residency"].first()
-    return int(decode.sum() + prefill.sum()), len(decode) + len(prefill)
+    provenance = {
+        "format": "route_trace v1", "text": "generated", "file": path.name, "model": header.model, "arch": header.arch,
+        "dense_bytes": list(header.dense_bytes), "filled_rows": filled,
+    }  # fmt: skip
+    return Trace.from_tensors(shape, tensors, provenance, where=str(path))
 
 
 def _read(path: Path) -> tuple[_Header, pd.DataFrame]:
@@ -208,18 +202,6 @@ def _shape(path: Path, header: _Header, model: str | None) -> ModelShape:
         return replace(known, **read, weight_bits=bits, sources=sources)
     except ShapeError as error:
         raise TraceError(f"{path}: {error}; record it again") from None
-
-
-def _provenance(path: Path, header: _Header, filled: int) -> dict[str, Any]:
-    return {
-        "format": "route_trace v1",
-        "text": "generated",
-        "file": path.name,
-        "model": header.model,
-        "arch": header.arch,
-        "dense_bytes": list(header.dense_bytes),
-        "filled_rows": filled,
-    }
 
 
 def _fail(path: Path, line: int, message: str) -> NoReturn:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.requests import Request, answers, decoded, part, trace_of_requests
-from traces.importers.token_routes import shape_for
+from traces.importers.requests import answers, decoded, part
+from traces.importers.token_routes import Text, shape_for, trace_of_texts
 from traces.layout import TraceError
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
@@ -24,10 +24,10 @@ from traces.trace import Trace
 def import_sglang(path: Path, model: str | None) -> Trace:
     """Read saved answers, one sequence each. Raises TraceError."""
     shape = load_model(model) if model else shape_for(path, model, 0, 0)
-    return trace_of_requests(path, "sglang", model, list(_requests(path, shape)))
+    return trace_of_texts(path, "sglang", model, _texts(path, shape))
 
 
-def _requests(path: Path, shape: ModelShape) -> Iterator[Request]:
+def _texts(path: Path, shape: ModelShape) -> Iterator[Text]:
     for where, answer in answers(path):
         meta = part(where, answer, "meta_info", dict)
         prompt, generated = (part(where, meta, f"{name}_tokens", int) for name in ("prompt", "completion"))
@@ -40,4 +40,4 @@ def _requests(path: Path, shape: ModelShape) -> Iterator[Request]:
                 f"{shape.top_k} each, as {shape.name} has, got {len(ids):,} bytes; name the model that was recorded, "
                 "and record without routed_experts_start_len"
             )
-        yield Request(np.frombuffer(ids, "<i4").reshape(tokens, layers, shape.top_k), min(prompt, tokens))
+        yield Text(np.frombuffer(ids, "<i4").reshape(tokens, layers, shape.top_k), min(prompt, tokens))

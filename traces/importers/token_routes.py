@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from traces.layout import DECODE, PREFILL, TraceError, check_size, tensor_specs
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from traces.trace import Trace
+from trilane.common.quoting import quoted
 
 WEIGHTS_UNKNOWN = "unknown: the log has ids only, every expert of a token is given the same weight"
 
@@ -25,6 +27,14 @@ class TokenRoutes:
     sequence: NDArray[np.int32]  # [T]
     phase: NDArray[np.uint8]  # [T]
     weights: NDArray[Any] | None = None  # [T, L, k]; None where the log has none
+
+
+class Text(NamedTuple):
+    """One text. ``ids`` [tokens, layers, k], the first ``prompt`` of them of the prompt; ``weights`` alike."""
+
+    ids: NDArray[Any]
+    prompt: int
+    weights: NDArray[Any] | None = None  # None where the log has none
 
 
 def shape_for(path: Path, model: str | None, layers: int, top_k: int, experts: int | None = None) -> ModelShape:
@@ -56,6 +66,31 @@ def plain_file(path: Path) -> Path:
     if not path.is_file():
         raise TraceError(f"{path}: expected a file of the log, found none there; copy the folder again")
     return path
+
+
+def trace_of_texts(
+    path: Path, log_format: str, model: str | None, texts: Iterable[Text], experts: int | None = None,
+    **provenance: Any,
+) -> Trace:  # fmt: skip
+    """The trace of texts, in their order, one sequence each. Raises TraceError, and ShapeError for an unknown model."""
+    texts = [text for text in texts if len(text.ids)]
+    shapes = {text.ids.shape[1:] for text in texts}
+    if len(shapes) != 1:
+        raise TraceError(
+            f"{path}: expected the same layers and ids per token in all texts, [tokens, layers, k], found "
+            f"{quoted(sorted(shapes))}; take texts of one model"
+        )
+    weights = [text.weights for text in texts if text.weights is not None]
+    ids = moe_layers_of(np.concatenate([text.ids for text in texts]), None if weights else model)
+    phases = [np.where(np.arange(len(text.ids)) < text.prompt, PREFILL, DECODE) for text in texts]
+    routing = TokenRoutes(
+        ids,
+        sequence=np.repeat(np.arange(len(texts), dtype=np.int32), [len(text.ids) for text in texts]),
+        phase=np.concatenate(phases).astype(np.uint8),
+        weights=np.concatenate(weights) if weights else None,
+    )
+    _, layers, top_k = ids.shape
+    return trace_of(path, log_format, shape_for(path, model, layers, top_k, experts), routing, **provenance)
 
 
 def moe_layers_of(ids: NDArray[Any], model: str | None) -> NDArray[Any]:

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.npy import array_of, read_npz
-from traces.importers.requests import Request, answers, decoded, part, trace_of_requests
+from traces.importers.requests import answers, decoded, part
+from traces.importers.token_routes import Text, trace_of_texts
 from traces.layout import TraceError
 from traces.trace import Trace
 from trilane.common.quoting import quoted
@@ -30,10 +31,10 @@ _NAME = re.compile(r"(prompt|generated)_([0-9]{1,6})")
 def import_vllm(path: Path, model: str | None) -> Trace:
     """Read saved answers or arrays, one sequence a completion. Raises TraceError."""
     read = _of_arrays if path.suffix.lower() == ".npz" else _of_answers
-    return trace_of_requests(path, "vllm", model, list(read(path)))
+    return trace_of_texts(path, "vllm", model, read(path))
 
 
-def _of_arrays(path: Path) -> Iterator[Request]:
+def _of_arrays(path: Path) -> Iterator[Text]:
     arrays = read_npz(path)
     if strangers := [name for name in arrays if not _NAME.fullmatch(name)]:
         raise TraceError(f"{path}: expected arrays named prompt_N and generated_N, found {quoted(strangers)}")
@@ -42,7 +43,7 @@ def _of_arrays(path: Path) -> Iterator[Request]:
         yield _joined(f"{path}: request {number}", parts, len(parts[0]) if f"prompt_{number}" in arrays else 0)
 
 
-def _of_answers(path: Path) -> Iterator[Request]:
+def _of_answers(path: Path) -> Iterator[Text]:
     for where, answer in answers(path):
         prompt = answer.get("prompt_routed_experts")
         for choice in part(where, answer, "choices", list):
@@ -73,7 +74,7 @@ def _listed(where: str, value: Any) -> NDArray[np.int64]:
     return array
 
 
-def _joined(where: str, parts: list[NDArray[Any]], prompt: int) -> Request:
+def _joined(where: str, parts: list[NDArray[Any]], prompt: int) -> Text:
     full = [array for array in parts if array.size]
     if len({array.shape[1:] for array in full}) != 1 or full[0].ndim != 3:
         raise TraceError(
@@ -85,4 +86,4 @@ def _joined(where: str, parts: list[NDArray[Any]], prompt: int) -> Request:
             f"{where}: expected the experts of every token, some have -1, since vLLM took their part of the prompt "
             "from its prefix cache; record with --no-enable-prefix-caching, or prompts that share no beginning"
         )
-    return Request(ids, prompt)
+    return Text(ids, prompt)

@@ -35,6 +35,11 @@ class Attention:
         """Whether all heads share one compressed vector a token (DeepSeek's MLA), which is no whole number of heads."""
         return self.kv_width > 0 and self.kv_width % (2 * self.head_dim) != 0
 
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values, where these are not latent."""
+        return max(self.kv_width // (2 * self.head_dim), 1)
+
     def kept(self, tokens: int) -> int:
         """Tokens of a sequence of ``tokens`` that stay in the KV cache."""
         if self.reach == "state":

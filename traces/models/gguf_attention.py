@@ -59,7 +59,8 @@ def _reach(keys: GgufKeys, layer: int) -> tuple[Reach, int]:
     if keys.is_list(pattern):
         near = keys.flag(pattern, layer)
     else:
-        near = family.is_near(layer, keys.count(pattern, default=family.window_every, least=1))
+        every = keys.count(pattern, default=family.window_every, least=1)  # of so many layers one has none
+        near = layer % every != (0 if family.full_first else every - 1)
     window = family.chunk_tokens or keys.count("attention.sliding_window", default=0)
     return ("chunk" if family.chunk_tokens else "window", window) if near and window else ("full", 0)
 

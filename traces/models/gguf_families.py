@@ -24,10 +24,6 @@ class GgufFamily(NamedTuple):
     full_first: bool = False
     chunk_tokens: Count | None = None
 
-    def is_near(self, layer: int, every: int) -> bool:
-        """Whether a layer has a window, if one of ``every`` layers has none."""
-        return layer % every != (0 if self.full_first else every - 1)
-
 
 @cache
 def gguf_families() -> Mapping[str, GgufFamily]:

@@ -98,15 +98,19 @@ def _shape(
     several = len(kinds) > 1 or typical.reach != "full"
     hidden, vocabulary = keys.count("embedding_length", least=1), tensors.get("token_embd.weight")
     weights = [tensor for layer in sparse for tensor in _expert_tensors(layer) if not tensor.name.endswith("bias")]
-    elements, width = sum(tensor.elements for tensor in weights), _expert_width(keys, sparse[0])
-    shared = sparse[0].tensors.get("ffn_up_shexp.weight")
+    first, elements = sparse[0].tensors, sum(tensor.elements for tensor in weights)
+    down = first.get("ffn_down_exps.weight") or first.get("ffn_down.0.weight")
+    width = down.shape[0] if down else keys.count("expert_feed_forward_length", least=1)
+    shared, ahead = first.get("ffn_up_shexp.weight"), keys.count("nextn_predict_layers", default=0)
     shared_width = shared.shape[-1] if shared else sparse[0].ffn_width
+    left_out = {"moe_layers": f"{keys.where}, without {ahead} that predict several tokens"} if ahead else {}
     return ModelShape(
         name=keys.where, moe_layers=len(sparse), dense_layers=len(dense), experts=experts,
         top_k=keys.count("expert_used_count"), hidden=hidden, expert_width=width,
         shared_experts=max(keys.count("expert_shared_count", default=1), 1) if shared_width else 0,
         shared_width=shared_width, dense_width=max((layer.ffn_width for layer in dense), default=0),
-        heads=typical.heads, kv_heads=_kv_heads(keys, typical), head_dim=typical.head_dim,
+        heads=typical.heads, head_dim=typical.head_dim,
+        kv_heads=typical.heads if "attention.kv_lora_rank" in keys else typical.kv_heads,
         kv_width=typical.kv_width, attention_params=typical.params, vocab=vocabulary.shape[-1] if vocabulary else 0,
         tied_embeddings="output.weight" not in tensors, norm_topk=keys.flag("expert_weights_norm", default=True),
         matrices_per_expert=max(round(elements / (len(sparse) * experts * hidden * width)), 1),
@@ -114,31 +118,15 @@ def _shape(
         embedding_bits=8 * vocabulary.size_bytes / vocabulary.elements if vocabulary else None,
         expert_bytes=tuple(layer.expert_bytes for layer in sparse),
         expert_tensor_bytes=max((tensor.size_bytes for tensor in weights), default=None),
-        mtp_layers=keys.count("nextn_predict_layers", default=0),
+        mtp_layers=ahead,
         expert_biases=any(tensor.name.endswith("bias") for tensor in _expert_tensors(sparse[0])) or None,
         attention=kinds if several else None, attention_layers=tuple(map(kinds.index, mixers)) if several else None,
-        sources={"*": keys.where, **_left_out(keys)},
+        sources={"*": keys.where, **left_out},
     )  # fmt: skip
-
-
-def _left_out(keys: GgufKeys) -> dict[str, str]:
-    """What the number of layers does not count, in words, as its source."""
-    count = keys.count("nextn_predict_layers", default=0)
-    return {"moe_layers": f"{keys.where}, without {count} that predict several tokens"} if count else {}
 
 
 def _expert_tensors(layer: _Layer) -> list[Tensor]:
     return [tensor for name, tensor in layer.tensors.items() if _EXPERTS.fullmatch(name)]
-
-
-def _expert_width(keys: GgufKeys, layer: _Layer) -> int:
-    """The length of a row of the down matrices."""
-    down = layer.tensors.get("ffn_down_exps.weight") or layer.tensors.get("ffn_down.0.weight")
-    return down.shape[0] if down else keys.count("expert_feed_forward_length", least=1)
-
-
-def _kv_heads(keys: GgufKeys, kind: Attention) -> int:
-    return kind.heads if "attention.kv_lora_rank" in keys else max(kind.kv_width // (2 * kind.head_dim), 1)
 
 
 def _counted(tensors: Iterable[Tensor], layers: list[_Layer]) -> Iterable[Tensor]:

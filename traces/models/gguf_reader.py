@@ -130,7 +130,8 @@ class _Reader:
         if kind == _TEXT:
             return self._text(f"the text at {quoted(key)}")
         if kind in _SCALARS:
-            return self._scalar(kind)
+            found: Value = self._number(_SCALARS[kind])
+            return found
         if kind != _LIST:
             raise self._fault(f"{quoted(key)}: expected a type of value from 0 to 12, got {kind}")
         inner, count = self._number("I"), self._number("Q")
@@ -173,10 +174,6 @@ class _Reader:
         if count > most:
             raise self._fault(f"expected at most {most:,} {what}, got {count:,}")
         return count
-
-    def _scalar(self, kind: int) -> int | float | bool:
-        found: int | float | bool = self._number(_SCALARS[kind])
-        return found
 
     def _number(self, code: str) -> Any:
         """A number of a type of ``struct``."""

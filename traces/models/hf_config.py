@@ -44,19 +44,25 @@ def shape_of_config(values: object, name: str, where: str) -> ModelShape:
     keys = ConfigKeys.of(values, where)
     experts = keys.count(*_EXPERTS)
     dense, sparse = _layers(keys)
-    width, (shared, shared_width) = _expert_width(keys), _shared(keys)
+    width = keys.count("moe_intermediate_size", "intermediate_size")
+    shared, shared_width = _shared(keys, width)
     typical = next((kind for kind in (*sparse, *dense) if kind.reach != "state"), sparse[0])
     kinds = tuple(dict.fromkeys((*dense, *sparse)))
     several = len(kinds) > 1 or kinds[0].reach != "full"
     has_dense_ffn = bool(dense) and not _blocks(keys)
+    latent, normalised = "kv_lora_rank" in keys, not keys.text("model_type").startswith(_NOT_NORMALISED)
+    published = keys.nested("quantization_config").text("quant_method") if "quantization_config" in keys else ""
+    tied = keys.flag("tie_word_embeddings", keys.flag("tie_embedding", True))  # files leave transformers' defaults out
+    activation = keys.text("mlp_hidden_act") or keys.text("hidden_act")
     return ModelShape(
         name=name, moe_layers=len(sparse), dense_layers=len(dense), experts=experts, top_k=keys.count(*_TOP_K),
         hidden=keys.count("hidden_size"), expert_width=width, shared_experts=shared, shared_width=shared_width,
         dense_width=keys.count("intermediate_size_mlp", "intermediate_size") if has_dense_ffn else 0,
-        heads=typical.heads, kv_heads=_kv_heads(keys, typical), head_dim=typical.head_dim, kv_width=typical.kv_width,
-        attention_params=typical.params, vocab=keys.count("vocab_size"), tied_embeddings=_tied(keys),
-        norm_topk=_norm_topk(keys), matrices_per_expert=2 if _activation(keys) == "relu2" else 3,
-        weight_bits=_MXFP4_BITS if _published_format(keys) == "mxfp4" else 16.0,
+        heads=typical.heads, kv_heads=typical.heads if latent else typical.kv_heads, head_dim=typical.head_dim,
+        kv_width=typical.kv_width, attention_params=typical.params, vocab=keys.count("vocab_size"),
+        tied_embeddings=tied, norm_topk=keys.flag("norm_topk_prob", keys.flag("moe_renormalize", normalised)),
+        matrices_per_expert=2 if activation == "relu2" else 3,
+        weight_bits=_MXFP4_BITS if published == "mxfp4" else 16.0,
         attention=kinds if several else None,
         attention_layers=tuple(kinds.index(kind) for kind in (*dense, *sparse)) if several else None,
         moe_blocks=_moe_blocks(keys, len(dense)), sources={"*": where},
@@ -128,38 +134,10 @@ def _paired(keys: ConfigKeys, blocks: list[str]) -> tuple[list[Attention], list[
     return dense, sparse
 
 
-def _expert_width(keys: ConfigKeys) -> int:
-    return keys.count("moe_intermediate_size", "intermediate_size")
-
-
-def _shared(keys: ConfigKeys) -> tuple[int, int]:
+def _shared(keys: ConfigKeys, expert_width: int) -> tuple[int, int]:
     """How many shared experts there are, and their width together. Gemma 4 and Llama 4 have no key for theirs."""
     if keys.text("model_type").startswith("llama4") or "top_k_experts" in keys:
         return 1, keys.count("intermediate_size")
     count = keys.count(*_SHARED, default=0, least=0)
-    width = keys.count(*_SHARED_WIDTH, default=0, least=0) or count * _expert_width(keys)
+    width = keys.count(*_SHARED_WIDTH, default=0, least=0) or count * expert_width
     return max(count, 1) if width else 0, width
-
-
-def _kv_heads(keys: ConfigKeys, kind: Attention) -> int:
-    return kind.heads if "kv_lora_rank" in keys else max(kind.kv_width // (2 * kind.head_dim), 1)
-
-
-def _tied(keys: ConfigKeys) -> bool:
-    """A configuration that does not say so shares the embedding: files leave out what is transformers' default."""
-    return keys.flag("tie_word_embeddings", keys.flag("tie_embedding", True))
-
-
-def _norm_topk(keys: ConfigKeys) -> bool:
-    known = not keys.text("model_type").startswith(_NOT_NORMALISED)
-    return keys.flag("norm_topk_prob", keys.flag("moe_renormalize", known))
-
-
-def _activation(keys: ConfigKeys) -> str:
-    return keys.text("mlp_hidden_act") or keys.text("hidden_act")
-
-
-def _published_format(keys: ConfigKeys) -> str:
-    if "quantization_config" not in keys:
-        return ""
-    return keys.nested("quantization_config").text("quant_method")

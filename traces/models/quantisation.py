@@ -106,7 +106,9 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
     """
     name = name.lower()
     entry = _entry(name)
-    if not (_allowed(shape, name) or _written_out(shape, entry)):
+    published = shape.expert_bytes or parted(shape.name).weights
+    written_out = not published and _expert_bits(shape, entry) == 16  # as programs without the published format do
+    if not (_allowed(shape, name) or written_out):
         raise ShapeError(
             f"model {shape.name!r} has experts of {shape.weight_bits:g} bits a weight as it is, and is not quantised "
             f"again: use {' or '.join([repr(shape.name), *(f'{shape.name}@{n}' for n in quantisations_of(shape))])}"
@@ -128,11 +130,6 @@ def _allowed(shape: ModelShape, name: str) -> bool:
     if shape.expert_bytes or parted(shape.name).weights:
         return False
     return shape.weight_bits >= 16 or _expert_bits(shape, _entry(name)) == shape.weight_bits
-
-
-def _written_out(shape: ModelShape, entry: _Quantisation) -> bool:
-    """Whether published experts of fewer bits are stored in 16, as programs without their format do."""
-    return not (shape.expert_bytes or parted(shape.name).weights) and _expert_bits(shape, entry) == 16
 
 
 def _expert_bits(shape: ModelShape, entry: _Quantisation) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -139,6 +139,10 @@ class ModelShape:
             return ((own, self.layers),)
         return tuple((kind, self.attention_layers.count(number)) for number, kind in enumerate(self.attention))
 
+    def mean_of_layers(self, of: Callable[[Attention], float]) -> float:
+        """What depends on the attention of a layer, in the mean over all layers."""
+        return sum(of(kind) * layers for kind, layers in self.attention_counts) / self.layers
+
     def first_layers(self, count: int) -> ModelShape:
         """The model cut after its first ``count`` MoE layers, named ``NAME:count``."""
         kept: dict[str, Any] = {
@@ -206,8 +210,7 @@ class ModelShape:
     @property
     def moe_layer_bytes(self) -> int:
         """Bytes of a mean MoE layer with all of its experts."""
-        attention = sum(kind.params * layers for kind, layers in self.attention_counts) / self.layers
-        others = attention + self.hidden * self.experts + self.shared_params
+        others = self.mean_of_layers(lambda kind: kind.params) + self.hidden * self.experts + self.shared_params
         return round(others * self.dense_bits / 8 + self.routed_bytes / self.moe_layers)
 
     @property

@@ -12,7 +12,7 @@ from glob import escape
 from pathlib import Path
 from tempfile import mkdtemp
 
-from trilane.common.errors import TrilaneError
+from trilane.common.errors import ErrorClass, TrilaneError
 
 if sys.platform != "win32":
     import fcntl
@@ -58,6 +58,12 @@ def plain_target(path: Path) -> Path:
         link = f"this is a symbolic link to {os.path.realpath(path)}"
         raise OutputError(f"{path}: expected a file, {link}; remove it, or name that file")
     return path
+
+
+def check_folder(path: Path, error: ErrorClass = OutputError) -> None:
+    """Raise ``error`` where there is no folder for a file at ``path``."""
+    if not path.parent.is_dir():
+        raise error(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -223,12 +223,11 @@ def _machine_page(machine: Hardware) -> list[Part]:
 def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:
     """The time that the host takes for each policy's two decisions in a layer, and for its cache."""
     from policies.registry import policy_names
+    from sim.machine.plan_costs import Decision
 
     costs, rows = machine.decisions, []
     for policy in dict.fromkeys((*costs.plan, *costs.foresee, *policy_names())):
-        decisions = {
-            "plan": costs.plan_of(policy), "foresee": costs.foresee_of(policy), "observe": costs.observe_of(policy)
-        }  # fmt: skip
+        decisions = {decision: costs.of(decision, policy) for decision in get_args(Decision)}
         times = {f"{name}_{key}": ns for name, cost in decisions.items() for key, ns in cost._asdict().items()}
         rows.append({"policy": policy, **times})
     return rows

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView, Phase
-from policies.papers.kt_deferral import DeferLowest, covering
+from policies.papers.ktransformers import DeferLowest, covering
 from policies.parts.assigners import ResidentOrCpu
 from policies.protocols import Needs
 from policies.registry import BuildContext, compose, system

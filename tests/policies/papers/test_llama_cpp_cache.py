@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.mechanism.views import ExpertId, LayerView
-from policies.papers.llama_cpp_cache import CachedSteps, FromPool, HostLayersLru, HostLayersPool
+from policies.papers.llama_cpp_cache import FromPool, HostLayersLru, HostLayersPool
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from tests.kit.views_for_tests import costs, view
@@ -14,11 +14,11 @@ COST = costs(gpu_ns=(10,) * 200, cpu_ns=(20,) * 200, copy_ns=100)
 EXPERTS, TOP_K = 8, 2
 
 
-def placed(host_layers: int = 3, slots: int = 6, most_tokens: int = 32) -> CachedSteps:
+def placed(host_layers: int = 3, slots: int = 6, most_tokens: int = 32) -> HostLayersPool:
     """Three layers of eight experts, one byte each; those after ``host_layers`` are wholly on the GPU."""
-    pool = HostLayersPool(host_layers)
+    pool = HostLayersPool(host_layers, TOP_K, most_tokens)
     pool.place(Budget(EXPERTS, (1, 1, 1), slots + EXPERTS * (3 - host_layers)))
-    return CachedSteps(pool, TOP_K, EXPERTS, most_tokens)
+    return pool
 
 
 def step(tokens: int, layer: int = 0) -> LayerView:
@@ -27,7 +27,7 @@ def step(tokens: int, layer: int = 0) -> LayerView:
 
 
 def test_whole_layers_are_placed_and_the_rest_is_one_empty_pool() -> None:
-    pool = HostLayersPool(2)
+    pool = HostLayersPool(2, TOP_K, 32)
     found = pool.place(Budget(EXPERTS, (1, 1, 1), 13))
     assert found.slots is None
     assert found.residents == ((), (), tuple(range(8)))
@@ -42,7 +42,7 @@ def test_whole_layers_are_placed_and_the_rest_is_one_empty_pool() -> None:
 def test_a_step_uses_the_pool_where_it_has_room_for_whatever_its_tokens_may_choose(
     slots: int, tokens: int, used: bool
 ) -> None:
-    assert placed(slots=slots).includes(step(tokens)) is used
+    assert placed(slots=slots).serves(step(tokens)) is used
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,7 @@ def test_where_experts_are_computed(tokens: int, layer: int, where: str) -> None
 
 
 def test_only_steps_that_use_the_pool_count_as_uses() -> None:
-    steps = placed(slots=4)
-    lru = HostLayersLru(steps)
+    lru = HostLayersLru(placed(slots=4))
     for expert in range(4):
         lru.admitted(ExpertId(0, expert), 0)
     lru.observe(step(64))

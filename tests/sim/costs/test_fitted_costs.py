@@ -59,7 +59,7 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
     assert costs.experts[0].first_cpu_ns == 7000
     assert costs.experts[0].copy_ns == round(EXPERT_BYTES / 5e9 * 1e9)
     assert step.head_ns == round(1_024_000 * 2 * 1e9 / 50e9) + 5000
-    assert (costs.launch_ns, costs.sync_ns, costs.plan_ns("dali", 8), step.routing_ns) == (0, 0, 0, 0)
+    assert (costs.launch_ns, costs.sync_ns, costs.decision_ns("plan", "dali", 8), step.routing_ns) == (0, 0, 0, 0)
 
 
 def test_a_cpu_that_takes_its_turn_in_every_layer_is_waited_for_in_all_of_them() -> None:
@@ -69,7 +69,7 @@ def test_a_cpu_that_takes_its_turn_in_every_layer_is_waited_for_in_all_of_them()
     assert (own.experts[0].first_cpu_ns, own.sync_ns, own.serial) == (7000, 0, False)
     assert (turns.experts[0].first_cpu_ns, turns.sync_ns, turns.serial) == (0, 7000, True)
     assert turns.experts[0].cpu_ns == own.experts[0].cpu_ns
-    assert turns.plan_ns("dali", 8) == 0  # nothing is decided on the host
+    assert turns.decision_ns("plan", "dali", 8) == 0  # nothing is decided on the host
 
 
 def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:

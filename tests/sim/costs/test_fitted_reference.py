@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.roofline_costs import ROUTING_BYTES
+from sim.machine.plan_costs import Decision
 from tests.sim.costs.test_fitted_costs import ENGINE, machine
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
@@ -126,7 +128,7 @@ def test_an_engine_that_decides_waits_for_the_routing_and_for_the_stream(decides
     assert costs.step(5, (5,)).routing_ns == pytest.approx(routing_ns if decides else 0, abs=1)
     assert costs.sync_ns == (6000 if decides else 0)
     factor = machine().host.plan_factor
-    assert costs.plan_ns("hybrimoe", 6) == (plan.plan_of("hybrimoe").at(6, factor) if decides else 0)
-    assert costs.foresee_ns("hybrimoe", 6) == (plan.foresee_of("hybrimoe").at(6, factor) if decides else 0)
-    assert costs.observe_ns("hybrimoe", 6) == (plan.observe_of("hybrimoe").at(6, factor) if decides else 0)
-    assert plan.observe_of("hybrimoe").at(6, factor) > plan.observe_of("hybrimoe").at(1, factor) > 0
+    for decision in get_args(Decision):
+        expected = plan.of(decision, "hybrimoe").at(6, factor) if decides else 0
+        assert costs.decision_ns(decision, "hybrimoe", 6) == expected
+    assert plan.of("observe", "hybrimoe").at(6, factor) > plan.of("observe", "hybrimoe").at(1, factor) > 0

@@ -121,10 +121,10 @@ def test_times_are_rounded_half_up() -> None:
 def test_measured_decisions_are_not_scaled_and_the_others_are() -> None:
     machine = toy_machine()
     slow = costs_on(replace(machine, host=replace(machine.host, plan_factor=2.0)), TOY, 1)
-    assert slow.plan_ns("dali", 4) == slow.plan_ns("dali@impl", 4) == 11 + 2 * 4
-    assert slow.foresee_ns("a new idea", 4) == 5  # the measured default
-    fiddler = load_hardware("rtx3090-ddr4").plan_costs.plan_of("fiddler")
-    assert slow.plan_ns("fiddler", 4) == int(2 * (fiddler.base_ns + 4 * fiddler.per_active_expert_ns) + 0.5)
+    assert slow.decision_ns("plan", "dali", 4) == slow.decision_ns("plan", "dali@impl", 4) == 11 + 2 * 4
+    assert slow.decision_ns("foresee", "a new idea", 4) == 5  # the measured default
+    fiddler = load_hardware("rtx3090-ddr4").plan_costs.of("plan", "fiddler")
+    assert slow.decision_ns("plan", "fiddler", 4) == int(2 * (fiddler.base_ns + 4 * fiddler.per_active_expert_ns) + 0.5)
 
 
 def test_the_way_of_results_is_the_machine_s() -> None:

@@ -219,8 +219,9 @@ def test_max_tokens_must_be_positive() -> None:
 
 def test_plan_costs_scale_with_the_host() -> None:
     plain, slow = costs_of("rtx3090-ddr4"), costs_of("rtx3090-ddr4", host__plan_factor=2.5)
-    assert abs(slow.plan_ns("default", 6) - 2.5 * plain.plan_ns("default", 6)) <= 2.5  # each is rounded by itself
-    assert plain.plan_ns("oracle", 6) == plain.foresee_ns("oracle", 6) == 0
+    slower_ns, plain_ns = (costs.decision_ns("plan", "default", 6) for costs in (slow, plain))
+    assert abs(slower_ns - 2.5 * plain_ns) <= 2.5  # each is rounded by itself
+    assert plain.decision_ns("plan", "oracle", 6) == plain.decision_ns("foresee", "oracle", 6) == 0
 
 
 @given(st.integers(1, 1000), st.integers(1, 512), st.lists(st.integers(1, 9999), min_size=1, max_size=9))
@@ -236,9 +237,9 @@ def test_scaled_multiplies_every_time_exactly(c: int, tokens: int, context: list
     assert big.experts[0].copy_ns == c * costs.experts[0].copy_ns
     assert big.experts[0].first_cpu_ns == c * costs.experts[0].first_cpu_ns
     assert big.experts[0].expert_bytes == costs.experts[0].expert_bytes
-    assert big.plan_ns("dali", 7) == c * costs.plan_ns("dali", 7)
-    assert big.foresee_ns("dali", 7) == c * costs.foresee_ns("dali", 7)
-    assert big.observe_ns("hybrimoe", 7) == c * costs.observe_ns("hybrimoe", 7)
+    assert big.decision_ns("plan", "dali", 7) == c * costs.decision_ns("plan", "dali", 7)
+    assert big.decision_ns("foresee", "dali", 7) == c * costs.decision_ns("foresee", "dali", 7)
+    assert big.decision_ns("observe", "hybrimoe", 7) == c * costs.decision_ns("observe", "hybrimoe", 7)
 
 
 def test_scaling_twice_is_scaling_by_the_product() -> None:
@@ -259,7 +260,7 @@ def test_uniform_costs_are_what_they_say() -> None:
     assert costs.experts[2].cpu_ns == (0, 7, 14, 21, 28)
     assert costs.experts[2].copy_ns == 20
     assert costs.step(1, [1]).attention_ns == 10
-    assert costs.plan_ns("any", 64) == 9
+    assert costs.decision_ns("plan", "any", 64) == 9
 
 
 def test_a_table_of_one_token_is_valid() -> None:

@@ -70,7 +70,7 @@ def test_the_first_expert_copies_layers_and_decisions() -> None:
     assert theirs.experts[0].copy_ns == own.experts[0].copy_ns
     assert costs_on(machine(), SHAPE, 1, engine(serial=True)).serial > own.serial
     assert (own.layer_ns, theirs.layer_ns) == (0, 1_000_000)
-    assert theirs.plan_ns("dali", 6) == pytest.approx(2.5 * own.plan_ns("dali", 6), abs=2)
+    assert theirs.decision_ns("plan", "dali", 6) == pytest.approx(2.5 * own.decision_ns("plan", "dali", 6), abs=2)
     pageable = costs_on(machine(), SHAPE, 1, engine(copies="pageable"))
     latency_ns, fraction = machine().link.h2d_latency_ns, machine().link.pageable_fraction
     bytes_ns = own.experts[0].copy_ns - latency_ns

@@ -191,12 +191,13 @@ def test_presets_order_as_the_machines_do() -> None:
 
 def test_plan_costs_fall_back_to_the_plain_name_and_the_default() -> None:
     costs = load_plan_costs()
-    assert costs.plan_of("dali@impl") == costs.plan["dali"]
-    assert costs.plan_of("dali-ilp@highs") == costs.plan["dali-ilp@highs"]
-    assert costs.plan_of("a new idea") == costs.plan["default"]
-    assert costs.plan_of("oracle").at(64) == costs.observe_of("oracle").at(64) == 0
-    assert costs.observe_of("fiddler").at(64) == 0 < costs.observe_of("static-threshold").at(64)  # MRS learns
-    assert costs.plan_of("dali-ilp@highs").at(64) > 20 * costs.plan_of("dali").at(64)  # the solver is what DALI avoids
+    assert costs.of("plan", "dali@impl") == costs.plan["dali"]
+    assert costs.of("plan", "dali-ilp@highs") == costs.plan["dali-ilp@highs"]
+    assert costs.of("plan", "a new idea") == costs.plan["default"]
+    assert costs.of("plan", "oracle").at(64) == costs.of("observe", "oracle").at(64) == 0
+    assert costs.of("observe", "fiddler").at(64) == 0 < costs.of("observe", "static-threshold").at(64)  # MRS learns
+    solver, greedy = costs.of("plan", "dali-ilp@highs"), costs.of("plan", "dali")
+    assert solver.at(64) > 20 * greedy.at(64)  # the solver is what DALI avoids
 
 
 def test_a_cost_that_nobody_has_measured_is_refused(tmp_path: Path) -> None:

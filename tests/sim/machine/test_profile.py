@@ -197,10 +197,10 @@ def test_numbers_that_the_tables_decide_cannot_be_overridden(path: Path, key: st
 def test_memory_and_the_way_of_results_can_be_overridden(path: Path) -> None:
     machine = load_hardware(path, {"gpu.memory_bytes": 5e8, "link.result_path": "h2d", "host.plan_factor": 2})
     assert (machine.gpu.memory_bytes, machine.link.result_path) == (500_000_000, "h2d")
-    assert machine.decisions.plan_of("dali") == PlanCost(11, 2)
-    assert machine.decisions.observe_of("dali") == PlanCost(0, 0)  # it is in the plan's measured time
-    assert machine.decisions.observe_of("hybrimoe") == machine.plan_costs.observe_of("hybrimoe").scaled(2)
-    assert machine.decisions.plan_of("fiddler") == machine.plan_costs.plan_of("fiddler").scaled(2)
+    assert machine.decisions.of("plan", "dali") == PlanCost(11, 2)
+    assert machine.decisions.of("observe", "dali") == PlanCost(0, 0)  # it is in the plan's measured time
+    assert machine.decisions.of("observe", "hybrimoe") == machine.plan_costs.of("observe", "hybrimoe").scaled(2)
+    assert machine.decisions.of("plan", "fiddler") == machine.plan_costs.of("plan", "fiddler").scaled(2)
 
 
 def test_a_core_may_be_slow_where_it_plays_the_gpu_but_no_cuda_device_is(tmp_path: Path) -> None:

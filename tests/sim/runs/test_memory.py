@@ -26,12 +26,12 @@ def test_everything_adds_up() -> None:
     assert (plan.non_expert_bytes, plan.kv_bytes, plan.staging_bytes) == (560, 20 * KV, 1200)
     assert plan.cache_bytes == 5000 - 560 - 400 - 1200
     assert plan.slots == 2840 // 600
-    assert plan.fixed_bytes + plan.cache_bytes + plan.free_bytes == plan.gpu_memory_bytes
+    assert plan.fixed_bytes + plan.cache_bytes == plan.gpu_memory_bytes
 
 
 def test_no_slot_is_legal() -> None:
     plan = plan_memory(SMALL, 560 + KV, batch=1, tokens=1, demand_slots=0)
-    assert (plan.cache_bytes, plan.slots, plan.free_bytes) == (0, 0, 0)
+    assert (plan.cache_bytes, plan.slots, plan.fixed_bytes) == (0, 0, plan.gpu_memory_bytes)
 
 
 def test_one_byte_less_is_refused_with_the_missing_gb() -> None:
@@ -50,7 +50,7 @@ def test_cache_never_exceeds_the_model() -> None:
     plan = plan_memory(SMALL, 10**6, batch=1, tokens=1)
     assert plan.cache_bytes == SMALL.routed_bytes
     assert plan.slots == 8
-    assert plan.free_bytes > 0
+    assert plan.fixed_bytes + plan.cache_bytes < plan.gpu_memory_bytes
 
 
 @pytest.mark.parametrize(("share", "slots"), [(0.0, 0), (0.25, 2), (0.3, 2), (0.5, 4), (1.0, 8)])
@@ -60,24 +60,27 @@ def test_a_share_is_a_share_of_all_experts(share: float, slots: int) -> None:
 
 
 def test_a_share_that_does_not_fit_is_refused() -> None:
-    hardware = load_hardware("rtx3090-ddr4")
+    gpu = load_hardware("rtx3090-ddr4").gpu
     with pytest.raises(
         BudgetError, match=r"128 of 256 experts and takes 45.10 GB.*24.81 GB are missing.*fits is 0.222$"
     ):
-        plan_memory(MIXTRAL, hardware, batch=1, tokens=512, cached_share=0.5)
+        plan_memory(MIXTRAL, gpu.memory_bytes, reserve=gpu.reserve_bytes, batch=1, tokens=512, cached_share=0.5)
 
 
 def test_the_largest_share_that_the_message_names_fits() -> None:
-    hardware = load_hardware("rtx3090-ddr4")
-    assert plan_memory(MIXTRAL, hardware, batch=1, tokens=512, cached_share=0.222).slots == 57
-    assert plan_memory(MIXTRAL, hardware, batch=1, tokens=512).slots == 57
+    gpu = load_hardware("rtx3090-ddr4").gpu
+    for share in (0.222, None):
+        plan = plan_memory(
+            MIXTRAL, gpu.memory_bytes, reserve=gpu.reserve_bytes, batch=1, tokens=512, cached_share=share
+        )
+        assert plan.slots == 57
 
 
 def test_the_machine_s_reserve_is_kept() -> None:
-    hardware = load_hardware("rtx3090-ddr4")
-    ours = plan_memory(MIXTRAL, hardware.gpu.memory_bytes, batch=1, tokens=512)
-    kept = plan_memory(MIXTRAL, hardware, batch=1, tokens=512)
-    assert ours.cache_bytes - kept.cache_bytes == hardware.gpu.reserve_bytes
+    gpu = load_hardware("rtx3090-ddr4").gpu
+    ours = plan_memory(MIXTRAL, gpu.memory_bytes, batch=1, tokens=512)
+    kept = plan_memory(MIXTRAL, gpu.memory_bytes, reserve=gpu.reserve_bytes, batch=1, tokens=512)
+    assert ours.cache_bytes - kept.cache_bytes == gpu.reserve_bytes
 
 
 def test_staging_holds_the_largest_expert_and_shares_are_of_bytes() -> None:
@@ -88,9 +91,9 @@ def test_staging_holds_the_largest_expert_and_shares_are_of_bytes() -> None:
     assert plan.slots == 4
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"tokens": 0}, {"demand_slots": -1}, {"cached_share": 1.5}])
-def test_meaningless_requests_are_refused(wrong: dict[str, float]) -> None:
-    arguments: dict[str, float] = {"batch": 1, "tokens": 1, **wrong}
+@pytest.mark.parametrize("wrong", [{"demand_slots": -1}, {"prefetch_slots": -2}])
+def test_slots_of_a_policy_of_less_than_none_are_refused(wrong: dict[str, int]) -> None:
+    arguments: dict[str, int] = {"batch": 1, "tokens": 1, **wrong}
     name = next(iter(wrong))
     with pytest.raises(BudgetError, match=name):
         plan_memory(SMALL, 10**6, **arguments)  # type: ignore[arg-type]

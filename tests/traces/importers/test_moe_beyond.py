@@ -79,7 +79,7 @@ def test_a_folder_is_read_in_the_order_of_numbers_and_lines_in_that_of_layers(tm
     write(tmp_path, SAMPLE.replace("2,0,", "3,0,").replace("1,0,", "2,0,"), "prompt_1_data.csv")
     assert import_trace(tmp_path, model=MODEL).sequence.tolist() == [0] * 3 + [1] * 3 + [2] * 3
     write(tmp_path, SAMPLE + SAMPLE.splitlines(keepends=True)[1].replace("1,0,", "3,0,") * 3, "prompt_2_data.csv")
-    with pytest.raises(TraceError, match="expected the same layers and ids per token in all prompts; take those"):
+    with pytest.raises(TraceError, match="expected the same layers and ids per token in all texts"):
         import_trace(tmp_path, model=MODEL)
 
 

@@ -67,7 +67,7 @@ def test_routes_of_prompts_are_prompts_and_the_manifest_stands_for_the_folder(tm
             "none.safetensors: expected a file of the log, found none there",
         ),
         ({"shards": [7]}, r"shards\[0\]: expected tensor_file \(str\), got None"),
-        ({"shards": []}, "expected texts in shards of one model"),
+        ({"shards": []}, "expected the same layers and ids per token in all texts"),
         ({"shards": [{"tensor_file": "manifest.json"}]}, r"shards\[0\]: expected a .safetensors file of this"),
         (
             {"shards": [{"tensor_file": "routes-00000.safetensors"}, {"tensor_file": "\x07.safetensors"}]},

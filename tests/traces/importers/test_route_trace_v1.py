@@ -6,11 +6,12 @@ from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from traces.batches import compose
 from traces.file import Trace, TraceError, read_trace, write_trace
-from traces.importers.route_trace_v1 import import_route_trace, recorded_hits
+from traces.importers.route_trace_v1 import COLUMNS, import_route_trace
 from traces.library import load_trace
 from traces.models.catalogue import load_model
 
@@ -68,6 +69,17 @@ def test_a_measured_log_is_imported(
     assert round(hits / lookups, 3) == hit_rate
     write_trace(trace, tmp_path / "t.safetensors")
     assert read_trace(tmp_path / "t.safetensors").checksum == trace.checksum
+
+
+def recorded_hits(path: Path) -> tuple[int, int]:
+    """(hits, lookups) of the engine's own cache: decode looks up each expert of a step and layer once, a prefill each
+    expert of a layer once for all prompt tokens.
+    """
+    frame = pd.read_csv(path, comment="#")
+    assert tuple(frame) == COLUMNS
+    decode = frame.loc[frame["phase"] == 1, "residency"]
+    prefill = frame[frame["phase"] == 0].groupby(["turn", "layer", "expert"])["residency"].first()
+    return int(decode.sum() + prefill.sum()), len(decode) + len(prefill)
 
 
 def replay_lru(trace: Trace, budget_bytes: int) -> int:

@@ -88,7 +88,7 @@ def test_the_model_must_be_named_and_be_the_recorded_one(tmp_path: Path) -> None
         ({"choices": [{"routed_experts": [[[1, 16], [3, 1]]]}]}, "expected expert ids in 0..15, got 16 for token 3"),
         ({"choices": [{"routed_experts": [[[1, 1], [3, 1]]]}]}, "expected distinct expert ids"),
         ({"choices": [{"routed_experts": [[[-1, -1], [-1, -1]]]}]}, "its prefix cache"),
-        ({"choices": []}, r"expected arrays \[tokens, layers, k\] of one model, found \[\]"),
+        ({"choices": []}, r"the same layers and ids per token in all texts, \[tokens, layers, k\], found \[\]"),
         ({"choices": [{"routed_experts": []}], "prompt_routed_experts": []}, "expected arrays .*, got \\[0, 0, 0\\], "),
         ({"choices": [{"routed_experts": [[[1]]]}]}, r"expected arrays .*, got \[3, 2, 2\], \[1, 1, 1\]"),
         ({"choices": [LISTS["choices"][0], 7]}, "expected routed_experts in each of its choices, found none; save the"),

@@ -48,7 +48,7 @@ def test_where_every_expert_is_on_the_gpu_no_routing_comes_to_the_host() -> None
     assert all_on_gpu(of())
     assert not all_on_gpu(small(of()))
     costs = of().costs
-    assert (costs.sync_ns, costs.plan_ns("llama.cpp", 8), costs.step(1, (100,)).routing_ns) == (0, 0, 0)
+    assert (costs.sync_ns, costs.decision_ns("plan", "llama.cpp", 8), costs.step(1, (100,)).routing_ns) == (0, 0, 0)
     assert of("pytorch").costs.sync_ns > 0
     graphs = small(of()).costs
     free, before = undecided(graphs).step(1, (100,)), graphs.step(1, (100,))
@@ -64,7 +64,8 @@ def test_a_quicker_host_launches_waits_or_decides_faster() -> None:
     assert quicker(eager, ("lead_ns",), 0.5).lead_ns == eager.lead_ns / 2
     assert quicker(graphs, ("lead_ns",), 0.5) == graphs  # a graph's lead is its launch
     assert quicker(eager, ("sync_ns",), 0.5).sync_ns == eager.sync_ns / 2
-    assert quicker(eager, ("plan_factor",), 0.5).plan_ns("dali", 8) == round(eager.plan_ns("dali", 8) / 2)
+    half = quicker(eager, ("plan_factor",), 0.5)
+    assert half.decision_ns("plan", "dali", 8) == round(eager.decision_ns("plan", "dali", 8) / 2)
 
 
 def test_larger_batches_need_fewer_steps() -> None:
