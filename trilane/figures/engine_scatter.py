@@ -43,5 +43,5 @@ def plot_engine(rows: Sequence[EngineRow], about: str = "") -> Figure:
     colours = [point_handle(name, marker="o", color=colour) for name, colour in models.items()]
     shapes = [point_handle(work, marker=shape, color="#555555") for work, shape in works.items()]
     null = point_handle("null model", marker="x", color=NULL_MODEL)
-    legend_of(part, [*colours, *shapes, null, *identity_handles(_BANDS)], 4)
+    legend_of(part, [*colours, *shapes, null, *identity_handles(_BANDS)[1:]], 4)
     return figure

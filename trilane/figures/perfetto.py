@@ -100,8 +100,7 @@ def _title(span: Span) -> str:
     """The text on the slice."""
     if span.expert < 0:
         return span.kind
-    layer = span.target_layer if span.target_layer >= 0 else span.layer
-    return f"{span.kind} {layer}/{span.expert}" if span.lane == "h2d" else f"{span.kind} {span.expert}"
+    return f"{span.kind} {_place(span)[0]}/{span.expert}" if span.lane == "h2d" else f"{span.kind} {span.expert}"
 
 
 def _duration(span: Span) -> Event:

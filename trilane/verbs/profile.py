@@ -15,16 +15,9 @@ from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, report, table, working
 from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
+from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaProfile, profile_llama, refuse_without_engine
-from trilane.verbs.options import (
-    MOST_CORES,
-    OWN_POLICY,
-    HostMemoryOption,
-    LaneChoice,
-    OptionError,
-    grouped,
-    print_remarks,
-)
+from trilane.verbs.options import MOST_CORES, OWN_POLICY, OptionError, grouped
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
