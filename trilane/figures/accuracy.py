@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.identity_line import BAND, identity_axes, identity_handles, point_handle
+from trilane.figures.identity import BAND, identity_axes, identity_handles, point_handle
 from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page
 from trilane.study.accuracy.errors import QUANTITIES, Quantity, errors_of, measured
 from trilane.study.accuracy.measured_rows import MeasuredRow

@@ -12,13 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from trilane.figures.figure_files import default_settings
-from trilane.figures.identity_line import BAND, NULL_MODEL, identity_axes, identity_handles, point_handle
-from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, tidy
+from trilane.figures.identity import BAND, COLOURS, NULL_MODEL, SHAPES, identity_axes, identity_handles, point_handle
+from trilane.figures.style import legend_of, page, tidy
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
 
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # in a second round hollow
-_SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
 _WHISKER = "#444444"
 _NEAR = 0.10  # the band
 _BANDS = {_NEAR: BAND}
@@ -64,14 +62,14 @@ def _headline(agreement: Agreement) -> str:
 
 def _looks(names: Sequence[str]) -> dict[str, _Look]:
     return {
-        name: _Look(_COLOURS[place % len(_COLOURS)], hollow=place % (2 * len(_COLOURS)) >= len(_COLOURS))
+        name: _Look(COLOURS[place % len(COLOURS)], hollow=place % (2 * len(COLOURS)) >= len(COLOURS))
         for place, name in enumerate(dict.fromkeys(names))
     }
 
 
 def _shapes(comparisons: Sequence[RunComparison]) -> dict[int, str]:
     batches = sorted({int(comparison.scenario["batch"]) for comparison in comparisons})
-    return {batch: _SHAPES[place % len(_SHAPES)] for place, batch in enumerate(batches)}
+    return {batch: SHAPES[place % len(SHAPES)] for place, batch in enumerate(batches)}
 
 
 def _range(comparisons: Sequence[RunComparison]) -> tuple[float, float]:
