@@ -9,7 +9,6 @@ import typer
 
 from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, report, working
-from trilane.pages.run import record_of, run_page
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaRun, measure_llama, refuse_without_engine
@@ -85,6 +84,7 @@ def measure(
         return
     refuse_without_engine(llama)
     from realrun.machine.memory_check import host_memory_given
+    from trilane.pages.run import record_of, run_page
 
     chosen = scenario_of(scenario, changes, policy)
     inputs = (*inputs_of(scenario, chosen), generation.model, generation.prompts, generation.vectors)

@@ -13,7 +13,6 @@ import typer
 from realrun.machine import LaneKind
 from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, report, table, working
-from trilane.pages.profile import profile_page
 from trilane.verbs.inputs import policies_in
 from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaProfile, profile_llama, refuse_without_engine
@@ -180,6 +179,8 @@ def _keep(hardware: Hardware, out: str) -> None:
 
 
 def _report(found: Findings, out: str, json: str | None) -> None:
+    from trilane.pages.profile import profile_page
+
     profile = found.hardware.measured_profile()
     load = float(profile.machine["load_average"])
     if load > QUIET_LOAD:
