@@ -86,6 +86,19 @@ def names_in(text: str, option: str = "--policies") -> list[str]:
     return names
 
 
+def numbers_in(text: str, option: str, least: int = 1, most: int = 10**6) -> tuple[int, ...]:
+    """The whole numbers in ``N,M``, ascending, each once. Raises OptionError."""
+    try:
+        numbers = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        numbers = ()
+    if not numbers or numbers[0] < least or numbers[-1] > most:
+        raise OptionError(
+            f"{option}: expected whole numbers from {least} to {most:,} with commas between them, got {quoted(text)}"
+        )
+    return numbers
+
+
 def policies_in(text: str) -> list[str]:
     """The names in ``A,FILE.py:NAME``; policies of files are registered. Raises OptionError, ChoiceError."""
     return names_in(",".join(name for word in names_in(text) for name in _registered(word)))
