@@ -40,6 +40,7 @@ def compare(
 
     Every policy gets the same routing, machine and memory. The fastest on average comes first.
     """
+    from trilane.figures.words import tuned
     from trilane.pages.columns import COMPARED, tabulate
     from trilane.study.compare import compare as run_all
 
@@ -54,20 +55,13 @@ def compare(
     for name, reason in found.refused.items():
         note(f"left out {name}: {reason}")
     rows = found.rows()
-    remark = _tuned(found)
+    played = {sequence for runs in found.draws.values() for run in runs for sequence in run["sequences"]}
+    remark = tuned(list(found.draws), str(found.scenario["trace"]), played)
     remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), remark) if text]
     record = {"scenario": found.scenario, "runs": rows, "refused": found.refused}
     report(json, record, heading(about), *tabulate(COMPARED, rows), *remarks)
     if out:
         _draw(found.runs, rows, Path(out), about, remark)
-
-
-def _tuned(found: Comparison) -> str:
-    """A remark where policies are compared on sequences that they were tuned on."""
-    from trilane.figures.words import tuned
-
-    sequences = {sequence for rows in found.draws.values() for row in rows for sequence in row["sequences"]}
-    return tuned(list(found.draws), str(found.scenario["trace"]), sequences)
 
 
 def _sampled(found: Comparison) -> str:
