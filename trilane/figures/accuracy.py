@@ -58,12 +58,11 @@ def plot_accuracy(scores: Scores) -> Figure:
 
 
 def _points(scores: Scores, quantity: Quantity) -> list[_Point]:
-    found = []
-    for row in scores.rows:
-        speed, predicted = measured(row).of(quantity), scores.first[row.id].of(quantity)
-        if speed is not None and predicted is not None:
-            found.append(_Point(row, speed, predicted))
-    return found
+    return [
+        _Point(row, speed, predicted) for row in scores.rows
+        if (speed := measured(row).of(quantity)) is not None
+        and (predicted := scores.first[row.id].of(quantity)) is not None
+    ]  # fmt: skip
 
 
 def _headline(scores: Scores) -> str:

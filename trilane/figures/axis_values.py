@@ -79,17 +79,12 @@ def _in_short(results: pd.DataFrame) -> pd.Series:
     short: dict[tuple[str, str], str | None] = {}
     for policy, texts in ran.groupby("policy")[_PARAMETERS]:
         documents = {str(text): json.loads(str(text)) for text in texts.unique()}
-        differ = _differing(list(documents.values()))
+        keys = dict.fromkeys(key for document in documents.values() for key in document)
+        differ = [key for key in keys if len({json.dumps(each.get(key)) for each in documents.values()}) > 1]
         for text, document in documents.items():
             short[str(policy), text] = parameters_text({key: document.get(key) for key in differ}) or None
     pairs = zip(results["policy"], results[_PARAMETERS], strict=True)
     return pd.Series([short.get(pair) for pair in pairs], index=results.index, dtype=object)
-
-
-def _differing(documents: list[dict[str, Any]]) -> list[str]:
-    """Keys whose value is not the same in all, in the order written."""
-    keys = dict.fromkeys(key for document in documents for key in document)
-    return [key for key in keys if len({json.dumps(document.get(key)) for document in documents}) > 1]
 
 
 # --- choosing rows ----------------------------------------------------------------------------------------------------
