@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.identity_line import BAND, identity_axes, identity_handles, point_handle
+from trilane.figures.identity import BAND, identity_axes, identity_handles, point_handle
 from trilane.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page
 from trilane.study.accuracy.errors import QUANTITIES, Quantity, errors_of, measured
 from trilane.study.accuracy.measured_rows import MeasuredRow
@@ -58,12 +58,11 @@ def plot_accuracy(scores: Scores) -> Figure:
 
 
 def _points(scores: Scores, quantity: Quantity) -> list[_Point]:
-    found = []
-    for row in scores.rows:
-        speed, predicted = measured(row).of(quantity), scores.first[row.id].of(quantity)
-        if speed is not None and predicted is not None:
-            found.append(_Point(row, speed, predicted))
-    return found
+    return [
+        _Point(row, speed, predicted) for row in scores.rows
+        if (speed := measured(row).of(quantity)) is not None
+        and (predicted := scores.first[row.id].of(quantity)) is not None
+    ]  # fmt: skip
 
 
 def _headline(scores: Scores) -> str:

@@ -12,13 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from trilane.figures.figure_files import default_settings
-from trilane.figures.identity_line import BAND, NULL_MODEL, identity_axes, identity_handles, point_handle
-from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page, tidy
+from trilane.figures.identity import BAND, COLOURS, NULL_MODEL, SHAPES, identity_axes, identity_handles, point_handle
+from trilane.figures.style import legend_of, page, tidy
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
 
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # in a second round hollow
-_SHAPES = ("o", "s", "^", "D", "v", "P", "X")  # by batch
 _WHISKER = "#444444"
 _NEAR = 0.10  # the band
 _BANDS = {_NEAR: BAND}
@@ -39,17 +37,18 @@ def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
     Colours are policies, shapes are batches, whiskers go from the lowest to the highest repeat, grey marks are the null
     model, the band is 10 % wide on either side. ``about`` says what was run, and where.
     """
-    looks, shapes = _looks(agreement.names), _shapes(agreement.comparisons)
+    batches = sorted({int(comparison.scenario["batch"]) for comparison in agreement.comparisons})
+    looks, shapes = _looks(agreement.names), dict(zip(batches, SHAPES * 9, strict=False))
     figure, part = page(12.5, max(6.4, 2.4 + 0.38 * len(looks)), _headline(agreement), about)
     times, errors = part.subplots(1, 2, width_ratios=[1.15, 1])
     _identity(times, _range(agreement.comparisons))
     for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
         _point(times, comparison, looks[name], shapes[comparison.scenario["batch"]])
     _errors(errors, agreement, looks, shapes)
-    batches = [point_handle(f"batch {n}", marker=shape, color="#555555", markersize=8) for n, shape in shapes.items()]
+    points = [point_handle(f"batch {n}", marker=shape, color="#555555", markersize=8) for n, shape in shapes.items()]
     repeats = Line2D([], [], color=_WHISKER, linewidth=1.2, marker="|", markersize=6, label="lowest to highest repeat")
     null = point_handle("null model (arrow: beyond axis)", marker="x", color=NULL_MODEL, markersize=5)
-    legend_of(part, [*batches, repeats, null, *identity_handles(_BANDS)], 6)
+    legend_of(part, [*points, repeats, null, *identity_handles(_BANDS)], 6)
     return figure
 
 
@@ -64,14 +63,9 @@ def _headline(agreement: Agreement) -> str:
 
 def _looks(names: Sequence[str]) -> dict[str, _Look]:
     return {
-        name: _Look(_COLOURS[place % len(_COLOURS)], hollow=place % (2 * len(_COLOURS)) >= len(_COLOURS))
+        name: _Look(COLOURS[place % len(COLOURS)], hollow=place % (2 * len(COLOURS)) >= len(COLOURS))
         for place, name in enumerate(dict.fromkeys(names))
     }
-
-
-def _shapes(comparisons: Sequence[RunComparison]) -> dict[int, str]:
-    batches = sorted({int(comparison.scenario["batch"]) for comparison in comparisons})
-    return {batch: _SHAPES[place % len(_SHAPES)] for place, batch in enumerate(batches)}
 
 
 def _range(comparisons: Sequence[RunComparison]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from trilane.common.names import unknown
 from trilane.figures.figure_files import PictureError
-from trilane.figures.words import null_text, numeric, value_text
+from trilane.figures.words import null_text, numeric, parameters_text, value_text
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS
 
 _PARAMETERS = "parameters"
@@ -79,21 +79,12 @@ def _in_short(results: pd.DataFrame) -> pd.Series:
     short: dict[tuple[str, str], str | None] = {}
     for policy, texts in ran.groupby("policy")[_PARAMETERS]:
         documents = {str(text): json.loads(str(text)) for text in texts.unique()}
-        differ = _differing(list(documents.values()))
+        keys = dict.fromkeys(key for document in documents.values() for key in document)
+        differ = [key for key in keys if len({json.dumps(each.get(key)) for each in documents.values()}) > 1]
         for text, document in documents.items():
-            short[str(policy), text] = ", ".join(f"{key}={_plain(document.get(key))}" for key in differ) or None
+            short[str(policy), text] = parameters_text({key: document.get(key) for key in differ}) or None
     pairs = zip(results["policy"], results[_PARAMETERS], strict=True)
     return pd.Series([short.get(pair) for pair in pairs], index=results.index, dtype=object)
-
-
-def _differing(documents: list[dict[str, Any]]) -> list[str]:
-    """Keys whose value is not the same in all, in the order written."""
-    keys = dict.fromkeys(key for document in documents for key in document)
-    return [key for key in keys if len({json.dumps(document.get(key)) for document in documents}) > 1]
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 # --- choosing rows ----------------------------------------------------------------------------------------------------

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.identity_line import BAND, NULL_MODEL, identity_axes, identity_handles, point_handle
-from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page
+from trilane.figures.identity import BAND, COLOURS, NULL_MODEL, SHAPES, identity_axes, identity_handles, point_handle
+from trilane.figures.style import legend_of, page
 from trilane.study.validation.engine_rows import WORST_AIM, EngineRow, EngineSummary
 
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")
-_SHAPES = "os^DvPX"
 _BANDS = {WORST_AIM: BAND}
 
 
@@ -30,8 +28,8 @@ def plot_engine(rows: Sequence[EngineRow], about: str = "") -> Figure:
     )
     figure, part = page(8.2, 7.4, title, about)
     ax = part.subplots()
-    models = dict(zip(dict.fromkeys(row.model for row in rows), _COLOURS * 9, strict=False))
-    works = dict(zip(dict.fromkeys(row.work for row in rows), _SHAPES * 9, strict=False))
+    models = dict(zip(dict.fromkeys(row.model for row in rows), COLOURS * 9, strict=False))
+    works = dict(zip(dict.fromkeys(row.work for row in rows), SHAPES * 9, strict=False))
     times = [ms for row in rows for ms in (row.measured_ms, row.predicted_ms, row.null_ms)]
     ends = (min(times) / 1.3, max(times) * 1.3)
     identity_axes(ax, ends, _BANDS)
@@ -43,5 +41,5 @@ def plot_engine(rows: Sequence[EngineRow], about: str = "") -> Figure:
     colours = [point_handle(name, marker="o", color=colour) for name, colour in models.items()]
     shapes = [point_handle(work, marker=shape, color="#555555") for work, shape in works.items()]
     null = point_handle("null model", marker="x", color=NULL_MODEL)
-    legend_of(part, [*colours, *shapes, null, *identity_handles(_BANDS)], 4)
+    legend_of(part, [*colours, *shapes, null, *identity_handles(_BANDS)[1:]], 4)
     return figure

@@ -15,7 +15,7 @@ from matplotlib.colors import LogNorm, Normalize
 from policies.protocols import PolicyKind
 from trilane.figures.figure_files import Picture, default_settings
 from trilane.figures.marks import SIGNS, marked
-from trilane.figures.panels import axes_of_panels, panels_of
+from trilane.figures.panels import GRID, axes_of_panels, panels_of
 from trilane.figures.style import kinds_in_words, page, round_ticks, wrapped
 from trilane.figures.sweep_means import SweepMeans
 from trilane.figures.winners import tally
@@ -41,7 +41,7 @@ def plot_heat_map(means: SweepMeans, x: str, y: str) -> Picture:
     """
     across, up = means.axis(x), means.axis(y)
     panels, cells = panels_of(means, [x, y]), fastest_cells(means)
-    rows, columns = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2)}.get(len(panels), (2, 3))
+    rows, columns = GRID[len(panels)]
     cell = max(_NARROWEST, min(_CELL[0], _WIDEST / columns / len(across)))
     width = 2.6 + columns * (0.4 + cell * max(3, len(across)))
     height = 2.1 + rows * (0.5 + _CELL[1] * max(3, len(up)))
@@ -121,12 +121,10 @@ def _part(ax: Axes, names: pd.DataFrame) -> None:
     """A thick line between neighbours with different policies, and a white one between all."""
     grid = names.fillna("").to_numpy(dtype=object)  # cells in which no policy could run are alike
     rows, columns = grid.shape
-    for row in range(rows):
-        for column in range(columns - 1):
-            _edge(ax, (column + 0.5, row - 0.5), (column + 0.5, row + 0.5), grid[row, column] != grid[row, column + 1])
-    for row in range(rows - 1):
-        for column in range(columns):
-            _edge(ax, (column - 0.5, row + 0.5), (column + 0.5, row + 0.5), grid[row, column] != grid[row + 1, column])
+    for row, column in np.ndindex(rows, columns - 1):
+        _edge(ax, (column + 0.5, row - 0.5), (column + 0.5, row + 0.5), grid[row, column] != grid[row, column + 1])
+    for row, column in np.ndindex(rows - 1, columns):
+        _edge(ax, (column - 0.5, row + 0.5), (column + 0.5, row + 0.5), grid[row, column] != grid[row + 1, column])
 
 
 def _edge(ax: Axes, start: tuple[float, float], end: tuple[float, float], border: bool) -> None:

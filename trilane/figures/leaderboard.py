@@ -53,15 +53,10 @@ def plot_leaderboard(found: Sequence[Standing], own: Collection[str] = ()) -> Pi
         name.set_fontweight("bold" if one.policy in own else "normal")
     bar = part.colorbar(ScalarMappable(norm, _COLOURS), ax=ax, pad=0.01, aspect=40, format=PercentFormatter(1.0))
     bar.set_label("speed over that of the fastest policy that keeps the routing")
-    return Picture(figure, frame_of(shown))
-
-
-def frame_of(found: Sequence[Standing]) -> pd.DataFrame:
-    """The entries, with the score of their policy and the relative speed."""
-    return pd.DataFrame(
+    return Picture(figure, pd.DataFrame(
         {**entry._asdict(), "relative": one.relative.get(setting), "score": one.score}
-        for one in found for setting, entry in one.entries.items()
-    )  # fmt: skip
+        for one in shown for setting, entry in one.entries.items()
+    ))  # fmt: skip
 
 
 def _headline(shown: Sequence[Standing]) -> str:

@@ -27,7 +27,9 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
     runs = (comparison.median_run, comparison.predicted)
     step = median_decode_step(runs[0].spans)
     steps = [StepSpans(run.spans, step) for run in runs]
-    layers = _middle_layers(steps[0], zoom_layers)
+    last = int(steps[0].layers.index[-1])
+    first = max(0, (last + 1 - zoom_layers) // 2)
+    layers = (first, min(last, first + zoom_layers - 1))
     measured_ms, predicted_ms = (each.ms for each in steps)
     took = f"took {measured_ms:.2f} ms, {predicted_ms:.2f} ms were predicted ({predicted_ms / measured_ms - 1:+.1%})"
     figure, part = page(13, 8.6, f"{runs[0].policy}: decode step {step} {took}", about)
@@ -42,13 +44,6 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
     below.set_title(f"layers {layers[0]} to {layers[1]} in detail", fontsize=10, loc="left")
     legend_of(part, family_handles({kind for each in steps for kind in each.spans["kind"]}), 5)
     return figure
-
-
-def _middle_layers(step: StepSpans, count: int) -> tuple[int, int]:
-    """First and last of ``count`` layers in the middle, or of all layers."""
-    last = int(step.layers.index[-1])
-    first = max(0, (last + 1 - count) // 2)
-    return first, min(last, first + count - 1)
 
 
 def _panel(ax: Axes, steps: list[StepSpans], windows: list[tuple[int, int]]) -> None:

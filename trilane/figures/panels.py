@@ -16,7 +16,7 @@ from trilane.figures.sweep_means import SweepMeans
 from trilane.figures.words import setting_words, value_text
 
 MOST = 6
-_GRID = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}  # rows, columns
+GRID = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}  # rows, columns
 
 
 class Panel(NamedTuple):
@@ -55,13 +55,13 @@ def panels_of(means: SweepMeans, drawn: Sequence[str]) -> list[Panel]:
 
 def page_size(count: int, height: float = 4.6) -> tuple[float, float]:
     """Inches of a page with so many panels, each so high."""
-    rows, columns = _GRID[count]
+    rows, columns = GRID[count]
     return {1: 10.0, 2: 14.0, 3: 17.0}[columns], 1.2 + rows * height
 
 
 def axes_of_panels(part: SubFigure, panels: Sequence[Panel]) -> Iterator[tuple[Panel, Axes]]:
     """The panels with the axes to draw each into, row by row, with their titles."""
-    rows, columns = _GRID[len(panels)]
+    rows, columns = GRID[len(panels)]
     grid = np.atleast_1d(part.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
     for ax in grid[len(panels) :]:
         ax.remove()

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trilane.figures.figure_files import PictureError, default_settings
-from trilane.figures.identity_line import identity_axes, identity_handles, point_handle
+from trilane.figures.identity import identity_axes, identity_handles, point_handle
 from trilane.figures.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION, legend_of, page
 from trilane.study.papers.board import Scoreboard
 from trilane.study.papers.scores import FAR, NEAR, FigureScore

@@ -52,10 +52,10 @@ def plot_pays(found: GainMap) -> Picture:
     what = f"gain of {idea.worth:.0%}" if idea.worth else "break-even"
     text = f"{what}: it pays on the blue side" if drawn else "no break-even on this map"
     legend_of(part, [Line2D([], [], color="black" if drawn else "none", linewidth=2.5, label=text)])
-    return Picture(figure, frame_of(found))
+    return Picture(figure, _frame(found))
 
 
-def frame_of(found: GainMap) -> pd.DataFrame:
+def _frame(found: GainMap) -> pd.DataFrame:
     """A row a cell: the two numbers, the gain with its lowest and highest draw, and the speeds."""
     idea = found.question.idea
     return pd.DataFrame(

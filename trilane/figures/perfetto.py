@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from sim.runs.run import Run
 from sim.runs.spans import Span
 from sim.runs.vocabulary import COPIES, LANES
@@ -27,7 +25,8 @@ def trace_events(run: Run, pid: int = 1, first_steps: int | None = None) -> Iter
 
     ``first_steps`` leaves out what happens in later steps.
     """
-    spans = _chosen(run.spans, first_steps)
+    kept = run.spans if first_steps is None else run.spans[run.spans["step"] < first_steps]
+    spans = list(map(Span._make, kept[list(Span._fields)].itertuples(index=False, name=None)))
     yield from _names(run.policy, pid)
     yield from _course(spans, pid)
     arrows = _arrows(spans)
@@ -58,12 +57,6 @@ def _packed(text: bytes) -> bytes:
     with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=packed, mtime=0) as file:
         file.write(text)
     return packed.getvalue()
-
-
-def _chosen(frame: pd.DataFrame, first_steps: int | None) -> list[Span]:
-    """Spans in time order; without the placements, which are thousands at time zero, and the later steps."""
-    kept = frame if first_steps is None else frame[frame["step"] < first_steps]
-    return list(map(Span._make, kept[list(Span._fields)].itertuples(index=False, name=None)))
 
 
 def _us(ns: int) -> float:
@@ -100,8 +93,7 @@ def _title(span: Span) -> str:
     """The text on the slice."""
     if span.expert < 0:
         return span.kind
-    layer = span.target_layer if span.target_layer >= 0 else span.layer
-    return f"{span.kind} {layer}/{span.expert}" if span.lane == "h2d" else f"{span.kind} {span.expert}"
+    return f"{span.kind} {_place(span)[0]}/{span.expert}" if span.lane == "h2d" else f"{span.kind} {span.expert}"
 
 
 def _duration(span: Span) -> Event:

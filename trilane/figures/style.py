@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from itertools import pairwise
 from textwrap import fill
@@ -49,17 +49,13 @@ class PlainFigure(Figure):
             for axis in self.findobj(Axis):
                 assert isinstance(axis, Axis)
                 if isinstance(ticks := axis.get_major_formatter(), FuncFormatter):  # names of ticks are such, too
-                    ticks.func = _drawable_ticks(ticks.func)
+                    ticks.func = lambda *tick, texts=ticks.func: drawable(texts(*tick))
             super().draw(renderer)
 
 
 def drawable(text: str) -> str:
     """``printable`` text; characters that the font of pictures lacks, such as Chinese ones, are escapes too."""
     return "".join(c if ord(c) in _letters() or c == "\n" else ascii(c)[1:-1] for c in printable(text))
-
-
-def _drawable_ticks(texts: Callable[..., str]) -> Callable[..., str]:
-    return lambda *tick: drawable(texts(*tick))
 
 
 @cache

@@ -103,7 +103,8 @@ def means_of(
         raise PictureError(f"expected rows with decode steps to draw, got none of {len(rows)}{_such_as(rows)}")
     ran = ran.assign(kind=[kind_of(json.loads(labels)) for labels in ran["labels"]])
     wanted = set(rows["policy"]) if policies is None else {played(name, rows) for name in policies}
-    names = [name for name in axes_of(ran, results.attrs["axes"], asked) if _concerns(results, name, wanted)]
+    varying = axes_of(ran, results.attrs["axes"], asked)  # some of them parameters of other policies alone
+    names = [name for name in varying if not of_policies(name) or takers(results, name) & wanted]
     placed = on_axes(ran, names, results)
     draws = placed.groupby([*names, "policy"])["draw"].transform("nunique")
     whole = placed[draws == placed["draw"].nunique()]
@@ -116,11 +117,6 @@ def means_of(
     notes = tuple(_notes(rows, len(placed) - len(whole), kept))
     axes = {name: values_of(means[name]) for name in names}
     return SweepMeans(means, _bounds(whole, names), kept, axes, about(whole, names), notes)
-
-
-def _concerns(results: pd.DataFrame, name: str, policies: Collection[str]) -> bool:
-    """Whether an axis is one of these policies: parameters of other policies do not vary for them."""
-    return not of_policies(name) or bool(takers(results, name) & set(policies))
 
 
 def _nothing_real(rows: pd.DataFrame) -> str:

@@ -32,7 +32,7 @@ def pictures_of(
 
     Raises PictureError for options with a name that the results do not hold.
     """
-    _check(means, options)
+    _check(means, kinds, options)
     drawn: dict[str, Picture] = {}
     reasons: dict[str, str] = {}
     for kind in kinds:
@@ -43,8 +43,11 @@ def pictures_of(
     return drawn, reasons
 
 
-def _check(means: SweepMeans, options: FigureOptions) -> None:
-    """Refuse axes that do not vary, one axis twice, and a baseline that is not there. Raises PictureError."""
+def _check(means: SweepMeans, kinds: Collection[str], options: FigureOptions) -> None:
+    """Refuse unknown kinds, axes that do not vary, one axis twice, and a baseline that is not there."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise PictureError(f"--kind: {unknown('picture', kind, KINDS)}")
     for option, name in (("--x", options.x), ("--y", options.y)):
         if name is not None and name not in means.axes:
             what = "varying axis (other than policy)"

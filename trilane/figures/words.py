@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -112,8 +113,7 @@ def _scaled(name: str, value: Any) -> tuple[str, str]:
     if is_null(name, value):
         return null_text(name), ""
     if isinstance(value, str) and value.startswith("{"):  # parameters, as the table of a sweep keeps them
-        values: Mapping[str, Any] = json.loads(value)
-        return ", ".join(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in values.items()), ""
+        return parameters_text(json.loads(value)), ""
     if isinstance(value, str) or not numeric([value]):
         return printable(str(value)), ""
     if is_share(name):
@@ -122,6 +122,11 @@ def _scaled(name: str, value: Any) -> tuple[str, str]:
         if value >= size:
             return f"{value / size:,g}", unit
     return f"{value:,.0f}" if value == round(value) and abs(value) < _PLAIN else f"{value:,g}", ""
+
+
+def parameters_text(values: Mapping[str, Any]) -> str:
+    """Parameters of a policy in short: "window=8, share=0.5"."""
+    return ", ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())
 
 
 def _parts(label: str) -> tuple[str, str]:
@@ -142,7 +147,8 @@ def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
     parts = [
         " on ".join(fixed[name] for name in ("model", "hardware") if isinstance(fixed.get(name), str)),
         setting_words("engine", fixed["engine"]) if fixed.get("engine") else "",
-        _changed(runs, axes), _memory(fixed, axes),
+        _changed(runs, axes),
+        "" if set(_MEMORY) & set(axes) else memory_words(fixed["cached_share"], fixed["gpu_memory_gb"]),
         f"batch {fixed['batch']:g}" if "batch" in fixed else "",
         _lengths(runs, axes),
         *(setting_words(name, fixed[name]) for name in _UNUSUAL if pd.notna(fixed.get(name))
@@ -162,13 +168,18 @@ def _changed(runs: pd.DataFrame, axes: Collection[str]) -> str:
     return f"{count} number{'s' * (count > 1)} of the machine changed" if count else ""
 
 
-def _memory(fixed: Mapping[str, Any], axes: Collection[str]) -> str:
-    if set(_MEMORY) & set(axes):
-        return ""
-    if pd.notna(fixed["cached_share"]):
-        return f"{fixed['cached_share']:.0%} of the experts cached"
-    size = fixed["gpu_memory_gb"]
-    return _NULLS["gpu_memory_gb"][1] if pd.isna(size) else f"{size:g} GB of GPU memory"
+def memory_words(cached_share: float | None, gpu_memory_gb: float | None) -> str:
+    """The memory for experts, by the keys of a scenario; None, or NaN in a table, where one is not set."""
+    if pd.notna(cached_share):
+        return f"{cached_share:.0%} of the experts cached"
+    return f"{gpu_memory_gb:g} GB of GPU memory" if pd.notna(gpu_memory_gb) else _NULLS["gpu_memory_gb"][1]
+
+
+def short_name(trace: str) -> str:
+    """A trace's name without folder and suffix."""
+    if trace.startswith("synthetic:"):
+        return trace
+    return Path(trace).name.removesuffix(".safetensors").removesuffix(".csv").removesuffix(".route")
 
 
 def _lengths(runs: pd.DataFrame, axes: Collection[str]) -> str:

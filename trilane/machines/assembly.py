@@ -92,16 +92,15 @@ def parse_assembly(name: str) -> Assembly:
             raise HardwareError(f"{where}: no {kind} among the parts; {_FORM}")
     if gpu is None and "pcie" in found:
         raise HardwareError(f"{where}: expected no PCIe slot where there is no GPU, got {quoted(found['pcie'])}")
+    counts = {kind: int(found[kind]) for kind in ("cores", "channels", "ram", "sockets") if kind in found}
+    for kind, count in counts.items():
+        if count < 1:
+            raise HardwareError(f"{where}: {kind} must be at least 1, got {count}")
     return Assembly(
-        gpu,
-        part("memory", found["memory"]),
-        part("cpu", found["cpu"]) if "cpu" in found else None,
-        _count(found, "cores", where),
-        _count(found, "channels", where),
-        _slot(found.get("pcie"), where),
-        GIB * ram if (ram := _count(found, "ram", where)) else None,
-        _count(found, "sockets", where) or 1,
-    )
+        gpu, part("memory", found["memory"]), part("cpu", found["cpu"]) if "cpu" in found else None,
+        cores=counts.get("cores"), channels=counts.get("channels"), pcie=_slot(found.get("pcie"), where),
+        ram_bytes=GIB * counts["ram"] if "ram" in counts else None, sockets=counts.get("sockets", 1),
+    )  # fmt: skip
 
 
 def _with_its_own(gpu: UnifiedPart, found: dict[str, str], where: str) -> dict[str, str]:
@@ -125,15 +124,6 @@ def _meaning(word: str, where: str) -> tuple[str, str]:
             return name, match.group(1)
     names = [each.name for each in all_parts()]
     raise HardwareError(f"{where}: {unknown('part', word, names, LISTED_BY)}; {_FORM}; {HOW_TO_ADD}")
-
-
-def _count(found: dict[str, str], kind: str, where: str) -> int | None:
-    """A whole number above 0, if the name has one. Raises HardwareError."""
-    if kind not in found:
-        return None
-    if int(found[kind]) < 1:
-        raise HardwareError(f"{where}: {kind} must be at least 1, got {found[kind]}")
-    return int(found[kind])
 
 
 def _slot(text: str | None, where: str) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from trilane.pages.output import Part, heading, legend, number, percent, signed_percent, table
+from trilane.pages.output import Part, heading, legend, number, percent, reasons_table, signed_percent, table
 from trilane.study.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, measured
 from trilane.study.accuracy.explanation import Explanation, TimePart
 from trilane.study.accuracy.measured_rows import MeasuredRow
@@ -50,7 +50,8 @@ def accuracy_page(scores: Scores, own: str | None = None) -> list[Part]:
     for quantity in QUANTITIES:
         if lines := list(_lines(scores, quantity)):
             parts += [heading(_TITLES[quantity]), table(columns, lines), ""]
-    parts += [*_far(scores), *_left_out(scores)]
+    reasons = dict(Counter(scores.left_out.values()).most_common())
+    parts += [*_far(scores), *reasons_table(f"{len(scores.left_out)} rows were not asked", "rows", reasons)]
     return [*parts, legend({**_MEANINGS, **{name: _NAMES[name] for name in scores.predictions}}).lstrip("\n")]
 
 
@@ -102,13 +103,6 @@ def _speeds_line(scores: Scores, quantity: Quantity, row: MeasuredRow) -> list[s
     """Cells of ``_ROW_COLUMNS``."""
     speeds = (number(each.of(quantity)) for each in (measured(row), scores.first[row.id]))
     return [row.id, quantity, row.shape_name, row.machine, regime_of_row(row), *speeds]
-
-
-def _left_out(scores: Scores) -> list[Part]:
-    """How many rows were not asked, by reason."""
-    lines = [[str(count), reason] for reason, count in Counter(scores.left_out.values()).most_common()]
-    title = heading(f"{len(scores.left_out)} rows were not asked")
-    return [title, table(["rows", "why"], lines, 2), ""] if lines else []
 
 
 # --- one row ----------------------------------------------------------------------------------------------------------

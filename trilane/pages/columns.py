@@ -1,4 +1,4 @@
-"""Tables with a row a run: columns with their legend; columns without any text are left out."""
+"""Tables with a row a run, of compared and of ablated policies: columns with their legend, without empty ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from policies.protocols import PolicyKind
+from sim.runs.vocabulary import kind_of
+from trilane.figures.marks import marked
 from trilane.pages.output import legend, mebibytes, number, percent, table
 
 Row = Mapping[str, Any]
@@ -28,40 +31,64 @@ def _spread(row: Row) -> str:
     return "-" if low == high else f"{number(low)}-{number(high)}"
 
 
-def _changed(row: Row) -> str:
-    from policies.protocols import PolicyKind
-    from sim.runs.vocabulary import kind_of
-
-    return percent(row["approximated_weight_share"]) if kind_of(row["labels"]) is PolicyKind.CHANGES else ""
+def _share(name: str) -> Callable[[Row], str]:
+    return lambda row: percent(row[name])
 
 
-TTFT = Column("TTFT\nms", lambda row: number(row["ttft_ms"], 0))
-TPOT = Column("TPOT\nms", lambda row: number(row["tpot_ms"], 2))
-SPREAD = Column("spread", _spread, "spread", "lowest and highest TPOT of them; - where all are equal")
-HITS = Column(
-    "hit\nrate", lambda row: percent(row["decode_resident_hit_rate"]),
+def _kind(row: Row) -> PolicyKind:
+    return kind_of(row.get("labels", ()))
+
+
+_TIMES = (
+    Column("TTFT\nms", lambda row: number(row["ttft_ms"], 0)),
+    Column("TPOT\nms", lambda row: number(row["tpot_ms"], 2)),
+    Column("spread", _spread, "spread", "lowest and highest TPOT of them; - where all are equal"),
+)
+_HITS = Column(
+    "hit\nrate", _share("decode_resident_hit_rate"),
     "hit rate", "active experts that were on the GPU when their layer was routed (kind: resident), in decode steps",
 )  # fmt: skip
-PCIE = Column(
+_PCIE = Column(
     "PCIe\nMiB/tok", lambda row: mebibytes(row["pcie_bytes_per_token"]),
     "PCIe", "expert weights copied to the GPU for each generated token",
 )  # fmt: skip
-CHANGED = Column(
-    "~", _changed,
+_CHANGED = Column(
+    "~", lambda row: percent(row["approximated_weight_share"]) if _kind(row) is PolicyKind.CHANGES else "",
     "~", "changes the routing: the share of the router's weight on experts that do not run as routed",
 )  # fmt: skip
-
-
-def name_cell(key: str) -> Callable[[Row], str]:
-    """A cell with a name of the row, marked if the policy knows the future (*) or changes the routing (~)."""
-
-    def cell(row: Row) -> str:
-        from sim.runs.vocabulary import kind_of
-        from trilane.figures.marks import marked
-
-        return marked(row[key], kind_of(row.get("labels", ())))
-
-    return cell
+COMPARED = (  # of ``trilane compare``
+    Column("\npolicy", lambda row: marked(row["policy"], _kind(row))),
+    *_TIMES, _HITS, _PCIE,
+    Column(
+        "busy\ngpu", _share("gpu_busy_share"),
+        "busy", "share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)",
+    ),
+    Column("\ncpu", _share("cpu_busy_share")),
+    Column("\nh2d", _share("h2d_busy_share")),
+    Column(
+        "wait\nh2d", _share("stall_h2d_share"),
+        "wait", "share of the time in which the GPU waits for copies (h2d) or CPU experts; it also waits for the host",
+    ),
+    Column("\ncpu", _share("stall_cpu_share")),
+    Column(
+        "\nregret", lambda row: "" if row["regret"] is None else percent(row["regret"]),
+        "regret", "TPOT over that of the clairvoyant run (*), which knows the future, minus 1",
+    ),
+    _CHANGED,
+)  # fmt: skip
+ABLATED = (  # of ``trilane ablate``
+    Column("", lambda row: marked(row["label"], _kind(row))),
+    *_TIMES,
+    Column(
+        "speed-\nup", lambda row: "" if row["speedup"] is None else f"{row['speedup']:.2f}x",
+        "speed-up", "TPOT of the first row over this row's",
+    ),
+    Column(
+        "against\nwhole", lambda row: f"{100 * row['over_whole']:+.1f}%" if row["over_whole"] else "",
+        "against whole", "TPOT over that of the policy with all its parts, minus 1",
+    ),
+    _HITS, _PCIE, _CHANGED,
+)  # fmt: skip
 
 
 def tabulate(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Table, str]:

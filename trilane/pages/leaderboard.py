@@ -26,9 +26,8 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
         name = f"{marked(one.policy, PolicyKind(one.kind)) if one.kind else one.policy}{' <' * (one.policy in own)}"
         shares = [percent(one.score), percent(one.lowest)]
         lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative))])
-    about = f"{len(settings.machines)} machines x {len(settings.families)} families of routing x batch " + " and ".join(
-        map(str, settings.batches)
-    )
+    batches = " and ".join(map(str, settings.batches))
+    about = f"{len(settings.machines)} machines x {len(settings.families)} families of routing x batch {batches}"
     idle = len(found) - len(running)
     whole = f"{len(running)} policies{f' (and {idle} that cannot run)' * (idle > 0)}"
     marks = meanings({PolicyKind(one.kind) for one in found if one.kind})

@@ -140,6 +140,12 @@ def pairs(values: Iterable[tuple[str, ...]]) -> Table:
     return made
 
 
+def reasons_table(title: str, what: str, reasons: Mapping[str, int]) -> list[Part]:
+    """How many there are of each reason; nothing without any."""
+    rows = [[str(count), reason] for reason, count in reasons.items()]
+    return [heading(title), table([what, "why"], rows, 2), ""] if rows else []
+
+
 def write_json(value: Any, target: str | None) -> None:
     """Write ``value`` to a file, or to standard output for ``-``; nothing for None."""
     if target is None:

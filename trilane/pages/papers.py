@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from trilane.pages.output import Part, heading, legend, number, pairs, percent, signed_percent, table
+from trilane.pages.output import Part, heading, legend, number, pairs, percent, reasons_table, signed_percent, table
 from trilane.study.papers.board import DEAD_BAND, PaperSummary, Scoreboard, left_out
 from trilane.study.papers.paper import reasons
 from trilane.study.papers.plays import Plays
@@ -36,7 +36,9 @@ def board_page(board: Scoreboard) -> list[Part]:
         heading("Published figures, each asked of the simulator in its paper's own setting"),
         table(_COLUMNS, map(_line, board.summaries())), "",
     ]  # fmt: skip
-    parts += [*_far(board.furthest()), *_left_out(board)]
+    reasons = left_out(board.scores) if len(board.scores) > 1 else {}
+    title = f"{sum(reasons.values())} figures were not asked"
+    parts += [*_far(board.furthest()), *reasons_table(title, "figures", reasons)]
     if missing := len(board.not_played):
         parts += [f"{missing} figures have no plays: `trilane papers --play FILE.csv` plays them.", ""]
     return [*parts, legend(_MEANINGS).lstrip("\n")]
@@ -86,15 +88,6 @@ def _off(score: FigureScore) -> str:
     if score.simulated is None or not math.isfinite(score.log_ratio):
         return "sign" if score.simulated is not None else "-"
     return signed_percent(math.exp(score.log_ratio) - 1)
-
-
-def _left_out(board: Scoreboard) -> list[Part]:
-    """How many figures were not asked, by reason."""
-    counts = left_out(board.scores)
-    if not counts or len(board.scores) == 1:
-        return []
-    lines = [[str(count), reason] for reason, count in counts.items()]
-    return [heading(f"{sum(counts.values())} figures were not asked"), table(["figures", "why"], lines, 2), ""]
 
 
 def figures_page(board: Scoreboard) -> list[Part]:

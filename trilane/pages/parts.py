@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from traces.models.quantisation import quantisation_source, quantisations_of, quantised
+from traces.models.shape import ModelShape
 from trilane.common.units import GB, GIB
-from trilane.pages.output import heading, table
-
-if TYPE_CHECKING:
-    from traces.models.shape import ModelShape
-    from trilane.machines.part_kinds import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
+from trilane.machines.part_kinds import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
+from trilane.pages.output import Part, heading, table
 
 
-def parts_page(parts: Sequence[MachinePart]) -> list[Any]:
+def parts_page(parts: Sequence[MachinePart]) -> list[Part]:
     """One table per kind, and how a machine is named."""
-    from trilane.machines.part_kinds import CardPart, CpuPart, MemoryPart, UnifiedPart
-
     gpu = ["GPU", "memory\nGiB", "reads\nGB/s", "16-bit\nTFLOP/s", "PCIe", "W"]
     unified = ["unified memory", "GiB", "reads\nGB/s", "16-bit\nTFLOP/s", "memory", "CPU", "W"]
     memory = ["memory", "channels", "GB/s", "CPU if none is named"]
@@ -74,8 +71,6 @@ def part_facts(part: MachinePart) -> dict[str, Any]:
 
 def quantisation_facts(shape: ModelShape) -> list[dict[str, Any]]:
     """Every format that ``shape`` can be had in: bits per weight, sizes, source."""
-    from traces.models.quantisation import quantisation_source, quantisations_of, quantised
-
     facts = []
     for name in quantisations_of(shape):
         made = quantised(shape, name)
@@ -85,7 +80,7 @@ def quantisation_facts(shape: ModelShape) -> list[dict[str, Any]]:
     return facts
 
 
-def quantisation_page(shape: ModelShape, facts: Sequence[dict[str, Any]]) -> list[Any]:
+def quantisation_page(shape: ModelShape, facts: Sequence[dict[str, Any]]) -> list[Part]:
     """A row a format, for one model."""
     columns = ["name", "bits of\nexperts", "bits of\nthe rest", "experts\nGB", "rest\nGB", "all\nGB", "source"]
     rows = [

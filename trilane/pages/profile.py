@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
-from trilane.pages.output import heading, pairs, table
-
-if TYPE_CHECKING:
-    from sim.machine.interpolation import Measured, Table
-    from sim.machine.profile import MeasuredModel, MeasuredRate, Profile
+from sim.machine.interpolation import Measured, Table
+from sim.machine.profile import MeasuredModel, MeasuredRate, Profile
+from trilane.pages.output import Part, heading, pairs, table
 
 _COLUMNS = (
     "model", "GPU expert\n1 token, us", "CPU expert\n1 token, us", "one expert's\ncopy, us", "launch to\nGPU start, us",
@@ -22,9 +19,9 @@ _RATES = {
 }
 
 
-def profile_page(profile: Profile) -> list[Any]:
+def profile_page(profile: Profile) -> list[Part]:
     """Facts of the machine, achieved rates and measured models, to be shown next to the machine's numbers."""
-    rates = [heading("rates achieved, which simulations do not use"), pairs(_lines(profile.rates)), ""]
+    rates: list[Part] = [heading("rates achieved, which simulations do not use"), pairs(_lines(profile.rates)), ""]
     return [
         heading("a measured profile: times come from its tables, the rates above are used by the null model alone"),
         pairs(_lines(profile.machine)), "",

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
+from sim.runs.run import Run
+from sim.runs.vocabulary import Label
 from trilane.common.units import MIB
-from trilane.pages.output import heading, mebibytes, number, pairs, percent
-
-if TYPE_CHECKING:
-    from sim.runs.run import Run
+from trilane.pages.output import Part, heading, mebibytes, number, pairs, percent
 
 LOSSES = ("substituted", "speculated_wrongly", "degraded", "dropped")
 
 
-def run_page(about: str, row: Mapping[str, Any]) -> tuple[Text, Table]:
+def run_page(about: str, row: Mapping[str, Any]) -> list[Part]:
     """The page of a run, given as ``Run.to_dict``."""
     labels = f"  ({', '.join(row['labels'])})" if row["labels"] else ""
     facts = [*_times(row), *_approximation(row), *_experts(row), *_lanes(row)]
-    return heading(f"{row['policy']}{labels}: {about}"), pairs(facts)
+    return [heading(f"{row['policy']}{labels}: {about}"), pairs(facts)]
 
 
 def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    from sim.runs.vocabulary import Label
-
     null = row.get("null_model_tpot_ms")
     drafted = f" of {number(row['tokens_per_step'], 2)} tokens" if Label.SPECULATIVE in row["labels"] else ""
     return [

@@ -21,7 +21,7 @@ def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     title = f"drafts by the model's own layers (--spec-type draft-mtp), which take {in_gb(answer.layer_bytes)} GB"
     plain = answer.plain_tokens_per_s
     rows = [["none", number(1000 / plain, 2), "", *[number(plain)] * len(rates)]]
-    rows += [_row(each) for each in answer.choices]
+    rows += map(_row, answer.choices)
     shown = table(("drafts", "ms a step", "worth it from", *rates), rows)
     return ["", heading(title), shown, "", f"{_ABOUT}{'' if asked else _PUBLISHED}", *_line(answer)]
 

@@ -116,6 +116,8 @@ def _settings(agreement: Agreement) -> list[str]:
 def _line(agreement: Agreement, place: int) -> list[str]:
     comparison = agreement.comparisons[place]
     tpot, ttft, memory = comparison.tpot_ms, comparison.ttft_ms, comparison.memory
+    parity = comparison.parity
+    plans = f"{parity.changed_plans_share:.0%}{'' if parity.held else ' !'}" if parity else ""
     copies = [memory[f"{kind}_copies"].difference for kind in ("demand", "prefetch", "swap")]
     return [
         agreement.names[place], *agreement.settings(place).values(),
@@ -123,14 +125,8 @@ def _line(agreement: Agreement, place: int) -> list[str]:
         signed_percent(comparison.null_error), number(ttft.median if ttft else None),
         signed_percent(ttft.error if ttft else None),
         *(signed_percent(comparison.lane_points(lane)) for lane in LANES),
-        signed_percent(memory["decode_resident_hit_rate"].difference), f"{sum(copies):+,.0f}", _plans(comparison),
+        signed_percent(memory["decode_resident_hit_rate"].difference), f"{sum(copies):+,.0f}", plans,
     ]  # fmt: skip
-
-
-def _plans(comparison: RunComparison) -> str:
-    if comparison.parity is None:
-        return ""
-    return f"{comparison.parity.changed_plans_share:.0%}{'' if comparison.parity.held else ' !'}"
 
 
 def _lanes(agreement: Agreement) -> str:

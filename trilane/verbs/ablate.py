@@ -6,29 +6,10 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, name_cell, tabulate
 from trilane.pages.output import JsonOption, check_targets, heading, note, progress, report
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
-
-COLUMNS = (
-    Column("", name_cell("label")),
-    TTFT,
-    TPOT,
-    SPREAD,
-    Column(
-        "speed-\nup", lambda row: "" if row["speedup"] is None else f"{row['speedup']:.2f}x",
-        "speed-up", "TPOT of the first row over this row's",
-    ),
-    Column(
-        "against\nwhole", lambda row: f"{100 * row['over_whole']:+.1f}%" if row["over_whole"] else "",
-        "against whole", "TPOT over that of the policy with all its parts, minus 1",
-    ),
-    HITS,
-    PCIE,
-    CHANGED,
-)  # fmt: skip
 
 
 def ablate(
@@ -53,6 +34,7 @@ def ablate(
 
     Prefetcher and router off: no prefetches, and the experts that the model's own router chose.
     """
+    from trilane.pages.columns import ABLATED, tabulate
     from trilane.study.ablate import ablate as switch_parts
 
     chosen = scenario_of(scenario, changes, policy)
@@ -61,7 +43,7 @@ def ablate(
     empty_line: list[dict[str, str]] = [{}] if found.all_but_one else []
     rows = [*found.ladder, *empty_line, *found.all_but_one]
     about = describe(chosen)
-    report(json, found._asdict(), heading(f"{chosen.policy}: {about}"), *tabulate(COLUMNS, rows))
+    report(json, found._asdict(), heading(f"{chosen.policy}: {about}"), *tabulate(ABLATED, rows))
     for row in rows:
         if row.get("refused"):
             note(f"{row['label']}: {row['refused']}")

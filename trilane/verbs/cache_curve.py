@@ -11,7 +11,7 @@ from rich.table import Table
 
 from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, percent, progress, report, table, working
-from trilane.verbs.inputs import policies_in, policy_files, read_any, short_name, trace_in_words
+from trilane.verbs.inputs import policies_in, policy_files, read_any, trace_in_words
 from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def cache_curve(
     report(json, record, title, _table(curve, names, points))
     if png:
         from trilane.figures import plot_hit_rate_curve, save_figure
+        from trilane.figures.words import short_name
 
         about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
         save_figure(plot_hit_rate_curve(rows, about), png)

@@ -11,8 +11,6 @@ import typer
 
 from trilane.common.units import GB
 from trilane.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
-from trilane.pages.parts import part_facts, parts_page, quantisation_facts, quantisation_page
-from trilane.pages.profile import decisions_note, profile_page
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY
 
@@ -126,6 +124,8 @@ def models(
 
     check_targets(json)
     if quantisations:
+        from trilane.pages.parts import quantisation_facts, quantisation_page
+
         shape = load_model(name or _EXAMPLE)
         facts = quantisation_facts(shape)
         report(json, {"model": shape.name, "quantisations": facts}, *quantisation_page(shape, facts))
@@ -178,6 +178,7 @@ def hardware(
     check_targets(json, inputs=[name])
     if parts:
         from trilane.machines.parts import all_parts
+        from trilane.pages.parts import part_facts, parts_page
 
         found = all_parts()
         report(json, {"parts": [part_facts(part) for part in found]}, *parts_page(found))
@@ -203,16 +204,18 @@ def _machine_row(machine: Hardware) -> list[str]:
 
 
 def _machine_page(machine: Hardware) -> list[Part]:
+    from trilane.pages.profile import decisions_note, profile_page
+
     columns = ("key", "value", "confidence", "source")
     rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
-    costs = _plan_costs(machine)
-    decisions = [[cost.pop("policy"), *(f"{ns:,.0f}" for ns in cost.values())] for cost in costs]
+    decisions = [[cost.pop("policy"), *(f"{ns:,.0f}" for ns in cost.values())] for cost in _plan_costs(machine)]
     headers = ("\npolicy", "plan\nns", "and per\nactive expert", "forecast\nns", "and per\nactive expert", "cache\nns",
                "and per\nactive expert")  # fmt: skip
     scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
+    notes: list[Part] = [heading("notes"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []
     return [
         heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
-        *([heading("notes"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []),
+        *notes,
         *([*profile_page(machine.measured_profile()), ""] if machine.measured else []),
         heading("cost of a policy's decisions on the host, per layer"), table(headers, decisions), "",
         f"From sim/machine/plan_costs.yaml, which names the sources, times {scale}.",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.pages.columns import CHANGED, HITS, PCIE, SPREAD, TPOT, TTFT, Column, name_cell, tabulate
-from trilane.pages.output import JsonOption, check_folder, check_targets, heading, note, percent, progress, report
+from trilane.pages.output import JsonOption, check_folder, check_targets, heading, note, progress, report
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, policies_in, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
@@ -20,36 +19,6 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
-
-
-def _share(name: str) -> Callable[[Row], str]:
-    return lambda row: percent(row[name])
-
-
-COLUMNS = (
-    Column("\npolicy", name_cell("policy")),
-    TTFT,
-    TPOT,
-    SPREAD,
-    HITS,
-    PCIE,
-    Column(
-        "busy\ngpu", _share("gpu_busy_share"),
-        "busy", "share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)",
-    ),
-    Column("\ncpu", _share("cpu_busy_share")),
-    Column("\nh2d", _share("h2d_busy_share")),
-    Column(
-        "wait\nh2d", _share("stall_h2d_share"),
-        "wait", "share of the time in which the GPU waits for copies (h2d) or CPU experts; it also waits for the host",
-    ),
-    Column("\ncpu", _share("stall_cpu_share")),
-    Column(
-        "\nregret", lambda row: "" if row["regret"] is None else percent(row["regret"]),
-        "regret", "TPOT over that of the clairvoyant run (*), which knows the future, minus 1",
-    ),
-    CHANGED,
-)  # fmt: skip
 
 
 def compare(
@@ -71,6 +40,8 @@ def compare(
 
     Every policy gets the same routing, machine and memory. The fastest on average comes first.
     """
+    from trilane.figures.words import tuned
+    from trilane.pages.columns import COMPARED, tabulate
     from trilane.study.compare import compare as run_all
 
     check_folder(out)
@@ -84,20 +55,13 @@ def compare(
     for name, reason in found.refused.items():
         note(f"left out {name}: {reason}")
     rows = found.rows()
-    remark = _tuned(found)
+    played = {sequence for runs in found.draws.values() for run in runs for sequence in run["sequences"]}
+    remark = tuned(list(found.draws), str(found.scenario["trace"]), played)
     remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), remark) if text]
     record = {"scenario": found.scenario, "runs": rows, "refused": found.refused}
-    report(json, record, heading(about), *tabulate(COLUMNS, rows), *remarks)
+    report(json, record, heading(about), *tabulate(COMPARED, rows), *remarks)
     if out:
         _draw(found.runs, rows, Path(out), about, remark)
-
-
-def _tuned(found: Comparison) -> str:
-    """A remark where policies are compared on sequences that they were tuned on."""
-    from trilane.figures.words import tuned
-
-    sequences = {sequence for rows in found.draws.values() for row in rows for sequence in row["sequences"]}
-    return tuned(list(found.draws), str(found.scenario["trace"]), sequences)
 
 
 def _sampled(found: Comparison) -> str:

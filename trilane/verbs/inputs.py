@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trilane.common.quoting import quoted
@@ -41,17 +40,16 @@ def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | N
 
 def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:
     """Keys and values of ``--set KEY=VALUE``, values in YAML. Raises ScenarioError."""
-    return dict(map(_change, changes or ()))
-
-
-def _change(text: str) -> tuple[str, Any]:
     from sim.runs.scenario import ScenarioError
     from trilane.common.yaml_files import parse_yaml
 
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ScenarioError(f"--set: expected KEY=VALUE, got {quoted(text)}")
-    return key.strip(), parse_yaml(value, f"--set {quoted(key)[1:-1]}", ScenarioError)
+    found = {}
+    for text in changes or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ScenarioError(f"--set: expected KEY=VALUE, got {quoted(text)}")
+        found[key.strip()] = parse_yaml(value, f"--set {quoted(key)[1:-1]}", ScenarioError)
+    return found
 
 
 def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
@@ -88,6 +86,19 @@ def names_in(text: str, option: str = "--policies") -> list[str]:
     return names
 
 
+def numbers_in(text: str, option: str, least: int = 1, most: int = 10**6) -> tuple[int, ...]:
+    """The whole numbers in ``N,M``, ascending, each once. Raises OptionError."""
+    try:
+        numbers = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        numbers = ()
+    if not numbers or numbers[0] < least or numbers[-1] > most:
+        raise OptionError(
+            f"{option}: expected whole numbers from {least} to {most:,} with commas between them, got {quoted(text)}"
+        )
+    return numbers
+
+
 def policies_in(text: str) -> list[str]:
     """The names in ``A,FILE.py:NAME``; policies of files are registered. Raises OptionError, ChoiceError."""
     return names_in(",".join(name for word in names_in(text) for name in _registered(word)))
@@ -118,13 +129,6 @@ def read_any(name: str) -> Trace:
     return import_trace(name) if importable(name) else load_trace(name)
 
 
-def short_name(trace: str) -> str:
-    """A trace's name without folder and suffix."""
-    if trace.startswith("synthetic:"):
-        return trace
-    return Path(trace).name.removesuffix(".safetensors").removesuffix(".csv").removesuffix(".route")
-
-
 def trace_in_words(name: str, trace: Trace) -> str:
     """A trace's name, marked as synthetic where the name does not say so, and where its weights are unknown."""
     kept = trace.provenance
@@ -138,14 +142,11 @@ def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
+    from trilane.figures.words import memory_words
 
     trace = load_trace(scenario.trace)
     scenario = scenario.with_header(trace.provenance)
-    memory = "the card's own memory"
-    if scenario.cached_share is not None:
-        memory = f"{scenario.cached_share:.0%} of the experts cached"
-    elif scenario.gpu_memory_gb is not None:
-        memory = f"{scenario.gpu_memory_gb:g} GB of GPU memory"
+    memory = memory_words(scenario.cached_share, scenario.gpu_memory_gb)
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     lengths = _lengths(scenario, trace)
     where = f"{_model(scenario, trace)} on {scenario.hardware}, engine {scenario.engine}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trilane.pages.output import check_folder, check_targets, heading, note, report, show, table, working, write_json
+from trilane.verbs.inputs import numbers_in
 from trilane.verbs.options import MOST_CORES, OptionError
 from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machine, machine_found
 
@@ -232,7 +233,4 @@ def _threads(given: str | None) -> tuple[int, ...]:
     if given is None:
         cores = core_count()
         return tuple(sorted({1, max(cores // 2, 1), cores}))
-    numbers = [int(each) if each.isascii() and each.isdigit() else 0 for each in given.split(",")]
-    if not all(1 <= number <= MOST_CORES for number in numbers):
-        raise OptionError(f"--threads: expected whole numbers from 1 to {MOST_CORES}, such as 1,2,4; got {given!r}")
-    return tuple(sorted(set(numbers)))
+    return numbers_in(given, "--threads", most=MOST_CORES)

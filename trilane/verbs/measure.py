@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
 from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, report, working
-from trilane.pages.run import record_of, run_page
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
+from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaRun, measure_llama, refuse_without_engine
-from trilane.verbs.options import (
-    HostMemoryOption,
-    LaneChoice,
-    OptionError,
-    PolicyOption,
-    RunFiles,
-    ScenarioOption,
-    SetOption,
-    grouped,
-    print_remarks,
-)
+from trilane.verbs.options import OptionError, PolicyOption, RunFiles, ScenarioOption, SetOption, grouped
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
@@ -94,27 +84,24 @@ def measure(
         return
     refuse_without_engine(llama)
     from realrun.machine.memory_check import host_memory_given
+    from trilane.pages.run import record_of, run_page
 
     chosen = scenario_of(scenario, changes, policy)
     inputs = (*inputs_of(scenario, chosen), generation.model, generation.prompts, generation.vectors)
     check_targets(files.spans, files.perfetto, json, generation.trace, picture=files.gantt, inputs=inputs)
     with host_memory_given(host_memory_gb):
-        found = (_replayed if mode == "replay" else _generated)(chosen, lanes, lane_choice, generation)
-    texts = [part for n, text in enumerate(found.texts) for part in (heading(f"sequence {n}"), text, "")]
-    record = {**record_of(found.run), **({"texts": found.texts} if found.texts else {})}
-    report(json, record, *texts, *run_page(found.about, found.run.to_dict()))
-    files.write(found.run, found.about)
+        execute = _replayed if mode == "replay" else _generated
+        run, about, texts = execute(chosen, lanes, lane_choice, generation)
+    shown = [part for n, text in enumerate(texts) for part in (heading(f"sequence {n}"), text, "")]
+    record = {**record_of(run), **({"texts": texts} if texts else {})}
+    report(json, record, *shown, *run_page(about, run.to_dict()))
+    files.write(run, about)
 
 
-class _Found(NamedTuple):
-    """A run, its description, and the texts that it generated."""
-
-    run: Run
-    about: str
-    texts: list[str]
+_Ran: TypeAlias = "tuple[Run, str, list[str]]"  # with its description, and the texts that it generated
 
 
-def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Found:
+def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
     from realrun.replay.measure import measure as run_scenario
 
     if any(astuple(generation)):
@@ -123,10 +110,10 @@ def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, genera
             "replayed model is the scenario's (--set model=NAME)"
         )
     with working(f"measuring {chosen.policy}"):
-        return _Found(run_scenario(chosen, lanes, lane_choice.options(), print_remarks).run, describe(chosen), [])
+        return run_scenario(chosen, lanes, lane_choice.options(), print_remarks).run, describe(chosen), []
 
 
-def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Found:
+def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
     from realrun.generation.generate import generate
     from realrun.generation.preparation import GenerateRequest
     from realrun.replay.measure import generating_machine
@@ -147,7 +134,7 @@ def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, gener
         print_remarks(machine)
     finally:
         machine.close()
-    return _Found(found.run, f"{model}, {len(found.texts)} sequences", found.texts)
+    return found.run, f"{model}, {len(found.texts)} sequences", found.texts
 
 
 def _prompts(path: str, batch: int) -> list[str]:

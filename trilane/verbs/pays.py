@@ -8,9 +8,8 @@ import typer
 
 from trilane.pages.output import JsonOption, check_targets, note, report, working
 from trilane.verbs.inputs import policy_files, policy_named
-from trilane.verbs.machine_parts import MachineParts
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
-from trilane.verbs.workload import ModelOption, Workload
+from trilane.verbs.question_options import MachineParts, ModelOption, Workload
 
 
 @grouped

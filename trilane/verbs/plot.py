@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.pages.output import check_folder, note
 from trilane.verbs.inputs import names_in
 from trilane.verbs.options import OptionError
 
-KINDS = ("tpot", "speedup", "heat", "hits")  # those of trilane.figures.sweep_pictures, which is slow to import
 _BASELINE = "Of speedup. Default: llama.cpp; else on-demand, layer-wise, or the first policy of the table."
 
 
@@ -54,10 +52,10 @@ def plot(
     """
     from trilane.figures.figure_files import save_picture
     from trilane.figures.sweep_means import means_of
-    from trilane.figures.sweep_pictures import FigureOptions, pictures_of
+    from trilane.figures.sweep_pictures import KINDS, FigureOptions, pictures_of
     from trilane.study.sweep.table import read_results
 
-    kinds = _kinds(kind)
+    kinds = KINDS if kind is None else names_in(kind, "--kind")
     folder = Path(out) if out else Path(results).with_suffix("")
     check_folder(str(folder))
     named = None if policies is None else names_in(policies)
@@ -74,15 +72,6 @@ def plot(
         note(f"{folder / name}.png and .csv: {picture.figure.get_suptitle()}")
     for name, reason in reasons.items():
         note(f"no picture {name}: {reason}")
-
-
-def _kinds(text: str | None) -> Sequence[str]:
-    """The kinds in ``--kind A,B``. Raises OptionError."""
-    names = KINDS if text is None else names_in(text, "--kind")
-    for name in names:
-        if name not in KINDS:
-            raise OptionError(f"--kind: {unknown('picture', name, KINDS)}")
-    return names
 
 
 def _pairs(where: Sequence[str]) -> dict[str, list[str]]:

@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from realrun.machine import LaneKind
-from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, heading, note, report, table, working
-from trilane.pages.profile import profile_page
-from trilane.verbs.inputs import policies_in
+from trilane.verbs.inputs import numbers_in, policies_in
+from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaProfile, profile_llama, refuse_without_engine
-from trilane.verbs.options import (
-    MOST_CORES,
-    OWN_POLICY,
-    HostMemoryOption,
-    LaneChoice,
-    OptionError,
-    grouped,
-    print_remarks,
-)
+from trilane.verbs.options import MOST_CORES, OWN_POLICY, OptionError, grouped
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
@@ -34,7 +25,6 @@ if TYPE_CHECKING:
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
 
-_MOST = 10**6  # tokens, sequences or cores
 QUIET_LOAD = 1.0  # load average of a computer that runs nothing else, or has just been measured
 
 
@@ -118,11 +108,11 @@ def profile(
 
     check_targets(out, json)
     shapes = [load_model(name) for name in model or ["deepseek-v2-lite"]]
-    points = Points(_numbers("batch", batch), _numbers("context", context), _numbers("prompt", prompt))
+    points = Points(numbers_in(batch, "--batch"), numbers_in(context, "--context"), numbers_in(prompt, "--prompt"))
     names = None if policies is None else policies_in(policies)
     for each in names or ():
         system(each)  # an unknown name is refused now, not after minutes of measuring
-    cores = None if cpu_cores is None else _numbers("cpu-cores", cpu_cores, least=0)
+    cores = None if cpu_cores is None else numbers_in(cpu_cores, "--cpu-cores", least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
     options = chosen.options(
         gpu_core=gpu_core, cpu_cores=cores, link_bytes_per_s=link_bytes_per_s,
@@ -187,6 +177,8 @@ def _keep(hardware: Hardware, out: str) -> None:
 
 
 def _report(found: Findings, out: str, json: str | None) -> None:
+    from trilane.pages.profile import profile_page
+
     profile = found.hardware.measured_profile()
     load = float(profile.machine["load_average"])
     if load > QUIET_LOAD:
@@ -229,16 +221,3 @@ def _bytes(name: str, value: float | None) -> float | None:
     if value is not None and not 0 < value < 1e6:
         raise OptionError(f"--{name}: expected a number of GB (10^9 bytes) above 0, got {value:g}")
     return None if value is None else value * 1e9
-
-
-def _numbers(name: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers with commas between them, ascending. Raises OptionError."""
-    try:
-        numbers = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        numbers = ()
-    if not numbers or numbers[0] < least or numbers[-1] > _MOST:
-        raise OptionError(
-            f"--{name}: expected whole numbers from {least} to {_MOST:,} with commas between them, got {quoted(text)}"
-        )
-    return numbers

@@ -57,16 +57,6 @@ def facts_of(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _size(trace: Trace) -> str:
-    """The size of a trace in words, and whether it has forecasts."""
-    facts = facts_of(trace)
-    return (
-        f"{facts['sequences']:,} sequence{'s' * (facts['sequences'] != 1)} of {facts['model']}, "
-        f"{facts['prefill_tokens']:,} prompt and {facts['decode_tokens']:,} decode tokens, "
-        f"{'with' if facts['forecasts'] else 'no'} forecasts"
-    )
-
-
 def _text(value: Any) -> str:
     """A fact in words."""
     if isinstance(value, Mapping):
@@ -103,7 +93,10 @@ def import_(
 
         trace = import_trace(log, log_format, model=model, prompt_tokens=prompt_tokens)
         write_trace(trace, output)
-    note(f"{trace_in_words(output, trace)}: {_size(trace)}")
+    facts = facts_of(trace)
+    note(f"{trace_in_words(output, trace)}: {facts['sequences']:,} sequence{'s' * (facts['sequences'] != 1)} of "
+         f"{facts['model']}, {facts['prefill_tokens']:,} prompt and {facts['decode_tokens']:,} decode tokens, "
+         f"{'with' if facts['forecasts'] else 'no'} forecasts")  # fmt: skip
 
 
 _VERBS: dict[str, Verb] = {"info": info, "stats": stats, "synth": synth, "import": import_, "capture": capture}

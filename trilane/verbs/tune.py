@@ -10,8 +10,8 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
-from trilane.verbs.machine_parts import MachineParts
 from trilane.verbs.options import OptionError, grouped
+from trilane.verbs.question_options import MachineParts
 
 if TYPE_CHECKING:
     from trilane.study.fit.question import KvFormat

@@ -10,8 +10,9 @@ import typer
 
 from trilane.pages.output import JsonOption, check_folder, check_targets, heading, legend, note, report, table, working
 from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
+from trilane.verbs.lane_options import HostMemoryOption
 from trilane.verbs.llama_cpp import EngineOption, LlamaValidation, refuse_without_engine, validate_llama
-from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption, grouped
+from trilane.verbs.options import OWN_POLICY, OptionError, SetOption, grouped
 
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario

@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from tests.kit.running import Trilane
-from trilane.verbs.options import LaneChoice, OptionError, grouped
+from trilane.verbs.lane_options import LaneChoice
+from trilane.verbs.options import OptionError, grouped
 
 
 @dataclass(frozen=True)

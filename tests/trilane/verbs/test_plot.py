@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.kit.running import Trilane
-from trilane.figures import sweep_pictures
 from trilane.study.sweep.sweep import sweep
-from trilane.verbs.plot import KINDS
 
 GRID = {
     "scenario": {"trace": "mini-moe", "model": None, "prompt_tokens": 4, "generated_tokens": 2},
@@ -51,10 +49,6 @@ def test_a_part_of_the_table(trilane: Trilane, table: Path) -> None:
     speedups = pd.read_csv("out/speedup.csv")
     assert set(speedups["policy"]) == {"on-demand", "layer-wise", "oracle", "lower bound"}
     assert set(speedups.loc[speedups["policy"] == "on-demand", "speedup"]) == {1.0}
-
-
-def test_kinds_are_those_that_there_are() -> None:
-    assert tuple(KINDS) == tuple(sweep_pictures.KINDS)
 
 
 def test_the_same_bytes_every_time(trilane: Trilane, table: Path) -> None:

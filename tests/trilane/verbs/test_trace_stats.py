@@ -17,8 +17,8 @@ from traces.statistics import trace_statistics
 from traces.trace import Trace
 from trilane.cli import main
 from trilane.common.schema import SchemaError, from_dict
+from trilane.pages.trace_stats import comparable_statistics
 from trilane.testing.strategies import toy_trace
-from trilane.verbs.trace_stats import comparable_statistics
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT.parent / "shared" / "traces" / "route_trace_v1"

@@ -7,7 +7,7 @@ import pytest
 from trilane.study.fit.fit import with_longest_prompt
 from trilane.study.fit.question import Question
 from trilane.verbs.options import OptionError
-from trilane.verbs.workload import Workload
+from trilane.verbs.question_options import Workload
 
 MACHINE = {"model": "deepseek-v2-lite:2", "gpu": "rtx-3060", "ram": "ddr4-3200"}
 

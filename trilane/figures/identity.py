@@ -9,9 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from trilane.figures.style import round_ticks, tidy
+from trilane.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, round_ticks, tidy
 
 BAND, NULL_MODEL = "#E3F1EA", "#9A9A9A"  # colours
+COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")  # of points, by what they are
+SHAPES = "os^DvPX"
 
 
 def identity_axes(ax: Axes, ends: tuple[float, float], bands: Mapping[float, str], *, linear: bool = False) -> None:
