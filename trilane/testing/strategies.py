@@ -1,4 +1,4 @@
-"""Traces to test with: random ones for laws (``traces``), hand-written ones for examples (``toy_trace``)."""
+"""Random traces for laws, and what they are made of."""
 
 from __future__ import annotations
 
@@ -14,30 +14,11 @@ from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace
 
-Routing = Sequence[Sequence[Sequence[int]]]
-
 
 def toy_shape(layers: int, experts: int, top_k: int, **fields: Any) -> ModelShape:
     """A model small enough to compute by hand: an expert is 3 x 8 x 4 weights of 16 bits, 192 bytes."""
     values = {"name": "toy", "dense_layers": 0, "hidden": 8, "expert_width": 4, **fields}
     return ModelShape(moe_layers=layers, experts=experts, top_k=top_k, **values)
-
-
-def toy_trace(routing: Routing, *, prompt_tokens: int = 0, experts: int | None = None, **shape_fields: Any) -> Trace:
-    """One sequence written out: ``routing[token][layer]`` lists the token's experts, the best first.
-
-    The first ``prompt_tokens`` tokens are prefill, the others one decode step each. Weights are equal. ``experts``
-    defaults to the largest id + 1.
-    """
-    ids = np.asarray(routing, np.int16)
-    tokens, layers, top_k = ids.shape
-    shape = toy_shape(layers, experts or int(ids.max()) + 1, top_k, **shape_fields)
-    tensors = {
-        **tokens_of([(prompt_tokens, tokens - prompt_tokens)]),
-        "topk_ids": ids,
-        "topk_weights": np.full(ids.shape, 1 / top_k, np.float16),
-    }
-    return Trace.from_tensors(shape, tensors, {"model": "toy"})
 
 
 def toy_calibration(layers: int, experts: int, top_k: int, seed: int = 0, sequences: int = 3) -> Calibration:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from policies.mechanism.routing_error import RoutingErrors
-from policies.mechanism.views import Assignment, LayerView
-from policies.protocols import Assigner, Budget, Composition, Needs
+from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, System
 from sim.costs.cost_table import CostTable
 from sim.engine.engine import Engine
@@ -101,20 +100,6 @@ def play_policy(
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
     return PlayedWorld(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)
-
-
-def part(world: World, name: str) -> Any:
-    return getattr(play(world).session.policy, name)
-
-
-class SpoiltAssigner:
-    """An assigner whose answer is spoilt (or only looked at)."""
-
-    def __init__(self, inner: Assigner, spoil: Callable[[LayerView, Assignment], Assignment]) -> None:
-        self.inner, self.spoil = inner, spoil
-
-    def assign(self, view: LayerView) -> Assignment:
-        return self.spoil(view, self.inner.assign(view))
 
 
 def digest(played: PlayedWorld) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
 from traces.models.published import Published, published_figures
 from traces.statistics import trace_statistics
 from traces.trace import Trace
 from trilane.cli import main
 from trilane.common.schema import SchemaError, from_dict
-from trilane.testing.strategies import toy_trace
 from trilane.verbs.trace_stats import comparable_statistics
 
 ROOT = Path(__file__).parents[3]
