@@ -134,13 +134,11 @@ def digests(module: str, names: Sequence[str]) -> dict[str, str]:
 # --- laws 7 to 9 ------------------------------------------------------------------------------------------------------
 
 
-def law_7_no_foresight(
-    world: World, seed: int, changes: Callable[[World], dict[str, Any] | None] = lambda _: None
-) -> None:
+def law_7_no_foresight(world: World, seed: int) -> None:
     """Another future from some decode step on changes no decision before it."""
     cut = 1 + seed % 2
     other = replace(world, trace=other_future(world.trace, cut, seed))
-    one, two = play(world, changes(world)), play(other, changes(other))
+    one, two = play(world), play(other)
     steps = sum(step.phase == "prefill" for step in one.demand) + cut - 1
     assert _decisions(one, steps) == _decisions(two, steps), "law 7: what comes later changed a decision"
     ends = one.spans.end_ns[(one.spans.step == steps - 1) & (one.spans.kind == "wait")].max() if steps else 0

@@ -42,7 +42,6 @@ def traces(
     forecasts: bool | None = None,
     max_layers: int = 4,
     max_experts: int = 8,
-    max_sequences: int = 4,
     min_decode: int = 0,
 ) -> Trace:
     """A small valid trace. ``scores`` and ``forecasts`` say whether it has them; None leaves it to chance.
@@ -52,9 +51,7 @@ def traces(
     """
     layers, experts = draw(st.integers(1, max_layers)), draw(st.integers(1, max_experts))
     top_k = draw(st.integers(1, experts))
-    lengths = draw(
-        st.lists(st.tuples(st.integers(1, 6), st.integers(min_decode, 6)), min_size=1, max_size=max_sequences)
-    )
+    lengths = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(min_decode, 6)), min_size=1, max_size=4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     tensors = tokens_of(lengths)
     tokens = len(tensors["sequence"])

@@ -46,10 +46,6 @@ class World:
             f"batch {self.batch}, {self.cache_bytes} bytes, seed {self.seed}, {self.trace.provenance}, {self.costs})"
         )
 
-    @property
-    def needs(self) -> Needs:
-        return self.system.needs
-
     def demand(self, needs: Needs) -> list[StepDemand]:
         """The demand of the trace, with what a policy needs."""
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
@@ -66,7 +62,7 @@ class World:
             model=shape.name, experts=shape.experts, layers=shape.moe_layers, top_k=shape.top_k, batch=self.batch,
             seed=self.seed, costs=self.costs.experts,
             calibration=toy_calibration(shape.moe_layers, shape.experts, shape.top_k, self.seed),
-            future=future_of(self.demand(Needs())) if self.needs.future else None,
+            future=future_of(self.demand(Needs())) if self.system.needs.future else None,
         )  # fmt: skip
 
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from trilane.study.pool import WorkerPool
-from trilane.study.sweep.cluster import dask_pool
+from trilane.study.sweep.cluster import DaskPool, dask_pool
 from trilane.study.sweep.point import Player, PointTask, Row, failed
 from trilane.study.worker import WorkerDiedError
 
 DIED = "WorkerDiedError: the process that played this point died, and died again when it played it alone"
 
 
-class Pool(Protocol):
-    """Processes that run tasks: of this machine (``trilane.study.pool``), or of a cluster (``sweep.cluster``)."""
-
-    def submit(self, function: Callable[..., Any], *args: Any, setting: str) -> Future[Any]:
-        """Call a method of a Player, with these arguments."""
-        ...
-
-    def as_completed(self, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
-        """Futures in the order in which they finish."""
-        ...
+Pool: TypeAlias = WorkerPool[Player] | DaskPool  # of this machine, or of a cluster
 
 
 def played_rows(tasks: Sequence[PointTask], jobs: int = 1, dask: str | None = None) -> Generator[Row, None, None]:
