@@ -20,12 +20,13 @@ from sim.engine.cpu_lane import CpuLane
 from sim.engine.lanes import Lane, Neighbour
 from sim.engine.launching import Launch, Launching
 from sim.engine.layer_parts import LayerParts
+from tests.kit.spoilt import SpoiltAssigner, part, routings_of
 from trilane.testing.costs import ConstantSteps
-from trilane.testing.laws import check_all, law_1_conservation, routings_of
+from trilane.testing.laws import check_all, law_1_conservation
 from trilane.testing.random_worlds import fixed_world
 from trilane.testing.recording import PlayedWorld
 from trilane.testing.work_conservation import law_5_background_copies, law_5_work_conservation
-from trilane.testing.worlds import SpoiltAssigner, World, part, play
+from trilane.testing.worlds import World, play
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])

@@ -28,7 +28,7 @@ from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.spans import Span
 from sim.runs.vocabulary import LANES
-from trilane.testing.costs import uniform_costs
+from tests.kit.toy_costs import uniform_costs
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100
 

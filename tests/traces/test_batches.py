@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.kit.toy_traces import toy_trace
 from traces.batches import BatchError, StepRows, best_ranks, compose, count_experts, step_workloads
 from traces.trace import Trace
-from trilane.testing.strategies import toy_shape, toy_trace, traces
+from trilane.testing.strategies import toy_shape, traces
 
 
 def three_sequences() -> Trace:

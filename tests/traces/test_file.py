@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from tests.kit.headers import declare_empty
+from tests.kit.toy_traces import toy_trace
 from traces.file import TraceError, TraceWriter, file_metadata, read_trace, write_trace
 from traces.layout import ForecastKey
 from traces.trace import Trace, trace_checksum
-from trilane.testing.strategies import toy_shape, toy_trace, traces
+from trilane.testing.strategies import toy_shape, traces
 
 Tensors = dict[str, NDArray[Any]]
 GATE = ForecastKey("gate", 1)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.small_disk import small_disk
+from tests.kit.toy_traces import toy_trace
 from traces.file import TraceWriter, read_trace, write_trace
 from traces.trace import Trace
-from trilane.testing.strategies import toy_shape, toy_trace
+from trilane.testing.strategies import toy_shape
 
 ROOT = Path(__file__).parents[2]
 KILLED = """

@@ -19,13 +19,14 @@ from policies.protocols import Needs
 from sim.runs.demand import MissingFromTraceError, StepDemand, demand_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
+from tests.kit.toy_traces import toy_trace
 from traces.batches import compose
 from traces.file import write_trace
 from traces.layout import ForecastKey
 from traces.noise import NoisyForecasts, noisy_ids
 from traces.trace import Trace
 from trilane.study.compare import compare
-from trilane.testing.strategies import toy_trace, traces
+from trilane.testing.strategies import traces
 
 
 def random_trace(layers: int = 6, experts: int = 16, top_k: int = 3, tokens: int = 300) -> Trace:

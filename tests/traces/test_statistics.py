@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from tests.kit.toy_traces import toy_trace
 from traces import statistics
 from traces.layout import DECODE, ForecastKey
 from traces.trace import Trace
-from trilane.testing.strategies import toy_trace, traces
+from trilane.testing.strategies import traces
 
 
 def one_layer(*experts: int, prompt_tokens: int = 0, of: int = 4) -> Trace:

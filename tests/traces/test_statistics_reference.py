@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.toy_traces import toy_trace
 from tests.traces.test_statistics import joined
 from traces.layout import ForecastKey
 from traces.statistics import trace_statistics
 from traces.trace import Trace
-from trilane.testing.strategies import toy_trace
 
 LAYERS, EXPERTS, TOP_K, PROMPTS, LENGTHS = 3, 11, 2, (3, 0, 4), (9, 5, 30)
 NEXT, LATER = ForecastKey("gate", 1), ForecastKey("gate", 2)

@@ -16,6 +16,7 @@ from policies.protocols import Needs
 from sim.runs.demand import MissingFromTraceError, StepDemand, demand_of
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
+from tests.kit.toy_traces import toy_trace
 from traces.batches import compose
 from traces.cut import first_layers
 from traces.file import read_trace, write_trace
@@ -27,7 +28,7 @@ from traces.statistics import forecast_statistics
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace, rows_apart
-from trilane.testing.strategies import toy_trace, traces
+from trilane.testing.strategies import traces
 
 NEXT = ForecastKey("token", 1)
 NEEDS = Needs(forecasts=(("token", 1),))

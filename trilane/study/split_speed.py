@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import EngineError, InferenceEngine
 from sim.costs.fitted_costs import fitted_costs
@@ -167,6 +166,7 @@ class _Pieces:
         gpu_ns = cpu_ns = copies_ns = 0.0
         last = ExpertWork.of(self.shape, last_tokens)
         cpu_layers = 0 if self.hardware.cpu_only else self.split.cpu_layers
+        measured = self.engine.measured_on(self.hardware)  # handing over; in fitted engines it is in other times
         for layer, expert in enumerate(self.costs.experts):
             is_last = layer == self.shape.moe_layers - 1
             work, tokens = (last, last_tokens) if is_last else (self.work, self.tokens)
@@ -174,7 +174,7 @@ class _Pieces:
                 gpu_ns += work.ns(expert.gpu_ns)
             elif self._computed(tokens):
                 gpu_ns += share * work.ns(expert.gpu_ns)
-                cpu_ns += (1 - share) * work.ns(expert.cpu_ns) + self._handing_ns(expert)
+                cpu_ns += (1 - share) * work.ns(expert.cpu_ns) + measured * expert.first_cpu_ns
             else:
                 gpu_ns += work.ns(expert.gpu_ns)
                 copies_ns += host * work.active * expert.copy_ns
@@ -186,10 +186,6 @@ class _Pieces:
         if self.split.repacked or prompt is None:
             return True
         return prompt.experts.value == "computed" or tokens < prompt.copies_from_tokens.value
-
-    def _handing_ns(self, expert: ExpertCosts) -> int:
-        """Handing over to the CPU, where it was measured; in fitted engines it is in the times of prompts."""
-        return expert.first_cpu_ns if self.engine.measured_on(self.hardware) else 0
 
 
 def _costs(

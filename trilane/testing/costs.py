@@ -1,4 +1,4 @@
-"""Cost tables of small constants, for timelines that a reader can add up by hand, and tables in other units of time."""
+"""Cost tables for worlds: the same costs for every step, and tables in other units of time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable, StepCosts
-from sim.machine.devices import ResultPath
-from sim.machine.plan_costs import PlanCost, PlanCosts
 
 
 @dataclass(frozen=True)
@@ -20,74 +18,6 @@ class ConstantSteps:
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         return self.costs
-
-
-def uniform_costs(
-    layers: int = 2,
-    *,
-    max_tokens: int = 64,
-    gpu_ns: int = 5,  # an expert, the same for every workload
-    cpu_ns: int = 7,  # an expert, per token
-    first_cpu_ns: int = 0,
-    first_gpu_ns: int = 0,
-    copy_ns: int = 20,
-    writeback_ns: int = 0,
-    expert_bytes: int = 100,
-    attention_ns: int = 10,
-    dense_ns: int = 0,
-    gate_ns: int = 2,
-    speculate_ns: int = 2,
-    estimator_ns: int = 3,
-    shared_ns: int = 0,
-    combine_ns: int = 1,
-    head_ns: int = 4,
-    routing_ns: int = 1,
-    activations_ns: int = 1,
-    result_ns: int = 1,
-    attention_launch_ns: int = 1,
-    gate_launch_ns: int = 0,
-    shared_launch_ns: int = 0,
-    expert_launch_ns: int = 1,
-    first_expert_launch_ns: int = 0,
-    combine_launch_ns: int = 1,
-    head_launch_ns: int = 1,
-    dense_launch_ns: int = 0,
-    sync_ns: int = 1,
-    plan_ns: int = 1,
-    foresee_ns: int = 1,
-    cpu_permille: int = 1000,
-    copy_permille: int = 1000,
-    both_ways_permille: int = 1000,
-    gpu_permille: int = 1000,
-    gpu_with_cpu_permille: int = 1000,
-    cpu_with_gpu_permille: int = 1000,
-    lead_ns: int | None = None,
-    tail_ns: int = 0,
-    result_path: ResultPath = "direct",
-) -> CostTable:
-    """A table of small constants. Validated."""
-    workloads = range(max_tokens + 1)
-    expert = ExpertCosts(
-        tuple(gpu_ns * (w > 0) for w in workloads), tuple(cpu_ns * w for w in workloads), first_cpu_ns, copy_ns,
-        expert_bytes, cpu_permille=cpu_permille, copy_permille=copy_permille, first_gpu_ns=first_gpu_ns,
-        both_ways_permille=both_ways_permille, writeback_ns=writeback_ns,
-    )  # fmt: skip
-    steps = ConstantSteps(
-        StepCosts(
-            attention_ns, dense_ns, gate_ns, speculate_ns, estimator_ns, shared_ns, combine_ns, head_ns, routing_ns,
-            activations_ns, result_ns,
-        )
-    )  # fmt: skip
-    decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
-    costs = CostTable(
-        (expert,) * layers, steps, result_path, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
-        combine_launch_ns, head_launch_ns, dense_launch_ns, sync_ns, decisions,
-        first_expert_launch_ns=first_expert_launch_ns,
-        gpu_permille=gpu_permille, gpu_with_cpu_permille=gpu_with_cpu_permille,
-        cpu_with_gpu_permille=cpu_with_gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,
-    )  # fmt: skip
-    costs.validate()
-    return costs
 
 
 def scaled(costs: CostTable, c: int) -> CostTable:

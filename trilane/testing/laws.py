@@ -5,22 +5,16 @@ They depend on the format of spans (sim/runs/spans.py) and on the rules, and on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 from sim.costs.cost_table import CostTable
-from sim.runs.demand import StepDemand
 from sim.runs.spans import Span
 from sim.runs.vocabulary import COPIES, INSTANT
 from trilane.testing.accounting import law_12_accounting
 from trilane.testing.launches import law_2_launches
 from trilane.testing.log import Layer, Log, Routings, Spans, home, log_of
 from trilane.testing.work_conservation import law_5_work_conservation
-
-
-def routings_of(demand: Sequence[StepDemand]) -> Routings:
-    """What the router chose: the routing in force for every policy that does not change it."""
-    return {(s.index, layer): r.workload() for s in demand for layer, r in enumerate(s.routings)}
 
 
 def check_all(

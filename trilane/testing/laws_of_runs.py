@@ -16,10 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from policies.mechanism.views import Assignment, LayerView, Routing
-from policies.papers.dali.parts import BeamAssigner, GreedyAssigner
-from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
-from policies.protocols import Assigner
+from policies.mechanism.views import Routing
 from policies.registry import SYSTEMS, System, added
 from sim.costs.cost_table import CostTable
 from sim.runs.bounds import LowerBound
@@ -32,7 +29,7 @@ from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import fixed_world
 from trilane.testing.recording import PlayedWorld
 from trilane.testing.work_conservation import law_5_background_copies
-from trilane.testing.worlds import SpoiltAssigner, World, digest, part, play
+from trilane.testing.worlds import World, digest, play
 
 
 def check_run(world: World, played: PlayedWorld) -> None:
@@ -137,13 +134,11 @@ def digests(module: str, names: Sequence[str]) -> dict[str, str]:
 # --- laws 7 to 9 ------------------------------------------------------------------------------------------------------
 
 
-def law_7_no_foresight(
-    world: World, seed: int, changes: Callable[[World], dict[str, Any] | None] = lambda _: None
-) -> None:
+def law_7_no_foresight(world: World, seed: int) -> None:
     """Another future from some decode step on changes no decision before it."""
     cut = 1 + seed % 2
     other = replace(world, trace=other_future(world.trace, cut, seed))
-    one, two = play(world, changes(world)), play(other, changes(other))
+    one, two = play(world), play(other)
     steps = sum(step.phase == "prefill" for step in one.demand) + cut - 1
     assert _decisions(one, steps) == _decisions(two, steps), "law 7: what comes later changed a decision"
     ends = one.spans.end_ns[(one.spans.step == steps - 1) & (one.spans.kind == "wait")].max() if steps else 0
@@ -181,20 +176,6 @@ def law_8_bound(world: World, bound_of: Callable[[list[StepDemand], CostTable, i
     assert bound.ttft_ns <= round(metrics.ttft_ms * 1e6), "law 8: the first token beats its bound"
     if bound.tpot_ns is not None:
         assert bound.tpot_ns <= (metrics.tpot_ms or 0) * 1e6 + 1e-6, "law 8: decoding beats its bound"
-
-
-def law_8_exact(world: World, exact: Assigner) -> None:
-    """In the objective that all assigners share, on every layer that some policy comes to."""
-    others: list[Assigner] = [GreedyAssigner(), BeamAssigner(), CostRule(), LoadAll(), ResidentOrCpu()]
-
-    def compare(view: LayerView, chosen: Assignment) -> Assignment:
-        best = exact.assign(view).makespan_ns
-        for other in others:
-            name = type(other).__name__
-            assert best <= other.assign(view).makespan_ns, f"law 8: {name} beats the exact one on {view}"
-        return chosen
-
-    play(world, {"assigner": SpoiltAssigner(part(world, "assigner"), compare)})
 
 
 def law_9_scaling(world: World, c: int) -> None:

@@ -1,4 +1,4 @@
-"""Traces to test with: random ones for laws (``traces``), hand-written ones for examples (``toy_trace``)."""
+"""Random traces for laws, and what they are made of."""
 
 from __future__ import annotations
 
@@ -14,30 +14,11 @@ from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace
 
-Routing = Sequence[Sequence[Sequence[int]]]
-
 
 def toy_shape(layers: int, experts: int, top_k: int, **fields: Any) -> ModelShape:
     """A model small enough to compute by hand: an expert is 3 x 8 x 4 weights of 16 bits, 192 bytes."""
     values = {"name": "toy", "dense_layers": 0, "hidden": 8, "expert_width": 4, **fields}
     return ModelShape(moe_layers=layers, experts=experts, top_k=top_k, **values)
-
-
-def toy_trace(routing: Routing, *, prompt_tokens: int = 0, experts: int | None = None, **shape_fields: Any) -> Trace:
-    """One sequence written out: ``routing[token][layer]`` lists the token's experts, the best first.
-
-    The first ``prompt_tokens`` tokens are prefill, the others one decode step each. Weights are equal. ``experts``
-    defaults to the largest id + 1.
-    """
-    ids = np.asarray(routing, np.int16)
-    tokens, layers, top_k = ids.shape
-    shape = toy_shape(layers, experts or int(ids.max()) + 1, top_k, **shape_fields)
-    tensors = {
-        **tokens_of([(prompt_tokens, tokens - prompt_tokens)]),
-        "topk_ids": ids,
-        "topk_weights": np.full(ids.shape, 1 / top_k, np.float16),
-    }
-    return Trace.from_tensors(shape, tensors, {"model": "toy"})
 
 
 def toy_calibration(layers: int, experts: int, top_k: int, seed: int = 0, sequences: int = 3) -> Calibration:
@@ -61,7 +42,6 @@ def traces(
     forecasts: bool | None = None,
     max_layers: int = 4,
     max_experts: int = 8,
-    max_sequences: int = 4,
     min_decode: int = 0,
 ) -> Trace:
     """A small valid trace. ``scores`` and ``forecasts`` say whether it has them; None leaves it to chance.
@@ -71,9 +51,7 @@ def traces(
     """
     layers, experts = draw(st.integers(1, max_layers)), draw(st.integers(1, max_experts))
     top_k = draw(st.integers(1, experts))
-    lengths = draw(
-        st.lists(st.tuples(st.integers(1, 6), st.integers(min_decode, 6)), min_size=1, max_size=max_sequences)
-    )
+    lengths = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(min_decode, 6)), min_size=1, max_size=4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     tensors = tokens_of(lengths)
     tokens = len(tensors["sequence"])

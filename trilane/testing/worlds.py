@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from policies.mechanism.routing_error import RoutingErrors
-from policies.mechanism.views import Assignment, LayerView
-from policies.protocols import Assigner, Budget, Composition, Needs
+from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, System
 from sim.costs.cost_table import CostTable
 from sim.engine.engine import Engine
@@ -47,10 +46,6 @@ class World:
             f"batch {self.batch}, {self.cache_bytes} bytes, seed {self.seed}, {self.trace.provenance}, {self.costs})"
         )
 
-    @property
-    def needs(self) -> Needs:
-        return self.system.needs
-
     def demand(self, needs: Needs) -> list[StepDemand]:
         """The demand of the trace, with what a policy needs."""
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
@@ -67,7 +62,7 @@ class World:
             model=shape.name, experts=shape.experts, layers=shape.moe_layers, top_k=shape.top_k, batch=self.batch,
             seed=self.seed, costs=self.costs.experts,
             calibration=toy_calibration(shape.moe_layers, shape.experts, shape.top_k, self.seed),
-            future=future_of(self.demand(Needs())) if self.needs.future else None,
+            future=future_of(self.demand(Needs())) if self.system.needs.future else None,
         )  # fmt: skip
 
 
@@ -101,20 +96,6 @@ def play_policy(
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
     return PlayedWorld(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)
-
-
-def part(world: World, name: str) -> Any:
-    return getattr(play(world).session.policy, name)
-
-
-class SpoiltAssigner:
-    """An assigner whose answer is spoilt (or only looked at)."""
-
-    def __init__(self, inner: Assigner, spoil: Callable[[LayerView, Assignment], Assignment]) -> None:
-        self.inner, self.spoil = inner, spoil
-
-    def assign(self, view: LayerView) -> Assignment:
-        return self.spoil(view, self.inner.assign(view))
 
 
 def digest(played: PlayedWorld) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from sim.engine.engine import Engine
-from trilane.study.validation import journal
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +39,6 @@ def shorten() -> None:
     for package in ("policies", "sim", "trilane"):
         for found in walk_packages([str(ROOT / package)], f"{package}."):
             import_module(found.name)
-    journal.code_digest = cache(journal.code_digest)
     measure: Any = import_module("realrun.replay.measure")
     measure.machine_on = lambda *_, **__: SimpleNamespace(close=lambda: None, remarks=lambda: ())
 

@@ -18,6 +18,7 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play
 from tests.kit.depth import thinned
 from tests.kit.generating import MINI, MINI_VECTORS, PROMPTS, every_slot, hosted, request
+from tests.kit.spoilt import routings_of
 from traces.capture.capture import CaptureSettings, capture_loaded
 from traces.capture.load import load
 from traces.capture.prompts import read_prompts
@@ -26,13 +27,7 @@ from traces.layout import ForecastKey
 from traces.trace import Trace
 from trilane.study.validation.parity import answers_of, plans_changed
 from trilane.testing.accounting import law_12_accounting
-from trilane.testing.laws import (
-    law_1_conservation,
-    law_2_causality,
-    law_3_exclusivity,
-    law_4_capacity,
-    routings_of,
-)
+from trilane.testing.laws import law_1_conservation, law_2_causality, law_3_exclusivity, law_4_capacity
 
 LIVE = [name for name, entry in SYSTEMS.items() if entry.needs.live]
 

@@ -13,10 +13,11 @@ from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCost
 from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import load_hardware
+from tests.kit.toy_costs import uniform_costs
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 from trilane.machines.documents import hardware_names
-from trilane.testing.costs import scaled, uniform_costs
+from trilane.testing.costs import scaled
 
 MIXTRAL = ModelShape(
     "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, heads=32,

@@ -30,7 +30,7 @@ from sim.costs.cost_table import CostTable
 from sim.engine.engine import Engine
 from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand
-from trilane.testing.costs import uniform_costs
+from tests.kit.toy_costs import uniform_costs
 
 EXECUTED, EXACT = ("router-pf", "quasi-pf@impl"), ("router-pf@exact",)
 

@@ -15,7 +15,7 @@ from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import PolicyError
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, lines, play, registered, step, told
-from trilane.testing.costs import uniform_costs
+from tests.kit.toy_costs import uniform_costs
 
 COSTS = replace(
     uniform_costs(LAYERS), experts=with_narrow_copies(uniform_costs(LAYERS).experts, EXPERTS, 0.25)

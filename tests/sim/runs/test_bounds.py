@@ -15,7 +15,8 @@ from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, lower_bo
 from sim.runs.demand import StepDemand
 from sim.runs.null_model import StepBytes, null_model, step_bytes
 from sim.runs.traffic_bound import least_misses
-from trilane.testing.costs import scaled, uniform_costs
+from tests.kit.toy_costs import uniform_costs
+from trilane.testing.costs import scaled
 from trilane.testing.strategies import toy_shape
 
 

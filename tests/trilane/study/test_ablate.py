@@ -19,13 +19,13 @@ from policies.protocols import Composition, Needs
 from sim.runs import prepare as preparing
 from sim.runs.demand import MissingFromTraceError
 from sim.runs.scenario import Scenario
+from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
 from trilane.figures.figure_files import PictureError
 from trilane.figures.ladder import plot_ladder
 from trilane.study import ablate as ablation
 from trilane.study.ablate import Ablation, ablate, simulate_parts
 from trilane.study.compare import compare
-from trilane.testing.strategies import toy_trace
 
 SCENARIO = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=3, cached_share=0.25)
 

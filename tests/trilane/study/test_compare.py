@@ -17,13 +17,13 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import play as simulated
 from sim.simulate import simulate
+from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
 from traces.library import load_trace
 from traces.trace import Trace
 from trilane.study import compare as comparison
 from trilane.study.compare import Comparison, compare
 from trilane.study.draws import draws_of, play, refused, summary
-from trilane.testing.strategies import toy_trace
 
 SHORT = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=3, cached_share=0.25)
 NAMES = ("on-demand", "fiddler", "dali", "oracle")

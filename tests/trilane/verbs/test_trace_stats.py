@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
 from traces.models.published import Published, published_figures
 from traces.statistics import trace_statistics
@@ -18,7 +19,6 @@ from traces.trace import Trace
 from trilane.cli import main
 from trilane.common.schema import SchemaError, from_dict
 from trilane.pages.trace_stats import comparable_statistics
-from trilane.testing.strategies import toy_trace
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT.parent / "shared" / "traces" / "route_trace_v1"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from trilane.common.csv_files import read_csv, write_csv
+from trilane.common.csv_files import read_csv
 from trilane.study.accuracy.errors import SCORED_QUALITIES, Predictions, errors_of
 from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError
 from trilane.study.accuracy.regimes import REGIMES, Regime, engine_family, regime_of_row
@@ -58,7 +58,3 @@ def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iter
                 yield RegimeAccuracy(
                     regime, engine, round(found.by_machine, 3), found.machines_within_25, found.machines, found.rows
                 )
-
-
-def write_regime_errors(found: Sequence[RegimeAccuracy]) -> None:
-    write_csv([RegimeAccuracy._fields, *found], REGIME_ERRORS)

@@ -77,11 +77,6 @@ def _recall(prepared: Prepared) -> float:
     return recalls[0]
 
 
-def assumed(value: float) -> Callable[[Prepared], float]:
-    """A number that neither model nor machine has."""
-    return lambda prepared: value
-
-
 def _deferred(prepared: Prepared) -> int:
     """Half of a token's experts (ours; KTransformers' artefact has 4 of 6, 4 of 8 and 6 of 8: docs/readings.md)."""
     return prepared.shape.top_k // 2
@@ -138,11 +133,11 @@ RECALL = Dimension(
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), _SHARES, is_share=True,
 )  # fmt: skip
 ACCEPTANCE = Dimension(
-    "draft_acceptance", "chance that the next draft is accepted", assumed(ACCEPTED),
+    "draft_acceptance", "chance that the next draft is accepted", lambda _: ACCEPTED,
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), _SHARES, is_share=True,
 )  # fmt: skip
 DRAFTS = Dimension(
-    "draft_tokens", "drafts a step", assumed(DRAFTED), partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS),
+    "draft_tokens", "drafts a step", lambda _: DRAFTED, partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS),
     in_words="{} drafts a step",
 )  # fmt: skip
 DEFERRED = Dimension(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from statistics import fmean
 from typing import NamedTuple
 
@@ -16,10 +16,11 @@ from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
 from trilane.study.draws import LastPrepared
 from trilane.study.pays.dimensions import Values
-from trilane.study.pays.ideas import Candidate, Idea
+from trilane.study.pays.ideas import Candidate
 from trilane.study.pays.question import PaysQuestion
 from trilane.study.pool import WorkerPool
 from trilane.study.shared_policies import check_workers
+from trilane.study.sweep.axes import policy_in
 from trilane.study.sweep.grid import Grid, Point, canonical, points
 
 FACTS = (
@@ -29,17 +30,9 @@ Place = tuple[float, float]  # values of the two axes
 Watch = Callable[[int, int], None]  # is told how many simulations are done, and how many there are
 
 
-class PlayedPoint(NamedTuple):
-    """One policy at a place in one draw: tokens a second of all sequences, and FACTS; or why it cannot run."""
-
-    tokens_per_s: float
-    facts: Mapping[str, float | None]
-    reason: str = ""
-
-
 class PlayedSide(NamedTuple):
-    """The fastest of some policies at a place: its name, tokens a second of all sequences in each draw, and means of
-    FACTS; without a policy, the reason why none can run."""
+    """A policy at a place, such as the fastest of some: tokens a second of all sequences in each draw, and means of
+    FACTS; or the reason why it cannot run."""
 
     policy: str
     tokens_per_s: tuple[float, ...]
@@ -55,8 +48,8 @@ class PlayedSide(NamedTuple):
 class PlayedMap:
     """What was played, by candidate and place."""
 
-    def __init__(self, question: PaysQuestion, tasks: Sequence[Point], played: Sequence[PlayedPoint]) -> None:
-        self._played: dict[tuple[str, float, float], list[PlayedPoint]] = {}
+    def __init__(self, question: PaysQuestion, tasks: Sequence[Point], played: Sequence[PlayedSide]) -> None:
+        self._played: dict[tuple[str, float, float], list[PlayedSide]] = {}
         x, y = question.idea.x.axis, question.idea.y.axis
         for point, one in zip(tasks, played, strict=True):
             candidate = Candidate(point.axes["policy"], point.axes["engine"])
@@ -64,7 +57,7 @@ class PlayedMap:
 
     def fastest(self, candidates: Sequence[Candidate], x: float, y: float) -> PlayedSide:
         """At a place, by the mean over the draws."""
-        sides = [_side(self._played[canonical(one), x, y], one.policy_name) for one in candidates]
+        sides = [_side(self._played[canonical(one), x, y]) for one in candidates]
         return max(sides, key=lambda side: side.mean_tokens_per_s)
 
 
@@ -94,16 +87,13 @@ def _grid(question: PaysQuestion, prepared: Prepared, places: Sequence[Place], o
     ]
     if question.alternative is not None:
         sides.append((question.alternative, [idea.place_using(*own)]))
+    names = (idea.x.axis, idea.y.axis)
     axes = tuple(
-        {"policy": (candidate.policy,), "engine": (candidate.engine,), **_axes(idea, played)}
+        {"policy": (candidate.policy,), "engine": (candidate.engine,)}
+        | dict(zip(names, zip(*played, strict=True), strict=True))
         for candidate, played in sides
     )
     return Grid(_scenario(prepared, idea.x.axis), axes, question.draws, clairvoyant=False)
-
-
-def _axes(idea: Idea, places: Sequence[Place]) -> dict[str, tuple[float, ...]]:
-    xs, ys = zip(*places, strict=True)
-    return {idea.x.axis: tuple(dict.fromkeys(xs)), idea.y.axis: tuple(dict.fromkeys(ys))}
 
 
 def _scenario(prepared: Prepared, axis: str) -> Scenario:
@@ -115,16 +105,17 @@ def _scenario(prepared: Prepared, axis: str) -> Scenario:
     return prepared.scenario.with_(hardware_overrides=overrides)
 
 
-def _play(last: LastPrepared, point: Point) -> PlayedPoint:
-    """Without what a map has no use for: bounds, and a table's row."""
+def _play(last: LastPrepared, point: Point) -> PlayedSide:
+    """One draw of one policy, without what a map has no use for: bounds, and a table's row."""
+    policy, _ = policy_in(point.axes["policy"])
     if point.scenario is None:
-        return PlayedPoint(0.0, {}, point.problem.partition(": ")[2])
+        return PlayedSide(policy, (), {}, point.problem.partition(": ")[2])
     try:
         with gc_paused():
             numbers = _metrics(last.of(point.scenario)).to_dict()
     except TrilaneError as error:
-        return PlayedPoint(0.0, {}, str(error))
-    return PlayedPoint(numbers["throughput_tokens_per_s"] or 0.0, {name: numbers[name] for name in FACTS})
+        return PlayedSide(policy, (), {}, str(error))
+    return PlayedSide(policy, (numbers["throughput_tokens_per_s"] or 0.0,), {name: numbers[name] for name in FACTS})
 
 
 def _metrics(prepared: Prepared) -> Metrics:
@@ -132,13 +123,11 @@ def _metrics(prepared: Prepared) -> Metrics:
     return metrics_of(spans, prepared.scenario.batch, prepared.answer_tokens)
 
 
-def _side(draws: Sequence[PlayedPoint], policy: str) -> PlayedSide:
-    """One policy at a place."""
-    reason = next((one.reason for one in draws if one.reason), "")
-    if reason:
-        return PlayedSide(policy, (), {}, reason)
-    facts = {name: _mean([one.facts[name] for one in draws]) for name in FACTS}
-    return PlayedSide(policy, tuple(one.tokens_per_s for one in draws), facts)
+def _side(draws: Sequence[PlayedSide]) -> PlayedSide:
+    """All draws of one policy at a place, or the first that cannot run."""
+    facts = {name: _mean([one.facts.get(name) for one in draws]) for name in FACTS}
+    together = PlayedSide(draws[0].policy, tuple(chain(*(one.tokens_per_s for one in draws))), facts)
+    return next((one for one in draws if one.reason), together)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -17,15 +17,15 @@ from policies.user_files import loaded_files
 from trilane.study.sweep.axes import SweepError
 
 _PACKAGES = ("policies", "sim", "traces", "trilane.common", "trilane.machines")
-_SUFFIXES = (".py", ".yaml")
+_SUFFIXES = (".py", ".yaml", ".c", ".h")
 _LEFT_OUT = "traces/capture/"  # it records traces: no simulation follows from it
 _COVERED = {"policies", *sys.stdlib_module_names}  # whose files every key covers, or that do not change
 
 
 @cache
-def code_fingerprint() -> str:
-    """Of the code and the numbers of traces, policies and simulator, and of what they import."""
-    return fingerprint_of([Path(str(files(package))) for package in _PACKAGES])
+def code_fingerprint(*more: str) -> str:
+    """Of the code and the numbers of traces, policies and simulator, of what they import, and of ``more`` packages."""
+    return fingerprint_of([Path(str(files(package))) for package in (*_PACKAGES, *more)])
 
 
 def fingerprint_of(folders: list[Path]) -> str:

@@ -1,11 +1,11 @@
-"""A sweep: play every point of a grid, keep each row as it finishes, and give the table of all."""
+"""A sweep: play every point of a grid, here or on a Dask cluster, keep each row as it finishes, and give the table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -13,14 +13,16 @@ from policies.user_files import loaded_policies
 from trilane.common.errors import TrilaneError
 from trilane.common.files import plain_target
 from trilane.common.parquet_files import write_parquet
+from trilane.study.pool import WorkerPool
 from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
+from trilane.study.sweep.cluster import DaskPool, dask_pool
 from trilane.study.sweep.code_fingerprint import check_kept
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
-from trilane.study.sweep.play import played_rows
-from trilane.study.sweep.point import Contents, PointTask, Row, key_of
+from trilane.study.sweep.point import Contents, Player, PointTask, Row, failed, key_of
 from trilane.study.sweep.table import COLUMNS, check_rows, frame_of, read_table, table_of
+from trilane.study.worker import WorkerDiedError
 
 
 class Progress(NamedTuple):
@@ -33,6 +35,8 @@ class Progress(NamedTuple):
 
 
 Watch = Callable[[Progress], None]
+Pool: TypeAlias = WorkerPool[Player] | DaskPool  # of this machine, or of a cluster
+DIED = "WorkerDiedError: the process that played this point died, and died again when it played it alone"
 
 
 def sweep(
@@ -68,15 +72,15 @@ def sweep(
         tasks = _tasks(grid)
         rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
         waiting = [task for task in tasks if task.key not in rows]
-        kept, failed = len(rows), sum(bool(row["error"]) for row in rows.values())
+        kept, failures = len(rows), sum(bool(row["error"]) for row in rows.values())
         with closing(played_rows(waiting, jobs, dask)) as played:
             for row in played:
                 if journal is not None:
                     journal.add(row)
                 rows[row["point"]] = row
-                failed += bool(row["error"])
+                failures += bool(row["error"])
                 if watch is not None:
-                    watch(Progress(len(tasks), kept, len(rows), failed))
+                    watch(Progress(len(tasks), kept, len(rows), failures))
         table = table_of(grid, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
         if journal is not None and target is not None:
             write_parquet(table, target)
@@ -143,3 +147,51 @@ def _rows_of(target: Path) -> dict[str, Row]:
     if not target.exists():
         return {}
     return {row["point"]: row for row in read_table(target).select(["point", *COLUMNS]).to_pylist()}
+
+
+# --- playing points ---------------------------------------------------------------------------------------------------
+
+
+def played_rows(tasks: Sequence[PointTask], jobs: int = 1, dask: str | None = None) -> Generator[Row, None, None]:
+    """Rows in the order in which they finish. Processes end with this generator, and with this process.
+
+    Where a worker dies, its points are played once more at the end, each alone; if the worker dies again, that is an
+    error of the point. Raises WorkerError if processes cannot be started, and what ``dask_pool`` raises.
+    """
+    if not tasks:
+        return
+    if dask is not None:
+        with dask_pool(dask, Player) as cluster:
+            yield from _with_second_tries(cluster, _pieces(tasks, cluster.most_together(len(tasks))))
+    else:
+        with WorkerPool(min(jobs, max(2, len(tasks))), Player, caller_works=False) as pool:
+            yield from _with_second_tries(pool, _pieces(tasks, 1))
+
+
+def _pieces(tasks: Iterable[PointTask], most: int) -> list[list[PointTask]]:
+    """Tasks of one setting, at most ``most`` together."""
+    by_setting: dict[str, list[PointTask]] = {}
+    for task in tasks:
+        by_setting.setdefault(task.point.setting, []).append(task)
+    return [group[first : first + most] for group in by_setting.values() for first in range(0, len(group), most)]
+
+
+def _with_second_tries(pool: Pool, pieces: Sequence[Sequence[PointTask]]) -> Iterator[Row]:
+    lost: list[PointTask] = []
+    yield from _rows(pool, pieces, lost)
+    for task in lost:
+        lost_again: list[PointTask] = []
+        yield from _rows(pool, [[task]], lost_again)
+        if lost_again:
+            yield failed(task.point, task.key, DIED)
+
+
+def _rows(pool: Pool, pieces: Sequence[Sequence[PointTask]], lost: list[PointTask]) -> Iterator[Row]:
+    """Rows as they finish; tasks whose worker has died become ``lost``."""
+    waiting = {pool.submit(Player.rows, piece, setting=piece[0].point.setting): piece for piece in pieces}
+    for future in pool.as_completed(list(waiting)):
+        piece = waiting.pop(future)
+        try:
+            yield from future.result()
+        except WorkerDiedError:
+            lost.extend(piece)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, get_type_hints
@@ -32,15 +31,10 @@ _MEMORY = ("cache_bytes", "cache_slots", "staging_bytes")
 _BOUNDS = ("lower_bound_ttft_ms", "lower_bound_tpot_ms", "null_model_tpot_ms")
 
 
-def _columns_of(kind: type) -> dict[str, pa.DataType]:
-    """Numbers as they are, all else (names, lists, mappings as JSON) as text."""
-    hints = get_type_hints(kind)
-    return {f.name: _ARROW.get(hints[f.name], TEXT) for f in fields(kind)}
-
-
 COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
     {
-        **_columns_of(Scenario),
+        # numbers as they are, all else (names, lists, mappings as JSON) as text
+        **{name: _ARROW.get(hint, TEXT) for name, hint in get_type_hints(Scenario).items()},
         "draw": WHOLE,
         "labels": TEXT,
         **{name: _ARROW[kind] for name, kind in METRIC_TYPES.items()},
@@ -104,11 +98,6 @@ Row: TypeAlias = Mapping[str, Any]
 _MARK = b"trilane sweep"  # in the file's metadata: the names of its axes
 
 
-def own_axes(grid: Grid) -> list[str]:
-    """The axes that have a column of their own: those that are no key of a scenario."""
-    return [name for name in grid.names if name not in SCENARIO_KEYS]
-
-
 def table_of(grid: Grid, axes: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> pa.Table:
     """Rows of points and, next to each, the point's values on the axes."""
     schema = _schema(grid)
@@ -118,8 +107,9 @@ def table_of(grid: Grid, axes: Sequence[Mapping[str, Any]], rows: Sequence[Row])
 
 
 def _schema(grid: Grid) -> pa.Schema:
-    """Columns and their types, which depend on the grid alone."""
-    axes = [(name, _type_of(value for each in grid.axes for value in each.get(name, ()))) for name in own_axes(grid)]
+    """Columns and their types, which depend on the grid alone; an axis that is no key of a scenario has its own."""
+    own = [name for name in grid.names if name not in SCENARIO_KEYS]
+    axes = [(name, _type_of(value for each in grid.axes for value in each.get(name, ()))) for name in own]
     marked = {_MARK: json.dumps(grid.names).encode()}
     return pa.schema([("point", TEXT), *axes, *COLUMNS.items()], metadata=marked)
 

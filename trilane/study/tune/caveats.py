@@ -16,8 +16,10 @@ PINNED = (
 
 def caveats_of(question: TuneQuestion, speed: EngineSpeed, best: Tuned) -> tuple[str, ...]:
     """One sentence per caveat."""
+    where = f"the machine on which {speed.engine.name} was measured"
+    measured = [f"times are those of {where}; named parts say what fits, not how fast"] if speed.measured else []
     pinned = [PINNED] if best.pinned else []
-    return (*window_note(question), *_measured_note(speed), *pinned, *tensors_note(best), *speed.hardware.notes)
+    return (*window_note(question), *measured, *pinned, *tensors_note(best), *speed.hardware.notes)
 
 
 def kept_free(question: TuneQuestion) -> str:
@@ -40,12 +42,6 @@ def window_note(question: TuneQuestion) -> list[str]:
     return [f"--context {asked.window:,} has no room for a prompt of {asked.prompt_tokens:,} tokens and "
             f"{asked.generated:,} generated: the answer has a window of {asked.tokens:,}; --prompt and --generated "
             f"name shorter ones"]  # fmt: skip
-
-
-def _measured_note(speed: EngineSpeed) -> list[str]:
-    """Where times were measured, what the named parts mean."""
-    where = f"the machine on which {speed.engine.name} was measured"
-    return [f"times are those of {where}; named parts say what fits, not how fast"] if speed.measured else []
 
 
 def tensors_note(best: Tuned) -> list[str]:

@@ -20,7 +20,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from sim.costs.cost_table import DraftWork
 from sim.costs.fitted_costs import fitted_costs
-from sim.machine.hardware import Hardware
 from traces.layout import DECODE
 from traces.models.shape import ModelShape
 from traces.speculation import tokens_per_step
@@ -112,7 +111,8 @@ def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> 
             raise FitError(f"tune: draft_acceptance: {why}")
         return None
     layer_bytes = (shape.mtp_layers or 1) * (shape.moe_layer_bytes + _cache_bytes(question, shape))
-    speed = replace(bench, hardware=_without(bench.hardware, layer_bytes)).speed(setting)
+    less = bench.hardware.with_numbers({"gpu.reserve_bytes": bench.hardware.gpu.reserve_bytes + layer_bytes})
+    speed = replace(bench, hardware=less).speed(setting)
     acceptances = PUBLISHED if question.draft_acceptance is None else (question.draft_acceptance,)
     plain_ns = bench.speed(setting).decode.total_ns
     choices = tuple(_drafted(step, plain_ns, acceptances) for step in _steps(speed))
@@ -141,10 +141,6 @@ def _cache_bytes(question: TuneQuestion, shape: ModelShape) -> int:
     """Keys and values of one layer, the largest."""
     tokens = question.fit.tokens
     return max(round(kind.cache_bytes(tokens, shape.cache_bits)) for kind, _ in shape.attention_counts)
-
-
-def _without(hardware: Hardware, size: int) -> Hardware:
-    return hardware.with_numbers({"gpu.reserve_bytes": hardware.gpu.reserve_bytes + size})
 
 
 def _steps(speed: EngineSpeed) -> Iterator[DraftedStep]:

@@ -1,11 +1,12 @@
-"""Settings of an engine, and the choices that there are for a model on a machine."""
+"""Settings of an engine, the choices that there are for a model on a machine, and the search for the best by Optuna."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.costs.engine import InferenceEngine
 from sim.machine.hardware import Hardware
@@ -16,6 +17,10 @@ from trilane.study.fit.question import KV_BITS, FitError, KvFormat, Question
 from trilane.study.tune.expert_cache import CACHING
 from trilane.study.tune.question import TuneQuestion
 
+if TYPE_CHECKING:
+    import optuna
+
+
 _PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
 _THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
 READS_WHOLE_FILES = ("llama.cpp", VULKAN, ROCM)  # with --load-mode none
@@ -23,6 +28,9 @@ WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as t
 WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
 WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
+ALL_OF = 300  # settings up to which all of them are tried
+TRIALS = 160  # of more
+_SEED = 0
 _CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 
 
@@ -52,22 +60,9 @@ class SettingSpace:
     cached_layers: tuple[int | None, ...]
 
     @property
-    def grid(self) -> Mapping[str, Sequence[Any]]:
-        """By the names of ``Setting``."""
-        return vars(self)
-
-    @property
-    def count(self) -> int:
-        return len(self.kv) * len(self.piece_tokens) * len(self.threads) * len(self.cached_layers)
-
-    @property
     def usual(self) -> Setting:
         """What the engine does by itself."""
         return Setting(self.kv[0], self.piece_tokens[0], self.threads[0])
-
-    def without_cache(self) -> list[Setting]:
-        """All settings with the engine's own number of threads and no cache of experts."""
-        return [Setting(kv, piece, self.threads[0]) for kv, piece in product(self.kv, self.piece_tokens)]
 
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> SettingSpace:
@@ -121,3 +116,41 @@ def _cached_layers(shape: ModelShape, hardware: Hardware, engine: InferenceEngin
         return ()
     steps = (round(shape.moe_layers * step / _CACHED_STEPS) for step in range(_CACHED_STEPS, 0, -1))
     return tuple(dict.fromkeys(layers for layers in steps if layers))
+
+
+def search(choices: SettingSpace, cost: Callable[[Setting], float]) -> tuple[dict[Setting, float], dict[Setting, str]]:
+    """The cost of each setting that was tried, and why others cannot run; the same in every call. All settings are
+    tried where they are few, else a seeded sample of them.
+
+    ``cost`` raises FitError for a setting that cannot run. Where not all settings are tried, those without a cache of
+    experts are, with the engine's own number of threads.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    grid: dict[str, Any] = vars(choices)
+    found: dict[Setting, float] = {}
+    refused: dict[Setting, str] = {}
+
+    def objective(trial: optuna.Trial) -> float:
+        setting = Setting(**{name: trial.suggest_categorical(name, each) for name, each in grid.items()})
+        if setting in refused:
+            raise optuna.TrialPruned
+        try:
+            if setting not in found:
+                found[setting] = cost(setting)
+        except FitError as error:
+            refused[setting] = str(error)
+            raise optuna.TrialPruned from None
+        return found[setting]
+
+    count = prod(map(len, grid.values()))
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=_SEED, multivariate=False)
+    if count <= ALL_OF:
+        sampler = optuna.samplers.GridSampler(grid, seed=_SEED)
+    study = optuna.create_study(sampler=sampler)
+    if count > ALL_OF:
+        for kv, piece in product(choices.kv, choices.piece_tokens):
+            study.enqueue_trial(Setting(kv, piece, choices.threads[0])._asdict())
+    study.optimize(objective, n_trials=count if count <= ALL_OF else TRIALS)
+    return found, refused

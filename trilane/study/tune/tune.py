@@ -23,7 +23,6 @@ from trilane.study.tune.caveats import caveats_of, kept_free, to_lower
 from trilane.study.tune.drafts import DraftAnswer, draft_answer
 from trilane.study.tune.expert_cache import hit_curve
 from trilane.study.tune.question import TuneQuestion
-from trilane.study.tune.search import search
 from trilane.study.tune.settings import (
     WORTH_CACHING,
     WORTH_FEWER_BITS,
@@ -32,6 +31,7 @@ from trilane.study.tune.settings import (
     SettingSpace,
     choices,
     may_be_pinned,
+    search,
 )
 from trilane.study.tune.tuned import Reason, Tuned, Workbench, why_lost
 

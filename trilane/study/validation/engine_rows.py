@@ -19,9 +19,9 @@ from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.common.csv_files import read_csv, write_csv
-from trilane.common.errors import TrilaneError
 from trilane.common.hints import Name, between
 from trilane.study.accuracy.closed_forms import sheet_prompt_s, token_bytes, weights_of_others
+from trilane.study.accuracy.measured_rows import RowsError
 from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
 from trilane.study.validation.engine_plan import EngineScenario
 
@@ -31,10 +31,6 @@ _MOST = 1_000_000_000
 _From0 = Annotated[int, between(0, _MOST)]
 _From1 = Annotated[int, between(1, _MOST)]
 _Ms = Annotated[float, between(1e-9, _MOST)]
-
-
-class EarlierRowsError(TrilaneError):
-    """A file that is no table of an engine's validation."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def predicted_anew(row: EngineRow, hardware: Hardware, engine: InferenceEngine) 
     name and the predictions raise."""
     if hardware.cpu_only != (row.n_cpu_moe is None):
         with_gpu, asked = ("without", "with") if row.n_cpu_moe is None else ("with", "without")
-        raise EarlierRowsError(
+        raise RowsError(
             f"{row.model}: measured {with_gpu} a GPU, expected a plan for such a machine, got {hardware.name!r} "
             f"{asked} one"
         )
@@ -190,8 +186,8 @@ def write_rows(rows: Iterable[EngineRow], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[EngineRow]:
-    """The rows of a report's ``rows.csv``. Raises EarlierRowsError."""
-    rows = read_csv(EngineRow, path, "a table as in a report's rows.csv", EarlierRowsError)
+    """The rows of a report's ``rows.csv``. Raises RowsError."""
+    rows = read_csv(EngineRow, path, "a table as in a report's rows.csv", RowsError)
     if not rows:
-        raise EarlierRowsError(f"{path}: expected at least one row")
+        raise RowsError(f"{path}: expected at least one row")
     return rows

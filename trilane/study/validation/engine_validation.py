@@ -51,13 +51,11 @@ def measure_plan(
 
 def settings_of(plan: EnginePlan, model: str, n_cpu_moe: int | None) -> BenchSettings:
     """How a model is loaded. On a CPU, a cache of all tokens is filled with copies: llama.cpp moves no windows."""
-    pieces, copies = max((*plan.prompts, 512)), n_cpu_moe is None and _keeps_all(load_model(model))
-    return BenchSettings(plan.context_tokens, pieces, n_cpu_moe is not None, n_cpu_moe or 0, copies=copies)
-
-
-def _keeps_all(shape: ModelShape) -> bool:
-    """Whether every layer attends to all tokens."""
-    return all(kind.reach == "full" for kind, _ in shape.attention_counts)
+    keeps_all = all(kind.reach == "full" for kind, _ in load_model(model).attention_counts)
+    copies = n_cpu_moe is None and keeps_all
+    return BenchSettings(
+        plan.context_tokens, max((*plan.prompts, 512)), n_cpu_moe is not None, n_cpu_moe or 0, copies=copies
+    )
 
 
 def write_model(name: str, shape: ModelShape, path: Path) -> None:

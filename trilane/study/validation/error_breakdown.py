@@ -13,6 +13,7 @@ from trilane.study.validation.comparison import Repeated, RunComparison
 
 _WAITS = {"h2d": "the GPU waits for copies", "cpu": "the GPU waits for the CPU", "host": "the GPU waits for the host"}
 _BEHIND = {"h2d": ("h2d",), "cpu": ("cpu", "d2h"), "host": ("host", "d2h")}  # lanes whose work may cause a wait
+_MOST = 3  # parts that are named
 _WORTH_NAMING = 0.1  # least share of the TPOT error, or of the wait to be explained
 
 
@@ -41,7 +42,7 @@ def parts_of(comparison: RunComparison) -> list[ErrorPart]:
     return work + [ErrorPart(_WAITS[lane], ms, _behind(comparison, lane)) for lane, ms in comparison.stall_ms.items()]
 
 
-def error_breakdown(comparison: RunComparison, most: int = 3) -> list[ErrorPart]:
+def error_breakdown(comparison: RunComparison) -> list[ErrorPart]:
     """The parts that differ most, in either direction, largest first; without those that are small compared with the
     error of the whole.
 
@@ -49,7 +50,7 @@ def error_breakdown(comparison: RunComparison, most: int = 3) -> list[ErrorPart]
     """
     parts = sorted(parts_of(comparison), key=lambda part: -abs(part.ms.difference))
     least = _WORTH_NAMING * abs(comparison.tpot_ms.difference)
-    return [part for part in parts[:most] if part.ms.difference and abs(part.ms.difference) >= least]
+    return [part for part in parts[:_MOST] if part.ms.difference and abs(part.ms.difference) >= least]
 
 
 def _behind(comparison: RunComparison, waited_for: str) -> str:

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import realrun
 from realrun.errors import RefusedError
 from realrun.profiling.timing import Samples
 from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from trilane.common.files import ASIDE, atomic_path, locked, remove_abandoned
-from trilane.study.sweep.code_fingerprint import own_source
+from trilane.study.sweep.code_fingerprint import code_fingerprint, own_source
 from trilane.study.validation.journal_files import (
     Kept,
     digest_of,
@@ -31,9 +30,7 @@ from trilane.study.validation.journal_files import (
     write_samples,
 )
 
-# Code that a measured run follows from
-PACKAGES = ("policies", "realrun", "sim", "traces", "trilane/common", "trilane/machines")
-SOURCES = (".py", ".c", ".h")
+MEASURING = ("realrun", "traces.capture")  # code that a measured run follows from, and a simulated one does not
 _FILES = ("question.json", "run-*.parquet", "microbenchmarks-*.json", f".*{ASIDE}")
 _OF_THE_SYSTEM = (".DS_Store", "._*", "Thumbs.db", "desktop.ini")  # written by programs that show a folder
 
@@ -146,10 +143,4 @@ def code_of(policies: Iterable[str]) -> str:
     Raises SweepError for a registered policy that is defined in no file.
     """
     own = (own_source(name) or "" for name in sorted(set(policies)))
-    return digest_of(code_digest(Path(realrun.__file__).parents[1]).encode(), *map(str.encode, own))
-
-
-def code_digest(root: Path) -> str:
-    """The digest of all sources of ``PACKAGES`` in ``root``: Python, and C for the CPU's experts."""
-    files = (file for package in PACKAGES for file in sorted((root / package).rglob("*")) if file.suffix in SOURCES)
-    return digest_of(*(part for file in files for part in (str(file.relative_to(root)).encode(), file.read_bytes())))
+    return digest_of(code_fingerprint(*MEASURING).encode(), *map(str.encode, own))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from trilane.study.accuracy.regime_errors import regime_errors, write_regime_errors
+from trilane.common.csv_files import write_csv
+from trilane.study.accuracy.regime_errors import REGIME_ERRORS, RegimeAccuracy, regime_errors
 from trilane.study.accuracy.scores import bundled_scores
 
 if __name__ == "__main__":
     scores = bundled_scores()
-    write_regime_errors(list(regime_errors(scores.rows, scores.first)))
+    write_csv([RegimeAccuracy._fields, *regime_errors(scores.rows, scores.first)], REGIME_ERRORS)

@@ -17,9 +17,8 @@ from tests.kit.small_sweeps import GRID, Deadly, kept_points
 from trilane.study.sweep import cluster
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.play import DIED, played_rows
 from trilane.study.sweep.point import PointTask, key_of
-from trilane.study.sweep.sweep import Progress, sweep
+from trilane.study.sweep.sweep import DIED, Progress, played_rows, sweep
 
 ROOT = Path(__file__).parents[4]
 

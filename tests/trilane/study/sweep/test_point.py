@@ -14,13 +14,13 @@ from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
+from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
 from trilane.study import draws
 from trilane.study.sweep import point as point_file
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of
 from trilane.study.sweep.table import COLUMNS
-from trilane.testing.strategies import toy_trace
 
 SCENARIO = Scenario.from_dict({**SMALL, "cached_share": 0.25})
 

@@ -19,9 +19,8 @@ from tests.kit.small_sweeps import GRID, SMALL, keep, kept_points
 from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid
-from trilane.study.sweep.play import played_rows
 from trilane.study.sweep.point import PointTask, Row
-from trilane.study.sweep.sweep import Progress, sweep
+from trilane.study.sweep.sweep import Progress, played_rows, sweep
 from trilane.study.sweep.table import read_results
 
 

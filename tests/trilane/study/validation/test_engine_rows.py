@@ -10,7 +10,8 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
-from trilane.study.validation.engine_rows import EarlierRowsError, EngineRow, predicted_anew, read_rows, write_rows
+from trilane.study.accuracy.measured_rows import RowsError
+from trilane.study.validation.engine_rows import EngineRow, predicted_anew, read_rows, write_rows
 
 ROWS = [
     EngineRow("olmoe-1b-7b@q4_0", None, 2, 2048, 1, 10, 50.5, 50.0, 51.25, 48.0, 12.0),
@@ -43,7 +44,7 @@ def test_the_committed_rows_are_what_the_committed_engine_predicts(report: Path)
     ],
 )
 def test_times_of_another_kind_of_machine_are_not_predicted(row: EngineRow, machine: str, words: str) -> None:
-    with pytest.raises(EarlierRowsError, match=words):
+    with pytest.raises(RowsError, match=words):
         predicted_anew(row, load_hardware(machine), load_engine(str(COMMITTED / "engine.yaml")))
 
 
@@ -67,5 +68,5 @@ def test_anything_else_is_refused(change, words: str, tmp_path: Path) -> None:  
     text = (tmp_path / "rows.csv").read_text()
     assert change(text) != text
     (tmp_path / "rows.csv").write_text(change(text), encoding="utf-8")
-    with pytest.raises(EarlierRowsError, match=words):
+    with pytest.raises(RowsError, match=words):
         read_rows(tmp_path / "rows.csv")

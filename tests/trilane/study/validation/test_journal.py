@@ -12,7 +12,8 @@ from policies.registry import SYSTEMS
 from realrun.errors import RefusedError
 from tests.kit.journals import kept_in
 from trilane.common.files import ASIDE
-from trilane.study.validation.journal import code_digest, code_of, journal_of
+from trilane.study.sweep.code_fingerprint import fingerprint_of
+from trilane.study.validation.journal import code_of, journal_of
 
 
 def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Path) -> None:
@@ -66,10 +67,10 @@ def test_other_code_is_another_question(tmp_path: Path, name: str) -> None:
     source = tmp_path / "realrun" / name
     source.parent.mkdir(parents=True)
     source.write_text("1\n")
-    before = code_digest(tmp_path)
-    assert code_digest(tmp_path) == before
+    before = fingerprint_of([tmp_path / "realrun"])
+    assert fingerprint_of([tmp_path / "realrun"]) == before
     source.write_text("2\n")
-    assert code_digest(tmp_path) != before
+    assert fingerprint_of([tmp_path / "realrun"]) != before
 
 
 def test_the_code_is_that_of_the_tree_and_of_a_policy_that_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,5 +80,5 @@ def test_the_code_is_that_of_the_tree_and_of_a_policy_that_was_registered(monkey
     monkeypatch.setitem(SYSTEMS, "dali", replace(SYSTEMS["dali"], summary="another"))
     assert code_of(["dali"]) != ours
     monkeypatch.undo()
-    monkeypatch.setattr("trilane.study.validation.journal.PACKAGES", ())
+    monkeypatch.setattr("trilane.study.validation.journal.MEASURING", ())
     assert code_of(["dali"]) != ours
