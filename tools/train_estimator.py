@@ -122,7 +122,10 @@ def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -
         estimator, losses = train(teacher, corpus, vectors, settings) if settings.steps else (None, [])
         recall = measure(teacher, corpus, vectors, estimator, settings)
     facts = _training(settings, losses, recall)
-    write_vectors(_with_estimator(vectors, estimator, facts) if estimator else vectors, output)
+    if estimator:
+        known = {**vectors.provenance, "estimator": facts}
+        vectors = replace(vectors, estimator=estimator.tensors(), provenance=known)
+    write_vectors(vectors, output)
     return recall
 
 
@@ -146,10 +149,6 @@ def _tell(losses: list[float], settings: Settings) -> None:
     if len(losses) % 25 == 0 or len(losses) == settings.steps:
         recent = losses[-25:]
         print(f"step {len(losses)}/{settings.steps}: KL {sum(recent) / len(recent):.4f}", file=sys.stderr, flush=True)
-
-
-def _with_estimator(vectors: Vectors, estimator: Estimator, facts: dict[str, Any]) -> Vectors:
-    return replace(vectors, estimator=estimator.tensors(), provenance={**vectors.provenance, "estimator": facts})
 
 
 def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[str, Any]:

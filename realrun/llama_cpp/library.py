@@ -116,9 +116,15 @@ def llama_library() -> CDLL:
 
     Raises RefusedError where there is none, or one that lays its structures out in another way.
     """
-    library = _loaded(_library_path())
+    path = _library_path()
+    try:
+        library = CDLL(path)
+    except OSError as error:
+        raise RefusedError(f"expected a library of llama.cpp that can be loaded: {error}") from None
     for name, (result, arguments) in _SIGNATURES.items():
-        function = _function(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise RefusedError(f"llama.cpp: expected the function {name} of {KNOWN_PACKAGE}, and it is not there")
         function.restype, function.argtypes = result, arguments
     check_layout(ModelParams, MODEL_DEFAULTS, _written_by(library, "llama_model_default_params"))
     check_layout(ContextParams, CONTEXT_DEFAULTS, _written_by(library, "llama_context_default_params"))
@@ -166,13 +172,6 @@ def gpu_name() -> str:
     return str(library.ggml_backend_dev_description(device).decode("utf-8", errors="replace"))
 
 
-def _loaded(path: str) -> CDLL:
-    try:
-        return CDLL(path)
-    except OSError as error:
-        raise RefusedError(f"expected a library of llama.cpp that can be loaded: {error}") from None
-
-
 def _library_path() -> str:
     if named := os.environ.get(VARIABLE):
         return named
@@ -183,13 +182,6 @@ def _library_path() -> str:
             f"expected the package xllamacpp, which brings llama.cpp, and could not import it ({error}); {INSTALL}"
         ) from None
     return str(xllamacpp.xllamacpp.__file__)
-
-
-def _function(library: CDLL, name: str) -> Any:
-    try:
-        return getattr(library, name)
-    except AttributeError:
-        raise RefusedError(f"llama.cpp: expected the function {name} of {KNOWN_PACKAGE}, and it is not there") from None
 
 
 def _written_by(library: CDLL, name: str) -> bytes:

@@ -97,7 +97,8 @@ class SplitNumbers:
         for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
             for tokens in COPIED_STEPS:
                 copied = (shape.moe_layers - 1) * ExpertWork.of(shape, tokens).active
-                matrix.append([copied, copied * _expert_bytes(shape, block)])
+                weights = shape.matrices_per_expert * shape.hidden * shape.expert_width
+                matrix.append([copied, copied * weights * bits_of_block(block) / 8])
                 on_gpu = KernelSteps(shape, WeightBlocks.uniform(block), self.gpu, 0)
                 last = self._last_on_cpu(shape, block, computed) - routed_ns(on_gpu, 1)
                 added = self._added(name, variant, self.threads[-1], tokens)
@@ -127,7 +128,3 @@ class SplitNumbers:
 
     def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]
         return Sourced(value, f"{self.where}: {how}", "medium")
-
-
-def _expert_bytes(shape: ModelShape, block: str) -> float:
-    return shape.matrices_per_expert * shape.hidden * shape.expert_width * bits_of_block(block) / 8
