@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,9 @@ def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
 
 def text_read(tokenizer: Any, corpus: Corpus, settings: Settings) -> TextSketch:
     """A sketch of all windows that vectors and estimator are made from."""
-
-    def windows() -> Iterator[str]:
-        for step in range(settings.calibration_steps):
-            yield from tokenizer.batch_decode(settings.calibration_batch(corpus, step))
-        for step in range(settings.steps):
-            yield from tokenizer.batch_decode(settings.training_batch(corpus, step))
-
-    return sketch(windows())
+    calibration = (settings.calibration_batch(corpus, step) for step in range(settings.calibration_steps))
+    training = (settings.training_batch(corpus, step) for step in range(settings.steps))
+    return sketch(text for batch in chain(calibration, training) for text in tokenizer.batch_decode(batch))
 
 
 def train(teacher: Teacher, corpus: Corpus, vectors: Vectors, settings: Settings) -> tuple[Estimator, list[float]]:

@@ -60,7 +60,6 @@ class Copying:
         self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -36,7 +36,7 @@ class ExpertShape(NamedTuple):
         whole = not any(size % BLOCK for size in sizes)  # rows are whole blocks
         if whole and (blocks := FORMATS.get(shape.weight_bits)):
             kernel = BlockSwiGlu(gated, blocks=blocks, ffn=native_ffn())
-            return cls(torch.bfloat16, ExpertLayout.in_blocks(*sizes, blocks, gated), kernel)
+            return cls(torch.bfloat16, ExpertLayout.from_shape(*sizes, blocks, gated), kernel)
         dtype = _dtype_of(shape)
         ffn = native_ffn() if dtype == torch.bfloat16 else None  # which supports no other
         plain = SwiGlu(gated) if ffn is None else NativeSwiGlu(gated, ffn=ffn)

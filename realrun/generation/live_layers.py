@@ -61,11 +61,9 @@ class Between(OnItsLane):
     end_ns = property(lambda self: self.until.start_ns)
 
     def wait(self) -> None:
-        """Block until it has ended."""
         self.until.wait()
 
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         return self.until.has_ended()
 
 

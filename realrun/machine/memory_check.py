@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from realrun.errors import RefusedError
 from realrun.machine.host_memory import HostMemory, gb, host_memory
-from realrun.machine.pages import Pages
+from realrun.machine.pinned import Pages
 from trilane.common.quoting import quoted
 
 OPTION = "--host-memory-gb"

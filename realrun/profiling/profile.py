@@ -18,9 +18,17 @@ from realrun.profiling.host import host_probes
 from realrun.profiling.kernels import kernel_probes
 from realrun.profiling.lab import Lab, Points
 from realrun.profiling.link import link_probes
-from realrun.profiling.quartiles import measured_grid, measured_rate, measured_table, measured_time
 from realrun.profiling.rates import Aim, achieved, plain_rates
-from realrun.profiling.timing import QUICK, Effort, Samples, repeated
+from realrun.profiling.timing import (
+    QUICK,
+    Effort,
+    Samples,
+    measured_grid,
+    measured_rate,
+    measured_table,
+    measured_time,
+    repeated,
+)
 from sim.costs.cost_table import EXPERT_RATES, RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import DecodeGrid, PrefillGrid, TimeGrid
