@@ -33,7 +33,7 @@ from traces.capture.residual_stream import ResidualStream
 from traces.capture.router_forecast import check_forecastable
 from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
-from traces.capture.text_sketch import TextSketch, sketch
+from traces.capture.text_sketch import sketch
 from traces.capture.vectors import Vectors, check_folder, write_vectors
 
 TRAINED_ON = 0.8  # of each training text, from its start; the rest is left to calibration traces
@@ -47,14 +47,10 @@ def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
     domains = ", ".join(corpus.domains)
     text = f"{settings.length}-token windows of the first {TRAINED_ON:.0%} of training text ({domains})"
     facts = {**teacher.run.loaded.describe(), "prompts": text, "seed": settings.seed}
-    return sums.vectors(facts, text_read(teacher.run.loaded.tokenizer, corpus, settings))
-
-
-def text_read(tokenizer: Any, corpus: Corpus, settings: Settings) -> TextSketch:
-    """A sketch of all windows that vectors and estimator are made from."""
     calibration = (settings.calibration_batch(corpus, step) for step in range(settings.calibration_steps))
     training = (settings.training_batch(corpus, step) for step in range(settings.steps))
-    return sketch(text for batch in chain(calibration, training) for text in tokenizer.batch_decode(batch))
+    decode = teacher.run.loaded.tokenizer.batch_decode
+    return sums.vectors(facts, sketch(text for batch in chain(calibration, training) for text in decode(batch)))
 
 
 def train(teacher: Teacher, corpus: Corpus, vectors: Vectors, settings: Settings) -> tuple[Estimator, list[float]]:

@@ -77,16 +77,15 @@ class ExpertLayout:
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The parts of the expert in ``buffer`` (uint8 [bytes or more], 64-byte aligned), as views."""
-        return {p.name: _bytes_of(p, buffer).view(p.dtype).view(p.shape) for p in self.parts}
+        return {
+            part.name: buffer.narrow(0, part.offset_bytes, part.size_bytes).view(part.dtype).view(part.shape)
+            for part in self.parts
+        }
 
 
 def expert_parameters(experts: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of an experts module that hold all experts: those with at least 2 dimensions."""
     return {name: value for name, value in experts.named_parameters(recurse=False) if value.ndim >= 2}
-
-
-def _bytes_of(part: WeightPart, buffer: Tensor) -> Tensor:
-    return buffer[part.offset_bytes : part.offset_bytes + part.size_bytes]
 
 
 def _end_bytes(parts: Iterable[WeightPart]) -> int:

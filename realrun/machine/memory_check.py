@@ -100,19 +100,15 @@ def host_memory_given(size_gb: float | None) -> Iterator[None]:
         _given.reset(token)
 
 
-def measured_bytes(needed_bytes: int) -> int:
-    """Available host memory; see ``GrowingMemory``."""
-    return GrowingMemory().available_bytes(needed_bytes)
-
-
-def check_host_memory(needed_bytes: int, measure: Callable[[int], int] = measured_bytes) -> None:
-    """Check that host memory holds ``needed_bytes``: by the option, else the environment variable, else ``measure``.
+def check_host_memory(needed_bytes: int, measure: Callable[[int], int] | None = None) -> None:
+    """Check that host memory holds ``needed_bytes``: by the option, else the environment variable, else ``measure``
+    (None: see ``GrowingMemory``).
 
     Raises RefusedError, which says how much is missing.
     """
     text = os.environ.get(VARIABLE)
     given = _given.get() or (None if text is None else _Given(_size_bytes(text, VARIABLE), VARIABLE))
-    available = measure(needed_bytes) if given is None else given.available_bytes
+    available = given.available_bytes if given else (measure or GrowingMemory().available_bytes)(needed_bytes)
     short = needed_bytes - available
     if short > 0:
         raise RefusedError(

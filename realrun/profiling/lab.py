@@ -73,9 +73,11 @@ class Lab:
         self.machine, self.points = machine, points
         enough = -(-EXPERTS_BYTES // (shape.experts * self.layout.size_bytes))
         self.layers = min(shape.moe_layers, max(LAYERS, enough))  # whose experts have weights
-        self.shape = _part_of(shape, max(self.layers, layers_beyond(cache_bytes(machine.device), shape, dtype)))
+        layers = min(shape.moe_layers, max(self.layers, layers_beyond(cache_bytes(machine.device), shape, dtype)))
+        self.shape = replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
         self.at_once = min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
-        self.experts = _experts(shape, self.layers, self.layout.size_bytes)
+        enough = -(-EXPERTS_BYTES // (self.layers * self.layout.size_bytes))
+        self.experts = min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))  # with weights, by layer
         self.store = self._random_store()
         self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
         self.arena.copy_(self.memory)
@@ -207,15 +209,3 @@ class Lab:
         self.memory = machine.host_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
         slabs = iter(self.memory)
         return random_store(self.layout, self.layers, self.experts, lambda size: next(slabs).view(-1))
-
-
-def _part_of(shape: ModelShape, layers: int) -> ModelShape:
-    """The model cut to ``layers``; the first ``Lab.layers`` of them also have weights of experts."""
-    layers = min(shape.moe_layers, layers)
-    return replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
-
-
-def _experts(shape: ModelShape, layers: int, expert_bytes: int) -> int:
-    """The number of experts with weights in each of these layers."""
-    enough = -(-EXPERTS_BYTES // (layers * expert_bytes))
-    return min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))
