@@ -63,7 +63,10 @@ class ExpertLayout:
     def from_shape(
         cls, hidden: int, width: int, weights: torch.dtype | BlockFormat, gated: bool = True
     ) -> ExpertLayout:  # fmt: skip
-        """The layout for an expert of a given shape; with a gate, its rows come first in ``gate_up_proj``."""
+        """The layout for an expert of a given shape; with a gate, its rows come first in ``gate_up_proj``.
+
+        ``weights``: their type, or the blocks that they are in, of which rows are whole ones.
+        """
         first = ("gate_up_proj", 2 * width, hidden) if gated else ("up_proj", width, hidden)
         matrices = (first, ("down_proj", hidden, width))
         if isinstance(weights, BlockFormat):
