@@ -83,14 +83,11 @@ def _different(recorded: RecordedTokens, candidates: Sequence[int], count: int) 
     begins: list[NDArray[np.uint8]] = []
     for number in candidates:
         begin = recorded.ids[recorded.rows(number)][:PROMPT_TOKENS]
-        if len(kept) < count and not any(_alike(begin, other) > MOST_ALIKE for other in begins):
+        alike = ((begin[..., :, None] == other[..., None, :]).any(axis=-1).mean() for other in begins)
+        if len(kept) < count and not any(share > MOST_ALIKE for share in alike):
             kept.append(number)
             begins.append(begin)
     return kept
-
-
-def _alike(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
-    return float((one[..., :, None] == other[..., None, :]).any(axis=-1).mean())
 
 
 def trace_of(recorded: RecordedTokens, sequences: Sequence[int]) -> Trace:

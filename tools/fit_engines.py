@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,38 +116,31 @@ def _numbers(starts: Starts, values: Mapping[str, float], engine: str) -> dict[s
             for key, value in own.items()}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RowsFit:
-    """A fit to some rows."""
+def fitted(starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
+    """The best logarithms for some rows."""
 
-    starts: Starts
-    rows: Sequence[MeasuredRow]
-
-    def solve(self) -> Vector:
-        """The best logarithms."""
-        found = least_squares(
-            self._residuals, self.starts.logs, self._slopes, loss="cauchy", max_nfev=EVALUATIONS, x_scale="jac"
-        )
-        solution: Vector = found.x
-        return solution
-
-    def _slopes(self, logs: Vector) -> Vector:
+    def slopes(logs: Vector) -> Vector:
         """Of the residuals, over steps of a hundredth: shorter ones vanish in whole nanoseconds."""
-        here = self._residuals(logs)
+        here = residuals(logs, starts, rows)
         steps = STEP * np.eye(len(logs))
-        slopes: Vector = np.stack([(self._residuals(logs + step) - here) / STEP for step in steps], axis=1)
-        return slopes
+        return np.stack([(residuals(logs + step, starts, rows) - here) / STEP for step in steps], axis=1)
 
-    def _residuals(self, logs: Vector) -> Vector:
-        engines = engines_of(self.starts, logs)
-        counts = Counter(row.machine for row in self.rows)
-        off = [
-            weight * counts[row.machine] ** -0.4 * error
-            for row in self.rows
-            for weight, error in zip((DECODE, PROMPT), errors(row, engines), strict=True)
-            if error is not None
-        ]
-        return np.array([*off, *(START * (logs - self.starts.logs) / self.starts.spreads)])
+    off = partial(residuals, starts=starts, rows=rows)
+    found: Vector = least_squares(off, starts.logs, slopes, loss="cauchy", max_nfev=EVALUATIONS, x_scale="jac").x
+    return found
+
+
+def residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
+    """What the fit makes small."""
+    engines = engines_of(starts, logs)
+    counts = Counter(row.machine for row in rows)
+    off = [
+        weight * counts[row.machine] ** -0.4 * error
+        for row in rows
+        for weight, error in zip((DECODE, PROMPT), errors(row, engines), strict=True)
+        if error is not None
+    ]
+    return np.array([*off, *(START * (logs - starts.logs) / starts.spreads)])
 
 
 def errors(row: MeasuredRow, engines: Mapping[str, InferenceEngine]) -> tuple[float | None, float | None]:
@@ -170,9 +163,9 @@ def rows_to_fit() -> list[MeasuredRow]:
 def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, InferenceEngine]]:
     """For each machine, the engines fitted to the rows of all others, from the same start as the fit to all."""
     machines = sorted({row.machine for row in rows})
-    without = [RowsFit(starts, [row for row in rows if row.machine != machine]) for machine in machines]
+    without = [[row for row in rows if row.machine != machine] for machine in machines]
     with ProcessPoolExecutor(max_workers=2) as pool:
-        found = list(pool.map(RowsFit.solve, without))
+        found = list(pool.map(partial(fitted, starts), without))
     return {machine: engines_of(starts, logs) for machine, logs in zip(machines, found, strict=True)}
 
 
@@ -196,7 +189,7 @@ def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[st
 def main(arguments: Sequence[str]) -> None:
     """Fit, print, and write if asked to."""
     starts, rows = read_starts(), rows_to_fit()
-    logs = RowsFit(starts, rows).solve()
+    logs = fitted(starts, rows)
     engines = engines_of(starts, logs)
     for name, value in zip(starts.names, np.exp(logs), strict=True):
         print(f"{name:36s} {value:.4g}")

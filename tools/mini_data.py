@@ -32,7 +32,6 @@ class Corpus:
 
     @property
     def vocab(self) -> int:
-        """Number of tokens."""
         return len(self.token_bytes)
 
     def batch(self, seed: int, step: int, batch: int, length: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,10 @@ class RouterTap:
         self._logits: list[Tensor] = [torch.empty(0)] * self.layers
         self._ids: list[Tensor] = [torch.empty(0)] * self.layers
         for layer, router in enumerate(routers):
-            router.register_forward_hook(self._hook(layer))
+            router.register_forward_hook(partial(self._keep, layer))
 
-    def _hook(self, layer: int) -> Any:
-        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-            self._logits[layer], self._ids[layer] = output[0].flatten(0, -2), output[-1].flatten(0, -2)
-
-        return keep
+    def _keep(self, layer: int, _module: nn.Module, _inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        self._logits[layer], self._ids[layer] = output[0].flatten(0, -2), output[-1].flatten(0, -2)
 
     def losses(self) -> tuple[Tensor, Tensor]:
         """(load balance, z-loss), each summed over layers; balance is 1 a layer when all experts are used alike."""

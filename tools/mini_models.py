@@ -16,11 +16,8 @@ def deepseek_config(vocab: int = VOCAB, layers: int = 27) -> DeepseekV2Config:
     experts, 2 shared, top-6 of a plain softmax, weights not renormalised), at 1/16 of its hidden width.
     """
     return DeepseekV2Config(
-        vocab_size=vocab,
-        hidden_size=128,
         intermediate_size=352,
         moe_intermediate_size=32,
-        num_hidden_layers=layers,
         first_k_dense_replace=1,
         n_routed_experts=64,
         n_shared_experts=2,
@@ -30,39 +27,38 @@ def deepseek_config(vocab: int = VOCAB, layers: int = 27) -> DeepseekV2Config:
         topk_group=1,
         norm_topk_prob=False,
         routed_scaling_factor=1.0,
-        num_attention_heads=4,
         num_key_value_heads=4,
         q_lora_rank=None,
         kv_lora_rank=32,
         qk_nope_head_dim=16,
         qk_rope_head_dim=16,
         v_head_dim=32,  # as wide as a key, so that fused attention kernels apply
-        **_common(),
+        **_common(vocab, layers),
     )
 
 
 def moe_config(vocab: int = VOCAB, layers: int = 8) -> Qwen3MoeConfig:
     """A model to run in tests and on small machines: 8 MoE layers, 16 experts, top-2 renormalised, 5.5 M weights."""
     return Qwen3MoeConfig(
-        vocab_size=vocab,
-        hidden_size=128,
         moe_intermediate_size=96,
         intermediate_size=256,
-        num_hidden_layers=layers,
         num_experts=16,
         num_experts_per_tok=2,
         norm_topk_prob=True,
         decoder_sparse_step=1,
         mlp_only_layers=[],
-        num_attention_heads=4,
         num_key_value_heads=2,
-        **{"head_dim": 32, **_common()},
+        **{"head_dim": 32, **_common(vocab, layers)},
     )
 
 
-def _common() -> dict[str, Any]:
+def _common(vocab: int, layers: int) -> dict[str, Any]:
     """Settings of both models; token 0 is padding, and nothing ends a text."""
     return {
+        "vocab_size": vocab,
+        "hidden_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
         "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": True,
         "initializer_range": 0.04,

@@ -60,8 +60,9 @@ def fit_figures(start: RoutingModel) -> RoutingModel:
             factor = (wanted[quantity] / made[quantity]) ** POWER
             changed: dict[str, Any] = {parameter: _scaled(getattr(fit, parameter), factor)}
             fit = replace(fit, **changed)
+    sharpness = float(np.log1p(ALPHA) / np.quantile(_gaps(fit), LOW_SCORES))  # as many low scores as published
     fit = replace(
-        fit, name=MODEL, model=MODEL, text="given", forecast_accuracy={}, sharpness=_sharpness(fit),
+        fit, name=MODEL, model=MODEL, text="given", forecast_accuracy={}, sharpness=sharpness,
         source="statistics of DeepSeek-V2-Lite-Chat over 60 given texts; the rest as in mini-deepseek",
     ).rounded(4)  # fmt: skip
     return replace(fit, residuals=tuple(residuals(fit))).rounded(4)
@@ -96,11 +97,6 @@ def residuals(fit: RoutingModel) -> list[Residual]:
         Residual("loaded experts with low scores", LOW_SCORES, low_scores, True),
         *(Residual(about, wanted[name], made[name], False) for name, about in CHECKED.items()),
     ]
-
-
-def _sharpness(fit: RoutingModel) -> float:
-    """That gives as many low scores as published."""
-    return float(np.log1p(ALPHA) / np.quantile(_gaps(fit), LOW_SCORES))
 
 
 def _gaps(fit: RoutingModel) -> np.ndarray:

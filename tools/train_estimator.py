@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from traces.capture.residual_stream import ResidualStream
 from traces.capture.router_forecast import check_forecastable
 from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
-from traces.capture.text_sketch import TextSketch, sketch
+from traces.capture.text_sketch import sketch
 from traces.capture.vectors import Vectors, write_vectors
 from trilane.common.files import check_folder
 
@@ -48,19 +48,10 @@ def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
     domains = ", ".join(corpus.domains)
     text = f"{settings.length}-token windows of the first {TRAINED_ON:.0%} of training text ({domains})"
     facts = {**teacher.run.loaded.describe(), "prompts": text, "seed": settings.seed}
-    return sums.vectors(facts, text_read(teacher.run.loaded.tokenizer, corpus, settings))
-
-
-def text_read(tokenizer: Any, corpus: Corpus, settings: Settings) -> TextSketch:
-    """A sketch of all windows that vectors and estimator are made from."""
-
-    def windows() -> Iterator[str]:
-        for step in range(settings.calibration_steps):
-            yield from tokenizer.batch_decode(settings.calibration_batch(corpus, step))
-        for step in range(settings.steps):
-            yield from tokenizer.batch_decode(settings.training_batch(corpus, step))
-
-    return sketch(windows())
+    calibration = (settings.calibration_batch(corpus, step) for step in range(settings.calibration_steps))
+    training = (settings.training_batch(corpus, step) for step in range(settings.steps))
+    decode = teacher.run.loaded.tokenizer.batch_decode
+    return sums.vectors(facts, sketch(text for batch in chain(calibration, training) for text in decode(batch)))
 
 
 def train(teacher: Teacher, corpus: Corpus, vectors: Vectors, settings: Settings) -> tuple[Estimator, list[float]]:
@@ -123,7 +114,10 @@ def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -
         estimator, losses = train(teacher, corpus, vectors, settings) if settings.steps else (None, [])
         recall = measure(teacher, corpus, vectors, estimator, settings)
     facts = _training(settings, losses, recall)
-    write_vectors(_with_estimator(vectors, estimator, facts) if estimator else vectors, output)
+    if estimator:
+        known = {**vectors.provenance, "estimator": facts}
+        vectors = replace(vectors, estimator=estimator.tensors(), provenance=known)
+    write_vectors(vectors, output)
     return recall
 
 
@@ -147,10 +141,6 @@ def _tell(losses: list[float], settings: Settings) -> None:
     if len(losses) % 25 == 0 or len(losses) == settings.steps:
         recent = losses[-25:]
         print(f"step {len(losses)}/{settings.steps}: KL {sum(recent) / len(recent):.4f}", file=sys.stderr, flush=True)
-
-
-def _with_estimator(vectors: Vectors, estimator: Estimator, facts: dict[str, Any]) -> Vectors:
-    return replace(vectors, estimator=estimator.tensors(), provenance={**vectors.provenance, "estimator": facts})
 
 
 def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[str, Any]:

@@ -60,7 +60,6 @@ class Copying:
         self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -144,7 +143,10 @@ class Copying:
                     self._land()
         except BaseException as error:
             self._error = error
-        self._fail_waiting(self._error or LaneError("the run has ended before a copy that work waits for"))
+        why = self._error or LaneError("the run has ended before a copy that work waits for")
+        with self.lock:
+            for future in (*self._futures.values(), *(future for _, future in self._results)):
+                future.fail(why)
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for the next job; None when stopped."""
@@ -240,9 +242,3 @@ class Copying:
     def _instant(self, kind: str, expert_id: ExpertId) -> None:
         layer, expert = expert_id
         self._recorder.instant(self._machine.now_ns(), kind, layer, -1, expert, self.expert_bytes(layer))
-
-    def _fail_waiting(self, error: BaseException) -> None:
-        """Fail all futures that this thread, which has ended, leaves behind."""
-        with self.lock:
-            for future in (*self._futures.values(), *(future for _, future in self._results)):
-                future.fail(error)

@@ -2,23 +2,22 @@
 
 The caller provides a model's work outside its routed experts: ``replay`` launches kernels of a model's shape,
 ``generate`` runs a model of the Hugging Face library. For every layer they call ``route`` when the routing is on the
-host, ``foresee`` if a forecast is known, ``combine``, and ``end_layer`` after launching the next layer's work.
+host, ``foresee`` if a forecast is known, ``layers.combine``, and ``end_layer`` after launching the next layer's work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_execution import Finish, LayerExecution
+from realrun.execution.layer_execution import LayerExecution
 from realrun.execution.layer_state import LayerSizes, RoutedInput
 from realrun.execution.low_jitter import low_jitter
 from realrun.execution.recorder import MachineRecorder, Timed, Waited
@@ -85,10 +84,12 @@ class Executor:
             plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
             futures = copying.expect(self._copied_for(plan))
             staged = frozenset(session.staged(plan.layer)) | {expert_id.expert for expert_id in futures}
-            self._give_up(plan)
+            self._withdraw(plan.withdrawn)
+            for expert_id in plan.released:
+                copying.released(expert_id)
         kept = plan.routing is given.routing
         tokens = true if kept else rerouted(weigh(plan.routing), true.top_k, true.weights.dtype)
-        self._record("plan", began, given.layer)
+        self.record("plan", began, given.layer)
         with copying.lock:
             copying.lock.notify_all()
         if tokens is not true:
@@ -103,14 +104,10 @@ class Executor:
             foresight, withdrawn = self.session.foresee(forecasts)
             self._withdraw(withdrawn)
             self.copying.lock.notify_all()
-        self._record("foresee", began, self._layer)
+        self.record("foresee", began, self._layer)
         commit = foresight.commit
         if commit is not None and commit.precompute:
             self.layers.precompute(commit, rerouted(weigh(commit.routing), top_k, dtype))
-
-    def combine(self, finish: Finish, keep: Callable[[Tensor], None]) -> Completion:
-        """Launch the layer's sum: ``finish`` is applied to the partial results [N, k, H], ``keep`` to its result."""
-        return self.layers.combine(finish, keep)
 
     def end_layer(self) -> None:
         """Block until the layer has ended, then notify the session."""
@@ -135,11 +132,8 @@ class Executor:
         waited = Waited(began, completion, self.machine.now_ns())
         self.recorder.add("host", waited, "wait", layer, tokens=tokens, target_layer=target_layer)
 
-    def launched(self, layer: int, since_ns: int) -> None:
-        """Record that the host has launched work outside the routed experts."""
-        self._record("launch", since_ns, layer)
-
-    def _record(self, kind: str, since_ns: int, layer: int) -> None:
+    def record(self, kind: str, since_ns: int, layer: int) -> None:
+        """Record the host's own work since then, such as a launch outside the routed experts."""
         self.recorder.add("host", Timed(since_ns, since_ns, self.machine.now_ns()), kind, layer)
 
     def _place(self) -> None:
@@ -155,12 +149,6 @@ class Executor:
         awaited = [ExpertId(plan.layer, expert) for expert in plan.awaited]
         loaded = [ExpertId(plan.layer, expert) for expert in (*plan.loads, *plan.streamed)]
         return [expert_id for expert_id in awaited if not self.session.residency.holds(expert_id)] + loaded
-
-    def _give_up(self, plan: Plan) -> None:
-        """Withdraw and release what the plan does not use."""
-        self._withdraw(plan.withdrawn)
-        for expert_id in plan.released:
-            self.copying.released(expert_id)
 
     def _withdraw(self, ids: Sequence[ExpertId]) -> None:
         for expert_id in ids:

@@ -43,7 +43,7 @@ class LayerExecution:
         self._machine, self._copying, self._store, self._slots = machine, copying, store, slots
         self._kernels, self._recorder = kernels, recorder
         activations, results = (sizes.tokens, sizes.hidden), (sizes.tokens * sizes.top_k, sizes.hidden)
-        on_cpu = (sizes.cpu_rows, sizes.hidden)
+        on_cpu = (sizes.tokens * sizes.top_k * (2 if sizes.defers else 1), sizes.hidden)
         self._parts = machine.gpu_tensor(results, sizes.sum_dtype)
         self._sent = [machine.host_tensor(activations, sizes.dtype) for _ in range(2)]
         self._results = [machine.host_tensor(on_cpu, sizes.sum_dtype) for _ in range(2)]
@@ -147,7 +147,7 @@ class LayerExecution:
 
         done = (lambda: self._copying.used(expert_id)) if expert in now.staged else None
         completion = self._machine.gpu.submit(work, after, done)
-        self._recorder.add("gpu", completion, "expert", layer, expert, rows, self._bytes(layer))
+        self._recorder.add("gpu", completion, "expert", layer, expert, rows, self._copying.expert_bytes(layer))
         self._launched(expert, completion)
         if done is not None:
             now.waits.append(completion)
@@ -164,9 +164,8 @@ class LayerExecution:
             rows = share.take(ExpertId(layer, expert), tokens.choices[expert])
             out = results[rows.begin : rows.begin + len(rows.choices)]
             rows.completion = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens, out), (sent,))
-            self._recorder.add(
-                "cpu", rows.completion, kind, here, expert, len(rows.choices), self._bytes(layer), target_layer=target
-            )
+            size = self._copying.expert_bytes(layer)
+            self._recorder.add("cpu", rows.completion, kind, here, expert, len(rows.choices), size, target)
 
     def _cpu_work(
         self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens, results: Tensor
@@ -217,9 +216,6 @@ class LayerExecution:
         since, now.since_ns = now.since_ns + completion.blocked_ns, self._machine.now_ns()
         self._recorder.add("host", Timed(since, since, now.since_ns), "launch", now.plan.layer, expert)
         now.last = completion
-
-    def _bytes(self, layer: int) -> int:
-        return self._copying.expert_bytes(layer)
 
 
 def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]:

@@ -87,11 +87,6 @@ class LayerSizes(NamedTuple):
     sum_dtype: torch.dtype
     defers: bool = False
 
-    @property
-    def cpu_rows(self) -> int:
-        """Results of CPU experts, each of one choice."""
-        return self.tokens * self.top_k * (2 if self.defers else 1)
-
 
 class Addresses(NamedTuple):
     """Results of CPU experts: their places in the host buffer, and the choices that they are of."""

@@ -6,8 +6,9 @@ checkpoint one expert at a time, so that at most one expert is in memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +61,10 @@ def load_streamed(
     layouts = _layouts(layers)
     names = _names(skeleton, layers)
     tensors = ExpertTensors(skeleton, stored_tensors(folder))
-    pieces = [_pieces(tensors, name, layout) for name, layout in zip(names, layouts, strict=True)]
+    pieces: list[LayerPieces] = []
+    for name, layout in zip(names, layouts, strict=True):
+        by_part = {part.name: tensors.pieces(f"{name}.{part.name}") for part in layout.parts}
+        pieces.append([dict(zip(by_part, each, strict=True)) for each in zip(*by_part.values(), strict=True)])
     check_host_memory(sum(layout.size_bytes * len(experts) for layout, experts in zip(layouts, pieces, strict=True)))
     model = _without_experts(folder, dtype, {type(layer.experts) for layer in layers})
     for name, layer in zip(names, layers, strict=True):
@@ -101,14 +105,11 @@ def _empty(name: str, experts: Any, parameters: Mapping[str, Tensor]) -> None:
     """Leave only shapes in the module, and an error if it is run."""
     for part, value in parameters.items():
         setattr(experts, part, nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=False))
-    experts.forward = _refuse_to_run(name)
+    experts.forward = partial(_refuse_to_run, name)
 
 
-def _refuse_to_run(name: str) -> Callable[..., NoReturn]:
-    def forward(*given: object, **named: object) -> NoReturn:
-        raise RuntimeError(f"{name}: its weights are in an expert store; run the model through the executor")
-
-    return forward
+def _refuse_to_run(name: str, *given: object, **named: object) -> NoReturn:
+    raise RuntimeError(f"{name}: its weights are in an expert store; run the model through the executor")
 
 
 def _skeleton(folder: Path, dtype: torch.dtype) -> Any:
@@ -141,14 +142,12 @@ def _names(model: nn.Module, layers: Iterable[MoeLayer]) -> list[str]:
     return [names[layer.experts] for layer in layers]
 
 
-def _pieces(tensors: ExpertTensors, name: str, layout: ExpertLayout) -> LayerPieces:
-    by_part = {part.name: tensors.pieces(f"{name}.{part.name}") for part in layout.parts}
-    return [dict(zip(by_part, of_expert, strict=True)) for of_expert in zip(*by_part.values(), strict=True)]
-
-
 def _without_experts(folder: Path, dtype: torch.dtype, classes: Iterable[type[nn.Module]]) -> Any:
     """Let the library load all but the experts, whose tensors it treats as superfluous and never reads."""
-    with _built_empty(classes), _quiet():
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        for cls in classes:
+            stack.enter_context(_built_empty(cls))
         model, report = CAUSAL_MODELS.from_pretrained(folder, dtype=dtype, output_loading_info=True, **NO_PICKLE)
     if report["missing_keys"]:
         raise RefusedError(f"{folder}: the checkpoint has no tensor for {sorted(report['missing_keys'])}")
@@ -156,26 +155,21 @@ def _without_experts(folder: Path, dtype: torch.dtype, classes: Iterable[type[nn
 
 
 @contextmanager
-def _built_empty(classes: Iterable[type[nn.Module]]) -> Iterator[None]:
-    """In the block, modules of ``classes`` are built without the parameters that hold all experts."""
-    originals: dict[Any, Callable[..., None]] = {cls: cls.__init__ for cls in classes}
-    for cls, original in originals.items():
-        cls.__init__ = _emptying(original)
-    try:
-        yield
-    finally:
-        for cls, original in originals.items():
-            cls.__init__ = original
+def _built_empty(cls: Any) -> Iterator[None]:
+    """In the block, modules of the class are built without the parameters that hold all experts."""
+    original = cls.__init__
 
-
-def _emptying(original: Callable[..., None]) -> Callable[..., None]:
     def init(experts: Any, *given: Any, **named: Any) -> None:
         original(experts, *given, **named)
         for part in expert_parameters(experts):
             setattr(experts, part, None)
         experts._is_hf_initialized = True  # otherwise the library initialises the missing parameters
 
-    return init
+    cls.__init__ = init
+    try:
+        yield
+    finally:
+        cls.__init__ = original
 
 
 @contextmanager

@@ -46,7 +46,9 @@ class GpuSlots:
             self._give(victim, keep=False)
         into: Group = "cache" if copy.into == "cache" else "prefetch" if copy.kind == "prefetch" else "demand"
         buffer = self._take(copy.key, into)
-        self._forget(copy.key)
+        if found := self._kept(copy.key):  # it is copied again
+            group, stale = found
+            self._free[group].appendleft((stale, None))
         return buffer
 
     def release(self, expert_id: ExpertId) -> None:
@@ -59,24 +61,21 @@ class GpuSlots:
 
     def adopt(self, swap: Swap) -> None:
         """Exchange the slots of an expert in a free staging slot and one in a cache slot, without a copy."""
-        group, place = next(
-            (group, place) for group, free in self._free.items() for place, (_, expert_id) in enumerate(free)
-            if expert_id == swap.incoming
-        )  # fmt: skip
-        buffer, _ = self._free[group][place]
-        del self._free[group][place]
+        found = self._kept(swap.incoming)
+        assert found is not None
+        group, buffer = found
         emptied, _ = self._held.pop(swap.outgoing)
         self._free[group].appendleft((emptied, None))  # empty slots are taken first
         self._held[swap.incoming] = buffer, "cache"
 
-    def _forget(self, expert_id: ExpertId) -> None:
-        """Mark a free slot that still has an expert as empty, since the expert is copied again."""
-        for free in self._free.values():
+    def _kept(self, expert_id: ExpertId) -> tuple[Group, Tensor] | None:
+        """Take the free slot that still has an expert, if there is one."""
+        for group, free in self._free.items():
             for place, (buffer, intact) in enumerate(free):
                 if intact == expert_id:
                     del free[place]
-                    free.appendleft((buffer, None))
-                    return
+                    return group, buffer
+        return None
 
     def _take(self, expert_id: ExpertId, group: Group) -> Tensor:
         buffer, _ = self._free[group].popleft()

@@ -60,17 +60,18 @@ class ExpertLayout:
         return cls.of_parts((name, tuple(value.shape[1:]), value.dtype) for name, value in parameters.items())
 
     @classmethod
-    def from_shape(cls, hidden: int, width: int, dtype: torch.dtype, gated: bool = True) -> ExpertLayout:
-        """The layout for an expert of a given shape; with a gate, its rows come first in ``gate_up_proj``."""
-        return cls.of_parts((name, shape, dtype) for name, shape in _matrices(hidden, width, gated))
+    def from_shape(
+        cls, hidden: int, width: int, weights: torch.dtype | BlockFormat, gated: bool = True
+    ) -> ExpertLayout:  # fmt: skip
+        """The layout for an expert of a given shape; with a gate, its rows come first in ``gate_up_proj``.
 
-    @classmethod
-    def in_blocks(cls, hidden: int, width: int, blocks: BlockFormat, gated: bool = True) -> ExpertLayout:
-        """As ``from_shape``, with weights in blocks."""
-        return cls.of_parts(
-            (name, (rows, blocks.row_bytes(columns)), torch.uint8)
-            for name, (rows, columns) in _matrices(hidden, width, gated)
-        )
+        ``weights``: their type, or the blocks that they are in, of which rows are whole ones.
+        """
+        first = ("gate_up_proj", 2 * width, hidden) if gated else ("up_proj", width, hidden)
+        matrices = (first, ("down_proj", hidden, width))
+        if isinstance(weights, BlockFormat):
+            return cls.of_parts((name, (rows, weights.row_bytes(size)), torch.uint8) for name, rows, size in matrices)
+        return cls.of_parts((name, (rows, columns), weights) for name, rows, columns in matrices)
 
     @property
     def size_bytes(self) -> int:
@@ -79,21 +80,15 @@ class ExpertLayout:
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The parts of the expert in ``buffer`` (uint8 [bytes or more], 64-byte aligned), as views."""
-        return {p.name: _bytes_of(p, buffer).view(p.dtype).view(p.shape) for p in self.parts}
+        return {
+            part.name: buffer.narrow(0, part.offset_bytes, part.size_bytes).view(part.dtype).view(part.shape)
+            for part in self.parts
+        }
 
 
 def expert_parameters(experts: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of an experts module that hold all experts: those with at least 2 dimensions."""
     return {name: value for name, value in experts.named_parameters(recurse=False) if value.ndim >= 2}
-
-
-def _matrices(hidden: int, width: int, gated: bool) -> tuple[tuple[str, tuple[int, int]], ...]:
-    first = ("gate_up_proj", (2 * width, hidden)) if gated else ("up_proj", (width, hidden))
-    return first, ("down_proj", (hidden, width))
-
-
-def _bytes_of(part: WeightPart, buffer: Tensor) -> Tensor:
-    return buffer[part.offset_bytes : part.offset_bytes + part.size_bytes]
 
 
 def _end_bytes(parts: Iterable[WeightPart]) -> int:

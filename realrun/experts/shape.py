@@ -12,7 +12,7 @@ from realrun.experts.cpu_kernels import BlockSwiGlu, NativeSwiGlu
 from realrun.experts.ffn import SwiGlu
 from realrun.experts.layout import ExpertLayout
 from realrun.machine.native_ffn import native_ffn
-from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
+from realrun.machine.weight_formats import BLOCK, FORMATS
 from traces.models.shape import ModelShape
 
 _DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float32}
@@ -33,23 +33,14 @@ class ExpertShape(NamedTuple):
             raise RefusedError(
                 f"{shape.name}: expected experts of one size, these differ by layer; it can only be simulated"
             )
-        if blocks := _blocks_of(shape):
+        whole = not any(size % BLOCK for size in sizes)  # rows are whole blocks
+        if whole and (blocks := FORMATS.get(shape.weight_bits)):
             kernel = BlockSwiGlu(gated, blocks=blocks, ffn=native_ffn())
-            return cls(torch.bfloat16, ExpertLayout.in_blocks(*sizes, blocks, gated), kernel)
+            return cls(torch.bfloat16, ExpertLayout.from_shape(*sizes, blocks, gated), kernel)
         dtype = _dtype_of(shape)
-        return cls(dtype, ExpertLayout.from_shape(*sizes, dtype, gated), _kernel(dtype, gated))
-
-
-def _kernel(dtype: torch.dtype, gated: bool) -> SwiGlu:
-    """The native kernel supports bfloat16 only."""
-    ffn = native_ffn() if dtype == torch.bfloat16 else None
-    return SwiGlu(gated) if ffn is None else NativeSwiGlu(gated, ffn=ffn)
-
-
-def _blocks_of(shape: ModelShape) -> BlockFormat | None:
-    """None for weights that are not in blocks, or whose rows are not whole blocks."""
-    whole = shape.hidden % BLOCK == shape.expert_width % BLOCK == 0
-    return FORMATS.get(shape.weight_bits) if whole else None
+        ffn = native_ffn() if dtype == torch.bfloat16 else None  # which supports no other
+        plain = SwiGlu(gated) if ffn is None else NativeSwiGlu(gated, ffn=ffn)
+        return cls(dtype, ExpertLayout.from_shape(*sizes, dtype, gated), plain)
 
 
 def _dtype_of(shape: ModelShape) -> torch.dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -41,15 +41,13 @@ def generate(request: GenerateRequest, machine: Machine | None = None) -> Genera
     its scenario, and LaneError during the run; after it, ScenarioError if a prompt is one of the calibration's.
     """
     request.check()
-    lanes = machine or machine_for("host-lanes", inline=True)
-    try:
-        loaded, store = load_model(
-            request.model, request.dtype, lanes.device, lambda size: lanes.host_tensor((size,), torch.uint8)
-        )
-        return generate_hosted(look_at(loaded, store), request, lanes)
-    finally:
-        if machine is None:
-            lanes.close()
+    if machine is None:
+        with closing(machine_for("host-lanes", inline=True)) as lanes:
+            return generate(request, lanes)
+    loaded, store = load_model(
+        request.model, request.dtype, machine.device, lambda size: machine.host_tensor((size,), torch.uint8)
+    )
+    return generate_hosted(look_at(loaded, store), request, machine)
 
 
 def generate_hosted(

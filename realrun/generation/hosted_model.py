@@ -67,10 +67,11 @@ def look_at(loaded: Loaded, store: ExpertStore) -> HostedModel:
     """Probe a model in one pass over arbitrary tokens. Raises RefusedError for a model whose layers differ."""
     check_layers(loaded.layers)
     try:
+        last = int(config_value(loaded.model.config.get_text_config(), "vocab_size")) - 1
         with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:
             run = HookedModel(loaded, CaptureSettings(temperature=0), recorder)
             with routed_through(loaded.layers, computed_in_place(loaded.layers, store)):
-                probe = run.probe(_probe(loaded))
+                probe = run.probe([place * last // PROBE_TOKENS for place in range(PROBE_TOKENS)])
         bits = store.layouts[0].parts[0].dtype.itemsize * 8
         shape = shape_of(loaded.model, loaded.layers, loaded.name, probe.top_k, bits)
     except CaptureError as error:
@@ -79,11 +80,6 @@ def look_at(loaded: Loaded, store: ExpertStore) -> HostedModel:
     weights = probe.records[0].weights
     assert weights is not None
     return HostedModel(loaded, store, shape, probe, RouterFacts(probe.rule, shape.norm_topk, scales), weights.dtype)
-
-
-def _probe(loaded: Loaded) -> list[int]:
-    vocabulary = int(config_value(loaded.model.config.get_text_config(), "vocab_size"))
-    return [place * (vocabulary - 1) // PROBE_TOKENS for place in range(PROBE_TOKENS)]
 
 
 def _streamed(folder: Path, dtype: str, device: torch.device, allocate: Allocate) -> tuple[Loaded, ExpertStore]:

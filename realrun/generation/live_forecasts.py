@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,16 @@ class PartialStates(ExitStack):
                 f"{sorted(map(str, windows))}"
             )
         for number, part in enumerate(stream.parts):
-            self.enter_context(part.attention.register_forward_pre_hook(self._keep(number), with_kwargs=True))
+            hook = partial(self._keep, number)
+            self.enter_context(part.attention.register_forward_pre_hook(hook, with_kwargs=True))
 
     def gate_input(self, layer: int, here: Tensor) -> Tensor:
         """A guess [N, H] for ``layer`` + 1; ``here`` [N, H] is the sum of the layer's experts on the GPU."""
         stream = self._stream.after(layer, lambda _own, _hidden, _ids, _weights: here)
         return gate_input_after(self._stream.parts[layer + 1], stream, *self._calls[layer])
 
-    def _keep(self, number: int) -> Any:
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._calls[number] = args, kwargs
-
-        return keep
+    def _keep(self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls[number] = args, kwargs
 
 
 class LiveForecasts:

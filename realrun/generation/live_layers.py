@@ -61,11 +61,9 @@ class Between(OnItsLane):
     end_ns = property(lambda self: self.until.start_ns)
 
     def wait(self) -> None:
-        """Block until it has ended."""
         self.until.wait()
 
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         return self.until.has_ended()
 
 
@@ -108,7 +106,7 @@ class LiveLayers:
             forecasts += self._collect(layer, self._speculate(layer, hidden.dtype, late=True), alone=True)
             self._executor.foresee(forecasts, ids.shape[1], weights.dtype, scaled_by(self._facts.scales[layer + 1]))
         kept: list[Tensor] = []
-        self._since = self._executor.combine(lambda parts: parts.sum(1).to(hidden.dtype), kept.append)
+        self._since = self._executor.layers.combine(lambda parts: parts.sum(1).to(hidden.dtype), kept.append)
         if not self._runs_ahead:
             self._executor.end_layer()
         return kept[0]

@@ -99,7 +99,6 @@ class Generated:
 
     @property
     def texts(self) -> list[str]:
-        """The generated texts."""
         return [str(self.tokenizer.decode(tokens)) for tokens in self.tokens]
 
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings
@@ -58,7 +57,8 @@ def samples_ns(printed: str, program: str, prompt: int, generated: int) -> list[
     """Times of the repeats of the one test with so many tokens. Raises RefusedError for any other output."""
     document = parse_json(printed, f"{program}: what it printed", RefusedError)
     tests = document if isinstance(document, list) else []
-    found = [each for each in tests if _tokens(each) == (prompt, generated)]
+    wanted = {"n_prompt": prompt, "n_gen": generated}
+    found = [each for each in tests if isinstance(each, dict) and wanted.items() <= each.items()]
     samples = found[0].get("samples_ns") if len(found) == 1 else None
     if not isinstance(samples, list) or not samples or not all(type(ns) is int and ns > 0 for ns in samples):
         raise RefusedError(
@@ -66,10 +66,6 @@ def samples_ns(printed: str, program: str, prompt: int, generated: int) -> list[
             f"others, found {len(found)} such tests{' without them' if found else ''}; take a newer llama-bench"
         )
     return samples
-
-
-def _tokens(test: Any) -> tuple[object, object] | None:
-    return (test.get("n_prompt"), test.get("n_gen")) if isinstance(test, dict) else None
 
 
 def _run(command: Sequence[str]) -> str:

@@ -1,16 +1,21 @@
 """Small models of random weights from which an engine's kernels are measured: groups that differ in one size.
 
 A step reads more weights than a processor's cache holds, so that weights, keys and values come from memory as in a
-large model. A GPU's kernels are over sooner, so that more of them are timed together.
+large model. A GPU's kernels are over sooner, so that more of them are timed together. All models are written, loaded
+and timed, in several rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings
+from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
+from realrun.llama_cpp.random_gguf import write_random_gguf
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.machines.plausibility import LIMITS
@@ -140,6 +145,29 @@ def split_models(blocks: tuple[str, ...], threads: tuple[int, ...]) -> Iterator[
         computed = _points(threads, SPLIT_STEPS)
         yield _model(name, shape, block, computed + copied, mapped)._replace(variant=SPLIT)
         yield _model(name, shape, block, copied, mapped._replace(mapped=False))._replace(variant=PINNED)
+
+
+def measure_samples(
+    open_model: OpenModel, folder: Path, models: Sequence[BenchModel], rounds: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, dict[BenchPoint, float]]:  # fmt: skip
+    """Times in ns of every point of the models: the lower quartile of its repeats in a round, since what disturbs a
+    measurement makes it longer, and of the rounds the median. Each loads all models anew, so that their caches lie
+    elsewhere in memory. Models are written to ``folder``, and stay there.
+    """
+    paths = [folder / f"{model.name}.gguf" for model in models]
+    for model, path in zip(models, paths, strict=True):
+        if not path.exists():  # not written for another variant
+            progress(f"writing {model.name}")
+            write_random_gguf(model.shape, model.architecture, model.blocks, path)
+    found: dict[str, dict[BenchPoint, list[float]]] = {model.samples_name: defaultdict(list) for model in models}
+    for turn in range(rounds):
+        for model, path in zip(models, paths, strict=True):
+            progress(f"round {turn + 1} of {rounds}: {model.samples_name}")
+            with open_model(path, model.settings) as context:
+                for point, times in time_points(context, model.points).items():
+                    found[model.samples_name][point].append(quartiles(times)[0])
+    return {name: {point: median(times) for point, times in each.items()} for name, each in found.items()}
 
 
 def expert_models(

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realrun.llama_cpp.gate_matrices import Gates, read_gates
 from realrun.llama_cpp.prompt_parts import PromptParts, Rows
-from realrun.llama_cpp.recorded_model import RoutedPass, open_routed
-from realrun.llama_cpp.routing_rows import GateForecasts, MeanChange, routing_rows, score_rows
+from realrun.llama_cpp.recorded_model import RoutedModel, RoutedPass, open_routed
+from realrun.llama_cpp.routing_rows import GateForecasts, Routing, mean_change, routing_rows, score_rows
 from traces.capture.prompts import PromptFile, check_disjoint, read_prompts
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.file import TraceWriter
@@ -33,17 +33,7 @@ MOST_LAYERS = 10_000
 Progress = Callable[[str], object]  # is called with a text about the present work
 
 
-class RunningModel(Protocol):
-    """What capture needs of a model that runs (``recorded_model.RoutedModel``)."""
-
-    def tokens_of(self, text: str) -> list[int]: ...
-
-    def passes(self, prompt: Sequence[int], sequence: int) -> Iterator[RoutedPass]: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-
-Open = Callable[[Path, ModelShape, CaptureSettings], AbstractContextManager[RunningModel]]
+Open = Callable[[Path, ModelShape, CaptureSettings], AbstractContextManager[RoutedModel]]
 
 
 def capture_gguf(
@@ -121,7 +111,7 @@ class _Capture:
     """A model that runs, and what is to be recorded of it."""
 
     def __init__(
-        self, model: RunningModel, shape: ModelShape, gates: Gates, settings: CaptureSettings,
+        self, model: RoutedModel, shape: ModelShape, gates: Gates, settings: CaptureSettings,
         keys: tuple[ForecastKey, ...], progress: Progress,
     ) -> None:  # fmt: skip
         self._model, self._shape, self._gates, self._keys = model, shape, gates, keys
@@ -139,7 +129,7 @@ class _Capture:
         count = min(2 * self._shape.top_k, self._shape.experts)
         change = None
         if needed and any(key.kind == "residual" for key in self._keys):
-            change = self._mean_change(calibration)
+            change = mean_change(self._calibration(calibration))
         return GateForecasts(self._gates, self._keys, count, change)
 
     def rows(self, prompt: list[int], number: int, forecasts: GateForecasts, what: str) -> Rows:
@@ -166,14 +156,12 @@ class _Capture:
             "calibration": f"residual forecasts: {calibration.description}" if residual else "none",
         }
 
-    def _mean_change(self, calibration: PromptFile) -> NDArray[np.float32]:
-        mean = MeanChange()
+    def _calibration(self, calibration: PromptFile) -> Iterator[Routing]:
         prompts = self.tokenize(calibration)
         for number, prompt in enumerate(prompts):
             for done in self._model.passes(prompt, CALIBRATION_FIRST_SEQUENCE + number):
                 self._progress(f"calibration, prompt {number + 1} of {len(prompts)}")
-                mean.add(done.routing)
-        return mean.mean()
+                yield done.routing
 
 
 def _place(done: RoutedPass, number: int) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Literal, NamedTuple
 
 from traces.models.shape import ModelShape, ShapeError
@@ -96,17 +97,11 @@ def _grouped(shape: ModelShape) -> Iterator[TensorLayout]:
     yield TensorLayout("attn_output.weight", (wide, shape.hidden), "layers")
 
 
-def _normed_heads(shape: ModelShape) -> Iterator[TensorLayout]:
-    """Qwen3: a norm over each head."""
+def _normed(shape: ModelShape, over_all_heads: bool) -> Iterator[TensorLayout]:
+    """With a norm over each head, or over all of them."""
     yield from _grouped(shape)
-    yield from (_norm(f"attn_{name}_norm", shape.head_dim) for name in "qk")
-
-
-def _normed_rows(shape: ModelShape) -> Iterator[TensorLayout]:
-    """OLMoE: a norm over all heads."""
-    yield from _grouped(shape)
-    yield _norm("attn_q_norm", shape.heads * shape.head_dim)
-    yield _norm("attn_k_norm", shape.kv_heads * shape.head_dim)
+    for name, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+        yield _norm(f"attn_{name}_norm", shape.head_dim * (heads if over_all_heads else 1))
 
 
 def _with_sinks(shape: ModelShape) -> Iterator[TensorLayout]:
@@ -169,8 +164,8 @@ def _norm(name: str, width: int) -> TensorLayout:
 
 
 _FAMILIES = {
-    "qwen3moe": _Family(_grouped_keys, _normed_heads),
-    "olmoe": _Family(_grouped_keys, _normed_rows),
+    "qwen3moe": _Family(_grouped_keys, partial(_normed, over_all_heads=False)),
+    "olmoe": _Family(_grouped_keys, partial(_normed, over_all_heads=True)),
     "gpt-oss": _Family(_windowed_keys, _with_sinks, ffn_norm="post_attention_norm", biases=True),
     "deepseek2": _Family(_latent_keys, _latent),
 }

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from sim.costs.engine import InferenceEngine, load_engine
 from sim.costs.kernels import Kernels
 from sim.costs.split_kernels import SplitKernels
 from trilane.common.files import atomic_path
 from trilane.common.schema import to_dict
+from trilane.common.yaml_files import yaml_text
 
 BASE = "llama.cpp"
 
@@ -27,17 +26,10 @@ def write_engine(measured: Kernels | GpuNumbers, about: str, path: Path) -> Infe
     """Write an engine ``like`` llama.cpp, aside first, and the engine as it is read back. Raises EngineError."""
     sections = measured._asdict() if isinstance(measured, GpuNumbers) else {"kernels": measured}
     plain = {name: _plain(to_dict(section)) for name, section in sections.items()}
-    document: dict[str, Any] = {"about": about, "like": BASE, **plain}
     with atomic_path(path) as aside:
-        aside.write_text(yaml.dump(document, Dumper=_EngineDumper, sort_keys=False, default_flow_style=None, width=120))
+        aside.write_text(yaml_text({"about": about, "like": BASE, **plain}))
         load_engine(str(aside))  # an engine that cannot be read leaves an earlier file as it was
     return load_engine(str(path))
-
-
-class _EngineDumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: object) -> bool:
-        """What occurs twice is written twice: ``read_yaml`` takes no aliases."""
-        return True
 
 
 def _plain(value: Any) -> Any:

@@ -13,9 +13,8 @@ import numpy as np
 
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.benchmark_models import FEW_LAYERS, ON_CPU, BenchSizes, attention_models, router_pair
-from realrun.llama_cpp.nonnegative_fit import solved
 from realrun.llama_cpp.piece_time import piece_ns
-from realrun.llama_cpp.product_times import Samples, product_times
+from realrun.llama_cpp.product_times import Samples, product_times, solved
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Floats, Kernels, ProductRates, longest_share
 from traces.models.quantisation import WeightBlocks

@@ -30,47 +30,36 @@ LONGEST_QUOTE = 300
 RESULT_IS_FIRST_ARGUMENT = ("x86_64", "AMD64")  # of functions that return a structure, by the calling convention
 ROOM_BYTES = 1024  # more than any structure of parameters
 
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "llama_backend_init": (None, ()),
-    "llama_log_set": (None, (LogCallback, c_void_p)),
-    "llama_supports_gpu_offload": (c_bool, ()),
-    "llama_model_default_params": (ModelParams, ()),
-    "llama_context_default_params": (ContextParams, ()),
-    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
-    "llama_model_free": (None, (c_void_p,)),
-    "llama_model_n_layer": (c_int32, (c_void_p,)),
-    "llama_model_meta_val_str": (c_int32, (c_void_p, c_char_p, c_char_p, c_size_t)),
-    "llama_model_get_vocab": (c_void_p, (c_void_p,)),
-    "llama_vocab_type": (c_int32, (c_void_p,)),
-    "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
-    "llama_vocab_get_attr": (c_int32, (c_void_p, c_int32)),
-    "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
-    "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
-    "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
-    "llama_free": (None, (c_void_p,)),
-    "llama_n_ctx": (c_int32, (c_void_p,)),
-    "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
-    "llama_batch_get_one": (TokenBatch, (POINTER(c_int32), c_int32)),
-    "llama_decode": (c_int32, (c_void_p, TokenBatch)),
-    "llama_synchronize": (None, (c_void_p,)),
-    "llama_get_logits_ith": (POINTER(c_float), (c_void_p, c_int32)),
-    "llama_get_memory": (c_void_p, (c_void_p,)),
-    "llama_memory_clear": (None, (c_void_p, c_bool)),
-    "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
-    "llama_memory_seq_add": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
-    "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
-    "llama_memory_can_shift": (c_bool, (c_void_p,)),
-    "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
-    "llama_state_seq_get_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),
-    "llama_state_seq_set_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),
-    "ggml_get_name": (c_char_p, (c_void_p,)),
-    "ggml_nbytes": (c_size_t, (c_void_p,)),
-    "ggml_backend_tensor_get": (None, (c_void_p, c_void_p, c_size_t, c_size_t)),
-    "ggml_backend_cpu_buffer_type": (c_void_p, ()),
-    "ggml_backend_dev_by_type": (c_void_p, (c_int32,)),
-    "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
-}
-
+_SIGNATURES: tuple[tuple[Any, tuple[Any, ...], tuple[str, ...]], ...] = (  # result, arguments, functions
+    (None, (), ("llama_backend_init",)),
+    (None, (LogCallback, c_void_p), ("llama_log_set",)),
+    (c_bool, (), ("llama_supports_gpu_offload",)),
+    (ModelParams, (), ("llama_model_default_params",)),
+    (ContextParams, (), ("llama_context_default_params",)),
+    (c_void_p, (c_char_p, ModelParams), ("llama_model_load_from_file",)),
+    (c_void_p, (c_void_p, ContextParams), ("llama_init_from_model",)),
+    (None, (c_void_p,), ("llama_model_free", "llama_free", "llama_synchronize")),
+    (c_void_p, (c_void_p,), ("llama_model_get_vocab", "llama_get_memory")),
+    (c_int32, (c_void_p,), ("llama_vocab_type", "llama_vocab_n_tokens", "llama_n_ctx")),
+    (c_int32, (c_void_p, c_char_p, c_char_p, c_size_t), ("llama_model_meta_val_str",)),
+    (c_int32, (c_void_p, c_int32), ("llama_vocab_get_attr",)),
+    (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool), ("llama_tokenize",)),
+    (None, (c_void_p, c_int32, c_int32), ("llama_set_n_threads",)),
+    (TokenBatch, (POINTER(c_int32), c_int32), ("llama_batch_get_one",)),
+    (c_int32, (c_void_p, TokenBatch), ("llama_decode",)),
+    (POINTER(c_float), (c_void_p, c_int32), ("llama_get_logits_ith",)),
+    (None, (c_void_p, c_bool), ("llama_memory_clear",)),
+    (c_bool, (c_void_p, c_int32, c_int32, c_int32), ("llama_memory_seq_rm",)),
+    (None, (c_void_p, c_int32, c_int32, c_int32, c_int32), ("llama_memory_seq_add", "llama_memory_seq_cp")),
+    (c_bool, (c_void_p,), ("llama_memory_can_shift",)),
+    (c_size_t, (c_void_p, c_int32), ("llama_state_seq_get_size",)),
+    (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32), ("llama_state_seq_get_data", "llama_state_seq_set_data")),
+    (c_char_p, (c_void_p,), ("ggml_get_name", "ggml_backend_dev_description")),
+    (c_size_t, (c_void_p,), ("ggml_nbytes",)),
+    (None, (c_void_p, c_void_p, c_size_t, c_size_t), ("ggml_backend_tensor_get",)),
+    (c_void_p, (), ("ggml_backend_cpu_buffer_type",)),
+    (c_void_p, (c_int32,), ("ggml_backend_dev_by_type",)),
+)
 _callbacks: dict[str, object] = {}  # the one that the library calls, kept alive although its log may be gone
 
 
@@ -116,10 +105,17 @@ def llama_library() -> CDLL:
 
     Raises RefusedError where there is none, or one that lays its structures out in another way.
     """
-    library = _loaded(_library_path())
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = _function(library, name)
-        function.restype, function.argtypes = result, arguments
+    path = _library_path()
+    try:
+        library = CDLL(path)
+    except OSError as error:
+        raise RefusedError(f"expected a library of llama.cpp that can be loaded: {error}") from None
+    for result, arguments, names in _SIGNATURES:
+        for name in names:
+            if not hasattr(library, name):
+                raise RefusedError(f"llama.cpp: expected the function {name} of {KNOWN_PACKAGE}, and it is not there")
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
     check_layout(ModelParams, MODEL_DEFAULTS, _written_by(library, "llama_model_default_params"))
     check_layout(ContextParams, CONTEXT_DEFAULTS, _written_by(library, "llama_context_default_params"))
     library.llama_backend_init()
@@ -166,13 +162,6 @@ def gpu_name() -> str:
     return str(library.ggml_backend_dev_description(device).decode("utf-8", errors="replace"))
 
 
-def _loaded(path: str) -> CDLL:
-    try:
-        return CDLL(path)
-    except OSError as error:
-        raise RefusedError(f"expected a library of llama.cpp that can be loaded: {error}") from None
-
-
 def _library_path() -> str:
     if named := os.environ.get(VARIABLE):
         return named
@@ -183,13 +172,6 @@ def _library_path() -> str:
             f"expected the package xllamacpp, which brings llama.cpp, and could not import it ({error}); {INSTALL}"
         ) from None
     return str(xllamacpp.xllamacpp.__file__)
-
-
-def _function(library: CDLL, name: str) -> Any:
-    try:
-        return getattr(library, name)
-    except AttributeError:
-        raise RefusedError(f"llama.cpp: expected the function {name} of {KNOWN_PACKAGE}, and it is not there") from None
 
 
 def _written_by(library: CDLL, name: str) -> bytes:

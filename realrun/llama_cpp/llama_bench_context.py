@@ -38,14 +38,12 @@ class LlamaBenchContext(LlamaContext):
         return np.random.default_rng(0)
 
     def compute_ns(self, tokens: int) -> int:
-        """See ``BenchContext``."""
         ids = self._random.integers(0, self.model.vocabulary, tokens, dtype=np.int32)
         begin = perf_counter_ns()
         self.decode(ids)
         return perf_counter_ns() - begin
 
     def fill(self, tokens: int) -> None:
-        """See ``BenchContext``."""
         most = min(tokens, _COMPUTED_TOKENS) if self.repeats else tokens
         while (missing := most - self.tokens) > 0:
             self.compute_ns(min(missing, _COMPUTED_TOKENS))

@@ -51,10 +51,6 @@ class LlamaModel(Handle):
         super().__init__(handle, self.library.llama_model_free)
 
     @property
-    def layers(self) -> int:
-        return int(self.library.llama_model_n_layer(self.handle))
-
-    @property
     def vocabulary(self) -> int:
         """Token ids that the model knows; they are below it."""
         return int(self.library.llama_vocab_n_tokens(self._vocab))
@@ -85,10 +81,6 @@ class LlamaModel(Handle):
         if count < 0:
             raise RefusedError(f"{self.path}: expected at most {len(room)} tokens of a prompt, found {-count}")
         return np.array(room[:count], np.int32)
-
-    def ends(self, token: int) -> bool:
-        """Whether the token ends a generation."""
-        return self.has_text and bool(self.library.llama_vocab_is_eog(self._vocab, token))
 
     @property
     def _vocab(self) -> int:

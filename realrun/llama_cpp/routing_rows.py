@@ -6,7 +6,7 @@ layer l + d to the input of layer l's, ``residual@1`` adds the mean change betwe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,19 +63,11 @@ class GateForecasts:
         return ids
 
 
-class MeanChange:
-    """The mean change of the routers' inputs from each layer to the next, over calibration text."""
-
-    def __init__(self) -> None:
-        self._sum: NDArray[np.float64] | float = 0.0
-        self._tokens = 0
-
-    def add(self, routing: Routing) -> None:
-        """Count a pass in."""
+def mean_change(passes: Iterable[Routing]) -> NDArray[np.float32]:
+    """The mean change [L - 1, H] of the routers' inputs from each layer to the next, over calibration text."""
+    total, tokens = np.zeros(()), 0
+    for routing in passes:
         inputs = np.stack([each.inputs for each in routing.values()]).astype(np.float64)  # [L, N, H]
-        self._sum = self._sum + np.diff(inputs, axis=0).sum(axis=1)
-        self._tokens += inputs.shape[1]
-
-    def mean(self) -> NDArray[np.float32]:
-        """[L - 1, H]."""
-        return np.asarray(self._sum / self._tokens, np.float32)
+        total = total + np.diff(inputs, axis=0).sum(axis=1)
+        tokens += inputs.shape[1]
+    return np.asarray(total / tokens, np.float32)

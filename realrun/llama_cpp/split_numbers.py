@@ -25,9 +25,15 @@ from realrun.llama_cpp.benchmark_models import (
 )
 from realrun.llama_cpp.kernel_engine import GpuNumbers
 from realrun.llama_cpp.kernel_numbers import KernelNumbers, plausible_rates
-from realrun.llama_cpp.nonnegative_fit import Equations, solved, solved_by_threads
 from realrun.llama_cpp.piece_time import routed_ns
-from realrun.llama_cpp.product_times import Samples, chosen_elements, expert_operations
+from realrun.llama_cpp.product_times import (
+    Equations,
+    Samples,
+    chosen_elements,
+    expert_operations,
+    solved,
+    solved_by_threads,
+)
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import Kernels, ProductRates
 from sim.costs.split_kernels import ExpertCopies, SplitKernels
@@ -68,8 +74,6 @@ class SplitNumbers:
             self._copies(SPLIT, found[-1], "a mapped file"), self._copies(PINNED, found[-1], "pinned memory"),
         )  # fmt: skip
 
-    # --- experts on the CPU -------------------------------------------------------------------------------------------
-
     def _computed(self, threads: int) -> Equations:
         """Unknowns: times of an operation by block and ``ROWS``, of an element of an expert's output, of a layer."""
         matrix, times = [], []
@@ -89,15 +93,14 @@ class SplitNumbers:
         how = "models of 4 and 12 experts a token, on the GPU and on the CPU"
         return self._sourced(plausible_rates(ROWS, self.threads, times, ON_CPU.most_flops_per_s, how), how)
 
-    # --- copies -------------------------------------------------------------------------------------------------------
-
     def _copies(self, variant: str, computed: list[float], memory: str) -> ExpertCopies:
         """``computed``: the unknowns of experts on the CPU, with most threads."""
         matrix, times, total = [], [], []
         for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
             for tokens in COPIED_STEPS:
                 copied = (shape.moe_layers - 1) * ExpertWork.of(shape, tokens).active
-                matrix.append([copied, copied * _expert_bytes(shape, block)])
+                weights = shape.matrices_per_expert * shape.hidden * shape.expert_width
+                matrix.append([copied, copied * weights * bits_of_block(block) / 8])
                 on_gpu = KernelSteps(shape, WeightBlocks.uniform(block), self.gpu, 0)
                 last = self._last_on_cpu(shape, block, computed) - routed_ns(on_gpu, 1)
                 added = self._added(name, variant, self.threads[-1], tokens)
@@ -113,8 +116,6 @@ class SplitNumbers:
         products = 2.0 * shape.top_k * shape.matrices_per_expert * shape.hidden * shape.expert_width * computed[at]
         return products + shape.top_k * shape.hidden * computed[-2] + computed[-1]
 
-    # --- both ---------------------------------------------------------------------------------------------------------
-
     def _added(self, name: str, variant: str, threads: int, tokens: int) -> float:
         """What a step takes longer with its experts away from the GPU."""
         alone = self.samples[name][BenchPoint(self.gpu.threads[0], 0, tokens)]
@@ -127,7 +128,3 @@ class SplitNumbers:
 
     def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]
         return Sourced(value, f"{self.where}: {how}", "medium")
-
-
-def _expert_bytes(shape: ModelShape, block: str) -> float:
-    return shape.matrices_per_expert * shape.hidden * shape.expert_width * bits_of_block(block) / 8

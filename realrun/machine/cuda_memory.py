@@ -82,11 +82,8 @@ def why_unreadable(host: Tensor, device: torch.device) -> str:
     """Why GPU kernels do not read the latest values of ``host``, which is pinned; "" if they do."""
     try:
         view = gpu_view(host, device)
-        return "" if all(_reads(view, host.fill_(value)) for value in (1.0, -2.0)) else "it read something else"
+        # a plain copy of the view would use the copy engine instead of a kernel
+        same = all(torch.equal((view + 0).cpu(), host) for host in map(host.fill_, (1.0, -2.0)))
+        return "" if same else "it read something else"
     except RuntimeError as error:
         return str(error)
-
-
-def _reads(view: Tensor, host: Tensor) -> bool:
-    """Whether a kernel reads the same values; a plain copy of the view would use the copy engine."""
-    return torch.equal((view + 0).cpu(), host)

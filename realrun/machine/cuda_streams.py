@@ -12,7 +12,7 @@ import torch
 
 from realrun.errors import LaneError, LaneInputError
 from realrun.machine.cuda_memory import memory_in_words
-from realrun.machine.done_callbacks import DoneCallback, DoneCallbacks
+from realrun.machine.done_callbacks import DoneCallbacks
 from realrun.machine.gpu_clock import GpuClock, new_event, new_stream
 from realrun.machine.lanes import Completion, OnItsLane, Work
 from realrun.machine.stream_flags import StreamFlag
@@ -38,7 +38,7 @@ class StreamCompletion(OnItsLane):
     def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Completion], callbacks: DoneCallbacks) -> None:
         self._clock, self._base, self._asked_ns, self._after = clock, clock.base, asked_ns, after
         self._callbacks = callbacks
-        self._callback: DoneCallback | None = None
+        self._callback: int | None = None  # its number
         self.blocked_ns = time.perf_counter_ns() - asked_ns
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = new_event(), new_event()
         self._times: WorkTimes | None = None
@@ -57,12 +57,10 @@ class StreamCompletion(OnItsLane):
                 completion.wait()  # it has ended, or failed
         if self._callback is not None:
             self._callbacks.run(wait=True)
-            if self._callback.error is not None:
-                self._callbacks.raise_error()
+            self._callbacks.raise_error(self._callback)
         self._clock.refresh()
 
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         events = self._events
         self._is_over = self._is_over or events is None or bool(events[1].query())  # type: ignore[no-untyped-call]
         return self._is_over
@@ -84,8 +82,7 @@ class StreamCompletion(OnItsLane):
         work()
         end.record(stream)
         if done is not None:
-            self._callback = DoneCallback(self.has_ended, done)
-            self._callbacks.add(self._callback)
+            self._callback = self._callbacks.add(self.has_ended, done)
 
     def hold_up(self, stream: torch.cuda.Stream) -> None:
         """Make ``stream`` wait for this work."""

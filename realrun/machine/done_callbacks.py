@@ -14,35 +14,20 @@ from realrun.errors import LaneError
 from realrun.machine.lanes import Work
 
 
-class DoneCallback:
-    """One callback; ``has_ended`` is about its work. ``error``: what stopped this callback or an earlier one."""
-
-    def __init__(self, has_ended: Callable[[], bool], done: Work) -> None:
-        self.has_ended, self._done = has_ended, done
-        self.error: BaseException | None = None
-
-    def call(self, broken: BaseException | None) -> BaseException | None:
-        """Call it, unless an earlier one is ``broken``; returns the error, if there is any."""
-        self.error = broken
-        if broken is None:
-            try:
-                self._done()
-            except BaseException as error:
-                self.error = error
-        return self.error
-
-
 class DoneCallbacks:
-    """The callbacks of one lane, in the order of its work."""
+    """The callbacks of one lane, in the order of its work; none is called after one that failed."""
 
     def __init__(self) -> None:
-        self._pending: deque[DoneCallback] = deque()
+        self._pending: deque[tuple[Callable[[], bool], Work]] = deque()
         self._lock = threading.Lock()  # held by the thread that calls
+        self._added, self._called = 0, 0
         self._broken: BaseException | None = None
 
-    def add(self, callback: DoneCallback) -> None:
-        """Append a callback, whose work is later than that of all others."""
-        self._pending.append(callback)
+    def add(self, has_ended: Callable[[], bool], done: Work) -> int:
+        """Append the callback of work that is later than that of all others; returns its number."""
+        self._pending.append((has_ended, done))
+        self._added += 1
+        return self._added
 
     def run(self, *, wait: bool) -> bool:
         """Call those whose work has ended; returns whether any are left.
@@ -51,14 +36,22 @@ class DoneCallbacks:
         """
         if self._pending and self._lock.acquire(blocking=wait):
             try:
-                while self._pending and self._pending[0].has_ended():
-                    self._broken = self._pending[0].call(self._broken)
+                while self._pending and self._pending[0][0]():
+                    self._call(self._pending[0][1])
                     self._pending.popleft()
             finally:
                 self._lock.release()
         return bool(self._pending)
 
-    def raise_error(self) -> None:
-        """Raises LaneError if a callback has failed."""
-        if self._broken is not None:
+    def raise_error(self, number: int | None = None) -> None:
+        """Raises LaneError if the callback of this number, or an earlier one, has failed; None: if any has."""
+        if self._broken is not None and (number is None or number > self._called):
             raise LaneError.of("a lane", self._broken) from self._broken
+
+    def _call(self, done: Work) -> None:
+        if self._broken is None:
+            try:
+                done()
+                self._called += 1
+            except BaseException as error:
+                self._broken = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 
 import torch
@@ -43,12 +44,9 @@ def gpu_facts(device: torch.device) -> dict[str, str]:
 
 def _cpu_model() -> str:
     """The name of the processor, which Linux gives on x86 and few others."""
-    try:
-        lines = CPU_LIST.read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine() or UNKNOWN)
+    text = CPU_LIST.read_text() if CPU_LIST.exists() else ""
+    named = re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine() or UNKNOWN
 
 
 def _smi(gpu: str) -> dict[str, str]:

@@ -126,13 +126,11 @@ class HostLanes:
                 every.callback(lane.submit(nothing).wait)
 
     def close(self) -> None:
-        """End the threads."""
         for lane in (self._gpu, self._cpu, self._back):
             if lane is not None:
                 lane.close()
 
     def facts(self) -> dict[str, str]:
-        """A description of this machine."""
         return cpu_facts()
 
     def _teams(self) -> dict[str, Team]:

@@ -58,7 +58,10 @@ def _allowances(root: Path) -> Iterator[int]:
     for folder in _cgroups(root):
         for limit, used in CGROUP_FILES:
             if (folder / limit).exists() and (text := (folder / limit).read_text().strip()) != "max":
-                yield max(0, int(text) - int((folder / used).read_text()) + _cache_bytes(folder / "memory.stat"))
+                stat = folder / "memory.stat"
+                pairs = (line.split() for line in stat.read_text().splitlines()) if stat.exists() else ()
+                released_bytes = sum(int(size) for name, size in pairs if name in CACHE)
+                yield max(0, int(text) - int((folder / used).read_text()) + released_bytes)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
@@ -70,8 +73,3 @@ def _cgroups(root: Path) -> Iterator[Path]:
             top = root / "sys/fs/cgroup" / controllers
             own = top / path.strip("/")
             yield from (own, *(folder for folder in own.parents if folder.is_relative_to(top)))
-
-
-def _cache_bytes(stat: Path) -> int:
-    pairs = (line.split() for line in stat.read_text().splitlines()) if stat.exists() else ()
-    return sum(int(size) for name, size in pairs if name in CACHE)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from realrun.errors import RefusedError
 from realrun.machine.host_memory import HostMemory, gb, host_memory
-from realrun.machine.pages import Pages
+from realrun.machine.pinned import Pages
 from trilane.common.quoting import quoted
 
 OPTION = "--host-memory-gb"
@@ -49,16 +49,14 @@ class GrowingMemory:
         Never touches more than what is available less a reserve, and nothing where a control group sets the limit.
         """
         while self._with_held(self._now.available_bytes) < needed_bytes <= self._with_held(self._now.allowed_bytes):
-            if self._stands_still() or not self._step():
+            touched_bytes = (len(self._held) - self._held_at_growth) * STEP_BYTES
+            stands_still = touched_bytes >= STILL_BYTES or self.clock_s() - self._growth_s >= STILL_S
+            if stands_still or not self._step():
                 break
         return self._with_held(self._now.available_bytes)
 
     def _with_held(self, rest_bytes: int) -> int:
         return len(self._held) * STEP_BYTES + rest_bytes
-
-    def _stands_still(self) -> bool:
-        touched_bytes = (len(self._held) - self._held_at_growth) * STEP_BYTES
-        return touched_bytes >= STILL_BYTES or self.clock_s() - self._growth_s >= STILL_S
 
     def _step(self) -> bool:
         """Touch one more step or, if little is left, wait for the machine to grow; False if it has not grown."""
@@ -102,18 +100,15 @@ def host_memory_given(size_gb: float | None) -> Iterator[None]:
         _given.reset(token)
 
 
-def measured_bytes(needed_bytes: int) -> int:
-    """Available host memory; see ``GrowingMemory``."""
-    return GrowingMemory().available_bytes(needed_bytes)
-
-
-def check_host_memory(needed_bytes: int, measure: Callable[[int], int] = measured_bytes) -> None:
-    """Check that host memory holds ``needed_bytes``: by the option, else the environment variable, else ``measure``.
+def check_host_memory(needed_bytes: int, measure: Callable[[int], int] | None = None) -> None:
+    """Check that host memory holds ``needed_bytes``: by the option, else the environment variable, else ``measure``
+    (None: see ``GrowingMemory``).
 
     Raises RefusedError, which says how much is missing.
     """
-    given = _given.get() or _by_environment()
-    available = measure(needed_bytes) if given is None else given.available_bytes
+    text = os.environ.get(VARIABLE)
+    given = _given.get() or (None if text is None else _Given(_size_bytes(text, VARIABLE), VARIABLE))
+    available = given.available_bytes if given else (measure or GrowingMemory().available_bytes)(needed_bytes)
     short = needed_bytes - available
     if short > 0:
         raise RefusedError(
@@ -122,11 +117,6 @@ def check_host_memory(needed_bytes: int, measure: Callable[[int], int] = measure
             "Close other programs, or choose a smaller model, fewer layers or a smaller type; on a machine whose "
             f"memory grows with use, give its size: {OPTION}, or {VARIABLE}, in GB (10^9 bytes)"
         )
-
-
-def _by_environment() -> _Given | None:
-    text = os.environ.get(VARIABLE)
-    return None if text is None else _Given(_size_bytes(text, VARIABLE), VARIABLE)
 
 
 def _size_bytes(size_gb: float | str, by: str) -> int:

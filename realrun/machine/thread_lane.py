@@ -47,7 +47,6 @@ class ThreadCompletion(OnItsLane):
             raise LaneError.of("a lane", self.error) from self.error
 
     def has_ended(self) -> bool:
-        """Whether it has ended or failed."""
         return not self._ended.locked()
 
     def do(self, broken: BaseException | None) -> BaseException | None:

@@ -41,15 +41,11 @@ class BlockFormat(NamedTuple):
         return blocks.view(rows, -1)
 
 
-def _bytes(numbers: Tensor) -> Tensor:
-    return numbers.view(torch.int8)
-
-
 def _halves_of_bytes(pairs: Tensor) -> Tensor:
     """Weights 0 to 15 are in the lower halves, 16 to 31 in the upper halves; 8 stands for 0."""
     return torch.cat((pairs & 15, pairs >> 4), -1).view(torch.int8) - 8
 
 
-Q8_0 = BlockFormat(1, 34, _bytes)
+Q8_0 = BlockFormat(1, 34, lambda numbers: numbers.view(torch.int8))
 Q4_0 = BlockFormat(2, 18, _halves_of_bytes)
 FORMATS: Mapping[float, BlockFormat] = {8.5: Q8_0, 4.5: Q4_0}  # by bits per weight, including its share of the scale

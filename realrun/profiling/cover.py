@@ -33,7 +33,10 @@ class GpuCover:
 
     def __init__(self, machine: Machine, load: Callable[[], Work]) -> None:
         self._machine = machine
-        _warm_up(machine, load)
+        until_ns = machine.now_ns() + WARM_NS
+        while machine.now_ns() < until_ns:
+            [*_, last] = [machine.gpu.submit(load()) for _ in range(AT_ONCE)]
+            last.wait()
         tried_ns = median(took_ns(self._sleep(TRIED_CYCLES)) for _ in range(TRIES))
         self._cycles = round(TRIED_CYCLES * COVER_NS / tried_ns)
 
@@ -43,13 +46,6 @@ class GpuCover:
 
     def _sleep(self, cycles: int) -> Completion:
         return self._machine.gpu.submit(lambda: torch.cuda._sleep(cycles))  # type: ignore[no-untyped-call]
-
-
-def _warm_up(machine: Machine, load: Callable[[], Work]) -> None:
-    until_ns = machine.now_ns() + WARM_NS
-    while machine.now_ns() < until_ns:
-        [*_, last] = [machine.gpu.submit(load()) for _ in range(AT_ONCE)]
-        last.wait()
 
 
 def cache_bytes(device: torch.device) -> int:

@@ -71,13 +71,16 @@ class Lab:
         """Raises RefusedError for weights without kernels, and if memory does not hold them."""
         dtype, self.layout, own_kernel = ExpertShape.of(shape)
         self.machine, self.points = machine, points
-        self.layers = _expert_layers(shape, self.layout.size_bytes)
-        self.shape = _part_of(shape, max(self.layers, layers_beyond(cache_bytes(machine.device), shape, dtype)))
+        enough = -(-EXPERTS_BYTES // (shape.experts * self.layout.size_bytes))
+        self.layers = min(shape.moe_layers, max(LAYERS, enough))  # whose experts have weights
+        layers = min(shape.moe_layers, max(self.layers, layers_beyond(cache_bytes(machine.device), shape, dtype)))
+        self.shape = replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
         self.at_once = min(max(shape.top_k, EXPERTS_AT_ONCE), shape.experts)
-        self.experts = _experts(shape, self.layers, self.layout.size_bytes)
+        enough = -(-EXPERTS_BYTES // (self.layers * self.layout.size_bytes))
+        self.experts = min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))  # with weights, by layer
         self.store = self._random_store()
         self.arena = machine.gpu_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
-        self._fill_arena()
+        self.arena.copy_(self.memory)
         self.model = model or model_on(
             machine, self.shape, dtype=dtype, batch=max(points.batches),
             context=max(*points.contexts, *points.prompts), estimator=True,
@@ -130,14 +133,10 @@ class Lab:
         return self.machine.now_ns() - began
 
     def combine(self, tokens: int) -> None:
-        """Launch the layer's sum."""
-        hidden, model = self.hidden[:tokens], self.model
+        """Launch the layer's sum, whose result is discarded."""
+        hidden, model, top_k = self.hidden[:tokens], self.model, self.at_once
         shared = hidden if self.shape.shared_width else None
-        self.parts.combine(lambda parts: model.combine(parts.flatten(0, 1), self.at_once, shared, hidden), _forget)
-
-    def result_bytes(self, tokens: int) -> int:
-        """Size of the CPU's results if it computes all experts of ``tokens`` tokens."""
-        return tokens * self.at_once * self.shape.hidden * WEIGHTS_DTYPE.itemsize
+        self.parts.combine(lambda parts: model.combine(parts.flatten(0, 1), top_k, shared, hidden), lambda _: None)
 
     def spans(self) -> list[Span]:
         """Wait for the end of the work, and return the spans since the last call."""
@@ -163,10 +162,6 @@ class Lab:
             weighted_ffn(self.kernel, views, hidden, choices, weights, 1, results)
 
         return work
-
-    def believe_copies_take(self, copy_ns: int) -> None:
-        """Set the cost by which the copy thread launches one copy behind another, as in a run."""
-        self.script.cost.copy_ns = copy_ns
 
     def ask_for(self, many: int) -> list[CopyFuture]:
         """Queue ``many`` copies, as a plan does, and return their futures. At most as many as there are experts."""
@@ -214,28 +209,3 @@ class Lab:
         self.memory = machine.host_tensor((self.layers, self.experts, self.layout.size_bytes), torch.uint8)
         slabs = iter(self.memory)
         return random_store(self.layout, self.layers, self.experts, lambda size: next(slabs).view(-1))
-
-    def _fill_arena(self) -> None:
-        for layer in range(self.layers):
-            self.arena[layer].copy_(self.memory[layer])
-
-
-def _part_of(shape: ModelShape, layers: int) -> ModelShape:
-    """The model cut to ``layers``; the first ``Lab.layers`` of them also have weights of experts."""
-    layers = min(shape.moe_layers, layers)
-    return replace(shape, moe_layers=layers, dense_layers=min(shape.dense_layers, 2), expert_bytes=())
-
-
-def _expert_layers(shape: ModelShape, expert_bytes: int) -> int:
-    """The number of layers whose experts have weights, enough for ``EXPERTS_BYTES`` in all."""
-    return min(shape.moe_layers, max(LAYERS, -(-EXPERTS_BYTES // (shape.experts * expert_bytes))))
-
-
-def _experts(shape: ModelShape, layers: int, expert_bytes: int) -> int:
-    """The number of experts with weights in each of these layers."""
-    enough = -(-EXPERTS_BYTES // (layers * expert_bytes))
-    return min(shape.experts, max(2 * max(shape.top_k, EXPERTS_AT_ONCE), enough))
-
-
-def _forget(hidden: Tensor) -> None:
-    """Discard the layer's output."""

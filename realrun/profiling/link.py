@@ -13,6 +13,7 @@ from realrun.profiling.cover import COVER_NS
 from realrun.profiling.kernels import Found
 from realrun.profiling.lab import Lab
 from realrun.profiling.timing import Probe
+from realrun.replay.measure import WEIGHTS_DTYPE
 
 BURST = 4  # copies of a layer that loads several experts
 STEADY_COPIES = 6  # during which experts are computed
@@ -33,7 +34,8 @@ def busy_results(lab: Lab, tokens: int) -> Found:
     The additional time during copies is only printed; simulated sums take the time with an idle link.
     """
     found: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
-    experts = -(-COPIES_OF_RESULTS * lab.result_bytes(tokens) // lab.layout.size_bytes)
+    result_bytes = tokens * lab.at_once * lab.shape.hidden * WEIGHTS_DTYPE.itemsize
+    experts = -(-COPIES_OF_RESULTS * result_bytes // lab.layout.size_bytes)
     many = min(max(BURST, experts), lab.layers * lab.experts)
     return {**found, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
 
@@ -128,13 +130,11 @@ def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[st
     begin = max(queue[1].start_ns for queue in completions.values())  # the first on an idle lane takes longer
     end = min(queue[-1].end_ns for queue in completions.values())
     _forget_spans(lab)
-    return {lane: _middle_within(queue, begin, end) for lane, queue in completions.items()}
-
-
-def _middle_within(queue: Sequence[Completion], begin: int, end: int) -> float:
-    """The median duration of the work that ran entirely within the interval; of all work, if there is none."""
-    within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
-    return median(map(took_ns, within or queue))
+    found: dict[str, float] = {}
+    for lane, queue in completions.items():  # work that ran entirely within the interval; all, if there is none
+        within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
+        found[lane] = median(map(took_ns, within or queue))
+    return found
 
 
 def _copies_alone(lab: Lab) -> float:

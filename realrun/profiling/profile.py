@@ -18,9 +18,17 @@ from realrun.profiling.host import host_probes
 from realrun.profiling.kernels import kernel_probes
 from realrun.profiling.lab import Lab, Points
 from realrun.profiling.link import link_probes
-from realrun.profiling.quartiles import measured_grid, measured_rate, measured_table, measured_time
 from realrun.profiling.rates import Aim, achieved, plain_rates
-from realrun.profiling.timing import QUICK, Effort, Samples, repeated
+from realrun.profiling.timing import (
+    QUICK,
+    Effort,
+    Samples,
+    measured_grid,
+    measured_rate,
+    measured_table,
+    measured_time,
+    repeated,
+)
 from sim.costs.cost_table import EXPERT_RATES, RATES
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import DecodeGrid, PrefillGrid, TimeGrid
@@ -104,7 +112,8 @@ def _measured(
     progress(f"measuring {shape.name}")
     with lab.open():
         link, rates = plain_rates(lab)
-        lab.believe_copies_take(round(lab.layout.size_bytes / link.h2d_bytes_per_s * 1e9) + link.h2d_latency_ns)
+        copy_ns = round(lab.layout.size_bytes / link.h2d_bytes_per_s * 1e9) + link.h2d_latency_ns
+        lab.script.cost.copy_ns = copy_ns  # by which the copy thread launches one copy behind another, as in a run
         samples = measure(lab, effort)
     model, short = measured_model(shape, samples), shape.base_name
     reached, aims = achieved(short, model, link)
@@ -130,7 +139,8 @@ def measured_model(shape: ModelShape, samples: Samples) -> MeasuredModel:
     """Medians and quartiles in their tables."""
     sized = _by_name(samples)
     if "result" not in sized:
-        sized["result"] = _without(sized["result_and_combine"], sized["combine"])
+        both, combine = sized["result_and_combine"], sized["combine"]
+        sized["result"] = {size: [max(0.0, ns - median(combine[size])) for ns in both[size]] for size in both}
     parts: dict[str, Any] = {name: measured_table(sized[name]) for name in (*_TABLES, "result") if name in sized}
     parts |= {name: measured_grid(kind, sized[name]) for name, kind in _GRIDS.items()}
     parts |= {name: measured_time(samples[name,]) for name in _TIMES if (name,) in samples}
@@ -145,11 +155,6 @@ def _by_name(samples: Samples) -> dict[str, dict[Any, list[float]]]:
         if sizes:
             sized.setdefault(str(name), {})[sizes[0] if len(sizes) == 1 else tuple(sizes)] = ns
     return sized
-
-
-def _without(both: Mapping[int, Sequence[float]], one: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-    """The samples of ``both`` less the median of ``one``."""
-    return {size: [max(0.0, ns - median(one[size])) for ns in samples] for size, samples in both.items()}
 
 
 class Reprofile:

@@ -46,10 +46,12 @@ def plain_rates(lab: Lab) -> tuple[LinkFigures, dict[str, float]]:
         h2d_ns, latency_ns = copy_ns(host[:large]), copy_ns(host[:SMALL])
         pageable_ns = copy_ns(torch.zeros(large, dtype=torch.uint8)) if lab.machine.kind == "cuda" else h2d_ns
         by_size = {f"copy_of_{size}_bytes_per_s": size / copy_ns(host[:size]) * 1e9 for size in SIZES if size <= large}
+    words = host.view(torch.int64)
+    read_bytes_per_s = words.nbytes / _middle(lambda: lab.machine.cpu.submit(words.sum)) * 1e9  # all experts' memory
     figures = LinkFigures(
         h2d_bytes_per_s=large / h2d_ns * 1e9, h2d_latency_ns=_latency(latency_ns),
         d2h_bytes_per_s=large / _back_ns(lab, large) * 1e9, d2h_latency_ns=_latency(_back_ns(lab, SMALL)),
-        pageable_fraction=min(1.0, h2d_ns / pageable_ns), memory_read_bytes_per_s=_read_bytes_per_s(lab),
+        pageable_fraction=min(1.0, h2d_ns / pageable_ns), memory_read_bytes_per_s=read_bytes_per_s,
     )  # fmt: skip
     return figures, by_size
 
@@ -77,12 +79,6 @@ def _plain_copy(lab: Lab, target: Tensor, source: Tensor) -> Completion:
 def _back_ns(lab: Lab, size: int) -> float:
     target, source = lab.memory.view(-1)[:size], lab.arena.view(-1)[:size]  # both hold the same weights
     return _middle(lambda: lab.machine.back.submit(lambda: target.copy_(source, non_blocking=True)))
-
-
-def _read_bytes_per_s(lab: Lab) -> float:
-    """The rate at which the CPU lane's threads read all experts' memory."""
-    words = lab.memory.view(-1).view(torch.int64)
-    return words.nbytes / _middle(lambda: lab.machine.cpu.submit(words.sum)) * 1e9
 
 
 def _middle(copy: Callable[[], Completion]) -> float:

@@ -44,7 +44,6 @@ class AllThere:
         return self._arena[expert_id.layer, expert_id.expert]
 
     def begin(self, copy: Copy) -> Tensor:
-        """As in ``GpuSlots``."""
         return self.buffer(copy.key)
 
     def release(self, expert_id: ExpertId) -> None:

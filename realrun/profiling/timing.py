@@ -1,11 +1,20 @@
-"""Repeated measurements: after a warm-up, and in rounds, so that a period of noise affects all quantities."""
+"""Repeated measurements: after a warm-up, and in rounds, so that a period of noise affects all quantities; and their
+medians and quartiles in tables (``sim.machine.interpolation``).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from sim.machine.interpolation import Measured, Table, TimeGrid, whole
+from sim.machine.profile import MeasuredRate
+
+Grid = TypeVar("Grid", bound=TimeGrid)
 
 Key: TypeAlias = tuple[str | int, ...]  # a quantity's name, then the sizes that it was measured with
 Samples: TypeAlias = dict[Key, list[float]]
@@ -43,3 +52,40 @@ def _often(probe: Probe, effort: Effort, now_ns: Callable[[], int]) -> Iterator[
         yield probe()
         if now_ns() - began >= effort.probe_ns:
             return
+
+
+def whole_quartiles(samples: Sequence[float]) -> tuple[int, int, int]:
+    """Median, first and third quartile of repeated measurements, whole. Raises ValueError where there are none."""
+    if not len(samples):
+        raise ValueError("quartiles: expected at least one measurement, got none")
+    median, low, high = (whole(float(ns)) for ns in np.quantile(samples, (0.5, 0.25, 0.75)))
+    return median, low, high
+
+
+def measured_time(samples: Sequence[float]) -> Measured:
+    """From ns."""
+    return Measured(*whole_quartiles(samples))
+
+
+def measured_rate(samples: Sequence[float]) -> MeasuredRate:
+    """From permille; what lies above 1000 is noise, since running together never helps."""
+    return MeasuredRate(*(min(max(value, 1), 1000) for value in whole_quartiles(samples)))
+
+
+def measured_table(samples: Mapping[int, Sequence[float]]) -> Table:
+    """From the ns of every size."""
+    at = tuple(sorted(samples))
+    return Table(at, *_columns([whole_quartiles(samples[size]) for size in at]))
+
+
+def measured_grid(kind: type[Grid], samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid:
+    """From the ns of every (batch, length)."""
+    batches, lengths = (tuple(sorted(set(sizes))) for sizes in zip(*samples, strict=True))
+    rows = [_columns([whole_quartiles(samples.get((b, n), ())) for n in lengths]) for b in batches]
+    made: Callable[..., Grid] = kind
+    return made(batches, lengths, *_columns(rows))
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """(a, b, c) of every row as all a, all b, all c."""
+    return tuple(zip(*rows, strict=True))

@@ -14,26 +14,21 @@ ROTARY_BASE = 10000.0
 
 
 class RandomWeights:
-    """Creates the tensors of a model on one device, the same for the same seed, and counts their bytes."""
+    """Creates the tensors of a model on one device, the same for the same seed."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
-        self.device, self.dtype, self.size_bytes = device, dtype, 0
+        self.device, self.dtype = device, dtype
         generator_device = "cpu" if device.type == "meta" else device
         self._generator = torch.Generator(device=generator_device).manual_seed(seed)
 
     def matrix(self, *sizes: int) -> Tensor:
         """Normal weights [..., out, in], which preserve the magnitude of their input."""
         empty = torch.empty(sizes, device=self.device, dtype=self.dtype)
-        return self.add(empty.normal_(0.0, max(sizes[-1], 1) ** -0.5, generator=self._generator))
+        return empty.normal_(0.0, max(sizes[-1], 1) ** -0.5, generator=self._generator)
 
     def ones(self, width: int) -> Tensor:
         """The weights of a norm."""
-        return self.add(torch.ones(width, device=self.device, dtype=self.dtype))
-
-    def add(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that was created elsewhere."""
-        self.size_bytes += tensor.nbytes
-        return tensor
+        return torch.ones(width, device=self.device, dtype=self.dtype)
 
 
 class Rotary:
@@ -44,8 +39,8 @@ class Rotary:
         rates = ROTARY_BASE ** -(torch.arange(half, device=weights.device) / max(half, 1))
         angles = torch.outer(torch.arange(context, device=weights.device), rates)
         still = torch.zeros(context, width - 2 * half, device=weights.device)
-        self._cos = weights.add(torch.cat((angles, angles, still), 1).cos().to(weights.dtype))
-        self._sin = weights.add(torch.cat((-angles, angles, still), 1).sin().to(weights.dtype))
+        self._cos = torch.cat((angles, angles, still), 1).cos().to(weights.dtype)
+        self._sin = torch.cat((-angles, angles, still), 1).sin().to(weights.dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [T, 1, width] of a step, for ``turned``."""

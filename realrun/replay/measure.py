@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import torch
@@ -126,14 +127,11 @@ def measure(
     the run, and LaneError during it.
     """
     prepared = prepare(scenario).checked()
-    machine = machine_on(prepared.hardware, lanes, options)
-    try:
+    with closing(machine_on(prepared.hardware, lanes, options)) as machine:
         bench = ReplayBench(machine, prepared.shape, room_for([prepared]))
         tell(machine)
         bench.measure(prepared)
         return bench.measure(prepared)
-    finally:
-        machine.close()
 
 
 def machine_on(

@@ -67,16 +67,6 @@ class ReplayModel:
         self._estimator = _estimator(shape, weights) if estimator else None
         self.begin_step((1,), (0,))
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of weights and KV cache on the device."""
-        return self._weights.size_bytes
-
-    @property
-    def attention_params(self) -> int:
-        """The number of weights in one layer's projections; see ``AttentionPart``."""
-        return self._attention[0].params
-
     def begin_step(self, tokens: tuple[int, ...], context: tuple[int, ...]) -> None:
         """Begin a step with ``tokens[i]`` >= 1 new tokens of sequence i after ``context[i]`` earlier ones.
 

@@ -15,7 +15,7 @@ from policies.mechanism.score_rows import ScoreRows
 from policies.mechanism.views import Forecast, LayerInput
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import RoutedInput
-from realrun.execution.routed_tokens import RoutedTokens, routed
+from realrun.execution.routed_tokens import routed
 from realrun.machine.lanes import Completion, Work
 from realrun.replay.model import ReplayModel
 from sim.costs.roofline_costs import ROUTING_BYTES
@@ -100,22 +100,20 @@ class Replay:
         if layer:
             executor.end_layer()  # of the layer before, while this one's attention runs
         with nullcontext() if launched.gated is None else self._reading(launched.gated, layer):
-            given, tokens = self._input(layer), self._tokens(layer)
+            given = self._input(layer)
+            tokens = routed(self._routing.ids[:, layer], self._routing.weights[:, layer])
         weights = self._routing.on_gpu[:, layer].reshape(-1)
         assert launched.ready is not None
         inputs = RoutedInput(launched.hidden, weights, launched.ready)
         executor.route(given, tokens, inputs)
         if executor.session.looks_ahead and layer < self._layers - 1:
             self._foresee(launched, demand.forecasts[layer])
-        executor.combine(lambda parts: self._add_up(launched, parts), self._keep)
+        executor.layers.combine(lambda parts: self._add_up(launched, parts), self._keep)
 
     def _input(self, layer: int) -> LayerInput:
         demand = self._demand
         scores = None if demand.scores is None else ScoreRows(demand.scores[:, layer])
         return LayerInput(demand.index, layer, demand.phase, demand.routings[layer], scores, demand.sequences)
-
-    def _tokens(self, layer: int) -> RoutedTokens:
-        return routed(self._routing.ids[:, layer], self._routing.weights[:, layer])
 
     def _foresee(self, launched: Launched, forecasts: Sequence[Forecast]) -> None:
         """Pass forecasts on when they are on the host, as in the engine; one without the layer's routing is a wait."""
@@ -152,7 +150,7 @@ class Replay:
                 launched.forecast = self._speculate(launched, forecast)
         if model.shape.shared_width:
             self._submit(shared, "shared", layer)
-        self._executor.launched(layer, began)
+        self._executor.record("launch", began, layer)
         return launched
 
     def _speculate(self, launched: Launched, forecast: Forecast) -> PendingIds:
@@ -178,7 +176,7 @@ class Replay:
                     return model.gate(layer + 1, normed)[0]
 
                 pending = self._choose(speculate, "speculate", layer, forecast.layer)
-                self._executor.launched(layer, began)
+                self._executor.record("launch", began, layer)
         return pending
 
     def _launch_head(self) -> PendingIds:
@@ -190,7 +188,7 @@ class Replay:
             return self._model.head(self._hidden, every=bool(self._demand.drafted)).unsqueeze(-1)
 
         pending = self._choose(head, "attention", -1)
-        self._executor.launched(-1, began)
+        self._executor.record("launch", began, -1)
         return pending
 
     def _add_up(self, launched: Launched, parts: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from statistics import median
 
@@ -29,18 +30,12 @@ def smoke(made: Callable[[bool], RealMachine]) -> Iterator[Check]:
 
     Raises RefusedError if there is no such machine. The second half needs transformers.
     """
-    machine = made(False)
-    try:
+    with closing(made(False)) as machine:
         yield from machine_checks(machine)
-    finally:
-        machine.close()
     from realrun.smoke.generation_checks import generation_checks  # the import takes seconds
 
-    machine = made(True)
-    try:
+    with closing(made(True)) as machine:
         yield from generation_checks(machine)
-    finally:
-        machine.close()
 
 
 def machine_checks(machine: Machine) -> Iterator[Check]:

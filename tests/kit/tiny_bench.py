@@ -107,7 +107,7 @@ class WatchedBench(ReplayBench):
         return executor
 
     def _watch(self, executor: Executor, setting: Prepared) -> None:
-        route, combine = executor.route, executor.combine
+        route, combine = executor.route, executor.layers.combine
         now: dict[str, Any] = {}
 
         def watched_route(given: Any, true: Any, asked: Any, *rest: Any) -> Plan:
@@ -127,7 +127,7 @@ class WatchedBench(ReplayBench):
 
             return combine(watched, keep)
 
-        executor.route, executor.combine = watched_route, watched_combine  # type: ignore[method-assign]
+        executor.route, executor.layers.combine = watched_route, watched_combine  # type: ignore[method-assign]
 
 
 def bench_for(machine: HostLanes, runs: Sequence[Prepared], kind: type[WatchedBench] = WatchedBench) -> WatchedBench:

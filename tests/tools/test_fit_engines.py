@@ -10,7 +10,7 @@ import pytest
 
 from sim.costs.engine import load_engine
 from tools import fit_engines, write_engines
-from tools.fit_engines import ENGINES, RowsFit, engines_of, errors, read_starts, rows_to_fit
+from tools.fit_engines import ENGINES, engines_of, errors, fitted, read_starts, residuals, rows_to_fit
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.prediction import predict
 
@@ -48,7 +48,7 @@ def test_numbers_start_alike_and_ratios_set_engines_apart() -> None:
 
 def test_a_fit_to_its_own_speeds_stays_where_it_starts() -> None:
     rows = made({})
-    assert np.allclose(RowsFit(STARTS, rows)._residuals(STARTS.logs), 0, atol=1e-3)
+    assert np.allclose(residuals(STARTS.logs, STARTS, rows), 0, atol=1e-3)
     assert errors(rows[0], engines_of(STARTS, STARTS.logs)) == (pytest.approx(0), pytest.approx(0))
 
 
@@ -57,7 +57,7 @@ def test_a_fit_goes_where_the_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_engines, "START", 0.5)
     rows = made({"gpu.layer_ns.grouped": 1.3})
     before = abs(errors(rows[0], engines_of(STARTS, STARTS.logs))[0] or 0)
-    after = abs(errors(rows[0], engines_of(STARTS, RowsFit(STARTS, rows).solve()))[0] or 0)
+    after = abs(errors(rows[0], engines_of(STARTS, fitted(STARTS, rows)))[0] or 0)
     assert before > 0.05
     assert after < before / 3
 

@@ -28,10 +28,10 @@ def test_parts_begin_at_multiples_of_64_bytes() -> None:
 
 
 def test_a_shape_gives_the_librarys_matrices() -> None:
-    gated = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.bfloat16)
+    gated = ExpertLayout.from_shape(hidden=32, width=48, weights=torch.bfloat16)
     assert [(p.name, p.shape) for p in gated.parts] == [("gate_up_proj", (96, 32)), ("down_proj", (32, 48))]
     assert gated.size_bytes == 3 * 32 * 48 * 2
-    ungated = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.float32, gated=False)
+    ungated = ExpertLayout.from_shape(hidden=32, width=48, weights=torch.float32, gated=False)
     assert [(p.name, p.shape) for p in ungated.parts] == [("up_proj", (48, 32)), ("down_proj", (32, 48))]
 
 

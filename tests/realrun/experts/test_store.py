@@ -14,7 +14,7 @@ from realrun.experts.layout import ExpertLayout  # noqa: E402
 from realrun.experts.store import ExpertStore, Slab, random_store  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
 
-LAYOUT = ExpertLayout.from_shape(hidden=32, width=48, dtype=torch.bfloat16)
+LAYOUT = ExpertLayout.from_shape(hidden=32, width=48, weights=torch.bfloat16)
 
 
 def noting(asked: list[int]) -> Callable[[int], torch.Tensor]:

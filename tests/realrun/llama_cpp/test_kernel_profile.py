@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from realrun.llama_cpp.bench_engine import BenchContext, BenchPoint, BenchSettings
-from realrun.llama_cpp.benchmark_models import bench_models
-from realrun.llama_cpp.kernel_profile import measure_samples
+from realrun.llama_cpp.benchmark_models import bench_models, measure_samples
 from tests.kit.fake_engine import FakeContext, known_kernels
 
 MODEL = next(model for model in bench_models(("q4_0",), (1,)) if model.name == "few-q4_0")
@@ -42,7 +41,7 @@ def test_a_time_is_the_lower_quartile_of_a_round_and_of_the_rounds_the_median(
         written.append(path.name)
         path.write_text("weights")
 
-    monkeypatch.setattr("realrun.llama_cpp.kernel_profile.write_random_gguf", write)
+    monkeypatch.setattr("realrun.llama_cpp.benchmark_models.write_random_gguf", write)
     found = measure_samples(opened, tmp_path, [MODEL], 3)
     assert found["few-q4_0"][POINT] == 200
     assert written == ["few-q4_0.gguf"]

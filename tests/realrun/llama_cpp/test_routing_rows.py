@@ -11,7 +11,7 @@ import pytest
 
 from realrun.llama_cpp.gate_matrices import Gate, Gates, Scoring
 from realrun.llama_cpp.routing_observer import BlockRouting, RoutingObserver
-from realrun.llama_cpp.routing_rows import GateForecasts, MeanChange, routing_rows, score_rows
+from realrun.llama_cpp.routing_rows import GateForecasts, mean_change, routing_rows, score_rows
 from traces.capture.settings import CaptureError
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
@@ -117,10 +117,8 @@ def test_gate_forecasts_apply_a_later_router_to_the_input_of_this_one() -> None:
 
 def test_residual_forecasts_add_the_mean_change_first() -> None:
     """From (4, 3, 2, 1) and (0, 1, 0, 1) to (1, 4, 3, 2) and (2, 1, 0, 1): -0.5, 0.5, 0.5, 0.5 in the mean."""
-    change = MeanChange()
-    change.add({2: SEEN[2], 5: SEEN[5]})
-    change.add({2: block([[0, 1, 0, 1]]), 5: block([[2, 1, 0, 1]])})
-    assert change.mean().tolist() == [[-0.5, 0.5, 0.5, 0.5]]
+    passes = [{2: SEEN[2], 5: SEEN[5]}, {2: block([[0, 1, 0, 1]]), 5: block([[2, 1, 0, 1]])}]
+    assert mean_change(passes).tolist() == [[-0.5, 0.5, 0.5, 0.5]]
     swap = np.array([[0, 0, 0, 0], [-9, 0, 0, 9]], np.float32)
     forecasts = GateForecasts(FOUR, (ForecastKey("residual", 1),), count=1, change=swap)
     assert forecasts.rows(SEEN)["forecast/residual@1/ids"].tolist() == [[[3], [3], [-1]]]

@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine import pages  # noqa: E402
-from realrun.machine.pages import HUGE_PAGE_BYTES, LEAST_BYTES, PIECE_BYTES, Pages, touch  # noqa: E402
+from realrun.machine import pinned as pages  # noqa: E402
+from realrun.machine.pinned import HUGE_PAGE_BYTES, LEAST_BYTES, PIECE_BYTES, Pages, touch  # noqa: E402
 
 LARGE = LEAST_BYTES + 5000
 

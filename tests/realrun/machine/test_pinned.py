@@ -9,8 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine.pages import HUGE_PAGE_BYTES, LEAST_BYTES  # noqa: E402
-from realrun.machine.pinned import Pinned, plain  # noqa: E402
+from realrun.machine.pinned import HUGE_PAGE_BYTES, LEAST_BYTES, Pinned, plain  # noqa: E402  # noqa: E402
 
 
 class FakeCudart:

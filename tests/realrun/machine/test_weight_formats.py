@@ -36,7 +36,7 @@ class TestUnpacked:
 
     @pytest.mark.parametrize("blocks", FORMATS.values())
     def test_random_experts_are_neither_large_nor_denormal(self, blocks: BlockFormat) -> None:
-        store = random_store(ExpertLayout.in_blocks(64, 96, blocks), 1, 3, plain)
+        store = random_store(ExpertLayout.from_shape(64, 96, blocks), 1, 3, plain)
         for expert in range(3):
             for view in store.layouts[0].views(store.buffer(0, expert)).values():
                 magnitudes = blocks.unpacked(view).abs()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from realrun.profiling.quartiles import measured_grid, measured_table, measured_time
+from realrun.profiling.timing import measured_grid, measured_table, measured_time
 from sim.machine.interpolation import DecodeGrid, Measured, Table, whole
 
 

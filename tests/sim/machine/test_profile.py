@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realrun.profiling.quartiles import measured_grid, measured_rate, measured_table, measured_time
+from realrun.profiling.timing import measured_grid, measured_rate, measured_table, measured_time
 from sim.machine.hardware import HardwareError, load_hardware, write_hardware
 from sim.machine.interpolation import DecodeGrid, Measured, Table
 from sim.machine.plan_costs import PlanCost

@@ -100,7 +100,7 @@ def test_a_profile_is_an_engine_and_says_which_number_is_bounded(
         found[model.name] = {point: float(each[0]) for point, each in times.items()}
     found["many-rows"] = found["few-rows"]
     monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
-    monkeypatch.setattr("realrun.llama_cpp.kernel_profile.measure_samples", lambda *given: found)
+    monkeypatch.setattr("realrun.llama_cpp.benchmark_models.measure_samples", lambda *given: found)
     profile_llama(LlamaProfile(threads="1", blocks="q8_0"), str(tmp_path / "mine.yaml"), str(tmp_path / "times.json"))
     kernels = load_engine(str(tmp_path / "mine.yaml")).kernels
     assert kernels is not None
@@ -126,7 +126,7 @@ def test_a_profile_of_a_gpu_names_it_and_has_both_sides(
 
     monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
     monkeypatch.setattr("realrun.llama_cpp.library.gpu_name", lambda: "a card")
-    monkeypatch.setattr("realrun.llama_cpp.kernel_profile.measure_samples", measured)
+    monkeypatch.setattr("realrun.llama_cpp.benchmark_models.measure_samples", measured)
     profile_llama(LlamaProfile(threads="4,8", blocks="q4_0", gpu=True), str(tmp_path / "gpu.yaml"), None)
     engine = load_engine(str(tmp_path / "gpu.yaml"))
     assert (engine.kernels, engine.gpu_kernels is None, engine.split is None) == (None, False, False)
