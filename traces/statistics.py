@@ -138,9 +138,21 @@ def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
 
 
 def _likeness(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-    used = np.zeros((trace.shape.moe_layers, len(rows), trace.shape.experts), np.float32)
-    np.put_along_axis(used, np.moveaxis(trace.topk_ids[rows], 1, 0).astype(np.intp), 1, axis=2)
-    return np.asarray(used @ np.swapaxes(used, 1, 2) / np.float32(trace.shape.top_k))
+    used = experts_used(trace.topk_ids[rows], trace.shape.experts)
+    return overlaps(used, used, trace.shape.top_k)
+
+
+def experts_used(ids: NDArray[np.int16], experts: int) -> NDArray[np.float32]:
+    """[layers, tokens, experts]: 1 where a token of ``ids`` [tokens, layers, k] has the expert."""
+    used = np.zeros((ids.shape[1], ids.shape[0], experts), np.float32)
+    np.put_along_axis(used, np.moveaxis(ids, 1, 0).astype(np.intp), 1, axis=2)
+    return used
+
+
+def overlaps(one: NDArray[np.float32], other: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    """[layers, tokens of one, tokens of the other]: shares of experts in common; of as many layers as both have."""
+    layers = min(len(one), len(other))
+    return np.asarray(one[:layers] @ np.swapaxes(other[:layers], 1, 2) / np.float32(k))
 
 
 def prefill_decode_similarity(trace: Trace) -> float:

@@ -101,9 +101,7 @@ class FixedPlan(NoProtection):
 
     into: Literal["cache", "staging"] = "staging"
 
-    def __init__(
-        self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], steps: int, most: int
-    ) -> None:
+    def __init__(self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], steps: int, most: int) -> None:
         """``most``: experts that a layer may stream."""
         self._models, self._ranked, self._steps, self._most = models, ranked, steps, most
         self._streamed: list[dict[int, None]] | None = None  # by layer, in copy order; None until it was searched

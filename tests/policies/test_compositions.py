@@ -39,7 +39,9 @@ COMPOSITIONS = {
         "cache": "StaticCache()",
     },
     "moe-lightning": {
-        **dict.fromkeys(("placement", "assigner", "prefetcher"), "FixedPlan(steps=400, most=4, streamed=None, into='staging')"),
+        **dict.fromkeys(
+            ("placement", "assigner", "prefetcher"), "FixedPlan(steps=400, most=4, streamed=None, into='staging')"
+        ),
         "cache": "StaticCache()", "prefetch_slots": "4",
     },
     "moe-lightning@impl": {

@@ -17,7 +17,6 @@ from sim.runs.demand import MissingFromTraceError, StepDemand, demand_of
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.batches import compose
-from traces.cut import first_layers
 from traces.file import read_trace, write_trace
 from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
@@ -26,7 +25,7 @@ from traces.noise import NoisyForecasts
 from traces.statistics import forecast_statistics
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-from traces.trace import Trace, rows_apart
+from traces.trace import Trace, first_layers, rows_apart
 from trilane.testing.strategies import toy_trace, traces
 
 NEXT = ForecastKey("token", 1)

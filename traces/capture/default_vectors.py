@@ -30,9 +30,7 @@ class DefaultVectorMean:
         """[L, E, H] float32; zero for an expert that no token was routed to."""
         return (self._sum / self._tokens.clamp_min(1).unsqueeze(-1)).float()
 
-    def _note(
-        self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor
-    ) -> Tensor:
+    def _note(self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         one = torch.ones_like(weights[:, :1])
         for chosen in ids.T:  # one expert per token and call, to separate the outputs
             raw = own(hidden, chosen.unsqueeze(1), one)

@@ -49,9 +49,7 @@ class PartialPass(Hooks):
                     "with the same result, this one gives another; capture with --forecasts gate@1,residual@1"
                 )
 
-    def _run_ahead_of(
-        self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _run_ahead_of(self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = self._stream.after(number - 1, partial(self._resident_only, number - 1))
         self._states[number - 1] = gate_input_after(self._stream.parts[number], state, args, kwargs)
 

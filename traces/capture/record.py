@@ -76,9 +76,7 @@ class RouterRecorder(Hooks):
         flat = hidden.detach().reshape(-1, hidden.shape[-1]).clone()
         self._records[number] = LayerRecord(flat, logits, hidden.ndim == 3, rest, named)
 
-    def _keep_choice(
-        self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _keep_choice(self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._muted:
             return
         values = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]

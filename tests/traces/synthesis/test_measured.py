@@ -9,9 +9,8 @@ import pytest
 
 from traces.models.shape import ModelShape
 from traces.synthesis.measured import OverlapStatistics, _distinct, choices_of, measure, measure_trace
-from traces.synthesis.moments import _moves, _within
+from traces.synthesis.moments import _moves, _within, correlation_of
 from traces.synthesis.nearest import nearest_routing
-from traces.synthesis.normal_overlap import correlation_of
 from traces.trace import Trace
 from trilane.testing.strategies import toy_trace
 
