@@ -33,7 +33,6 @@ class LayerWise(Policy):
     """No parameters: the cache budget decides how many layers there are on the GPU."""
 
     def compose(self, context: BuildContext) -> Composition:
-        """Prefill and decode alike."""
         return whole_layers()
 
 

@@ -25,7 +25,6 @@ class LlamaCpp(Policy):
     """No parameters: the cache budget decides how many layers there are on the GPU (``--n-cpu-moe``)."""
 
     def compose(self, context: BuildContext) -> Composition:
-        """Prefill and decode alike."""
         return whole_layers()
 
 

@@ -49,7 +49,6 @@ class _Uploads(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Calibration where the start needs it."""
         return Needs(calibration=self.start == "popular")
 
 
@@ -94,7 +93,6 @@ class LlamaCacheLru(_WithAdmission):
     frees: Literal["ahead", "copy"] = "ahead"
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU by layer."""
         return self._lru(context, self.frees)
 
 
@@ -159,7 +157,6 @@ class LlamaCachePool(_WithAdmission):
     waits for its misses and computes all of them on the GPU: that is ``on-demand`` with ``pool``."""
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU over all layers."""
         return self._lru(context, "copy", pool=True)
 
 
@@ -176,7 +173,6 @@ class LlamaCacheStatic(Policy):
     needs = Needs(calibration=True)
 
     def compose(self, context: BuildContext) -> Composition:
-        """A placement, and no more."""
         return Composition(
             placement=_placement("popular", context), assigner=ResidentOrCpu(), cache=StaticCache(), demand_slots=0,
             decision_cost="ktransformers",

@@ -100,11 +100,9 @@ class ActivationCache(DemandCache):
         self._matcher.observe(view)
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """Join the group."""
         self.group[key] = group
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """Leave it."""
         self.group[key] = -1
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:

@@ -177,7 +177,6 @@ class MoeLightning(Policy):
     demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
-        """One plan, which the placement finds."""
         slots = self.prefetch_slots
         plan = FixedPlan(*layer_models(context), self.steps, slots)
         return Composition(
@@ -211,7 +210,6 @@ class MoeLightningImpl(Policy):
     demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
-        """Popular residents, and a stream of all others."""
         slots = context.experts if self.prefetch_slots is None else self.prefetch_slots
         return Composition(
             placement=PopularityPlacement(uniform=True),

@@ -76,12 +76,10 @@ class ForecastCache(RankedCache):
         self._rerank_layer(layer)
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """Join the group."""
         self._members[key.layer].add(key)
         super().admitted(key, group)
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """Leave the group."""
         self._members[key.layer].remove(key)
         super().evicted(key, group)
 
@@ -169,7 +167,6 @@ class SeqMoe(Policy):
 
     @property
     def needs(self) -> Needs:
-        """A forecast of each token to come."""
         forecasts = tuple(("token", ahead) for ahead in range(1, self.steps + 1))
         return Needs(forecasts=forecasts, gpu_only=True)
 

@@ -34,7 +34,6 @@ class EveryMiss:
         """Learn nothing."""
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
-        """Always."""
         return True
 
 
@@ -48,7 +47,6 @@ class SecondMiss:
         self._again: set[Key] = set()  # whose latest miss was the second within the window
 
     def observe(self, view: LayerView, missed: frozenset[int]) -> None:
-        """Compare each miss with the one before."""
         for expert in missed:
             key = (view.layer, expert)
             recent = view.step - self._last.get(key, -self.window) < self.window
@@ -56,7 +54,6 @@ class SecondMiss:
             self._last[key] = view.step
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
-        """A second miss, or a free slot."""
         return victim is None or incoming in self._again
 
 
@@ -73,7 +70,6 @@ class Hotter:
         self._period = 0  # half-lives that have passed
 
     def observe(self, view: LayerView, missed: frozenset[int]) -> None:
-        """Add one for each active expert."""
         if self.half_life is not None and view.step // self.half_life > self._period:
             past, self._period = self._period, view.step // self.half_life
             for key in self._heat:
@@ -82,9 +78,7 @@ class Hotter:
             self._heat[view.layer, expert] += 1
 
     def heat(self, key: ExpertId) -> float:
-        """The present heat."""
         return self._heat.get(key, 0.0)
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
-        """Compare the two."""
         return victim is None or self.heat(incoming) > self.margin * self.heat(victim) + self.floor

@@ -27,7 +27,6 @@ class NoProtection:
     """Base of prefetchers that protect no resident from being displaced."""
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """None."""
         return frozenset()
 
 
@@ -139,5 +138,4 @@ class NextLayer(NoProtection):
         self._ids = [[ExpertId(layer, expert) for expert in range(experts)] for layer in range(layers)]
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """In id order; no forecast is used."""
         return self._ids[view.layer + 1]
