@@ -111,21 +111,13 @@ def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
     return pd.DataFrame({"lag": list(lags), "probability": _overlaps(trace, lags).mean(axis=1), "chance": chance})
 
 
-def cross_layer_gain(trace: Trace, ahead: int = 1) -> float:
-    """How well a layer predicts a later one. A decode token's experts ``ahead`` layers later are predicted to be those
-    of the token of its sequence that shares most experts with it in this layer (the mean of several such). Returns
-    (accuracy - accuracy of a random token of the sequence) / (1 - accuracy of a random token): 0 no better, 1 perfect.
-
-    Mean over layers and sequences. NaN for traces without such layers or tokens.
-    """
-    rows, sequence, _ = _decode_rows(trace)
-    gains = [likeness_gain(_likeness(trace, rows[sequence == one]), ahead) for one in np.unique(sequence)]
-    finite = [gain for gain in gains if np.isfinite(gain)]
-    return float(np.mean(finite)) if finite else float("nan")
-
-
 def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
-    """``cross_layer_gain`` of one sequence. ``likeness`` [layers, tokens, tokens]: shares of experts in common."""
+    """How well a layer predicts a later one, in one sequence. A token's experts ``ahead`` layers later are predicted to
+    be those of the token that shares most experts with it in this layer (the mean of several such). Returns (accuracy -
+    accuracy of a random token) / (1 - accuracy of a random token): 0 no better, 1 perfect; NaN without such layers.
+
+    ``likeness`` [layers, tokens, tokens]: shares of experts in common.
+    """
     layers, tokens = likeness.shape[:2]
     if layers <= ahead or tokens < 2:
         return float("nan")
@@ -135,11 +127,6 @@ def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
     right = ((later * nearest).sum(axis=2) / nearest.sum(axis=2)).mean(axis=1)
     any_other = later.sum(axis=(1, 2)) / others.sum()
     return float(((right - any_other) / (1 - any_other)).mean())
-
-
-def _likeness(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-    used = experts_used(trace.topk_ids[rows], trace.shape.experts)
-    return overlaps(used, used, trace.shape.top_k)
 
 
 def experts_used(ids: NDArray[np.int16], experts: int) -> NDArray[np.float32]:

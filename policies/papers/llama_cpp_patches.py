@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from policies.parts.admission import Admission, EveryMiss, Hotter, SecondMiss
+from policies.parts.admission import Admission, Hotter, SecondMiss
 from policies.parts.assigners import FromTokens, LoadAll, ResidentOrCpu
 from policies.parts.caches import LfuCache, LruCache, StaticCache
 from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement
@@ -68,7 +68,7 @@ class _WithAdmission(_Uploads):
     def _admission(self) -> Admission:
         if self.admits == "second":
             return SecondMiss(self.window)
-        return Hotter(self.half_life) if self.admits == "hotter" else EveryMiss()
+        return Hotter(self.half_life) if self.admits == "hotter" else Admission()
 
     def _lru(self, context: BuildContext, frees: Frees, pool: bool = False) -> Composition:
         placement = _placement(self.start, context)

@@ -7,37 +7,28 @@ not its expert is copied, so that the copy has to pay by later hits.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Protocol
 
 from policies.mechanism.views import ExpertId, LayerView
 
 Key = tuple[int, int]  # layer, expert
 
 
-class Admission(Protocol):
-    """Lifetime: created when a policy is composed, used for one run. In each layer ``observe`` comes first; ``admits``
-    is then asked for those of its experts that missed."""
+class Admission:
+    """Any miss is worth a copy (llama.cpp #27861); base of the others.
+
+    Lifetime: created when a policy is composed, used for one run. In each layer ``observe`` comes first; ``admits`` is
+    then asked for those of its experts that missed.
+    """
 
     def observe(self, view: LayerView, missed: frozenset[int]) -> None:
         """A layer was routed; ``missed`` are its active experts that were in no slot."""
-        ...
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
         """Whether ``incoming`` is worth the slot of ``victim``; None: the slot is free."""
-        ...
-
-
-class EveryMiss:
-    """Any miss is worth a copy (llama.cpp #27861)."""
-
-    def observe(self, view: LayerView, missed: frozenset[int]) -> None:
-        """Learn nothing."""
-
-    def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
         return True
 
 
-class SecondMiss:
+class SecondMiss(Admission):
     """The second miss within ``window`` steps is; a free slot takes any (everett6/moe-prefetch, patches/0007:
     ``LLAMA_MOE_ADMIT=window``, 8)."""
 
@@ -57,7 +48,7 @@ class SecondMiss:
         return victim is None or incoming in self._again
 
 
-class Hotter:
+class Hotter(Admission):
     """An expert whose heat is above ``margin`` x the victim's + ``floor``; a free slot takes any.
 
     Heat counts the steps that used an expert, hit or miss, and is halved every ``half_life`` steps; None: never. The

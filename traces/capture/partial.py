@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from traces.capture.hooks import Hooks
-from traces.capture.record import LayerRecord
+from traces.capture.record import Hooks, LayerRecord
 from traces.capture.residual_stream import DecoderLayer, ResidualStream, alike, first_tensor
 from traces.capture.settings import CaptureError
 

@@ -16,8 +16,7 @@ from traces.models.names import ModelName, parted
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.names import unknown
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_table, read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
@@ -75,11 +74,6 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
     return shape.first_layers(int(layers))
 
 
-def published_params(name: str) -> float:
-    """Number of weights as the model's authors state it; models.yaml has the source."""
-    return float(_entries()[original(name)]["published_params"])
-
-
 def gguf_architecture(name: str) -> str:
     """What GGUF files call the architecture of a model of the catalogue, in whatever format and however cut.
 
@@ -112,7 +106,7 @@ class Alias(NamedTuple):
 @cache
 def aliases() -> Mapping[str, Alias]:
     """Models that have the shape of another, by name."""
-    known: Mapping[str, Alias] = from_dict(Mapping[str, Alias], read_yaml(_ALIASES), _ALIASES.name, ShapeError)
+    known: Mapping[str, Alias] = read_table(Mapping[str, Alias], _ALIASES, ShapeError)
     return known
 
 

@@ -11,8 +11,7 @@ from traces.models.gguf_keys import GgufKeys
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count
 from trilane.common.quoting import quoted
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_table
 
 _FILE = Path(__file__).with_name("gguf_families.yaml")
 
@@ -28,7 +27,7 @@ class GgufFamily(NamedTuple):
 @cache
 def gguf_families() -> Mapping[str, GgufFamily]:
     """By the name of the architecture."""
-    known: Mapping[str, GgufFamily] = from_dict(Mapping[str, GgufFamily], read_yaml(_FILE), _FILE.name, ShapeError)
+    known: Mapping[str, GgufFamily] = read_table(Mapping[str, GgufFamily], _FILE, ShapeError)
     return known
 
 

@@ -14,8 +14,7 @@ from traces.models.names import parted
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count, Name
 from trilane.common.json_text import parse_json
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_table
 
 _FILE = Path(__file__).with_name("trained_lengths.yaml")
 
@@ -48,7 +47,5 @@ def trained_tokens(name: str) -> int | None:
 @cache
 def trained_lengths() -> Mapping[str, TrainedLength]:
     """By the names of models."""
-    known: Mapping[str, TrainedLength] = from_dict(
-        Mapping[str, TrainedLength], read_yaml(_FILE), _FILE.name, ShapeError
-    )
+    known: Mapping[str, TrainedLength] = read_table(Mapping[str, TrainedLength], _FILE, ShapeError)
     return known

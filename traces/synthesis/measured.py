@@ -43,7 +43,7 @@ class OverlapStatistics:
     prompt: float  # of tokens of one prompt
     prompt_answer: float  # of a prompt token and an answer token
     spread: float  # standard deviation, over pairs of far answer tokens, of the overlap in all layers together
-    gain: float  # see traces.statistics.cross_layer_gain, next layer
+    gain: float  # see traces.statistics.likeness_gain, next layer
     far_gain: float  # the same, FAR_LAYERS ahead
     distinct: Floats  # [WINDOWS], different experts in windows of consecutive answer tokens, mean over layers
     prompt_distinct: float  # different experts of a prompt
