@@ -36,8 +36,7 @@ def trained_tokens(name: str) -> int | None:
     if path is None:
         return None
     if path.suffix.lower() == ".gguf":
-        from traces.models.gguf_header import read_gguf_header  # both take long to import
-        from traces.models.gguf_keys import GgufKeys
+        from traces.models.gguf_header import GgufKeys, read_gguf_header  # it takes long to import
 
         return GgufKeys(read_gguf_header(path).metadata, str(path)).count("context_length", default=0) or None
     keys = ConfigKeys.of(parse_json(path.read_bytes(), str(path), ShapeError), str(path))
