@@ -33,7 +33,6 @@ class EmptyPlacement:
         self.placement = placement
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Divide the budget as the other placement does."""
         return replace(self.placement.place(budget), residents=((),) * budget.layers)
 
 

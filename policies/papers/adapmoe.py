@@ -195,7 +195,6 @@ class AdapMoe(Policy):
         return needs if self.prefetch else replace(needs, forecasts=())
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU by layer with sizes from calibration."""
         calibration = context.required_calibration()
         misses, full = _misses(calibration, context.experts), self.start == "popular"
         return Composition(

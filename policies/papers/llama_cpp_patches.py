@@ -113,7 +113,6 @@ class LlamaCacheLruImpl(_WithAdmission):
     repeats: bool = True
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU by layer, slots freed with the request."""
         if not self.repeats:
             return self._lru(context, "request")
         slots = CountedSlots(_placement(self.start, context))
@@ -140,7 +139,6 @@ class LlamaCacheHeat(_Uploads):
     dwell: NonNegative = 32
 
     def compose(self, context: BuildContext) -> Composition:
-        """LFU, whose counts are the heat."""
         slots = CountedSlots(_placement(self.start, context))
         hotter = Hotter(None, self.margin, 0.0)
         return _composition(context, UploadCache(LfuCache(), hotter, slots, self.inserts, dwell=self.dwell), slots)

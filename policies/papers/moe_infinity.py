@@ -95,7 +95,6 @@ class ActivationCache(DemandCache):
         self.group: NDArray[np.int64] = np.full(matcher.predicted.shape, -1, np.int64)  # of each expert; -1: none
 
     def observe(self, view: LayerView) -> None:
-        """Match before the plan is made."""
         self._layer = view.layer
         self._matcher.observe(view)
 

@@ -44,7 +44,6 @@ class StaticCache(DemandCache):
         """Never a decision of this cache."""
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """None: nothing is evicted."""
         return None
 
 

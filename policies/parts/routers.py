@@ -21,7 +21,6 @@ class TrueRouter:
         return view.routing
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """None: every layer's own router decides."""
         return None
 
 

@@ -1,7 +1,7 @@
 """Forecasts of later layers' routing: a later layer's router applied to a guess of its input.
 
 ``gate@d``: the gate input of layer l as it is, for layer l+d (HybriMoE, DAOP). ``residual@1``: with the mean change to
-layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see ``default_vectors``. ``partial@1``: see ``partial``.
+layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see ``forecasts``. ``partial@1``: see ``partial``.
 ``estimator@1``: the quasi-hidden state again, ranked not by the router but by a small network (``estimator``).
 """
 

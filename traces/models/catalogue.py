@@ -64,7 +64,6 @@ def _load(name: str, path: Path | None, changed_ns: int) -> ModelShape:
 
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
-    """A model cut after its first MoE layers."""
     if "@" in layers:
         cut, _, weights = layers.partition("@")
         right = f"{shape.name}@{weights}:{cut}"

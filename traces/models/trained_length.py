@@ -45,6 +45,5 @@ def trained_tokens(name: str) -> int | None:
 
 @cache
 def trained_lengths() -> Mapping[str, TrainedLength]:
-    """By the names of models."""
     known: Mapping[str, TrainedLength] = read_table(Mapping[str, TrainedLength], _FILE, ShapeError)
     return known

@@ -46,7 +46,6 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, texts: list[Choices]) -> Layout:
-        """The layout of a trace."""
         lengths = [(len(text.prompt), len(text.answer)) for text in texts]
         prompt, answer = (int(np.median(column)) for column in zip(*lengths, strict=True))
         return cls(len(texts), prompt, answer)
@@ -110,7 +109,6 @@ def _paced(value: Any) -> Floats:
 
 
 def _within(name: str, value: Any, move: Floats) -> Any:
-    """``value`` moved, within its limits."""
     moved = np.clip(np.asarray(value) + move, *_LIMITS[name])
     return tuple(moved.tolist()) if isinstance(value, tuple) else float(moved)
 
