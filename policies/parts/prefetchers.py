@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Literal
 
 from policies.mechanism.shared_dram import rates_together
@@ -27,6 +26,7 @@ class NoProtection:
     """Base of prefetchers that protect no resident from being displaced."""
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
+        """None."""
         return frozenset()
 
 
@@ -81,13 +81,11 @@ class ForecastPrefetcher:
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Absent experts worth a copy; the link carries this layer's loads first, then one prefetch after another."""
         costs = view.costs[view.layer]
-        now_ns = _cpu_ns(view, plan)
-        rates = rates_together(costs, now_ns, len(plan.cpu) * costs.cpu_ns[1])  # of the plan's CPU experts and copies
-        takes_ns, slows_ns = _copy_among_layers(costs, self._busy(view.phase, now_ns), rates)
+        takes_ns, slows_ns = _copy_among_layers(costs, self._busy(view, plan), _rates(view, plan))
         link_ns = view.h2d_backlog_ns + len(plan.loads) * takes_ns
         layer_ns = plan.makespan_ns + costs.between_ns
         ranked = []
-        for forecast in sorted(forecasts, key=attrgetter("layer")):
+        for forecast in sorted(forecasts, key=_layer):
             layer = forecast.layer
             there, cpu_ns = view.residency.resident[layer], view.costs[layer].cpu_ns
             ahead_ns, later_ns = (layer - view.layer) * layer_ns, self._later_uses * cpu_ns[1]
@@ -105,17 +103,24 @@ class ForecastPrefetcher:
         """All forecast experts, resident or not."""
         return frozenset([ExpertId(forecast.layer, expert) for forecast in forecasts for expert in forecast.active])
 
-    def _busy(self, phase: Phase, now_ns: int) -> int:
+    def _busy(self, view: LayerView, plan: Assignment) -> int:
         """How long the CPU computes in a layer of this phase: a running mean."""
-        before = self._busy_ns.get(phase, now_ns * MEAN_OF)
-        self._busy_ns[phase] = before + now_ns - before // MEAN_OF
-        return self._busy_ns[phase] // MEAN_OF
+        now_ns = _cpu_ns(view, plan)
+        before = self._busy_ns.get(view.phase, now_ns * MEAN_OF)
+        self._busy_ns[view.phase] = before + now_ns - before // MEAN_OF
+        return self._busy_ns[view.phase] // MEAN_OF
 
 
 def _cpu_ns(view: LayerView, plan: Assignment) -> int:
     """What the CPU's experts of a plan take alone."""
     cpu_ns, workload = view.costs[view.layer].cpu_ns, view.routing.workload()
     return sum([cpu_ns[workload[expert]] for expert in plan.cpu])
+
+
+def _rates(view: LayerView, plan: Assignment) -> tuple[int, int]:
+    """Those of the plan's CPU experts next to copies."""
+    costs = view.costs[view.layer]
+    return rates_together(costs, _cpu_ns(view, plan), len(plan.cpu) * costs.cpu_ns[1])
 
 
 def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int]) -> tuple[int, int]:
@@ -129,6 +134,10 @@ def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int])
     return takes, (1000 - cpu_rate) * busy_ns * costs.copy_ns // carried
 
 
+def _layer(forecast: Forecast) -> int:
+    return forecast.layer
+
+
 class NextLayer(NoProtection):
     """All experts of the next layer, in id order."""
 
@@ -138,4 +147,5 @@ class NextLayer(NoProtection):
         self._ids = [[ExpertId(layer, expert) for expert in range(experts)] for layer in range(layers)]
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        """In id order; no forecast is used."""
         return self._ids[view.layer + 1]
