@@ -33,7 +33,6 @@ class EmptyPlacement:
         self.placement = placement
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Divide the budget as the other placement does."""
         return replace(self.placement.place(budget), residents=((),) * budget.layers)
 
 
@@ -44,11 +43,9 @@ class FrozenCache(StaticCache):
         self.cache = cache
 
     def observe(self, view: LayerView) -> None:
-        """Pass the routing on."""
         self.cache.observe(view)
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """Pass the initial residents on."""
         self.cache.admitted(key, group)
 
 
@@ -61,11 +58,9 @@ class StagedPrefetcher:
         self.prefetcher = prefetcher
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """The ranking of the other prefetcher."""
         return self.prefetcher.rank(view, forecasts, plan)
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """The experts that the other prefetcher protects."""
         return self.prefetcher.protect(view, forecasts)
 
 

@@ -27,7 +27,6 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.baselines.on_demand",
     "policies.baselines.whole_layers",
     "policies.papers.llama_cpp",
-    "policies.papers.llama_cpp_cache",
     "policies.papers.llama_cpp_patches",
     "policies.papers.ktransformers",
     "policies.papers.moe_lightning",

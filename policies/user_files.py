@@ -102,7 +102,8 @@ def _executed(read: UserFile, file: str) -> ModuleType:
     path = Path(read.path)
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
-    _unregister(path.stem)
+    for name in [name for name, entry in SYSTEMS.items() if entry.parameters.__module__ == path.stem]:
+        del SYSTEMS[name]
     sys.modules[path.stem] = module = module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -115,9 +116,8 @@ def _executed(read: UserFile, file: str) -> ModuleType:
 
 @contextmanager
 def _undone_on_error(name: str) -> Iterator[None]:
-    """Module ``name``, its policies and the search path are as they were if the file cannot be loaded."""
-    module, search_path = sys.modules.get(name), list(sys.path)
-    policies = {key: entry for key, entry in SYSTEMS.items() if entry.parameters.__module__ == name}
+    """Module ``name``, the policies and the search path are as they were if the file cannot be loaded."""
+    module, search_path, systems = sys.modules.get(name), list(sys.path), dict(SYSTEMS)
     try:
         yield
     except BaseException:
@@ -125,15 +125,9 @@ def _undone_on_error(name: str) -> Iterator[None]:
         sys.modules.pop(name, None)
         if module is not None:
             sys.modules[name] = module
-        _unregister(name)
-        SYSTEMS.update(policies)
+        SYSTEMS.clear()
+        SYSTEMS.update(systems)
         raise
-
-
-def _unregister(module: str) -> None:
-    """Remove the policies of a module from the registry."""
-    for name in [name for name, entry in SYSTEMS.items() if entry.parameters.__module__ == module]:
-        del SYSTEMS[name]
 
 
 def _in_words(error: BaseException, path: Path, file: str) -> str:

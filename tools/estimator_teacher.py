@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tools.mini_data import Corpus
-from traces.capture.default_vectors import quasi_hidden
+from traces.capture.forecasts import quasi_hidden
 from traces.capture.generate import Batch
 from traces.capture.record import LayerRecord
 from traces.capture.residual_stream import ResidualStream

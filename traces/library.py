@@ -7,10 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from traces.bundled_traces import CALIBRATION, FOLDER, find_trace
-from traces.cut import first_layers, without_forecasts
 from traces.file import read_trace
 from traces.synthesis.named import is_synthetic, load_synthetic, synthetic_calibration_of
-from traces.trace import Trace
+from traces.trace import Trace, first_layers, without_forecasts
 
 NO_FORECASTS = ":no-forecasts"  # behind a name: the trace without them
 

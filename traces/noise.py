@@ -33,7 +33,6 @@ class NoisyForecasts(NamedTuple):
         return f"noisy forecasts (recall {', '.join(f'{recall:g}' for recall in self.recalls)})"
 
     def reach(self, lookahead: int) -> bool:
-        """Whether a recall is given for this look-ahead."""
         return lookahead <= len(self.recalls)
 
     def ids(self, trace: Trace, rows: NDArray[np.intp], key: ForecastKey) -> NDArray[np.int16]:

@@ -111,21 +111,13 @@ def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
     return pd.DataFrame({"lag": list(lags), "probability": _overlaps(trace, lags).mean(axis=1), "chance": chance})
 
 
-def cross_layer_gain(trace: Trace, ahead: int = 1) -> float:
-    """How well a layer predicts a later one. A decode token's experts ``ahead`` layers later are predicted to be those
-    of the token of its sequence that shares most experts with it in this layer (the mean of several such). Returns
-    (accuracy - accuracy of a random token of the sequence) / (1 - accuracy of a random token): 0 no better, 1 perfect.
-
-    Mean over layers and sequences. NaN for traces without such layers or tokens.
-    """
-    rows, sequence, _ = _decode_rows(trace)
-    gains = [likeness_gain(_likeness(trace, rows[sequence == one]), ahead) for one in np.unique(sequence)]
-    finite = [gain for gain in gains if np.isfinite(gain)]
-    return float(np.mean(finite)) if finite else float("nan")
-
-
 def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
-    """``cross_layer_gain`` of one sequence. ``likeness`` [layers, tokens, tokens]: shares of experts in common."""
+    """How well a layer predicts a later one, in one sequence. A token's experts ``ahead`` layers later are predicted to
+    be those of the token that shares most experts with it in this layer (the mean of several such). Returns (accuracy -
+    accuracy of a random token) / (1 - accuracy of a random token): 0 no better, 1 perfect; NaN without such layers.
+
+    ``likeness`` [layers, tokens, tokens]: shares of experts in common.
+    """
     layers, tokens = likeness.shape[:2]
     if layers <= ahead or tokens < 2:
         return float("nan")
@@ -137,10 +129,17 @@ def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
     return float(((right - any_other) / (1 - any_other)).mean())
 
 
-def _likeness(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-    used = np.zeros((trace.shape.moe_layers, len(rows), trace.shape.experts), np.float32)
-    np.put_along_axis(used, np.moveaxis(trace.topk_ids[rows], 1, 0).astype(np.intp), 1, axis=2)
-    return np.asarray(used @ np.swapaxes(used, 1, 2) / np.float32(trace.shape.top_k))
+def experts_used(ids: NDArray[np.int16], experts: int) -> NDArray[np.float32]:
+    """[layers, tokens, experts]: 1 where a token of ``ids`` [tokens, layers, k] has the expert."""
+    used = np.zeros((ids.shape[1], ids.shape[0], experts), np.float32)
+    np.put_along_axis(used, np.moveaxis(ids, 1, 0).astype(np.intp), 1, axis=2)
+    return used
+
+
+def overlaps(one: NDArray[np.float32], other: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    """[layers, tokens of one, tokens of the other]: shares of experts in common; of as many layers as both have."""
+    layers = min(len(one), len(other))
+    return np.asarray(one[:layers] @ np.swapaxes(other[:layers], 1, 2) / np.float32(k))
 
 
 def prefill_decode_similarity(trace: Trace) -> float:

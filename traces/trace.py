@@ -20,6 +20,7 @@ from traces.layout import (
     TraceError,
     check_layout,
     forecast_keys,
+    parse_forecast_name,
     specs_of,
 )
 from traces.models.shape import ModelShape
@@ -27,6 +28,7 @@ from traces.rules import check_order, check_rows
 from trilane.common.json_text import parse_json
 
 _PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")  # fields that are one tensor each
+_BY_LAYER = ("topk_ids", "topk_weights", "scores")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,3 +159,29 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view
+
+
+def first_layers(trace: Trace, layers: int) -> Trace:
+    """``trace`` with MoE layers 0 to ``layers`` - 1, without the forecasts of later layers.
+
+    Its checksum is that of the whole trace followed by ``:layers``. Raises TraceError if the trace has fewer layers.
+    """
+    shape = trace.shape
+    if not 1 <= layers <= shape.moe_layers:
+        raise TraceError(f"trace {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
+    tensors = {}
+    for name, array in trace.tensors().items():
+        forecast = parse_forecast_name(name)
+        if name in _BY_LAYER or forecast:
+            array = array[:, :layers]
+        if forecast:
+            nothing, past = (-1 if forecast[1] == "ids" else 0), max(0, layers - forecast[0].layers_ahead)
+            array = np.where(np.arange(layers)[:, None] < past, array, array.dtype.type(nothing))
+        tensors[name] = array
+    return Trace.trusted(shape.first_layers(layers), tensors, trace.provenance, f"{trace.checksum}:{layers}")
+
+
+def without_forecasts(trace: Trace) -> Trace:
+    """``trace`` without what was forecast. Its checksum is that of the whole trace followed by ``:no-forecasts``."""
+    tensors = {name: array for name, array in trace.tensors().items() if not parse_forecast_name(name)}
+    return Trace.trusted(trace.shape, tensors, trace.provenance, f"{trace.checksum}:no-forecasts")

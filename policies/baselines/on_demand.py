@@ -46,7 +46,6 @@ class OnDemand(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Calibration where the start needs it."""
         return Needs(gpu_only=True, calibration=self.start == "popular")
 
     def compose(self, context: BuildContext) -> Composition:

@@ -1,13 +1,15 @@
-"""Static baselines that never copy an expert: whole layers on the GPU, and everything on the CPU."""
+"""Static baselines that never copy an expert: whole layers on the GPU, and everything on the CPU; and whole layers that
+are streamed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.parts.assigners import ResidentOrCpu
+from policies.parts.assigners import ResidentOrCpu, StreamLayer
 from policies.parts.caches import StaticCache
 from policies.parts.placements import LayerWisePlacement, NoPlacement
-from policies.protocols import Assigner, Composition
+from policies.parts.prefetchers import NextLayer
+from policies.protocols import Assigner, Composition, Placement
 from policies.system import BuildContext, Policy, register
 
 
@@ -23,6 +25,23 @@ def whole_layers(assigner: Assigner | None = None, demand_slots: int = 0) -> Com
     )
 
 
+def streamed_layers(
+    context: BuildContext, placement: Placement, demand_slots: int, prefetch_slots: int | None, ahead: bool = True
+) -> Composition:
+    """All experts of a layer that are not resident are streamed through the GPU, used or not, and kept by nothing;
+    ``ahead``: while the layer before is computed. ``prefetch_slots`` None: one for each expert of a layer."""
+    slots = context.experts if prefetch_slots is None else prefetch_slots
+    return Composition(
+        placement=placement,
+        assigner=StreamLayer(context.experts),
+        prefetcher=NextLayer(context.layers, context.experts) if ahead else None,
+        cache=StaticCache(),
+        demand_slots=demand_slots,
+        prefetch_slots=slots if ahead else 0,
+        parameters={"prefetch_slots": slots},
+    )
+
+
 @register(
     "layer-wise",
     "whole layers on the GPU, the last ones; nothing moves",
@@ -33,7 +52,6 @@ class LayerWise(Policy):
     """No parameters: the cache budget decides how many layers there are on the GPU."""
 
     def compose(self, context: BuildContext) -> Composition:
-        """Prefill and decode alike."""
         return whole_layers()
 
 

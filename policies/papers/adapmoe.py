@@ -80,7 +80,6 @@ class SlotsByMisses:
         self.misses = misses
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Divide the budget."""
         slots = fewest_misses(self.misses, budget.expert_bytes, budget.cache_bytes)
         _hand_out_rest(slots, budget)
         return InitialPlacement(tuple(slots), ((),) * budget.layers)
@@ -95,7 +94,6 @@ class SlotsByMissesFull:
         self._ranked: list[list[int]] = np.argsort(-popularity, axis=1, kind="stable").tolist()
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Divide the budget and fill it."""
         slots = self._slots.place(budget).slots
         assert slots is not None
         return InitialPlacement(slots, tuple(tuple(sorted(r[:n])) for r, n in zip(self._ranked, slots, strict=True)))
@@ -197,7 +195,6 @@ class AdapMoe(Policy):
         return needs if self.prefetch else replace(needs, forecasts=())
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU by layer with sizes from calibration."""
         calibration = context.required_calibration()
         misses, full = _misses(calibration, context.experts), self.start == "popular"
         return Composition(

@@ -108,12 +108,10 @@ class Buddy(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Tokens, calibration for the table, and a forecast if anything is prefetched."""
         forecasts = () if self.prefetch == 0 else (("gate", 1),)
         return Needs(tokens=True, forecasts=forecasts, calibration=True, gpu_only=True, changes_routing=True)
 
     def compose(self, context: BuildContext) -> Composition:
-        """A router, prefetches by the next gate into an LRU, and loads."""
         table = buddies_of(context.required_calibration().decode_ids, context.experts, self.buddies)
         size = context.top_k if self.prefetch is None else self.prefetch
         return Composition(

@@ -94,13 +94,11 @@ class CachePrior(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Scores of all experts; calibration where the start needs it."""
         return Needs(
             scores=True, tokens=True, changes_routing=True, gpu_only=True, calibration=self.start == "popular"
         )
 
     def compose(self, context: BuildContext) -> Composition:
-        """A router, an LRU, and loads."""
         return Composition(
             placement=random_or_popular(self.start, context.seed),
             router=CachePriorRouter(self.bonus, self.unit, self.keep, context.norm_topk),

@@ -46,11 +46,9 @@ class PromptSwapCache(StaticCache):
         self.requested: Sequence[Swap] = ()  # for the prompt's layer at work
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """The expert has, or is promised, a slot."""
         self._members.add(key)
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """The expert has lost its slot."""
         self._members.remove(key)
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.parts.assigners import StreamLayer
-from policies.parts.caches import StaticCache
+from policies.baselines.whole_layers import streamed_layers
 from policies.parts.placements import NoPlacement
-from policies.parts.prefetchers import NextLayer
 from policies.protocols import Composition, Needs
 from policies.system import BuildContext, Policy, register
 from trilane.common.hints import Count
@@ -37,13 +35,4 @@ class DeepSpeed(Policy):
 
     def compose(self, context: BuildContext) -> Composition:
         """Streaming without a cache: memory other than the staging slots stays empty."""
-        slots = context.experts if self.prefetch_slots is None else self.prefetch_slots
-        return Composition(
-            placement=NoPlacement(),
-            assigner=StreamLayer(context.experts),
-            prefetcher=NextLayer(context.layers, context.experts) if self.prefetch else None,
-            cache=StaticCache(),
-            demand_slots=self.demand_slots,
-            prefetch_slots=slots if self.prefetch else 0,
-            parameters={"prefetch_slots": slots},
-        )
+        return streamed_layers(context, NoPlacement(), self.demand_slots, self.prefetch_slots, self.prefetch)

@@ -87,7 +87,6 @@ class ProfilePrefetcher:
         return [key for key in first if key.expert not in there][: self.size]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """The predicted experts."""
         return frozenset(self._predicted(view)[: self.size])
 
     def _predicted(self, view: LayerView) -> list[ExpertId]:
@@ -124,12 +123,10 @@ class DistanceLfuCache(DemandCache):
         return np.asarray((np.arange(layers) - layer - 1) % layers + 1, np.float64)[:, None]
 
     def observe(self, view: LayerView) -> None:
-        """Count the tokens of every active expert."""
         self._distances = self._from(view.layer)
         self._counts[view.layer, list(view.routing.active)] += view.routing.tokens
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """A new member."""
         self._groups.setdefault(group, np.zeros(self._counts.shape, np.bool_))[key] = True
 
     def evicted(self, key: ExpertId, group: int) -> None:
@@ -137,7 +134,6 @@ class DistanceLfuCache(DemandCache):
         self._groups[group][key] = False
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """The member of least rank that is not blocked."""
         if group not in self._groups:
             return None
         layers, experts = np.nonzero(self._groups[group])
@@ -177,7 +173,6 @@ class EdgeMoe(Policy):
 
     @property
     def needs(self) -> Needs:
-        """The experts of each token, unless nothing is prefetched."""
         return Needs(tokens=self.prefetch != 0, calibration=True, gpu_only=True)
 
     def compose(self, context: BuildContext) -> Composition:

@@ -30,7 +30,6 @@ class Fiddler(Policy):
     demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
-        """Static residents; loads are never kept."""
         return Composition(
             placement=PopularityPlacement(self.uniform),
             assigner=CostRule(),

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertId, Forecast, LayerView, Routing
 from policies.parts.assigners import LoadAll
-from policies.parts.caches import DemandCache
-from policies.parts.lazy_heap import LazyHeap
+from policies.parts.caches import RankedCache
 from policies.parts.placements import PoolPlacement
 from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.protocols import Composition, Needs
@@ -117,7 +116,7 @@ class AdaptivePrefetcher:
         return [ExpertId(forecast.layer, copy) for need, copy in used if copy is not None]
 
 
-class FourScoresCache(DemandCache):
+class FourScoresCache(RankedCache):
     """Section 3.4: one cache over all layers, which evicts the copy of the least sum of four scores, each from 0 to 1.
 
     ``recent``: the step of its last use over the present one; ``frequent``: its uses over all steps; ``precise``: those
@@ -128,13 +127,12 @@ class FourScoresCache(DemandCache):
     def __init__(
         self, layers: int, router: MixedWidthRouter, *, recent: float, frequent: float, precise: float, near: float
     ) -> None:
+        super().__init__()
         self.router = router
         self.recent, self.frequent, self.precise, self.near = recent, frequent, precise, near
         self._layers, self._layer, self._step = layers, 0, 1
         self._rank: dict[tuple[int, int], float] = {}  # the first three scores, times the present step
         self._last: dict[tuple[int, int], int] = {}
-        self._members: dict[tuple[int, int], LazyHeap] = {}  # by group and layer
-        self._home: dict[tuple[int, int], LazyHeap] = {}
 
     def observe(self, view: LayerView) -> None:
         """Every copy that is used counts once a step, and once more if its width was needed."""
@@ -147,26 +145,24 @@ class FourScoresCache(DemandCache):
                 gain += self.precise
             self._rank[key] = self._rank.get(key, 0.0) + gain
             self._last[key] = self._step
-            if key in self._home:
-                self._home[key].put(ExpertId(*key), self._rank[key])
+            self.rerank(key)
+
+    def rank_of(self, key: ExpertId) -> float:
+        """What is known of its uses, also of those before it was admitted."""
+        return self._rank.get(key, 0.0)
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """Join the group, with what is known of earlier uses."""
-        home = self._home[key] = self._members.setdefault((group, key.layer), LazyHeap())
-        home.put(key, self._rank.get(key, 0.0))
-
-    def evicted(self, key: ExpertId, group: int) -> None:
-        """Leave the group."""
-        self._home.pop(key).drop(key)
+        super().admitted(key, group * self._layers + key.layer)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The first by score of the layers' least members."""
-        least = [heap.lowest(blocked) for (of, _), heap in self._members.items() if of == group]
+        layers = range(group * self._layers, (group + 1) * self._layers)
+        least = [super(FourScoresCache, self).victim(incoming, layer, blocked) for layer in layers]
         return min((key for key in least if key is not None), key=lambda key: (self._score(key), key), default=None)
 
     def _score(self, key: ExpertId) -> float:
         away = (key.layer - self._layer) % self._layers
-        return self._home[key].rank[key] / self._step + self.near * (1 - away / self._layers)
+        return self.rank_of(key) / self._step + self.near * (1 - away / self._layers)
 
 
 @register(
@@ -203,14 +199,12 @@ class Hobbit(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Weights of tokens, narrow copies, and the forecasts of prefetches."""
         return Needs(
             tokens=True, forecasts=tuple(("gate", ahead) for ahead in range(1, self.lookahead + 1)),
             forecast_phases=("decode",), gpu_only=True, changes_routing=True, narrow_share=self.narrow_share,
         )  # fmt: skip
 
     def compose(self, context: BuildContext) -> Composition:
-        """A router that chooses copies, a pool, prefetches and loads."""
         thresholds, copies = Thresholds(self.narrow_above, self.skip_above), Copies(context.experts)
         router = MixedWidthRouter(thresholds, copies)
         cache = FourScoresCache(

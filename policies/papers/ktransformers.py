@@ -29,7 +29,6 @@ class InOrderPlacement:
         self.even = even
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Fill the memory in order."""
         slots = even_slots(budget) if self.even else _from_the_first(budget)
         return InitialPlacement(tuple(slots), tuple(tuple(range(count)) for count in slots))
 
@@ -71,7 +70,6 @@ class KTransformers(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Calibration counts frequencies."""
         return Needs(calibration=self.strategy == "frequency")
 
     def compose(self, context: BuildContext) -> Composition:
@@ -104,7 +102,6 @@ class KTransformersLayerWise(Policy):
     prefill: Prefill = "cpu"
 
     def compose(self, context: BuildContext) -> Composition:
-        """Whole layers, from the last one backwards."""
         return whole_layers(*_prefill_on(self.prefill))
 
 

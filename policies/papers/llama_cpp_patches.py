@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from policies.parts.admission import Admission, EveryMiss, Hotter, SecondMiss
+from policies.parts.admission import Admission, Hotter, SecondMiss
 from policies.parts.assigners import FromTokens, LoadAll, ResidentOrCpu
 from policies.parts.caches import LfuCache, LruCache, StaticCache
 from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement
@@ -49,7 +49,6 @@ class _Uploads(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Calibration where the start needs it."""
         return Needs(calibration=self.start == "popular")
 
 
@@ -69,7 +68,7 @@ class _WithAdmission(_Uploads):
     def _admission(self) -> Admission:
         if self.admits == "second":
             return SecondMiss(self.window)
-        return Hotter(self.half_life) if self.admits == "hotter" else EveryMiss()
+        return Hotter(self.half_life) if self.admits == "hotter" else Admission()
 
     def _lru(self, context: BuildContext, frees: Frees, pool: bool = False) -> Composition:
         placement = _placement(self.start, context)
@@ -94,7 +93,6 @@ class LlamaCacheLru(_WithAdmission):
     frees: Literal["ahead", "copy"] = "ahead"
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU by layer."""
         return self._lru(context, self.frees)
 
 
@@ -115,7 +113,6 @@ class LlamaCacheLruImpl(_WithAdmission):
     repeats: bool = True
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU by layer, slots freed with the request."""
         if not self.repeats:
             return self._lru(context, "request")
         slots = CountedSlots(_placement(self.start, context))
@@ -142,7 +139,6 @@ class LlamaCacheHeat(_Uploads):
     dwell: NonNegative = 32
 
     def compose(self, context: BuildContext) -> Composition:
-        """LFU, whose counts are the heat."""
         slots = CountedSlots(_placement(self.start, context))
         hotter = Hotter(None, self.margin, 0.0)
         return _composition(context, UploadCache(LfuCache(), hotter, slots, self.inserts, dwell=self.dwell), slots)
@@ -159,7 +155,6 @@ class LlamaCachePool(_WithAdmission):
     waits for its misses and computes all of them on the GPU: that is ``on-demand`` with ``pool``."""
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU over all layers."""
         return self._lru(context, "copy", pool=True)
 
 
@@ -176,7 +171,6 @@ class LlamaCacheStatic(Policy):
     needs = Needs(calibration=True)
 
     def compose(self, context: BuildContext) -> Composition:
-        """A placement, and no more."""
         return Composition(
             placement=_placement("popular", context), assigner=ResidentOrCpu(), cache=StaticCache(), demand_slots=0,
             decision_cost="ktransformers",

@@ -22,7 +22,6 @@ class LastExperts:
     """Even slots, full from the start: each layer holds its highest ids, as in the released code (build_model.py)."""
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Place the last experts of each layer."""
         slots = even_slots(budget)
         residents = tuple(tuple(range(budget.experts - count, budget.experts)) for count in slots)
         return InitialPlacement(tuple(slots), residents)
@@ -84,11 +83,9 @@ class MixtralOffloading(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Speculation takes forecasts."""
         return NEEDS if self.speculate else WITHOUT_SPECULATION
 
     def compose(self, context: BuildContext) -> Composition:
-        """LRU by layer with speculative loading."""
         size = self.speculate
         return Composition(
             placement=LastExperts(),

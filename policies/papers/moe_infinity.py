@@ -95,16 +95,13 @@ class ActivationCache(DemandCache):
         self.group: NDArray[np.int64] = np.full(matcher.predicted.shape, -1, np.int64)  # of each expert; -1: none
 
     def observe(self, view: LayerView) -> None:
-        """Match before the plan is made."""
         self._layer = view.layer
         self._matcher.observe(view)
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """Join the group."""
         self.group[key] = group
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """Leave it."""
         self.group[key] = -1
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:

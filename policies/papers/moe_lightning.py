@@ -14,12 +14,13 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
+from policies.baselines.whole_layers import streamed_layers
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView, PolicyError
-from policies.parts.assigners import StreamLayer, settle
+from policies.parts.assigners import settle
 from policies.parts.caches import StaticCache
 from policies.parts.objective import together
 from policies.parts.placements import PopularityPlacement
-from policies.parts.prefetchers import NextLayer, NoProtection
+from policies.parts.prefetchers import NoProtection
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.system import BuildContext, ChoiceError, NonNegative, Policy, register
 from trilane.common.hints import Count, at_most
@@ -101,9 +102,7 @@ class FixedPlan(NoProtection):
 
     into: Literal["cache", "staging"] = "staging"
 
-    def __init__(
-        self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], steps: int, most: int
-    ) -> None:
+    def __init__(self, models: Sequence[LayerModel], ranked: Sequence[Sequence[int]], steps: int, most: int) -> None:
         """``most``: experts that a layer may stream."""
         self._models, self._ranked, self._steps, self._most = models, ranked, steps, most
         self._streamed: list[dict[int, None]] | None = None  # by layer, in copy order; None until it was searched
@@ -179,7 +178,6 @@ class MoeLightning(Policy):
     demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
-        """One plan, which the placement finds."""
         slots = self.prefetch_slots
         plan = FixedPlan(*layer_models(context), self.steps, slots)
         return Composition(
@@ -213,14 +211,5 @@ class MoeLightningImpl(Policy):
     demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
-        """Popular residents, and a stream of all others."""
-        slots = context.experts if self.prefetch_slots is None else self.prefetch_slots
-        return Composition(
-            placement=PopularityPlacement(uniform=True),
-            assigner=StreamLayer(context.experts),
-            prefetcher=NextLayer(context.layers, context.experts),
-            cache=StaticCache(),
-            demand_slots=self.demand_slots,
-            prefetch_slots=slots,
-            parameters={"prefetch_slots": slots},
-        )
+        placement = PopularityPlacement(uniform=True)
+        return streamed_layers(context, placement, self.demand_slots, self.prefetch_slots)

@@ -168,7 +168,6 @@ class CrossLayerAssigner:
         self._horizon = horizon
 
     def assign(self, view: LayerView) -> Assignment:
-        """Try each number of loads."""
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
         order = by_tokens(view)
         absent = [i for i in order if ready[active[i]] == INFINITE_NS]
@@ -195,7 +194,6 @@ class CrossLayerPrefetcher:
         self._horizon = horizon
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
-        """Those of the next layer."""
         return frozenset(
             ExpertId(f.layer, expert) for f in forecasts if f.layer == view.layer + 1 for expert in f.active
         )
@@ -234,7 +232,6 @@ class PreScope(Policy):
 
     @property
     def needs(self) -> Needs:
-        """A forecast of each layer ahead."""
         forecasts = tuple(("gate", ahead) for ahead in range(1, self.lookahead + 1))
         return Needs(forecasts=forecasts, calibration=self.start == "popular")
 

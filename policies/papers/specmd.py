@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
 
 from policies.mechanism.views import ExpertId, LayerView
 from policies.parts.assigners import LoadAll
-from policies.parts.caches import DemandCache
+from policies.parts.caches import LruCache
 from policies.parts.placements import PoolPlacement
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition, Needs
@@ -16,7 +15,7 @@ from policies.system import BuildContext, NonNegative, Policy, register
 from trilane.common.hints import Count
 
 
-class LeastStaleCache(DemandCache):
+class LeastStaleCache(LruCache):
     """Layers are at work in turn, which an LRU over all layers does not know: it evicts those whose turn is next.
 
     A member is *stale* if the last turn of its layer did not use it. Stale members go first, and of these the one whose
@@ -24,43 +23,33 @@ class LeastStaleCache(DemandCache):
     """
 
     def __init__(self, layers: int) -> None:
+        super().__init__()
         self._layers = layers
-        self._members: dict[int, dict[int, OrderedDict[ExpertId, int]]] = {}  # by group and layer: step of the last use
+        self._used: dict[tuple[int, int], int] = {}  # the step of an expert's last use, or of its admission
         self._turn = [-1] * layers  # the step in which a layer was at work last
         self._layer, self._step = 0, -1
 
     def observe(self, view: LayerView) -> None:
         """A turn of the layer; the members that it used become its most recent."""
+        super().observe(view)
         self._layer, self._step = view.layer, view.step
         self._turn[view.layer] = view.step
-        for members in self._members.values():
-            mine = members.get(view.layer, OrderedDict())
-            for key in (ExpertId(view.layer, expert) for expert in view.routing.active):
-                if key in mine:
-                    mine[key] = view.step
-                    mine.move_to_end(key)
+        self._used.update(((view.layer, expert), view.step) for expert in view.routing.active)
 
     def admitted(self, key: ExpertId, group: int) -> None:
         """The most recent of its layer."""
-        self._members.setdefault(group, {}).setdefault(key.layer, OrderedDict())[key] = self._step
-
-    def evicted(self, key: ExpertId, group: int) -> None:
-        """Forget it."""
-        del self._members[group][key.layer][key]
+        super().admitted(key, group * self._layers + key.layer)
+        self._used[key] = self._step
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The first of the layers' least recent members."""
-        firsts = (
-            next((key for key in members if key not in blocked), None)
-            for members in self._members.get(group, {}).values()
-        )
+        layers = range(group * self._layers, (group + 1) * self._layers)
+        firsts = [super(LeastStaleCache, self).victim(incoming, layer, blocked) for layer in layers]
         return min((key for key in firsts if key is not None), key=self._order_of, default=None)
 
     def _order_of(self, key: ExpertId) -> tuple[bool, int]:
         """Less for those that may leave sooner."""
-        group = next(g for g, members in self._members.items() if key in members.get(key.layer, ()))
-        used = self._members[group][key.layer][key] >= self._turn[key.layer]
-        return used, -((key.layer - self._layer - 1) % self._layers)
+        return self._used[key] >= self._turn[key.layer], -((key.layer - self._layer - 1) % self._layers)
 
 
 @register(
@@ -82,11 +71,9 @@ class LeastStale(Policy):
 
     @property
     def needs(self) -> Needs:
-        """A forecast if anything is prefetched."""
         return Needs(forecasts=() if self.prefetch == 0 else (("gate", 1),), gpu_only=True)
 
     def compose(self, context: BuildContext) -> Composition:
-        """One pool, prefetches by the next gate, and loads."""
         size = context.top_k if self.prefetch is None else self.prefetch
         return Composition(
             placement=PoolPlacement(),

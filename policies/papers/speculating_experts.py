@@ -46,7 +46,6 @@ class InExpertOrder:
     """All experts on the GPU; absent ones are copied, and streamed through the buffers, in expert order."""
 
     def assign(self, view: LayerView) -> Assignment:
-        """All active experts to the GPU, ascending."""
         gpu_ns, _ = durations(view)
         expected = view.costs[view.layer].first_gpu_ns + sum(gpu_ns)
         return assignment_of(view, range(len(gpu_ns)), [True] * len(gpu_ns), expected)
@@ -63,7 +62,6 @@ class BufferPrefetcher(NoProtection):
         self.into = into
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """All experts that the forecast of the next layer names."""
         forecast = next_forecast(view, forecasts)
         return [] if forecast is None else [ExpertId(forecast.layer, expert) for expert in sorted(forecast.active)]
 
@@ -76,7 +74,6 @@ class LayerPrefetcher(BufferPrefetcher):
         self._whole = NextLayer(layers, experts)
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
-        """A whole layer, or what is forecast."""
         if view.phase == "decode":
             return super().rank(view, forecasts, plan)
         return self._whole.rank(view, forecasts, plan)
@@ -108,7 +105,6 @@ class Speculation(Policy):
 
     @property
     def needs(self) -> Needs:
-        """A forecast for all layers."""
         return _needs(self.kind, exact=self.exact)
 
     def compose(self, context: BuildContext) -> Composition:
@@ -202,7 +198,6 @@ class HybridPf(Speculation):
 
     @property
     def needs(self) -> Needs:
-        """Two forecasts, and calibration to choose between them."""
         return _needs(self.router_side, "estimator", exact=self.exact, calibration=self.layers is None)
 
     def compose(self, context: BuildContext) -> Composition:

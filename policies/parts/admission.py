@@ -7,38 +7,28 @@ not its expert is copied, so that the copy has to pay by later hits.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Protocol
 
 from policies.mechanism.views import ExpertId, LayerView
 
 Key = tuple[int, int]  # layer, expert
 
 
-class Admission(Protocol):
-    """Lifetime: created when a policy is composed, used for one run. In each layer ``observe`` comes first; ``admits``
-    is then asked for those of its experts that missed."""
+class Admission:
+    """Any miss is worth a copy (llama.cpp #27861); base of the others.
+
+    Lifetime: created when a policy is composed, used for one run. In each layer ``observe`` comes first; ``admits`` is
+    then asked for those of its experts that missed.
+    """
 
     def observe(self, view: LayerView, missed: frozenset[int]) -> None:
         """A layer was routed; ``missed`` are its active experts that were in no slot."""
-        ...
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
         """Whether ``incoming`` is worth the slot of ``victim``; None: the slot is free."""
-        ...
-
-
-class EveryMiss:
-    """Any miss is worth a copy (llama.cpp #27861)."""
-
-    def observe(self, view: LayerView, missed: frozenset[int]) -> None:
-        """Learn nothing."""
-
-    def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
-        """Always."""
         return True
 
 
-class SecondMiss:
+class SecondMiss(Admission):
     """The second miss within ``window`` steps is; a free slot takes any (everett6/moe-prefetch, patches/0007:
     ``LLAMA_MOE_ADMIT=window``, 8)."""
 
@@ -48,7 +38,6 @@ class SecondMiss:
         self._again: set[Key] = set()  # whose latest miss was the second within the window
 
     def observe(self, view: LayerView, missed: frozenset[int]) -> None:
-        """Compare each miss with the one before."""
         for expert in missed:
             key = (view.layer, expert)
             recent = view.step - self._last.get(key, -self.window) < self.window
@@ -56,11 +45,10 @@ class SecondMiss:
             self._last[key] = view.step
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
-        """A second miss, or a free slot."""
         return victim is None or incoming in self._again
 
 
-class Hotter:
+class Hotter(Admission):
     """An expert whose heat is above ``margin`` x the victim's + ``floor``; a free slot takes any.
 
     Heat counts the steps that used an expert, hit or miss, and is halved every ``half_life`` steps; None: never. The
@@ -73,7 +61,6 @@ class Hotter:
         self._period = 0  # half-lives that have passed
 
     def observe(self, view: LayerView, missed: frozenset[int]) -> None:
-        """Add one for each active expert."""
         if self.half_life is not None and view.step // self.half_life > self._period:
             past, self._period = self._period, view.step // self.half_life
             for key in self._heat:
@@ -82,9 +69,7 @@ class Hotter:
             self._heat[view.layer, expert] += 1
 
     def heat(self, key: ExpertId) -> float:
-        """The present heat."""
         return self._heat.get(key, 0.0)
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
-        """Compare the two."""
         return victim is None or self.heat(incoming) > self.margin * self.heat(victim) + self.floor

@@ -28,7 +28,6 @@ class LoadAll:
     """Everything on the GPU; absent experts are copied, largest workload first (Speculating Experts, "on-demand")."""
 
     def assign(self, view: LayerView) -> Assignment:
-        """All active experts to the GPU."""
         return settle(view, [True] * len(view.routing.active))
 
 
@@ -55,7 +54,6 @@ class ResidentOrCpu:
         self._absent_ns = INFINITE_NS if awaits else 1
 
     def assign(self, view: LayerView) -> Assignment:
-        """Every expert where it is."""
         ready, absent_ns = view.ready_ns, self._absent_ns
         return settle(view, [ready[expert] < absent_ns for expert in view.routing.active])
 
@@ -68,7 +66,6 @@ class CostRule:
     """
 
     def assign(self, view: LayerView) -> Assignment:
-        """Compare copy + GPU with CPU for every absent expert."""
         return settle(view, sooner_on_gpu(view))
 
 
@@ -97,7 +94,6 @@ class ThresholdAssigner:
         self._break_even: dict[int, int] = {}
 
     def assign(self, view: LayerView) -> Assignment:
-        """Compare every workload with the threshold."""
         theta = self._theta(view) if self.theta is None else self.theta
         here = {expert for expert, ready in view.ready_ns.items() if self.stay and ready != INFINITE_NS}
         pairs = zip(view.routing.active, view.routing.tokens, strict=True)
@@ -123,7 +119,6 @@ class FromTokens:
         self.least, self.large, self.small = least, large, small
 
     def assign(self, view: LayerView) -> Assignment:
-        """Count and choose."""
         return (self.large if sum(view.routing.tokens) >= self.least else self.small).assign(view)
 
 
@@ -134,5 +129,4 @@ class ByPhase:
         self.prefill, self.decode = prefill, decode
 
     def assign(self, view: LayerView) -> Assignment:
-        """Choose by the phase."""
         return (self.prefill if view.phase == "prefill" else self.decode).assign(view)

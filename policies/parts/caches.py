@@ -26,11 +26,9 @@ class DemandCache:
         """Learn nothing."""
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
-        """As given."""
         return incoming
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
-        """None."""
         return ()
 
 
@@ -46,7 +44,6 @@ class StaticCache(DemandCache):
         """Never a decision of this cache."""
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """None: nothing is evicted."""
         return None
 
 
@@ -59,7 +56,6 @@ class RandomCache(DemandCache):
         self._place: dict[ExpertId, int] = {}
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """Append it."""
         members = self._members.setdefault(group, [])
         self._place[key] = len(members)
         members.append(key)
@@ -92,7 +88,6 @@ class LruCache(DemandCache):
         self._home: dict[tuple[int, int], OrderedDict[ExpertId, None]] = {}
 
     def observe(self, view: LayerView) -> None:
-        """The members used become the most recent."""
         layer, home = view.layer, self._home
         for expert in view.routing.active:
             group = home.get((layer, expert))
@@ -100,16 +95,13 @@ class LruCache(DemandCache):
                 group.move_to_end((layer, expert))  # type: ignore[arg-type]  # equal to its ExpertId, and cheaper
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """A new member is the most recent."""
         home = self._home[key] = self._groups.setdefault(group, OrderedDict())
         home[key] = None
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """Forget it."""
         del self._home.pop(key)[key]
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """The least recent member that is not blocked."""
         for key in self._groups.get(group, ()):
             if key not in blocked:
                 return key
@@ -138,16 +130,13 @@ class RankedCache(DemandCache, ABC):
             home.put(member, self.rank_of(member))
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """Join the group."""
         home = self._home[key] = self._groups.setdefault(group, LazyHeap())
         home.put(key, self.rank_of(key))
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """Leave the group."""
         self._home.pop(key).drop(key)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """The member of least rank that is not blocked."""
         members = self._groups.get(group)
         return members.lowest(blocked) if members else None
 
@@ -168,7 +157,6 @@ class LfuCache(RankedCache):
         self._event = 0
 
     def observe(self, view: LayerView) -> None:
-        """Count one use of every active expert."""
         self._event += 1
         layer, home, rank, event = view.layer, self._home, self._rank, self._event
         for expert in view.routing.active:

@@ -48,7 +48,6 @@ class LazyHeap:
         heapify(self._heap)
 
     def drop(self, key: ExpertId) -> None:
-        """``key`` is no longer a member."""
         del self.rank[key]
 
     def lowest(self, blocked: Container[ExpertId]) -> ExpertId | None:

@@ -33,7 +33,6 @@ class NoPlacement:
     """Even slots, empty."""
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Divide the budget evenly."""
         return InitialPlacement(tuple(even_slots(budget)), ((),) * budget.layers)
 
 
@@ -41,7 +40,6 @@ class PoolPlacement:
     """One pool of bytes over all layers, empty."""
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Leave the budget undivided."""
         return InitialPlacement(None, ((),) * budget.layers)
 
 
@@ -91,7 +89,6 @@ class PopularityPlacement:
         self.popularity = popularity
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Choose residents by popularity."""
         popularity = _popularity(budget, self.popularity)
         residents = _uniform(budget, popularity) if self.uniform else _global(budget, popularity)
         chosen = tuple(tuple(sorted(layer)) for layer in residents)
@@ -139,5 +136,4 @@ class Pooled:
         self.placement = placement
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """The same residents, without slots by layer."""
         return InitialPlacement(None, self.placement.place(budget).residents)

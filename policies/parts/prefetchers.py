@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Literal
 
 from policies.mechanism.shared_dram import rates_together
@@ -82,13 +81,11 @@ class ForecastPrefetcher:
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Absent experts worth a copy; the link carries this layer's loads first, then one prefetch after another."""
         costs = view.costs[view.layer]
-        now_ns = _cpu_ns(view, plan)
-        rates = rates_together(costs, now_ns, len(plan.cpu) * costs.cpu_ns[1])  # of the plan's CPU experts and copies
-        takes_ns, slows_ns = _copy_among_layers(costs, self._busy(view.phase, now_ns), rates)
+        takes_ns, slows_ns = _copy_among_layers(costs, self._busy(view, plan), _rates(view, plan))
         link_ns = view.h2d_backlog_ns + len(plan.loads) * takes_ns
         layer_ns = plan.makespan_ns + costs.between_ns
         ranked = []
-        for forecast in sorted(forecasts, key=attrgetter("layer")):
+        for forecast in sorted(forecasts, key=_layer):
             layer = forecast.layer
             there, cpu_ns = view.residency.resident[layer], view.costs[layer].cpu_ns
             ahead_ns, later_ns = (layer - view.layer) * layer_ns, self._later_uses * cpu_ns[1]
@@ -106,17 +103,24 @@ class ForecastPrefetcher:
         """All forecast experts, resident or not."""
         return frozenset([ExpertId(forecast.layer, expert) for forecast in forecasts for expert in forecast.active])
 
-    def _busy(self, phase: Phase, now_ns: int) -> int:
+    def _busy(self, view: LayerView, plan: Assignment) -> int:
         """How long the CPU computes in a layer of this phase: a running mean."""
-        before = self._busy_ns.get(phase, now_ns * MEAN_OF)
-        self._busy_ns[phase] = before + now_ns - before // MEAN_OF
-        return self._busy_ns[phase] // MEAN_OF
+        now_ns = _cpu_ns(view, plan)
+        before = self._busy_ns.get(view.phase, now_ns * MEAN_OF)
+        self._busy_ns[view.phase] = before + now_ns - before // MEAN_OF
+        return self._busy_ns[view.phase] // MEAN_OF
 
 
 def _cpu_ns(view: LayerView, plan: Assignment) -> int:
     """What the CPU's experts of a plan take alone."""
     cpu_ns, workload = view.costs[view.layer].cpu_ns, view.routing.workload()
     return sum([cpu_ns[workload[expert]] for expert in plan.cpu])
+
+
+def _rates(view: LayerView, plan: Assignment) -> tuple[int, int]:
+    """Those of the plan's CPU experts next to copies."""
+    costs = view.costs[view.layer]
+    return rates_together(costs, _cpu_ns(view, plan), len(plan.cpu) * costs.cpu_ns[1])
 
 
 def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int]) -> tuple[int, int]:
@@ -128,6 +132,10 @@ def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int])
     carried = copy_rate * busy_ns + 1000 * costs.between_ns  # by the link in a layer, x 1000
     takes = 1000 * (busy_ns + costs.between_ns) * costs.copy_ns // carried
     return takes, (1000 - cpu_rate) * busy_ns * costs.copy_ns // carried
+
+
+def _layer(forecast: Forecast) -> int:
+    return forecast.layer
 
 
 class NextLayer(NoProtection):

@@ -4,11 +4,11 @@ slots that forgets the first."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from policies.mechanism.views import ExpertId, LayerView
 from policies.parts.admission import Admission
-from policies.parts.caches import DemandCache
+from policies.parts.caches import RankedCache
 from policies.parts.upload_cache import CountedSlots, UploadCache
 
 
@@ -40,7 +40,6 @@ class RepeatedUploads(UploadCache):
         self._stands_for = self._clock.stands_for
 
     def observe(self, view: LayerView) -> None:
-        """Count uses as well."""
         super().observe(view)
         if view.phase == "decode":
             self._uses.update(ExpertId(view.layer, expert) for expert in view.routing.active)
@@ -104,52 +103,50 @@ class RepeatedUploads(UploadCache):
         self._stands_for.update({key: miss for key, miss in uploads.items() if key != miss})
 
 
-class SlotClock(DemandCache):
+class SlotClock(RankedCache):
     """LRU by the time of the last use of a slot; one without an entry is not used, whatever is routed.
 
     ``lost``: experts whose slots have lost their entries. ``stands_for``: what stand-ins, waiting or in slots, copy.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.lost: set[ExpertId] = set()
         self.stands_for: dict[ExpertId, ExpertId] = {}
-        self._used: dict[int, dict[ExpertId, int]] = {}  # by group
+        self._used: dict[tuple[int, int], int] = {}  # of members
         self._time = 0
 
     def has_entry(self, key: ExpertId) -> bool:
         """Whether its slot, if it has one, is that of the table."""
         return key not in self.stands_for and key not in self.lost
 
+    def rank_of(self, key: ExpertId) -> int:
+        """When it was used last."""
+        return self._used[key]
+
     def observe(self, view: LayerView) -> None:
-        """The members in use become the most recent."""
-        used = self._used.get(view.layer, {})
-        for expert in view.routing.active:
-            key = ExpertId(view.layer, expert)
-            if key in used and self.has_entry(key):
-                self._touch(used, key)
+        for key in (ExpertId(view.layer, expert) for expert in view.routing.active):
+            if key in self._used and self.has_entry(key):
+                self._touch(key)
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """A new member is the most recent."""
-        self._touch(self._used.setdefault(group, {}), key)
+        self._touch(key)
+        super().admitted(key, group)
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """Forget it."""
-        del self._used[group][key]
+        super().evicted(key, group)
+        del self._used[key]
         self.lost.discard(key)
-
-    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        """The least recent member that is not blocked."""
-        used = self._used.get(group, {})
-        return min((key for key in used if key not in blocked), key=used.__getitem__, default=None)
 
     def publish(self, key: ExpertId, stand_in: ExpertId) -> None:
         """``key`` has an entry, used now; its stand-in, if that is another, has the last use that it had itself."""
         self.lost.discard(key)
-        used = self._used[key.layer]
-        if key in used:
-            used[stand_in] = used[key]
-            self._touch(used, key)
+        if key in self._used:
+            self._used[stand_in] = self._used[key]
+            self.rerank(stand_in)
+            self._touch(key)
 
-    def _touch(self, used: dict[ExpertId, int], key: ExpertId) -> None:
+    def _touch(self, key: ExpertId) -> None:
         self._time += 1
-        used[key] = self._time
+        self._used[key] = self._time
+        self.rerank(key)

@@ -18,11 +18,9 @@ class TrueRouter:
     looks_ahead = False
 
     def route(self, view: LayerView) -> Routing:
-        """The router's own experts."""
         return view.routing
 
     def commit(self, view: LayerView, forecasts: Sequence[Forecast]) -> Commitment | None:
-        """None: every layer's own router decides."""
         return None
 
 

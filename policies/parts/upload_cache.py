@@ -24,7 +24,6 @@ class CountedSlots:
         self.slots: tuple[int, ...] | None = None
 
     def place(self, budget: Budget) -> InitialPlacement:
-        """Place as the other does."""
         placed = self.placement.place(budget)
         self.slots = placed.slots
         return placed
@@ -69,7 +68,6 @@ class UploadCache:
         return self._in_service.get(layer, frozenset())
 
     def observe(self, view: LayerView) -> None:
-        """Note what missed."""
         self._order.observe(view)
         self._step, served = view.step, self.in_service(view.layer)
         missed = [expert for expert in view.routing.active if expert not in served]
@@ -89,14 +87,12 @@ class UploadCache:
             self._coming.add(key)
 
     def evicted(self, key: ExpertId, group: int) -> None:
-        """It has lost its slot."""
         self._order.evicted(key, group)
         del self._members[group][key]
         self._coming.discard(key)
         self._in_service.get(key.layer, set()).discard(key.expert)
 
     def order(self, incoming: Sequence[ExpertId]) -> Sequence[ExpertId]:
-        """As given."""
         return incoming
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
@@ -219,6 +215,5 @@ class InService:
         self._cache = cache
 
     def assign(self, view: LayerView) -> Assignment:
-        """Every expert where it is."""
         served = self._cache.in_service(view.layer)
         return settle(view, [expert in served for expert in view.routing.active])

@@ -62,7 +62,6 @@ class Play:
     resident: list[set[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Admit the residents."""
         self.members = [set() for _ in self.scenario.slots]
         self.resident = [set() for _ in range(LAYERS)]
         for key in self.scenario.residents:
@@ -122,14 +121,12 @@ class Play:
                 self.join(incoming)
 
     def join(self, key: ExpertId) -> None:
-        """A slot taken."""
         group = self.scenario.group(key.layer)
         self.members[group].add(key)
         self.resident[key.layer].add(key.expert)
         self.cache.admitted(key, group)
 
     def leave(self, key: ExpertId) -> None:
-        """A slot given up."""
         group = self.scenario.group(key.layer)
         self.members[group].remove(key)
         self.resident[key.layer].remove(key.expert)

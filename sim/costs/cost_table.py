@@ -181,9 +181,7 @@ class CostTable:
             _check_expert(expert, layer, self.max_tokens)  # layers share tables, which may have thousands of entries
 
 
-def by_layer(
-    shape: ModelShape, hardware: Hardware, costs_of: Callable[[int], ExpertCosts]
-) -> tuple[ExpertCosts, ...]:
+def by_layer(shape: ModelShape, hardware: Hardware, costs_of: Callable[[int], ExpertCosts]) -> tuple[ExpertCosts, ...]:
     """The costs of each MoE layer's experts, by the bytes of one of them, with the machine's rates of what runs at the
     same time; layers of equal sizes share a table."""
     cpu_permille, copy_permille = hardware.contention.cpu_permille, hardware.contention.copy_permille

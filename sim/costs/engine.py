@@ -136,7 +136,6 @@ class InferenceEngine:
         return (self.kernels if hardware.cpu_only else self.gpu_kernels) is not None
 
     def runs_on(self, vendor: Vendor) -> bool:
-        """Whether it runs on GPUs of a vendor."""
         return self.vendors is None or vendor in self.vendors
 
     def flat(self) -> dict[str, Sourced[Any]]:

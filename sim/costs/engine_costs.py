@@ -73,7 +73,6 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, t
     each = 1 / top_k if engine.copied_run == "together" else 0  # share of the layer's kernels and launch
     saved_ns, first = round(kernels_ns * (1 - each)), each == 0
 
-
     def sharing(expert: ExpertCosts) -> ExpertCosts:
         """It saves most of its kernels' time, and the first bears the rest."""
         none, *rest = expert.gpu_ns

@@ -28,7 +28,9 @@ def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> Co
     if shape.dense_layers and model.dense_ffn is None:
         raise HardwareError(f"{where}: model {shape.name!r} has dense layers, of which none was measured")
     steps = MeasuredSteps(model, shape.dense_layers)
-    gate_ns, shared_ns = _launch_parts(model)
+    shared = EXPERT_KERNELS if model.shared else 0
+    kernels = ATTENTION_KERNELS + GATE_KERNELS + shared  # of a layer's launch, which was measured as a whole
+    gate_ns, shared_ns = (model.launch.ns * part // kernels for part in (GATE_KERNELS, shared))
     return CostTable(
         experts=(_expert_costs(model, steps.step(1, (1,)), max_tokens),) * shape.moe_layers,
         steps=steps,
@@ -48,13 +50,6 @@ def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> Co
         lead_ns=model.launch_lead.ns if model.launch_lead else None,
         tail_ns=model.launch_tail.ns if model.launch_tail else 0,
     )
-
-
-def _launch_parts(model: MeasuredModel) -> tuple[int, int]:
-    """Of a layer's launch, which was measured as a whole, the parts of gate and shared expert: by their kernels."""
-    shared = EXPERT_KERNELS if model.shared else 0
-    kernels = ATTENTION_KERNELS + GATE_KERNELS + shared
-    return model.launch.ns * GATE_KERNELS // kernels, model.launch.ns * shared // kernels
 
 
 def _expert_costs(model: MeasuredModel, one: StepCosts, max_tokens: int) -> ExpertCosts:
@@ -84,7 +79,6 @@ class MeasuredSteps:
     dense_layers: int
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        """See ``CostTable.step``."""
         m, attention_ns = self.model, self._attention(tokens, context)
         dense_ns = attention_ns + m.dense_ffn(tokens) if m.dense_ffn else 0
         return StepCosts(

@@ -62,11 +62,9 @@ class LayerParts:
         self._all_over: simpy.Event | None = None
 
     def begin_step(self, tokens: int, costs: StepCosts) -> None:
-        """Start a step of ``tokens`` tokens."""
         self.tokens, self.step_costs = tokens, costs
 
     def begin_layer(self, layer: int) -> None:
-        """Start a layer."""
         self.layer, self._activations_here = layer, -1
 
     def start(self, plan: Plan, planned: int) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import numpy as np
 
 from sim.runs.columns import Columns, cells_of, columns_of
-from sim.runs.hits import Uses, hit_rates, share, uses_of
+from sim.runs.hits import Prefetches, Uses, hit_rates, prefetches_of, share, uses_of
 from sim.runs.played_steps import Answer, ByLane, PlayedSteps, Stretch, played_steps
-from sim.runs.prefetches import Prefetches, prefetches_of
 from sim.runs.sampling import Weights, weights_of
 from sim.runs.stalls import STALL_LANES, gaps_of
 from sim.runs.vocabulary import LANES

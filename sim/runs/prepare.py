@@ -141,7 +141,6 @@ class Prepared:
 
     @property
     def _planned(self) -> CostTable:
-        """The planner's costs."""
         return (self.costs if self.planner is None else self.planner).for_planner()
 
     @property

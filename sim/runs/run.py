@@ -131,20 +131,15 @@ def resolved(prepared: Prepared) -> Scenario:
 def labels_of(prepared: Prepared) -> tuple[str, ...]:
     """What a reader must know of a run."""
     needs, trace = prepared.needs, prepared.trace
-    labels = [str(label) for label in labels_of_needs(needs)]
-    if lacking(trace, needs):
-        labels.append(str(prepared.noisy))
-    if trace.provenance.get("synthetic"):
-        labels.append(Label.SYNTHETIC_TRACE.value)
-    if trace.provenance.get("synthetic_prompts"):
-        labels.append(Label.SYNTHETIC_PROMPTS.value)
-    if needs.scores and trace.scores is None:
-        labels.append(Label.CHOSEN_SCORES.value)
-    if not prepared.whole_prompt:
-        labels.append(Label.SHORT_PROMPT.value)
-    if prepared.scenario.draft_tokens:
-        labels.append(Label.SPECULATIVE.value)
-    return tuple(labels)
+    forecasts = (str(prepared.noisy),) if lacking(trace, needs) else ()
+    marks = (
+        (trace.provenance.get("synthetic"), Label.SYNTHETIC_TRACE),
+        (trace.provenance.get("synthetic_prompts"), Label.SYNTHETIC_PROMPTS),
+        (needs.scores and trace.scores is None, Label.CHOSEN_SCORES),
+        (not prepared.whole_prompt, Label.SHORT_PROMPT),
+        (prepared.scenario.draft_tokens, Label.SPECULATIVE),
+    )
+    return (*map(str, labels_of_needs(needs)), *forecasts, *(str(label) for holds, label in marks if holds))
 
 
 def bounds_of(prepared: Prepared) -> dict[str, float]:

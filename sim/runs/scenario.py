@@ -86,7 +86,6 @@ class Scenario:
         return to_dict(self)
 
     def with_(self, **changes: Any) -> Scenario:
-        """A copy with some fields changed."""
         return replace(self, **changes)
 
     def with_header(self, provenance: Mapping[str, Any]) -> Scenario:

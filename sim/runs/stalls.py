@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after
-from sim.runs.vocabulary import H2D, Device
+from sim.runs.vocabulary import Device, Link
 
 if TYPE_CHECKING:
     import pandas as pd
 
-STALL_LANES = (H2D.name, Device.CPU.value, Device.HOST.value)  # that the GPU may wait for
+STALL_LANES = (Link.H2D.value, Device.CPU.value, Device.HOST.value)  # that the GPU may wait for
 
 
 class Stalls(NamedTuple):

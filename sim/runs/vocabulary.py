@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from typing import NamedTuple
 
 from policies.protocols import Needs, PolicyKind
 
@@ -22,18 +21,14 @@ class Device(StrEnum):
     CPU = "cpu"  # the cores that compute experts
 
 
-class Link(NamedTuple):
-    """One direction of a connection between two devices' memories; each link is a lane."""
+class Link(StrEnum):
+    """One direction of the connection between the memories of host and GPU; each link is a lane."""
 
-    name: str
-    source: Device
-    target: Device
+    H2D = "h2d"
+    D2H = "d2h"
 
 
-H2D = Link("h2d", Device.HOST, Device.GPU)
-D2H = Link("d2h", Device.GPU, Device.HOST)
-LINKS = (H2D, D2H)
-LANES = (*(device.value for device in Device), *(link.name for link in LINKS))
+LANES = tuple(lane.value for lane in (*Device, *Link))
 
 
 # --- spans ------------------------------------------------------------------------------------------------------------

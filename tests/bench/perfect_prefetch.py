@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from policies.mechanism.views import Eviction, ExpertId, LayerView, Upload
 from policies.papers.llama_cpp_patches import OFFLOAD_MIN_TOKENS
-from policies.parts.admission import EveryMiss
+from policies.parts.admission import Admission
 from policies.parts.assigners import FromTokens, LoadAll
 from policies.parts.caches import LruCache
 from policies.parts.placements import NoPlacement
@@ -26,7 +26,7 @@ class NextToken(UploadCache):
     """Up to ``depth`` uploads a layer of what the next token uses there; ``depth`` more slots a layer are free."""
 
     def __init__(self, slots: CountedSlots, routed: Routed, depth: int) -> None:
-        super().__init__(LruCache(), EveryMiss(), slots, INSERTS, frees="ahead")
+        super().__init__(LruCache(), Admission(), slots, INSERTS, frees="ahead")
         self._routed, self._depth, self._token = routed, depth, -1
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Upload | Eviction]:

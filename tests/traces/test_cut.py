@@ -9,11 +9,10 @@ import pytest
 
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from traces.cut import first_layers
 from traces.layout import TraceError
 from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model
-from traces.trace import validate
+from traces.trace import first_layers, validate
 
 
 def test_the_first_layers_stay_and_forecasts_for_later_ones_go() -> None:

@@ -89,25 +89,25 @@ def test_adjacent_overlap_is_the_profile_at_lag_one() -> None:
     assert statistics.token_overlap(trace).loc[0, "adjacent_overlap"] == (0.5 + 1) / 2
 
 
+def gain(trace: Trace, ahead: int = 1) -> float:
+    used = statistics.experts_used(trace.topk_ids, trace.shape.experts)
+    return statistics.likeness_gain(statistics.overlaps(used, used, trace.shape.top_k), ahead)
+
+
 def test_a_layer_that_the_one_before_decides_is_gained_wholly() -> None:
     """Tokens 0 and 1 are alike in both layers, and so are 2 and 3; in the other trace layer 1 pairs them otherwise."""
     told = toy_trace([[[0], [2]], [[0], [2]], [[1], [3]], [[1], [3]]])
     untold = toy_trace([[[0], [2]], [[0], [3]], [[1], [2]], [[1], [3]]])
-    assert statistics.cross_layer_gain(told) == 1
+    assert gain(told) == 1
     # nobody that is alike now is alike later; of the others, one in three is
-    assert statistics.cross_layer_gain(untold) == pytest.approx((0 - 1 / 3) / (1 - 1 / 3))
-    assert np.isnan(statistics.cross_layer_gain(told, ahead=2))
+    assert gain(untold) == pytest.approx((0 - 1 / 3) / (1 - 1 / 3))
+    assert np.isnan(gain(told, ahead=2))
 
 
 def test_equally_near_tokens_count_in_equal_parts() -> None:
     trace = toy_trace([[[0], [0]], [[0], [0]], [[0], [1]]])
     # layer 0 does not tell the three apart, so nobody is guessed better than at random
-    assert statistics.cross_layer_gain(trace) == 0
-
-
-def test_the_gain_does_not_cross_sequences() -> None:
-    alone = toy_trace([[[0], [2]], [[0], [2]], [[1], [3]], [[1], [3]]])
-    assert statistics.cross_layer_gain(joined(alone, alone)) == 1
+    assert gain(trace) == 0
 
 
 def test_prefill_and_decode_are_compared_as_daop_does() -> None:

@@ -18,7 +18,6 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.toy_traces import toy_trace
 from traces.batches import compose
-from traces.cut import first_layers
 from traces.file import read_trace, write_trace
 from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
@@ -27,7 +26,7 @@ from traces.noise import NoisyForecasts
 from traces.statistics import forecast_statistics
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-from traces.trace import Trace, rows_apart
+from traces.trace import Trace, first_layers, rows_apart
 from trilane.testing.strategies import traces
 
 NEXT = ForecastKey("token", 1)

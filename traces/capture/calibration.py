@@ -1,15 +1,18 @@
-"""Calibration of forecasts: sums over passes of a model on text that is not evaluated."""
+"""Calibration of forecasts: sums over passes of a model on text that is not evaluated.
+
+Default vectors of experts: Speculating Experts, Sections 3.1 and 3.2.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from traces.capture.default_vectors import DefaultVectorMean
 from traces.capture.record import LayerRecord
 from traces.capture.residual_stream import ResidualStream
 from traces.capture.settings import CaptureError
@@ -17,6 +20,34 @@ from traces.capture.text_sketch import TextSketch
 from traces.capture.vectors import Vectors, popular_half
 
 RESIDENT = "the most popular half of each layer's experts"
+
+
+class DefaultVectorMean:
+    """The mean raw output (before its weight) of every expert over the tokens that were routed to it."""
+
+    def __init__(self, stream: ResidualStream) -> None:
+        self._stream = stream
+        first = stream.parts[0].mixture
+        hidden = stream.recorder.layers[0].hidden
+        self._sum = torch.zeros(len(stream.parts), first.experts_count, hidden, dtype=torch.float64)
+        self._tokens = torch.zeros(self._sum.shape[:2], dtype=torch.float64)
+
+    def add(self) -> None:
+        """Add the pass that just ran."""
+        for number in range(len(self._stream.parts)):
+            self._stream.after(number, partial(self._note, number))
+
+    def mean(self) -> Tensor:
+        """[L, E, H] float32; zero for an expert that no token was routed to."""
+        return (self._sum / self._tokens.clamp_min(1).unsqueeze(-1)).float()
+
+    def _note(self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        one = torch.ones_like(weights[:, :1])
+        for chosen in ids.T:  # one expert per token and call, to separate the outputs
+            raw = own(hidden, chosen.unsqueeze(1), one)
+            self._sum[number].index_add_(0, chosen.cpu(), raw.double().cpu())
+            self._tokens[number] += torch.bincount(chosen.cpu(), minlength=self._tokens.shape[1])
+        return torch.zeros_like(hidden)
 
 
 class CalibrationSums:

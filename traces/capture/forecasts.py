@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
 from traces.capture.calibration import CalibrationSums
-from traces.capture.default_vectors import quasi_hidden
 from traces.capture.estimator import Estimator, estimator_from
 from traces.capture.generate import make_batches
 from traces.capture.load import Loaded
@@ -143,6 +142,23 @@ def _quasi(stream: ResidualStream, vectors: Vectors) -> Guess:
         raise CaptureError("quasi_hidden@1 needs default vectors, the given vectors have none; calibrate again")
     default = torch.from_numpy(vectors.default)
     return lambda _records, at: quasi_hidden(stream, default, at)
+
+
+def quasi_hidden(stream: ResidualStream, vectors: Tensor, number: int) -> Tensor:
+    """q_l [N, H] of layer ``number``, which is not the last: norm_(l+1)(r_l + sum of g_e * vectors[l][e]).
+
+    ``vectors`` are default vectors [L, E, H]. The paper sums routed experts alone. Where there are shared ones,
+    their true output is added: they run whatever is routed, and need no copy, so it is known by then. The norm is that
+    of layer l+1, as in the released code (yalis, external/model.py): it feeds the router to be imitated.
+    """
+
+    def default(_own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        mine = vectors[number].to(hidden.device)
+        return (weights.float().unsqueeze(-1) * mine[ids]).sum(1).to(hidden.dtype)
+
+    state = stream.after(number, default)
+    quasi: Tensor = stream.parts[number + 1].mixture_norm.forward(state)
+    return quasi.flatten(0, -2)
 
 
 def _checked_partial(run: HookedModel, probe: Probe, stream: ResidualStream, resident: Tensor) -> PartialPass:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from traces.capture.hooks import Hooks
-from traces.capture.record import LayerRecord
+from traces.capture.record import Hooks, LayerRecord
 from traces.capture.residual_stream import DecoderLayer, ResidualStream, alike, first_tensor
 from traces.capture.settings import CaptureError
 
@@ -49,9 +48,7 @@ class PartialPass(Hooks):
                     "with the same result, this one gives another; capture with --forecasts gate@1,residual@1"
                 )
 
-    def _run_ahead_of(
-        self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _run_ahead_of(self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = self._stream.after(number - 1, partial(self._resident_only, number - 1))
         self._states[number - 1] = gate_input_after(self._stream.parts[number], state, args, kwargs)
 

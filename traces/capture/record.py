@@ -6,16 +6,16 @@ custom gates make the two differ in half of the families, and routers return the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from traces.capture.hooks import Hooks
 from traces.capture.layers import MoeLayer
 from traces.capture.settings import CaptureError
 
@@ -31,6 +31,25 @@ class LayerRecord:
     extra_kwargs: dict[str, Any] = field(default_factory=dict)
     ids: Tensor | None = None  # [N, k] int64, in the order of the experts' call
     weights: Tensor | None = None  # [N, k]
+
+
+class Hooks(ABC):
+    """Base of what watches a model through hooks. Use as a context manager: on exit, they are removed."""
+
+    _handles: tuple[Any, ...] = ()
+
+    @abstractmethod
+    def _register(self) -> Iterator[Any]:
+        """Put the hooks on; yields their handles."""
+
+    def __enter__(self) -> Self:
+        self._handles = tuple(self._register())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = ()
 
 
 class RouterRecorder(Hooks):
@@ -76,9 +95,7 @@ class RouterRecorder(Hooks):
         flat = hidden.detach().reshape(-1, hidden.shape[-1]).clone()
         self._records[number] = LayerRecord(flat, logits, hidden.ndim == 3, rest, named)
 
-    def _keep_choice(
-        self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _keep_choice(self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._muted:
             return
         values = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]

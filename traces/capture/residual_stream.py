@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from traces.capture.hooks import Hooks
 from traces.capture.layers import MoeLayer
-from traces.capture.record import LayerRecord, RouterRecorder
+from traces.capture.record import Hooks, LayerRecord, RouterRecorder
 from traces.capture.settings import CaptureError
 
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm")

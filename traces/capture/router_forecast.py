@@ -1,7 +1,7 @@
 """Forecasts of later layers' routing: a later layer's router applied to a guess of its input.
 
 ``gate@d``: the gate input of layer l as it is, for layer l+d (HybriMoE, DAOP). ``residual@1``: with the mean change to
-layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see ``default_vectors``. ``partial@1``: see ``partial``.
+layer l+1 added (DALI, eq. 10-11). ``quasi_hidden@1``: see ``forecasts``. ``partial@1``: see ``partial``.
 ``estimator@1``: the quasi-hidden state again, ranked not by the router but by a small network (``estimator``).
 """
 
@@ -59,7 +59,8 @@ class RouterForecaster:
             guess = self.guesses[key.kind](records, at)
             target = at + key.lookahead
             if key.kind == "estimator":
-                best, values = self._estimate(guess, at)
+                assert self.estimator is not None
+                values, best = self.estimator(guess.float(), at).softmax(-1).topk(self.count, dim=-1)
             else:
                 best, values = self.rank(self.layers[target], records[target], guess)
             ids[:, at], scores[:, at] = best.cpu().numpy(), values.cpu().numpy()
@@ -75,11 +76,6 @@ class RouterForecaster:
         best = order.topk(self.count, dim=-1).indices
         # A correction bias may choose an expert less probable than another: scores never rise along the ranking.
         return best, scores.gather(1, best).cummin(-1).values
-
-    def _estimate(self, quasi: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        assert self.estimator is not None
-        best = self.estimator(quasi.float(), layer).softmax(-1).topk(self.count, dim=-1)
-        return best.indices, best.values
 
 
 def run_router(layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -16,8 +16,7 @@ from traces.models.names import ModelName, parted
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.names import unknown
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_table, read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
@@ -65,7 +64,6 @@ def _load(name: str, path: Path | None, changed_ns: int) -> ModelShape:
 
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:
-    """A model cut after its first MoE layers."""
     if "@" in layers:
         cut, _, weights = layers.partition("@")
         right = f"{shape.name}@{weights}:{cut}"
@@ -73,11 +71,6 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
     if layers not in map(str, range(1, shape.moe_layers + 1)):
         raise ShapeError(f"model {shape.name}:{layers}: expected 1 to {shape.moe_layers} layers after the colon")
     return shape.first_layers(int(layers))
-
-
-def published_params(name: str) -> float:
-    """Number of weights as the model's authors state it; models.yaml has the source."""
-    return float(_entries()[original(name)]["published_params"])
 
 
 def gguf_architecture(name: str) -> str:
@@ -112,7 +105,7 @@ class Alias(NamedTuple):
 @cache
 def aliases() -> Mapping[str, Alias]:
     """Models that have the shape of another, by name."""
-    known: Mapping[str, Alias] = from_dict(Mapping[str, Alias], read_yaml(_ALIASES), _ALIASES.name, ShapeError)
+    known: Mapping[str, Alias] = read_table(Mapping[str, Alias], _ALIASES, ShapeError)
     return known
 
 

@@ -35,7 +35,7 @@ def attention_of(keys: ConfigKeys, kind: str) -> Attention:
         )
     reach = _REACH[kind]
     if reach == "state":
-        return _state(keys)
+        return next((made for key, made in _STATES.items() if key in keys), _mamba)(keys)
     return _latent(keys) if "kv_lora_rank" in keys else _grouped(keys, reach)
 
 
@@ -116,20 +116,6 @@ def _latent(keys: ConfigKeys) -> Attention:
     return Attention("full", params, heads, head_dim, kv_width=latent + rotary + width)
 
 
-def _state(keys: ConfigKeys) -> Attention:
-    """What is not attention proper, by the keys that only one of them has."""
-    if "linear_num_value_heads" in keys:
-        return _gated_delta(keys)
-    if "linear_num_heads" in keys:
-        return _kimi_delta(keys, keys.count("linear_num_heads"), keys.count("linear_head_dim"))
-    if "linear_attn_config" in keys:
-        inner = keys.nested("linear_attn_config")
-        return _kimi_delta(keys, inner.count("num_heads"), inner.count("head_dim"))
-    if "conv_L_cache" in keys:
-        return _short_convolution(keys)
-    return _mamba(keys)
-
-
 def _gated_delta(keys: ConfigKeys) -> Attention:
     hidden, heads = keys.count("hidden_size"), keys.count("linear_num_value_heads")
     key_dim, value_dim = keys.count("linear_key_head_dim"), keys.count("linear_value_head_dim")
@@ -139,8 +125,10 @@ def _gated_delta(keys: ConfigKeys) -> Attention:
     return _stateful(params, heads, value_dim, key_dim * values + (kernel - 1) * mixed)
 
 
-def _kimi_delta(keys: ConfigKeys, heads: int, head_dim: int) -> Attention:
+def _kimi_delta(keys: ConfigKeys) -> Attention:
     """Two low-rank gates of the rank of a head; see transformers' modeling_kimi_linear."""
+    own = keys if "linear_num_heads" in keys else keys.nested("linear_attn_config")
+    heads, head_dim = own.count("linear_num_heads", "num_heads"), own.count("linear_head_dim", "head_dim")
     hidden, width, kernel = keys.count("hidden_size"), heads * head_dim, keys.count("linear_conv_kernel_dim", default=4)
     gates = 2 * head_dim * (hidden + width)
     params = hidden * (3 * width + heads) + kernel * 3 * width + gates + width * hidden
@@ -163,3 +151,9 @@ def _short_convolution(keys: ConfigKeys) -> Attention:
 
 def _stateful(params: int, heads: int, head_dim: int, elements: int) -> Attention:
     return Attention("state", params, heads, head_dim, state_bytes=STATE_BYTES * elements)
+
+
+_STATES: dict[str, Callable[[ConfigKeys], Attention]] = {  # what is not attention proper, by a key that only it has
+    "linear_num_value_heads": _gated_delta, "linear_num_heads": _kimi_delta, "linear_attn_config": _kimi_delta,
+    "conv_L_cache": _short_convolution,
+}  # fmt: skip

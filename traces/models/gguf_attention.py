@@ -1,14 +1,23 @@
-"""Attention of a layer from its tensors in a GGUF file, and from the metadata of its architecture."""
+"""Attention of a layer from its tensors in a GGUF file, and from the metadata of its architecture; what the files of a
+family leave unsaid is in ``gguf_families.yaml``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from traces.models.attention import Attention, Reach
 from traces.models.config_attention import STATE_BYTES
-from traces.models.gguf_families import family_of
-from traces.models.gguf_keys import GgufKeys
+from traces.models.gguf_header import GgufKeys
 from traces.models.gguf_tensors import Tensor
+from traces.models.shape import ShapeError
+from trilane.common.hints import Count
+from trilane.common.quoting import quoted
+from trilane.common.yaml_files import read_table
+
+_FILE = Path(__file__).with_name("gguf_families.yaml")
 
 
 def mixing_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -76,3 +85,28 @@ def _state(keys: GgufKeys, layer: int, params: int) -> Attention:
     heads = max(keys.count("ssm.time_step_rank", default=1), 1)
     elements = inner * state + rows * (inner + 2 * keys.count("ssm.group_count", default=0) * state)
     return Attention("state", params, heads, max(inner // heads, 1), state_bytes=STATE_BYTES * elements)
+
+
+class GgufFamily(NamedTuple):
+    """Attention of a family's layers, where its files do not say it; the fields are explained in the YAML file."""
+
+    window_every: Count = 1
+    full_first: bool = False
+    chunk_tokens: Count | None = None
+
+
+@cache
+def gguf_families() -> Mapping[str, GgufFamily]:
+    """By the name of the architecture."""
+    known: Mapping[str, GgufFamily] = read_table(Mapping[str, GgufFamily], _FILE, ShapeError)
+    return known
+
+
+def family_of(keys: GgufKeys) -> GgufFamily:
+    """The family of a file. Raises ShapeError for one that is not known, naming it."""
+    if keys.architecture not in gguf_families():
+        raise ShapeError(
+            f"{keys.where}: expected a family with experts that is read, one of those in {_FILE.name}, this is of the "
+            f"architecture {quoted(keys.architecture)}; give its config.json instead"
+        )
+    return gguf_families()[keys.architecture]

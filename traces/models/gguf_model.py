@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from traces.models.attention import Attention
-from traces.models.gguf_attention import attention_of_layer, mixing_tensors
-from traces.models.gguf_families import family_of
-from traces.models.gguf_header import read_gguf_header
-from traces.models.gguf_keys import GgufKeys
+from traces.models.gguf_attention import attention_of_layer, family_of, mixing_tensors
+from traces.models.gguf_header import GgufKeys, read_gguf_header
 from traces.models.gguf_tensors import Tensor
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.quoting import quoted

@@ -11,8 +11,7 @@ from typing import Annotated, NamedTuple
 
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count, above
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_table
 
 TYPES_FILE = Path(__file__).with_name("gguf_types.yaml")
 
@@ -55,7 +54,5 @@ class Tensor:
 @cache
 def tensor_types() -> Mapping[int, TensorType]:
     """Types of tensors by their number."""
-    known: Mapping[int, TensorType] = from_dict(
-        Mapping[int, TensorType], read_yaml(TYPES_FILE), TYPES_FILE.name, ShapeError
-    )
+    known: Mapping[int, TensorType] = read_table(Mapping[int, TensorType], TYPES_FILE, ShapeError)
     return known

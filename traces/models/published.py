@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 from trilane.common.hints import ASCENDING, NOT_EMPTY
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.schema import SchemaError
+from trilane.common.yaml_files import read_table
 
 _FILE = Path(__file__).with_name("published.yaml")
 _Text = Annotated[str, NOT_EMPTY]
@@ -34,5 +34,5 @@ class Published:
 @cache
 def published_figures() -> tuple[Published, ...]:
     """All of ``published.yaml``, in its order. Raises SchemaError for a faulty file."""
-    found: tuple[Published, ...] = from_dict(tuple[Published, ...], read_yaml(_FILE), _FILE.name)
+    found: tuple[Published, ...] = read_table(tuple[Published, ...], _FILE, SchemaError)
     return found

@@ -15,8 +15,7 @@ from traces.models.names import parted
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.hints import Count, above
 from trilane.common.names import unknown
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_table
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0
@@ -180,4 +179,5 @@ def _entry(name: str) -> _Quantisation:
 
 @cache
 def _formats() -> _Formats:
-    return from_dict(_Formats, read_yaml(_FILE), _FILE.name, ShapeError)
+    formats: _Formats = read_table(_Formats, _FILE, ShapeError)
+    return formats

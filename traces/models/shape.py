@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -70,50 +70,41 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         check(self, ShapeError)
-        if self.top_k > self.experts:
-            raise ShapeError(f"model shape {self.name!r}: top_k {self.top_k} exceeds the {self.experts} experts")
-        if self.expert_bytes and len(self.expert_bytes) != self.moe_layers:
-            raise ShapeError(
-                f"model shape {self.name!r}: expert_bytes needs an entry for each of the {self.moe_layers} MoE layers, "
-                f"got {len(self.expert_bytes)}"
-            )
-        if self.moe_blocks is not None and len(self.moe_blocks) < self.moe_layers:
-            raise ShapeError(
-                f"model shape {self.name!r}: moe_blocks needs an entry for each of the {self.moe_layers} MoE layers, "
-                f"got {len(self.moe_blocks)}"
-            )
-        self._check_attention()
-        self._check_sizes()
-
-    def _check_attention(self) -> None:
-        """Every layer has one of the kinds of attention. Raises ShapeError."""
-        kinds, layers = self.attention or (), self.attention_layers or ()
-        if (bool(kinds), len(layers)) not in ((False, 0), (True, self.layers)) or len(kinds) > self.layers:
-            raise ShapeError(
-                f"model shape {self.name!r}: attention_layers needs an entry for each of the {self.layers} layers "
-                f"where attention lists kinds, and none where it does not; got {len(layers)} for {len(kinds)} kinds"
-            )
-        if not all(0 <= kind < len(kinds) for kind in layers):
-            raise ShapeError(
-                f"model shape {self.name!r}: attention_layers must be numbers of the {len(kinds)} kinds in attention, "
-                f"counted from 0"
-            )
-        for number, kind in enumerate(kinds):
-            if (kind.reach in ("window", "chunk")) != (kind.span > 0):
-                raise ShapeError(
-                    f"model shape {self.name!r}: attention[{number}] must have a span, in tokens, if it reaches over a "
-                    f"window or chunk, and none otherwise; got reach {kind.reach!r} with span {kind.span}"
-                )
-
-    def _check_sizes(self) -> None:
-        """Sizes that later products can hold. Raises ShapeError."""
+        for fault in (*self._faults(), *self._attention_faults()):
+            raise ShapeError(f"model shape {self.name!r}: {fault}")
         experts, size = self.moe_layers * self.experts, self.routed_bytes + self.non_expert_bytes
-        if experts > _ALL_EXPERTS or size > _MOST_BYTES or not self.routed_bytes:
+        if experts > _ALL_EXPERTS or size > _MOST_BYTES or not self.routed_bytes:  # sizes that no product can hold
             raise ShapeError(
                 f"model shape {self.name!r}: expected at most {_ALL_EXPERTS:,} experts in all layers together, of one "
                 f"byte or more each, and at most {_MOST_BYTES:.0e} bytes of weights, got {experts:,} experts and "
                 f"{size:,} bytes, {self.routed_bytes:,} of them in experts"
             )
+
+    def _faults(self) -> Iterator[str]:
+        if self.top_k > self.experts:
+            yield f"top_k {self.top_k} exceeds the {self.experts} experts"
+        entries = f"needs an entry for each of the {self.moe_layers} MoE layers, got"
+        if self.expert_bytes and len(self.expert_bytes) != self.moe_layers:
+            yield f"expert_bytes {entries} {len(self.expert_bytes)}"
+        if self.moe_blocks is not None and len(self.moe_blocks) < self.moe_layers:
+            yield f"moe_blocks {entries} {len(self.moe_blocks)}"
+
+    def _attention_faults(self) -> Iterator[str]:
+        """Where a layer has none of the kinds of attention, or a kind has no meaning."""
+        kinds, layers = self.attention or (), self.attention_layers or ()
+        if (bool(kinds), len(layers)) not in ((False, 0), (True, self.layers)) or len(kinds) > self.layers:
+            yield (
+                f"attention_layers needs an entry for each of the {self.layers} layers where attention lists kinds, "
+                f"and none where it does not; got {len(layers)} for {len(kinds)} kinds"
+            )
+        if not all(0 <= kind < len(kinds) for kind in layers):
+            yield f"attention_layers must be numbers of the {len(kinds)} kinds in attention, counted from 0"
+        for number, kind in enumerate(kinds):
+            if (kind.reach in ("window", "chunk")) != (kind.span > 0):
+                yield (
+                    f"attention[{number}] must have a span, in tokens, if it reaches over a window or chunk, and none "
+                    f"otherwise; got reach {kind.reach!r} with span {kind.span}"
+                )
 
     @property
     def base_name(self) -> str:

@@ -14,8 +14,7 @@ from traces.models.names import parted
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count, Name
 from trilane.common.json_text import parse_json
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_table
 
 _FILE = Path(__file__).with_name("trained_lengths.yaml")
 
@@ -37,8 +36,7 @@ def trained_tokens(name: str) -> int | None:
     if path is None:
         return None
     if path.suffix.lower() == ".gguf":
-        from traces.models.gguf_header import read_gguf_header  # both take long to import
-        from traces.models.gguf_keys import GgufKeys
+        from traces.models.gguf_header import GgufKeys, read_gguf_header  # it takes long to import
 
         return GgufKeys(read_gguf_header(path).metadata, str(path)).count("context_length", default=0) or None
     keys = ConfigKeys.of(parse_json(path.read_bytes(), str(path), ShapeError), str(path))
@@ -47,8 +45,5 @@ def trained_tokens(name: str) -> int | None:
 
 @cache
 def trained_lengths() -> Mapping[str, TrainedLength]:
-    """By the names of models."""
-    known: Mapping[str, TrainedLength] = from_dict(
-        Mapping[str, TrainedLength], read_yaml(_FILE), _FILE.name, ShapeError
-    )
+    known: Mapping[str, TrainedLength] = read_table(Mapping[str, TrainedLength], _FILE, ShapeError)
     return known

@@ -79,16 +79,13 @@ def _of_best_width(real: OverlapStatistics, start: RoutingModel, layout: Layout)
     best: _Tried | None = None
     for width in WIDTHS:
         fit = tuned(real, replace(start, state_width=width), layout)
-        tried = _Tried(fit, _miss(real, simulated(fit, layout)))
+        made = simulated(fit, layout)
+        tried = _Tried(fit, abs(float(np.log(made.spread / real.spread))) + abs(float(np.log(made.gain / real.gain))))
         if best is not None and tried.miss > best.miss:
             break
         best = tried
     assert best is not None
     return best.fit
-
-
-def _miss(real: OverlapStatistics, made: OverlapStatistics) -> float:
-    return float(abs(np.log(made.spread / real.spread)) + abs(np.log(made.gain / real.gain)))
 
 
 def _sharpness(trace: Trace, fit: RoutingModel) -> float:

@@ -13,15 +13,15 @@ answer. Each logit is approximately a standard normal variate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traces.synthesis.routing_model import RoutingModel
-from traces.synthesis.skewed_scores import skewed_scores
-from traces.synthesis.token_states import token_states
 
 Singles = NDArray[np.float32]
 _MODEL, _TEXT = 1, 2  # kinds of random streams
@@ -103,3 +103,44 @@ def _logits(fit: RoutingModel, texts: Texts, share: float, preferences: Singles,
     for phase, (part, of) in enumerate(((prompt, share * fit.prompt_preference_share), (answer, share))):
         logits[part] = _mixed(logits[part], preferences[:, phase, None], min(of, 1.0))
     return logits.reshape(changing.shape)
+
+
+def token_states(
+    streams: Sequence[np.random.Generator], autocorrelation: Sequence[float], tokens: int, width: int
+) -> Singles:
+    """[texts, tokens, width], one text a stream: ``width`` stationary processes of variance 1 whose correlation at
+    lag i is ``autocorrelation[i - 1]``, and 0 beyond.
+
+    Amplitudes follow from the autocorrelation, phases are drawn (surrogate data: J. Theiler et al., Testing for
+    nonlinearity in time series, Physica D 58, 1992). So each text has the autocorrelation itself, not only on average:
+    a short text is as typical as a long one. A sequence that is no autocorrelation (its spectrum is negative somewhere)
+    is replaced by the nearest that is one.
+    """
+    power = _spectrum(tuple(autocorrelation), tokens)
+    bins = len(power)
+    phase = np.exp(2j * np.pi * np.stack([rng.random((bins, width)) for rng in streams]))
+    phase[:, 0] = np.sign(phase[:, 0].real)
+    if tokens % 2 == 0:
+        phase[:, -1] = np.sign(phase[:, -1].real)
+    return np.asarray(np.fft.irfft(np.sqrt(tokens * power)[:, None] * phase, tokens, axis=1), np.float32)
+
+
+@lru_cache(maxsize=8)
+def _spectrum(autocorrelation: tuple[float, ...], tokens: int) -> NDArray[np.float64]:
+    """Power by frequency, of a circle of ``tokens``, mean 1 over both halves of the circle."""
+    lag = np.minimum(np.arange(tokens), tokens - np.arange(tokens))
+    correlation = np.concatenate([[1.0], autocorrelation, np.zeros(tokens)])[lag]
+    power = np.maximum(np.fft.fft(correlation).real, 0)
+    return np.asarray(power[: tokens // 2 + 1] / power.mean())
+
+
+def skewed_scores(count: int, tail: float) -> NDArray[np.float64]:
+    """``count`` quantiles, ascending, of mean 0 and variance 1: of a normal variate if ``tail`` is 0; above 0 the lower
+    end is longer, below 0 the upper (J. W. Tukey's g distribution, mirrored).
+
+    In single precision, and as far as stored fits go, they are those of ``scipy.special.ndtri``, which takes 0.2 s to
+    import (but where they are 0: then both are within 1e-15 of it).
+    """
+    normal = np.array([NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)])
+    scores = -np.expm1(-tail * normal) / tail if tail else normal
+    return np.asarray((scores - scores.mean()) / max(float(scores.std()), np.finfo(float).tiny))

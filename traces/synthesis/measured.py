@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.layout import DECODE, PREFILL
-from traces.statistics import likeness_gain
+from traces.statistics import experts_used, likeness_gain, overlaps
 from traces.trace import Trace
 
 LAGS = 16  # distances in tokens that are measured one by one; larger ones count as "far"
@@ -43,7 +43,7 @@ class OverlapStatistics:
     prompt: float  # of tokens of one prompt
     prompt_answer: float  # of a prompt token and an answer token
     spread: float  # standard deviation, over pairs of far answer tokens, of the overlap in all layers together
-    gain: float  # see traces.statistics.cross_layer_gain, next layer
+    gain: float  # see traces.statistics.likeness_gain, next layer
     far_gain: float  # the same, FAR_LAYERS ahead
     distinct: Floats  # [WINDOWS], different experts in windows of consecutive answer tokens, mean over layers
     prompt_distinct: float  # different experts of a prompt
@@ -79,17 +79,19 @@ def choices_of(trace: Trace) -> list[Choices]:
 
 def measure(texts: list[Choices], experts: int, prompt_layers: int | None = None) -> OverlapStatistics:
     """Statistics over all pairs of tokens. ``prompt_layers``: layers of which prompts are measured (default: all)."""
-    used = [(_used(text.prompt[:, :prompt_layers], experts), _used(text.answer, experts)) for text in texts]
+    used = [
+        (experts_used(text.prompt[:, :prompt_layers], experts), experts_used(text.answer, experts)) for text in texts
+    ]
     k = texts[0].answer.shape[2]
-    answers = [_overlaps(answer, answer, k) for _, answer in used]
+    answers = [overlaps(answer, answer, k) for _, answer in used]
     far = [_apart(overlap, LAGS + 1) for overlap in answers]
     across = list(_across([answer for _, answer in used], k))
     return OverlapStatistics(
         far=_mean([pairs.mean(axis=1) for pairs in far]),
         lags=_mean([[np.diagonal(overlap, lag, 1, 2).mean() for lag in range(1, LAGS + 1)] for overlap in answers]),
         across=float(_mean(across or [np.nan])),
-        prompt=float(_mean([_apart(_overlaps(prompt, prompt, k), NEAR_PROMPT).mean() for prompt, _ in used])),
-        prompt_answer=float(_mean([_overlaps(prompt, answer, k).mean() for prompt, answer in used])),
+        prompt=float(_mean([_apart(overlaps(prompt, prompt, k), NEAR_PROMPT).mean() for prompt, _ in used])),
+        prompt_answer=float(_mean([overlaps(prompt, answer, k).mean() for prompt, answer in used])),
         spread=float(_mean([pairs.mean(axis=0).std() for pairs in far])),
         gain=float(_mean([likeness_gain(overlap, 1) for overlap in answers])),
         far_gain=float(_mean([likeness_gain(overlap, FAR_LAYERS) for overlap in answers])),
@@ -103,19 +105,6 @@ def _mean(values: Sequence[Any]) -> Floats:
     array = np.asarray(values, np.float64)
     known = np.isfinite(array)
     return np.asarray(np.where(known, array, 0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan))
-
-
-def _used(ids: Ids, experts: int) -> NDArray[np.float32]:
-    """[layers, tokens, experts]: 1 where the token has the expert."""
-    used = np.zeros((ids.shape[1], ids.shape[0], experts), np.float32)
-    np.put_along_axis(used, np.moveaxis(ids, 1, 0).astype(np.intp), 1, axis=2)
-    return used
-
-
-def _overlaps(one: NDArray[np.float32], other: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """[layers, tokens of one, tokens of the other]; of as many layers as both have."""
-    layers = min(len(one), len(other))
-    return np.asarray(one[:layers] @ np.swapaxes(other[:layers], 1, 2) / np.float32(k))
 
 
 def _apart(overlap: NDArray[np.float32], least: int) -> NDArray[np.float32]:

@@ -1,8 +1,9 @@
 """Fitting of the parameters of synthetic routing to the statistics of a trace.
 
 Each parameter moves by the error of its own statistic. Overlaps are translated into correlations first, which gives
-steps of about the right size. Every round uses the same random numbers, so that the iteration converges and the result
-is reproducible.
+steps of about the right size: there "the k best of E" is replaced by a threshold, and an expert is chosen if its normal
+variate exceeds the quantile of k / E. Every round uses the same random numbers, so that the iteration converges and the
+result is reproducible.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, ndtri, owens_t
 
 from traces.synthesis.latent import Texts, layer_logits
 from traces.synthesis.measured import Choices, Floats, OverlapStatistics, measure, middle
-from traces.synthesis.normal_overlap import correlation_of
 from traces.synthesis.routing_model import RoutingModel
 from traces.synthesis.topk import best
 
@@ -33,6 +34,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "layer_drift": (0.0, 0.5),
     "noise_share": (0.0, 0.9),
 }
+_GRID = np.linspace(-0.95, 0.9999, 4000)
 
 
 class Layout(NamedTuple):
@@ -44,7 +46,6 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, texts: list[Choices]) -> Layout:
-        """The layout of a trace."""
         lengths = [(len(text.prompt), len(text.answer)) for text in texts]
         prompt, answer = (int(np.median(column)) for column in zip(*lengths, strict=True))
         return cls(len(texts), prompt, answer)
@@ -108,6 +109,21 @@ def _paced(value: Any) -> Floats:
 
 
 def _within(name: str, value: Any, move: Floats) -> Any:
-    """``value`` moved, within its limits."""
     moved = np.clip(np.asarray(value) + move, *_LIMITS[name])
     return tuple(moved.tolist()) if isinstance(value, tuple) else float(moved)
+
+
+def overlap_of(correlation: Floats, share: float) -> Floats:
+    """P(one is chosen | the other is), for two standard normal variates and ``share`` = k / E of all chosen.
+
+    By Owen's T function: P(X > h, Y > h) = Phi(-h) - 2 T(h, sqrt((1 - r) / (1 + r))); D. B. Owen, Tables for Computing
+    Bivariate Normal Probabilities, Annals of Mathematical Statistics 27 (1956).
+    """
+    threshold = -ndtri(share)
+    slope = np.sqrt((1 - correlation) / (1 + correlation))
+    return np.asarray((ndtr(-threshold) - 2 * owens_t(threshold, slope)) / share)
+
+
+def correlation_of(overlap: Floats | float, share: float) -> Floats:
+    """The correlation that gives ``overlap``; the inverse of ``overlap_of``, clipped to -0.95 .. 0.9999."""
+    return np.asarray(np.interp(overlap, overlap_of(_GRID, share), _GRID))

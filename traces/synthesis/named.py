@@ -25,7 +25,6 @@ _EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
 
 
 def is_synthetic(name: str) -> bool:
-    """Whether ``name`` is that of a synthetic trace."""
     return name.startswith(PREFIX)
 
 

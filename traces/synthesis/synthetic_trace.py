@@ -49,7 +49,6 @@ class Synthesis:
 
     @property
     def texts(self) -> Texts:
-        """The sequences to make."""
         seeds = tuple((self.seed, number) for number in range(self.sequences))
         return Texts(seeds, self.prompt_tokens, self.generated_tokens)
 

@@ -10,6 +10,7 @@ import yaml
 
 from trilane.common.errors import ErrorClass, TrilaneError
 from trilane.common.quoting import quoted
+from trilane.common.schema import from_dict
 
 MOST_BYTES = 2**19  # of a text; bundled files have 53 kB at most
 MOST_DEPTH = 32  # of lists and mappings in each other
@@ -33,6 +34,11 @@ def read_yaml(path: str | Path, error: ErrorClass = YamlError) -> Any:
     except OSError as fault:
         raise error(f"{path}: {fault.strerror}") from None
     return parse_yaml(text, str(path), error)
+
+
+def read_table(hint: Any, path: Path, error: ErrorClass = YamlError) -> Any:
+    """A bundled file as a value of the type ``hint`` (``trilane.common.schema``). Raises ``error`` with its name."""
+    return from_dict(hint, read_yaml(path, error), path.name, error)
 
 
 def parse_yaml(text: str | bytes, where: str, error: ErrorClass = YamlError) -> Any:

@@ -17,11 +17,10 @@ from tests.kit.running import write_route_csv
 from tests.kit.small_sweeps import keep
 from tests.traces.models.gguf_files import grouped, mamba, mixture, model, write_gguf
 from traces.capture.vectors import Vectors, popular_half, write_vectors
-from traces.cut import first_layers
 from traces.file import write_trace
 from traces.layout import DECODE, PREFILL
 from traces.library import load_trace
-from traces.trace import Trace
+from traces.trace import Trace, first_layers
 from trilane.study.accuracy.measured_rows import BUNDLED
 from trilane.study.sweep.sweep import sweep
 from trilane.study.sweep.table import COLUMNS

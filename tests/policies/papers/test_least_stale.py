@@ -21,7 +21,7 @@ def used(cache: LeastStaleCache, step: int, *by_layer: int) -> None:
     for layer, expert in enumerate(by_layer):
         cache.observe(view({expert: 1}, COST, layer=layer, step=step))
         key = ExpertId(layer, expert)
-        if key not in cache._members.get(0, {}).get(layer, ()):
+        if key not in cache._home:
             cache.admitted(key, 0)
 
 

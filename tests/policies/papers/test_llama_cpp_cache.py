@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.mechanism.views import ExpertId, LayerView
-from policies.papers.llama_cpp_cache import FromPool, HostLayersLru, HostLayersPool
+from policies.papers.llama_cpp import FromPool, HostLayersLru, HostLayersPool
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from tests.kit.views_for_tests import costs, view

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from policies.mechanism.views import Assignment, ExpertId, Forecast
-from policies.parts.forecast_cache import DeadlinePrefetcher, ForecastCache, _sequenced
+from policies.papers.seqmoe import DeadlinePrefetcher, ForecastCache, _sequenced
 from policies.protocols import Cache, Needs
 from policies.testing.cache_laws import CacheLaws, CacheScenario
 from sim.runs.demand import demand_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.mechanism.views import ExpertId
-from policies.parts.admission import EveryMiss, Hotter, SecondMiss
+from policies.parts.admission import Admission, Hotter, SecondMiss
 from tests.kit.views_for_tests import costs, view
 
 A, B = ExpertId(0, 0), ExpertId(0, 1)
@@ -16,8 +16,8 @@ def route(admission: SecondMiss | Hotter, step: int, *active: int, missed: froze
 
 
 def test_every_miss() -> None:
-    assert EveryMiss().admits(A, None)
-    assert EveryMiss().admits(A, B)
+    assert Admission().admits(A, None)
+    assert Admission().admits(A, B)
 
 
 def test_the_second_miss_within_the_window() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.mechanism.views import LayerInput, Routing
-from policies.parts.admission import Admission, EveryMiss, SecondMiss
+from policies.parts.admission import Admission, SecondMiss
 from policies.parts.caches import LruCache
 from policies.parts.placements import NoPlacement
 from policies.parts.repeated_uploads import RepeatedUploads
@@ -73,7 +73,7 @@ class Play:
 
     def __init__(self, slots: int, inserts: int, experts: int = ALL, admission: Admission | None = None) -> None:
         counted = CountedSlots(NoPlacement())
-        self.cache = RepeatedUploads(admission or EveryMiss(), counted, inserts, experts)
+        self.cache = RepeatedUploads(admission or Admission(), counted, inserts, experts)
         self.session = session_of(self.cache, counted, slots, experts)
         self.steps = 0
 
@@ -158,7 +158,7 @@ def test_hits_and_queue_of_many_steps_are_those_of_the_code() -> None:
 
 def test_a_cache_that_knows_of_no_second_copy_differs_from_the_code() -> None:
     slots = CountedSlots(NoPlacement())
-    cache = UploadCache(LruCache(), EveryMiss(), slots, 1, frees="request")
+    cache = UploadCache(LruCache(), Admission(), slots, 1, frees="request")
     code, play = Code(2, 1), Play(2, 1)
     play.session = session_of(cache, slots, 2, ALL)
     steps = [([0], 0), ([0], 0), ([0], 2), ([0, 1], 1), ([0], 0)]
@@ -170,7 +170,7 @@ def hits(repeated: bool, carried: int) -> int:
     play = Play(slots=4, inserts=2)
     if not repeated:
         slots = CountedSlots(NoPlacement())
-        play.session = session_of(UploadCache(LruCache(), EveryMiss(), slots, 2, frees="request"), slots, 4, ALL)
+        play.session = session_of(UploadCache(LruCache(), Admission(), slots, 2, frees="request"), slots, 4, ALL)
     return sum(len(play.step([step % 6, (step + 2) % 6], carried)) for step in range(200))
 
 
@@ -185,9 +185,9 @@ class TestLaws(CacheLaws):
     def fresh(self, scenario: CacheScenario) -> Cache:
         slots = CountedSlots(NoPlacement())
         if scenario.group(1) == 0:
-            return UploadCache(LruCache(), EveryMiss(), slots, 2)  # a pool, which it is not made for
+            return UploadCache(LruCache(), Admission(), slots, 2)  # a pool, which it is not made for
         slots.slots = tuple(scenario.slots)
-        return RepeatedUploads(EveryMiss(), slots, 2, EXPERTS)
+        return RepeatedUploads(Admission(), slots, 2, EXPERTS)
 
 
 STEPS = st.lists(st.tuples(st.sets(st.integers(0, ROUTED - 1), max_size=3), st.integers(0, 3)), max_size=40)

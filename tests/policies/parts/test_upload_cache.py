@@ -8,7 +8,7 @@ import pytest
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, ExpertId, LayerInput, Phase, Plan, Routing
-from policies.parts.admission import Admission, EveryMiss, SecondMiss
+from policies.parts.admission import Admission, SecondMiss
 from policies.parts.caches import LfuCache, LruCache
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.parts.upload_cache import CountedSlots, Frees, InService, UploadCache
@@ -32,7 +32,7 @@ class Play:
         admission: Admission | None = None, order: Cache | None = None, placement: Placement | None = None,
     ) -> None:  # fmt: skip
         counted = CountedSlots(placement or NoPlacement())
-        cache = UploadCache(order or LruCache(), admission or EveryMiss(), counted, inserts, frees=frees, dwell=dwell)
+        cache = UploadCache(order or LruCache(), admission or Admission(), counted, inserts, frees=frees, dwell=dwell)
         self.session = session_of(cache, counted, slots)
         self.steps = 0
 
@@ -197,7 +197,7 @@ class UploadLaws(CacheLaws):
         pooled = scenario.group(1) == 0
         slots.slots = None if pooled else tuple(scenario.slots)
         frees = "copy" if pooled else self.frees
-        return UploadCache(LruCache(), EveryMiss(), slots, 2, frees=frees)
+        return UploadCache(LruCache(), Admission(), slots, 2, frees=frees)
 
 
 class TestUploadsWithTheCopy(UploadLaws):
@@ -219,6 +219,6 @@ def test_the_counted_slots_are_those_of_the_placement() -> None:
 
 
 def test_at_the_start_residents_are_in_service() -> None:
-    cache = UploadCache(LruCache(), EveryMiss(), CountedSlots(NoPlacement()), 1)
+    cache = UploadCache(LruCache(), Admission(), CountedSlots(NoPlacement()), 1)
     cache.admitted(ExpertId(1, 4), 1)
     assert [set(cache.in_service(layer)) for layer in (0, 1)] == [set(), {4}]

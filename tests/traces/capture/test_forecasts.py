@@ -17,8 +17,7 @@ from torch.nn import functional  # noqa: E402
 
 from tests.kit.tiny_families import EXPERTS, HIDDEN, build  # noqa: E402
 from traces.capture.capture import FORECASTS, CaptureError, CaptureSettings, capture_loaded  # noqa: E402
-from traces.capture.default_vectors import quasi_hidden  # noqa: E402
-from traces.capture.forecasts import calibrate  # noqa: E402
+from traces.capture.forecasts import calibrate, quasi_hidden  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
 from traces.capture.partial import PartialPass  # noqa: E402
 from traces.capture.prompts import PromptFile, read_prompts  # noqa: E402

@@ -10,9 +10,8 @@ import pytest
 from tests.kit.toy_traces import toy_trace
 from traces.models.shape import ModelShape
 from traces.synthesis.measured import OverlapStatistics, _distinct, choices_of, measure, measure_trace
-from traces.synthesis.moments import _moves, _within
+from traces.synthesis.moments import _moves, _within, correlation_of
 from traces.synthesis.nearest import nearest_routing
-from traces.synthesis.normal_overlap import correlation_of
 from traces.trace import Trace
 
 SHAPE = ModelShape("made-up", moe_layers=10, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)

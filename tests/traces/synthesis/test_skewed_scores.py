@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from traces.synthesis.latent import skewed_scores
 from traces.synthesis.routing_model import stored_models
-from traces.synthesis.skewed_scores import skewed_scores
 
 
 def test_skewed_scores_have_their_longer_tail_where_they_should() -> None:

@@ -15,7 +15,8 @@ from traces.file import write_trace
 from traces.layout import TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
-from traces.statistics import cross_layer_gain, forecast_statistics, lag_profile, popularity
+from traces.statistics import forecast_statistics, lag_profile, popularity
+from traces.synthesis.measured import measure_trace
 from traces.synthesis.nearest import nearest_routing
 from traces.synthesis.routing_model import RoutingModel, stored_models
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
@@ -75,7 +76,7 @@ def test_each_parameter_does_what_it_says() -> None:
     assert persistence(still)[1] > persistence(moving)[1] + 0.2
     assert persistence(slow)[0] > persistence(moving)[0] + 0.2
     noisy = replace(moving, noise_share=0.9)
-    assert cross_layer_gain(made(moving)) > cross_layer_gain(made(noisy)) + 0.1
+    assert measure_trace(made(moving)).gain > measure_trace(made(noisy)).gain + 0.1
 
 
 @pytest.mark.parametrize("accuracy", [0.3, 0.7, 0.95])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.synthesis.token_states import token_states
+from traces.synthesis.latent import token_states
 
 
 def streams(*seeds: int) -> list[np.random.Generator]:
