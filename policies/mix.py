@@ -16,7 +16,7 @@ from policies.papers.hybrimoe.schedule import Schedule, SimulationAssigner
 from policies.papers.smoe.parts import ScoreWindowCache, TwoPointer
 from policies.papers.smoe.router import CacheRouter
 from policies.parts.assigners import ByPhase, CostRule, LoadAll, ResidentOrCpu
-from policies.parts.caches import LfuCache, LruCache, StaticCache
+from policies.parts.caches import FifoCache, LfuCache, LruCache, StaticCache
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.pipeline_assigner import PipelineAssigner
 from policies.parts.placements import NoPlacement, Pooled, PopularityPlacement, RandomPlacement
@@ -75,7 +75,7 @@ class Mix(Policy):
     forecast: Literal["gate", "residual", "quasi_hidden", "estimator", "token"] = "gate"
     lookahead: Literal[1, 2, 3] = 1
     into: Literal["cache", "staging"] = "cache"
-    cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "lru"
+    cache: Literal["static", "fifo", "lru", "lfu", "mrs", "score-window"] = "lru"
     alpha: Share = 0.3
     keep: Count | None = None
     prior: bool = False
@@ -155,6 +155,8 @@ class Mix(Policy):
 
     def _cache(self, context: BuildContext) -> Cache:
         match self.cache:
+            case "fifo":
+                return FifoCache()
             case "lru":
                 return LruCache()
             case "lfu":

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.parts.belady import BeladyBypassCache as BeladyBypassCache
     from policies.parts.belady import BeladyCache as BeladyCache
     from policies.parts.caches import DemandCache as DemandCache
+    from policies.parts.caches import FifoCache as FifoCache
     from policies.parts.caches import LfuCache as LfuCache
     from policies.parts.caches import LruCache as LruCache
     from policies.parts.caches import RandomCache as RandomCache

@@ -1,4 +1,4 @@
-"""The simple caches: static, random, least recently used, least frequently used; and bases for others.
+"""The simple caches: static, random, first in first out, least recently or frequently used; and bases for others.
 
 Each serves both layouts, one pool over all layers or slots by layer.
 """
@@ -106,6 +106,13 @@ class LruCache(DemandCache):
             if key not in blocked:
                 return key
         return None
+
+
+class FifoCache(LruCache):
+    """Evicts the member that was admitted first: an LRU in which a hit is no use."""
+
+    def observe(self, view: LayerView) -> None:
+        """Learn nothing."""
 
 
 class RankedCache(DemandCache, ABC):

@@ -8,6 +8,7 @@ from policies.mechanism.views import Phase
 from policies.papers.hybrimoe.mrs import MrsCache
 from policies.papers.smoe.parts import TwoPointer
 from policies.papers.smoe.router import CacheRouter
+from policies.parts.caches import FifoCache, LruCache
 from policies.parts.placements import Pooled, PopularityPlacement
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition
@@ -36,6 +37,11 @@ def test_a_mix_needs_what_its_parts_need_and_no_more() -> None:
     substituted = mix(substitution=0.1).needs
     assert substituted.changes_routing
     assert not mix().needs.changes_routing
+
+
+def test_a_cache_may_evict_in_the_order_of_admissions() -> None:
+    assert type(mix(cache="fifo").cache) is FifoCache
+    assert type(mix(cache="lru").cache) is LruCache
 
 
 def test_only_staged_prefetches_take_staging_slots() -> None:

@@ -99,6 +99,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("smoe", "assigner", "two_pointer", "Algorithm 2"),
     ("smoe", "history", 32, "unpublished"),
     ("smoe", "prefetch", True, "IV-C"),
+    ("smoe", "pool", False, "silent"),
     ("daop", "first_predicted_block", 5, "IV-C: i >= 4"),
     ("daop", "swap_share", 0.5, "Algorithm 1, line 5"),
     ("daop", "threshold", 1.05, "IV-B: SwapInOut"),

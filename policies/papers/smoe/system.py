@@ -8,7 +8,7 @@ from typing import Literal
 from policies.papers.smoe.parts import ScoreWindowCache, TopScorePrefetcher, TwoPointer
 from policies.papers.smoe.router import CacheRouter
 from policies.parts.assigners import LoadAll
-from policies.parts.placements import random_or_popular
+from policies.parts.placements import Pooled, random_or_popular
 from policies.parts.routers import TrueRouter
 from policies.protocols import Assigner, Composition, Needs
 from policies.system import BuildContext, Policy, register
@@ -28,7 +28,8 @@ class Smoe(Policy):
     assigner: Algorithm 2 as printed ("two_pointer"), or with the objective of Eq. 4 ("two_pointer_min"); "load-all" is
         Fig. 14 without CPU-assisted scheduling.
     history: CPU experts over which C_cpu is averaged; not published, ours.
-    start: experts in these slots at first: drawn at "random", or each layer's most "popular" on calibration prompts.
+    pool: one cache over all layers, as in the released code; the paper does not say.
+    start: experts on the GPU at first: drawn at "random", or each layer's most "popular" on calibration prompts.
     prefetch: copy forecast top-score experts (Section IV-C); off: the "+CR" of Fig. 14 with CPU-assisted scheduling.
     demand_slots: staging slots for loads that the cache has no room for (ours).
     """
@@ -39,6 +40,7 @@ class Smoe(Policy):
     assigner: Literal["two_pointer", "two_pointer_min", "load-all"] = "two_pointer"
     history: Count = 32
     prefetch: bool = True
+    pool: bool = False
     start: Literal["random", "popular"] = "random"
     demand_slots: Count = 2
 
@@ -52,9 +54,9 @@ class Smoe(Policy):
 
     def compose(self, context: BuildContext) -> Composition:
         """SMoE as evaluated in Section VI, unless parameters say otherwise."""
-        alpha = self.alpha
+        alpha, placement = self.alpha, random_or_popular(self.start, context.seed)
         return Composition(
-            placement=random_or_popular(self.start, context.seed),
+            placement=Pooled(placement) if self.pool else placement,
             router=CacheRouter(alpha, self.listing, context.norm_topk) if alpha else TrueRouter(),
             assigner=self._assigner(),
             prefetcher=TopScorePrefetcher(alpha) if self.prefetch else None,

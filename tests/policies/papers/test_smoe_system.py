@@ -10,7 +10,7 @@ import pytest
 from policies.mechanism.views import ExpertId, Forecast, LayerView, PolicyError, ResidencyView
 from policies.papers.smoe.parts import TopScorePrefetcher
 from policies.parts.assigners import LoadAll
-from policies.parts.placements import PopularityPlacement, RandomPlacement
+from policies.parts.placements import Pooled, PopularityPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views_for_tests import NO_PLAN
@@ -98,3 +98,9 @@ def test_the_ladder_may_stand_on_popular_residents(start: str, kind: type) -> No
     policy = compose("smoe", {"start": start}, context=context)
     assert isinstance(policy.placement, kind)
     assert policy.needs.calibration == (start == "popular")
+
+
+def test_experts_of_all_layers_may_share_one_cache() -> None:
+    placement = compose("smoe", {"pool": True}, context=CONTEXT).placement
+    assert isinstance(placement, Pooled)
+    assert isinstance(placement.placement, RandomPlacement)

@@ -1,4 +1,4 @@
-"""Every cache obeys the laws; LRU, LFU and random do what their names say."""
+"""Every cache obeys the laws; FIFO, LRU, LFU and random do what their names say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from policies.mechanism.views import ExpertId
 from policies.papers.dali.parts import WindowCache
 from policies.parts.belady import BeladyBypassCache, BeladyCache
-from policies.parts.caches import LfuCache, LruCache, RandomCache, StaticCache
+from policies.parts.caches import FifoCache, LfuCache, LruCache, RandomCache, StaticCache
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.views_for_tests import costs, view
@@ -25,6 +25,11 @@ class TestStaticLaws(CacheLaws):
 class TestRandomLaws(CacheLaws):
     def fresh(self, scenario: CacheScenario) -> Cache:
         return RandomCache(seed=3)
+
+
+class TestFifoLaws(CacheLaws):
+    def fresh(self, scenario: CacheScenario) -> Cache:
+        return FifoCache()
 
 
 class TestLruLaws(CacheLaws):
@@ -175,6 +180,14 @@ def test_lru_evicts_the_longest_unused() -> None:
 
 def test_lru_counts_an_admission_as_a_use() -> None:
     cache = fill(LruCache(), (0, 1, 2))
+    cache.evicted(ExpertId(0, 0), 0)
+    cache.admitted(ExpertId(0, 0), 0)
+    assert victim(cache) == 1
+
+
+def test_fifo_evicts_the_first_that_was_admitted_whatever_was_used() -> None:
+    cache = fill(FifoCache(), (0,), (0,), (2,))
+    assert [victim(cache), victim(cache, 0), victim(cache, 0, 1)] == [0, 1, 2]
     cache.evicted(ExpertId(0, 0), 0)
     cache.admitted(ExpertId(0, 0), 0)
     assert victim(cache) == 1

@@ -11,7 +11,7 @@ from typing import Any
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from trilane.common.names import unknown
-from trilane.common.units import GB
+from trilane.common.units import GIB
 from trilane.study.papers.paper import Case, Paper, PaperQuestion, read_papers, reasons
 from trilane.study.papers.plays import Plays, key
 from trilane.study.papers.published import PapersError, PublishedFigure, read_figures
@@ -163,8 +163,10 @@ def mean_facts(case: Case, plays: Plays) -> Facts:
 
 
 def _sizes(scenario: Scenario) -> Facts:
-    """Weights in GB, which follow from the model alone."""
+    """Weights in GiB, which follow from the model alone."""
     if scenario.model is None:
         return {}
     shape = load_model(scenario.model)
-    return {"routed_gb": shape.routed_bytes / GB, "other_gb": shape.non_expert_bytes / GB}
+    shared = round(shape.moe_layers * shape.shared_params * shape.dense_bits / 8)
+    sizes = {"routed": shape.routed_bytes, "shared": shared, "other": shape.non_expert_bytes - shared}
+    return {f"{name}_gib": size / GIB for name, size in sizes.items()}

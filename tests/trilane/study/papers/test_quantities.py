@@ -10,8 +10,9 @@ from trilane.study.papers.observe import FACTS, observed
 from trilane.study.papers.quantities import QUANTITIES
 
 MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
-        "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gb": 8.0,
-        "other_gb": 1.5, "energy_j_per_token": 50.0, "prompt_j": 1500.0, "served_hit_rate": 0.8}  # fmt: skip
+        "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gib": 8.0,
+        "shared_gib": 1.0, "other_gib": 0.5, "energy_j_per_token": 50.0, "prompt_j": 1500.0,
+        "served_hit_rate": 0.8}  # fmt: skip
 BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms": 12.0, "expert_cpu_ms": 4.0,
         "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}  # fmt: skip
 
@@ -23,7 +24,7 @@ BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms"
         ("prefill_reduction", -100.0), ("steps_per_s", 50.0), ("answer_tokens_per_s", 30.0), ("answer_speedup", 1.1),
         ("step_s", 0.02), ("expert_s", 0.45), ("expert_loss", 20.0), ("expert_cpu_change_s", 0.06), ("hit_rate", 60.0),
         ("hit_gain", 10.0), ("cache_ratio", 80.0), ("cache_ratio_improvement", 60.0), ("low_score_share", 30.0),
-        ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gb", 9.5),
+        ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gib", 9.5),
     ],
 )  # fmt: skip
 def test_a_quantity_by_hand(name: str, value: float) -> None:
