@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.traces.synthesis.logs import LOGS, needs_logs
+from tools.refit_repetitions import REPEATED
 from tools.refit_routing import BUNDLED, refit_bundled
 from tools.refit_routing import LOGS as LOG_NAMES
 from tools.refit_routing_figures import MODEL
@@ -26,8 +27,8 @@ def recorded(name: str) -> Trace:
 NAMES = [pytest.param(name, marks=needs_logs) for name in LOG_NAMES] + list(BUNDLED)
 
 
-def test_there_is_one_of_each_trace_at_hand_and_one_of_published_figures() -> None:
-    assert list(stored_models()) == [*LOG_NAMES, MODEL, *BUNDLED]
+def test_there_is_one_of_each_trace_at_hand_and_two_of_published_figures() -> None:
+    assert list(stored_models()) == [*LOG_NAMES, MODEL, REPEATED, *BUNDLED]
     assert {fit.model for fit in stored_models().values()} <= set(model_names())
 
 
