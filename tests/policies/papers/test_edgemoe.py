@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from policies.calibration import Calibration
 from policies.mechanism.views import ExpertId, LayerView
-from policies.papers.edgemoe import ActivationProfile, Batched, DistanceLfuCache, ProfilePrefetcher
+from policies.papers.edgemoe import ActivationProfile, DistanceLfuCache, ProfilePrefetcher
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
@@ -62,27 +62,21 @@ def test_workloads_are_those_of_a_dictionary(data: st.DataObject) -> None:
     assert got.tolist() == pytest.approx(expected.tolist())
 
 
-@pytest.mark.parametrize("batch", ["tokens", "counted", "together"])
-def test_a_batch_is_looked_up_token_by_token_or_by_its_active_experts(batch: Batched) -> None:
-    # after 0: expert 2 in two of three cases, after 1: always 3. Three tokens use 0, one uses 1
-    profile = ActivationProfile(ids([[0], [2]], [[0], [2]], [[0], [1]], [[1], [3]]), 4, batch)
-    expected = {"tokens": [0, 1, 2, 1], "counted": [0, 0, 3, 1], "together": [0, 1 / 4, 2 / 4, 1 / 4]}
+@pytest.mark.parametrize("batch", ["tokens", "together"])
+def test_a_batch_is_looked_up_token_by_token_or_by_its_active_experts(batch: str) -> None:
+    # after 0: expert 2 in half of the cases, after 1: always 3. Three tokens use 0, one uses 1
+    profile = ActivationProfile(ids([[0], [2]], [[0], [2]], [[0], [1]], [[1], [3]]), 4, together=batch == "together")
+    expected = {"tokens": [0, 1, 2, 1], "together": [0, 1 / 4, 2 / 4, 1 / 4]}
     assert profile.workloads(1, [[0], [0], [0], [1]]).tolist() == expected[batch]
     # of (0, 2) and (1, 3) alike, whoever used them: three tokens of the one, one of the other
-    crossed = ActivationProfile(ids([[0], [2], [2]], [[0], [3], [1]], [[1], [3], [3]]), 4, batch)
+    crossed = ActivationProfile(ids([[0], [2], [2]], [[0], [3], [1]], [[1], [3], [3]]), 4, together=batch == "together")
     used = crossed.workloads(2, [[2], [2], [2], [3]], [[0], [0], [0], [1]])
-    assert used.tolist() == ([0, 1 / 3, 1 / 3, 1 / 3] if batch == "together" else [0, 0, 3, 1])
-
-
-def test_a_token_counts_at_as_many_experts_as_it_uses_the_likeliest_ones() -> None:
-    profile = ActivationProfile(ids([[0, 1], [2, 3]], [[0, 1], [2, 4]], [[2, 3], [0, 1]]), 5, "counted")
-    assert profile.workloads(1, [[0, 1]]).tolist() == [0, 0, 1, 1, 0]  # 2 always; of 3 and 4 the lower
-    assert profile.workloads(1, [[1, 2], [4, 4]]).tolist() == [1, 0, 1, 0, 0]  # of four the lowest; after 4: none
+    assert used.tolist() == ([0, 0, 3, 1] if batch == "tokens" else [0, 1 / 3, 1 / 3, 1 / 3])
 
 
 def test_of_one_token_the_active_experts_are_those_that_it_used() -> None:
     chosen = ids([[0, 1], [0, 1], [2, 3]], [[0, 2], [0, 3], [1, 2]])
-    one, all_of_it = ActivationProfile(chosen, 4), ActivationProfile(chosen, 4, "together")
+    one, all_of_it = ActivationProfile(chosen, 4), ActivationProfile(chosen, 4, together=True)
     assert one.workloads(2, [[0, 1]], [[0, 1]]).tolist() == all_of_it.workloads(2, [[0, 1]], [[0, 1]]).tolist()
 
 
