@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.traces.synthesis.logs import LOGS, needs_logs
-from tools.refit_repetitions import REPEATED
+from tools.refit_repetitions import REPEATED, fit_repetitions
 from tools.refit_routing import BUNDLED, refit_bundled
 from tools.refit_routing import LOGS as LOG_NAMES
 from tools.refit_routing_figures import MODEL
@@ -39,6 +39,13 @@ def test_refitting_a_bundled_trace_gives_what_is_stored() -> None:
     for name in ("preference_share", "autocorrelation", "noise_share", "prompt_likeness", "sharpness", "model_share"):
         np.testing.assert_allclose(found[name], stored[name], atol=0.03, err_msg=name)
     assert found["forecast_accuracy"] == stored["forecast_accuracy"]
+
+
+def test_refitting_to_repetitions_gives_what_is_stored() -> None:
+    found, stored = fit_repetitions(stored_models()["mini-moe"]), stored_models()[REPEATED]
+    np.testing.assert_allclose(found.preference_share, stored.preference_share, atol=0.01)
+    np.testing.assert_allclose(found.autocorrelation, stored.autocorrelation, atol=0.01)
+    assert found.source == stored.source
 
 
 @pytest.mark.parametrize("name", NAMES)
