@@ -1,8 +1,9 @@
 """Makes ``routing_models.yaml``: ``python -m tools.refit_routing --logs FOLDER``.
 
 The folder holds the two logs that are not bundled, ``qwen.route.csv`` and ``gemma.route.csv``, of Helldez/BigMoeOnEdge
-(https://github.com/Helldez/BigMoeOnEdge, Apache-2.0). Without it, their stored fits stay. DeepSeek-V2-Lite is fitted to
-published figures (``refit_routing_figures``), gpt-oss-20b to its calibration trace; the evaluated one is a check.
+(https://github.com/Helldez/BigMoeOnEdge, Apache-2.0). Without it, their stored fits stay. DeepSeek-V2-Lite and
+Mixtral-8x7B are fitted to published figures (``refit_routing_figures``, ``refit_repetitions``), gpt-oss-20b to its
+calibration trace; the evaluated one is a check.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from tools.refit_repetitions import fit_repetitions
 from tools.refit_routing_figures import fit_figures
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.library import load_trace
@@ -46,8 +48,9 @@ def main(
 ) -> None:  # fmt: skip
     """Fit, and write the file aside and rename it."""
     of_logs = [stored_models()[name] if logs is None else refit_log(logs, name) for name in LOGS]
-    bundled = [refit_bundled(name) for name in BUNDLED]
-    fits = [fit.to_dict() for fit in (*of_logs, fit_figures(bundled[0]), *bundled)]  # of equally near ones, the first
+    bundled = {name: refit_bundled(name) for name in BUNDLED}
+    published = fit_figures(bundled["mini-deepseek"]), fit_repetitions(bundled["mini-moe"])
+    fits = [fit.to_dict() for fit in (*of_logs, *published, *bundled.values())]  # of equally near ones, the first
     documents = {fit.pop("name"): fit for fit in fits}
     text = yaml.safe_dump(documents, sort_keys=False, default_flow_style=None, width=118)
     with atomic_path(STORED) as aside:

@@ -35,7 +35,7 @@ from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
 from traces.capture.text_sketch import sketch
 from traces.capture.vectors import Vectors, write_vectors
-from trilane.common.files import check_folder
+from trilane.common.files import check_folder_of
 
 TRAINED_ON = 0.8  # of each training text, from its start; the rest is left to calibration traces
 
@@ -102,7 +102,7 @@ def measure(
 
 def train_file(loaded: Loaded, folder: Path, output: Path, settings: Settings) -> Recall:
     """Calibrate, train, measure, and write the file of vectors to ``output``. Raises CaptureError and CorpusError."""
-    check_folder(output, CaptureError)
+    check_folder_of(output, CaptureError)
     corpus = training_head(load_corpus(folder, loaded.tokenizer.backend_tokenizer))
     with ExitStack() as stack:
         run = HookedModel(loaded, CaptureSettings(), stack.enter_context(RouterRecorder(loaded.layers)))
@@ -170,7 +170,7 @@ def main() -> None:
     try:
         settings = Settings(options.tokens, options.width, options.mlp, options.seed, batch=options.batch)
         check_model(options.model, options.dtype)
-        check_folder(options.output, CaptureError)
+        check_folder_of(options.output, CaptureError)
         domains_of(options.corpus)
         print(table(train_file(load(options.model, options.dtype), options.corpus, options.output, settings)))
     except (CaptureError, CorpusError) as error:

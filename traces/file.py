@@ -26,7 +26,7 @@ from traces.layout import (
 from traces.models.shape import ModelShape, ShapeError
 from traces.rules import check_rows
 from traces.trace import RecordedForecast, Trace, canonical_json, trace_checksum, validate
-from trilane.common.files import atomic_path, check_folder, errors_name
+from trilane.common.files import atomic_path, check_folder_of, errors_name
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
 
@@ -60,7 +60,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
     Raises TraceError and leaves ``path`` as it was if the trace is not valid.
     """
-    check_folder(Path(path), TraceError)
+    check_folder_of(Path(path), TraceError)
     _write(Path(path), trace.shape, trace.tensors(), trace.provenance)
 
 
@@ -91,7 +91,7 @@ class TraceWriter:
         self._rows = 0
 
     def __enter__(self) -> TraceWriter:
-        check_folder(self._path, TraceError)
+        check_folder_of(self._path, TraceError)
         with ExitStack() as stack, errors_name(self._path):
             for name in self._specs:  # files without names, which a killed process does not leave behind
                 self._files[name] = stack.enter_context(TemporaryFile(dir=self._path.parent))

@@ -21,7 +21,7 @@ from traces.capture.prompts import PromptFile, check_disjoint, check_unseen
 from traces.capture.settings import CaptureError
 from traces.capture.text_sketch import TextSketch, read_sketch
 from traces.trace import digest_tensors
-from trilane.common.files import atomic_path, check_folder
+from trilane.common.files import atomic_path, check_folder_of
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted
 
@@ -55,7 +55,7 @@ def write_vectors(vectors: Vectors, path: str | Path) -> Path:
     path = Path(path)
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(vectors).items()}
     _check(str(path), tensors)
-    check_folder(path, CaptureError)
+    check_folder_of(path, CaptureError)
     metadata = {"format": FORMAT, "provenance": dict(vectors.provenance), "checksum": _checksum(tensors)}
     if vectors.read is not None:
         metadata["read"] = vectors.read.write()

@@ -60,7 +60,7 @@ def plain_target(path: Path) -> Path:
     return path
 
 
-def check_folder(path: Path, error: ErrorClass = OutputError) -> None:
+def check_folder_of(path: Path, error: ErrorClass = OutputError) -> None:
     """Raise ``error`` where there is no folder for a file at ``path``."""
     if not path.parent.is_dir():
         raise error(f"{path}: the folder {path.parent} does not exist; create it first")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tools.refit_repetitions import FIRST, IN_COMMON, LRU, REPEATED, mean_over_layers, repetitions
 from tools.refit_routing import BUNDLED
 from tools.refit_routing_figures import FITTED, MODEL, made_statistics, published
 from traces.layout import DECODE
@@ -92,6 +93,18 @@ def test_experts_that_all_texts_like_are_as_often_the_busiest_of_a_batch_as_publ
         for now, liked in zip(busiest(batch[:, token], count), popular[count], strict=True)
     ]
     assert np.mean(found) == pytest.approx((0.118 + 0.154) / 2, abs=0.03)
+
+
+# --- Mixtral-8x7B, of which repetitions are published -----------------------------------------------------------------
+
+
+def test_neighbours_have_experts_in_common_as_often_as_published_and_hit_rates_follow() -> None:
+    """First choices and hit rates (HybriMoE, Fig. 9) were not fitted."""
+    mixtral = repetitions(stored_models()[REPEATED], SEED)
+    assert mixtral.in_common == pytest.approx(mean_over_layers(IN_COMMON), abs=0.01)
+    assert mixtral.first == pytest.approx(mean_over_layers(FIRST), abs=0.03)
+    rates = lru_hit_rates(mixtral.ids, 8)
+    assert [rates[cached - 1] for cached in LRU] == pytest.approx(list(LRU.values()), abs=0.04)
 
 
 def busiest(ids: np.ndarray, count: int) -> list[list[int]]:

@@ -28,7 +28,8 @@ SMALL = "/2x8+16"
         ("qwen2-57b-a14b", "deepseek-v2-lite"),  # 64 experts; before mini-deepseek, which is as near
         ("mini-deepseek", "mini-deepseek"),
         ("gpt-oss-20b", "gpt-oss-20b"),
-        ("mixtral-8x7b", "mini-moe"),
+        ("mixtral-8x7b", "mixtral-8x7b"),
+        ("phi-3.5-moe", "mini-moe"),  # 16 experts, 2 a token
         ("mini-moe", "mini-moe"),
     ],
 )

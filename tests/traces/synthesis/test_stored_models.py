@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.traces.synthesis.logs import LOGS, needs_logs
+from tools.refit_repetitions import REPEATED, fit_repetitions
 from tools.refit_routing import BUNDLED, refit_bundled
 from tools.refit_routing import LOGS as LOG_NAMES
 from tools.refit_routing_figures import MODEL
@@ -26,8 +27,8 @@ def recorded(name: str) -> Trace:
 NAMES = [pytest.param(name, marks=needs_logs) for name in LOG_NAMES] + list(BUNDLED)
 
 
-def test_there_is_one_of_each_trace_at_hand_and_one_of_published_figures() -> None:
-    assert list(stored_models()) == [*LOG_NAMES, MODEL, *BUNDLED]
+def test_there_is_one_of_each_trace_at_hand_and_two_of_published_figures() -> None:
+    assert list(stored_models()) == [*LOG_NAMES, MODEL, REPEATED, *BUNDLED]
     assert {fit.model for fit in stored_models().values()} <= set(model_names())
 
 
@@ -38,6 +39,13 @@ def test_refitting_a_bundled_trace_gives_what_is_stored() -> None:
     for name in ("preference_share", "autocorrelation", "noise_share", "prompt_likeness", "sharpness", "model_share"):
         np.testing.assert_allclose(found[name], stored[name], atol=0.03, err_msg=name)
     assert found["forecast_accuracy"] == stored["forecast_accuracy"]
+
+
+def test_refitting_to_repetitions_gives_what_is_stored() -> None:
+    found, stored = fit_repetitions(stored_models()["mini-moe"]), stored_models()[REPEATED]
+    np.testing.assert_allclose(found.preference_share, stored.preference_share, atol=0.01)
+    np.testing.assert_allclose(found.autocorrelation, stored.autocorrelation, atol=0.01)
+    assert found.source == stored.source
 
 
 @pytest.mark.parametrize("name", NAMES)
