@@ -62,8 +62,8 @@ class Mix(Policy):
         "impact", which reads one kind, takes more with "gate" alone.
     into: where prefetches go; "staging" has 4 slots.
     cache: which expert is evicted. alpha: of MRS, the weight of the present. keep: its p. None: all experts. prior: MRS
-        starts from calibrated popularity. background: MRS copies, at the end of a layer in decode, its best absent
-        expert into the slot of its worst resident.
+        starts from calibrated popularity. background: a phase in which MRS copies, at the end of a layer, its best
+        absent expert into the slot of its worst resident.
     demand_slots: staging slots for loads that the cache has no room for.
     """
 
@@ -79,11 +79,11 @@ class Mix(Policy):
     alpha: Share = 0.3
     keep: Count | None = None
     prior: bool = False
-    background: bool = False
+    background: Literal["none", "prefill", "decode"] = "none"
     demand_slots: Count = 2
 
     def __post_init__(self) -> None:
-        """No part is given what it would ignore."""
+        """No prefetcher is given what it would ignore."""
         if self.prefetch == "top" and self.lookahead > 1:
             raise ChoiceError(
                 f"lookahead: prefetch 'top' expects 1, got {self.lookahead}; it looks at the next layer "
@@ -98,8 +98,6 @@ class Mix(Policy):
             raise ChoiceError(
                 f"lookahead: forecast 'token' expects 1, got {self.lookahead}; it is of all later layers as it is"
             )
-        if self.background and self.cache != "mrs":
-            raise ChoiceError(f"background: expects cache 'mrs', got {self.cache!r}")
 
     @property
     def needs(self) -> Needs:
@@ -116,13 +114,14 @@ class Mix(Policy):
 
     def compose(self, context: BuildContext) -> Composition:
         """The parts, by their names."""
-        prefetcher, alpha = self._prefetcher(), self.substitution
+        cache, alpha = self._cache(context), self.substitution
+        prefetcher = self._prefetcher(cache)
         return Composition(
             placement=self._placement(context),
             router=CacheRouter(alpha, norm_topk=context.norm_topk) if alpha else TrueRouter(),
             assigner=ASSIGNERS[self.assigner](),
             prefetcher=prefetcher,
-            cache=self._cache(context),
+            cache=cache,
             demand_slots=self.demand_slots,
             prefetch_slots=4 if prefetcher is not None and self.into == "staging" else 0,
             decision_cost=self._decision_cost(),
@@ -143,14 +142,14 @@ class Mix(Policy):
             placement = PopularityPlacement(uniform=not self.pool)
         return Pooled(placement) if self.pool else placement
 
-    def _prefetcher(self) -> Prefetcher | None:
+    def _prefetcher(self, cache: Cache) -> Prefetcher | None:
         match self.prefetch:
             case "top":
                 return TopPrefetcher(2, self.forecast, self.into)
             case "impact":
                 return ImpactPrefetcher(Schedule(), kind=self.forecast, pooled=self.pool, into=self.into)
             case "forecast":
-                return ForecastPrefetcher(self.into)
+                return ForecastPrefetcher(self.into, cache if isinstance(cache, MrsCache) else None, pooled=self.pool)
         return None
 
     def _cache(self, context: BuildContext) -> Cache:
@@ -166,7 +165,9 @@ class Mix(Policy):
             case "mrs":
                 prior = context.required_calibration().popularity.tolist() if self.prior else None
                 keep = self.keep or context.experts
+                background = None if self.background == "none" else self.background
                 return MrsCache(
-                    context.layers, context.experts, keep, self.alpha, prior=prior, background=self.background
-                )
+                    context.layers, context.experts, keep, self.alpha,
+                    prior=prior, background=background, reached_first=self.pool,
+                )  # fmt: skip
         return StaticCache()

@@ -30,6 +30,7 @@ class BestExact(Mix):
     cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "mrs"
     alpha: Share = 0.1
     keep: Count | None = 12
+    background: Literal["none", "prefill", "decode"] = "prefill"  # else what a prompt leaves depends on the CPU's share
 
     def _decision_cost(self) -> str:
         return "best-exact"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from policies.mechanism.shared_dram import rates_together
 from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView, Phase
 
-LATER_USES = 0.5  # of a prefetched expert while it stays, beyond those of the expert that it displaces. Between 0 and 1
-# in the models tried: least with few large experts, where a cache holds little and any expert is as likely as another
+LATER_USES = 0.5  # of a prefetched expert while it stays, beyond those of the expert that it displaces, where no cache
+# tells: between 0 and 1 in the models tried, and least where any expert is as likely as another
 MEAN_OF = 16  # layers, of which a running mean is about the mean
 
 
@@ -64,18 +64,30 @@ class TopPrefetcher:
         return frozenset() if forecast is None else frozenset(ExpertId(forecast.layer, e) for e in forecast.active)
 
 
+class Valued(Protocol):
+    """A cache that tells experts apart by what they are worth to it."""
+
+    def advantage(self, key: ExpertId, group: int) -> float | None:
+        """By what share of its own worth ``key`` exceeds the next victim of ``group``, at least 0; None: unknown."""
+        ...
+
+
 class ForecastPrefetcher:
-    """Absent experts of the forecast layers, the next layer first, each by descending forecast workload, as long as a
-    copy is expected to save more time than it costs (ours). All experts that a forecast names are protected.
+    """Absent experts of the forecast layers, the next layer first, each by descending forecast workload, if a copy is
+    expected to save more time than it costs (ours). All experts that a forecast names are protected.
 
     A copy saves the expert's computation on the CPU, less the time by which it arrives too late, and, where it stays in
-    the cache, some of later uses (``LATER_USES``). It costs what it slows down the CPU, as busy as that is in the mean
-    of the layers so far: a copy may outlast the layer at work. Forecasts are taken to be right.
+    the cache, part of a later use: its advantage over what it displaces, as far as the ``cache`` knows that, else
+    ``LATER_USES``. It costs what it slows down the CPU, as busy as that is in the mean of the layers so far: a copy may
+    outlast the layer at work. Forecasts are taken to be right.
     """
 
-    def __init__(self, into: Literal["cache", "staging"] = "cache") -> None:
+    def __init__(
+        self, into: Literal["cache", "staging"] = "cache", cache: Valued | None = None, *, pooled: bool = False
+    ) -> None:
         self.into = into
-        self._later_uses = LATER_USES if into == "cache" else 0.0
+        self.pooled = pooled
+        self._cache = cache
         self._busy_ns: dict[Phase, int] = {}  # the mean x MEAN_OF
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
@@ -88,20 +100,25 @@ class ForecastPrefetcher:
         for forecast in sorted(forecasts, key=_layer):
             layer = forecast.layer
             there, cpu_ns = view.residency.resident[layer], view.costs[layer].cpu_ns
-            ahead_ns, later_ns = (layer - view.layer) * layer_ns, self._later_uses * cpu_ns[1]
+            ahead_ns = (layer - view.layer) * layer_ns
             for expert, tokens in zip(forecast.active, forecast.tokens, strict=True):
                 if expert in there:
                     continue
-                late_ns = max(link_ns + takes_ns - ahead_ns, 0)
-                if max(cpu_ns[tokens] - late_ns, 0) + later_ns <= slows_ns:
-                    break
-                ranked.append(ExpertId(layer, expert))
-                link_ns += takes_ns
+                key, late_ns = ExpertId(layer, expert), max(link_ns + takes_ns - ahead_ns, 0)
+                if max(cpu_ns[tokens] - late_ns, 0) + self._later_uses(key) * cpu_ns[1] > slows_ns:
+                    ranked.append(key)
+                    link_ns += takes_ns
         return ranked
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """All forecast experts, resident or not."""
         return frozenset([ExpertId(forecast.layer, expert) for forecast in forecasts for expert in forecast.active])
+
+    def _later_uses(self, key: ExpertId) -> float:
+        if self.into == "staging":
+            return 0.0
+        advantage = None if self._cache is None else self._cache.advantage(key, 0 if self.pooled else key.layer)
+        return LATER_USES if advantage is None else advantage
 
     def _busy(self, view: LayerView, plan: Assignment) -> int:
         """How long the CPU computes in a layer of this phase: a running mean."""

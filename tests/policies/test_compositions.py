@@ -111,17 +111,17 @@ COMPOSITIONS = {
         "assigner": "SimulationAssigner(schedule=Schedule(rule='finish', guard=True))",
         "prefetcher": "ImpactPrefetcher(schedule=Schedule(rule='finish', guard=True), size=4, discount=1.0, "
             "kind='gate', pooled=False, arrival=True, into='cache')",
-        "cache": "MrsCache(background=False, by_score=False, keep=4, alpha=0.3, tokens='mean')",
+        "cache": "MrsCache(background=None, by_score=False, reached_first=False, keep=4, alpha=0.3, tokens='mean')",
     },
     "hybrimoe@impl": {
         "placement": "RandomPlacement(seed=0)", "assigner": "ByPhase(prefill=LoadAll(), decode=HssAssigner())",
-        "cache": "MrsCache(background=False, by_score=False, keep=4, alpha=0.5, tokens='first')",
+        "cache": "MrsCache(background=None, by_score=False, reached_first=False, keep=4, alpha=0.5, tokens='first')",
     },
     "static-threshold": {
         "placement": "PopularityPlacement(uniform=False, popularity=None)",
         "assigner": "ThresholdAssigner(theta=None, stay=True)",
         "prefetcher": "TopPrefetcher(size=4, considered=None, kind='gate', into='cache', protects=True)",
-        "cache": "MrsCache(background=False, by_score=False, keep=4, alpha=0.3, tokens='mean')",
+        "cache": "MrsCache(background=None, by_score=False, reached_first=False, keep=4, alpha=0.3, tokens='mean')",
     },
     "random-prefetch": {
         "placement": "RandomPlacement(seed=0)", "assigner": "GreedyAssigner()",
@@ -170,20 +170,22 @@ COMPOSITIONS = {
     },
     "best-exact": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False, popularity=None))",
-        "assigner": "PipelineAssigner()", "prefetcher": "ForecastPrefetcher(into='cache', later_uses=0.5)",
-        "cache": "MrsCache(background=False, by_score=False, keep=12, alpha=0.1, tokens='mean')",
+        "assigner": "PipelineAssigner()", "prefetcher": "ForecastPrefetcher(into='cache', pooled=True)",
+        "cache": "MrsCache(background='prefill', by_score=False, reached_first=True, keep=12, alpha=0.1, "
+            "tokens='mean')",
         "decision_cost": "'best-exact'",
     },
     "best-approx": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False, popularity=None))",
         "router": "CacheRouter(alpha=0.2, listing=False, norm_topk=True)", "assigner": "PipelineAssigner()",
-        "prefetcher": "ForecastPrefetcher(into='cache', later_uses=0.5)",
-        "cache": "MrsCache(background=False, by_score=False, keep=12, alpha=0.1, tokens='mean')",
+        "prefetcher": "ForecastPrefetcher(into='cache', pooled=True)",
+        "cache": "MrsCache(background='prefill', by_score=False, reached_first=True, keep=12, alpha=0.1, "
+            "tokens='mean')",
         "decision_cost": "'best-approx'",
     },
     "mix": {
         "placement": "RandomPlacement(seed=0)", "assigner": "PipelineAssigner()",
-        "prefetcher": "ForecastPrefetcher(into='cache', later_uses=0.5)", "cache": "LruCache()",
+        "prefetcher": "ForecastPrefetcher(into='cache', pooled=False)", "cache": "LruCache()",
         "decision_cost": "'mix'",
     },
     "oracle": {
@@ -193,7 +195,9 @@ COMPOSITIONS = {
     },
 }  # fmt: skip
 BY_POLICY = {policy: parts for policies, parts in COMPOSITIONS.items() for policy in policies.split()}
-_SHARED = ("matcher", "cache", "plan", "future", "layer", "event", "place")  # with another part, or where a run is
+_SHARED = (  # with another part, or where a run is
+    "matcher", "cache", "plan", "future", "layer", "reached", "event", "place",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", BY_POLICY)

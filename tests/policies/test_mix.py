@@ -89,7 +89,6 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
         ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
          "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
         ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
-        ({"background": True}, "background: expects cache 'mrs', got 'lru'"),
     ],
 )  # fmt: skip
 def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:
@@ -111,10 +110,18 @@ def test_what_a_part_takes_is_not(parameters: dict[str, object]) -> None:
     assert mix(**parameters).prefetcher is not None
 
 
-def test_mrs_may_admit_in_the_background() -> None:
-    cache = mix(cache="mrs", background=True).cache
+@pytest.mark.parametrize(("background", "phase"), [("none", None), ("prefill", "prefill"), ("decode", "decode")])
+def test_mrs_may_admit_in_the_background_of_a_phase(background: str, phase: Phase | None) -> None:
+    cache = mix(cache="mrs", background=background).cache
     assert isinstance(cache, MrsCache)
-    assert cache.background
+    assert cache.background == phase
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_in_a_pool_mrs_spares_the_layers_that_a_prompt_has_yet_to_reach(pool: bool) -> None:
+    cache = mix(cache="mrs", pool=pool).cache
+    assert isinstance(cache, MrsCache)
+    assert cache.reached_first == pool
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from policies.mechanism.views import ExpertId, LayerView, PolicyError, Swap
+from policies.mechanism.views import ExpertId, LayerView, Phase, PolicyError, Swap
 from policies.parts.caches import DemandCache
 from policies.protocols import When
 
@@ -23,17 +23,20 @@ class MrsCache(DemandCache):
     equal ones: the lower id), so experts outside it decay. ``alpha`` is unpublished. S starts at 0, or at ``prior``
     ([layers][experts], ours); ties go to the lower id. Many tokens are the mean of their TopP (our reading); ``tokens``
     "first" uses the first one alone, as the released code does. Members are admitted by demand loads and prefetches,
-    not by being computed on the CPU (our reading). ``background``: at the end of each layer of a decode step its absent
-    expert of largest S is copied into the slot of its resident of least S, if that is less. ``by_score``: a load is
-    admitted only if its S is not less than that of the member that would leave. Whether layers share one pool is the
-    placement's business: S is kept by layer, and compared as it is. The views must have scores.
+    not by being computed on the CPU (our reading). ``background``: at the end of each layer of a step of this phase its
+    absent expert of largest S is copied into the slot of its resident of least S, if that is less. ``by_score``: a load
+    is admitted only if its S is not less than that of the member that would leave. Whether layers share one pool is the
+    placement's business: S is kept by layer, and compared as it is. ``reached_first`` (ours): in a prefill step members
+    of the layers reached leave before those of layers to come, which use nearly all of their experts in the same step.
+    The views must have scores.
     """
 
     def __init__(
         self, layers: int, experts: int, keep: int, alpha: float, tokens: Literal["mean", "first"] = "mean",
-        prior: Sequence[Sequence[float]] | None = None, *, background: bool = False, by_score: bool = False,
+        prior: Sequence[Sequence[float]] | None = None, *, background: Phase | None = None, by_score: bool = False,
+        reached_first: bool = False,
     ) -> None:  # fmt: skip
-        self.background, self.by_score = background, by_score
+        self.background, self.by_score, self.reached_first = background, by_score, reached_first
         self.keep = keep
         self.alpha = alpha
         self.tokens = tokens
@@ -45,6 +48,7 @@ class MrsCache(DemandCache):
         self._head: list[_Ranked | None] = [None] * layers  # the member to evict first
         self._heads: dict[int, list[_Ranked]] = {}  # of each group's layers, ascending
         self._stale: set[int] = set()  # layers whose head must be found again
+        self._reached: int | None = None  # the layer at work, in a prefill step
 
     def scores(self, layer: int) -> Sequence[float]:
         """S of every expert of a layer."""
@@ -64,6 +68,7 @@ class MrsCache(DemandCache):
         scores += self.alpha * (top(rows, self.keep).sum(axis=0) / len(rows))
         self._orders[view.layer] = None
         self._stale.add(view.layer)
+        self._reached = view.layer if view.phase == "prefill" else None
 
     def admitted(self, key: ExpertId, group: int) -> None:
         """A member, with its present S."""
@@ -87,22 +92,25 @@ class MrsCache(DemandCache):
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The member of least S that is not blocked."""
-        heads = self._heads_of(group)
-        least = next((head for head in heads if head[1:] not in blocked), None)
-        for head in heads:  # of a layer whose first member is blocked, another one may be less
-            if least is not None and head >= least:
-                break
-            free = self._first_free(head[1], blocked, least)
-            if free is not None and (least is None or free < least):
-                least = free
+        heads, least = self._heads_of(group), None
+        if self.reached_first and self._reached is not None:
+            least = self._least([head for head in heads if head[1] <= self._reached], blocked)
+        if least is None:
+            least = self._least(heads, blocked)
         if least is None or (self.by_score and self._scores.item(incoming) < least[0]):
             return None
         return ExpertId(*least[1:])
 
+    def advantage(self, key: ExpertId, group: int) -> float | None:
+        """By what share of its own S an expert exceeds the least member of ``group``, at least 0; None: it has no S."""
+        score: float = self._scores.item(key)
+        heads = self._heads_of(group)
+        return max(1 - (heads[0][0] if heads else 0) / score, 0.0) if score > 0 else None
+
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
-        """At the end of a layer of a decode step, the best absent expert for the worst resident."""
+        """At the end of a layer of a step of that phase, the best absent expert for the worst resident."""
         layer, resident = view.layer, view.residency.resident[view.layer]
-        if not self.background or view.phase != "decode" or when != "layer_end" or not resident:
+        if view.phase != self.background or when != "layer_end" or not resident:
             return ()
         scores = self.scores(layer)
         absent = [expert for expert in range(len(scores)) if expert not in self._members[layer]]
@@ -110,6 +118,17 @@ class MrsCache(DemandCache):
             return ()
         best, worst = max(absent, key=scores.__getitem__), min(sorted(resident), key=scores.__getitem__)
         return [Swap(ExpertId(layer, best), ExpertId(layer, worst))] if scores[best] > scores[worst] else ()
+
+    def _least(self, heads: Sequence[_Ranked], blocked: Container[ExpertId]) -> _Ranked | None:
+        """The member of least S that is not blocked, of the layers of ``heads``."""
+        least = next((head for head in heads if head[1:] not in blocked), None)
+        for head in heads:  # of a layer whose first member is blocked, another one may be less
+            if least is not None and head >= least:
+                break
+            free = self._first_free(head[1], blocked, least)
+            if free is not None and (least is None or free < least):
+                least = free
+        return least
 
     def _first_free(self, layer: int, blocked: Container[ExpertId], below: _Ranked | None) -> _Ranked | None:
         """The layer's member of least S that is not blocked, if its S is not above that of ``below``."""

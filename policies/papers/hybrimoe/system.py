@@ -126,7 +126,7 @@ class HybriMoe(Policy):
         prefetcher = ImpactPrefetcher(schedule, self.prefetch, self.discount, pooled=self.pool, arrival=self.arrival)
         cache = MrsCache(
             context.layers, context.experts, keep, self.alpha,
-            background=self.background, by_score=self.admit_by_score,
+            background="decode" if self.background else None, by_score=self.admit_by_score,
         )  # fmt: skip
         return Composition(
             placement=PoolPlacement() if self.pool else random_or_popular(self.start, context.seed),

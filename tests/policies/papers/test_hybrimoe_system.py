@@ -76,6 +76,6 @@ def test_its_cache_may_start_with_popular_experts_and_bring_others_in_the_backgr
     assert policy.placement.uniform
     assert policy.needs.calibration
     assert isinstance(policy.cache, MrsCache)
-    assert (policy.cache.background, policy.cache.by_score) == (True, True)
+    assert (policy.cache.background, policy.cache.by_score) == ("decode", True)
     with pytest.raises(ChoiceError, match="'popular' fills slots by layer; leave 'pool'"):
         built(start="popular", pool=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.mechanism.views import ExpertId, LayerView, PolicyError, Swap
+from policies.mechanism.views import ExpertId, LayerView, Phase, PolicyError, Swap
 from policies.papers.hybrimoe.mrs import MrsCache, top
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
@@ -36,7 +36,7 @@ class TestMrsWithBackgroundLaws(CacheLaws):
     declines = True
 
     def fresh(self, scenario: CacheScenario) -> Cache:
-        return ScoredMrs(LAYERS, EXPERTS, keep=2, alpha=0.5, background=True, by_score=True)
+        return ScoredMrs(LAYERS, EXPERTS, keep=2, alpha=0.5, background="decode", by_score=True)
 
 
 def routed(cache: MrsCache, *tokens: Sequence[float], layer: int = 0) -> list[float]:
@@ -125,17 +125,40 @@ def test_layers_have_scores_of_their_own_and_may_share_a_pool() -> None:
     assert leaving == [ExpertId(1, 1), ExpertId(1, 0), ExpertId(0, 1)]
 
 
-def test_in_the_background_the_best_absent_expert_replaces_the_worst_resident() -> None:
-    cache = seated(MrsCache(1, 4, keep=4, alpha=0.5, background=True), 0, 1)
-    here = view({0: 1}, COST, resident=[(0, 1)])
+@pytest.mark.parametrize(("phase", "other"), [("decode", "prefill"), ("prefill", "decode")])
+def test_in_the_background_the_best_absent_expert_replaces_the_worst_resident(phase: Phase, other: Phase) -> None:
+    cache = seated(MrsCache(1, 4, keep=4, alpha=0.5, background=phase), 0, 1)
+    here = view({0: 1}, COST, phase=phase, resident=[(0, 1)])
     assert list(cache.swaps(here, "layer_end")) == []  # all S are 0: none is better
     routed(cache, (0.1, 0.2, 0.4, 0.3))
     assert list(cache.swaps(here, "routed")) == []
     assert list(cache.swaps(here, "layer_end")) == [Swap(ExpertId(0, 2), ExpertId(0, 0))]
     seated(cache, 2)  # on its way
     assert list(cache.swaps(here, "layer_end")) == [Swap(ExpertId(0, 3), ExpertId(0, 0))]
-    assert list(cache.swaps(here._replace(phase="prefill"), "layer_end")) == []  # of decode alone
+    assert list(cache.swaps(here._replace(phase=other), "layer_end")) == []
     assert list(MrsCache(1, 4, keep=4, alpha=0.5).swaps(here, "layer_end")) == []
+
+
+def test_in_a_prompt_the_layers_reached_are_evicted_first() -> None:
+    """Layer 1 has no S yet, so that its members would leave first."""
+    cache = MrsCache(2, 2, keep=2, alpha=0.5, reached_first=True)
+    for key in (first := ExpertId(0, 1), second := ExpertId(1, 0)):
+        cache.admitted(key, 0)
+    cache.observe(view({0: 1}, COST, phase="prefill")._replace(scores=[(0.5, 0.25)]))
+    assert [cache.victim(ExpertId(0, 0), 0, blocked) for blocked in ((), {first}, {first, second})] == [
+        first, second, None,
+    ]  # fmt: skip
+    cache.observe(view({0: 1}, COST, phase="decode")._replace(scores=[(0.5, 0.25)]))
+    assert cache.victim(ExpertId(0, 0), 0, ()) == second
+
+
+def test_the_advantage_of_an_expert_is_over_the_member_that_would_leave() -> None:
+    cache = MrsCache(1, 4, keep=4, alpha=0.5)
+    assert cache.advantage(ExpertId(0, 3), 0) is None  # no S yet
+    routed(cache, (0.25, 0.5, 0.125, 0.0))
+    assert cache.advantage(ExpertId(0, 0), 0) == 1  # a free slot
+    seated(cache, 0, 1)  # of S 0.125 and 0.25
+    assert [cache.advantage(ExpertId(0, expert), 0) for expert in (1, 0, 2)] == [0.5, 0, 0]
 
 
 def test_by_score_a_load_of_less_s_than_its_victim_is_not_kept() -> None:

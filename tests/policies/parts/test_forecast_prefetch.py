@@ -62,6 +62,23 @@ def test_what_stays_in_the_cache_is_worth_half_a_later_use() -> None:
     assert ranked(seen, forecast, into="cache") == [(1, 2)]
 
 
+class Values:
+    """A cache that knows what an expert is worth beyond its next victim, in tenths its number."""
+
+    def advantage(self, key: ExpertId, group: int) -> float | None:
+        return None if key.expert == 0 else key.expert / 10 + group
+
+
+def test_a_cache_may_know_better() -> None:
+    """A copy saves 12 x the advantage, and costs 4: unknown is half a use. Layers of a pool are one group."""
+    table = costs([1], [12], copy_ns=36)._replace(between_ns=12, cpu_permille=750)
+    seen, forecast = layer_of(table, [(), ()], on_cpu=True), Forecast(1, "gate", (3, 0, 4), (1, 1, 1))
+    plan = ResidentOrCpu().assign(seen)
+    assert ForecastPrefetcher("cache", Values(), pooled=True).rank(seen, [forecast], plan) == [(1, 0), (1, 4)]
+    assert ForecastPrefetcher("cache", Values()).rank(seen, [forecast], plan) == [(1, 3), (1, 0), (1, 4)]
+    assert ForecastPrefetcher("staging", Values()).rank(seen, [forecast], plan) == []
+
+
 def test_how_busy_the_cpu_is_is_the_mean_of_a_phase() -> None:
     """A copy may outlast a layer that needs no CPU."""
     table = costs([1, 1], [9, 9], copy_ns=60)._replace(between_ns=1, cpu_permille=500, copy_permille=500)
