@@ -293,7 +293,7 @@ def test_a_machine_says_what_deciding_costs(trilane: Trilane) -> None:
     costs = {row["policy"]: row["plan_base_ns"] for row in fact["plan_costs"]}
     shown = trilane("hardware", "rtx3090-ddr4").out
     for policy in policy_names():
-        assert costs[policy] == machine.plan_costs.plan_of(policy).base_ns * machine.host.plan_factor
+        assert costs[policy] == machine.plan_costs.of("plan", policy).base_ns * machine.host.plan_factor
         assert f"{costs[policy]:,.0f}" in shown
 
 
