@@ -29,7 +29,6 @@ _EXCEPTIONS = {  # with their reasons in docs/design.md
     **{("qwen3-30b-a3b", name): _FASTER_MEMORY for name in ("dali", "dali-beam", "dali-ilp", "hybrimoe", "oracle")},
     ("qwen3-30b-a3b", "kt-deferral"): ["GPU bandwidth", "GPU kernels"],
     ("qwen3-30b-a3b", "pre-gated"): ["GPU kernels"],
-    ("deepseek-v2-lite", "best-approx"): _FASTER_MEMORY,
 }
 MACHINES = {
     "glm-4.5-air": ("rtx-4090", "ddr5-6000"),
