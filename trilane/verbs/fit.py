@@ -60,7 +60,6 @@ def fit(
     json: JsonOption = None,
 ) -> None:  # fmt: skip
     """Report whether a model runs on a machine, how, how fast, and what limits it."""
-    from trilane.pages.fit import fit_page
     from trilane.study.fit.fit import fit as answer
 
     names = None if policies is None else tuple(policies_in(policies))
@@ -71,4 +70,6 @@ def fit(
     )  # fmt: skip
     with working("simulating the policies"):
         found = answer(question, processes(jobs))
+    from trilane.pages.fit import fit_page  # here: it imports much, and the processes of an answer begin before that
+
     report(json, found.to_dict(), *fit_page(found))

@@ -74,7 +74,9 @@ def run(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared
     Raises FitError with all reasons, if none can run that keeps the routing and may be recommended.
     """
     host_bytes = host_memory_of(question, pool.state.hardware)
-    outcomes = dict(zip(policies, pool.map(partial(_play, host_bytes), policies), strict=True))
+    last_first = policies[::-1]  # the last take the longest: begun first, they keep no other process waiting
+    results = dict(zip(last_first, pool.map(partial(_play, host_bytes), last_first), strict=True))
+    outcomes = {name: results[name] for name in policies}
     refused = {name: one for name, one in outcomes.items() if isinstance(one, str)}
     played = [one for one in outcomes.values() if not isinstance(one, str)]
     played.sort(key=lambda one: one.result.answer_ms)
