@@ -67,8 +67,8 @@ class TopPrefetcher:
 class Valued(Protocol):
     """A cache that tells experts apart by what they are worth to it."""
 
-    def advantage(self, key: ExpertId, group: int) -> float | None:
-        """By what share of its own worth ``key`` exceeds the next victim of ``group``, at least 0; None: unknown."""
+    def advantages(self, layer: int, experts: Sequence[int], group: int) -> list[float | None]:
+        """The share of its own worth by which each expert exceeds the next victim of ``group``; None: unknown."""
         ...
 
 
@@ -101,12 +101,12 @@ class ForecastPrefetcher:
             layer = forecast.layer
             there, cpu_ns = view.residency.resident[layer], view.costs[layer].cpu_ns
             ahead_ns = (layer - view.layer) * layer_ns
-            for expert, tokens in zip(forecast.active, forecast.tokens, strict=True):
-                if expert in there:
-                    continue
-                key, late_ns = ExpertId(layer, expert), max(link_ns + takes_ns - ahead_ns, 0)
-                if max(cpu_ns[tokens] - late_ns, 0) + self._later_uses(key) * cpu_ns[1] > slows_ns:
-                    ranked.append(key)
+            absent = [each for each in zip(forecast.active, forecast.tokens, strict=True) if each[0] not in there]
+            later_uses = self._later_uses(layer, [expert for expert, _ in absent])
+            for (expert, tokens), uses in zip(absent, later_uses, strict=True):
+                late_ns = max(link_ns + takes_ns - ahead_ns, 0)
+                if max(cpu_ns[tokens] - late_ns, 0) + uses * cpu_ns[1] > slows_ns:
+                    ranked.append(ExpertId(layer, expert))
                     link_ns += takes_ns
         return ranked
 
@@ -114,11 +114,12 @@ class ForecastPrefetcher:
         """All forecast experts, resident or not."""
         return frozenset([ExpertId(forecast.layer, expert) for forecast in forecasts for expert in forecast.active])
 
-    def _later_uses(self, key: ExpertId) -> float:
-        if self.into == "staging":
-            return 0.0
-        advantage = None if self._cache is None else self._cache.advantage(key, 0 if self.pooled else key.layer)
-        return LATER_USES if advantage is None else advantage
+    def _later_uses(self, layer: int, experts: Sequence[int]) -> Sequence[float]:
+        """Of each expert, if it is copied now."""
+        if self.into == "staging" or self._cache is None:
+            return [0.0 if self.into == "staging" else LATER_USES] * len(experts)
+        known = self._cache.advantages(layer, experts, 0 if self.pooled else layer)
+        return [LATER_USES if advantage is None else advantage for advantage in known]
 
     def _busy(self, view: LayerView, plan: Assignment) -> int:
         """How long the CPU computes in a layer of this phase: a running mean."""

@@ -101,11 +101,11 @@ class MrsCache(DemandCache):
             return None
         return ExpertId(*least[1:])
 
-    def advantage(self, key: ExpertId, group: int) -> float | None:
-        """By what share of its own S an expert exceeds the least member of ``group``, at least 0; None: it has no S."""
-        score: float = self._scores.item(key)
-        heads = self._heads_of(group)
-        return max(1 - (heads[0][0] if heads else 0) / score, 0.0) if score > 0 else None
+    def advantages(self, layer: int, experts: Sequence[int], group: int) -> list[float | None]:
+        """The share of its own S by which each expert exceeds the least member of ``group``; None: it has no S."""
+        heads, scores = self._heads_of(group), self._scores[layer]
+        least = heads[0][0] if heads else 0.0
+        return [max(1 - least / score, 0.0) if score > 0 else None for score in map(scores.item, experts)]
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
         """At the end of a layer of a step of that phase, the best absent expert for the worst resident."""

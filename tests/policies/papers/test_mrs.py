@@ -154,11 +154,11 @@ def test_in_a_prompt_the_layers_reached_are_evicted_first() -> None:
 
 def test_the_advantage_of_an_expert_is_over_the_member_that_would_leave() -> None:
     cache = MrsCache(1, 4, keep=4, alpha=0.5)
-    assert cache.advantage(ExpertId(0, 3), 0) is None  # no S yet
+    assert cache.advantages(0, [3], 0) == [None]  # no S yet
     routed(cache, (0.25, 0.5, 0.125, 0.0))
-    assert cache.advantage(ExpertId(0, 0), 0) == 1  # a free slot
+    assert cache.advantages(0, [0, 3], 0) == [1, None]  # a free slot
     seated(cache, 0, 1)  # of S 0.125 and 0.25
-    assert [cache.advantage(ExpertId(0, expert), 0) for expert in (1, 0, 2)] == [0.5, 0, 0]
+    assert cache.advantages(0, [1, 0, 2], 0) == [0.5, 0, 0]
 
 
 def test_by_score_a_load_of_less_s_than_its_victim_is_not_kept() -> None:

@@ -65,8 +65,8 @@ def test_what_stays_in_the_cache_is_worth_half_a_later_use() -> None:
 class Values:
     """A cache that knows what an expert is worth beyond its next victim, in tenths its number."""
 
-    def advantage(self, key: ExpertId, group: int) -> float | None:
-        return None if key.expert == 0 else key.expert / 10 + group
+    def advantages(self, layer: int, experts: Sequence[int], group: int) -> list[float | None]:
+        return [None if expert == 0 else expert / 10 + group for expert in experts]
 
 
 def test_a_cache_may_know_better() -> None:

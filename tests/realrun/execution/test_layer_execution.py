@@ -286,11 +286,17 @@ def test_a_streamed_expert_is_waited_for_though_nobody_uses_it(lab: Lab) -> None
 
 
 def test_a_layer_ends_when_the_session_knows_of_its_copies(lab: Lab) -> None:
-    future, log = CopyFuture(), []
+    future, log, combined = CopyFuture(), [], threading.Event()
+
+    def know() -> None:
+        combined.wait()
+        log.append("known")
+        future.set_known()
+
     lab.start(plan_of(gpu=(0, 1, 2), loads=(2,)), own(), {ExpertId(0, 2): future})
-    lab.parts.combine(torch.clone, lambda _: log.append("combined"))
+    lab.parts.combine(torch.clone, lambda _: (log.append("combined"), combined.set()))
     future.begin(InlineLane().submit(lambda: None))
-    threading.Timer(0.03, lambda: (log.append("known"), future.set_known())).start()
+    threading.Timer(0.03, know).start()
     lab.parts.wait()
     assert log == ["combined", "known"]
 
