@@ -11,6 +11,7 @@ import pandas as pd
 from policies.mechanism.views import Forecast, Routing
 from policies.papers.edgemoe import ActivationProfile, ProfilePrefetcher
 from sim.runs.demand import StepDemand
+from sim.runs.hits import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run, watts
 from sim.runs.vocabulary import Device, SpanKind
@@ -26,8 +27,9 @@ FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
     "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share", "prompt_j",
-    "served_hit_rate",
+    "served_hit_rate", "last_hits_max",
 )  # fmt: skip
+LAST = 8  # tokens that DALI's Fig. 18d takes together
 
 
 def observed(prepared: Prepared) -> Facts:
@@ -40,6 +42,7 @@ def observed(prepared: Prepared) -> Facts:
     if tops := top_score_facts(prepared, run.spans):
         facts |= {**tops, "stall_h2d_share": row["stall_h2d_share"], "served_hit_rate": row["decode_served_hit_rate"]}
     facts |= {"phase_likeness": _phase_likeness(prepared), "prompt_j": _prompt_j(run)}
+    facts |= {"last_hits_max": _last_hits_max(prepared, run.spans)}
     if run.metrics.tpot_ms is not None:
         facts["layer_ms"] = run.metrics.tpot_ms / prepared.shape.moe_layers
     return {name: float(value) for name, value in facts.items() if value is not None and np.isfinite(value)}
@@ -87,6 +90,16 @@ def _prompt_j(run: Run) -> float | None:
     works = [spans[spans.lane == device] for device in (Device.GPU, Device.CPU)]
     gpu_share, cpu_share = (float((each.end_ns - each.start_ns).sum()) / 1e6 / ttft_ms for each in works)
     return watts(power, gpu_share, cpu_share) * ttft_ms / 1e3
+
+
+def _last_hits_max(prepared: Prepared, spans: pd.DataFrame) -> float | None:
+    """Hit rate of the layer with most hits in the last ``LAST`` steps; None where the answer was not played whole."""
+    steps = [step.index for step in prepared.demand if step.phase == "decode"]
+    if len(steps) < max(LAST, prepared.answer_tokens):
+        return None
+    layers = layer_frame(spans)
+    sums = layers[layers.step.isin(steps[-LAST:])].groupby("layer")[["hits", "active"]].sum()
+    return float((sums.hits / sums.active).max())
 
 
 # --- forecasts --------------------------------------------------------------------------------------------------------

@@ -94,6 +94,8 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
     "hit_rate": PaperQuantity("active experts that were on the GPU when routed, decode", "%",
                               _fact("decode_resident_hit_rate", 100)),
     "hit_gain": PaperQuantity("hit rate less the baseline's", "points", _points("decode_resident_hit_rate"), True, 0.0),
+    "last_hits_max": PaperQuantity("hit rate of the layer with most hits, last 8 steps of the answer", "%",
+                                   _fact("last_hits_max", 100)),
     "cache_ratio": PaperQuantity("active experts on the GPU, or on their way to it, when routed, decode", "%",
                                  lambda mine, base: 100 * _cache_ratio(mine)),
     "cache_ratio_improvement": PaperQuantity("that / the baseline's - 1", "%",

@@ -75,12 +75,12 @@ def test_names_that_are_not_there_are_refused(changes: dict[str, Any], sentence:
 # --- the papers that come with the program ----------------------------------------------------------------------------
 
 
-def test_every_figure_that_can_be_asked_is_asked_and_172_were_not_put_in() -> None:
+def test_every_figure_that_can_be_asked_is_asked_and_180_were_not_put_in() -> None:
     papers = read_papers()
     assert sorted(papers) == ["DALI", "DAOP", "HybriMoE", "SE", "SMoE"]
     figures = askable()
     assert sum(len(paper.questions) for paper in papers.values()) == len(figures)
-    assert sum(not papers[one.paper].put_in_by(one.id) for one in figures.values()) >= 172
+    assert sum(not papers[one.paper].put_in_by(one.id) for one in figures.values()) >= 180
 
 
 def test_a_figure_with_the_plays_of_one_that_was_put_in_is_put_in() -> None:

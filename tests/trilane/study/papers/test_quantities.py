@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from sim.runs.hits import layer_frame
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
+from sim.simulate import play
 from trilane.study.papers.observe import FACTS, observed
 from trilane.study.papers.quantities import QUANTITIES
 
 MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
         "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gib": 8.0,
         "shared_gib": 1.0, "other_gib": 0.5, "energy_j_per_token": 50.0, "prompt_j": 1500.0,
-        "served_hit_rate": 0.8}  # fmt: skip
+        "served_hit_rate": 0.8, "last_hits_max": 0.7}  # fmt: skip
 BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms": 12.0, "expert_cpu_ms": 4.0,
         "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}  # fmt: skip
 
@@ -25,6 +27,7 @@ BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms"
         ("step_s", 0.02), ("expert_s", 0.45), ("expert_loss", 20.0), ("expert_cpu_change_s", 0.06), ("hit_rate", 60.0),
         ("hit_gain", 10.0), ("cache_ratio", 80.0), ("cache_ratio_improvement", 60.0), ("low_score_share", 30.0),
         ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gib", 9.5),
+        ("last_hits_max", 70.0),
     ],
 )  # fmt: skip
 def test_a_quantity_by_hand(name: str, value: float) -> None:
@@ -45,6 +48,22 @@ def test_facts_of_a_play() -> None:
     assert 0 <= facts["top1_accuracy"] <= 1
     assert 0 < facts["recall"] <= 1
     assert 0 < facts["phase_likeness"] < 1
+
+
+def test_the_last_hits_are_those_of_the_last_eight_steps_of_an_answer_that_is_played_whole() -> None:
+    answer = SMALL.with_(policy="on-demand", parameters={"cache": "lru"}, generated_tokens=12)
+    prepared = prepare(answer)
+    layers = layer_frame(play(prepared).spans)
+    steps = sorted({step for step, phase in zip(layers.step, layers.phase, strict=True) if phase == "decode"})[4:]
+    rates = []
+    for layer in range(8):
+        mine = layers[(layers.layer == layer) & layers.step.isin(steps)]
+        rates.append(sum(mine.hits) / sum(mine.active))
+    assert len(steps) == 8
+    assert 0 < min(rates) < max(rates) < 1
+    assert observed(prepared)["last_hits_max"] == pytest.approx(max(rates))
+    assert "last_hits_max" not in observed(prepare(answer.with_(sampled_steps=10)))
+    assert "last_hits_max" not in observed(prepare(answer.with_(generated_tokens=7)))
 
 
 def test_the_energy_of_a_prompt_is_that_of_a_platform_whose_watts_are_known() -> None:
