@@ -11,7 +11,6 @@ fifty rows counts as five with one; and 8 log(number / start) / spread, which ho
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from collections import Counter
@@ -28,7 +27,7 @@ from scipy.optimize import least_squares
 from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.engine_costs import PLAIN
 from tools.write_engines import write_engines
-from trilane.common.files import atomic_path
+from trilane.common.csv_files import write_csv
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow, read_rows
@@ -74,23 +73,14 @@ class Starts(NamedTuple):
     ratios: Mapping[str, Ratio]
 
     @property
-    def names(self) -> list[str]:
-        """All unknowns, numbers first."""
-        return [*self.numbers, *self.ratios]
+    def unknowns(self) -> dict[str, Start | Ratio]:
+        """All of them, numbers first."""
+        return {**self.numbers, **self.ratios}
 
     @property
     def logs(self) -> Vector:
         """Where they start."""
-        return np.log([each.start for each in self._unknowns])
-
-    @property
-    def spreads(self) -> Vector:
-        """How far they may go."""
-        return np.array([each.spread for each in self._unknowns])
-
-    @property
-    def _unknowns(self) -> list[Start | Ratio]:
-        return [*self.numbers.values(), *self.ratios.values()]
+        return np.log([each.start for each in self.unknowns.values()])
 
 
 def read_starts() -> Starts:
@@ -101,7 +91,7 @@ def read_starts() -> Starts:
 
 def engines_of(starts: Starts, logs: Vector) -> dict[str, InferenceEngine]:
     """The engines with these logarithms of the unknowns."""
-    values = dict(zip(starts.names, np.exp(logs), strict=True))
+    values = dict(zip(starts.unknowns, np.exp(logs), strict=True))
     return {name: load_engine(name).with_numbers(_numbers(starts, values, name)) for name in ENGINES}
 
 
@@ -140,7 +130,8 @@ def residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> Vect
         for weight, error in zip((DECODE, PROMPT), errors(row, engines), strict=True)
         if error is not None
     ]
-    return np.array([*off, *(START * (logs - starts.logs) / starts.spreads)])
+    spreads = np.array([each.spread for each in starts.unknowns.values()])
+    return np.array([*off, *(START * (logs - starts.logs) / spreads)])
 
 
 def errors(row: MeasuredRow, engines: Mapping[str, InferenceEngine]) -> tuple[float | None, float | None]:
@@ -177,13 +168,12 @@ def summary(found: Sequence[float | None]) -> str:
 
 def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[str, InferenceEngine]]) -> None:
     """``held_out.csv``. Rows that were not fitted to are predicted with what was fitted without their machine, too."""
-    with atomic_path(HELD_OUT) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("id", "decode_tokens_per_s", "prompt_tokens_per_s"))
-        for row in rows:
-            found = predict(row, engines[row.machine])
-            speeds = (found.decode_tokens_per_s, found.prompt_tokens_per_s)
-            writer.writerow((row.id, *("" if speed is None else f"{speed:.4g}" for speed in speeds)))
+    lines: list[tuple[str, ...]] = [("id", "decode_tokens_per_s", "prompt_tokens_per_s")]
+    for row in rows:
+        found = predict(row, engines[row.machine])
+        decode, prompt = found.decode_tokens_per_s, found.prompt_tokens_per_s
+        lines.append((row.id, *("" if speed is None else f"{speed:.4g}" for speed in (decode, prompt))))
+    write_csv(lines, HELD_OUT)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -191,7 +181,7 @@ def main(arguments: Sequence[str]) -> None:
     starts, rows = read_starts(), rows_to_fit()
     logs = fitted(starts, rows)
     engines = engines_of(starts, logs)
-    for name, value in zip(starts.names, np.exp(logs), strict=True):
+    for name, value in zip(starts.unknowns, np.exp(logs), strict=True):
         print(f"{name:36s} {value:.4g}")
     for kind, number in (("decode", 0), ("prompts", 1)):
         print(f"{kind}: {summary([errors(row, engines)[number] for row in rows])}")

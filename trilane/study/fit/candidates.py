@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from policies.mechanism.session import Session
 from policies.protocols import PolicyKind
 from policies.registry import system
 from sim.runs.prepare import Prepared
 from sim.runs.vocabulary import kind_of
-from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
 from trilane.common.units import in_gb
@@ -46,26 +44,21 @@ class Ranking:
     refused: Mapping[str, str]
 
 
-def names(question: Question, all_on_gpu: bool) -> tuple[str, ...]:
-    """The policies to play: those to choose from, llama.cpp and the clairvoyant run; llama.cpp where all is on the GPU.
+def names(question: Question) -> tuple[str, ...]:
+    """Where experts are offloaded, the policies to play: those to choose from, llama.cpp and the clairvoyant run.
 
     Raises ChoiceError for an unknown name.
     """
-    named = _named(question)
-    return (RESIDENT,) if all_on_gpu else named
-
-
-def forecasts_read(question: Question) -> tuple[str, ...]:
-    """The forecasts that some candidate may read, such as ``gate@1``. Raises ChoiceError."""
-    keys = {key for name in _named(question) for key in system(name).needs.forecasts}
-    return tuple(f"{kind}@{lookahead}" for kind, lookahead in sorted(keys) if kind != "oracle")
-
-
-def _named(question: Question) -> tuple[str, ...]:
     chosen = DEFAULTS if question.policies is None else question.policies
     for name in chosen:
         system(name)
     return tuple(dict.fromkeys((*chosen, LLAMA_CPP, CLAIRVOYANT_POLICY)))
+
+
+def forecasts_read(question: Question) -> tuple[str, ...]:
+    """The forecasts that some candidate may read, such as ``gate@1``. Raises ChoiceError."""
+    keys = {key for name in names(question) for key in system(name).needs.forecasts}
+    return tuple(f"{kind}@{lookahead}" for kind, lookahead in sorted(keys) if kind != "oracle")
 
 
 def run(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared]) -> Ranking:
@@ -82,7 +75,8 @@ def run(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared
     played.sort(key=lambda one: one.result.answer_ms)
     of_kind = {kind: [one for one in played if kind_of(one.result.labels) == kind] for kind in PolicyKind}
     keeping = of_kind[PolicyKind.KEEPS]
-    exact = [one for one in keeping if _may_be_recommended(question, one.result.policy)]
+    chosen = policies if question.policies is None else (*question.policies, RESIDENT)
+    exact = [one for one in keeping if one.result.policy in chosen]
     if not exact:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
         raise FitError(f"none of the policies that keep the routing can run: {reasons}")
@@ -90,27 +84,16 @@ def run(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared
     return Ranking(exact, compared, of_kind[PolicyKind.CHANGES], of_kind[PolicyKind.CLAIRVOYANT], refused)
 
 
-def _may_be_recommended(question: Question, policy: str) -> bool:
-    return question.policies is None or policy in (*question.policies, RESIDENT)
-
-
 def _play(host_bytes: int | None, prepared: Prepared, name: str) -> PlayedPolicy | str:
     """A policy's result, or why it cannot run."""
     try:
         candidate = prepared.with_policy(name)
         session = candidate.session()
-        _check_host(candidate.shape, session, host_bytes)
     except TrilaneError as error:
         return str(error)
+    needed = host_bytes_of(candidate.shape, session) + HOST_RESERVE_BYTES
+    if host_bytes is not None and needed > host_bytes:
+        missing = in_gb(needed - host_bytes)
+        return f"{missing} GB of host memory are missing: experts that may leave the GPU stay there, too"
     with gc_paused():
         return play_policy(candidate, session)
-
-
-def _check_host(shape: ModelShape, session: Session, host_bytes: int | None) -> None:
-    """Raises FitError where the host cannot hold what the policy needs there."""
-    needed = host_bytes_of(shape, session) + HOST_RESERVE_BYTES
-    if host_bytes is not None and needed > host_bytes:
-        raise FitError(
-            f"{in_gb(needed - host_bytes)} GB of host memory are missing: experts that may leave the GPU stay there, "
-            f"too"
-        )

@@ -43,10 +43,11 @@ class ComputeBuffer:
     @property
     def size(self) -> int:
         """The largest moment."""
-        moments = [self._row(self.shape.vocab), self._late + self._slots(self._products), *self._copies]
+        products = self._slots(self.shape.matrices_per_expert * self.shape.expert_width)
+        moments = [self._row(self.shape.vocab), self._late + products, *self._copies]
         if not self.setting.flash_attention:
-            moments += [self._late + self._scores(kind) for kind, _ in self.shape.attention_counts]
-            moments += [self._late + self._scores_above_hole(kind) for kind, _ in self.shape.attention_counts]
+            for kind, _ in self.shape.attention_counts:
+                moments += [self._late + self._scores(kind), self._late + self._scores_above_hole(kind)]
         row = 0 if self.setting.gpu else self._row(self.shape.hidden)
         return self.inputs - self._late + max(moments) + row
 
@@ -62,10 +63,6 @@ class ComputeBuffer:
     def _slots(self, elements: int) -> int:
         """Results of so many elements for each expert that a token chooses."""
         return self._row(self.shape.top_k * elements)
-
-    @property
-    def _products(self) -> int:
-        return self.shape.matrices_per_expert * self.shape.expert_width
 
     @property
     def _caches(self) -> dict[int, tuple[int, ...]]:
@@ -97,7 +94,7 @@ class ComputeBuffer:
     @property
     def _matrices(self) -> tuple[int, int]:
         """Of all experts of a layer: the matrix that is copied first, which may be gate and up in one, and down."""
-        layer = max(map(self.shape.expert_bytes_of, range(self.setting.cpu_layers))) * self.shape.experts
+        layer = max(self.shape.expert_bytes_by_layer[: self.setting.cpu_layers]) * self.shape.experts
         largest = layer if self.setting.copied == "layer" else self.shape.largest_expert_tensor_bytes
         return largest, layer - largest if layer < 2 * largest < 2 * layer else largest
 

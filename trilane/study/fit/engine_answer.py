@@ -107,11 +107,6 @@ def _check(question: Question, hardware: Hardware, engine: InferenceEngine) -> N
         )
 
 
-def has_room(question: Question, shape: ModelShape, hardware: Hardware) -> bool:
-    """Whether the engine has room for the model, the context and what it computes."""
-    return EngineSpeed(question, shape, hardware, engine_of(question, hardware)).has_room
-
-
 def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
     """What a time is made of, in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
     parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items()}

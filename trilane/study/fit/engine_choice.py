@@ -34,10 +34,10 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
     vendor, weights = hardware.gpu.vendor or _UNSTATED, parted(shape.name).weights
     if not hardware.cpu_only and not engine.runs_on(vendor):
         others = [name for name, other in fitted_engines().items() if other.runs_on(vendor)]
-        raise FitError(f"{engine.name} does not run on {_TITLES[vendor]}'s GPUs; use {_or(others)}")
+        raise FitError(f"{engine.name} does not run on {_TITLES[vendor]}'s GPUs; use {' or '.join(others)}")
     if weights is not None and not reads(engine, weights):
         others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]
-        use = f"; {_or(others)} does" if others else "; choose other weights (trilane models --quantisations)"
+        use = f"; {' or '.join(others)} does" if others else "; choose other weights (trilane models --quantisations)"
         raise FitError(f"{engine.name} does not read weights in {weights}{use}")
 
 
@@ -56,7 +56,3 @@ def serves_users(engine: InferenceEngine) -> bool:
     """Whether it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
     not every layer has a part on the CPU."""
     return engine.fitted and not engine.decides and not engine.cpu_in_turn
-
-
-def _or(names: list[str]) -> str:
-    return " or ".join(names)

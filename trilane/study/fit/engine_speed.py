@@ -66,8 +66,8 @@ class EngineSpeed:
     @cached_property
     def decode(self) -> DecodeTime:
         """A step in the middle of the answer, with a token of each sequence."""
-        context = self.middle_tokens
-        return decode_time(self.shape, self.hardware, self.engine, self.split, context, self.question.batch)
+        context, batch = self.middle_tokens, self.question.batch
+        return decode_time(self.shape, self.hardware, self.engine, self.split, context, batch)
 
     @property
     def middle_tokens(self) -> int:
@@ -99,12 +99,8 @@ class EngineSpeed:
             if (self.hardware.cpu_only and part in _ON_GPU) or (part == CPU_READS and not at_ceiling):
                 continue
             better = self._with(keys)
-            yield EngineGain(
-                part,
-                owner,
-                self.decode.total_ns / better.decode.total_ns - 1,
-                self.prompt.total_ns / better.prompt.total_ns - 1,
-            )
+            tpot = self.decode.total_ns / better.decode.total_ns - 1
+            yield EngineGain(part, owner, tpot, self.prompt.total_ns / better.prompt.total_ns - 1)
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
         """The same with some numbers of the machine 25 % better."""

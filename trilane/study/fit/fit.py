@@ -35,13 +35,16 @@ def with_longest_prompt(question: Question) -> Question:
 
     Raises FitError if none does.
     """
-    from trilane.study.fit.engine_answer import has_room
+    from trilane.study.fit.engine_choice import engine_of
+    from trilane.study.fit.engine_speed import EngineSpeed
 
     shape, hardware = question.model_shape, load_hardware(question.hardware)
 
     def runs(tokens: int) -> bool:
         longer = replace(question, prompt_tokens=tokens)
-        return surely_runs(shape, hardware, longer) and (hardware.measured or has_room(longer, shape, hardware))
+        if not surely_runs(shape, hardware, longer):
+            return False
+        return hardware.measured or EngineSpeed(longer, shape, hardware, engine_of(longer, hardware)).has_room
 
     trained = trained_tokens(shape.name) or LONGEST + question.generated
     return replace(question, prompt_tokens=longest_prompt(runs, max(trained - question.generated, 1) + 1) or 1)

@@ -37,14 +37,13 @@ class LoadMemory:
 
 def load_memory(shape: ModelShape, setting: LoadSetting) -> LoadMemory:
     """The memory of a model with this setting; ``shape`` has the format of its cache."""
-    sizes = [shape.expert_bytes_of(layer) * shape.experts for layer in range(shape.moe_layers)]
-    all_bytes = shape.non_expert_bytes + shape.routed_bytes
+    experts = sum(shape.expert_bytes_by_layer[: setting.cpu_layers]) * shape.experts
     table = shape.embedding_bytes
-    host = table + sum(sizes[: setting.cpu_layers]) if setting.gpu else 0
-    on_gpu = all_bytes - host + (table if setting.gpu and shape.tied_embeddings else 0)
+    host = table + experts if setting.gpu else 0
+    twice = table if setting.gpu and shape.tied_embeddings else 0
     buffer = ComputeBuffer(shape, setting)
     return LoadMemory(
-        weights_bytes=on_gpu,
+        weights_bytes=shape.non_expert_bytes + shape.routed_bytes - host + twice,
         kv_bytes=kv_cache_bytes(shape, setting),
         compute_bytes=buffer.size,
         host_weights_bytes=host,

@@ -94,8 +94,7 @@ def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> N
 
     ``tokens``: of a sequence, prompt and answer. Where there is one memory, all experts are in it.
     """
-    fixed = shape.non_expert_bytes + batch * shape.cache_bytes(tokens)
-    fixed += hardware.gpu.reserve_bytes
+    fixed = shape.non_expert_bytes + batch * shape.cache_bytes(tokens) + hardware.gpu.reserve_bytes
     if hardware.one_memory:
         return Need(fixed + shape.routed_bytes, HOST_RESERVE_BYTES)
     left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
@@ -109,9 +108,13 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
     on_gpu, on_host = need.missing(memory, host)
     host_too = f"{short_host(need.host, host)}; " if host is not None and on_host > 0 else ""
     if on_gpu > 0:
+        gb = in_gb(need.fixed)
+        least = (
+            f"with all experts it needs {gb} GB of memory" if hardware.one_memory
+            else f"before the first expert it needs {gb} GB of GPU memory"
+        )  # fmt: skip
         raise FitError(
-            f"{shape.name} does not run on {_where(hardware)}: {_before(hardware)} it needs "
-            f"{in_gb(need.fixed)} GB of {'memory' if hardware.one_memory else 'GPU memory'} "
+            f"{shape.name} does not run on {hardware.name if hardware.cpu_only else hardware.gpu.name}: {least} "
             f"({_parts(shape, hardware, question)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
             f"{host_too}{_help(shape, hardware, question)}"
         )
@@ -134,14 +137,6 @@ def short_host(need: int, host: int) -> str:
     )
 
 
-def _where(hardware: Hardware) -> str:
-    return hardware.name if hardware.cpu_only else hardware.gpu.name
-
-
-def _before(hardware: Hardware) -> str:
-    return "with all experts" if hardware.one_memory else "before the first expert"
-
-
 def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
     parts = {
         "weights that every token needs": shape.non_expert_bytes,
@@ -155,9 +150,8 @@ def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
     """What helps: smaller weights by name, a shorter window or prompt."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
-    least = question.prompt_tokens + question.generated
     window = longest_prompt(lambda n: surely_runs(shape, hardware, replace(question, window=n)), question.tokens)
-    if window >= least:
+    if window >= question.prompt_tokens + question.generated:
         return "; ".join([*ways, f"with these weights --context {window} fits at most, before compute buffers"])
     shorter = longest_prompt(
         lambda n: surely_runs(shape, hardware, replace(question, prompt_tokens=n, window=None)),
@@ -170,17 +164,18 @@ def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
 
 def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:
     """Quantisations with fewer bytes that fit, of those that the engine reads."""
-    fitting, engine = [], None if hardware.measured else engine_of(question, hardware)
+    engine = None if hardware.measured else engine_of(question, hardware)
     try:
         names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
     except ShapeError:
         return []
-    for name in [name for name in names if engine is None or reads(engine, name)]:
+
+    def fits(name: str) -> bool:
         other = question.with_cache(load_model(with_weights(question.model, name)))
         less = other.routed_bytes + other.non_expert_bytes < shape.routed_bytes + shape.non_expert_bytes
-        if less and surely_runs(other, hardware, question):
-            fitting.append(name)
-    return fitting
+        return less and surely_runs(other, hardware, question)
+
+    return [name for name in names if (engine is None or reads(engine, name)) and fits(name)]
 
 
 def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
@@ -196,7 +191,7 @@ def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bo
     need = need_of(shape, hardware, question.batch, question.tokens)
     if max(need.missing(memory, host)) > 0 or need.all_on_gpu:
         return max(need.missing(memory, host)) <= 0
-    largest = max(shape.expert_bytes_of(layer) for layer in range(shape.moe_layers))
+    largest = max(shape.expert_bytes_by_layer)
     staged = need.fixed + STAGED * largest
     left_over = (STAGED + shape.moe_layers) * largest  # slots are whole ones, layer by layer
     on_host = shape.routed_bytes + HOST_RESERVE_BYTES if question.policies else need.host + left_over

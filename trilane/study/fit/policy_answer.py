@@ -52,19 +52,16 @@ class PolicyAnswer:
         return not self.memory.all_fits
 
 
+@gc_paused()
 def policy_answer(
     question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
 ) -> PolicyAnswer:
     """Play the candidates in the ``jobs`` processes of ``pool`` (``fit.workers``). Raises FitError if none can run,
     what ``prepared_for`` raises, and ChoiceError for a policy that the other processes lack."""
-    all_on_gpu = need_of(shape, hardware, question.batch, question.tokens).all_on_gpu
-    policies = candidates.names(question, all_on_gpu)
+    policies = candidates.names(question)
+    if need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
+        policies = (candidates.RESIDENT,)
     check_workers(policies, jobs)
-    with gc_paused():
-        return _answered(question, policies, pool)
-
-
-def _answered(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared]) -> PolicyAnswer:
     ranking = candidates.run(question, policies, pool)
     first, *others = ranking.exact[:SHOWN]
     best, prepared = first.result, pool.state.with_policy(first.result.policy)

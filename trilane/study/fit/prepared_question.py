@@ -23,22 +23,20 @@ def prepared_for(question: Question) -> Prepared:
 
 
 def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
-    """The same question on another machine."""
-    return _without_decisions(prepared.on(hardware))
+    """The same question on another machine.
+
+    Where every expert is on the GPU and its kernels are recorded, no routing comes to the host, which neither waits nor
+    decides.
+    """
+    there = prepared.on(hardware)
+    recorded = load_engine(there.scenario.engine).starts == "graphs"
+    return there.with_costs(undecided(there.costs)) if recorded and all_on_gpu(there) else there
 
 
 def all_on_gpu(prepared: Prepared) -> bool:
     """Whether there is room for every expert."""
     tokens = prepared.tokens_per_sequence
     return need_of(prepared.shape, prepared.hardware, prepared.scenario.batch, tokens).all_on_gpu
-
-
-def _without_decisions(prepared: Prepared) -> Prepared:
-    """Where every expert is on the GPU and its kernels are recorded, no routing comes to the host, which neither waits
-    nor decides."""
-    if load_engine(prepared.scenario.engine).starts == "graphs" and all_on_gpu(prepared):
-        return prepared.with_costs(undecided(prepared.costs))
-    return prepared
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from trilane.machines.parts import letters_and_digits, part, unified_names
 USUAL_WEIGHTS = "q4_k_m"
 KvFormat = Literal["f16", "q8_0", "q4_0"]
 KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # ggml: 32 share a 16-bit scale
+_PARTS = ("gpu", "ram", "cpu", "cores", "channels", "sockets", "pcie")
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
 _USUAL_CHOICES, _FEWEST_STEPS = 48 * 8, 20  # experts that a token of Qwen3-30B-A3B chooses in all layers
@@ -81,21 +82,15 @@ class Question:
             object.__setattr__(self, "policies", tuple(self.policies))
         check(self, FitError)
         if parted(self.model).weights is not None and self.weights is not None:
-            raise FitError(
-                f"model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice"
-            )
-        parts = [
-            name
-            for name in ("gpu", "ram", "cpu", "cores", "channels", "sockets", "pcie")
-            if getattr(self, name) is not None
-        ]
-        if self.machine is not None and parts:
-            raise FitError(
-                f"expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}"
-            )
-        if self.machine is None and self.gpu and not self.ram and self.gpu != NO_GPU and not self._unified:
+            raise FitError(f"model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice")
+        if self.machine is not None:
+            parts = [name for name in _PARTS if getattr(self, name) is not None]
+            if parts:
+                raise FitError(f"expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}")
+            return
+        if self.gpu and not self.ram and self.gpu != NO_GPU and not self._unified:
             part("gpu", self.gpu)
-        if self.machine is None and not (self.gpu and (self.ram or self._unified)):
+        if not (self.gpu and (self.ram or self._unified)):
             raise FitError(
                 "expected gpu and ram (such as --gpu rtx-4080 --ram ddr5-5600), or machine, a preset or a profile's "
                 "file (--machine)"

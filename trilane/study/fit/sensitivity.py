@@ -126,9 +126,9 @@ def better_numbers(hardware: Hardware, keys: Iterable[str]) -> dict[str, float]:
     return numbers
 
 
+@gc_paused()
 def _gain(policy: str, window: WarmWindow, prepared: Prepared, part: ScaledPart) -> Gain:
-    with gc_paused():
-        return gain_of(prepared.with_policy(policy), window, part)
+    return gain_of(prepared.with_policy(policy), window, part)
 
 
 def gain_of(prepared: Prepared, window: WarmWindow, part: ScaledPart) -> Gain:
@@ -144,8 +144,7 @@ def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
     expert = costs.experts[0]
     return (
         expert.gpu_ns[: batch + 1], expert.first_gpu_ns, expert.cpu_ns[: batch + 1], expert.copy_ns, costs.sync_ns,
-        costs.launch_ns,
-        costs.lead_ns, costs.tail_ns, costs.combine_launch_ns, costs.plan_factor,
+        costs.launch_ns, costs.lead_ns, costs.tail_ns, costs.combine_launch_ns, costs.plan_factor,
         costs.step(batch, (prepared.tokens_per_sequence,) * batch), prepared.hardware.gpu.memory_bytes,
     )  # fmt: skip
 

@@ -63,23 +63,19 @@ class Splitter:
 
         Raises FitError where there is none, saying by how many GB.
         """
-        given = self.question.n_cpu_moe
-        if given is None:
-            choices = self._splits()
-        else:
-            choices = [self._split(sum(block < given for block in self.shape.expert_blocks))]
-        fitting = (split for split in choices if self.memory(split).missing_bytes <= 0)
-        split = next(fitting, None)
+        choices = self._splits()
+        split = next((split for split in choices if self.memory(split).missing_bytes <= 0), None)
         if split is None:
             raise FitError(self._too_large(choices[-1]))
-        self._check_host(split)
+        host, needed = host_memory_of(self.question, self.hardware), self.memory(split).host_bytes + HOST_RESERVE_BYTES
+        if host is not None and needed > host:
+            raise FitError(f"{self.engine.name}: {short_host(needed, host)}")
         return split
 
     def memory(self, split: StaticSplit) -> SplitMemory:
         """What a split takes."""
-        shape, all_on_gpu = self.shape, self._loaded(0)
-        host = sum(map(shape.expert_bytes_of, range(split.cpu_layers))) * (shape.experts - split.gpu_experts)
-        own = self._loaded(split.cpu_layers)
+        shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(split.cpu_layers)
+        host = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
         return SplitMemory(
             gpu_bytes=self.hardware.gpu.memory_bytes,
             every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes,
@@ -104,8 +100,10 @@ class Splitter:
         return self._known[cpu_layers]
 
     def _splits(self) -> list[StaticSplit]:
-        """All of them, most experts on the GPU first."""
-        layers = self.shape.moe_layers
+        """Those to choose from, most experts on the GPU first."""
+        layers, given = self.shape.moe_layers, self.question.n_cpu_moe
+        if given is not None:
+            return [self._split(sum(block < given for block in self.shape.expert_blocks))]
         if self.hardware.one_memory:
             return [self._split(0)]
         if self.engine.splits == "experts":
@@ -114,13 +112,10 @@ class Splitter:
         return [self._split(count) for count in range(layers + 1)]
 
     def _split(self, cpu_layers: int, gpu_experts: int = 0) -> StaticSplit:
-        return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, self._repacked)
-
-    @property
-    def _repacked(self) -> bool:
-        """Whether weights are put in the CPU's order of rows: where it computes everything, and the engine can."""
+        """Weights are put in the CPU's order of rows where it computes everything, and the engine can."""
         prompt = self.engine.prompt
-        return self.hardware.cpu_only and prompt is not None and prompt.repacked_thread_flops_per_s is not None
+        repacked = self.hardware.cpu_only and prompt is not None and prompt.repacked_thread_flops_per_s is not None
+        return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, repacked)
 
     @property
     def _copied(self) -> Copied:
@@ -139,9 +134,3 @@ class Splitter:
             f"{in_gb(memory.experts_bytes)}), and there are {in_gb(memory.gpu_bytes)}: "
             f"{in_gb(memory.missing_bytes)} GB are missing"
         )
-
-    def _check_host(self, split: StaticSplit) -> None:
-        """Raises FitError where the host cannot hold the other experts."""
-        host, needed = host_memory_of(self.question, self.hardware), self.memory(split).host_bytes + HOST_RESERVE_BYTES
-        if host is not None and needed > host:
-            raise FitError(f"{self.engine.name}: {short_host(needed, host)}")

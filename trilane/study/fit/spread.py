@@ -26,26 +26,17 @@ class DecodeSteps(NamedTuple):
     @property
     def mean_ms(self) -> float:
         """TPOT."""
-        return _mean(self.ms, self.weights)
+        return float(np.average(self.ms, weights=self.weights)) if len(self.ms) else 0.0
 
     @property
     def spread_ms(self) -> float:
         """Of TPOT; 0 for fewer than two steps."""
-        return _spread(self.ms, self.weights)
+        if len(self.ms) < 2:
+            return 0.0
+        blocks = np.array_split(np.arange(len(self.ms)), min(BLOCKS, len(self.ms)))
+        without = [DecodeSteps(*(np.delete(each, block) for each in self)).mean_ms for block in blocks]
+        return float(_ERRORS * ((len(blocks) - 1) * np.var(without)) ** 0.5)
 
     def spread_of_difference_ms(self, other: DecodeSteps) -> float:
         """Of the difference from another policy's TPOT over the same steps."""
-        return _spread(self.ms - other.ms, self.weights)
-
-
-def _mean(ms: Floats, weights: Floats) -> float:
-    return float((ms * weights).sum() / weights.sum()) if len(ms) else 0.0
-
-
-def _spread(ms: Floats, weights: Floats) -> float:
-    if len(ms) < 2:
-        return 0.0
-    blocks = np.array_split(np.arange(len(ms)), min(BLOCKS, len(ms)))
-    without = np.array([_mean(np.delete(ms, block), np.delete(weights, block)) for block in blocks])
-    variance = (len(blocks) - 1) * float(((without - without.mean()) ** 2).mean())
-    return float(_ERRORS * variance**0.5)
+        return DecodeSteps(self.ms - other.ms, self.weights).spread_ms

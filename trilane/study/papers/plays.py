@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sim.runs.scenario import Scenario
-from trilane.common.files import atomic_path
+from trilane.common.csv_files import write_csv
 from trilane.study.draws import LastPrepared, Watch
 from trilane.study.papers.observe import FACTS, observed
 from trilane.study.papers.published import PapersError
@@ -60,13 +60,10 @@ def read_plays(path: Path = PLAYED) -> dict[str, Facts]:
         return {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return {line["scenario"]: _facts(line) for line in csv.DictReader(file, strict=True)}
+            lines = csv.DictReader(file, strict=True)
+            return {line["scenario"]: {name: float(line[name]) for name in FACTS if line[name]} for line in lines}
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError) as error:
         raise PapersError(f"{path}: expected a file of plays, as `trilane papers --play` writes it: {error}") from None
-
-
-def _facts(line: Mapping[str, str]) -> Facts:
-    return {name: float(line[name]) for name in FACTS if line[name]}
 
 
 def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch = iter) -> int:
@@ -78,14 +75,11 @@ def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: W
     missing = [scenario for scenario in scenarios if key(scenario) not in plays]
     for count, (name, facts) in enumerate(played(missing, jobs, watch), start=1):  # noqa: B007
         plays[name] = facts
-        _write(plays, path)
+        write_csv(_lines(plays), path)
     return count
 
 
-def _write(plays: Plays, path: Path) -> None:
-    """The whole file: one that is killed while it writes leaves the file as it was."""
-    with atomic_path(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["scenario", *FACTS], lineterminator="\n")
-        writer.writeheader()
-        for name, facts in plays.items():
-            writer.writerow({"scenario": name, **{fact: f"{value:.{_DIGITS}g}" for fact, value in facts.items()}})
+def _lines(plays: Plays) -> Iterator[tuple[str, ...]]:
+    yield "scenario", *FACTS
+    for name, facts in plays.items():
+        yield name, *(f"{facts[fact]:.{_DIGITS}g}" if fact in facts else "" for fact in FACTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
+from trilane.common.csv_files import read_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Name, at_most
-from trilane.common.quoting import quoted
-from trilane.common.schema import from_dict
 
 FIGURES = Path(__file__).with_name("published.csv")
 
@@ -61,21 +59,8 @@ class PublishedFigure:
 @cache
 def read_figures(path: Path = FIGURES) -> Mapping[str, PublishedFigure]:
     """By id. Raises PapersError."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PapersError(f"{path}: expected a CSV file of published figures: {error}") from None
-    figures = [_figure(line, f"{path.name}, line {number}") for number, line in enumerate(lines, start=2)]
+    figures = read_csv(PublishedFigure, path, "a CSV file of published figures", PapersError)
     found = {figure.id: figure for figure in figures}
     if len(found) < len(figures):
         raise PapersError(f"{path}: expected an id of its own for every figure")
     return found
-
-
-def _figure(line: Mapping[str, str], where: str) -> PublishedFigure:
-    try:
-        value = float(line["value"]) if line["value"] else None
-    except ValueError:
-        raise PapersError(f"{where}, value: expected a number, got {quoted(line['value'])}") from None
-    return from_dict(PublishedFigure, {**line, "value": value}, where, PapersError)

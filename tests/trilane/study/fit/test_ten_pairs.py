@@ -166,7 +166,8 @@ def answered(**asked: Any) -> Found:
     """As ``fit`` answers, without what makes a part a quarter better."""
     question = Question(**asked)
     with WorkerPool(1, partial(prepared_for, question)) as pool, gc_paused():
-        ranking = candidates.run(question, candidates.names(question, all_on_gpu(pool.state)), pool)
+        policies = (candidates.RESIDENT,) if all_on_gpu(pool.state) else candidates.names(question)
+        ranking = candidates.run(question, policies, pool)
         best = ranking.exact[0].result
         prepared = pool.state.with_policy(best.policy)
     every = {one.result.policy: one.result for one in (*ranking.exact, *ranking.clairvoyant)}

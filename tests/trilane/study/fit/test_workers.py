@@ -20,9 +20,9 @@ ASKED = Question(**QUESTIONS["desktop, 6 GB, a small model"]["asked"])
 
 
 def test_the_usual_plays_are_those_of_the_candidates_which_are_imported_later() -> None:
-    usual = candidates.names(Question(**QUESTION), all_on_gpu=False)
+    usual = candidates.names(Question(**QUESTION))
     assert len(usual) == workers._USUAL_PLAYS
-    assert len(candidates.names(Question(**QUESTION, policies=("dali",)), all_on_gpu=False)) - 1 == workers._ADDED
+    assert len(candidates.names(Question(**QUESTION, policies=("dali",)))) - 1 == workers._ADDED
 
 
 @pytest.mark.parametrize("policy", ["ktransformers", "best-exact", "oracle"])
