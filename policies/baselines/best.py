@@ -27,7 +27,7 @@ class BestExact(Mix):
     placement: Literal["none", "random", "popular"] = "popular"
     pool: bool = True
     forecast: Literal["gate", "residual", "quasi_hidden", "estimator"] = "quasi_hidden"
-    cache: Literal["static", "lru", "lfu", "mrs", "score-window"] = "mrs"
+    cache: Literal["static", "fifo", "lru", "lfu", "mrs", "score-window"] = "mrs"
     alpha: Share = 0.1
     keep: Count | None = 12
     background: Literal["none", "prefill", "decode"] = "prefill"  # else what a prompt leaves depends on the CPU's share

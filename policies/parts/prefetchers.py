@@ -68,7 +68,7 @@ class Valued(Protocol):
     """A cache that tells experts apart by what they are worth to it."""
 
     def advantages(self, layer: int, experts: Sequence[int], group: int) -> list[float | None]:
-        """The share of its own worth by which each expert exceeds the next victim of ``group``; None: unknown."""
+        """The share of its own worth by which each expert exceeds the least member of ``group``; None: unknown."""
         ...
 
 

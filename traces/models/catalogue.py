@@ -16,7 +16,7 @@ from traces.models.names import ModelName, parted
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.names import unknown
-from trilane.common.yaml_files import read_table, read_yaml
+from trilane.common.yaml_files import read_bundled, read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
@@ -105,7 +105,7 @@ class Alias(NamedTuple):
 @cache
 def aliases() -> Mapping[str, Alias]:
     """Models that have the shape of another, by name."""
-    known: Mapping[str, Alias] = read_table(Mapping[str, Alias], _ALIASES, ShapeError)
+    known: Mapping[str, Alias] = read_bundled(Mapping[str, Alias], _ALIASES, ShapeError)
     return known
 
 

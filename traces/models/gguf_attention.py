@@ -15,7 +15,7 @@ from traces.models.gguf_tensors import Tensor
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count
 from trilane.common.quoting import quoted
-from trilane.common.yaml_files import read_table
+from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).with_name("gguf_families.yaml")
 
@@ -98,7 +98,7 @@ class GgufFamily(NamedTuple):
 @cache
 def gguf_families() -> Mapping[str, GgufFamily]:
     """By the name of the architecture."""
-    known: Mapping[str, GgufFamily] = read_table(Mapping[str, GgufFamily], _FILE, ShapeError)
+    known: Mapping[str, GgufFamily] = read_bundled(Mapping[str, GgufFamily], _FILE, ShapeError)
     return known
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count, above
-from trilane.common.yaml_files import read_table
+from trilane.common.yaml_files import read_bundled
 
 TYPES_FILE = Path(__file__).with_name("gguf_types.yaml")
 
@@ -54,5 +54,5 @@ class Tensor:
 @cache
 def tensor_types() -> Mapping[int, TensorType]:
     """Types of tensors by their number."""
-    known: Mapping[int, TensorType] = read_table(Mapping[int, TensorType], TYPES_FILE, ShapeError)
+    known: Mapping[int, TensorType] = read_bundled(Mapping[int, TensorType], TYPES_FILE, ShapeError)
     return known

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from trilane.common.hints import ASCENDING, NOT_EMPTY
 from trilane.common.schema import SchemaError
-from trilane.common.yaml_files import read_table
+from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).with_name("published.yaml")
 _Text = Annotated[str, NOT_EMPTY]
@@ -34,5 +34,5 @@ class Published:
 @cache
 def published_figures() -> tuple[Published, ...]:
     """All of ``published.yaml``, in its order. Raises SchemaError for a faulty file."""
-    found: tuple[Published, ...] = read_table(tuple[Published, ...], _FILE, SchemaError)
+    found: tuple[Published, ...] = read_bundled(tuple[Published, ...], _FILE, SchemaError)
     return found

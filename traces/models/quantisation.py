@@ -15,7 +15,7 @@ from traces.models.names import parted
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.hints import Count, above
 from trilane.common.names import unknown
-from trilane.common.yaml_files import read_table
+from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0
@@ -179,5 +179,5 @@ def _entry(name: str) -> _Quantisation:
 
 @cache
 def _formats() -> _Formats:
-    formats: _Formats = read_table(_Formats, _FILE, ShapeError)
+    formats: _Formats = read_bundled(_Formats, _FILE, ShapeError)
     return formats

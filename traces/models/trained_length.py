@@ -14,7 +14,7 @@ from traces.models.names import parted
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count, Name
 from trilane.common.json_text import parse_json
-from trilane.common.yaml_files import read_table
+from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).with_name("trained_lengths.yaml")
 
@@ -45,5 +45,5 @@ def trained_tokens(name: str) -> int | None:
 
 @cache
 def trained_lengths() -> Mapping[str, TrainedLength]:
-    known: Mapping[str, TrainedLength] = read_table(Mapping[str, TrainedLength], _FILE, ShapeError)
+    known: Mapping[str, TrainedLength] = read_bundled(Mapping[str, TrainedLength], _FILE, ShapeError)
     return known

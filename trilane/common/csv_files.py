@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args
@@ -31,11 +32,14 @@ def read_csv(kind: type[T], path: str | Path, what: str, error: ErrorClass) -> l
 
 
 def _records(kind: type[T], path: Path) -> Iterator[T]:
-    if path.stat().st_size > _MOST_BYTES:
-        raise TrilaneError(f"at most {_MOST_BYTES:,} bytes")
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise TrilaneError(f"at most {_MOST_BYTES:,} bytes, got {size:,}")
     hints: Mapping[str, Any] = hints_of(kind)  # type: ignore[arg-type]  # a class is hashable
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file, strict=True)
+        required = [name for name, field in signature(kind).parameters.items() if field.default is field.empty]
+        if missing := sorted({*required} - {*(lines.fieldnames or ())}):
+            raise TrilaneError(f"its first line lacks the columns {', '.join(missing)}")
         for number, line in enumerate(lines, start=2):
             if None in line:
                 raise TrilaneError(f"line {number}: more cells than columns")

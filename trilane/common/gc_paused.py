@@ -22,6 +22,6 @@ def gc_paused() -> Iterator[None]:
 
 
 def collect_seldom() -> None:
-    """From now on search a run once, at its end, in place of again and again: this saves a tenth of its time, and of
-    the time of a command's imports."""
+    """Raise the collector's thresholds, so that it scans a run once: this saves a tenth of the time of a run, and of
+    the imports of a command."""
     gc.set_threshold(_YOUNG, _OLDER, _OLDEST)

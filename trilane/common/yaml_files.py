@@ -36,7 +36,7 @@ def read_yaml(path: str | Path, error: ErrorClass = YamlError) -> Any:
     return parse_yaml(text, str(path), error)
 
 
-def read_table(hint: Any, path: Path, error: ErrorClass = YamlError) -> Any:
+def read_bundled(hint: Any, path: Path, error: ErrorClass = YamlError) -> Any:
     """A bundled file as a value of the type ``hint`` (``trilane.common.schema``). Raises ``error`` with its name."""
     return from_dict(hint, read_yaml(path, error), path.name, error)
 

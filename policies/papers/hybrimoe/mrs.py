@@ -102,7 +102,7 @@ class MrsCache(DemandCache):
         return ExpertId(*least[1:])
 
     def advantages(self, layer: int, experts: Sequence[int], group: int) -> list[float | None]:
-        """The share of its own S by which each expert exceeds the least member of ``group``; None: it has no S."""
+        """The share of its own S by which each expert exceeds the least member of a whole ``group``; None: no S yet."""
         heads, scores = self._heads_of(group), self._scores[layer]
         least = heads[0][0] if heads else 0.0
         return [max(1 - least / score, 0.0) if score > 0 else None for score in map(scores.item, experts)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.mechanism.session import Session
 from policies.parts.caches import StaticCache
@@ -18,9 +19,40 @@ from sim.runs.run import labels_of
 from sim.runs.sampling import weights_of
 from sim.simulate import spans_of
 from traces.models.shape import ModelShape
-from trilane.study.fit.spread import DecodeSteps
 
 Residents: TypeAlias = tuple[tuple[int, ...], ...]  # experts in the cache, by layer
+Floats: TypeAlias = npt.NDArray[np.float64]
+BLOCKS, _ERRORS = 8, 2  # of steps; of the standard error in a spread
+
+
+class DecodeSteps(NamedTuple):
+    """The time of each decode step that was played, in ms, and the number of tokens that it stands for.
+
+    A spread is twice the standard error of the mean, by leaving out one block of consecutive steps after the other (a
+    jackknife: neighbours are alike). Two policies are compared step by step, since both play the same routing. What
+    other prompts would add is not in it.
+    """
+
+    ms: Floats
+    weights: Floats
+
+    @property
+    def mean_ms(self) -> float:
+        """TPOT."""
+        return float(np.average(self.ms, weights=self.weights)) if len(self.ms) else 0.0
+
+    @property
+    def spread_ms(self) -> float:
+        """Of TPOT; 0 for fewer than two steps."""
+        if len(self.ms) < 2:
+            return 0.0
+        blocks = np.array_split(np.arange(len(self.ms)), min(BLOCKS, len(self.ms)))
+        without = [DecodeSteps(*(np.delete(each, block) for each in self)).mean_ms for block in blocks]
+        return float(_ERRORS * ((len(blocks) - 1) * np.var(without)) ** 0.5)
+
+    def spread_of_difference_ms(self, other: DecodeSteps) -> float:
+        """Of the difference from another policy's TPOT over the same steps."""
+        return DecodeSteps(self.ms - other.ms, self.weights).spread_ms
 
 
 @dataclass(frozen=True)
@@ -31,7 +63,7 @@ class PolicyResult:
     policy: str
     ttft_ms: float | None
     tpot_ms: float
-    spread_ms: float  # of ``tpot_ms`` (``fit.spread``)
+    spread_ms: float  # of ``tpot_ms`` (``DecodeSteps``)
     tokens_per_s: float  # of one sequence
     throughput_tokens_per_s: float  # of all
     answer_ms: float  # until the last token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trilane.study.fit.spread import BLOCKS, DecodeSteps
+from trilane.study.fit.policy_result import BLOCKS, DecodeSteps
 
 MS = np.array([9.0, 11.0, 10.0, 14.0, 8.0, 10.0, 12.0, 10.0])
 
