@@ -26,7 +26,7 @@ KV_BITS: Mapping[KvFormat, float] = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # g
 _PARTS = ("gpu", "ram", "cpu", "cores", "channels", "sockets", "pcie")
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
-_USUAL_CHOICES, _FEWEST_STEPS = 48 * 8, 20  # experts that a token of Qwen3-30B-A3B chooses in all layers
+_USUAL_LAYERS, _FEWEST_STEPS = 48, 20
 
 
 class FitError(TrilaneError):
@@ -143,8 +143,7 @@ class Question:
     @property
     def most_steps(self) -> int:
         """Decode steps that are played at most (``sim.runs.sampling`` has the measured error)."""
-        shape = load_model(self.shape)
-        return most_steps(self.batch, shape.moe_layers * shape.top_k)
+        return most_steps(self.batch, load_model(self.shape).moe_layers)
 
     @property
     def _unified(self) -> bool:
@@ -155,15 +154,15 @@ class Question:
         return self.machine is not None and load_hardware(self.machine).measured
 
 
-def most_steps(batch: int, choices: int) -> int:
-    """Fewer for larger batches, and for models of more ``choices``: experts that a token chooses in all layers.
+def most_steps(batch: int, layers: int) -> int:
+    """Fewer for larger batches, and for models of more layers than most have, in each of which more is to be done.
 
-    Of seven questions about 320 to 496 choices (six policies each, batch 1), TPOT was off from that of all 256 steps by
+    Of seven questions (six policies each, batch 1), TPOT was off from that of all 256 steps by
     1.6 % in the mean and 6.7 % at most (56 steps), by 2.9 % and 14.8 % (36), and by 4.5 % and 30.6 % (20); the most
-    where the cache is small. More choices do not make it less: whole tokens are alike or unlike.
+    where the cache is small. More layers do not make it less: whole tokens are alike or unlike.
     """
     of_batch = next(steps for sequences, steps in _STEPS if batch >= sequences)
-    return max(int(of_batch * min(_USUAL_CHOICES / choices, 1) ** 2), _FEWEST_STEPS)
+    return max(int(of_batch * min(_USUAL_LAYERS / layers, 1) ** 2), _FEWEST_STEPS)
 
 
 def with_weights(model: str, weights: str) -> str:
