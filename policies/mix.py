@@ -83,7 +83,7 @@ class Mix(Policy):
     demand_slots: Count = 2
 
     def __post_init__(self) -> None:
-        """No prefetcher is given what it would ignore."""
+        """No prefetcher is given what it would ignore, and no cache but MRS a background of one's own choice."""
         if self.prefetch == "top" and self.lookahead > 1:
             raise ChoiceError(
                 f"lookahead: prefetch 'top' expects 1, got {self.lookahead}; it looks at the next layer "
@@ -98,6 +98,8 @@ class Mix(Policy):
             raise ChoiceError(
                 f"lookahead: forecast 'token' expects 1, got {self.lookahead}; it is of all later layers as it is"
             )
+        if self.cache != "mrs" and self.background not in ("none", type(self).background):
+            raise ChoiceError(f"background: expects cache 'mrs', got {self.cache!r}")
 
     @property
     def needs(self) -> Needs:

@@ -111,16 +111,16 @@ def fitted(starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
 
     def slopes(logs: Vector) -> Vector:
         """Of the residuals, over steps of a hundredth: shorter ones vanish in whole nanoseconds."""
-        here = residuals(logs, starts, rows)
+        here = log_residuals(logs, starts, rows)
         steps = STEP * np.eye(len(logs))
-        return np.stack([(residuals(logs + step, starts, rows) - here) / STEP for step in steps], axis=1)
+        return np.stack([(log_residuals(logs + step, starts, rows) - here) / STEP for step in steps], axis=1)
 
-    off = partial(residuals, starts=starts, rows=rows)
+    off = partial(log_residuals, starts=starts, rows=rows)
     found: Vector = least_squares(off, starts.logs, slopes, loss="cauchy", max_nfev=EVALUATIONS, x_scale="jac").x
     return found
 
 
-def residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
+def log_residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
     """What the fit makes small."""
     engines = engines_of(starts, logs)
     counts = Counter(row.machine for row in rows)

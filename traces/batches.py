@@ -48,10 +48,10 @@ def compose(
     The batch is the first ``batch`` of ``sequences`` (default: all of the trace, by first appearance).
     ``prompt_tokens`` keeps the last tokens of each prompt, those next to the decode tokens (default: all);
     ``generated_tokens`` is the number of decode steps (default: as many as every sequence has);
-    ``prefill_chunk_tokens`` cuts the prefill into steps of at most this many tokens, summed over the sequences. Counts
-    are those of a scenario, which has checked them.
+    ``prefill_chunk_tokens`` cuts the prefill into steps of at most this many tokens, summed over the sequences.
     Raises BatchError saying what the trace has.
     """
+    _check_counts(batch, prompt_tokens, generated_tokens, prefill_chunk_tokens)
     chosen = _choose(trace, batch, sequences)
     prompts = [_last(trace, sequence, prompt_tokens) for sequence in chosen]
     decodes = [_rows_of(trace, sequence, DECODE) for sequence in chosen]
@@ -94,6 +94,15 @@ def best_ranks(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
 def step_workloads(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     """Tokens routed to each expert when ``rows`` are one step: [layers, experts]."""
     return count_experts(trace.topk_ids[rows], trace.shape.experts).astype(np.int32)
+
+
+def _check_counts(batch: int, prompt_tokens: int | None, generated_tokens: int | None, chunk: int | None) -> None:
+    for name, value, least in (
+        ("batch", batch, 1), ("prompt_tokens", prompt_tokens, 0), ("generated_tokens", generated_tokens, 0),
+        ("prefill_chunk_tokens", chunk, 1),
+    ):  # fmt: skip
+        if value is not None and value < least:
+            raise BatchError(f"expected {name} >= {least}, got {value}")
 
 
 def _choose(trace: Trace, batch: int, sequences: Sequence[int] | None) -> list[int]:

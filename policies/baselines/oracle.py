@@ -62,6 +62,7 @@ class Oracle(Policy):
     solver: Literal["own", "highs"] = "own"
 
     def compose(self, context: BuildContext) -> Composition:
+        """Clairvoyant placement, prefetches and cache; exact assignment."""
         future = context.required_future()
         size = context.experts if self.prefetch is None else self.prefetch
         return Composition(

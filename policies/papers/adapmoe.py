@@ -35,11 +35,16 @@ class WeakExpertsRouter(TrueRouter):
     def route(self, view: LayerView) -> Routing:
         """The router's own experts without the weak ones."""
         ids, weights = view.routing.token_ids, view.routing.token_weights
-        kept = [max(1, sum(weight >= self.drop_below * sum(row) for weight in row)) for row in weights]
+        kept = [self._strong(row) for row in weights]
         if all(count >= len(row) for count, row in zip(kept, weights, strict=True)):
             return view.routing
         strong_ids = [row[:count] for row, count in zip(ids, kept, strict=True)]
         return routing_of_tokens(strong_ids, [_scaled(row, count) for row, count in zip(weights, kept, strict=True)])
+
+    def _strong(self, weights: Sequence[float]) -> int:
+        """How many of a token's experts stay."""
+        least = self.drop_below * sum(weights)
+        return max(1, sum(weight >= least for weight in weights))
 
 
 def _scaled(weights: Sequence[float], count: int) -> list[float]:
@@ -195,6 +200,7 @@ class AdapMoe(Policy):
         return needs if self.prefetch else replace(needs, forecasts=())
 
     def compose(self, context: BuildContext) -> Composition:
+        """LRU by layer with sizes from calibration."""
         calibration = context.required_calibration()
         misses, full = _misses(calibration, context.experts), self.start == "popular"
         return Composition(

@@ -112,6 +112,7 @@ class Buddy(Policy):
         return Needs(tokens=True, forecasts=forecasts, calibration=True, gpu_only=True, changes_routing=True)
 
     def compose(self, context: BuildContext) -> Composition:
+        """A router, prefetches by the next gate into an LRU, and loads."""
         table = buddies_of(context.required_calibration().decode_ids, context.experts, self.buddies)
         size = context.top_k if self.prefetch is None else self.prefetch
         return Composition(

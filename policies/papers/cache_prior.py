@@ -99,6 +99,7 @@ class CachePrior(Policy):
         )
 
     def compose(self, context: BuildContext) -> Composition:
+        """A router, an LRU, and loads."""
         return Composition(
             placement=random_or_popular(self.start, context.seed),
             router=CachePriorRouter(self.bonus, self.unit, self.keep, context.norm_topk),

@@ -152,12 +152,13 @@ class FourScoresCache(RankedCache):
         return self._rank.get(key, 0.0)
 
     def admitted(self, key: ExpertId, group: int) -> None:
+        """Its layer's members are a group of their own."""
         super().admitted(key, group * self._layers + key.layer)
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The first by score of the layers' least members."""
-        layers = range(group * self._layers, (group + 1) * self._layers)
-        least = [super(FourScoresCache, self).victim(incoming, layer, blocked) for layer in layers]
+        least_in, first = super().victim, group * self._layers
+        least = [least_in(incoming, first + layer, blocked) for layer in range(self._layers)]
         return min((key for key in least if key is not None), key=lambda key: (self._score(key), key), default=None)
 
     def _score(self, key: ExpertId) -> float:
@@ -205,6 +206,7 @@ class Hobbit(Policy):
         )  # fmt: skip
 
     def compose(self, context: BuildContext) -> Composition:
+        """A router that chooses copies, a pool, prefetches and loads."""
         thresholds, copies = Thresholds(self.narrow_above, self.skip_above), Copies(context.experts)
         router = MixedWidthRouter(thresholds, copies)
         cache = FourScoresCache(

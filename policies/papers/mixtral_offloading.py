@@ -86,6 +86,7 @@ class MixtralOffloading(Policy):
         return NEEDS if self.speculate else WITHOUT_SPECULATION
 
     def compose(self, context: BuildContext) -> Composition:
+        """LRU by layer with speculative loading."""
         size = self.speculate
         return Composition(
             placement=LastExperts(),

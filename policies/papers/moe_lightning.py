@@ -178,6 +178,7 @@ class MoeLightning(Policy):
     demand_slots: Count = 2
 
     def compose(self, context: BuildContext) -> Composition:
+        """One plan, which is placement, assigner and prefetcher."""
         slots = self.prefetch_slots
         plan = FixedPlan(*layer_models(context), self.steps, slots)
         return Composition(

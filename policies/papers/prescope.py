@@ -168,6 +168,7 @@ class CrossLayerAssigner:
         self._horizon = horizon
 
     def assign(self, view: LayerView) -> Assignment:
+        """Try each number of loads."""
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
         order = by_tokens(view)
         absent = [i for i in order if ready[active[i]] == INFINITE_NS]

@@ -37,14 +37,14 @@ class LeastStaleCache(LruCache):
         self._used.update(((view.layer, expert), view.step) for expert in view.routing.active)
 
     def admitted(self, key: ExpertId, group: int) -> None:
-        """The most recent of its layer."""
+        """The most recent of its layer, whose members are a group of their own."""
         super().admitted(key, group * self._layers + key.layer)
         self._used[key] = self._step
 
     def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
         """The first of the layers' least recent members."""
-        layers = range(group * self._layers, (group + 1) * self._layers)
-        firsts = [super(LeastStaleCache, self).victim(incoming, layer, blocked) for layer in layers]
+        first_in, first = super().victim, group * self._layers
+        firsts = [first_in(incoming, first + layer, blocked) for layer in range(self._layers)]
         return min((key for key in firsts if key is not None), key=self._order_of, default=None)
 
     def _order_of(self, key: ExpertId) -> tuple[bool, int]:
@@ -74,6 +74,7 @@ class LeastStale(Policy):
         return Needs(forecasts=() if self.prefetch == 0 else (("gate", 1),), gpu_only=True)
 
     def compose(self, context: BuildContext) -> Composition:
+        """One pool, prefetches by the next gate, and loads."""
         size = context.top_k if self.prefetch is None else self.prefetch
         return Composition(
             placement=PoolPlacement(),

@@ -164,6 +164,7 @@ class LfuCache(RankedCache):
         self._event = 0
 
     def observe(self, view: LayerView) -> None:
+        """Count one use of every active expert."""
         self._event += 1
         layer, home, rank, event = view.layer, self._home, self._rank, self._event
         for expert in view.routing.active:

@@ -44,6 +44,7 @@ class LlamaBenchContext(LlamaContext):
         return perf_counter_ns() - begin
 
     def fill(self, tokens: int) -> None:
+        """See ``BenchContext``."""
         most = min(tokens, _COMPUTED_TOKENS) if self.repeats else tokens
         while (missing := most - self.tokens) > 0:
             self.compute_ns(min(missing, _COMPUTED_TOKENS))

@@ -115,6 +115,7 @@ class FittedSteps:
     main: Processor
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
         shape, main, link = self.shape, self.main, self.hardware.link
         attention_ns = shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context))
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES

@@ -73,6 +73,7 @@ class KernelSteps:
     place: int  # of the number of threads
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
         shape, blocks = self.shape, self.blocks
         attention = shape.mean_of_layers(lambda kind: self._attention(kind, tokens, context))
         dense = attention + self._product(blocks.layers, shape.dense_ffn_params, tokens)

@@ -79,6 +79,7 @@ class MeasuredSteps:
     dense_layers: int
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
         m, attention_ns = self.model, self._attention(tokens, context)
         dense_ns = attention_ns + m.dense_ffn(tokens) if m.dense_ffn else 0
         return StepCosts(

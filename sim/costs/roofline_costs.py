@@ -94,6 +94,7 @@ class RooflineSteps:
     hardware: Hardware
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
         shape, link = self.shape, self.hardware.link
         attention_ns = time_ns(shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context)))
         gate_ns = self._product(shape.hidden * shape.experts, tokens, GATE_KERNELS)

@@ -73,6 +73,7 @@ class GpuLane(Lane):
         self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, size_bytes: int = 0,
         target_layer: int = -1, until: int = 0,
     ) -> int:  # fmt: skip
+        """See ``Lane``."""
         start = max(ready, self.free_ns)
         self._last = len(self.recorder.rows), start, duration
         duration = self._slowed(duration, start)

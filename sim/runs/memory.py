@@ -51,9 +51,7 @@ def plan_memory(
     of which is on the GPU (their KV cache is left out).
     Raises BudgetError saying how many GB are missing.
     """
-    for name, slots in (("demand_slots", demand_slots), ("prefetch_slots", prefetch_slots)):
-        if slots < 0:
-            raise BudgetError(f"{name} must be >= 0, got {slots}")
+    _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
     kv = batch * shape.cache_bytes(tokens)
     staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_by_layer)
     non_expert = shape.non_expert_bytes + round(draft_layers * shape.moe_layer_bytes)
@@ -89,3 +87,14 @@ def _too_small(total: int, reserve: int, non_expert: int, kv: int, staging: int)
         f"reserve {reserve / GB:.2f}): {(need - total) / GB:.2f} GB are missing; use a smaller batch, fewer tokens, "
         f"fewer staging slots or a larger GPU"
     )
+
+
+def _check(batch: int, tokens: int, demand: int, prefetch: int, share: float | None) -> None:
+    """Raise BudgetError for counts and shares out of range."""
+    for name, value, low in (
+        ("batch", batch, 1), ("tokens", tokens, 1), ("demand_slots", demand, 0), ("prefetch_slots", prefetch, 0),
+    ):  # fmt: skip
+        if value < low:
+            raise BudgetError(f"{name} must be >= {low}, got {value}")
+    if share is not None and not 0 <= share <= 1:
+        raise BudgetError(f"cached_share must be within 0..1 of all experts, got {share}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from traces.trace import Trace
-from trilane.testing.strategies import tokens_of, toy_shape
+from trilane.testing.strategies import token_places, toy_shape
 
 Routing = Sequence[Sequence[Sequence[int]]]
 
@@ -23,7 +23,7 @@ def toy_trace(routing: Routing, *, prompt_tokens: int = 0, experts: int | None =
     tokens, layers, top_k = ids.shape
     shape = toy_shape(layers, experts or int(ids.max()) + 1, top_k, **shape_fields)
     tensors = {
-        **tokens_of([(prompt_tokens, tokens - prompt_tokens)]),
+        **token_places([(prompt_tokens, tokens - prompt_tokens)]),
         "topk_ids": ids,
         "topk_weights": np.full(ids.shape, 1 / top_k, np.float16),
     }

@@ -1,4 +1,4 @@
-"""The fit of engines: its unknowns, its residuals on speeds that it made itself, and the files that it writes."""
+"""The fit of engines: its unknowns, its log_residuals on speeds that it made itself, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from sim.costs.engine import load_engine
 from tools import fit_engines, write_engines
-from tools.fit_engines import ENGINES, engines_of, errors, fitted, read_starts, residuals, rows_to_fit
+from tools.fit_engines import ENGINES, engines_of, errors, fitted, log_residuals, read_starts, rows_to_fit
 from trilane.study.accuracy.measured_rows import MeasuredRow
 from trilane.study.accuracy.prediction import predict
 
@@ -48,7 +48,7 @@ def test_numbers_start_alike_and_ratios_set_engines_apart() -> None:
 
 def test_a_fit_to_its_own_speeds_stays_where_it_starts() -> None:
     rows = made({})
-    assert np.allclose(residuals(STARTS.logs, STARTS, rows), 0, atol=1e-3)
+    assert np.allclose(log_residuals(STARTS.logs, STARTS, rows), 0, atol=1e-3)
     assert errors(rows[0], engines_of(STARTS, STARTS.logs)) == (pytest.approx(0), pytest.approx(0))
 
 

@@ -78,6 +78,9 @@ def test_a_run_without_prompt_decodes_only() -> None:
         ({"batch": 2, "sequences": [5, 5]}, "expected distinct sequences"),
         ({"batch": 3, "prompt_tokens": 2}, r"expected 2 prompt tokens \(prompt_tokens\) in sequence 9, it has 1"),
         ({"batch": 2, "generated_tokens": 3}, r"expected 3 decode tokens \(generated_tokens\) in sequence 7, it has 2"),
+        ({"batch": 0}, "expected batch >= 1, got 0"),
+        ({"batch": 1, "prompt_tokens": -1}, "expected prompt_tokens >= 0, got -1"),
+        ({"batch": 1, "prefill_chunk_tokens": 0}, "expected prefill_chunk_tokens >= 1, got 0"),
         ({"batch": 1, "prompt_tokens": 0, "generated_tokens": 0}, "found none to run"),
     ],
 )

@@ -16,7 +16,7 @@ from trilane.figures.marks import marked
 from trilane.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
 from trilane.figures.policy_style import look_of
 from trilane.figures.style import IMPOSSIBLE, WHISKER, kinds_in_words, page
-from trilane.figures.sweep_means import BOUND, SweepMeans, clairvoyant, played
+from trilane.figures.sweep_means import BOUND, SweepMeans, clairvoyant, policy_there
 
 BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # by default the first of these in the results
 _BARS = 20  # the fastest
@@ -64,7 +64,7 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
 def _baseline(means: SweepMeans, wanted: str | None) -> str:
     there = set(means.rows["policy"])
     usual = next((name for name in BASELINES if name in there), str(means.real["policy"].iloc[0]))
-    name = usual if wanted is None else played(wanted, means.rows)
+    name = usual if wanted is None else policy_there(wanted, means.rows)
     if there == {name}:
         raise PictureError(f"expected policies to compare with the baseline {name}, these results hold no other")
     return name

@@ -102,7 +102,7 @@ def means_of(
     if ran.empty:
         raise PictureError(f"expected rows with decode steps to draw, got none of {len(rows)}{_such_as(rows)}")
     ran = ran.assign(kind=[kind_of(json.loads(labels)) for labels in ran["labels"]])
-    wanted = set(rows["policy"]) if policies is None else {played(name, rows) for name in policies}
+    wanted = set(rows["policy"]) if policies is None else {policy_there(name, rows) for name in policies}
     varying = axes_of(ran, results.attrs["axes"], asked)  # some of them parameters of other policies alone
     names = [name for name in varying if not of_policies(name) or takers(results, name) & wanted]
     placed = on_axes(ran, names, results)
@@ -150,7 +150,7 @@ def axes_of(runs: pd.DataFrame, varied: Sequence[str], asked: Collection[str] = 
     return {name: values_of(runs[name]) for name in found}
 
 
-def played(policy: str, rows: pd.DataFrame) -> str:
+def policy_there(policy: str, rows: pd.DataFrame) -> str:
     """``policy``, if there are rows of it. Raises PictureError."""
     if policy not in (there := rows["policy"].unique().tolist()):
         raise PictureError(unknown("policy in these results", policy, there))

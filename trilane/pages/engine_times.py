@@ -40,6 +40,6 @@ def settings_line(threads: int, settings: BenchSettings) -> str:
     return f"{where}, {many}, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"
 
 
-def work_of(point: BenchPoint) -> str:
+def work_words(point: BenchPoint) -> str:
     """What is computed, in words."""
     return f"prompt of {point.tokens:,}" if point.tokens > 1 else f"decode at {point.depth:,} tokens"

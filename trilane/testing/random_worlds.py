@@ -19,7 +19,7 @@ from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace, rows_apart
 from trilane.testing.costs import ConstantSteps
-from trilane.testing.strategies import scored_routing, tokens_of, toy_shape, traces
+from trilane.testing.strategies import scored_routing, token_places, toy_shape, traces
 from trilane.testing.worlds import World
 
 MAX_TOKENS = 32  # more than any step of a small trace has
@@ -151,6 +151,6 @@ def fixed_trace(rng: np.random.Generator) -> Trace:
 
 def scored_trace(rng: np.random.Generator, shape: ModelShape, sequences: int, prompt: int, decode: int) -> Trace:
     """Equal sequences, routed at random, with the scores of all experts."""
-    places = tokens_of([(prompt, decode)] * sequences)
+    places = token_places([(prompt, decode)] * sequences)
     size = len(places["sequence"]), shape.moe_layers, shape.experts
     return Trace.from_tensors(shape, places | scored_routing(rng, size, shape.top_k), {"model": "fixed"})

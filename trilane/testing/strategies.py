@@ -53,7 +53,7 @@ def traces(
     top_k = draw(st.integers(1, experts))
     lengths = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(min_decode, 6)), min_size=1, max_size=4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    tensors = tokens_of(lengths)
+    tensors = token_places(lengths)
     tokens = len(tensors["sequence"])
     tensors |= scored_routing(rng, (tokens, layers, experts), top_k)
     if not (draw(st.booleans()) if scores is None else scores):
@@ -69,7 +69,7 @@ def traces(
     return Trace.from_tensors(toy_shape(layers, experts, top_k), tensors, {"model": "random", "lengths": lengths})
 
 
-def tokens_of(lengths: Sequence[tuple[int, int]]) -> dict[str, NDArray[Any]]:
+def token_places(lengths: Sequence[tuple[int, int]]) -> dict[str, NDArray[Any]]:
     """sequence, position and phase of sequences with so many (prompt, decode) tokens, one after the other."""
     totals = [sum(length) for length in lengths]
     return {

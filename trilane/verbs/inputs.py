@@ -86,7 +86,7 @@ def names_in(text: str, option: str = "--policies") -> list[str]:
     return names
 
 
-def numbers_in(text: str, option: str, least: int = 1, most: int = 10**6) -> tuple[int, ...]:
+def whole_numbers(text: str, option: str, least: int = 1, most: int = 10**6) -> tuple[int, ...]:
     """The whole numbers in ``N,M``, ascending, each once. Raises OptionError."""
     try:
         numbers = tuple(sorted({int(part) for part in text.split(",")}))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trilane.pages.output import check_folder, check_targets, heading, note, report, show, table, working, write_json
-from trilane.verbs.inputs import numbers_in
+from trilane.verbs.inputs import whole_numbers
 from trilane.verbs.options import MOST_CORES, OptionError
 from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machine, machine_found
 
@@ -123,7 +123,7 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
     from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, time_points
     from realrun.llama_cpp.bench_program import program_times
-    from trilane.pages.engine_times import engine_times_table, settings_line, times_of, work_of
+    from trilane.pages.engine_times import engine_times_table, settings_line, times_of, work_words
 
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
@@ -140,7 +140,7 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
         else:
             with _open_llama()(Path(run.gguf), settings) as context:
                 times = time_points(context, points)
-    found = {work_of(point): times_of(point, ns) for point, ns in times.items()}
+    found = {work_words(point): times_of(point, ns) for point, ns in times.items()}
     engine = "llama.cpp" if program is None else f"llama.cpp ({program})"
     title = heading(f"{run.gguf} with {engine}, {settings_line(threads, settings)}")
     about = {"gguf": run.gguf, "program": program, "threads": threads, "settings": settings._asdict()}
@@ -232,4 +232,4 @@ def _threads(given: str | None) -> tuple[int, ...]:
     if given is None:
         cores = core_count()
         return tuple(sorted({1, max(cores // 2, 1), cores}))
-    return numbers_in(given, "--threads", most=MOST_CORES)
+    return whole_numbers(given, "--threads", most=MOST_CORES)

@@ -12,7 +12,7 @@ import typer
 
 from realrun.machine import LaneKind
 from trilane.pages.output import JsonOption, check_targets, heading, note, report, table, working
-from trilane.verbs.inputs import numbers_in, policies_in
+from trilane.verbs.inputs import policies_in, whole_numbers
 from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaProfile, profile_llama, refuse_without_engine
 from trilane.verbs.options import MOST_CORES, OWN_POLICY, OptionError, grouped
@@ -108,11 +108,12 @@ def profile(
 
     check_targets(out, json)
     shapes = [load_model(name) for name in model or ["deepseek-v2-lite"]]
-    points = Points(numbers_in(batch, "--batch"), numbers_in(context, "--context"), numbers_in(prompt, "--prompt"))
+    lengths = whole_numbers(context, "--context"), whole_numbers(prompt, "--prompt")
+    points = Points(whole_numbers(batch, "--batch"), *lengths)
     names = None if policies is None else policies_in(policies)
     for each in names or ():
         system(each)  # an unknown name is refused now, not after minutes of measuring
-    cores = None if cpu_cores is None else numbers_in(cpu_cores, "--cpu-cores", least=0)
+    cores = None if cpu_cores is None else whole_numbers(cpu_cores, "--cpu-cores", least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
     options = chosen.options(
         gpu_core=gpu_core, cpu_cores=cores, link_bytes_per_s=link_bytes_per_s,

@@ -91,9 +91,11 @@ def test_staging_holds_the_largest_expert_and_shares_are_of_bytes() -> None:
     assert plan.slots == 4
 
 
-@pytest.mark.parametrize("wrong", [{"demand_slots": -1}, {"prefetch_slots": -2}])
-def test_slots_of_a_policy_of_less_than_none_are_refused(wrong: dict[str, int]) -> None:
-    arguments: dict[str, int] = {"batch": 1, "tokens": 1, **wrong}
+@pytest.mark.parametrize(
+    "wrong", [{"batch": 0}, {"tokens": 0}, {"demand_slots": -1}, {"prefetch_slots": -2}, {"cached_share": 1.5}]
+)
+def test_meaningless_requests_are_refused(wrong: dict[str, float]) -> None:
+    arguments: dict[str, float] = {"batch": 1, "tokens": 1, **wrong}
     name = next(iter(wrong))
     with pytest.raises(BudgetError, match=name):
         plan_memory(SMALL, 10**6, **arguments)  # type: ignore[arg-type]

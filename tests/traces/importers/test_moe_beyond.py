@@ -100,3 +100,9 @@ def test_a_folder_is_read_in_the_order_of_numbers_and_lines_in_that_of_layers(tm
 def test_a_file_with_one_thing_wrong_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         import_trace(write(tmp_path, SAMPLE.replace(old, new, 1)), "moe-beyond", model=MODEL)
+
+
+def test_a_dense_layer_that_has_a_place_is_left_out(tmp_path: Path) -> None:
+    dense = "".join(f'0,0,{word},"[0, 0, 0, 0, 0, 0]"\n' for word in ("They", "were", "here"))
+    trace = import_trace(write(tmp_path, SAMPLE + dense, "prompt_1_data.csv"), model=MODEL)
+    assert trace.topk_ids.tolist() == import_trace(write(tmp_path, SAMPLE), model=MODEL).topk_ids.tolist()

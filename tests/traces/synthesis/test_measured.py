@@ -24,6 +24,14 @@ def random_trace() -> Trace:
     return toy_trace(ids.tolist(), prompt_tokens=12, experts=32)
 
 
+def test_texts_are_measured_apart() -> None:
+    one = random_trace()
+    two = {name: np.concatenate([values, values]) for name, values in one.tensors().items()}
+    two["sequence"] = np.repeat(np.arange(2, dtype=np.int32), len(one))
+    texts, [alone] = choices_of(Trace.from_tensors(one.shape, two, {})), choices_of(one)
+    assert [(text.prompt == alone.prompt).all() and (text.answer == alone.answer).all() for text in texts] == [True] * 2
+
+
 def test_the_last_layer_of_prompts_is_left_out_where_an_importer_has_filled_it_in() -> None:
     trace = random_trace()
     filled = Trace.from_tensors(trace.shape, trace.tensors(), {"filled_rows": 12})

@@ -71,6 +71,7 @@ class GainMap:
         return tuple(row[self.here[0]] for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
         cells = [cell.to_dict() for row in self.rows for cell in row]
         alternative = None if self.alternative is None else self.alternative.to_dict()
         idea = self.question.idea

@@ -165,6 +165,7 @@ class Agreement:
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything, JSON-ready."""
         return {
             "summary": to_dict(self.summary),
             "verdicts": [to_dict(verdict) for verdict in self.verdicts],

@@ -165,6 +165,7 @@ class EngineSummary:
 
     @classmethod
     def of(cls, rows: Sequence[EngineRow]) -> EngineSummary:
+        """The summary of at least one row."""
         errors = [abs(row.error) for row in rows]
         quiet = [abs(row.error) for row in rows if row.spread < QUIET]
         return cls(
