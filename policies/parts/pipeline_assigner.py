@@ -61,23 +61,25 @@ def _choose(
     cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
     last_ns = gpu_ns[tokens[awaited[0]]] + alone_ns if awaited else None
     experts = len(absent) + len(left)  # that the CPU computes
-    best, floor = _with_loads(view, len(here), gpu, cpu, experts, absent, last_ns)
+    best, floor = _with_loads(view, len(here), gpu, cpu, experts, absent, last_ns, INFINITE_NS)
     for stay in range(len(here) - 1, -1, -1):
         if floor >= best.makespan_ns:
             break  # the GPU is not the bottleneck, and the CPU's work only grows
         gpu -= _on_gpu_ns(costs, tokens[here[stay]])
         cpu += cpu_ns[tokens[here[stay]]]
         experts += 1
-        choice, floor = _with_loads(view, stay, gpu, cpu, experts, absent, last_ns)
+        choice, floor = _with_loads(view, stay, gpu, cpu, experts, absent, last_ns, best.makespan_ns)
         if choice.makespan_ns < best.makespan_ns:
             best = choice
     return best
 
 
 def _with_loads(
-    view: LayerView, stay: int, gpu: int, cpu: int, experts: int, absent: Sequence[int], last_ns: int | None
-) -> tuple[Choice, int]:
-    """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow.
+    view: LayerView, stay: int, gpu: int, cpu: int, experts: int, absent: Sequence[int], last_ns: int | None,
+    below_ns: int,
+) -> tuple[Choice, int]:  # fmt: skip
+    """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow; both are
+    right as far as they are below ``below_ns``.
 
     Without any load, the GPU works for ``gpu`` ns in addition to kernels that residents share, the last ``last_ns`` of
     them on the expert in flight (None: there is none), and the CPU for ``cpu`` ns on ``experts``.
@@ -88,7 +90,7 @@ def _with_loads(
     gpu += alone_ns if stay else 0
     cpu_end, arrived = _together(costs, start, cpu, experts, copies)
     floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
-    least_ns, best = max(gpu, floor), 0
+    least_ns, best = min(max(gpu, floor), below_ns), 0
     for loads, i in enumerate(absent, 1):  # some hundred thousand in a run: without calls of min and max
         count = tokens[i]
         cpu -= cpu_ns[count]
@@ -96,6 +98,10 @@ def _with_loads(
         if copies >= least_ns:
             break  # too late even without contention
         gpu += _on_gpu_ns(costs, count) + alone_ns
+        if gpu >= least_ns > floor:
+            break  # too much for the GPU, and known to be enough for the others
+        if cpu and start + cpu >= least_ns:
+            continue  # too much for the CPU even without contention
         cpu_end, arrived = _together(costs, start, cpu, experts - loads, copies)
         others = arrived + gpu_ns[count] + alone_ns
         if others < cpu_end:

@@ -107,8 +107,10 @@ def _popularity(budget: Budget, given: np.ndarray | None) -> np.ndarray:
 
 def _global(budget: Budget, popularity: np.ndarray) -> list[list[int]]:
     chosen: list[list[int]] = [[] for _ in range(budget.layers)]
-    left = budget.cache_bytes
+    left, least = budget.cache_bytes, min(budget.expert_bytes)
     for flat in np.argsort(-popularity, axis=None, kind="stable").tolist():
+        if left < least:
+            break
         layer, expert = divmod(flat, budget.experts)
         if budget.expert_bytes[layer] <= left:
             chosen[layer].append(expert)
