@@ -15,7 +15,22 @@ from trilane.cli import main
 
 
 @pytest.fixture
-def trilane(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Trilane:
+def no_user_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No policy has been loaded from a file; those that the test loads, from files named own_*.py, are forgotten."""
+    before = dict(SYSTEMS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_files, "_loaded", {})
+    yield
+    SYSTEMS.clear()
+    SYSTEMS.update(before)
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def trilane(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, no_user_files: None
+) -> Trilane:
     """Runs a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
@@ -27,16 +42,3 @@ def trilane(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         return Result(int(stop.value.code or 0), printed.out, printed.err)
 
     return run
-
-
-@pytest.fixture
-def no_user_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No policy has been loaded from a file; those that the test loads from ``own_*.py`` are forgotten."""
-    before = dict(SYSTEMS)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(user_files, "_loaded", {})
-    yield
-    SYSTEMS.clear()
-    SYSTEMS.update(before)
-    for name in [name for name in sys.modules if name.startswith("own_")]:
-        del sys.modules[name]

@@ -171,7 +171,6 @@ OVERWRITING: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("name", OVERWRITING)
-@pytest.mark.usefixtures("no_user_files")
 def test_no_result_is_written_over_what_it_is_made_from(trilane: Trilane, tmp_path: Path, name: str) -> None:
     Path("own_of_errors.py").write_text(OWN)
     write_route_csv(tmp_path / "mine.csv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,13 @@ FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
 JOURNAL = "journal"  # the folder next to them
 STOPPED = 3  # exit status: the time limit came before the last run
 _OF_THE_PROFILE = {"date": "profile made", "load_average": "load average then"}
+
+
+def _no_nan(seconds: float | None) -> float | None:
+    """No range excludes nan, since it compares as false with everything."""
+    if seconds is not None and isnan(seconds):
+        raise typer.BadParameter("nan is not a number of seconds")
+    return seconds
 
 
 @grouped
@@ -58,7 +66,7 @@ def validate(
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(min=0, max=1e9, metavar="SECONDS",
+        typer.Option(min=0, max=1e9, metavar="SECONDS", callback=_no_nan,
                      help="Start no new run after this many seconds, then report on the completed ones. Default: no "
                           "limit."),
     ] = None,

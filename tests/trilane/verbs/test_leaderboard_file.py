@@ -26,9 +26,9 @@ def _play(setting: BoardSetting, policies: list[str], jobs: int, watch: object) 
 
 def test_a_policy_of_ones_own_joins_a_file(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "played", _play)
-    Path("whole_layers.py").write_text(MINE)
+    Path("own_layers.py").write_text(MINE)
     write_entries(some_entries(), Path("e.csv"))
-    done = trilane("leaderboard", "--policies", "whole_layers.py", "--play", "e.csv", "--plot", "p.png")
+    done = trilane("leaderboard", "--policies", "own_layers.py", "--play", "e.csv", "--plot", "p.png")
     assert done.status == 0, done.err
     [line] = [line for line in done.out.splitlines() if "my-layers <" in line]
     assert line.split()[-1] == "16"

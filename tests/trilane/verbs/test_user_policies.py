@@ -43,7 +43,7 @@ SWEEP = "{scenario: {prompt_tokens: 4, generated_tokens: 2}, grid: {policy: [min
 
 
 @pytest.fixture(autouse=True)
-def _own_policies(trilane: Trilane, no_user_files: None) -> None:
+def _own_policies(trilane: Trilane) -> None:
     """The file, in the folder that commands run in."""
     Path(FILE).write_text(CODE)
 
