@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trilane.common.gc_paused import gc_paused, leave_garbage
 from trilane.pages.output import JsonOption, check_targets, report, working
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
@@ -68,8 +69,9 @@ def fit(
         model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )  # fmt: skip
-    with working("simulating the policies"):
+    with working("simulating the policies"), gc_paused():
         found = answer(question, processes(jobs))
+        leave_garbage()
     from trilane.pages.fit import fit_page  # here: it imports much, and the processes of an answer begin before that
 
     report(json, found.to_dict(), *fit_page(found))

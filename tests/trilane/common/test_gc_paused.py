@@ -1,4 +1,4 @@
-"""Without the collector: it is off meanwhile and then as it was, and spans do not wait for it."""
+"""Without the collector: it is off meanwhile and then as it was, and spans do not wait for it; what it never sees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import spans_of
-from trilane.common.gc_paused import gc_paused
+from trilane.common.gc_paused import collect_seldom, gc_paused, leave_garbage
 
 
 def _fails() -> None:
@@ -41,3 +41,16 @@ def test_nobody_but_the_caller_keeps_the_spans_of_a_run() -> None:
     with gc_paused():
         rows = spans_of(prepared)
         assert not [holder for holder in gc.get_referrers(rows) if isinstance(holder, dict | list)]
+
+
+@pytest.mark.parametrize("seldom", [True, False])
+def test_garbage_is_left_only_by_a_process_that_collects_seldom(seldom: bool) -> None:
+    thresholds, before = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        if seldom:
+            collect_seldom()
+        young: list[list[int]] = [[] for _ in range(1000)]
+        leave_garbage()
+        assert (gc.get_freeze_count() >= before + len(young)) == seldom
+    finally:
+        gc.set_threshold(*thresholds)
