@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.kit.loadable_ggufs import FAMILIES, TWICE_AS_DEEP, write_loadable
 from tests.trilane.study.fit.test_load_memory import KV_TYPES, SETTINGS, planned
 from traces.models.gguf_model import read_gguf_model
+from trilane.study.fit.compute_buffer import LoadSetting
 from trilane.study.fit.load_memory import load_memory
-from trilane.study.fit.load_setting import LoadSetting
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation" / "load-memory.md"
 MACHINES = {

@@ -15,8 +15,8 @@ from sim.machine.hardware import load_hardware
 from tests.kit.running import Result, Trilane
 from trilane.pages.fit import fit_page
 from trilane.study.fit.answer import Fit
+from trilane.study.fit.engine_speed import LargerPieces
 from trilane.study.fit.fit import fit
-from trilane.study.fit.larger_pieces import LargerPieces
 from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import Gain
 

@@ -23,14 +23,51 @@ A machine without a GPU has one more row of hidden states.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
-from trilane.study.fit.load_setting import LoadSetting
 
 RESULT_BYTES = 4
 _INPUT_ROWS = 4  # of hidden states
 _PLACE_BYTES = 8
+_CELLS = 256  # of a cache, rounded up
+
+Copied = Literal["matrix", "layer", "nothing"]  # at once, of experts on the host
+
+
+@dataclass(frozen=True)
+class LoadSetting:
+    """The options of llama.cpp that memory depends on."""
+
+    context_tokens: int  # -c: of all sequences together
+    sequences: int = 1  # -np
+    ubatch_tokens: int = 512  # -ub
+    flash_attention: bool = True
+    cpu_layers: int = 0  # MoE layers whose experts are on the host, from the first on
+    gpu: bool = True
+    copied: Copied = "matrix"  # of these experts to the GPU, for prompts
+
+    @property
+    def copies(self) -> bool:
+        """Whether experts are copied to the GPU for prompts."""
+        return self.copied != "nothing" and self.cpu_layers > 0 and self.gpu
+
+    @property
+    def piece_tokens(self) -> int:
+        """Tokens of a piece of a prompt."""
+        return min(self.ubatch_tokens, self.cells)
+
+    @property
+    def cells(self) -> int:
+        """Of a sequence, in the cache of a layer that attends to everything."""
+        return _padded(-(-self.context_tokens // self.sequences))
+
+    def cells_of(self, kind: Attention) -> int:
+        """Of a sequence, in the cache of a layer of this kind."""
+        if kind.reach == "state":
+            return 0
+        return self.cells if kind.reach == "full" else min(self.cells, _padded(kind.span + self.ubatch_tokens))
 
 
 @dataclass(frozen=True)
@@ -153,3 +190,7 @@ def values_width(kind: Attention) -> int:
 def _is(kind: Attention, span: int) -> bool:
     """Whether layers of a kind use the cache of a span."""
     return kind.reach != "state" and kind.span == span
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // _CELLS) * _CELLS

@@ -15,8 +15,7 @@ from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.command_line import cpu_layers_of
 from trilane.study.fit.engine_choice import RUN_ON_GPUS, USUAL_ENGINE, check_engine, engine_of
-from trilane.study.fit.engine_speed import EngineGain, EngineSpeed
-from trilane.study.fit.larger_pieces import LargerPieces, larger_pieces
+from trilane.study.fit.engine_speed import EngineGain, EngineSpeed, LargerPieces, larger_pieces
 from trilane.study.fit.question import FitError, Question
 from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
-from trilane.study.fit.compute_buffer import ComputeBuffer, values_width, widest_values
-from trilane.study.fit.load_setting import LoadSetting
+from trilane.study.fit.compute_buffer import ComputeBuffer, LoadSetting, values_width, widest_values
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from sim.costs.engine import InferenceEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.units import in_gb
+from trilane.study.fit.compute_buffer import Copied, LoadSetting
 from trilane.study.fit.load_memory import LoadMemory, load_memory
-from trilane.study.fit.load_setting import Copied, LoadSetting
 from trilane.study.fit.memory_needed import HOST_RESERVE_BYTES, host_memory_of, short_host
 from trilane.study.fit.question import FitError, Question
 from trilane.study.split_speed import StaticSplit

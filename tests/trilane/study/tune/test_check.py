@@ -14,8 +14,8 @@ from realrun.llama_cpp.timed_run import RunSettings, TimedRun, reported_bytes
 from tests.kit.overlay import ROOT
 from traces.models.catalogue import load_model
 from trilane.pages.tune import check_page
+from trilane.study.fit.compute_buffer import LoadSetting
 from trilane.study.fit.load_memory import load_memory
-from trilane.study.fit.load_setting import LoadSetting
 from trilane.study.fit.question import FitError, Question
 from trilane.study.tune.check import Checked, check, file_to_run
 from trilane.study.tune.question import TuneQuestion
