@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from sim.runs.vocabulary import LANES
 from trilane.common.files import atomic_path
@@ -12,7 +14,6 @@ from trilane.pages.markdown import bullets, markdown_table
 from trilane.pages.output import number, percent, signed_percent
 from trilane.study.validation.agreement import Agreement, in_words, name_of
 from trilane.study.validation.agreement_summary import WORST_AIM
-from trilane.study.validation.by_policy import HEADERS, policy_lines
 from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.error_breakdown import error_breakdown
 
@@ -24,6 +25,11 @@ MEANINGS = {
     "copies": "expert copies of the run: predicted - measured",
     "plans": "plans that timing changed between simulator and executor; ! law 10 broken, blank: not checked",
 }
+_BY_POLICY = [
+    "policy", "scenarios", "median TPOT error", "planning, us a layer", "launching, us a layer",
+    "both, of TPOT", "plans that timing changed",
+]  # fmt: skip
+_HOST = ("launch", "plan", "foresee")
 
 
 def table_of(agreement: Agreement) -> tuple[list[str], list[list[str]]]:
@@ -91,7 +97,7 @@ def write_report(
         f"## Errors above {WORST_AIM:.0%}", far_off or "None.",
         "## All scenarios", markdown_table(*table_of(agreement)), bullets(f"*{k}*: {v}" for k, v in MEANINGS.items()),
         "## By lane", _lanes(agreement),
-        "## By policy", markdown_table(HEADERS, policy_lines(agreement)),
+        "## By policy", markdown_table(_BY_POLICY, policy_lines(agreement)),
         "## Ranking", _rankings(agreement),
         "## Hits, copies and bytes of whole runs", _memory(agreement),
         *_law(agreement),
@@ -137,6 +143,47 @@ def _lanes(agreement: Agreement) -> str:
         for lane, error in agreement.lane_errors.items()
     ]  # fmt: skip
     return markdown_table(headers, lines, text_columns=(0, 4))
+
+
+# --- by policy --------------------------------------------------------------------------------------------------------
+
+
+def policy_lines(agreement: Agreement) -> list[list[str]]:
+    """A line of text cells for every policy, medians over its scenarios: the host's time per layer, and how often
+    timing changed a plan."""
+    by_name: dict[str, list[RunComparison]] = defaultdict(list)
+    for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
+        by_name[name].append(comparison)
+    return [[name, str(len(comparisons)), *_cells(comparisons)] for name, comparisons in by_name.items()]
+
+
+def host_share(comparison: RunComparison) -> float:
+    """Measured time of planning and launching / measured TPOT."""
+    return sum(_host_ms(comparison, kind) for kind in _HOST) / comparison.tpot_ms.median
+
+
+def _cells(comparisons: Sequence[RunComparison]) -> list[str]:
+    planning = median(_us_a_layer(comparison, "plan", "foresee") for comparison in comparisons)
+    launching = median(_us_a_layer(comparison, "launch") for comparison in comparisons)
+    changed = [comparison.parity.changed_plans_share for comparison in comparisons if comparison.parity]
+    return [
+        f"{median(comparison.tpot_error for comparison in comparisons):.1%}", f"{planning:,.0f}",
+        f"{launching:,.0f}", f"{median(map(host_share, comparisons)):.1%}",
+        f"{min(changed):.0%} to {max(changed):.0%}" if changed else "-",
+    ]  # fmt: skip
+
+
+def _us_a_layer(comparison: RunComparison, *kinds: str) -> float:
+    layers = int(comparison.predicted.spans["layer"].max()) + 1
+    return 1e3 * sum(_host_ms(comparison, kind) for kind in kinds) / layers
+
+
+def _host_ms(comparison: RunComparison, kind: str) -> float:
+    found = comparison.work_ms.get(("host", kind))
+    return found.median if found else 0.0
+
+
+# --- memory, ranking and law 10 ---------------------------------------------------------------------------------------
 
 
 def _memory(agreement: Agreement) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.agreement_runs import agreement, comparison
-from trilane.study.validation.by_policy import host_share, policy_lines
+from trilane.pages.validation import host_share, policy_lines
 from trilane.study.validation.parity import Counts, Parity
 
 SAME = Counts(1, 1, 100)
