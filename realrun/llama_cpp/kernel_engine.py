@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sim.costs.engine import InferenceEngine, load_engine
-from sim.costs.kernels import Kernels
-from sim.costs.split_kernels import SplitKernels
+from sim.costs.kernels import Kernels, SplitKernels
 from trilane.common.files import atomic_path
 from trilane.common.schema import to_dict
 from trilane.common.yaml_files import yaml_text

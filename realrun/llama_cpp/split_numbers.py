@@ -35,8 +35,7 @@ from realrun.llama_cpp.product_times import (
     solved_by_threads,
 )
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import Kernels, ProductRates
-from sim.costs.split_kernels import ExpertCopies, SplitKernels
+from sim.costs.kernels import ExpertCopies, Kernels, ProductRates, SplitKernels
 from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ModelShape

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from sim.costs.fitted_engine import Bits, Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
-from sim.costs.kernels import Kernels, fits
-from sim.costs.split_kernels import SplitKernels
+from sim.costs.kernels import Kernels, SplitKernels, fits
 from sim.machine.hardware import Hardware
 from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, at_least

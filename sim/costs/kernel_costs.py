@@ -1,5 +1,5 @@
 """Cost tables from an engine's kernels as measured on a machine (``sim.costs.kernels``): of one without a GPU, and of
-one with a GPU, next to which the CPU has the experts of some layers (``sim.costs.split_kernels``).
+one with a GPU, next to which the CPU has the experts of some layers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.costs.fitted_engine import Copies
-from sim.costs.kernels import Floats, Kernels, ProductRates, longest_share
-from sim.costs.split_kernels import SplitKernels
+from sim.costs.kernels import Floats, Kernels, ProductRates, SplitKernels, longest_share
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns
 from traces.models.attention import Attention

@@ -1,6 +1,9 @@
-"""What an engine's kernels take on one processor, measured there one by one (``trilane profile --engine``).
+"""What an engine's kernels take on one processor, measured there one by one (``trilane profile --engine``), and what a
+layer's experts take that stay with the CPU, in a model whose other weights are on a GPU (``--n-cpu-moe``).
 
-Each number has a value for every number of threads that was measured; others have that of the next smaller one.
+Each number has a value for every number of threads that was measured; others have that of the next smaller one. CPU
+kernels have other rates next to a GPU: llama.cpp keeps such experts in the file's own order of rows, so that they can
+be copied.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from trilane.machines.sourced import Sourced
 Floats = npt.NDArray[np.float64]
 ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]
 ByDepth = Annotated[tuple[ByThreads, ...], NOT_EMPTY]  # for each number of threads a value for each depth
+_CopyNs = Annotated[float, between(0, 1e9)]
 _Rates = Annotated[tuple[Annotated[float, above(0), at_most(1e18)], ...], NOT_EMPTY]
 Listed = tuple[str, Sequence[Any], tuple[int, ...]]  # a number's name, its lists, and how long they must be
 _SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of ops.cpp, llama_kv_cache::get_n_kv
@@ -100,6 +104,47 @@ class Kernels(NamedTuple):
         yield from ((name, getattr(self, name).value, (threads,)) for name in ("chosen_ns", "step_ns"))
         for name in ("layer_ns", "token_ns"):
             yield from ((f"{name}.{kind}", number.value, (threads,)) for kind, number in getattr(self, name).items())
+
+    def place(self, threads: int) -> int:
+        """Where the values for so many threads stand."""
+        return max(bisect_right(self.threads, threads) - 1, 0)
+
+
+# --- experts on the CPU, next to a GPU --------------------------------------------------------------------------------
+
+
+class ExpertCopies(NamedTuple):
+    """Copies of experts to the GPU, for large pieces of a prompt: of each expert, and of each of its bytes."""
+
+    expert_ns: Sourced[_CopyNs]
+    byte_ns: Sourced[_CopyNs]
+
+    def ns(self, size: int) -> float:
+        """The time of an expert of ``size`` bytes."""
+        return self.expert_ns.value + size * self.byte_ns.value
+
+
+class SplitKernels(NamedTuple):
+    """Times of a layer of experts on the CPU, for every number of its ``threads`` that was measured.
+
+    ``layer_ns``: to hand over and back, with both waiting; ``chosen_ns``: of an element of a chosen expert's output,
+    apart from its products. Experts are copied from a ``mapped`` file, or from ``pinned`` memory (``--load-mode
+    none``).
+    """
+
+    threads: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]
+    experts: Mapping[str, Sourced[ProductRates]]  # by block
+    chosen_ns: Sourced[ByThreads]
+    layer_ns: Sourced[ByThreads]
+    mapped: ExpertCopies
+    pinned: ExpertCopies
+
+    def lists(self) -> Iterator[Listed]:
+        """Every number that has a value for each number of threads."""
+        threads = len(self.threads)
+        for block, rate in self.experts.items():
+            yield f"experts.{block}", rate.value.flops_per_s, (threads, len(rate.value.rows))
+        yield from ((name, getattr(self, name).value, (threads,)) for name in ("chosen_ns", "layer_ns"))
 
     def place(self, threads: int) -> int:
         """Where the values for so many threads stand."""

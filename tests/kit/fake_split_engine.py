@@ -10,8 +10,7 @@ import numpy as np
 from realrun.llama_cpp.bench_engine import BenchSettings
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
-from sim.costs.split_kernels import ExpertCopies, SplitKernels
+from sim.costs.kernels import AttentionTimes, BlockRates, ExpertCopies, Kernels, ProductRates, SplitKernels
 from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ModelShape

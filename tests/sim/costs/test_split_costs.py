@@ -9,8 +9,7 @@ import pytest
 
 from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
-from sim.costs.split_kernels import ExpertCopies, SplitKernels
+from sim.costs.kernels import AttentionTimes, BlockRates, ExpertCopies, Kernels, ProductRates, SplitKernels
 from sim.machine.hardware import load_hardware
 from traces.models.shape import ModelShape
 from trilane.machines.plausibility import HardwareError
