@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from trilane.study.papers.plays import Plays
@@ -81,17 +81,13 @@ def _summary(name: str, scores: Sequence[FigureScore]) -> PaperSummary:
     counted = [score for score in scores if score.counts]
     directions = [same for score in counted if (same := score.same_direction) is not None]
     pairs = pairs_of(counted)
+    near, far = (fmean([score.within(limit) for score in counted] or [math.nan]) for limit in (NEAR, FAR))
     return PaperSummary(
-        name, len(counted), sum(bool(score.put_in) for score in scores),
-        near=_share([score.within(NEAR) for score in counted]), far=_share([score.within(FAR) for score in counted]),
+        name, len(counted), sum(bool(score.put_in) for score in scores), near, far,
         median_log_ratio=median([abs(score.log_ratio) for score in counted] or [math.nan]),
         same_direction=(sum(directions), len(directions)),
         in_order=(sum(in_order(*pair) for pair in pairs), len(pairs)),
     )  # fmt: skip
-
-
-def _share(values: Sequence[bool]) -> float:
-    return sum(values) / len(values) if values else math.nan
 
 
 def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureScore]]:
