@@ -13,8 +13,7 @@ from typer.main import get_command
 
 from trilane.common.errors import TrilaneError
 from trilane.common.files import errors_name
-from trilane.common.printable import printable
-from trilane.common.quoting import shortened
+from trilane.common.quoting import printable, shortened
 from trilane.pages.output import STANDARD_OUTPUT
 from trilane.verbs.ablate import ablate
 from trilane.verbs.accuracy import accuracy

@@ -11,7 +11,7 @@ from pathlib import Path
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings
 from trilane.common.json_text import parse_json
-from trilane.common.printable import printable
+from trilane.common.quoting import printable
 
 VARIABLE = "LLAMA_BENCH"
 GENERATED = 16  # tokens of a repeat: the program times them together

@@ -23,7 +23,7 @@ from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings, ch
 from traces.capture.vectors import Vectors, known_vectors
 from traces.file import TraceWriter
 from traces.layout import ForecastKey
-from trilane.common.printable import printable
+from trilane.common.quoting import printable
 
 Progress: TypeAlias = Callable[[str], object]  # is called with a text about the present work
 

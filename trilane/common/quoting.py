@@ -1,4 +1,4 @@
-"""Values in messages: a message is short, whatever was given."""
+"""Text that was given, in messages: short, and printable."""
 
 from __future__ import annotations
 
@@ -36,3 +36,11 @@ def shortened(message: str) -> str:
     """A message without its middle if that is long: it says where at the beginning, and what to do at the end."""
     half = _MOST_OF_MESSAGE // 2
     return message if len(message) <= _MOST_OF_MESSAGE else f"{message[:half]} ... {message[-half:]}"
+
+
+def printable(text: str) -> str:
+    r"""``text`` in printable characters. Others, which a terminal may obey, are as Python writes them (``\x1b``,
+    ``\u202e``), but for line breaks."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

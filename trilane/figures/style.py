@@ -18,7 +18,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
 from policies.protocols import PolicyKind
-from trilane.common.printable import printable
+from trilane.common.quoting import printable
 from trilane.figures.marks import meanings
 from trilane.figures.words import is_share, numeric, value_text
 from trilane.study.sweep.axes import axis_label

@@ -13,7 +13,7 @@ import pandas as pd
 from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_POLICIES
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
-from trilane.common.printable import printable
+from trilane.common.quoting import printable
 from trilane.study.sampling_error import MEASURED_RUNS, measured_error
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, axis_label
 

@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trilane.common.files import OutputError, atomic_path, errors_name, plain_target
-from trilane.common.printable import printable
-from trilane.common.quoting import shortened
+from trilane.common.quoting import printable, shortened
 from trilane.common.units import MIB
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilane.common.printable import printable
+from trilane.common.quoting import printable
 
 
 @pytest.mark.parametrize(
