@@ -1,4 +1,6 @@
-"""The catalogue of model shapes: published models from ``models.yaml``, mini models from their bundled traces."""
+"""Shapes of models by name: published models from ``models.yaml``, mini models from their bundled traces, and those
+that are given as a file: a config.json, a folder that holds one, or a GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ from typing import Any, NamedTuple
 
 from traces.bundled_traces import bundled_trace, find_trace
 from traces.file import read_trace
-from traces.models.hf_config import shape_of_config
-from traces.models.model_files import model_file, read_model_file
+from traces.models.hf_config import read_config, shape_of_config
 from traces.models.names import ModelName, parted
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
@@ -21,6 +22,7 @@ from trilane.common.yaml_files import read_bundled, read_yaml
 _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
+_CONFIG, _GGUF = "config.json", ".gguf"
 _OTHERS = "any other: give the path of its config.json or GGUF file, or write an entry in traces/models/models.yaml"
 _NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
 
@@ -53,7 +55,7 @@ def _load(name: str, path: Path | None, changed_ns: int) -> ModelShape:
     if weights is not None:
         return quantised(_load(model, path, changed_ns), weights)
     if path is not None:
-        return read_model_file(path)
+        return _read_model_file(path)
     if name in aliases():
         return replace(load_model(aliases()[name].model), name=name)
     if name in _entries():
@@ -61,6 +63,30 @@ def _load(name: str, path: Path | None, changed_ns: int) -> ModelShape:
     if trace := name in _MINI_MODELS and bundled_trace(name):
         return replace(read_trace(find_trace(trace)).shape, name=name)
     raise ShapeError(f"{unknown('model', name, model_names())}; {_OTHERS}")
+
+
+def model_file(name: str) -> Path | None:
+    """The file that ``name`` stands for, if it is a path. Raises ShapeError if there is no such file."""
+    path = Path(name)
+    if path.is_dir() and (path / _CONFIG).is_file():
+        return path / _CONFIG
+    if path.suffix.lower() not in (".json", _GGUF) and not path.is_dir():
+        return None
+    if not path.is_file():
+        raise ShapeError(f"{name}: expected a config.json, a folder that holds one, or a GGUF file; there is none")
+    return path
+
+
+def _read_model_file(path: Path) -> ModelShape:
+    """The shape of the model in a file; its name is the path. Raises ShapeError."""
+    try:
+        if path.suffix.lower() != _GGUF:
+            return read_config(path)
+        from traces.models.gguf_model import read_gguf_model  # it takes long to import
+
+        return read_gguf_model(path)
+    except OSError as fault:
+        raise ShapeError(f"{path}: {fault.strerror}") from None
 
 
 def _cut(shape: ModelShape, layers: str) -> ModelShape:

@@ -7,9 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from traces.models.catalogue import original
+from traces.models.catalogue import model_file, original
 from traces.models.config_keys import ConfigKeys
-from traces.models.model_files import model_file
 from traces.models.names import parted
 from traces.models.shape import ShapeError
 from trilane.common.hints import Count, Name
