@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Literal, Protocol
 
 from policies.mechanism.shared_dram import rates_together
@@ -97,7 +98,7 @@ class ForecastPrefetcher:
         link_ns = view.h2d_backlog_ns + len(plan.loads) * takes_ns
         layer_ns = plan.makespan_ns + costs.between_ns
         ranked = []
-        for forecast in sorted(forecasts, key=_layer):
+        for forecast in sorted(forecasts, key=attrgetter("layer")):
             layer = forecast.layer
             there, cpu_ns = view.residency.resident[layer], view.costs[layer].cpu_ns
             ahead_ns = (layer - view.layer) * layer_ns
@@ -150,10 +151,6 @@ def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int])
     carried = copy_rate * busy_ns + 1000 * costs.between_ns  # by the link in a layer, x 1000
     takes = 1000 * (busy_ns + costs.between_ns) * costs.copy_ns // carried
     return takes, (1000 - cpu_rate) * busy_ns * costs.copy_ns // carried
-
-
-def _layer(forecast: Forecast) -> int:
-    return forecast.layer
 
 
 class NextLayer(NoProtection):

@@ -137,7 +137,8 @@ def measure(
 def machine_on(
     hardware: Hardware, lanes: LaneKind = "auto", options: LaneOptions | None = None, *, inline: bool = False
 ) -> RealMachine:
-    """The machine of a profile; for a preset, the chosen lanes.
+    """The machine of a profile; for a preset, the chosen lanes. ``inline``: on host lanes the calling thread plays the
+    GPU, as needed for a library's model.
 
     Raises RefusedError if this is another computer than the profile's, or if other lanes were chosen than the
     profile's.
@@ -147,10 +148,3 @@ def machine_on(
         return machine_for(lanes, options, inline=inline)
     check_asked(hardware.measured_profile(), lanes, options)
     return machine_of(hardware.measured_profile(), inline=inline)
-
-
-def generating_machine(
-    hardware: Hardware, lanes: LaneKind = "auto", options: LaneOptions | None = None
-) -> RealMachine:  # fmt: skip
-    """As ``machine_on``, but on host lanes the calling thread plays the GPU, as needed for a library's model."""
-    return machine_on(hardware, lanes, options, inline=True)

@@ -116,7 +116,7 @@ def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, genera
 def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
     from realrun.generation.generate import generate
     from realrun.generation.preparation import GenerateRequest
-    from realrun.replay.measure import generating_machine
+    from realrun.replay.measure import machine_on
     from sim.machine.hardware import load_hardware
 
     model, prompts = generation.model, generation.prompts
@@ -127,7 +127,7 @@ def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, gener
         generated_tokens=chosen.generated_tokens or 32, vectors=generation.vectors, trace=generation.trace,
     )  # fmt: skip
     request.check()
-    machine = generating_machine(load_hardware(chosen.hardware), lanes, lane_choice.options())
+    machine = machine_on(load_hardware(chosen.hardware), lanes, lane_choice.options(), inline=True)
     try:
         with working(f"generating under {chosen.policy}"):
             found = generate(request, machine)

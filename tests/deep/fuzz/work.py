@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 _STOPS = (
     "trilane.study.pool:Worker", "trilane.verbs.trace_capture:_capture_function", "trilane.verbs.profile:_machine",
     "traces.synthesis.synthetic_trace:synthetic_trace", "realrun.replay.measure:measure", "realrun.smoke.smoke:smoke",
-    "realrun.replay.measure:generating_machine", "trilane.study.validation.validate:ReplayBench",
+    "realrun.generation.generate:generate", "trilane.study.validation.validate:ReplayBench",
     "trilane.verbs.validate:_report",
 )  # fmt: skip
 

@@ -25,7 +25,7 @@ from realrun.machine.machines import (  # noqa: E402
     machine_of,
 )
 from realrun.machine.thread_lane import InlineLane  # noqa: E402
-from realrun.replay.measure import generating_machine, machine_on  # noqa: E402
+from realrun.replay.measure import machine_on  # noqa: E402
 from sim.machine.devices import ResultPath  # noqa: E402
 from sim.machine.hardware import Hardware, load_hardware  # noqa: E402
 from sim.machine.profile import Kind, Profile  # noqa: E402
@@ -115,7 +115,7 @@ def test_by_default_the_gpu_has_a_core_of_its_own_where_there_are_two() -> None:
 def test_one_core_is_enough_to_generate_on(monkeypatch: pytest.MonkeyPatch) -> None:
     core = max(usable_cores())
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {core}, raising=False)
-    machine = generating_machine(load_hardware("rtx3090-ddr4"), "host-lanes")
+    machine = machine_on(load_hardware("rtx3090-ddr4"), "host-lanes", inline=True)
     machine.close()
     assert isinstance(machine, HostLanes)
     assert (machine.settings.gpu_core, machine.settings.cpu_cores) == (core, (core,))
@@ -146,7 +146,7 @@ def on(profile: Profile) -> Hardware:
 
 
 def test_a_profile_s_lanes_are_built_for_generating_too() -> None:
-    machine = generating_machine(on(profile_of(facts(link_bytes_per_s=3.5e9))))
+    machine = machine_on(on(profile_of(facts(link_bytes_per_s=3.5e9))), inline=True)
     machine.close()
     assert isinstance(machine.gpu, InlineLane)
     assert asdict(machine.settings) == asdict(tiny_lanes(link_bytes_per_s=3.5e9))
