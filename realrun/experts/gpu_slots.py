@@ -102,5 +102,5 @@ def check_one_width(policy: str, needs: Needs) -> None:
 def slots_needed(prepared: Prepared) -> int:
     """The number of a run's cache and staging slots on the GPU. Raises RefusedError for narrow copies."""
     check_one_width(prepared.composition.name, prepared.needs)
-    size, policy = prepared.shape.expert_bytes_of(0), prepared.composition
+    size, policy = prepared.shape.expert_bytes_by_layer[0], prepared.composition
     return prepared.memory.cache_bytes // size + policy.demand_slots + policy.prefetch_slots

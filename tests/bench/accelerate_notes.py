@@ -17,8 +17,8 @@ def about(shape: ModelShape, memory_gb: float, lanes: Machine) -> list[str]:
     """The runs and their rules."""
     notes = [
         f"model: Qwen3-MoE with random weights in bfloat16, {shape.moe_layers} layers of {shape.experts} experts, "
-        f"{shape.top_k} per token, {shape.expert_bytes_of(0) / 1e6:.1f} MB each, {shape.routed_bytes / 1e9:.2f} GB in "
-        "all; a trained model's routing has more regularities for caches to use",
+        f"{shape.top_k} per token, {shape.expert_bytes_by_layer[0] / 1e6:.1f} MB each, "
+        f"{shape.routed_bytes / 1e9:.2f} GB in all; a trained model's routing has more regularities for caches to use",
         "TPOT: median of all decode steps of all runs, after one warm-up run; the programs take turns in alternating "
         "order; greedy decoding, one sequence",
         f"{memory_gb:g} GB of GPU memory hold all weights except experts. In addition, accelerate holds all experts of "

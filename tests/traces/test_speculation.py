@@ -299,7 +299,7 @@ def test_layers_that_draft_take_room_from_the_cache() -> None:
     memory = [prepare(plain.with_(**DRAFTS, draft_layers=layers)).memory for layers in (0.0, 1.0, 2.0)]
     room = [each.non_expert_bytes for each in memory]
     assert [room[1] - room[0], room[2] - room[0]] == [shape.moe_layer_bytes, 2 * shape.moe_layer_bytes]
-    assert shape.moe_layer_bytes > shape.experts * shape.expert_bytes_of(0)
+    assert shape.moe_layer_bytes > shape.experts * shape.expert_bytes_by_layer[0]
     assert memory[0].slots > memory[1].slots > memory[2].slots
 
 

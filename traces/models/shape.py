@@ -152,10 +152,6 @@ class ModelShape:
         uniform = round(self.matrices_per_expert * self.hidden * self.expert_width * self.weight_bits / 8)
         return self.expert_bytes or (uniform,) * self.moe_layers
 
-    def expert_bytes_of(self, layer: int) -> int:
-        """Bytes of one routed expert of MoE layer ``layer``."""
-        return self.expert_bytes_by_layer[layer]
-
     @property
     def largest_expert_tensor_bytes(self) -> int:
         """Bytes of the largest tensor that holds a matrix of all experts of a layer, as in GGUF files. Where it is not

@@ -32,7 +32,7 @@ def test_type_layout_and_kernel_follow_from_the_shape(
         ("gate_up_proj", (32, 32), dtype) if matrices == 3 else ("up_proj", (16, 32), dtype),
         ("down_proj", (32, 16), dtype),
     ]
-    assert found.layout.size_bytes == shape.expert_bytes_of(0)
+    assert found.layout.size_bytes == shape.expert_bytes_by_layer[0]
 
 
 @pytest.mark.parametrize("quantisation", ["q8_0", "q4_0"])
@@ -41,7 +41,7 @@ def test_weights_in_blocks_take_the_bytes_that_the_catalogue_says(model: str, qu
     shape = load_model(f"{model}@{quantisation}")
     found = ExpertShape.of(shape)
     assert isinstance(found.kernel, BlockSwiGlu)
-    assert found.layout.size_bytes == shape.expert_bytes_of(0)
+    assert found.layout.size_bytes == shape.expert_bytes_by_layer[0]
     assert {part.dtype for part in found.layout.parts} == {torch.uint8}
 
 

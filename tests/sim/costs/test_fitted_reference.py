@@ -104,7 +104,7 @@ def test_every_time_of_a_step(device: str, step: tuple[int, tuple[int, ...]]) ->
 def test_every_cost_of_an_expert() -> None:
     """Of 4.5 bits: unpacked more slowly, kernels of its own for each row but one; latencies of both directions."""
     hardware = machine().with_numbers({"link.h2d_latency_ns": 700, "link.d2h_latency_ns": 900})
-    size, flops = SHAPE.expert_bytes_of(0), 2 * 3 * 1000 * 300
+    size, flops = SHAPE.expert_bytes_by_layer[0], 2 * 3 * 1000 * 300
     read = size / (READ_GPU * 0.8)
     expert = fitted_costs(SHAPE, hardware, ENGINE_USED, 400).experts[2]
     assert expert.expert_bytes == size == 3 * 1000 * 300 * 4.5 / 8

@@ -29,7 +29,7 @@ MOST = 40
 
 def machine() -> Hardware:
     """A CPU that reads an expert in 1 us, and needs 0.5 us of arithmetic a token."""
-    size, flops = SHAPE.expert_bytes_of(0), _flops(SHAPE)
+    size, flops = SHAPE.expert_bytes_by_layer[0], _flops(SHAPE)
     numbers = {"cpu.read_bytes_per_s": size / 1e-6, "cpu.flops_per_s": flops / 0.5e-6}
     return load_hardware("rtx3090-ddr4").with_numbers({**numbers, "cpu.first_expert_ns": 60_000})
 

@@ -93,7 +93,7 @@ def replay_lru(trace: Trace, budget_bytes: int) -> int:
             event = [(layer, expert) for expert in trace.topk_ids[step.rows, layer].ravel().tolist()]
             hits += len(set(event) & pool.keys())
             for key in event:
-                pool[key] = trace.shape.expert_bytes_of(layer)
+                pool[key] = trace.shape.expert_bytes_by_layer[layer]
                 pool.move_to_end(key)
             while sum(pool.values()) > budget_bytes:
                 del pool[next(key for key in pool if key not in set(event))]
@@ -121,7 +121,7 @@ def test_a_small_log_is_imported_row_by_row(tmp_path: Path) -> None:
     assert trace.position.tolist() == [0, 1, 2]
     assert trace.shape.name == "toy-q4"
     assert trace.shape.expert_bytes == (100, 200)
-    assert [trace.shape.expert_bytes_of(layer) for layer in (0, 1)] == [100, 200]
+    assert [trace.shape.expert_bytes_by_layer[layer] for layer in (0, 1)] == [100, 200]
     assert float(trace.topk_weights[0, 0, 0]) == 0.75
     assert trace.provenance == {
         "format": "route_trace v1", "text": "generated", "file": "toy.route.csv", "model": "/tmp/Toy-Q4.gguf",

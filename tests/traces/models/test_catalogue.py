@@ -57,7 +57,7 @@ def test_widths_of_attention_fit_its_weights(name: str) -> None:
     ],
 )
 def test_an_expert_has_the_bytes_of_its_three_matrices(name: str, megabytes: float) -> None:
-    assert load_model(name).expert_bytes_of(0) / 1e6 == pytest.approx(megabytes)
+    assert load_model(name).expert_bytes_by_layer[0] / 1e6 == pytest.approx(megabytes)
 
 
 def test_the_layers_of_deepseek_v2_lite() -> None:

@@ -143,5 +143,5 @@ def host_bytes_of(shape: ModelShape, session: Session) -> int:
     """
     if not isinstance(session.policy.cache, StaticCache):
         return shape.routed_bytes
-    placed = session.residency.resident
-    return sum(shape.expert_bytes_of(layer) * (shape.experts - len(experts)) for layer, experts in enumerate(placed))
+    placed = zip(shape.expert_bytes_by_layer, session.residency.resident, strict=True)
+    return sum(size * (shape.experts - len(experts)) for size, experts in placed)

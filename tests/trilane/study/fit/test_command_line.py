@@ -36,7 +36,7 @@ def test_the_command_line_has_what_the_answer_rests_on() -> None:
 def test_llama_cpp_counts_the_dense_layers_too() -> None:
     one = answered(model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", weights="bf16")
     sizes = load_model("deepseek-v2-lite@bf16")
-    on_cpu = round(one.memory.host_bytes / sizes.expert_bytes_of(0) / sizes.experts)
+    on_cpu = round(one.memory.host_bytes / sizes.expert_bytes_by_layer[0] / sizes.experts)
     assert one.cpu_layers == on_cpu + 1
     assert answered(model="deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", weights="bf16",
                     n_cpu_moe=one.cpu_layers).tpot_ms == one.tpot_ms  # fmt: skip
@@ -54,7 +54,7 @@ def test_llama_cpp_counts_blocks_between_those_with_experts(model: str, first: i
     for given in (0, first + 1, last, last + 1):
         one = answered(model=model, gpu="h200-sxm", ram="ddr5-5600", weights="q2_k", n_cpu_moe=given)
         on_cpu = sum(block < given for block in shape.expert_blocks)
-        assert one.memory.host_bytes == on_cpu * shape.experts * shape.expert_bytes_of(0)
+        assert one.memory.host_bytes == on_cpu * shape.experts * shape.expert_bytes_by_layer[0]
 
 
 def test_ktransformers_keeps_some_experts_of_every_layer_and_is_told_the_format() -> None:

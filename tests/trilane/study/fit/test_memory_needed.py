@@ -71,7 +71,7 @@ def test_an_advised_prompt_runs(ram_gb: int | None) -> None:
 def test_a_short_prompt_is_advised_to_the_token() -> None:
     shape, hardware, asked = qwen(weights="bf16", prompt_tokens=4000, generated=1)
     fixed = shape.non_expert_bytes + hardware.gpu.reserve_bytes
-    kept = shape.cache_bytes(100) + 2 * shape.expert_bytes_of(0)
+    kept = shape.cache_bytes(100) + 2 * shape.expert_bytes_by_layer[0]
     little = load_hardware("rtx-3060+ddr4-3200", {"gpu.memory_bytes": fixed + kept})
     with pytest.raises(FitError) as error:
         check_fits(shape, little, asked)

@@ -54,7 +54,7 @@ def test_experts_that_are_copied_have_room_by_matrix_or_by_layer() -> None:
     """Mixtral: eight experts of 3 x 4,096 x 14,336; two results of two experts for each of 512 tokens, or one and what
     comes of it; inputs are four rows of 4,096, and a mask of 4,352 cells."""
     own, shape = splitter(**{**QWEN, "model": "mixtral-8x7b"}), load_model("mixtral-8x7b@q4_k_m")
-    layer, inputs = 8 * shape.expert_bytes_of(0), 512 * (4 * 4096 * 4 + 4352 * 2)
+    layer, inputs = 8 * shape.expert_bytes_by_layer[0], 512 * (4 * 4096 * 4 + 4352 * 2)
     assert own.memory(StaticSplit(1)).compute_bytes == layer // 3 + 512 * 4 * 2 * 2 * 14_336 + inputs
     other = splitter(**{**QWEN, "model": "mixtral-8x7b", "engine": "ik_llama.cpp"})
     expected = layer + other.piece_tokens * (4 * 2 * 2 * 14_336 + 4 * 4096 * 4 + 4352 * 2)

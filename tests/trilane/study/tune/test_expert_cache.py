@@ -44,7 +44,7 @@ def test_all_memory_that_is_left_is_the_cache_but_for_a_spare_slot() -> None:
     left = -memory.missing_bytes
     assert own.cache_mib == left // MIB
     assert own.split.cache is not None
-    spare = shape.expert_bytes_of(0)
+    spare = shape.expert_bytes_by_layer[0]
     assert own.split.cache.held == pytest.approx((own.cache_mib * MIB - spare) / memory.host_bytes)
     assert own.split.cache.hit_rate == CURVE.rate(own.split.cache.held)
     assert own.words[-1] == f"--moe-cache-mib {own.cache_mib}"
@@ -71,7 +71,7 @@ def test_no_room_for_the_experts_of_a_token_is_refused(slots: float, runs: bool)
     large = speed()
     memory = large.splitter.memory(large.split)
     held = memory.gpu_bytes + memory.missing_bytes
-    own = speed(memory_gib=(held + slots * large.shape.expert_bytes_of(0)) / 2**30)
+    own = speed(memory_gib=(held + slots * large.shape.expert_bytes_by_layer[0]) / 2**30)
     if runs:
         assert own.split.cache is not None
         return

@@ -78,7 +78,7 @@ def test_hits_loads_and_bytes_are_those_of_the_log(bench: WatchedBench) -> None:
     session, checked = run(bench, tiny_setting(SHARE), "on-demand").session, parity(bench, "on-demand")
     copies = [call.answer for call in session.log if call.name == "next_copy" and call.answer is not None]
     assert checked.measured.loads == len(copies) > 0
-    assert checked.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_of(0)
+    assert checked.measured.bytes == len(copies) * tiny_setting(SHARE).shape.expert_bytes_by_layer[0]
     assert checked.measured.hits == sum(len(plan.resident) for plan in session.plans().values()) > 0
 
 
