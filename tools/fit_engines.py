@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from sim.costs.engine import EngineError, InferenceEngine, load_engine
+from sim.costs.engine import EngineError, FittedEngine, load_fitted
 from sim.costs.engine_costs import PLAIN
 from tools.write_engines import write_engines
 from trilane.common.csv_files import write_csv
@@ -89,10 +89,10 @@ def read_starts() -> Starts:
     return found
 
 
-def engines_of(starts: Starts, logs: Vector) -> dict[str, InferenceEngine]:
+def engines_of(starts: Starts, logs: Vector) -> dict[str, FittedEngine]:
     """The engines with these logarithms of the unknowns."""
     values = dict(zip(starts.unknowns, np.exp(logs), strict=True))
-    return {name: load_engine(name).with_numbers(_numbers(starts, values, name)) for name in ENGINES}
+    return {name: load_fitted(name).with_numbers(_numbers(starts, values, name)) for name in ENGINES}
 
 
 def _numbers(starts: Starts, values: Mapping[str, float], engine: str) -> dict[str, float]:
@@ -134,7 +134,7 @@ def log_residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> 
     return np.array([*off, *(START * (logs - starts.logs) / spreads)])
 
 
-def errors(row: MeasuredRow, engines: Mapping[str, InferenceEngine]) -> tuple[float | None, float | None]:
+def errors(row: MeasuredRow, engines: Mapping[str, FittedEngine]) -> tuple[float | None, float | None]:
     """log(predicted / measured) of decode and prompt speed."""
     found = predict(row, engines)
     pairs = (
@@ -151,7 +151,7 @@ def rows_to_fit() -> list[MeasuredRow]:
     ]
 
 
-def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, InferenceEngine]]:
+def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, FittedEngine]]:
     """For each machine, the engines fitted to the rows of all others, from the same start as the fit to all."""
     machines = sorted({row.machine for row in rows})
     without = [[row for row in rows if row.machine != machine] for machine in machines]
@@ -166,7 +166,7 @@ def summary(found: Sequence[float | None]) -> str:
     return f"{len(off)} rows, median error {np.median(np.abs(off)):.1%}, bias {np.median(off):+.1%}"
 
 
-def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[str, InferenceEngine]]) -> None:
+def write_held_out(rows: Sequence[MeasuredRow], engines: Mapping[str, Mapping[str, FittedEngine]]) -> None:
     """``held_out.csv``. Rows that were not fitted to are predicted with what was fitted without their machine, too."""
     lines: list[tuple[str, ...]] = [("id", "decode_tokens_per_s", "prompt_tokens_per_s")]
     for row in rows:

@@ -1,20 +1,20 @@
 """Engines: what a machine does with the software that runs a model on it, as data (``sim/costs/engines/*.yaml``).
 
-There are two kinds. The kernels of ``pytorch`` and ``ideal`` are counted, and each costs the machine's own times
-(``sim.costs.roofline_costs``); so are those of papers' systems, such as ``dali-2025``, whose own programs take more
-time than the machine does (``sim.costs.software_costs``). Of engines that people run, such as ``llama.cpp``, the times
-of whole layers and the shares of a data sheet's rates that they reach are known from measured speeds
-(``sim.costs.fitted_costs``).
+There are two kinds. In a ``CountedEngine``, such as ``pytorch`` and ``ideal``, kernels are counted, and each costs the
+machine's own times (``sim.costs.roofline_costs``); so are those of papers' systems, such as ``dali-2025``, whose own
+programs take more time than the machine does (``sim.costs.software_costs``). Of a ``FittedEngine``, such as
+``llama.cpp``, which people run, the times of whole layers and the shares of a data sheet's rates that they reach are
+known from measured speeds (``sim.costs.fitted_costs``). The sections of a file say of which kind its engine is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.fitted_engine import Bits, Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
 from sim.costs.kernels import Kernels, SplitKernels, fits
@@ -29,7 +29,6 @@ from trilane.machines.plausibility import HardwareError
 from trilane.machines.sourced import Sourced, numbers_in, with_numbers
 
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
-_PARTS = ("gpu", "cpu", "prompt", "software", "kernels", "gpu_kernels", "split")
 
 
 class EngineError(HardwareError):
@@ -60,8 +59,8 @@ class Software(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceEngine:
-    """One engine. ``gpu``, ``cpu`` and ``prompt`` are absent where kernels are counted, ``software`` elsewhere.
+class _Engine:
+    """What engines of both kinds state.
 
     ``copied_run``: whether an expert that is copied for its layer runs as soon as it is there, in a graph of its own,
     or in the kernels of all. ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``,
@@ -80,50 +79,82 @@ class InferenceEngine:
     copied_run: Literal["alone", "together"] = "alone"
     replay_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # host time to start one graph
     spin_ns: Sourced[Annotated[int, at_least(0)]] | None = None  # to wait for a stream
-    gpu: GpuWork | None = None
-    cpu: CpuWork | None = None
-    prompt: PromptWork | None = None
-    software: Software | None = None
-    kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
-    gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
-    split: SplitKernels | None = None  # experts that stay with the CPU next to it
     set_by: tuple[str, ...] = ()
     vendors: tuple[Vendor, ...] | None = None
     reads: tuple[WeightFiles, ...] | None = None
 
     def __post_init__(self) -> None:
+        for fault in self._faults():
+            raise EngineError(f"engine {self.name!r}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
         if self.starts == "graphs" and (self.replay_ns is None or self.spin_ns is None):
-            raise EngineError(f"engine {self.name!r}: expected replay_ns and spin_ns, since it starts graphs")
-        if len({part is None for part in (self.gpu, self.cpu, self.prompt)}) > 1:
-            raise EngineError(f"engine {self.name!r}: expected gpu, cpu and prompt together, or none of them")
-        if self.fitted and self.software is not None:
-            raise EngineError(f"engine {self.name!r}: expected no software, whose times are in gpu, cpu and prompt")
-        if (self.gpu_kernels is None) != (self.split is None):
-            raise EngineError(f"engine {self.name!r}: expected gpu_kernels and split together, or none of them")
-        self._check_lists()
+            yield "expected replay_ns and spin_ns, since it starts graphs"
+
+    def runs_on(self, vendor: Vendor) -> bool:
+        return self.vendors is None or vendor in self.vendors
+
+    def flat(self) -> dict[str, Sourced[Any]]:
+        """Every number by its dotted key."""
+        return numbers_in(vars(self))
+
+    def with_numbers(self, changed: Mapping[str, float]) -> Self:
+        """The engine with other values for some dotted keys. Raises EngineError for a key that it lacks."""
+        for key in changed:
+            if key not in self.flat():
+                raise EngineError(f"engine {self.name!r}: {unknown('key', key, self.flat())}")
+        return self._map(
+            {key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed}
+        )
+
+    def with_sources(self, sources: Mapping[str, str]) -> Self:
+        """The engine with other sources for some dotted keys."""
+        return self._map({key: n._replace(source=sources[key]) for key, n in self.flat().items() if key in sources})
+
+    def _map(self, changed: Mapping[str, Sourced[Any]]) -> Self:
+        return replace(self, **with_numbers(vars(self), changed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedEngine(_Engine):
+    """An engine whose kernels are counted; ``software``: a paper's own program."""
+
+    software: Software | None = None
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
         small = self.software
         few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
         if small and None in few and any((*few, small.cpu_token_ns)):
-            what = "expected small_batch_tokens and small_batch_flops_share together"
-            raise EngineError(f"engine {self.name!r}: software: {what}")
+            yield "software: expected small_batch_tokens and small_batch_flops_share together"
 
-    def _check_lists(self) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class FittedEngine(_Engine):
+    """An engine whose times are those of whole layers, fitted to measured speeds."""
+
+    gpu: GpuWork
+    cpu: CpuWork
+    prompt: PromptWork
+    kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
+    gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
+    split: SplitKernels | None = None  # experts that stay with the CPU next to it
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if (self.gpu_kernels is None) != (self.split is None):
+            yield "expected gpu_kernels and split together, or none of them"
         for section in ("kernels", "gpu_kernels", "split"):
             for name, lists, lengths in part.lists() if (part := getattr(self, section)) else ():
                 if not fits(lists, lengths):
                     each = "".join(f", with {count} values each" for count in lengths[1:])
                     what = f"expected {lengths[0]} entries{each}, as many as threads, depths and rows were measured"
-                    raise EngineError(f"engine {self.name!r}: {section}.{name}: {what}")
-
-    @property
-    def fitted(self) -> bool:
-        """Whether its times are those of whole layers."""
-        return self.gpu is not None
+                    yield f"{section}.{name}: {what}"
 
     @property
     def cpu_in_turn(self) -> bool:
         """Whether the CPU takes its turn in every layer, after the GPU."""
-        return bool(self.cpu and self.cpu.every_layer and self.cpu.every_layer.value)
+        return bool(self.cpu.every_layer and self.cpu.every_layer.value)
 
     @property
     def measured(self) -> bool:
@@ -134,29 +165,8 @@ class InferenceEngine:
         """Whether its times on such a machine, with or without a GPU, are those of kernels measured on one."""
         return (self.kernels if hardware.cpu_only else self.gpu_kernels) is not None
 
-    def runs_on(self, vendor: Vendor) -> bool:
-        return self.vendors is None or vendor in self.vendors
 
-    def flat(self) -> dict[str, Sourced[Any]]:
-        """Every number by its dotted key."""
-        return numbers_in(vars(self))
-
-    def with_numbers(self, changed: Mapping[str, float]) -> InferenceEngine:
-        """The engine with other values for some dotted keys. Raises EngineError for a key that it lacks."""
-        for key in changed:
-            if key not in self.flat():
-                raise EngineError(f"engine {self.name!r}: {unknown('key', key, self.flat())}")
-        return self._map(
-            {key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed}
-        )
-
-    def with_sources(self, sources: Mapping[str, str]) -> InferenceEngine:
-        """The engine with other sources for some dotted keys."""
-        return self._map({key: n._replace(source=sources[key]) for key, n in self.flat().items() if key in sources})
-
-    def _map(self, changed: Mapping[str, Sourced[Any]]) -> InferenceEngine:
-        parts = {name: value for name in _PARTS if (value := getattr(self, name)) is not None}
-        return replace(self, **with_numbers(parts, changed))
+InferenceEngine: TypeAlias = CountedEngine | FittedEngine
 
 
 def engine_names() -> list[str]:
@@ -174,7 +184,17 @@ def load_engine(name_or_path: str) -> InferenceEngine:
     if not path.is_file():
         known = f"engines: {', '.join(engine_names())}; or the path of a YAML file like theirs"
         raise EngineError(f"no engine or file {name_or_path!r}; {known}")
-    return from_dict(InferenceEngine, {"name": path.stem, **_document(path)}, str(path.name), EngineError)
+    document = {"name": path.stem, **_document(path)}
+    kind: type[InferenceEngine] = FittedEngine if {"gpu", "cpu", "prompt"} & {*document} else CountedEngine
+    return from_dict(kind, document, str(path.name), EngineError)
+
+
+def load_fitted(name_or_path: str) -> FittedEngine:
+    """The same of an engine with times of whole layers. Raises EngineError for one whose kernels are counted."""
+    engine = load_engine(name_or_path)
+    if not isinstance(engine, FittedEngine):
+        raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
+    return engine
 
 
 def _document(path: Path, depth: int = 0) -> dict[str, Any]:

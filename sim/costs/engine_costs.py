@@ -21,7 +21,7 @@ from dataclasses import replace
 from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable
-from sim.costs.engine import EngineError, InferenceEngine, load_engine
+from sim.costs.engine import CountedEngine, EngineError, FittedEngine, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
@@ -57,7 +57,7 @@ def costs_on(
                 f"expected {PLAIN!r}, got {used.name!r}"
             )
         return measured_costs(hardware, shape, max_tokens)
-    if used.fitted:
+    if isinstance(used, FittedEngine):
         return fitted_costs(shape, hardware, used, max_tokens)
     if used.software is None:
         costs = roofline(shape, hardware, max_tokens)
@@ -66,7 +66,7 @@ def costs_on(
     return costs if used.starts == "kernels" else graph_costs(costs, hardware, used, shape.top_k)
 
 
-def graph_costs(costs: CostTable, hardware: Hardware, engine: InferenceEngine, top_k: int) -> CostTable:
+def graph_costs(costs: CostTable, hardware: Hardware, engine: CountedEngine, top_k: int) -> CostTable:
     """The cost table with recorded graphs. For data sheets: a profile's tables are of the engine that was measured."""
     replay_ns, spin_ns = (number.value for number in (engine.replay_ns, engine.spin_ns) if number)
     kernels_ns, launch_ns = EXPERT_KERNELS * hardware.gpu.kernel_ns, min(replay_ns, costs.expert_launch_ns)

@@ -23,7 +23,7 @@ import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.engine import EngineError, InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.costs.fitted_engine import PromptWork
 from sim.costs.kernel_costs import kernel_costs, split_costs
 from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
@@ -38,18 +38,13 @@ from traces.models.shape import ModelShape
 def fitted_costs(
     shape: ModelShape,
     hardware: Hardware,
-    engine: InferenceEngine,
+    engine: FittedEngine,
     max_tokens: int,
     *,
     threads: int | None = None,
     repacked: bool = False,
 ) -> CostTable:
-    """The cost table for workloads 0..``max_tokens``; ``threads`` (None: one a core), ``repacked``: ``CpuProcessor``.
-
-    Raises EngineError for an engine whose kernels are counted.
-    """
-    if engine.gpu is None or engine.cpu is None or engine.prompt is None:
-        raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")
+    """The cost table for workloads 0..``max_tokens``; ``threads`` None: one a core; ``repacked``: ``CpuProcessor``."""
     if engine.kernels is not None and hardware.cpu_only:
         return kernel_costs(shape, hardware, engine.kernels, max_tokens, threads or hardware.cpu.cores)
     if engine.gpu_kernels is not None and engine.split is not None and not hardware.cpu_only:
@@ -59,13 +54,13 @@ def fitted_costs(
         )  # fmt: skip
     cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
-    experts = _Experts(shape, hardware, engine, main, cpu)
+    steps = FittedSteps(shape, hardware, engine, main, cpu)
     sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0
     if engine.cpu_in_turn:
         sync_ns += round(engine.cpu.layer_ns.value)
     return CostTable(
-        experts=by_layer(shape, hardware, lambda size: experts.of(size, max_tokens)),
-        steps=FittedSteps(shape, hardware, engine, main),
+        experts=by_layer(shape, hardware, lambda size: steps.expert(size, max_tokens)),
+        steps=steps,
         sync_ns=sync_ns,
         serial=engine.cpu_in_turn,
         result_path=hardware.link.result_path,
@@ -78,20 +73,18 @@ _COPIES_POWER = 3  # how sharply copies saturate
 
 
 @dataclass(frozen=True)
-class _Experts:
-    """Tables of routed experts."""
+class FittedSteps:
+    """Step costs outside the routed experts, on the ``main`` processor, and those of one expert."""
 
     shape: ModelShape
     hardware: Hardware
-    engine: InferenceEngine
+    engine: FittedEngine
     main: Processor
     cpu: CpuProcessor
 
-    def of(self, size: int, max_tokens: int) -> ExpertCosts:
-        """Tables of one expert of ``size`` bytes."""
+    def expert(self, size: int, max_tokens: int) -> ExpertCosts:
+        """Tables of one routed expert of ``size`` bytes."""
         shape, link = self.shape, self.hardware.link
-        assert self.engine.cpu is not None
-        assert self.engine.prompt is not None
         rows, flops = np.arange(max_tokens + 1), 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width
         copies_per_s = copy_bytes_per_s(self.hardware, self.engine.prompt)
         no_visit = self.hardware.cpu_only or self.engine.cpu_in_turn  # of the first expert: a wait of every layer then
@@ -103,16 +96,6 @@ class _Experts:
             expert_bytes=size,
             writeback_ns=link.d2h_ns(size),
         )
-
-
-@dataclass(frozen=True)
-class FittedSteps:
-    """Step costs outside the routed experts."""
-
-    shape: ModelShape
-    hardware: Hardware
-    engine: InferenceEngine
-    main: Processor
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.costs.cost_table import CostTable
-from sim.costs.engine import EngineError, InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
 from traces.models.expert_work import ExpertWork
@@ -65,7 +65,7 @@ class DecodeTime:
 
 
 def decode_time(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, context: int, batch: int = 1,
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, context: int, batch: int = 1,
     *, drafts: int = 0, active: float | None = None,
 ) -> DecodeTime:  # fmt: skip
     """The time of a step of ``batch`` sequences, a token each, with ``context`` tokens of each in the KV cache.
@@ -113,11 +113,9 @@ class PromptTime:
 
 
 def prompt_time(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int, before: int = 0
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int, before: int = 0
 ) -> PromptTime:
     """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
-    if engine.prompt is None:
-        raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of prompts in pieces")
     piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
     whole, rest = divmod(tokens, piece)
     ends = [before + piece * (number + 1) for number in range(whole)]
@@ -134,7 +132,7 @@ class _Pieces:
 
     shape: ModelShape
     hardware: Hardware
-    engine: InferenceEngine
+    engine: FittedEngine
     split: StaticSplit
     costs: CostTable
     tokens: int  # of a piece
@@ -142,7 +140,7 @@ class _Pieces:
 
     @classmethod
     def of(
-        cls, shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
+        cls, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int
     ) -> _Pieces:
         work = ExpertWork.of(shape, tokens)
         return cls(shape, hardware, engine, split, _costs(shape, hardware, engine, split, work), tokens, work)
@@ -155,7 +153,7 @@ class _Pieces:
         others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
         others += sum(self.costs.step(last, (end,)).mixture_ns for end in ends)
         gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts(last))
-        if self.engine.prompt is not None and self.engine.prompt.experts.value == "copied ahead":
+        if self.engine.prompt.experts.value == "copied ahead":
             copies_ns = max(copies_ns - attention - others - gpu_ns, 0.0)
         return [attention, others, gpu_ns, cpu_ns, copies_ns]
 
@@ -183,12 +181,11 @@ class _Pieces:
     def _computed(self, tokens: int) -> bool:
         """Whether the CPU computes its experts, with so many tokens of a layer."""
         prompt = self.engine.prompt
-        if self.split.repacked or prompt is None:
-            return True
-        return prompt.experts.value == "computed" or tokens < prompt.copies_from_tokens.value
+        computed = self.split.repacked or prompt.experts.value == "computed"
+        return computed or tokens < prompt.copies_from_tokens.value
 
 
 def _costs(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, work: ExpertWork
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, work: ExpertWork
 ) -> CostTable:
     return fitted_costs(shape, hardware, engine, work.most_rows, threads=split.threads, repacked=split.repacked)

@@ -25,13 +25,13 @@ def engines(
     json: JsonOption = None,
 ) -> None:
     """Engines: the software that runs a model, as numbers that say how fast a machine is with it."""
-    from sim.costs.engine import engine_names, load_engine
+    from sim.costs.engine import FittedEngine, engine_names, load_engine
 
     check_targets(json, inputs=(name,))
     chosen = [load_engine(each) for each in ([name] if name else engine_names())]
-    rows = [[each.name, "fitted" if each.fitted else "counted", each.about] for each in chosen]
+    rows = [[each.name, "fitted" if isinstance(each, FittedEngine) else "counted", each.about] for each in chosen]
     page = _page(chosen[0]) if name else [table(["name", "numbers", "what it is"], rows, 3), _NOTE]
-    report(json, {"engines": [_facts(each) for each in chosen]}, *page)
+    report(json, {"engines": [_facts(each, fitted=isinstance(each, FittedEngine)) for each in chosen]}, *page)
 
 
 def _page(engine: InferenceEngine) -> list[Part]:
@@ -42,7 +42,7 @@ def _page(engine: InferenceEngine) -> list[Part]:
     return [heading(engine.name), pairs(facts), "", *([found] if numbers else [])]
 
 
-def _facts(engine: InferenceEngine) -> dict[str, Any]:
+def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:
     numbers = {key: number._asdict() for key, number in engine.flat().items()}
-    facts = {"name": engine.name, "about": engine.about, "fitted": engine.fitted, "set_by": list(engine.set_by)}
+    facts = {"name": engine.name, "about": engine.about, "fitted": fitted, "set_by": list(engine.set_by)}
     return {**facts, "numbers": numbers}

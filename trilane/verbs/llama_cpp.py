@@ -184,7 +184,7 @@ def validate_llama(
     """Measure the scenarios of a plan one model after the other, or take what was measured earlier, and compare with an
     engine's predictions. ``changes``: other values of the plan's keys.
     """
-    from sim.costs.engine import load_engine
+    from sim.costs.engine import load_fitted
     from trilane.pages.engine_validation import engine_page, write_engine_report
     from trilane.study.validation.engine_plan import EnginePlan
     from trilane.study.validation.engine_rows import predicted_anew, read_rows
@@ -192,7 +192,7 @@ def validate_llama(
 
     if changes.get("hardware") == HERE:
         changes = {**changes, "hardware": machine_found()}
-    chosen, engine = EnginePlan.from_yaml(Path(plan), changes), load_engine(profile)
+    chosen, engine = EnginePlan.from_yaml(Path(plan), changes), load_fitted(profile)
     check_folder(out)
     check_targets(json, inputs=(plan, profile, choice.measured))
     where = gpu_machine() if chosen.cpu_parts and choice.measured is None else cpu_machine()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.costs.cost_table import CostError
-from sim.costs.engine import EngineError, load_engine
+from sim.costs.engine import EngineError, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
 from sim.costs.fitted_costs import copy_bytes_per_s, fitted_costs
 from sim.costs.processors import CpuProcessor, saturated
@@ -63,7 +63,6 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
 
 
 def test_a_cpu_that_takes_its_turn_in_every_layer_is_waited_for_in_all_of_them() -> None:
-    assert ENGINE.cpu is not None
     turn = replace(ENGINE, cpu=ENGINE.cpu._replace(every_layer=Sourced(True, "as the code does", "high")))
     own, turns = (fitted_costs(SHAPE, machine(), engine, 1) for engine in (ENGINE, turn))
     assert (own.experts[0].first_cpu_ns, own.sync_ns, own.serial) == (7000, 0, False)
@@ -134,7 +133,6 @@ def test_cards_without_graphs_have_their_kernels_started_one_by_one() -> None:
 def copies_per_s(**numbers: Any) -> float:
     """Of experts, with other numbers of ``prompt``."""
     engine = ENGINE.with_numbers({f"prompt.{key}": value for key, value in numbers.items()})
-    assert engine.prompt is not None
     return copy_bytes_per_s(machine(), engine.prompt)
 
 
@@ -156,7 +154,6 @@ def test_one_thread_puts_pageable_memory_into_pinned_memory_first() -> None:
 def test_copies_of_mapped_files_stay_below_what_pcie_5_carries(link: str, measured: float, tolerance: float) -> None:
     """On servers: 176 GB a piece in 8.1 s, products included; 20 GB more slowly than without copies by 0.70 s."""
     engine = load_engine("llama.cpp")
-    assert engine.prompt is not None
     rate = copy_bytes_per_s(load_hardware(f"{link}+ddr5-6000-ecc+epyc-9355"), engine.prompt)
     assert rate == pytest.approx(measured, rel=tolerance)
 
@@ -179,8 +176,6 @@ def test_without_a_gpu_the_cpu_computes_all() -> None:
 
 def test_threads_saturate_the_memory() -> None:
     base, engine = machine(), load_engine("llama.cpp")
-    assert engine.cpu is not None
-    assert engine.prompt is not None
     rates = [
         CpuProcessor(base.cpu, engine.cpu, engine.prompt, threads).read_bytes_per_s for threads in (1, 2, 4, 8, 16)
     ]
@@ -194,16 +189,12 @@ def test_threads_saturate_the_memory() -> None:
 def test_two_threads_of_a_core_multiply_no_faster_than_one(repacked: bool) -> None:
     """They read, though."""
     base, engine = machine(), load_engine("ik_llama.cpp")
-    assert engine.cpu is not None
-    assert engine.prompt is not None
     half, all_cores, twice = (CpuProcessor(base.cpu, engine.cpu, engine.prompt, n, repacked) for n in (5, 10, 20))
     assert half.flops_per_s < all_cores.flops_per_s == twice.flops_per_s
     assert half.read_bytes_per_s < all_cores.read_bytes_per_s < twice.read_bytes_per_s
 
 
 def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
-    assert ENGINE.cpu is not None
-    assert ENGINE.prompt is not None
     threads = CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt, 10)
     assert threads.matrix_ns(1, BITS, threads.flops_per_s / 8, 8) == 1e9
     assert threads.matrix_ns(threads.read_bytes_per_s, BITS, 1, 8) == 1e9
@@ -213,6 +204,6 @@ def test_what_cannot_be_made_is_refused() -> None:
     with pytest.raises(CostError, match="max_tokens must be >= 1"):
         costs_on(machine(), SHAPE, 0, ENGINE)
     with pytest.raises(EngineError, match="engine 'pytorch': its kernels are counted"):
-        fitted_costs(SHAPE, machine(), load_engine("pytorch"), 1)
+        load_fitted("pytorch")
     with pytest.raises(CostError, match="expected >= 1 token"):
         fitted_costs(SHAPE, machine(), ENGINE, 1).step(0, (1,))

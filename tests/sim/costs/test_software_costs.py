@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.engine import InferenceEngine, Software, engine_names, load_engine
+from sim.costs.engine import CountedEngine, Software, engine_names, load_engine
 from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import Hardware, load_hardware
@@ -38,10 +38,12 @@ def _flops(shape: ModelShape) -> float:
     return 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width
 
 
-def engine(**numbers: Any) -> InferenceEngine:
+def engine(**numbers: Any) -> CountedEngine:
     """``pytorch`` with these numbers of a program."""
     software = Software(**{name: Sourced(value, "test", "high") for name, value in numbers.items()})
-    return replace(load_engine("pytorch"), software=software)
+    engine = load_engine("pytorch")
+    assert isinstance(engine, CountedEngine)
+    return replace(engine, software=software)
 
 
 def cpu_ns(**numbers: Any) -> list[int]:
@@ -138,7 +140,7 @@ def test_more_tokens_never_take_less_time(
 @pytest.mark.parametrize("name", PAPERS)
 def test_systems_of_papers_say_what_they_were_set_by(name: str) -> None:
     engine = load_engine(name)
-    assert not engine.fitted
+    assert isinstance(engine, CountedEngine)
     assert all(number.source for number in engine.flat().values())
     paper = name.partition("-")[0]
     assert all(row.startswith(f"{paper}-") for row in engine.set_by)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.engine import EngineError, load_engine
+from sim.costs.engine import load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.prepare import prepare
@@ -86,11 +86,6 @@ def test_a_prompt_comes_in_pieces_of_the_engine_after_what_is_cached() -> None:
     one = pieces[0]
     assert one.attention_ns == 26 * costs.attention_ns
     assert one.others_ns == 26 * (costs.gate_ns + costs.shared_ns + costs.combine_ns) + costs.dense_ns + costs.head_ns
-
-
-def test_an_engine_whose_kernels_are_counted_has_no_pieces() -> None:
-    with pytest.raises(EngineError, match="engine 'pytorch': its kernels are counted, it has no times of prompts"):
-        prompt_time(model(), machine(), load_engine("pytorch"), SPLIT, 512)
 
 
 def test_experts_that_the_gpu_has_in_cpu_layers_are_computed_there() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.costs.engine import InferenceEngine, load_engine
+from sim.costs.engine import FittedEngine, load_fitted
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.errors import Speeds
@@ -43,7 +43,7 @@ def weights_of_others(shape: ModelShape) -> float:
 def data_sheet(row: MeasuredRow) -> Speeds:
     """Bytes over data-sheet bandwidths, one after the other; of prompts products over the 16-bit rate, too.
 
-    Raises what ``load_model``, ``load_hardware`` and ``load_engine`` raise.
+    Raises what ``load_model``, ``load_hardware`` and ``load_fitted`` raise.
     """
     shape, hardware, split = shape_of(row), machine_of(row.machine), split_of(row)
     read = token_bytes(shape, hardware, split, context_of(row))
@@ -51,18 +51,16 @@ def data_sheet(row: MeasuredRow) -> Speeds:
     decode_s = gpu_s + read.cpu_weights / hardware.cpu.dram_bytes_per_s
     if row.prompt_tokens is None:
         return Speeds(1 / decode_s)
-    prompt_s = sheet_prompt_s(shape, hardware, load_engine(row.engine), split, row.prompt_tokens)
-    return Speeds(1 / decode_s, None if prompt_s is None else row.prompt_tokens / prompt_s)
+    prompt_s = sheet_prompt_s(shape, hardware, load_fitted(row.engine), split, row.prompt_tokens)
+    return Speeds(1 / decode_s, row.prompt_tokens / prompt_s)
 
 
 def sheet_prompt_s(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, split: StaticSplit, tokens: int
-) -> float | None:
-    """Seconds of a prompt; None for an engine without prompts in pieces. Experts in DRAM are computed or copied as the
-    engine does it; those that are copied cross the link once a piece, all of a layer.
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int
+) -> float:
+    """Seconds of a prompt. Experts in DRAM are computed or copied as the engine does it; those that are copied cross
+    the link once a piece, all of a layer.
     """
-    if engine.prompt is None:
-        return None
     cpu_layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     away = cpu_layers * (1 - split.gpu_experts / shape.experts)  # layers of experts in DRAM
     expert_flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k * tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import load_fitted
 from sim.costs.fitted_costs import copy_bytes_per_s
 from traces.models.shape import ModelShape
 from trilane.study.accuracy.closed_forms import token_bytes, weights_of_others
@@ -95,8 +95,7 @@ def _of_prompt(row: MeasuredRow, time: PromptTime, tokens: int) -> list[TimePart
     layer_flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k * tokens
     away = min(split.cpu_layers, shape.moe_layers) * (1 - split.gpu_experts / shape.experts)
     on_cpu = away * layer_flops if time.cpu_experts_ns else 0.0
-    prompt = load_engine(row.engine).prompt
-    rate = hardware.link.h2d_bytes_per_s if prompt is None else copy_bytes_per_s(hardware, prompt)
+    rate = copy_bytes_per_s(hardware, load_fitted(row.engine).prompt)
     return [
         TimePart("attention", time.attention_ns, tokens, "us a token"),
         TimePart(OTHERS, time.others_ns, tokens, "us a token"),

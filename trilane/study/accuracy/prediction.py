@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from sim.costs.engine import InferenceEngine, load_engine
+from sim.costs.engine import FittedEngine, load_fitted
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
@@ -35,16 +35,16 @@ class Prediction:
         return None if self.prompt is None or not self.prompt_tokens else NS * self.prompt_tokens / self.prompt.total_ns
 
 
-def predict(row: MeasuredRow, engines: Mapping[str, InferenceEngine] | None = None) -> Prediction:
+def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None) -> Prediction:
     """The row's speeds. ``engines``: in place of those that come with the simulator.
 
     Raises RowsError for more experts on the GPU than there are, and what ``load_model``, ``load_hardware`` and
-    ``load_engine`` raise.
+    ``load_fitted`` raise.
     """
     shape, hardware = shape_of(row), machine_of(row.machine)
     if row.gpu_experts > shape.experts:
         raise RowsError(f"gpu_experts: expected at most {shape.experts}, the model's own, got {row.gpu_experts}")
-    engine = (engines or {}).get(row.engine) or load_engine(row.engine)
+    engine = (engines or {}).get(row.engine) or load_fitted(row.engine)
     split = split_of(row)
     decode = prompt = None
     if row.decode_tokens_per_s is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sim.costs.engine import InferenceEngine, engine_names, load_engine
+from typing import TypeGuard
+
+from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.quantisation import quantisation_files
@@ -18,7 +20,7 @@ _UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
 _TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
-def engine_of(question: Question, hardware: Hardware) -> InferenceEngine:
+def engine_of(question: Question, hardware: Hardware) -> FittedEngine:
     """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
     engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
     if not serves_users(engine):
@@ -46,13 +48,13 @@ def reads(engine: InferenceEngine, weights: str) -> bool:
     return engine.reads is None or bool({*engine.reads} & {*quantisation_files(weights)})
 
 
-def fitted_engines() -> dict[str, InferenceEngine]:
+def fitted_engines() -> dict[str, FittedEngine]:
     """Engines of today that people run, by name."""
     engines = {name: load_engine(name) for name in engine_names() if "-20" not in name}  # without builds of a year
     return {name: engine for name, engine in engines.items() if serves_users(engine)}
 
 
-def serves_users(engine: InferenceEngine) -> bool:
+def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:
     """Whether it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
     not every layer has a part on the CPU."""
-    return engine.fitted and not engine.decides and not engine.cpu_in_turn
+    return isinstance(engine, FittedEngine) and not engine.decides and not engine.cpu_in_turn

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import command_words
@@ -41,7 +41,7 @@ class EngineSpeed:
     question: Question
     shape: ModelShape
     hardware: Hardware
-    engine: InferenceEngine
+    engine: FittedEngine
 
     @property
     def splitter(self) -> Splitter:

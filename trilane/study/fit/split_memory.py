@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.units import in_gb
@@ -49,13 +49,12 @@ class Splitter:
     question: Question
     shape: ModelShape
     hardware: Hardware
-    engine: InferenceEngine
+    engine: FittedEngine
     _known: dict[int, LoadMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def piece_tokens(self) -> int:
         """Prompt tokens that are computed at once."""
-        assert self.engine.prompt is not None
         return self.question.ubatch or self.engine.prompt.piece_tokens.value
 
     def best(self) -> StaticSplit:
@@ -113,14 +112,13 @@ class Splitter:
 
     def _split(self, cpu_layers: int, gpu_experts: int = 0) -> StaticSplit:
         """Weights are put in the CPU's order of rows where it computes everything, and the engine can."""
-        prompt = self.engine.prompt
-        repacked = self.hardware.cpu_only and prompt is not None and prompt.repacked_thread_flops_per_s is not None
+        repacked = self.hardware.cpu_only and self.engine.prompt.repacked_thread_flops_per_s is not None
         return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, repacked)
 
     @property
     def _copied(self) -> Copied:
         """What is copied to the GPU for prompts, at once, of experts on the host."""
-        if self.engine.prompt is None or self.engine.prompt.experts.value == "computed":
+        if self.engine.prompt.experts.value == "computed":
             return "nothing"
         return "matrix" if self.engine.name.startswith(_BY_MATRIX) else "layer"
 

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.study.fit.command_line import cpu_layers_of
@@ -65,7 +65,7 @@ class SettingSpace:
         return Setting(self.kv[0], self.piece_tokens[0], self.threads[0])
 
 
-def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> SettingSpace:
+def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
     """Of an engine. What the question fixes is not chosen."""
     asked, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
@@ -89,11 +89,10 @@ def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[K
     return found
 
 
-def _pieces(asked: Question, engine: InferenceEngine) -> tuple[int, ...]:
+def _pieces(asked: Question, engine: FittedEngine) -> tuple[int, ...]:
     """The engine's own first; none that is twice as long as the prompt."""
     if asked.ubatch:
         return (asked.ubatch,)
-    assert engine.prompt is not None
     own = engine.prompt.piece_tokens.value
     return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * asked.prompt_tokens))
 
@@ -104,14 +103,14 @@ def _threads(hardware: Hardware) -> tuple[int, ...]:
     return tuple(dict.fromkeys(counts))
 
 
-def may_be_pinned(hardware: Hardware, engine: InferenceEngine) -> bool:
+def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
     """Whether prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
     prompt = engine.prompt
-    copied = prompt is not None and prompt.experts.value == "copied" and prompt.copies.value == "pageable"
+    copied = prompt.experts.value == "copied" and prompt.copies.value == "pageable"
     return copied and not hardware.one_memory and engine.name in READS_WHOLE_FILES
 
 
-def _cached_layers(shape: ModelShape, hardware: Hardware, engine: InferenceEngine) -> tuple[int, ...]:
+def _cached_layers(shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> tuple[int, ...]:
     if hardware.one_memory or engine.name not in CACHING:
         return ()
     steps = (round(shape.moe_layers * step / _CACHED_STEPS) for step in range(_CACHED_STEPS, 0, -1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
@@ -174,7 +174,7 @@ def tune(question: TuneQuestion) -> Tuning:
     )
 
 
-def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: InferenceEngine) -> SettingSearch:
+def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> SettingSearch:
     """All settings of an engine that were tried."""
     found = choices(question, shape, hardware, engine)
     curve = hit_curve(question.fit) if len(found.cached_layers) > 1 else None
@@ -202,7 +202,7 @@ def _cached(setting: Setting) -> bool:
 
 
 def _other_engines(
-    question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: InferenceEngine, best: Tuned
+    question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine, best: Tuned
 ) -> tuple[tuple[Rival, ...], dict[str, str]]:
     """The best settings of engines that run on the machine and read the weights, best first; and why others cannot."""
     found, refused = [], {}

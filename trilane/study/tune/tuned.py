@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sim.costs.engine import InferenceEngine, load_engine
+from sim.costs.engine import FittedEngine, load_fitted
 from sim.machine.hardware import Hardware
 from trilane.study.fit.command_line import cpu_layers_of
 from trilane.study.fit.engine_answer import time_parts
@@ -59,7 +59,7 @@ class Workbench:
 
     question: TuneQuestion
     hardware: Hardware
-    engine: InferenceEngine
+    engine: FittedEngine
     curve: HitCurve | None
 
     def speed(self, setting: Setting) -> EngineSpeed:
@@ -69,7 +69,7 @@ class Workbench:
         if setting.cached_layers is None:
             return EngineSpeed(asked, shape, self.hardware, self._reading(self.engine, setting))
         assert self.curve is not None
-        engine = self._reading(load_engine(CACHING[self.engine.name]), setting)
+        engine = self._reading(load_fitted(CACHING[self.engine.name]), setting)
         return CachedSpeed(asked, shape, self.hardware, engine, curve=self.curve)
 
     def tuned(self, setting: Setting) -> Tuned:
@@ -98,9 +98,9 @@ class Workbench:
         )
 
     @staticmethod
-    def _reading(engine: InferenceEngine, setting: Setting) -> InferenceEngine:
+    def _reading(engine: FittedEngine, setting: Setting) -> FittedEngine:
         """The engine with the memory from which it copies experts."""
-        if not setting.pinned or engine.prompt is None:
+        if not setting.pinned:
             return engine
         copies = engine.prompt.copies._replace(value="pinned")
         return replace(engine, prompt=engine.prompt._replace(copies=copies))

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
 from realrun.llama_cpp.piece_time import piece_ns
-from sim.costs.engine import EngineError, InferenceEngine
+from sim.costs.engine import EngineError, FittedEngine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
@@ -76,7 +76,7 @@ COLUMNS = (*(field.name for field in fields(EngineRow)), "error")  # of rows.csv
 
 
 def row_of(
-    scenario: EngineScenario, times: Sequence[int], shape: ModelShape, hardware: Hardware, engine: InferenceEngine
+    scenario: EngineScenario, times: Sequence[int], shape: ModelShape, hardware: Hardware, engine: FittedEngine
 ) -> EngineRow:
     """The row of a scenario with its measured times in ns. Raises what the predictions raise."""
     low, middle, high = (round(ns / 1e6, 4) for ns in quartiles(times))
@@ -85,7 +85,7 @@ def row_of(
     return EngineRow(model, n_cpu_moe, threads, depth, tokens, len(times), middle, low, high, *predicted)
 
 
-def predicted_anew(row: EngineRow, hardware: Hardware, engine: InferenceEngine) -> EngineRow:
+def predicted_anew(row: EngineRow, hardware: Hardware, engine: FittedEngine) -> EngineRow:
     """The same measurement with what ``engine`` predicts, and the null model on ``hardware``. Raises what the model's
     name and the predictions raise."""
     if hardware.cpu_only != (row.n_cpu_moe is None):
@@ -100,7 +100,7 @@ def predicted_anew(row: EngineRow, hardware: Hardware, engine: InferenceEngine) 
 
 
 def _predicted_ms(
-    shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scenario: EngineScenario
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, scenario: EngineScenario
 ) -> tuple[float, float]:
     """The prediction, and the null model's."""
     times = (predict(shape, hardware, engine, scenario) for predict in (predicted_ns, null_ns))
@@ -108,7 +108,7 @@ def _predicted_ms(
     return predicted, null
 
 
-def predicted_ns(shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scenario: EngineScenario) -> int:
+def predicted_ns(shape: ModelShape, hardware: Hardware, engine: FittedEngine, scenario: EngineScenario) -> int:
     """The time of a step: of one token behind ``depth`` others, or of a piece of a prompt. Raises EngineError."""
     threads, depth, tokens = scenario.point
     if not engine.measured_on(hardware):
@@ -125,7 +125,7 @@ def predicted_ns(shape: ModelShape, hardware: Hardware, engine: InferenceEngine,
     return prompt_time(shape, hardware, engine, split, tokens, depth).total_ns
 
 
-def null_ns(shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scenario: EngineScenario) -> float:
+def null_ns(shape: ModelShape, hardware: Hardware, engine: FittedEngine, scenario: EngineScenario) -> float:
     """Bytes over the rates of the memories that they are in, one after the other; of prompts the products over the
     arithmetic, and experts over the link, if that takes longer."""
     threads, depth, tokens = scenario.point
@@ -136,7 +136,7 @@ def null_ns(shape: ModelShape, hardware: Hardware, engine: InferenceEngine, scen
     if tokens == 1:
         return read_s * 1e9
     if not hardware.cpu_only:
-        return max(read_s, sheet_prompt_s(shape, hardware, engine, split, tokens) or 0.0) * 1e9
+        return max(read_s, sheet_prompt_s(shape, hardware, engine, split, tokens)) * 1e9
     expert = shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k
     others = weights_of_others(shape) * 8 / shape.dense_bits
     flops = 2.0 * tokens * (others + shape.moe_layers * expert)

@@ -8,7 +8,7 @@ from pathlib import Path
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench_engine import BenchSettings, OpenModel, time_points
 from realrun.llama_cpp.random_gguf import write_random_gguf
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import FittedEngine
 from traces.models.catalogue import gguf_architecture, load_model
 from traces.models.names import parted
 from traces.models.quantisation import weight_blocks
@@ -18,7 +18,7 @@ from trilane.study.validation.engine_rows import EngineRow, row_of
 
 
 def measure_plan(
-    plan: EnginePlan, engine: InferenceEngine, open_model: OpenModel, folder: Path,
+    plan: EnginePlan, engine: FittedEngine, open_model: OpenModel, folder: Path,
     progress: Callable[[str], None] = lambda _: None, left_out: Callable[[str], None] = lambda _: None,
 ) -> list[EngineRow]:  # fmt: skip
     """A row for each scenario. A model's file is removed before the next one is written. ``left_out`` is told of splits
