@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import chain
@@ -21,16 +22,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tools.estimator_recall import Recall, table
 from tools.estimator_teacher import Settings, Teacher
 from tools.mini_data import Corpus, CorpusError, domains_of, load_corpus
 from traces.capture.calibration import CalibrationSums
 from traces.capture.estimator import Estimator
 from traces.capture.forecasts import stream_if_any
+from traces.capture.layers import MoeLayer
 from traces.capture.load import Loaded, load
-from traces.capture.record import RouterRecorder
+from traces.capture.record import LayerRecord, RouterRecorder
 from traces.capture.residual_stream import ResidualStream
-from traces.capture.router_forecast import check_forecastable
+from traces.capture.router_forecast import check_forecastable, run_router
 from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
 from traces.capture.text_sketch import sketch
@@ -38,6 +39,50 @@ from traces.capture.vectors import Vectors, write_vectors
 from trilane.common.files import check_folder_of
 
 TRAINED_ON = 0.8  # of each training text, from its start; the rest is left to calibration traces
+
+
+class Recall:
+    """Sums over tokens: of the ``top_k`` experts that each is routed to in layer l + 1, how many were forecast at l."""
+
+    def __init__(self, top_k: int) -> None:
+        self._top_k, self._tokens = top_k, 0
+        self._found: dict[str, list[int]] = {}
+
+    def add(
+        self, layers: list[MoeLayer], records: list[LayerRecord], guesses: Mapping[str, Tensor],
+        estimator: Estimator | None,
+    ) -> None:  # fmt: skip
+        """Take in one pass with ``guesses`` [L-1, N, H] at the next gates' input, by forecast."""
+        self._tokens += len(records[0].gate_input)
+        for at, (layer, record) in enumerate(zip(layers[1:], records[1:], strict=True)):
+            for kind, guess in guesses.items():
+                self._note(kind, at, record, self._routed(layer, record, guess[at].to(record.gate_input)))
+            if estimator:
+                best = estimator(guesses["quasi_hidden@1"][at].float(), at).topk(self._top_k, -1).indices
+                self._note("estimator@1", at, record, best)
+
+    def by_layer(self) -> dict[str, list[float]]:
+        """Recall in 0..1 by kind, for every source layer 0..L-2."""
+        return {kind: [n / (self._tokens * self._top_k) for n in found] for kind, found in self._found.items()}
+
+    def _routed(self, layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> Tensor:
+        logits, chosen = run_router(layer, record, hidden)
+        return logits.topk(self._top_k, -1).indices if chosen is None else chosen
+
+    def _note(self, kind: str, at: int, record: LayerRecord, guessed: Tensor) -> None:
+        assert record.ids is not None
+        found = self._found.setdefault(kind, [])
+        found.extend([0] * (at + 1 - len(found)))
+        found[at] += int((guessed.unsqueeze(-1) == record.ids.unsqueeze(-2)).any(-1).sum())
+
+
+def table(recall: Recall) -> str:
+    """One line a layer, and their mean."""
+    kinds = recall.by_layer()
+    rows = [(str(at), *values) for at, values in enumerate(zip(*kinds.values(), strict=True))]
+    rows.append(("mean", *(sum(values) / len(values) for values in kinds.values())))
+    head = "layer" + "".join(f"{kind:>16}" for kind in kinds)
+    return "\n".join([head, *(f"{name:>5}" + "".join(f"{value:>16.1%}" for value in row) for name, *row in rows)])
 
 
 def calibrate(teacher: Teacher, corpus: Corpus, settings: Settings) -> Vectors:
