@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
@@ -39,19 +37,15 @@ def _run(prepared: Prepared, session: Session) -> Run:
 
 def spans_of(prepared: Prepared, session: Session | None = None) -> list[Row]:
     """The spans alone, for callers that need no more of a run; ``session`` as in ``play``."""
-    return _played(prepared, session or prepared.session()).rows
+    rows, _ = _played(prepared, session or prepared.session())
+    return rows
 
 
-class _Played(NamedTuple):
-    rows: list[Row]
-    routing_errors: RoutingErrors | None
-
-
-def _played(prepared: Prepared, session: Session) -> _Played:
+def _played(prepared: Prepared, session: Session) -> tuple[list[Row], RoutingErrors | None]:
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
     engine = Engine(session, prepared.played_costs, prepared.demand, token_bytes, errors)
     engine.run()
     rows, engine.recorder.rows = engine.recorder.rows, []  # an engine is a cycle, and would keep them
-    return _Played(rows, errors)
+    return rows, errors
