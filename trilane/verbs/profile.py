@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -120,44 +120,38 @@ def profile(
         memory_bytes=None if memory is None else round(memory), runtime=runtime,
     )  # fmt: skip
     into = _earlier(out)
-    request = _ProfileRequest(shapes, points, names, options, QUICK if quick else Effort())
+    effort = QUICK if quick else Effort()
     with host_memory_given(host_memory_gb):
-        found = request.measure(_machine(into, lanes, options), Path(out).stem, into)
+        machine = _machine(into, lanes, options)
+        found = _measured(machine, shapes, points, names, options, effort, Path(out).stem, into)
     _keep(found.hardware, out)
     _report(found, out, json)
 
 
-class _ProfileRequest(NamedTuple):
-    """What to measure, and how."""
+def _measured(
+    machine: RealMachine, shapes: Sequence[ModelShape], points: Points, policies: Sequence[str] | None,
+    options: LaneOptions, effort: Effort, name: str, into: Hardware | None,
+) -> Findings:  # fmt: skip
+    """Measure, and close the machine. The memory of an earlier profile is kept unless another was chosen."""
+    from realrun.profiling.cpu_threads import with_best_threads
+    from realrun.profiling.profile import profile as measured
 
-    shapes: Sequence[ModelShape]
-    points: Points
-    policies: Sequence[str] | None
-    options: LaneOptions
-    effort: Effort
-
-    def measure(self, machine: RealMachine, name: str, into: Hardware | None) -> Findings:
-        """Measure, and close the machine. The memory of an earlier profile is kept unless another was chosen."""
-        from realrun.profiling.cpu_threads import with_best_threads
-        from realrun.profiling.profile import profile as measured
-
-        memory_bytes, counted = self.options.memory_bytes, into is not None or self.options.cpu_threads is not None
-        kept = into if memory_bytes is None else None
-        with working("measuring") as say:
-            machine, rates = (machine, None) if counted else with_best_threads(machine, self.shapes[0])
-            try:
-                found = measured(
-                    machine, self.shapes, self.points, self.policies, name=name, into=into,
-                    memory_bytes=kept.gpu.memory_bytes if kept else memory_bytes, known_rates=rates,
-                    effort=self.effort, progress=say,
-                )  # fmt: skip
-                print_remarks(machine)
-            finally:
-                machine.close()
-        if kept is None:
-            return found
-        key, hardware = "gpu.memory_bytes", found.hardware  # a number that was kept keeps its source, too
-        return replace(found, hardware=replace(hardware, origins={**hardware.origins, key: kept.origins[key]}))
+    counted, kept = into is not None or options.cpu_threads is not None, into if options.memory_bytes is None else None
+    with working("measuring") as say:
+        machine, rates = (machine, None) if counted else with_best_threads(machine, shapes[0])
+        try:
+            found = measured(
+                machine, shapes, points, policies, name=name, into=into,
+                memory_bytes=kept.gpu.memory_bytes if kept else options.memory_bytes, known_rates=rates,
+                effort=effort, progress=say,
+            )  # fmt: skip
+            print_remarks(machine)
+        finally:
+            machine.close()
+    if kept is None:
+        return found
+    key, hardware = "gpu.memory_bytes", found.hardware  # a number that was kept keeps its source, too
+    return replace(found, hardware=replace(hardware, origins={**hardware.origins, key: kept.origins[key]}))
 
 
 def _keep(hardware: Hardware, out: str) -> None:

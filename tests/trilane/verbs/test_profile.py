@@ -172,12 +172,12 @@ def test_a_gpu_that_does_not_read_pinned_memory_is_used_all_the_same(
     """As far as a machine can be made here: its settings are those of the command line."""
     made: list[Any] = []
 
-    def measure(self: Any, machine: Any, *rest: Any) -> None:
+    def measure(machine: Any, *rest: Any) -> None:
         made.append(machine.settings)
         machine.close()
         raise ValueError("no model fits a fake")
 
-    monkeypatch.setattr("trilane.verbs.profile._ProfileRequest.measure", measure)
+    monkeypatch.setattr("trilane.verbs.profile._measured", measure)
     cuda = FakeCuda()
     cuda.maps_pinned_memory = reads
     with OnDevice(cuda):
