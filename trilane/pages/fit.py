@@ -76,7 +76,7 @@ def _disagreement(fit: Fit, played: PolicyAnswer) -> list[str]:
 def _best(fit: PolicyAnswer) -> str:
     from policies.registry import system
 
-    if not fit.offloads:
+    if fit.memory.all_fits:
         return "none needed: every expert is on the GPU, nothing is offloaded"
     return f"{fit.best.policy}: {system(fit.best.policy).summary}"
 

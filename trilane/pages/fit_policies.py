@@ -31,7 +31,7 @@ _MARK_LEGEND = {
 
 def policies_section(asked: Question, fit: PolicyAnswer) -> list[Part]:
     """The table, what its marks mean, and the policies that were refused."""
-    if not fit.offloads:
+    if fit.memory.all_fits:
         return []
     seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
     shown = [(one, _sign(fit, one)) for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]

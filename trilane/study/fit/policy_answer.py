@@ -46,11 +46,6 @@ class PolicyAnswer:
     supports: tuple[Evidence, ...]
     traps: tuple[str, ...]
 
-    @property
-    def offloads(self) -> bool:
-        """Whether there are experts that the GPU has no room for."""
-        return not self.memory.all_fits
-
 
 @gc_paused()
 def policy_answer(

@@ -110,7 +110,7 @@ def test_less_host_memory_is_refused() -> None:
 
 def test_where_everything_fits_nothing_is_decided() -> None:
     found = mini(gpu="rtx-4090", weights="q4_k_m")
-    assert not found.offloads
+    assert found.memory.all_fits
     assert (found.best.policy, found.best.hit_rate, found.runners_up, found.clairvoyant) == ("llama.cpp", 1.0, (), None)
     assert found.best.tpot_ms < mini(gpu="rtx-4090", weights="q4_k_m", policy_engine="pytorch").best.tpot_ms
 
