@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from sim.costs.engine import EngineError, FittedEngine, load_fitted
-from sim.costs.engine_costs import PLAIN
+from sim.costs.engine import PLAIN, EngineError, FittedEngine, load_fitted
 from tools.write_engines import write_engines
 from trilane.common.csv_files import write_csv
 from trilane.common.schema import from_dict

@@ -29,6 +29,7 @@ from trilane.machines.plausibility import HardwareError
 from trilane.machines.sourced import Sourced, numbers_in, with_numbers
 
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
+PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
 
 
 class EngineError(HardwareError):

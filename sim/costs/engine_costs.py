@@ -21,7 +21,7 @@ from dataclasses import replace
 from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostError, CostTable
-from sim.costs.engine import CountedEngine, EngineError, FittedEngine, InferenceEngine, load_engine
+from sim.costs.engine import PLAIN, CountedEngine, EngineError, FittedEngine, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
@@ -30,7 +30,6 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 
 MOST_TOKENS = 1 << 21  # of a step: the tables have an entry for each, 0.2 GB in all
-PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
 
 
 def costs_on(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from sim.costs.engine_costs import PLAIN
+from sim.costs.engine import PLAIN
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import NOT_EMPTY, Count, Name, Share, above, at_least, at_most, between
 from trilane.common.schema import check, from_dict, to_dict

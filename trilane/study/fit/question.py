@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from sim.costs.engine_costs import PLAIN
+from sim.costs.engine import PLAIN
 from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
