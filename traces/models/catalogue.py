@@ -41,19 +41,19 @@ def load_model(name: str) -> ModelShape:
     """
     parts = parted(name)
     if (known := parts.model.lower()) in (*_entries(), *aliases(), *_MINI_MODELS):
-        return _load(str(parts._replace(model=known)), None, 0)
+        return _load(parts._replace(model=known), None, 0)
     path = model_file(parts.model)
-    return _load(name, path, path.stat().st_mtime_ns if path else 0)
+    return _load(parts, path, path.stat().st_mtime_ns if path else 0)
 
 
 @lru_cache(maxsize=256)
-def _load(name: str, path: Path | None, changed_ns: int) -> ModelShape:
+def _load(parts: ModelName, path: Path | None, changed_ns: int) -> ModelShape:
     """``path`` is read anew when it has changed."""
-    model, weights, layers = parted(name)
+    name, weights, layers = parts
     if layers is not None:
-        return _cut(_load(str(ModelName(model, weights)), path, changed_ns), layers)
+        return _cut(_load(ModelName(name, weights), path, changed_ns), layers)
     if weights is not None:
-        return quantised(_load(model, path, changed_ns), weights)
+        return quantised(_load(ModelName(name), path, changed_ns), weights)
     if path is not None:
         return _read_model_file(path)
     if name in aliases():
