@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from realrun.llama_cpp.library import has_library
 from tests.kit.depth import DEEP, left_out
+from trilane.common.gc_paused import collect_seldom
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors on shared cores: more threads only wait for each other
 
@@ -49,6 +50,7 @@ def pytest_sessionstart() -> None:
 
 def pytest_collection_finish() -> None:
     gc.enable()
+    collect_seldom()
     _freeze()
 
 

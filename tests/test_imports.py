@@ -114,7 +114,12 @@ def test_the_command_line_starts_light(code: str) -> None:
 
 
 def test_the_simulator_needs_neither_torch_nor_pictures() -> None:
-    loaded = modules_after("from trilane import Scenario, simulate, load_trace, import_route_trace, trace_statistics")
+    loaded = modules_after(
+        "from trilane import Scenario, simulate, load_trace, import_route_trace, trace_statistics\n"
+        "import sys, trilane.cli\n"
+        "sys.argv = ['trilane', 'simulate', '--set', 'trace=mini-moe:1', '--set', 'model=null']\n"
+        "try:\n    trilane.cli.main()\nexcept SystemExit as end:\n    assert not end.code"
+    )
     assert not loaded & {*HEAVY, "matplotlib"}
     assert {"simpy", "pandas"} <= loaded
 

@@ -115,12 +115,16 @@ def layer_frame(spans: pd.DataFrame) -> pd.DataFrame:
 
     c = columns_of(spans)
     uses = uses_of(c, cells_of(c))
-    frame = pd.DataFrame({
-        "step": uses.step, "phase": np.where(uses.decode, "decode", "prefill"), "layer": uses.layer, "active": 1,
-        "tokens": uses.tokens, "hits": uses.resident.astype(int), "gpu": uses.on_gpu.astype(int),
-        "cpu": (~uses.on_gpu).astype(int), "loads": uses.loaded.astype(int),
+    first = np.flatnonzero(np.diff(uses.step, prepend=-1) | np.diff(uses.layer, prepend=-1))  # uses come in this order
+    counted = {
+        "active": np.ones_like(uses.step), "tokens": uses.tokens, "hits": uses.resident, "gpu": uses.on_gpu,
+        "cpu": ~uses.on_gpu, "loads": uses.loaded,
+    }  # fmt: skip
+    return pd.DataFrame({
+        "step": uses.step[first], "phase": np.where(uses.decode, "decode", "prefill")[first],
+        "layer": uses.layer[first],
+        **{name: np.add.reduceat(column.astype(np.int64), first) for name, column in counted.items()},
     })  # fmt: skip
-    return frame.groupby(["step", "phase", "layer"], as_index=False).sum()
 
 
 class Prefetches(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 from torch import Tensor  # noqa: E402
 
 from tests.kit.tiny_families import build  # noqa: E402
+from tools import train_estimator  # noqa: E402
 from tools.mini_data import load_corpus, train_tokenizer  # noqa: E402
 from tools.mini_models import build_model  # noqa: E402
 from tools.mini_train import export  # noqa: E402
@@ -32,8 +33,15 @@ Array: TypeAlias = NDArray[Any]
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 300, 3, 16, 2
 SMALL = Settings(
-    tokens=16000, width=24, mlp=48, peak_lr=5e-3, batch=2, length=32, calibration_tokens=640, held_out_windows=2
+    tokens=16000, width=24, mlp=48, peak_lr=5e-3, batch=4, length=32, calibration_tokens=640, held_out_windows=2
 )
+
+
+@dataclass(frozen=True)
+class Brief(Settings):
+    """Vectors over a thirtieth of the text."""
+
+    calibration_tokens: int = 1280
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,7 @@ def test_a_seed_gives_the_same_bytes_and_another_other_weights(model: Path, corp
 def test_the_command_writes_a_file_that_capture_takes(
     model: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(train_estimator, "Settings", Brief)
     output = tmp_path / "v.safetensors"
     words = f"x --model {model} --corpus {corpus} -o {output} --tokens 1024 --width 8 --mlp 16 --batch 2"
     monkeypatch.setattr(sys, "argv", words.split())
@@ -151,7 +160,7 @@ def test_the_file_knows_the_windows_that_were_read_and_no_others(model: Path, co
     assert vectors.read is not None
     loaded = load(model, "float32")
     text = training_head(load_corpus(corpus, loaded.tokenizer.backend_tokenizer))
-    for batch in (settings.calibration_batch(text, 9), settings.training_batch(text, 9)):
+    for batch in (settings.calibration_batch(text, 4), settings.training_batch(text, 4)):
         assert vectors.read.shared(loaded.tokenizer.batch_decode(batch)) == (n := windows_passages(loaded, batch), n)
     held_out = (corpus / "domain1.eval.txt").read_text()
     assert vectors.read.shared([held_out])[0] == 0

@@ -9,6 +9,7 @@ from textwrap import shorten
 from trilane.common.quoting import quoted
 
 _BEGINNING = 4  # characters by which a longer name is meant
+_COMPARED = 200  # characters of a name: more than any has, and few enough to be compared in no time
 _MOST = 600  # characters of a list of names
 
 
@@ -18,10 +19,10 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     A list that is too long is cut, and begins with the names that are most like ``name``. ``listed_by``: a command that
     lists the names; it is named instead of them where there are too many.
     """
-    by_form = {_form(each): each for each in known}
-    close = _closest(_form(name), by_form)
+    by_form, form = {_form(each): each for each in known}, _form(name[:_COMPARED])
+    close = _closest(form, by_form)
     meant = f"did you mean {by_form[close[0]]!r}? " if close else ""
-    names = _listed(name, by_form) or "none"
+    names = _listed(form, by_form) or "none"
     choice = f"{'Choose' if close else 'choose'} from {names}"
     if listed_by:
         choice = f"`{listed_by}` lists them all"
@@ -35,12 +36,12 @@ def _closest(form: str, forms: Iterable[str]) -> list[str]:
     return get_close_matches(form, forms, n=1)
 
 
-def _listed(name: str, by_form: Mapping[str, str]) -> str:
-    """The known names; of too many the first, those most like ``name`` before the others."""
+def _listed(form: str, by_form: Mapping[str, str]) -> str:
+    """The known names; of too many the first, those most like ``form`` before the others."""
     names = ", ".join(by_form.values())
     if len(names) > _MOST:
-        nearest = sorted(by_form, key=lambda form: SequenceMatcher(None, _form(name), form).ratio(), reverse=True)
-        names = ", ".join(by_form[form] for form in nearest)
+        nearest = sorted(by_form, key=lambda each: SequenceMatcher(None, form, each).ratio(), reverse=True)
+        names = ", ".join(by_form[each] for each in nearest)
     return shorten(names, _MOST, placeholder=" ...")
 
 

@@ -116,15 +116,17 @@ class RunFiles:
 
     def write(self, run: Run, about: str) -> None:
         """Write the files that were named, and print their names."""
-        from trilane.figures import save_gantt, write_perfetto
-
         with working("writing"):
             if self.spans:
                 run.save_spans(self.spans)
                 note(f"spans: {self.spans}")
             if self.perfetto:
+                from trilane.figures import write_perfetto
+
                 write_perfetto([run], self.perfetto)
                 note(f"timeline for https://ui.perfetto.dev: {self.perfetto}")
             if self.gantt:
+                from trilane.figures import save_gantt
+
                 save_gantt(run, self.gantt, about=about)
                 note(f"picture: {self.gantt}")

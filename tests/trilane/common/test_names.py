@@ -46,6 +46,13 @@ def test_a_list_that_is_cut_begins_with_the_names_that_are_most_alike() -> None:
     )
 
 
+def test_of_an_endless_name_the_beginning_is_compared() -> None:
+    """A file may have one of a hundred thousand characters: all of them would be compared for many seconds."""
+    known = ["deepseek-v2", *(f"qwen3-{number}" for number in range(100))]
+    message = unknown("model", "qwen" + 196 * "x" + 1000 * "deepseek-v2", known)
+    assert "; choose from qwen3-0, qwen3-1, " in message
+
+
 def test_a_list_of_names_ends() -> None:
     message = unknown("axis", "xyz", [f"name-{number}" for number in range(1000)])
     assert message.startswith("there is no axis 'xyz'; choose from name-0, name-1, ")

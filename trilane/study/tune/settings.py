@@ -126,6 +126,8 @@ def search(choices: SettingSpace, cost: Callable[[Setting], float]) -> tuple[dic
     """
     import optuna
 
+    from trilane.study.tune.whole_grid import WholeGrid
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     grid: dict[str, Any] = vars(choices)
     found: dict[Setting, float] = {}
@@ -146,7 +148,7 @@ def search(choices: SettingSpace, cost: Callable[[Setting], float]) -> tuple[dic
     count = prod(map(len, grid.values()))
     sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=_SEED, multivariate=False)
     if count <= ALL_OF:
-        sampler = optuna.samplers.GridSampler(grid, seed=_SEED)
+        sampler = WholeGrid(grid, seed=_SEED)
     study = optuna.create_study(sampler=sampler)
     if count > ALL_OF:
         for kv, piece in product(choices.kv, choices.piece_tokens):
