@@ -43,7 +43,7 @@ def _records(kind: type[T], path: Path) -> Iterator[T]:
         for number, line in enumerate(lines, start=2):
             if None in line:
                 raise TrilaneError(f"line {number}: more cells than columns")
-            yield from_dict(kind, _values(hints, line), f"line {number}")
+            yield from_dict(kind, _values(hints, line), f"line {number}", cells=True)
 
 
 def _values(hints: Mapping[str, Any], line: Mapping[str, str | None]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ _WORDS: Mapping[Any, str] = {
     str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null",
     Mapping: "a mapping (`key: value`)",
 }  # fmt: skip
+_IN_CELLS: Mapping[Any, str] = {**_WORDS, bool: "yes or no", NoneType: "an empty cell"}
 
 
 class Constraint(NamedTuple):
@@ -73,13 +74,14 @@ def plain_types(hint: Any) -> frozenset[type]:
 
 
 @cache
-def in_words(hint: Any) -> str:
-    """A type as a user would write it: "a whole number >= 1 or null"."""
+def in_words(hint: Any, cell: bool = False) -> str:
+    """A type as a user would write it: "a whole number >= 1 or null"; ``cell``: in a table."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return f"{in_words(parts[0])} {' and '.join(note.words for note in parts[1:] if isinstance(note, Constraint))}"
+        notes = " and ".join(note.words for note in parts[1:] if isinstance(note, Constraint))
+        return f"{in_words(parts[0], cell)} {notes}"
     if origin in (Union, UnionType):
-        return " or ".join(map(in_words, sorted(parts, key=lambda part: part is NoneType)))
+        return " or ".join(in_words(part, cell) for part in sorted(parts, key=lambda part: part is NoneType))
     if origin is Literal or is_enum(hint):
         *first, last = [repr(part.value if isinstance(part, Enum) else part) for part in parts or hint]
         return f"{', '.join(first)} or {last}" if first else last
@@ -88,8 +90,8 @@ def in_words(hint: Any) -> str:
         return f"a mapping with the keys {keys}" if len(keys) < 80 else _WORDS[Mapping]
     if origin in (tuple, list, Sequence):
         fixed = origin is tuple and Ellipsis not in parts
-        return f"a list of {len(parts)}" if fixed else f"a list (each {in_words(parts[0])})"
-    return _WORDS.get(origin or hint) or str(getattr(hint, "__name__", hint))
+        return f"a list of {len(parts)}" if fixed else f"a list (each {in_words(parts[0], cell)})"
+    return (_IN_CELLS if cell else _WORDS).get(origin or hint) or str(getattr(hint, "__name__", hint))
 
 
 @cache

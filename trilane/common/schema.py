@@ -31,20 +31,22 @@ class SchemaError(TrilaneError):
 
 
 @overload
-def from_dict(hint: type[T], values: object, where: str = ..., error: ErrorClass = ...) -> T: ...
+def from_dict(hint: type[T], values: object, where: str = ..., error: ErrorClass = ..., *, cells: bool = ...) -> T: ...
 @overload
-def from_dict(hint: Any, values: object, where: str = ..., error: ErrorClass = ...) -> Any: ...
-def from_dict(hint: Any, values: object, where: str = "", error: ErrorClass = SchemaError) -> Any:
+def from_dict(hint: Any, values: object, where: str = ..., error: ErrorClass = ..., *, cells: bool = ...) -> Any: ...
+def from_dict(
+    hint: Any, values: object, where: str = "", error: ErrorClass = SchemaError, *, cells: bool = False
+) -> Any:
     """A value of the type ``hint`` from plain values, as YAML or JSON gives them.
 
     ``hint``: a dataclass or NamedTuple, which may be generic, or mappings, tuples and unions of such. Lists become
     tuples, whole numbers floats where one is expected, and texts such as 25e9 numbers. What is an instance of its class
-    already is kept. ``where`` begins the message. Raises ``error``.
+    already is kept. ``where`` begins the message; ``cells``: it speaks of a table. Raises ``error``.
     """
     try:
         return _read(hint, values, "", False)
     except _FaultError as fault:
-        raise error(": ".join(filter(None, (where, fault.path, fault.problem)))) from None
+        raise error(": ".join(filter(None, (where, fault.path, fault.problem(cells))))) from None
 
 
 def check(instance: Any, error: ErrorClass = SchemaError) -> None:
@@ -53,7 +55,7 @@ def check(instance: Any, error: ErrorClass = SchemaError) -> None:
         for name, hint in hints_of(_class(instance)).items():
             _read(hint, getattr(instance, name), name, True)
     except _FaultError as fault:
-        raise error(f"{fault.path}: {fault.problem}") from None
+        raise error(f"{fault.path}: {fault.problem()}") from None
 
 
 def to_dict(instance: object, *, nulls: bool = True) -> dict[str, Any]:
@@ -75,8 +77,7 @@ class _FaultError(Exception):
     def path(self) -> str:
         return str(self.args[0])
 
-    @property
-    def problem(self) -> str:
+    def problem(self, cells: bool = False) -> str:
         return str(self.args[1])
 
 
@@ -84,10 +85,9 @@ class _MismatchError(_FaultError):
     """(path, hint, value): a value that is not of its type. It is put into words only if it is told: a union tries one
     part after another."""
 
-    @property
-    def problem(self) -> str:
+    def problem(self, cells: bool = False) -> str:
         _, hint, value = self.args
-        return f"expected {in_words(hint)}, got {'null' if value is None else quoted(value)}"
+        return f"expected {in_words(hint, cells)}, got {'null' if value is None else quoted(value)}"
 
 
 def _read(hint: Any, value: Any, path: str, exact: bool) -> Any:

@@ -27,9 +27,9 @@ def test_cells_are_read_by_their_hints_and_empty_ones_are_none_or_the_default(tm
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name,grams\na,2\nb,x\n", "expected stones: line 3: grams: expected a number >= 0 or null, got 'x'"),
-        ("name,grams\na,-1\n", "line 2: grams: expected a number >= 0 or null, got -1"),
-        ("name,grams,smooth\na,1,maybe\n", "line 2: smooth: expected true or false, got 'maybe'"),
+        ("name,grams\na,2\nb,x\n", "expected stones: line 3: grams: expected a number >= 0 or an empty cell, got 'x'"),
+        ("name,grams\na,-1\n", "line 2: grams: expected a number >= 0 or an empty cell, got -1"),
+        ("name,grams,smooth\na,1,maybe\n", "line 2: smooth: expected yes or no, got 'maybe'"),
         ("name,grams,pieces\na,1,1.5\n", "line 2: pieces: expected a whole number, got '1.5'"),
         ("name\na\n", "its first line lacks the columns grams"),
         ("name,grams\na,1,2\n", "line 2: more cells than columns"),

@@ -39,7 +39,7 @@ def test_every_figure_that_is_asked_has_a_value_and_a_place() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("a,P,here,q,,,,many,x,exact,", "line 2: value: expected a number <= 1e+09 or null, got 'many'"),
+        ("a,P,here,q,,,,many,x,exact,", "line 2: value: expected a number <= 1e+09 or an empty cell, got 'many'"),
         ("a,P,here,q,,,,1,x,perhaps,", "line 2: kind: expected "),
         ("a,P,here,q,,,,1,x,exact,\na,P,here,q,,,,2,x,exact,", "expected an id of its own for every figure"),
     ],
