@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import ExpertCosts
 from policies.protocols import Needs
 from policies.registry import SYSTEMS, System
 from sim.costs.cost_table import CostTable, DraftWork, StepCosts
+from sim.costs.engine_costs import with_narrow_copies
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import PolicyError
+from sim.costs.engine_costs import with_narrow_copies
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, lines, play, registered, step, told
 from tests.kit.toy_costs import uniform_costs

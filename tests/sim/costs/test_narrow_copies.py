@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.mechanism.narrow_copies import with_narrow_copies
 from policies.mechanism.views import ExpertCosts, NarrowCopies
+from sim.costs.engine_costs import with_narrow_copies
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import load_hardware
 from sim.runs.prepare import prepare
