@@ -16,7 +16,6 @@ Reading of weights, arithmetic, copies and decisions take the same time in both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from policies.mechanism.views import ExpertCosts, NarrowCopies
@@ -98,27 +97,27 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: CountedEngine, top
 
 def narrowed(costs: CostTable, hardware: Hardware, experts: int, share: float) -> CostTable:
     """The costs with those of narrow copies, which have ``share`` of the bytes of each of a layer's ``experts``."""
-    link = hardware.link
-    made = with_narrow_copies(
-        costs.experts, experts, share, latency_ns=link.h2d_latency_ns, back_latency_ns=link.d2h_latency_ns,
+    return with_narrow_copies(
+        costs, experts, share, latency_ns=hardware.link.h2d_latency_ns, back_latency_ns=hardware.link.d2h_latency_ns,
         bytes_per_ns=hardware.gpu.read_bytes_per_s / 1e9,
     )  # fmt: skip
-    return replace(costs, experts=made)
 
 
 def with_narrow_copies(
-    layers: Sequence[ExpertCosts], experts: int, share: float, *, latency_ns: int = 0, back_latency_ns: int = 0,
+    costs: CostTable, experts: int, share: float, *, latency_ns: int = 0, back_latency_ns: int = 0,
     bytes_per_ns: float | None = None,
-) -> tuple[ExpertCosts, ...]:  # fmt: skip
-    """The costs by layer, with a narrow copy of each of a layer's ``experts`` that takes ``share`` of its bytes.
+) -> CostTable:  # fmt: skip
+    """The costs, with a narrow copy of each of a layer's ``experts`` that takes ``share`` of its bytes.
 
     A copy to the GPU takes ``latency_ns`` and ``share`` of the rest, one back ``back_latency_ns``. The GPU takes less
     by what it need not read at ``bytes_per_ns`` (None: no less), where an expert takes no longer than for one token,
     and by less of it where the products of more tokens take longer than reading. What it takes to unpack the weights is
     not counted.
     """
-    narrow = {id(costs): _narrowed(costs, share, (latency_ns, back_latency_ns), bytes_per_ns) for costs in layers}
-    return tuple(costs._replace(narrow=NarrowCopies(experts, narrow[id(costs)])) for costs in layers)
+    latencies_ns = latency_ns, back_latency_ns
+    return costs.map_experts(
+        lambda one: one._replace(narrow=NarrowCopies(experts, _narrowed(one, share, latencies_ns, bytes_per_ns)))
+    )
 
 
 def _narrowed(

@@ -83,7 +83,7 @@ def costs_with_copies(costs: CostTable, needs: Needs, experts: int) -> CostTable
     """The costs, with those of narrow copies of ``experts`` a layer if a policy needs them."""
     if needs.narrow_share is None:
         return costs
-    return replace(costs, experts=with_narrow_copies(costs.experts, experts, needs.narrow_share))
+    return with_narrow_copies(costs, experts, needs.narrow_share)
 
 
 def sharing_costs(costs: CostTable, rng: random.Random) -> CostTable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from policies.mechanism.views import ExpertCosts, NarrowCopies
@@ -11,6 +13,7 @@ from sim.machine.hardware import load_hardware
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
+from tests.kit.toy_costs import uniform_costs
 from traces.models.catalogue import load_model
 
 WIDE = ExpertCosts((0, 100, 100, 130, 300), (0, 10, 20, 30, 40), 5, 1010, 4000, 400, 900, 800, 7, 8)
@@ -18,8 +21,9 @@ WIDE = ExpertCosts((0, 100, 100, 130, 300), (0, 10, 20, 30, 40), 5, 1010, 4000, 
 
 def narrow(latency_ns: int = 0, back_latency_ns: int = 0, bytes_per_ns: float | None = None) -> ExpertCosts:
     layers = with_narrow_copies(
-        [WIDE, WIDE], 64, 0.25, latency_ns=latency_ns, back_latency_ns=back_latency_ns, bytes_per_ns=bytes_per_ns
-    )
+        replace(uniform_costs(2), experts=(WIDE, WIDE)), 64, 0.25, latency_ns=latency_ns,
+        back_latency_ns=back_latency_ns, bytes_per_ns=bytes_per_ns,
+    ).experts  # fmt: skip
     [copies] = {costs.narrow for costs in layers}
     assert isinstance(copies, NarrowCopies)
     assert copies.first == 64
@@ -55,7 +59,7 @@ def test_on_a_roofline_one_token_costs_what_an_expert_of_so_few_bytes_costs(mode
     shape, hardware = load_model(model), load_hardware("rtx3090-ddr4")
     machine = {"latency_ns": hardware.link.h2d_latency_ns, "bytes_per_ns": hardware.gpu.read_bytes_per_s / 1e9}
     wide = roofline(shape, hardware, 4)
-    copies = with_narrow_copies(wide.experts, shape.experts, 0.25, **machine)[0].narrow  # type: ignore[arg-type]
+    copies = with_narrow_copies(wide, shape.experts, 0.25, **machine).experts[0].narrow  # type: ignore[arg-type]
     assert copies is not None
     size = wide.experts[0].expert_bytes // 4
     assert copies.costs.expert_bytes == size

@@ -7,8 +7,6 @@ layer 1.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from policies.mechanism.views import PolicyError
@@ -17,9 +15,7 @@ from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, lines, play, registered, step, told
 from tests.kit.toy_costs import uniform_costs
 
-COSTS = replace(
-    uniform_costs(LAYERS), experts=with_narrow_copies(uniform_costs(LAYERS).experts, EXPERTS, 0.25)
-)  # fmt: skip
+COSTS = with_narrow_copies(uniform_costs(LAYERS), EXPERTS, 0.25)
 
 
 def demand() -> StepDemand:
