@@ -55,11 +55,6 @@ class LlamaModel(Handle):
         """Token ids that the model knows; they are below it."""
         return int(self.library.llama_vocab_n_tokens(self._vocab))
 
-    @property
-    def has_text(self) -> bool:
-        """Whether the file holds a vocabulary, so that text can be split into tokens."""
-        return int(self.library.llama_vocab_type(self._vocab)) != NO_VOCABULARY
-
     def metadata(self, key: str) -> str | None:
         """The value of a key of the file, as text; None if it is not there."""
         size = self.library.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
@@ -71,9 +66,10 @@ class LlamaModel(Handle):
 
     def tokens_of(self, text: str) -> NDArray[np.int32]:
         """The token ids of a text, with those that the model puts at the start. Raises RefusedError without them."""
-        if not self.has_text:
+        kind = int(self.library.llama_vocab_type(self._vocab))
+        if kind == NO_VOCABULARY:
             raise RefusedError(f"{self.path}: expected a vocabulary, the file has none; give prompts as token ids")
-        if int(self.library.llama_vocab_type(self._vocab)) == SENTENCE_PIECE and self._byte_tokens < 256:
+        if kind == SENTENCE_PIECE and self._byte_tokens < 256:
             raise RefusedError(f"{self.path}: expected a token for each of 256 bytes, found {self._byte_tokens}")
         raw = text.encode()
         room = (c_int32 * (4 * len(raw) + 8))()  # a space may become three bytes, and each of them a token

@@ -54,7 +54,9 @@ def names_of(comparisons: Sequence[RunComparison]) -> list[str]:
     for group in groups_of(comparisons):
         for one, other in combinations([comparisons[place].scenario for place in group], 2):
             if one["policy"] == other["policy"]:
-                telling.setdefault(one["policy"], set()).update(_differing(one["parameters"], other["parameters"]))
+                mine, others = one["parameters"], other["parameters"]
+                differing = {key for key in {*mine, *others} if mine.get(key) != others.get(key)}
+                telling.setdefault(one["policy"], set()).update(differing)
     scenarios = [comparison.scenario for comparison in comparisons]
     return [_name(scenario, sorted(telling.get(scenario["policy"], ()))) for scenario in scenarios]
 
@@ -89,10 +91,6 @@ def _tied(one: RunComparison, other: RunComparison) -> bool:
     """Whether the repeats do not show which of the two is faster."""
     room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
     return abs(one.tpot_ms.median - other.tpot_ms.median) <= room
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    return {key for key in {*one, *other} if one.get(key) != other.get(key)}
 
 
 def _name(scenario: Mapping[str, Any], parameters: Sequence[str]) -> str:
