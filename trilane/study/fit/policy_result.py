@@ -113,7 +113,8 @@ def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPol
         labels=labels_of(prepared),
     )
     half = decode_steps_of(spans, answer, half_of(metrics.decode_steps))
-    return PlayedPolicy(result, residents_of(session), decode, half.mean_ms)
+    residents = tuple(tuple(sorted(experts)) for experts in session.residency.resident)  # at the end
+    return PlayedPolicy(result, residents, decode, half.mean_ms)
 
 
 def half_of(steps: int) -> int:
@@ -128,11 +129,6 @@ def decode_steps_of(spans: Columns, answer_tokens: int, most: int | None = None)
     step, start, end = played.step[decode], played.start[decode], played.end[decode]
     weights = weights_of(step.tolist(), answer_tokens).of(step)
     return DecodeSteps(end / 1e6 - start / 1e6, weights.astype(float))
-
-
-def residents_of(session: Session) -> Residents:
-    """The experts in the cache now."""
-    return tuple(tuple(sorted(experts)) for experts in session.residency.resident)
 
 
 def host_bytes_of(shape: ModelShape, session: Session) -> int:
