@@ -97,23 +97,25 @@ def test_a_class_name_that_exists_twice_would_be_found() -> None:
     assert twice({"a": ast.parse("class Lane: ..."), "b": ast.parse("class Lane: ...")}) == {"Lane": ["a", "b"]}
 
 
+@cache
+def named_in_functions() -> dict[str, list[str]]:
+    """Where functions have arguments and variables of a name; a column or a field may be called as it likes."""
+    homes = defaultdict(list)
+    for module, tree in parsed().items():
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.Lambda):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.arg):
+                    homes[node.arg].append(f"{module}:{node.lineno}")
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    homes[node.id].append(f"{module}:{node.lineno}")
+    return homes
+
+
 @pytest.mark.parametrize("name", ["id", "bytes", "round"])
 def test_builtins_are_not_shadowed(name: str) -> None:
-    """In functions; a column or a field may be called so."""
-    functions = [
-        (module, function)
-        for module, tree in parsed().items()
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.Lambda)
-    ]
-    names = [
-        f"{module}:{node.lineno}"
-        for module, function in functions
-        for node in ast.walk(function)
-        if (isinstance(node, ast.arg) and node.arg == name)
-        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
-    ]
-    assert names == []
+    assert named_in_functions().get(name, []) == []
 
 
 def test_things_are_not_persons() -> None:

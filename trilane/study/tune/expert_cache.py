@@ -9,10 +9,11 @@ synthetic routing of Qwen3-Next-80B, which has as many experts and chooses as ma
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from traces.trace import Trace
 from trilane.common.units import MIB
 from trilane.study.cache_curve import CacheCurve
 from trilane.study.fit.engine_speed import EngineSpeed
@@ -38,7 +39,13 @@ class HitCurve:
 
 def hit_curve(question: Question) -> HitCurve:
     """By replays of the routing. Raises TraceError."""
-    curve = CacheCurve(routing_for(question).trace)
+    return _replayed(routing_for(question).trace)
+
+
+@lru_cache(maxsize=4)
+def _replayed(trace: Trace) -> HitCurve:
+    """Of a trace, whatever the machine and the goal are."""
+    curve = CacheCurve(trace)
     sizes = [max(round(share * curve.trace.shape.routed_bytes), curve.least_bytes) for share in _SHARES]
     return HitCurve(_SHARES, tuple(curve.point("lru", size).hit_rate_decode for size in sizes))
 
