@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import sys
 
-from trilane.common.gc_paused import collect_seldom
+from trilane.common.gc_paused import collect_seldom, ends_with_its_command
 
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it with the exit status 130, while it is imported too."""
     collect_seldom()
+    ends_with_its_command()
     try:
         from trilane.cli import main as run  # here: processes that share its work import this module, and no verbs
 

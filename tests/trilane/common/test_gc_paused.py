@@ -9,7 +9,8 @@ import pytest
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import spans_of
-from trilane.common.gc_paused import collect_seldom, gc_paused, leave_garbage
+from trilane.common import gc_paused as gc_paused_module
+from trilane.common.gc_paused import ends_with_its_command, gc_paused, leave_garbage
 
 
 def _fails() -> None:
@@ -43,14 +44,14 @@ def test_nobody_but_the_caller_keeps_the_spans_of_a_run() -> None:
         assert not [holder for holder in gc.get_referrers(rows) if isinstance(holder, dict | list)]
 
 
-@pytest.mark.parametrize("seldom", [True, False])
-def test_garbage_is_left_only_by_a_process_that_collects_seldom(seldom: bool) -> None:
-    thresholds, before = gc.get_threshold(), gc.get_freeze_count()
-    try:
-        if seldom:
-            collect_seldom()
-        young: list[list[int]] = [[] for _ in range(1000)]
-        leave_garbage()
-        assert (gc.get_freeze_count() >= before + len(young)) == seldom
-    finally:
-        gc.set_threshold(*thresholds)
+@pytest.mark.parametrize("ends", [True, False])
+def test_garbage_is_left_only_by_a_process_that_ends_with_its_command(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc_paused_module, "_ending", [])
+    if ends:
+        ends_with_its_command()
+    young: list[list[int]] = [[] for _ in range(1000)]
+    before = gc.get_freeze_count()
+    leave_garbage()
+    assert (gc.get_freeze_count() >= before + len(young)) == ends
