@@ -12,6 +12,8 @@ _CONFIG, _GGUF = "config.json", ".gguf"
 
 def model_file(name: str) -> Path | None:
     """The file that ``name`` stands for, if it is a path. Raises ShapeError if there is no such file."""
+    if not name:
+        return None  # "" would be the current folder
     path = Path(name)
     if path.is_dir() and (path / _CONFIG).is_file():
         return path / _CONFIG
