@@ -67,6 +67,8 @@ def _load(parts: ModelName, path: Path | None, changed_ns: int) -> ModelShape:
 
 def model_file(name: str) -> Path | None:
     """The file that ``name`` stands for, if it is a path. Raises ShapeError if there is no such file."""
+    if not name:
+        return None  # "" would be the current folder
     path = Path(name)
     if path.is_dir() and (path / _CONFIG).is_file():
         return path / _CONFIG

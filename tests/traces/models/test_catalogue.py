@@ -114,3 +114,10 @@ def test_a_model_may_be_cut_after_some_of_its_layers() -> None:
     for wrong in ("phi-3.5-moe:0", "phi-3.5-moe:33", "phi-3.5-moe:x", "phi-3.5-moe:"):
         with pytest.raises(ShapeError, match="expected 1 to 32 layers after the colon"):
             load_model(wrong)
+
+
+def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ShapeError, match="there is no model ''"):
+        load_model("")

@@ -14,16 +14,15 @@ from traces.models.shape import ModelShape
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.command_line import cpu_layers_of
-from trilane.study.fit.engine_choice import RUN_ON_GPUS, USUAL_ENGINE, check_engine, engine_of
+from trilane.study.fit.engine_choice import RUN_ON_GPUS, check_engine, check_setting, engine_of
 from trilane.study.fit.engine_speed import EngineGain, EngineSpeed, LargerPieces, larger_pieces
-from trilane.study.fit.question import FitError, Question
+from trilane.study.fit.question import Question
 from trilane.study.fit.sensitivity import limit_of, ranked
 from trilane.study.fit.split_memory import SplitMemory
 from trilane.study.split_speed import DecodeTime, PromptTime
 
 _BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
 _NS_PER_MS = 1e6
-_THREADS_A_CORE = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class EngineAnswer:
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
     """Raises FitError for what the engine has no room for, does not run on or does not read."""
     speed = EngineSpeed(question, shape, hardware, engine_of(question, hardware))
-    _check(question, hardware, speed.engine)
+    check_setting(question, speed.engine, hardware)
     check_engine(speed.engine, shape, hardware)
     split, gains = speed.split, ranked(speed.gains())
     regime = regime_of(shape, hardware, speed.engine.name, split)
@@ -91,19 +90,6 @@ def engine_about(engine: InferenceEngine, hardware: Hardware) -> str:
     if engine.name in RUN_ON_GPUS:
         return engine.about
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
-
-
-def _check(question: Question, hardware: Hardware, engine: InferenceEngine) -> None:
-    """Raises FitError for settings that such a machine has no use for."""
-    if hardware.one_memory and question.n_cpu_moe:
-        raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
-    if hardware.cpu_only and (engine.splits == "experts" or engine.name in RUN_ON_GPUS):
-        raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
-    if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
-        raise FitError(
-            f"threads {question.threads}: expected at most {_THREADS_A_CORE * hardware.cpu.cores}, "
-            f"{_THREADS_A_CORE} on each of the {hardware.cpu.cores} cores"
-        )
 
 
 def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:

@@ -17,6 +17,7 @@ VULKAN, METAL, ROCM = "llama.cpp-vulkan", "llama.cpp-metal", "llama.cpp-rocm"
 RUN_ON_GPUS = (VULKAN, METAL, ROCM)  # whose names say what they run on
 _OF_VENDOR = {"amd": VULKAN, "intel": VULKAN, "apple": METAL}
 _UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
+_THREADS_A_CORE = 2
 _TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
@@ -29,6 +30,24 @@ def engine_of(question: Question, hardware: Hardware) -> FittedEngine:
             f"{engine.name}`; --engine takes one whose speeds were fitted, such as {USUAL_ENGINE}"
         )
     return engine
+
+
+def check_setting(question: Question, engine: InferenceEngine, hardware: Hardware) -> None:
+    """Raises FitError for an engine and for settings that such a machine has no use for."""
+    if hardware.one_memory and question.n_cpu_moe:
+        raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
+    if hardware.cpu_only and needs_gpu(engine):
+        raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
+    if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
+        raise FitError(
+            f"threads {question.threads}: expected at most {_THREADS_A_CORE * hardware.cpu.cores}, "
+            f"{_THREADS_A_CORE} on each of the {hardware.cpu.cores} cores"
+        )
+
+
+def needs_gpu(engine: InferenceEngine) -> bool:
+    """Whether its numbers are for machines with a GPU only."""
+    return engine.splits == "experts" or engine.name in RUN_ON_GPUS
 
 
 def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware) -> None:

@@ -158,7 +158,7 @@ def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
         question.tokens - question.generated,
     )
     if shorter:
-        ways.append(f"a prompt of {shorter:,} tokens fits with these weights")
+        ways.append(f"a prompt of {shorter:,} tokens fits with these weights, before compute buffers")
     return "; ".join(ways) or "no smaller weights and no shorter prompt help: it takes more memory"
 
 

@@ -14,7 +14,7 @@ from trilane.common.schema import to_dict
 from trilane.study.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.study.accuracy.regimes import Regime, regime_of
 from trilane.study.fit.engine_answer import engine_about
-from trilane.study.fit.engine_choice import RUN_ON_GPUS, check_engine, engine_of, fitted_engines
+from trilane.study.fit.engine_choice import check_engine, check_setting, engine_of, fitted_engines, needs_gpu
 from trilane.study.fit.engine_speed import EngineGain, EngineSpeed
 from trilane.study.fit.memory_needed import check_fits, host_memory_of
 from trilane.study.fit.question import FitError
@@ -140,6 +140,7 @@ def tune(question: TuneQuestion) -> Tuning:
     except FitError as error:
         raise FitError(f"{error}{kept_free(question)}") from None
     engine = engine_of(question.fit, hardware)
+    check_setting(question.fit, engine, hardware)
     check_engine(engine, shape, hardware)
     done = searched(question, hardware, shape, engine)
     best = done.tuned[done.best]
@@ -207,8 +208,8 @@ def _other_engines(
     """The best settings of engines that run on the machine and read the weights, best first; and why others cannot."""
     found, refused = [], {}
     for name, other in fitted_engines().items():
-        alone = hardware.cpu_only and (other.splits == "experts" or name in RUN_ON_GPUS)
-        if name == engine.name or alone or not other.runs_on(hardware.gpu.vendor or "nvidia"):
+        no_gpu = hardware.cpu_only and needs_gpu(other)
+        if name == engine.name or no_gpu or not other.runs_on(hardware.gpu.vendor or "nvidia"):
             continue
         try:
             check_engine(other, shape, hardware)

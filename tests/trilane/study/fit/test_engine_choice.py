@@ -62,7 +62,8 @@ ARC = {"gpu": "arc-b580", "ram": "ddr5-5600"}
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"gpu": "apple-m3-max", "engine": "ktransformers"}, "on Apple's GPUs; use llama.cpp-metal or llama.cpp-v"),
+        ({"gpu": "apple-m3-max", "engine": "ktransformers"}, "on Apple's GPUs; use llama.cpp-metal$"),
+        ({"gpu": "apple-m3-max", "engine": "llama.cpp-vulkan"}, "on Apple's GPUs; use llama.cpp-metal$"),
         ({"gpu": "apple-m3-max", "engine": "llama.cpp"}, "llama.cpp does not run on Apple's GPUs; use llama.cpp-metal"),
         ({**ARC, "engine": "llama.cpp"}, "llama.cpp does not run on Intel's GPUs; use llama.cpp-vulkan"),
         ({**RX, "engine": "ktransformers"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),

@@ -265,6 +265,20 @@ def test_what_the_question_fixes_is_not_chosen() -> None:
     assert (found.kv, found.piece_tokens, found.threads) == (("q4_0",), (1024,), (3,))
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({**CPU_ONLY, "engine": "ktransformers"}, "ktransformers: expected a machine with a GPU, got none"),
+        ({**CPU_ONLY, "engine": "llama.cpp-vulkan"}, "with a GPU, got none.*; choose llama.cpp"),
+        ({**SMALL, "cores": 6, "threads": 13}, "expected at most 12, 2 on each of the 6"),
+        ({**SMALL, "n_cpu_moe": 2, "gpu": "gb10", "ram": None}, "all of gb10 is in one memory"),
+    ],
+)
+def test_a_setting_that_the_machine_has_no_use_for_is_refused_as_by_fit(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        tune(question(**asked))
+
+
 @pytest.mark.parametrize("kv", [("q8_0", "f16"), ("f16", "q4_0", "q8_0", "f16")], ids=["turned", "one twice"])
 def test_the_order_of_kv_formats_does_not_matter(kv: Any) -> None:
     asked = question(**SMALL, kv=kv)
