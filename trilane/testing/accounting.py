@@ -69,10 +69,7 @@ def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[i
     if waiter is None or waiter.kind not in ("expert", "combine"):
         return [(begin, end, "host_ns")]
     if waiter.kind == "expert":
-        copied = any(
-            s.kind in COPIES and (home(s), s.expert, s.end_ns) == (waiter.layer, waiter.expert, waiter.ready_ns)
-            for s in log.lanes["h2d"]
-        )
+        copied = any(s.end_ns == waiter.ready_ns for s in log.copied.get((waiter.layer, waiter.expert), ()))
         return [(begin, end, "h2d_ns" if copied else "host_ns")]
     layer = (waiter.step, waiter.layer)
     on_cpu = [s.end_ns for s in log.joining(layer) if s.end_ns <= waiter.ready_ns]

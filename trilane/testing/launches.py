@@ -11,8 +11,7 @@ from collections.abc import Callable
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.runs.spans import Span
-from sim.runs.vocabulary import COPIES
-from trilane.testing.log import Layer, Log, Spans, home, log_of
+from trilane.testing.log import Layer, Log, Spans, log_of
 
 
 def law_2_launches(spans: Spans, costs: CostTable) -> None:
@@ -117,7 +116,7 @@ def _extra_times(log: Log, layer: Layer, span: Span, costs: ExpertCosts) -> list
     """What an expert takes for kernels that others share: all of it if it came first, or after the plan; in the very ns
     in which that took effect, the one or the other."""
     first, planned = log.of(layer, "expert", lane="gpu")[0], log.planned(layer)
-    came = [s.end_ns for s in log.lanes["h2d"] if (home(s), s.expert) == (span.layer, span.expert) and s.kind in COPIES]
+    came = [copy.end_ns for copy in log.copied.get((span.layer, span.expert), ())]
     here = max([end_ns for end_ns in came if end_ns <= span.start_ns], default=0)
     if span == first or here > planned:
         return [costs.first_gpu_ns]

@@ -85,7 +85,24 @@ class Log:
 
     def demanded(self, layer: Layer) -> list[Span]:
         """The copies that a layer has waited for, including streamed experts that were not used."""
-        return [s for s in self.lanes["h2d"] if s.kind == "demand" and (s.step, home(s)) == layer]
+        return self._demanded.get(layer, [])
+
+    @cached_property
+    def _demanded(self) -> dict[Layer, list[Span]]:
+        found: dict[Layer, list[Span]] = {}
+        for span in self.lanes["h2d"]:
+            if span.kind == "demand":
+                found.setdefault((span.step, home(span)), []).append(span)
+        return found
+
+    @cached_property
+    def copied(self) -> dict[Expert, list[Span]]:
+        """The copies of each expert, in time order."""
+        found: dict[Expert, list[Span]] = {}
+        for span in self.lanes["h2d"]:
+            if span.kind in COPIES:
+                found.setdefault((home(span), span.expert), []).append(span)
+        return found
 
     def routed_layers(self) -> list[Layer]:
         """(step, layer) of all layers that ran, in order."""
