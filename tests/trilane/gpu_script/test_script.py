@@ -56,7 +56,7 @@ def test_it_measures_and_validates_the_same_models_in_one_profile(commands: list
     assert {call["out"] for call in measured} == {call["profile"] for call in validated} == {"a folder/profile.yaml"}
     [lanes] = {call["lanes"] for call in measured}
     models = [changes(call)["model"] for call in validated]
-    assert [call["model"] for call in measured] == [[model] for model in models]
+    assert [list(call["model"]) for call in measured] == [[model] for model in models]
     assert models == MODELS[str(lanes)]
     assert [load_model(str(model)).name for model in models] == models
 
@@ -113,7 +113,7 @@ def test_a_stage_that_fails_does_not_stop_the_next_and_is_tried_again(play: Play
 
 def test_of_a_profile_only_the_models_that_are_missing_are_measured_again(play: Play) -> None:
     assert play("profile", FAILING="mixtral-8x7b:4").said == {"profile": "failed (status 1)"}
-    assert [call["model"] for call in called(play("profile").commands, "profile")] == [["mixtral-8x7b:4"]]
+    assert [list(call["model"]) for call in called(play("profile").commands, "profile")] == [["mixtral-8x7b:4"]]
 
 
 def test_a_validation_without_time_left_has_passed_in_part_and_goes_on(play: Play) -> None:
