@@ -41,6 +41,8 @@ class Log:
     lanes: dict[str, list[Span]] = field(default_factory=dict)
     layers: dict[Layer, list[Span]] = field(default_factory=dict)  # all but copies and instants, by the layer at work
     kinds: dict[tuple[Layer, str], list[Span]] = field(default_factory=dict)  # the same, of one kind
+    copied: dict[Expert, list[Span]] = field(default_factory=dict)  # copies to the GPU, of each expert
+    demands: dict[Layer, list[Span]] = field(default_factory=dict)  # demand loads, by the layer that waits for them
 
     def of(self, layer: Layer, *kinds: str, lane: str | None = None) -> list[Span]:
         """A layer's spans of some kinds, in time order."""
@@ -85,24 +87,7 @@ class Log:
 
     def demanded(self, layer: Layer) -> list[Span]:
         """The copies that a layer has waited for, including streamed experts that were not used."""
-        return self._demanded.get(layer, [])
-
-    @cached_property
-    def _demanded(self) -> dict[Layer, list[Span]]:
-        found: dict[Layer, list[Span]] = {}
-        for span in self.lanes["h2d"]:
-            if span.kind == "demand":
-                found.setdefault((span.step, home(span)), []).append(span)
-        return found
-
-    @cached_property
-    def copied(self) -> dict[Expert, list[Span]]:
-        """The copies of each expert, in time order."""
-        found: dict[Expert, list[Span]] = {}
-        for span in self.lanes["h2d"]:
-            if span.kind in COPIES:
-                found.setdefault((home(span), span.expert), []).append(span)
-        return found
+        return self.demands.get(layer, [])
 
     def routed_layers(self) -> list[Layer]:
         """(step, layer) of all layers that ran, in order."""
@@ -164,6 +149,10 @@ def log_of(spans: pd.DataFrame | Iterable[Span] | Log) -> Log:
     log = Log(ordered, {lane: [] for lane in LANES})
     for span in ordered:
         log.lanes[span.lane].append(span)
+        if span.kind in COPIES and span.lane == "h2d":
+            log.copied.setdefault((home(span), span.expert), []).append(span)
+            if span.kind == "demand":
+                log.demands.setdefault((span.step, home(span)), []).append(span)
         if span.kind not in COPIES and span.kind not in INSTANT:
             layer = span.step, span.layer
             log.layers.setdefault(layer, []).append(span)
