@@ -41,7 +41,7 @@ class MrsCache(DemandCache):
         self.alpha = alpha
         self.tokens = tokens
         self._scores = np.zeros((layers, experts)) if prior is None else np.array(prior, np.float64)
-        self._members: list[set[int]] = [set() for _ in range(layers)]
+        self._members = np.zeros((layers, experts), bool)
         self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
         self._known: list[list[float]] = [[] for _ in range(layers)]  # S of every expert, by which they were sorted
         self._layers: dict[int, set[int]] = {}  # that share a group's slots
@@ -74,18 +74,21 @@ class MrsCache(DemandCache):
         """A member, with its present S."""
         layer, expert = key
         self._layers.setdefault(group, set()).add(layer)
-        self._members[layer].add(expert)
+        self._members[layer, expert] = True
         order = self._orders[layer]
         if order is not None:
             order.insert(_place(expert, order, self._known[layer]), expert)
-        if order is None or order[0] == expert:
+        head = self._head[layer]
+        if head is None or (self._scores.item(layer, expert), layer, expert) < head:
             self._stale.add(layer)
 
     def evicted(self, key: ExpertId, group: int) -> None:
         """No longer a member; its S is kept up to date."""
         layer, expert = key
-        self._members[layer].remove(expert)
-        self._stale.add(layer)
+        self._members[layer, expert] = False
+        head = self._head[layer]
+        if head is None or head[2] == expert:
+            self._stale.add(layer)
         order = self._orders[layer]
         if order is not None:
             order.remove(expert)
@@ -113,7 +116,7 @@ class MrsCache(DemandCache):
         if view.phase != self.background or when != "layer_end" or not resident:
             return ()
         scores = self.scores(layer)
-        absent = [expert for expert in range(len(scores)) if expert not in self._members[layer]]
+        absent = np.flatnonzero(~self._members[layer]).tolist()
         if not absent:
             return ()
         best, worst = max(absent, key=scores.__getitem__), min(sorted(resident), key=scores.__getitem__)
@@ -144,8 +147,7 @@ class MrsCache(DemandCache):
         stale = self._stale & self._layers.get(group, set())
         self._stale -= stale
         for layer in stale:
-            old, order = self._head[layer], self._lowest_first(layer)
-            new = (self._known[layer][order[0]], layer, order[0]) if order else None
+            old, new = self._head[layer], self._first(layer)
             if old is not None:
                 del heads[bisect_left(heads, old)]
             if new is not None:
@@ -153,12 +155,22 @@ class MrsCache(DemandCache):
             self._head[layer] = new
         return heads
 
+    def _first(self, layer: int) -> _Ranked | None:
+        """A layer's member of least S."""
+        scores, members = self._scores[layer], self._members[layer]
+        if self._orders[layer] is None and self._reached is None:  # few more will be asked for: not worth sorting all
+            first = int(np.where(members, scores, np.inf).argmin())
+            return (scores.item(first), layer, first) if members[first] else None
+        order = self._lowest_first(layer)
+        return (scores.item(order[0]), layer, order[0]) if order else None
+
     def _lowest_first(self, layer: int) -> list[int]:
         """A layer's members by S."""
         order = self._orders[layer]
         if order is None:
             known = self._known[layer] = self._scores[layer].tolist()
-            order = self._orders[layer] = sorted(sorted(self._members[layer]), key=known.__getitem__)
+            members = np.flatnonzero(self._members[layer]).tolist()
+            order = self._orders[layer] = sorted(members, key=known.__getitem__)
         return order
 
 
