@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 
-from trilane.common.gc_paused import collect_seldom, ends_with_its_command
+from trilane.common.gc_paused import collect_seldom
 
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it with the exit status 130, while it is imported too."""
-    collect_seldom()
-    ends_with_its_command()
+    collect_seldom(ends_soon=True)
     try:
         from trilane.cli import main as run  # here: processes that share its work import this module, and no verbs
 

@@ -16,7 +16,7 @@ from realrun.llama_cpp.benchmark_models import FEW_LAYERS, ON_CPU, BenchSizes, a
 from realrun.llama_cpp.piece_time import piece_ns
 from realrun.llama_cpp.product_times import Samples, product_times, solved
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, Floats, Kernels, ProductRates, longest_share
+from sim.costs.kernels import AttentionTimes, BlockRates, Floats, Kernels, ProductRates, longest_share, place_of
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
@@ -159,7 +159,7 @@ class KernelNumbers:
 
     def _left(self, name: str, shape: ModelShape, bare: Kernels, threads: int, tokens: int) -> float:
         """The time of a step less that of its products and attention; 0 if these take longer."""
-        steps = KernelSteps(shape, WeightBlocks.uniform("q4_0"), bare, bare.place(threads))
+        steps = KernelSteps(shape, WeightBlocks.uniform("q4_0"), bare, place_of(threads, bare.threads))
         return max(self.samples[name][BenchPoint(threads, 0, tokens)] - piece_ns(steps, tokens, tokens), 0.0)
 
     def _sourced(self, value: object, how: str) -> Sourced:  # type: ignore[type-arg]

@@ -13,7 +13,7 @@ import numpy as np
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.costs.fitted_engine import Copies
-from sim.costs.kernels import Floats, Kernels, ProductRates, SplitKernels, longest_share
+from sim.costs.kernels import Floats, Kernels, ProductRates, SplitKernels, longest_share, place_of
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns
 from traces.models.attention import Attention
@@ -41,7 +41,7 @@ def split_costs(
     threads: int,
 ) -> CostTable:  # fmt: skip
     """The same where the CPU has experts next to a GPU; ``copies``: host memory from which experts are copied."""
-    steps, place = kernel_steps(shape, gpu, 1), split.place(threads)
+    steps, place = kernel_steps(shape, gpu, 1), place_of(threads, split.threads)
     rows = np.arange(max_tokens + 1.0)
     chosen_ns = rows * shape.hidden * split.chosen_ns.value[place]
     products_ns = _expert_products(
@@ -59,7 +59,7 @@ def split_costs(
 
 def kernel_steps(shape: ModelShape, kernels: Kernels, threads: int) -> KernelSteps:
     """The steps of a model in the blocks of its weights."""
-    return KernelSteps(shape, blocks_of(shape), kernels, kernels.place(threads))
+    return KernelSteps(shape, blocks_of(shape), kernels, place_of(threads, kernels.threads))
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,11 @@ def longest_share(keys: int, threads: int) -> float:
     return 1.0 if cells < _SPLIT_CELLS else min(-(-cells // threads), keys) * threads / keys
 
 
+def place_of(threads: int, measured: Sequence[int]) -> int:
+    """Where the values for so many threads stand."""
+    return max(bisect_right(measured, threads) - 1, 0)
+
+
 class Kernels(NamedTuple):
     """All of them. ``layer_ns``: a layer's other kernels, by its attention; ``token_ns``: for each token of a step."""
 
@@ -104,10 +109,6 @@ class Kernels(NamedTuple):
         yield from ((name, getattr(self, name).value, (threads,)) for name in ("chosen_ns", "step_ns"))
         for name in ("layer_ns", "token_ns"):
             yield from ((f"{name}.{kind}", number.value, (threads,)) for kind, number in getattr(self, name).items())
-
-    def place(self, threads: int) -> int:
-        """Where the values for so many threads stand."""
-        return max(bisect_right(self.threads, threads) - 1, 0)
 
 
 # --- experts on the CPU, next to a GPU --------------------------------------------------------------------------------
@@ -145,7 +146,3 @@ class SplitKernels(NamedTuple):
         for block, rate in self.experts.items():
             yield f"experts.{block}", rate.value.flops_per_s, (threads, len(rate.value.rows))
         yield from ((name, getattr(self, name).value, (threads,)) for name in ("chosen_ns", "layer_ns"))
-
-    def place(self, threads: int) -> int:
-        """Where the values for so many threads stand."""
-        return max(bisect_right(self.threads, threads) - 1, 0)

@@ -66,14 +66,9 @@ class Columns(NamedTuple):
 
 def columns_of(spans: pd.DataFrame) -> Columns:
     """Read a spans frame. Raises ValueError on a lane or kind that the vocabulary does not have."""
-    texts = {name: _categorical(spans[name]).array for name in _CODES}
+    texts = {name: spans[name].astype("category").array for name in _CODES}
     codes = {name: _codes_of(name, column.categories.tolist())[column.codes] for name, column in texts.items()}
     return _columns(codes, {name: spans[name].to_numpy(np.int64) for name in NUMBERS})
-
-
-def _categorical(column: pd.Series) -> pd.Series:
-    """As it is in ``spans_frame``; frames of other programs may have texts."""
-    return column if column.dtype == "category" else column.astype("category")
 
 
 def columns_of_rows(rows: list[Row]) -> Columns:

@@ -10,7 +10,7 @@ from pathlib import Path
 from realrun.llama_cpp.bench_engine import BenchContext, BenchSettings, OpenModel
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates
+from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, place_of
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.machines.sourced import Sourced
@@ -62,7 +62,7 @@ class FakeContext:
 
     def compute_ns(self, tokens: int) -> int:
         self.filled += tokens
-        steps = KernelSteps(self.shape, self.blocks, self.kernels, self.kernels.place(self.threads))
+        steps = KernelSteps(self.shape, self.blocks, self.kernels, place_of(self.threads, self.kernels.threads))
         return round(piece_ns(steps, tokens, self.filled))
 
     def fill(self, tokens: int) -> None:

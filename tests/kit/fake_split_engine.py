@@ -10,7 +10,15 @@ import numpy as np
 from realrun.llama_cpp.bench_engine import BenchSettings
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, ExpertCopies, Kernels, ProductRates, SplitKernels
+from sim.costs.kernels import (
+    AttentionTimes,
+    BlockRates,
+    ExpertCopies,
+    Kernels,
+    ProductRates,
+    SplitKernels,
+    place_of,
+)
 from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ModelShape
@@ -76,7 +84,7 @@ class FakeSplitContext:
             copies = self.split.mapped if self.settings.mapped else self.split.pinned
             size = matrices * bits_of_block(block) / 8
             return work.active * (copies.expert_ns.value + size * copies.byte_ns.value)
-        rows, place = np.array([work.rows]), self.split.place(self.threads)
+        rows, place = np.array([work.rows]), place_of(self.threads, self.split.threads)
         products = float(self.split.experts[block].value.ns(2.0 * matrices, rows, place)[0])
         outputs = work.active * work.rows * self.shape.hidden * self.split.chosen_ns.value[place]
         on_gpu = work.active * float(steps.expert_ns(rows)[0])

@@ -22,15 +22,12 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def collect_seldom() -> None:
+def collect_seldom(*, ends_soon: bool = False) -> None:
     """Raise the collector's thresholds, so that it scans a run once: this saves a tenth of the time of a run, and of
-    the imports of a command."""
+    the imports of a command. ``ends_soon``: this process ends with its command, and may ``leave_garbage``."""
     gc.set_threshold(_YOUNG, _OLDER, _OLDEST)
-
-
-def ends_with_its_command() -> None:
-    """Let this process ``leave_garbage``."""
-    _ending.append(True)
+    if ends_soon:
+        _ending.append(True)
 
 
 def leave_garbage() -> None:

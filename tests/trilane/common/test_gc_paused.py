@@ -10,7 +10,7 @@ from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import spans_of
 from trilane.common import gc_paused as gc_paused_module
-from trilane.common.gc_paused import ends_with_its_command, gc_paused, leave_garbage
+from trilane.common.gc_paused import collect_seldom, gc_paused, leave_garbage
 
 
 def _fails() -> None:
@@ -49,8 +49,7 @@ def test_garbage_is_left_only_by_a_process_that_ends_with_its_command(
     ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gc_paused_module, "_ending", [])
-    if ends:
-        ends_with_its_command()
+    collect_seldom(ends_soon=ends)
     young: list[list[int]] = [[] for _ in range(1000)]
     before = gc.get_freeze_count()
     leave_garbage()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from policies import user_files
 from policies.registry import SYSTEMS, register
 from policies.system import ChoiceError, System
 from policies.user_files import load_policies
@@ -42,26 +40,17 @@ MINE = replace(SYSTEMS["on-demand"], name="mine", parameters=Mine)
 GRID: dict[str, Any] = {"scenario": SMALL, "grid": {"policy": ["mine", "on-demand"]}, "clairvoyant": False}
 
 
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As it was before, afterwards."""
-    before = dict(SYSTEMS)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(user_files, "_loaded", {})
-    yield
-    SYSTEMS.clear()
-    SYSTEMS.update(before)
-    sys.modules.pop("mine_of_a_test", None)
+pytestmark = pytest.mark.usefixtures("no_user_files")
 
 
 def written(folder: Path, parent: str) -> System:
     """A policy in a file, imported anew."""
-    path = folder / "mine_of_a_test.py"
+    path = folder / "own_of_sweeps.py"
     path.write_text(CODE.format(parent=parent))
-    spec = util.spec_from_file_location("mine_of_a_test", path)
+    spec = util.spec_from_file_location("own_of_sweeps", path)
     assert spec
     assert spec.loader
-    sys.modules["mine_of_a_test"] = module = util.module_from_spec(spec)
+    sys.modules["own_of_sweeps"] = module = util.module_from_spec(spec)
     exec(compile(path.read_text(), path, "exec"), module.__dict__)
     mine: System = module.MINE
     return mine
@@ -88,7 +77,7 @@ def test_an_edited_policy_is_played_anew(tmp_path: Path) -> None:
 
 def test_results_are_those_of_the_code_of_their_key(tmp_path: Path) -> None:
     """An edit counts once the file is loaded again; until then every process plays what was loaded."""
-    path = tmp_path / "mine_of_a_test.py"
+    path = tmp_path / "own_of_sweeps.py"
     keys, tables = [], []
     for parent in ("on-demand", "naive-cpu"):
         path.write_text(LOADED.format(parent=parent))
@@ -123,7 +112,7 @@ def test_one_in_place_of_ours_is_not_taken_for_it(tmp_path: Path) -> None:
 def test_results_of_a_policy_without_a_file_are_not_kept(tmp_path: Path) -> None:
     """As in a notebook: its code may change without a trace."""
     mine = written(tmp_path, "fiddler")
-    del sys.modules["mine_of_a_test"]
+    del sys.modules["own_of_sweeps"]
     register("mine", "without a file")(mine.parameters)
     with pytest.raises(SweepError, match=r"policy 'mine' is defined in no file .* sweep without an output"):
         sweep(GRID, tmp_path / "o.parquet")
