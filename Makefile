@@ -47,7 +47,7 @@ SEED ?= 1
 
 mutation: $(VENV)/tests.stamp
 	$(PIP) -e '.[mutation]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.deep.mutation --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutation --seed $(SEED)
 
 lint: $(VENV)/tests.stamp
 	$(BIN)/ruff check .
@@ -60,17 +60,17 @@ notebooks: $(VENV)/tests.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.notebooks.renew
 
 bench: $(VENV)/tests.stamp
-	$(BIN)/python -m tests.bench
-	$(BIN)/python -m tests.bench.cpu_kernel --write
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.cpu_kernel --write
 
 bench-sweep: $(VENV)/simulator.stamp
-	$(BIN)/python -m tests.bench.sweep_speed --write
+	$(BIN)/python -m benchmarks.sweep_speed --write
 
 bench-fit: $(VENV)/tests.stamp
-	$(BIN)/python -m tests.bench.fit_speed --write
+	$(BIN)/python -m benchmarks.fit_speed --write
 
 bench-accelerate: $(VENV)/tests.stamp
-	$(BIN)/python -m tests.bench.beside_accelerate --write
+	$(BIN)/python -m benchmarks.beside_accelerate --write
 
 # Keep the machine quiet: whatever else runs is measured too.
 VALIDATED := naive-cpu,fiddler,on-demand,mixtral-offloading,dali,hybrimoe,smoe,daop,best-exact

@@ -140,7 +140,7 @@ validate() {  # NAME
 
 peer() {
   if $python -c 'import accelerate' 2>/dev/null; then
-    once peer $python -m tests.bench.beside_accelerate --out "$out/peer"
+    once peer $python -m benchmarks.beside_accelerate --out "$out/peer"
   else
     say "the peers are left out: accelerate is not installed"
   fi

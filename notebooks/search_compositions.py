@@ -28,8 +28,8 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play as simulated
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
-from trilane.study.fit import candidates
-from trilane.study.fit.sensitivity import PARTS, ScaledPart
+from trilane.fit import candidates
+from trilane.fit.sensitivity import PARTS, ScaledPart
 
 DATA = Path(__file__).parent / "data"
 TRACES = {  # recorded and fitted routing, flat (DeepSeek) and skewed; 12 layers of each
@@ -60,10 +60,10 @@ AXES: Mapping[str, Sequence[Mapping[str, Any]]] = {
                          ("forecast", "staging"))
        for kind in ("gate", "residual", "quasi_hidden") for ahead in (1, 2, 3)
        if not (how in ("top", "impact") and ahead > 1 and kind != "gate") and not (how == "top" and ahead > 1)],
-}  # fmt: skip
+}
 COLUMNS_OF_PARTS = (
     "part", *(f"{time}_{what}" for time in ("tpot", "answer") for what in ("ms", "longer", "error")),
-)  # fmt: skip
+)
 SUBSTITUTIONS = [{"substitution": alpha} for alpha in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)]
 
 
@@ -78,7 +78,7 @@ def scenarios(
         found.append(Scenario(
             trace=trace, model=traces[trace], hardware=machine, cached_share=share, batch=batch, sequences=chosen,
             prompt_tokens=32, generated_tokens=32,
-        ))  # fmt: skip
+        ))
     return found
 
 
@@ -128,7 +128,7 @@ def _compared(before: Sequence[tuple[float, float]], after: Sequence[tuple[float
         found |= {
             f"{column}_ms": fmean(new), f"{column}_longer": fmean(longer),
             f"{column}_error": stdev(longer) / len(longer) ** 0.5,
-        }  # fmt: skip
+        }
     return found
 
 
@@ -198,7 +198,7 @@ def evaluate(pool: ProcessPoolExecutor) -> None:
     columns = (
         "tpot_ms", "ttft_ms", "approximated_weight_share", "lower_bound_tpot_ms", "null_model_tpot_ms", "labels",
         "error",
-    )  # fmt: skip
+    )
     _write("held_out.csv", columns, ((s, label, row) for (s, label, *_), row in zip(tasks, rows, strict=True)))
 
 
@@ -216,7 +216,7 @@ def improve(pool: ProcessPoolExecutor) -> None:
     rows |= rows_of(judged, better=True)
     _write("better_parts.csv", COLUMNS_OF_PARTS, (
         (Scenario.from_dict(json.loads(place)), name, row) for (place, name), each in rows.items() for row in each
-    ))  # fmt: skip
+    ))
 
 
 def fastest(rows: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], place: str) -> str:

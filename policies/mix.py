@@ -29,7 +29,7 @@ from trilane.common.hints import Count, Share
 Assigners = Literal[
     "stay", "load-all", "load-prefill", "cost-rule", "greedy", "beam", "exact", "simulation", "two_pointer",
     "two_pointer_min", "pipeline",
-]  # fmt: skip
+]
 ASSIGNERS: Mapping[Assigners, Callable[[], Assigner]] = {
     "stay": ResidentOrCpu,
     "load-all": LoadAll,
@@ -171,5 +171,5 @@ class Mix(Policy):
                 return MrsCache(
                     context.layers, context.experts, keep, self.alpha,
                     prior=prior, background=background, reached_first=self.pool,
-                )  # fmt: skip
+                )
         return StaticCache()

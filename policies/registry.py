@@ -21,7 +21,7 @@ from trilane.common.names import unknown
 __all__ = [
     "SYSTEMS", "BuildContext", "ChoiceError", "Policy", "System", "added", "compose", "policy_names", "register",
     "system",
-]  # fmt: skip
+]
 
 MODULES = (  # a module's policies are listed in the order of their definition
     "policies.baselines.on_demand",

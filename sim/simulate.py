@@ -5,12 +5,12 @@ from __future__ import annotations
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
-from sim.engine.engine import Engine
-from sim.engine.layer_parts import TokenBytes
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row
+from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.timeline import Timeline
 from trilane.common.gc_paused import gc_paused
 
 
@@ -45,7 +45,7 @@ def _played(prepared: Prepared, session: Session) -> tuple[list[Row], RoutingErr
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
-    engine = Engine(session, prepared.played_costs, prepared.demand, token_bytes, errors)
+    engine = Timeline(session, prepared.played_costs, prepared.demand, token_bytes, errors)
     engine.run()
     rows, engine.recorder.rows = engine.recorder.rows, []  # an engine is a cycle, and would keep them
     return rows, errors

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors on shared cores: m
 settings.register_profile(
     "trilane", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow],
     max_examples=200 if DEEP else 30,
-)  # fmt: skip
+)
 settings.load_profile("trilane")
 
 
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device", choices=("auto", "cuda", "fake"), default="auto",
         help="tests marked `device` run on a GPU. auto: where there is one; cuda: they fail where there is none; fake: "
              "never, the fake GPU of the other tests has to do.",
-    )  # fmt: skip
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -127,8 +127,9 @@ def test_the_simulator_needs_neither_torch_nor_pictures() -> None:
 def test_fit_needs_no_frames() -> None:
     """pandas takes half a second to import, in each process that shares the work."""
     question = "Question('mixtral-8x7b', gpu='rtx-3090', ram='ddr4-3200', prompt_tokens=8, generated=2)"
-    answer = "from trilane.study.fit.fit import fit\nfrom trilane.study.fit.question import Question\nfit({})"
-    assert not modules_after(f"import trilane.pages.fit\n{answer.format(question)}") & {"pandas", "pyarrow", "scipy"}
+    answer = "from trilane.fit.fit import fit\nfrom trilane.engines.question import Question\nfit({})"
+    loaded = modules_after(f"import trilane.output.pages.fit\n{answer.format(question)}")
+    assert not loaded & {"pandas", "pyarrow", "scipy"}
 
 
 def files_without_torch() -> list[Path]:

@@ -29,15 +29,15 @@ from tools.write_engines import write_engines
 from trilane.common.csv_files import write_csv
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
-from trilane.study.accuracy.measured_rows import BUNDLED, MeasuredRow, read_rows
-from trilane.study.accuracy.prediction import predict
+from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, read_rows
+from trilane.engines.accuracy.prediction import predict
 
 STARTS = Path(__file__).with_name("engine_numbers.yaml")
 HELD_OUT = BUNDLED.with_name("held_out.csv")
 ENGINES = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan",
     "ik_llama.cpp", "ik_llama.cpp-2026-02", "ik_llama.cpp-2025", "ktransformers",
-)  # fmt: skip
+)
 FITTED_QUALITIES = ("A", "B")
 DECODE, PROMPT, START = 8.0, 4.0, 8.0  # weights of residuals
 MOST_SHARE = 1.0
@@ -102,7 +102,7 @@ def _numbers(starts: Starts, values: Mapping[str, float], engine: str) -> dict[s
             for key in ratio.numbers:
                 own[key] = float((values[ratio.of] if ratio.of else own[key]) * values[name])
     return {key: min(value, MOST_SHARE) if key.endswith("_share") and key.startswith("gpu.") else value
-            for key, value in own.items()}  # fmt: skip
+            for key, value in own.items()}
 
 
 def fitted(starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
@@ -138,7 +138,7 @@ def errors(row: MeasuredRow, engines: Mapping[str, FittedEngine]) -> tuple[float
     found = predict(row, engines)
     pairs = (
         (found.decode_tokens_per_s, row.decode_tokens_per_s), (found.prompt_tokens_per_s, row.prompt_tokens_per_s),
-    )  # fmt: skip
+    )
     decode, prompt = (math.log(a / b) if a is not None and b is not None else None for a, b in pairs)
     return decode, prompt
 

@@ -71,7 +71,7 @@ def bundle(
     name: Annotated[str, typer.Option("--model")], corpus: Annotated[Path, typer.Option()],
     run: Annotated[Path, typer.Option()], vectors: Annotated[Path, typer.Option()],
     output: Annotated[Path, typer.Option("-o", "--output")],
-) -> None:  # fmt: skip
+) -> None:
     """Capture both traces of a trained model into ``output``; put vectors, training record (and checkpoint) there."""
     loaded = load(run / "model", dtype="float32", name=name)
     held_out = cut_prompts(

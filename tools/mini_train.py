@@ -179,7 +179,7 @@ def main(
     model: Annotated[str, typer.Option()], corpus: Annotated[Path, typer.Option()],
     output: Annotated[Path, typer.Option("-o", "--output")], minutes: float = TrainingSettings.minutes,
     steps: int | None = None, peak_lr: float = TrainingSettings.peak_lr,
-) -> None:  # fmt: skip
+) -> None:
     """Train a mini model, or go on training it."""
     torch.set_num_threads(1)
     train(TrainingSettings(model, minutes, steps, peak_lr=peak_lr), corpus, output)

@@ -44,7 +44,7 @@ def fit_repetitions(start: RoutingModel) -> RoutingModel:
         start, name=REPEATED, model=REPEATED, moe_layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
         preference_share=(float(np.mean(start.preference_share)),) * shape.moe_layers, text="given",
         source="Mixtral of Experts, Table 5; the rest as in mini-moe", forecast_accuracy={}, residuals=(),
-    )  # fmt: skip
+    )
     for _ in range(ROUNDS):
         fit = _scaled(fit, (mean_over_layers(IN_COMMON) - RANDOM) / (repetitions(fit).in_common - RANDOM))
     fit = fit.rounded(4)
@@ -70,7 +70,7 @@ def _scaled(fit: RoutingModel, factor: float) -> RoutingModel:
     return replace(
         fit, preference_share=tuple(share * factor for share in fit.preference_share),
         autocorrelation=tuple(one * factor for one in fit.autocorrelation),
-    )  # fmt: skip
+    )
 
 
 def _residuals(made: Repetitions) -> list[Residual]:

@@ -26,7 +26,7 @@ from trilane.common.files import atomic_path
 LOGS: Mapping[str, str] = {"qwen": "qwen3-30b-a3b", "gemma": "gemma-4-26b-a4b"}  # file -> model
 BUNDLED: Mapping[str, str] = {  # model -> trace
     "mini-deepseek": "mini-deepseek", "mini-moe": "mini-moe", "gpt-oss-20b": "gpt-oss-20b-calibration",
-}  # fmt: skip
+}
 _HEAD = "# Made by `python -m tools.refit_routing`: see there, and traces/synthesis/routing_model.py for the keys.\n"
 
 
@@ -45,7 +45,7 @@ def main(
     logs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="with qwen.route.csv and gemma.route.csv")
     ] = None
-) -> None:  # fmt: skip
+) -> None:
     """Fit, and write the file aside and rename it."""
     of_logs = [stored_models()[name] if logs is None else refit_log(logs, name) for name in LOGS]
     bundled = {name: refit_bundled(name) for name in BUNDLED}

@@ -64,7 +64,7 @@ def fit_figures(start: RoutingModel) -> RoutingModel:
     fit = replace(
         fit, name=MODEL, model=MODEL, text="given", forecast_accuracy={}, sharpness=sharpness,
         source="statistics of DeepSeek-V2-Lite-Chat over 60 given texts; the rest as in mini-deepseek",
-    ).rounded(4)  # fmt: skip
+    ).rounded(4)
     return replace(fit, residuals=tuple(residuals(fit))).rounded(4)
 
 

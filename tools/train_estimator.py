@@ -51,7 +51,7 @@ class Recall:
     def add(
         self, layers: list[MoeLayer], records: list[LayerRecord], guesses: Mapping[str, Tensor],
         estimator: Estimator | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take in one pass with ``guesses`` [L-1, N, H] at the next gates' input, by forecast."""
         self._tokens += len(records[0].gate_input)
         for at, (layer, record) in enumerate(zip(layers[1:], records[1:], strict=True)):

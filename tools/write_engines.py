@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.costs.engine import InferenceEngine
+from sim.machine.sourced import Sourced
 from trilane.common.files import atomic_path
-from trilane.machines.sourced import Sourced
 
 FOLDER = Path(str(files("sim.costs"))) / "engines"
 HEADER = "# Written by tools/fit_engines.py: numbers whose source names the fit are not edited by hand.\n"

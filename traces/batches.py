@@ -100,7 +100,7 @@ def _check_counts(batch: int, prompt_tokens: int | None, generated_tokens: int |
     for name, value, least in (
         ("batch", batch, 1), ("prompt_tokens", prompt_tokens, 0), ("generated_tokens", generated_tokens, 0),
         ("prefill_chunk_tokens", chunk, 1),
-    ):  # fmt: skip
+    ):
         if value is not None and value < least:
             raise BatchError(f"expected {name} >= {least}, got {value}")
 

@@ -8,7 +8,7 @@
 - Many runs: ``compare``, ``ablate``, ``sweep``, ``fit``, ``validate``.
 - A policy of your own: ``Policy``, ``Composition``, ``register``, the parts in ``trilane.parts``, and the laws that
   every policy must obey in ``trilane.testing``.
-- Inputs: traces, models and hardware by name or file. Outputs: ``trilane.figures``, ``write_perfetto``.
+- Inputs: traces, models and hardware by name or file. Outputs: ``trilane.output.figures``, ``write_perfetto``.
 
 Names are imported when they are first used, so that ``import trilane`` is fast. ``measure`` and ``validate`` need torch
 and ``trilane.testing`` needs pytest and hypothesis; ``from trilane import *`` leaves them out where these are not
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.system import register as register
     from policies.user_files import load_policies as load_policies
     from realrun.replay.measure import measure as measure
+    from sim.machine.documents import hardware_names as hardware_names
     from sim.machine.hardware import Hardware as Hardware
     from sim.machine.hardware import load_hardware as load_hardware
     from sim.runs.run import Run as Run
@@ -49,19 +50,18 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from traces.models.shape import ModelShape as ModelShape
     from traces.statistics import trace_statistics as trace_statistics
     from traces.trace import Trace as Trace
-    from trilane import figures as figures
     from trilane import parts as parts
     from trilane import testing as testing
     from trilane.common.errors import TrilaneError as TrilaneError
-    from trilane.figures.gantt import save_gantt as save_gantt
-    from trilane.figures.perfetto import write_perfetto as write_perfetto
-    from trilane.machines.documents import hardware_names as hardware_names
+    from trilane.engines.question import Question as Question
+    from trilane.fit.answer import Fit as Fit
+    from trilane.fit.fit import fit as fit
+    from trilane.output import figures as figures
+    from trilane.output.figures.gantt import save_gantt as save_gantt
+    from trilane.output.figures.perfetto import write_perfetto as write_perfetto
     from trilane.study.ablate import ablate as ablate
     from trilane.study.compare import compare as compare
     from trilane.study.draws import summary as summary
-    from trilane.study.fit.answer import Fit as Fit
-    from trilane.study.fit.fit import fit as fit
-    from trilane.study.fit.question import Question as Question
     from trilane.study.sweep.axes import vary as vary
     from trilane.study.sweep.grid import Grid as Grid
     from trilane.study.sweep.sweep import sweep as sweep

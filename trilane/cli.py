@@ -14,7 +14,7 @@ from typer.main import get_command
 from trilane.common.errors import TrilaneError
 from trilane.common.files import errors_name
 from trilane.common.quoting import printable, shortened
-from trilane.pages.output import STANDARD_OUTPUT
+from trilane.output.pages.output import STANDARD_OUTPUT
 from trilane.verbs.ablate import ablate
 from trilane.verbs.accuracy import accuracy
 from trilane.verbs.cache_curve import cache_curve
@@ -55,7 +55,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (tune, compare, simulate, whatif, pays, fit, accuracy, papers, leaderboard, ablate, sweep, plot,
-             cache_curve, smoke, profile, measure, validate, policies, models, hardware, engines):  # fmt: skip
+             cache_curve, smoke, profile, measure, validate, policies, models, hardware, engines):
     app.command(verb.__name__.replace("_", "-"), help=help_of(verb))(verb)
 app.add_typer(trace, name="trace")
 

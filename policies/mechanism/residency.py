@@ -25,7 +25,7 @@ class Residency:
     def __init__(
         self, budget: Budget, placement: InitialPlacement, cache: Cache, demand_slots: int = 0, prefetch_slots: int = 0,
         narrow_bytes: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``narrow_bytes``: of a narrow copy, by layer; empty if there are none."""
         self.expert_bytes = budget.expert_bytes
         self._experts, self._narrow_bytes = budget.experts, narrow_bytes

@@ -31,7 +31,7 @@ TOTALS = (
     "approximated_token_share", "approximated_weight_share", *(f"{loss}_weight_share" for loss in LOSSES),
     "stale_weight_share", "stale_pair_share", "deferred_weight_share",
     "narrowed_weight_share",
-)  # fmt: skip
+)
 _BASES = {"token": "tokens", "pair": "pairs", "weight": "weight"}  # what a share is a share of
 _SHARES = ("approximated_token", "approximated_weight", *(f"{cause}_{base}" for cause in CAUSES for base in _BASES))
 
@@ -93,7 +93,7 @@ class RoutingErrors:
             {"phase": phase, "layer": layer, "tokens": round(count["tokens"]), "pairs": round(count["pairs"]),
              "weight": count["weight"], **{f"{name}_share": _share(count, name) for name in _SHARES}}
             for (phase, layer), count in ordered
-        ]  # fmt: skip
+        ]
         return pd.DataFrame(rows, columns=["phase", "layer", *_BASES.values(), *(f"{name}_share" for name in _SHARES)])
 
 

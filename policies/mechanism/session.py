@@ -175,7 +175,7 @@ class Session:
     def _put_in_force(
         self, view: LayerView, assignment: Assignment, routing: Routing, precomputed: tuple[int, ...],
         swaps: tuple[Swap | Upload, ...],
-    ) -> Plan:  # fmt: skip
+    ) -> Plan:
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
         layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
         awaited = self._in_flight_for(layer, gpu)
@@ -190,7 +190,7 @@ class Session:
         return Plan(
             layer, routing, (*there, *awaited, *loads), assignment.cpu, loads, awaited, precomputed, withdrawn,
             released, swaps, resident, assignment.makespan_ns, streamed, assignment.deferred,
-        )  # fmt: skip
+        )
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
         """Queue the copies that the layer waits for, with the victims that make room."""
@@ -210,7 +210,7 @@ class Session:
             given.step, layer, given.phase, true, given.scores if self._commit is None else None, given.sequences,
             self._ready(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
             self.residency.view, self._copies.flying,
-        )  # fmt: skip
+        )
         routing = self.policy.router.route(view) if self._commit is None else self._commit.routing
         if routing is true:
             return view

@@ -203,7 +203,7 @@ class Hobbit(Policy):
         return Needs(
             tokens=True, forecasts=tuple(("gate", ahead) for ahead in range(1, self.lookahead + 1)),
             forecast_phases=("decode",), gpu_only=True, changes_routing=True, narrow_share=self.narrow_share,
-        )  # fmt: skip
+        )
 
     def compose(self, context: BuildContext) -> Composition:
         """A router that chooses copies, a pool, prefetches and loads."""

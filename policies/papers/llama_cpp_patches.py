@@ -174,4 +174,4 @@ class LlamaCacheStatic(Policy):
         return Composition(
             placement=_placement("popular", context), assigner=ResidentOrCpu(), cache=StaticCache(), demand_slots=0,
             decision_cost="ktransformers",
-        )  # fmt: skip
+        )

@@ -176,7 +176,7 @@ class CrossLayerAssigner:
         arrives_ns = max((ready[active[i]] for i in here), default=0)
         work = LayerWork(
             view.costs[view.layer], [tokens[i] for i in here], [tokens[i] for i in absent], arrives_ns
-        )  # fmt: skip
+        )
         later = [forecast_work(view, forecast) for forecast in self._horizon.layers(view)]
         loads = best_loads(work, later, view.h2d_backlog_ns)
         on_gpu = [ready[expert] < INFINITE_NS for expert in active]

@@ -77,7 +77,7 @@ def _choose(
 def _with_loads(
     view: LayerView, stay: int, gpu: int, cpu: int, experts: int, absent: Sequence[int], last_ns: int | None,
     below_ns: int,
-) -> tuple[Choice, int]:  # fmt: skip
+) -> tuple[Choice, int]:
     """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow; both are
     right as far as they are below ``below_ns``.
 

@@ -43,7 +43,7 @@ class TopPrefetcher:
     def __init__(
         self, size: int, kind: str, into: Literal["cache", "staging"], *, guard: bool = True,
         among: Literal["absent", "all"] = "absent",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.size = size
         self._considered = size if among == "all" else None
         self.kind = kind

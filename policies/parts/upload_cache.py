@@ -50,7 +50,7 @@ class UploadCache:
     def __init__(
         self, order: Cache, admission: Admission, slots: CountedSlots, inserts: int, *, frees: Frees = "copy",
         dwell: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._order, self._admission, self._slots, self._inserts = order, admission, slots, inserts
         self._frees, self._dwell = frees, dwell
         self._members: dict[int, dict[ExpertId, int]] = {}  # by group: the step in which they got their slots

@@ -91,7 +91,7 @@ def shared_state(one: Composition, two: Composition, given: object) -> list[str]
     return sorted(
         path for key, (value, path) in mine[0].items()
         if key in mine[1] and key not in common and _keeps_state(value)
-    )  # fmt: skip
+    )
 
 
 def _keeps_state(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The copy thread, which takes the next copy from the session when the link is free (twin of ``sim.engine.copy_lane``).
+"""The copy thread: takes the next copy from the session when the link is free (twin of ``sim.timeline.copy_lane``).
 
 The session is used by the host thread, by this thread, and by the threads that call back at the end of GPU work. Each
 holds ``lock`` for that, so that others see its decisions as a whole.

@@ -1,4 +1,4 @@
-"""The executor, which calls the session at the same moments as ``sim.engine.engine`` and plays its plans on real lanes.
+"""The executor: calls the session at the same moments as ``sim.timeline`` and plays its plans on real lanes.
 
 The caller provides a model's work outside its routed experts: ``replay`` launches kernels of a model's shape,
 ``generate`` runs a model of the Hugging Face library. For every layer they call ``route`` when the routing is on the
@@ -34,7 +34,7 @@ class Executor:
     def __init__(
         self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
         sizes: LayerSizes,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``kernels``: see ``LayerExecution``; ``sizes``: of the largest step's buffers."""
         self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
@@ -124,7 +124,7 @@ class Executor:
     @contextmanager
     def waiting(
         self, completion: Completion, layer: int, target_layer: int = -1, tokens: int = 0
-    ) -> Iterator[None]:  # fmt: skip
+    ) -> Iterator[None]:
         """The host waits for a transfer, until ``completion`` has ended, and reads the result in the block."""
         began = self.machine.now_ns()
         completion.wait()

@@ -1,4 +1,4 @@
-"""The routed experts of one layer at a time, on real lanes (twin of ``sim.engine.layer_parts``).
+"""The routed experts of one layer at a time, on real lanes (twin of ``sim.timeline.layer_parts``).
 
 Partial results are rows of [N * k, H], one for each choice of each token, so that their sum does not depend on where
 and in which order experts ran.
@@ -39,7 +39,7 @@ class LayerExecution:
     def __init__(
         self, machine: Machine, copying: Copying, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
         recorder: MachineRecorder, sizes: LayerSizes,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._machine, self._copying, self._store, self._slots = machine, copying, store, slots
         self._kernels, self._recorder = kernels, recorder
         activations, results = (sizes.tokens, sizes.hidden), (sizes.tokens * sizes.top_k, sizes.hidden)
@@ -55,7 +55,7 @@ class LayerExecution:
     def start(
         self, plan: Plan, tokens: RoutedTokens, inputs: RoutedInput, futures: Mapping[ExpertId, CopyFuture],
         staged: Set[int] = frozenset(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start a plan: launch the GPU experts that are in their slots, and the CPU's share.
 
         ``staged``: experts of the layer that are, or will be, in staging slots.
@@ -154,7 +154,7 @@ class LayerExecution:
 
     def _on_cpu(
         self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int, share: CpuShare
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Submit experts of ``layer`` to the CPU, on the activations of the present layer.
 
         ``share``: of the present layer, or that of the next one, ``_ahead``, which adds the results."""
@@ -169,7 +169,7 @@ class LayerExecution:
 
     def _cpu_work(
         self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens, results: Tensor
-    ) -> Callable[[], None]:  # fmt: skip
+    ) -> Callable[[], None]:
         kernel, weights = self._kernels[layer], self._store.layouts[layer].views(self._store.buffer(layer, expert))
         hidden = self._sent[self._now.plan.layer % 2]
 
@@ -188,7 +188,7 @@ class LayerExecution:
             sent = self._sent[layer % 2][:count]
             now.activations = self._machine.d2h.submit(
                 lambda: sent.copy_(hidden(), non_blocking=True), (now.inputs.ready,)
-            )  # fmt: skip
+            )
             self._recorder.add("d2h", now.activations, "activations", layer, -1, count, sent.nbytes)
             now.waits.append(now.activations)
         return now.activations

@@ -64,7 +64,7 @@ class MachineRecorder:
     def add(
         self, lane: str, completion: Completion, kind: str, layer: int, expert: int = -1, tokens: int = 0,
         size_bytes: int = 0, target_layer: int = -1, place: tuple[str, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record a piece of work, which need not have ended, in the present phase and step or another ``place``."""
         phase, step = place or self.place
         with self._lock:

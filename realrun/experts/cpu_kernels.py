@@ -31,7 +31,7 @@ class NativeSwiGlu(SwiGlu, InOneCall):
     def compute(
         self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """As in ``InOneCall``; False on a GPU, for many rows, and for tensors of other types or with gaps."""
         if x.device.type != "cpu":
             return False
@@ -60,13 +60,13 @@ class BlockSwiGlu(SwiGlu, InOneCall):
     def compute(
         self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """As in ``InOneCall``; always True. ``weights`` and ``out`` are float32, ``x`` is bfloat16."""
         if x.device.type == "cpu" and self.ffn is not None and len(numbers := _numbers(choices)) <= MOST_ROWS:
             self.ffn(
                 *_matrices(self, views), x.contiguous(), numbers, weights.contiguous(), top_k, out,
                 scattered=scattered, threads=torch.get_num_threads(), blocks=self.blocks,
-            )  # fmt: skip
+            )
             return True
         plain, unpacked = SwiGlu(self.has_gate), {name: self.blocks.unpacked(view) for name, view in views.items()}
         if scattered:

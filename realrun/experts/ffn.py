@@ -48,7 +48,7 @@ class InOneCall(ABC):
     def compute(
         self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """As ``weighted_ffn`` or, if ``scattered``, ``compute_into`` with parts ``out``; False: it cannot do this one.
         """
 
@@ -90,14 +90,14 @@ def addressed(choices: Tensor) -> Choices:
 def weighted_ffn(
     kernel: Any, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int,
     out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """One expert's weighted rows [choices, H]: number n * top_k + j is choice j of token n of ``x`` [N, H].
 
     ``choices``: of this expert; ``weights`` [N * k]: the router's; ``out``: the rows' destination.
     """
     if out is not None and isinstance(kernel, InOneCall) and kernel.compute(
         views, x, choices, weights, top_k, out, scattered=False
-    ):  # fmt: skip
+    ):
         return out
     rows = expert_ffn(kernel, views, x[_tokens(choices, top_k)])
     return torch.mul(rows, weights[choices].unsqueeze(-1), out=out)

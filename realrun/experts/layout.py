@@ -62,7 +62,7 @@ class ExpertLayout:
     @classmethod
     def from_shape(
         cls, hidden: int, width: int, weights: torch.dtype | BlockFormat, gated: bool = True
-    ) -> ExpertLayout:  # fmt: skip
+    ) -> ExpertLayout:
         """The layout for an expert of a given shape; with a gate, its rows come first in ``gate_up_proj``.
 
         ``weights``: their type, or the blocks that they are in, of which rows are whole ones.

@@ -95,7 +95,7 @@ def _passes(
 def _generated(
     request: GenerateRequest, model: HostedModel, prepared: Prepared, session: LoggedSession, executor: Executor,
     kept: GeneratedTrace, outputs: list[Tensor],
-) -> Generated:  # fmt: skip
+) -> Generated:
     """The results; writes the trace if the request names a file."""
     trace = kept.trace(model.shape, _provenance(request, model))
     check_other_prompts(prepared.scenario, trace)

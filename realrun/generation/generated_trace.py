@@ -62,7 +62,7 @@ class GeneratedTrace:
                 **self._forecast_rows(made, len(records), done.tokens.numel()),
             }
             for done, records, made in self._passes
-        ]  # fmt: skip
+        ]
         return Trace.from_tensors(shape, _joined(rows), provenance, where="generated trace")
 
     def _forecast_rows(self, made: list[MadeForecasts], layers: int, tokens: int) -> Rows:

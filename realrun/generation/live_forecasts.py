@@ -71,7 +71,7 @@ class LiveForecasts:
     def __init__(
         self, needs: Needs, forecaster: RouterForecaster, recorder: LiveRecorder, earlier: Sequence[LayerRecord],
         partial: PartialStates | None, top_k: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.keys = tuple(ForecastKey(*pair) for pair in needs.forecasts)
         self.count = forecaster.count
         self._needs, self._forecaster, self._recorder, self._top_k = needs, forecaster, recorder, top_k
@@ -86,7 +86,7 @@ class LiveForecasts:
         return [
             key for key in self.keys
             if (key.kind in FROM_EXPERTS) == late and layer + key.lookahead < len(self._records)
-        ]  # fmt: skip
+        ]
 
     def make(self, key: ForecastKey, layer: int, here: Tensor | None) -> tuple[Tensor, Tensor]:
         """Ids and scores [N, m], best first. ``here`` [N, H]: for late ones, the sum of the experts on the GPU."""

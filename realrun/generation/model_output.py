@@ -37,7 +37,7 @@ def output_of_library(model: Any, prompts: Tensor, generated_tokens: int, implem
 
 def output_of_executor(
     model: HostedModel, request: GenerateRequest, machine: Machine, pick: Pick = GREEDY
-) -> ModelOutput:  # fmt: skip
+) -> ModelOutput:
     """Our own run, with tokens chosen by ``pick``."""
     listener = _Listener(pick)
     generate_hosted(model, request, machine, listener)

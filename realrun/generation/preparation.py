@@ -72,7 +72,7 @@ class GenerateRequest:
             )
         simulated = (
             "noisy_forecast_recall", "prefill_chunk_tokens", "sequences", "sampled_steps", "sampled_prompt_tokens"
-        )  # fmt: skip
+        )
         for name in simulated:
             if getattr(scenario, name) is not None:
                 raise RefusedError(f"generate: {name} is for simulations only; leave it out")
@@ -123,7 +123,7 @@ def scenario_of(request: GenerateRequest, model: HostedModel) -> Scenario:
     return request.scenario.with_(
         trace="generated" if request.trace is None else str(request.trace), model=None, batch=len(request.prompts),
         prompt_tokens=None, generated_tokens=request.generated_tokens or None, cached_share=share,
-    )  # fmt: skip
+    )
 
 
 def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: int) -> Prepared:
@@ -182,5 +182,5 @@ def executor_for(
     slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
     sizes = LayerSizes(
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype
-    )  # fmt: skip
+    )
     return Executor(session, machine, model.store, slots, [layer.experts for layer in layers], sizes)

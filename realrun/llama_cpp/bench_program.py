@@ -46,7 +46,7 @@ def _times(program: str, path: Path, settings: BenchSettings, point: BenchPoint,
         program, "-m", str(path), "-o", "json", "-r", str(repeats), "-p", str(prompt), "-n", str(generated),
         "-d", str(point.depth), "-t", str(point.threads), "-b", piece, "-ub", piece, "-ctk", settings.kv,
         "-ctv", settings.kv, *where,
-    ])  # fmt: skip
+    ])
     samples = samples_ns(printed, program, prompt, generated)
     if len(samples) != repeats:
         raise RefusedError(f"{program}: expected {repeats} repeats, found {len(samples)}")

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
 from realrun.llama_cpp.random_gguf import write_random_gguf
+from sim.machine.plausibility import LIMITS
+from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
-from trilane.machines.plausibility import LIMITS
-from trilane.machines.sourced import Sourced
 
 BLOCKS = ("q4_0", "q4_k", "q5_0", "q6_k", "q8_0", "mxfp4")
 SPLIT_STEPS = {1: 10, 8: 4, 24: 3}  # of models whose experts are with the CPU: tokens of a step that it computes
@@ -62,7 +62,7 @@ ON_CPU = BenchSizes(
     rows=(1, 4, 16, 64),
     tile_rows=Sourced(64, "GGML_FA_TILE_Q of ggml-org/llama.cpp ggml/src/ggml-cpu/ops.cpp", "high"),
     most_flops_per_s=LIMITS["cpu.flops_per_s"].high,
-)  # fmt: skip
+)
 # A step reads more than the 96 MB of the largest second-level cache of a card. Fewer than 8,192 tokens are in the
 # cache: from there on, cards of Ada and later take another kernel for single tokens where more than four heads share
 # keys (ggml_cuda_get_best_fattn_kernel, as below).
@@ -74,7 +74,7 @@ ON_GPU = BenchSizes(
         "ggml/src/ggml-cuda/fattn.cu, Turing and later", "medium",
     ),
     most_flops_per_s=LIMITS["gpu.integer_ops_per_s"].high,
-)  # fmt: skip
+)
 
 
 def latent_params(hidden: int, heads: int) -> int:
@@ -86,12 +86,12 @@ LATENT = ModelShape(
     name="latent", moe_layers=3, dense_layers=1, experts=32, top_k=4, hidden=2048, expert_width=1024, shared_experts=1,
     shared_width=1024, dense_width=2048, heads=4, kv_heads=4, head_dim=192, kv_width=576,
     attention_params=latent_params(2048, 4), vocab=4096,
-)  # fmt: skip
+)
 NARROW = replace(LATENT, name="split", expert_width=256, top_k=16, shared_experts=4)  # as many weights, in more experts
 GROUPED = ModelShape(
     name="grouped", moe_layers=3, dense_layers=0, experts=16, top_k=4, hidden=2048, expert_width=1024, heads=16,
     kv_heads=4, head_dim=128, kv_width=1024, vocab=4096,
-)  # fmt: skip
+)
 
 
 class BenchModel(NamedTuple):
@@ -150,7 +150,7 @@ def split_models(blocks: tuple[str, ...], threads: tuple[int, ...]) -> Iterator[
 def measure_samples(
     open_model: OpenModel, folder: Path, models: Sequence[BenchModel], rounds: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, dict[BenchPoint, float]]:  # fmt: skip
+) -> dict[str, dict[BenchPoint, float]]:
     """Times in ns of every point of the models: the lower quartile of its repeats in a round, since what disturbs a
     measurement makes it longer, and of the rounds the median. Each loads all models anew, so that their caches lie
     elsewhere in memory. Models are written to ``folder``, and stay there.
@@ -178,7 +178,7 @@ def expert_models(
         f"{name}-{block}": (shape, block)
         for block in blocks
         for name, shape in product_models(sizes).items() if shared or name != "wide"
-    }  # fmt: skip
+    }
     return {**found, NARROW.name: (replace(NARROW, moe_layers=sizes.layers), BLOCKS[0])}
 
 
@@ -201,7 +201,7 @@ def attention_models(sizes: BenchSizes) -> dict[str, ModelShape]:
         "latent": replace(
             LATENT, moe_layers=3 * sizes.layers, heads=16, kv_heads=16, attention_params=latent_params(2048, 16)
         ),
-    }  # fmt: skip
+    }
 
 
 def router_pair(sizes: BenchSizes) -> dict[str, ModelShape]:

@@ -55,7 +55,7 @@ def capture_gguf(
     return capture_routed(
         Path(gguf), read_prompts(prompts), read_prompts(calibration_prompts), Path(output),
         CaptureSettings(**settings), partial(open_routed, threads=threads, gpu_layers=gpu_layers), progress,
-    )  # fmt: skip
+    )
 
 
 def capture_routed(
@@ -80,7 +80,7 @@ def capture_routed(
         about = {
             **provenance, "forecasts": list(map(str, keys)), "scores": settings.scores, "shape": shape.to_dict(),
             "gguf_bytes": gguf.stat().st_size, "gates": _digest(gates),
-        }  # fmt: skip
+        }
         parts = PromptParts(output, about)
         forecasts = work.forecasts(calibration, needed=any(parts.load(n) is None for n in range(len(tokens))))
         kept = {(key.kind, key.lookahead): (forecasts.count, False) for key in keys}
@@ -113,7 +113,7 @@ class _Capture:
     def __init__(
         self, model: RoutedModel, shape: ModelShape, gates: Gates, settings: CaptureSettings,
         keys: tuple[ForecastKey, ...], progress: Progress,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._shape, self._gates, self._keys = model, shape, gates, keys
         self._settings, self._progress = settings, progress
 

@@ -98,7 +98,7 @@ def read_gates(path: Path) -> Gates:
     return Gates(
         by_block, keys.count("expert_used_count", least=1), _scoring(keys, by_block), groups,
         max(keys.count("expert_group_used_count", default=groups), 1),
-    )  # fmt: skip
+    )
 
 
 def _gate_tensors(tensors: Iterable[Tensor], blocks: int) -> Mapping[int, Mapping[str, Tensor]]:

@@ -47,7 +47,7 @@ def gguf_layout(shape: ModelShape, architecture: str) -> GgufLayout:
     metadata: dict[str, Value] = {
         "general.name": f"random weights: {shape.name}",
         **{f"{architecture}.{key}": value for key, value in keys.items()}, "tokenizer.ggml.model": "none",
-    }  # fmt: skip
+    }
     return GgufLayout(metadata, tuple(_tensors(shape, family)))
 
 
@@ -65,7 +65,7 @@ def _sizes(shape: ModelShape) -> dict[str, Value]:
         "expert_feed_forward_length": shape.expert_width, "attention.head_count": shape.heads,
         "attention.layer_norm_rms_epsilon": _EPSILON, "rope.freq_base": _ROPE_BASE,
         "feed_forward_length": shape.dense_width or shape.expert_width,
-    }  # fmt: skip
+    }
 
 
 def _grouped_keys(shape: ModelShape) -> dict[str, Value]:
@@ -86,7 +86,7 @@ def _latent_keys(shape: ModelShape) -> dict[str, Value]:
         "attention.key_length_mla": shape.head_dim, "attention.value_length_mla": shape.head_dim - _ROTARY,
         "rope.dimension_count": _ROTARY, "expert_shared_count": shape.shared_experts, "expert_weights_scale": 1.0,
         "expert_weights_norm": shape.norm_topk,
-    }  # fmt: skip
+    }
 
 
 def _grouped(shape: ModelShape) -> Iterator[TensorLayout]:
@@ -130,7 +130,7 @@ def _tensors(shape: ModelShape, family: _Family) -> Iterator[TensorLayout]:
         parts = (
             (_norm("attn_norm", shape.hidden), _norm(family.ffn_norm, shape.hidden)), family.attention(shape),
             _feed_forward("", shape, shape.dense_width) if dense else _mixture(shape, family.biases),
-        )  # fmt: skip
+        )
         for tensor in (tensor for part in parts for tensor in part):
             yield tensor._replace(name=f"blk.{layer}.{tensor.name}", layer=max(layer - shape.dense_layers, 0))
     yield _norm("output_norm", shape.hidden)

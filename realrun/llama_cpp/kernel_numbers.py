@@ -17,10 +17,10 @@ from realrun.llama_cpp.piece_time import piece_ns
 from realrun.llama_cpp.product_times import Samples, product_times, solved
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Floats, Kernels, ProductRates, longest_share, place_of
+from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
-from trilane.machines.sourced import Sourced
 
 _FREE = 1e18  # operations a second: takes no time
 
@@ -182,7 +182,7 @@ def plausible_rates(
     return ProductRates(rows, tuple(
         tuple(min(max(1e9 / max(ns, 1e-9), few), few * count / threads[0]) for ns, few in zip(each, first, strict=True))
         for count, each in zip(threads, times, strict=True)
-    ))  # fmt: skip
+    ))
 
 
 def _added(shape: ModelShape, tokens: int, threads: int, depth: int) -> tuple[float, float, float]:

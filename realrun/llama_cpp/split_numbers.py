@@ -36,10 +36,10 @@ from realrun.llama_cpp.product_times import (
 )
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import ExpertCopies, Kernels, ProductRates, SplitKernels
+from sim.machine.sourced import Sourced
 from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ModelShape
-from trilane.machines.sourced import Sourced
 
 ROWS = (1, 4, 8)  # of an expert on the CPU: pieces of 32 tokens and more are copied
 
@@ -71,7 +71,7 @@ class SplitNumbers:
         return SplitKernels(
             self.threads, experts, self._sourced(chosen, how), self._sourced(layer, how),
             self._copies(SPLIT, found[-1], "a mapped file"), self._copies(PINNED, found[-1], "pinned memory"),
-        )  # fmt: skip
+        )
 
     def _computed(self, threads: int) -> Equations:
         """Unknowns: times of an operation by block and ``ROWS``, of an element of an expert's output, of a layer."""

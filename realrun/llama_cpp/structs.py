@@ -98,9 +98,9 @@ class TensorHead(Structure):
 
 # What a default structure holds: a build that differs in one of them has another layout.
 MODEL_DEFAULTS: dict[str, Any] = {"n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "lazy_mode": 1,
-                                  "use_extra_bufts": True}  # fmt: skip
+                                  "use_extra_bufts": True}
 CONTEXT_DEFAULTS: dict[str, Any] = {
     "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "rope_scaling_type": -1, "flash_attn_type": -1,
     "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0, "type_k": 1, "type_v": 1, "moe_cache_size": 0, "offload_kqv": True,
     "op_offload": True, "kv_unified": False, "n_samplers": 0,
-}  # fmt: skip
+}

@@ -71,7 +71,7 @@ def timed_in(model: LlamaModel, settings: RunSettings) -> TimedRun:
     with LlamaBenchContext(
         model, context=settings.window_tokens, piece=settings.piece_tokens, threads=settings.threads, kv=settings.kv,
         flash_attention=True, expert_cache_mib=settings.expert_cache_mib,
-    ) as bench:  # fmt: skip
+    ) as bench:
         bench.compute_ns(min(settings.piece_tokens, settings.prompt_tokens))
         bench.keep(0)
         prompt_ns = bench.compute_ns(settings.prompt_tokens)

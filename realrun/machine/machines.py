@@ -28,11 +28,11 @@ _PASSING = ("date", "load_average", "fidelity")  # facts that may differ between
 _EARLIER = {
     "lanes_copy_core": "any", "lanes_host_core": "any", "lanes_runtime": "eager", "cpu_kernel": "torch",
     "cpu_results_awaited_by": "the host",
-}  # fmt: skip
+}
 _OF_CUDA = {
     "result_path": "a result path", "cpu_threads": "a number of CPU threads", "device_index": "a device",
     "runtime": "a runtime",
-}  # fmt: skip
+}
 _OF_HOST_LANES = {"gpu_core": "a GPU core", "link_bytes_per_s": "a link rate"}
 
 

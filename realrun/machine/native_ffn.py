@@ -69,7 +69,7 @@ class NativeFfn:
     def __call__(
         self, first: Tensor, down: Tensor, x: Tensor, choices: Tensor, weights: Tensor, top_k: int, out: Tensor, *,
         scattered: bool, threads: int, blocks: BlockFormat | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Compute one expert's weighted rows with ``threads``, including the calling one.
 
         ``x`` [N, H] is bfloat16, and so are ``first`` [2 W, H] (gate, then up; without a gate [W, H]) and ``down``
@@ -84,7 +84,7 @@ class NativeFfn:
         expert = _Expert(
             *(tensor.data_ptr() for tensor in (first, down, x, choices, weights, out)),
             hidden, width, len(choices), top_k, len(first) != width, scattered, 0 if blocks is None else blocks.number,
-        )  # fmt: skip
+        )
         if self._library.compute(self._team(threads).pointer, expert) != 0:
             raise MemoryError(f"the native CPU kernel: no memory for {len(choices)} rows of an expert")
 
@@ -157,7 +157,7 @@ def check(ffn: NativeFfn) -> None:
 def _difference(
     ffn: NativeFfn, hidden: int, width: int, tokens: int, gated: bool, blocks: BlockFormat | None,
     random: torch.Generator,
-) -> float:  # fmt: skip
+) -> float:
     """The largest difference from torch's results, as a share of the largest result."""
     first, down = (_matrix(shape, blocks, random) for shape in ((width * (1 + gated), hidden), (hidden, width)))
     x = torch.randn(tokens, hidden, generator=random).bfloat16()

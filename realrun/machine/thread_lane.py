@@ -29,7 +29,7 @@ class ThreadCompletion(OnItsLane):
     def __init__(
         self, work: Work, after: Sequence[Completion], done: Work | None, number: int = 0,
         flag: StreamFlag | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._work: Work | None = work
         self.after, self._done = after, done
         self.number, self.flag = number, flag

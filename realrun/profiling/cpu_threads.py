@@ -59,7 +59,7 @@ def counts_up_to(most: int) -> list[int]:
 
 def thread_times(
     shape: ModelShape, counts: Sequence[int], cores: Sequence[int] | None, busy: Sequence[int | None]
-) -> dict[tuple[int, int], float]:  # fmt: skip
+) -> dict[tuple[int, int], float]:
     """Median ns of one expert by (threads, tokens), in ordinary memory; counts in turn, so that noise affects all.
 
     ``busy``: cores on which a thread spins at the same time (None: on any core).

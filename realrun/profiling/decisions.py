@@ -76,7 +76,7 @@ class TimedSession(LoggedSession):
 def decision_costs(
     hardware: Hardware, shapes: Sequence[ModelShape], policies: Iterable[str], batches: Sequence[int],
     generated_tokens: int, progress: Callable[[str], None],
-) -> DecisionCosts:  # fmt: skip
+) -> DecisionCosts:
     """Costs of every policy's ``plan_layer`` and ``foresee``: base + per active expert x active experts.
 
     Decisions are made with the costs of the first measured model that matches the trace, otherwise with those of a
@@ -160,7 +160,7 @@ def _setting(hardware: Hardware, shapes: Sequence[ModelShape], batch: int, gener
     scenario = Scenario(
         trace=f"{TRACE}:{LAYERS}", model=f"{MODEL}:{LAYERS}", cached_share=0.3, batch=batch, prompt_tokens=8,
         generated_tokens=generated,
-    )  # fmt: skip
+    )
     setting = prepare(scenario)
     like = load_model(MODEL)
     for shape in shapes:

@@ -16,7 +16,7 @@ from sim.machine.devices import Contention, Cpu, Gpu, Host, HostLink
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table
 from sim.machine.profile import MeasuredModel, Profile
-from trilane.machines.sourced import Origin
+from sim.machine.sourced import Origin
 
 HOST_MEMORY_SHARE = 0.4  # of the computer's memory, as GPU memory of host lanes
 LEAST_NS = 100  # shorter times count as none
@@ -51,7 +51,7 @@ def hardware_of(
         "contention": Contention(
             min(model.cpu_permille.permille for model in models), min(model.copy_permille.permille for model in models)
         ),
-    }  # fmt: skip
+    }
     keys = [
         f"{section}.{key}" for section, part in parts.items() for key, value in vars(part).items() if value is not None
     ]
@@ -74,7 +74,7 @@ def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin
         "link.copies": setting, "link.result_path": setting,
         "link.both_ways_share": Origin("assumed: not measured", "low"),
         "host.plan_factor": Origin("assumed: decisions were timed on this host", "low"),
-    }  # fmt: skip
+    }
     if on_host:
         unmeasured |= {
             "gpu.memory_bytes": Origin(f"chosen: {HOST_MEMORY_SHARE:.0%} of the computer's memory", "high"),
@@ -85,7 +85,7 @@ def _not_measured(machine: RealMachine, memory_chosen: bool) -> dict[str, Origin
             ),
             "link.copies": Origin("assumed: there is no page-locked memory, and no copy that needs it", "low"),
             "link.pageable_fraction": Origin("assumed: there is no page-locked memory", "low"),
-        }  # fmt: skip
+        }
     if memory_chosen:
         unmeasured["gpu.memory_bytes"] = Origin("chosen when the profile was measured", "high")
     return unmeasured
@@ -104,7 +104,7 @@ def _gpu(machine: RealMachine, models: list[MeasuredModel], memory_bytes: int | 
         bandwidth_bytes_per_s=max(_read(model, model.expert_gpu) for model in models), bandwidth_fraction=1.0,
         flops_per_s=max(_flops(model, model.expert_gpu) for model in models), flops_fraction=1.0,
         kernel_ns=max(LEAST_NS, min(model.gate.ns[0] for model in models) // GATE_KERNELS), reserve_bytes=reserve,
-    )  # fmt: skip
+    )
 
 
 def _cpu(machine: RealMachine, models: list[MeasuredModel], link: LinkFigures) -> Cpu:
@@ -114,7 +114,7 @@ def _cpu(machine: RealMachine, models: list[MeasuredModel], link: LinkFigures) -
         dram_bytes_per_s=max(link.memory_read_bytes_per_s, read), read_bytes_per_s=read,
         flops_per_s=max(_flops(model, model.expert_cpu) for model in models),
         first_expert_ns=_or_none(max(model.first_cpu_expert.ns for model in models)),
-    )  # fmt: skip
+    )
 
 
 def _host(models: list[MeasuredModel]) -> Host:

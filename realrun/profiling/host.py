@@ -2,7 +2,7 @@
 
 A launch lasts until the host continues or, on an idle lane, until the work begins: a sleeping thread takes about 20 us
 to wake. Other hand-overs are part of ``kernels`` and ``link``. Two parts of a launch overlap with the lane's work
-(``sim.engine.launching``):
+(``sim.timeline.launching``):
 
 - ``launch_lead``: from the first submission of a group until its first work begins.
 - ``launch_tail``: from the end of a launch to the end of the work, on a lane without other work. The work is a layer's
@@ -36,7 +36,7 @@ def layer_launch(lab: Lab) -> Found:
     shared: list[Work] = [lambda: model.shared(layer, normed[0])] if lab.shape.shared_width else []
     work: list[Work] = [
         lambda: normed.append(model.attention(layer, hidden)[1]), lambda: model.gate(layer, normed[0]), *shared
-    ]  # fmt: skip
+    ]
     launched = _launched(lab, work)
     return {("launch",): [launched.ns], ("launch_lead",): [launched.lead_ns]}
 
@@ -69,7 +69,7 @@ def expert_launch(lab: Lab) -> Found:
     """The launch of one expert: the host's time for one that is not a layer's first, and waking the lane for the first.
 
     If the model has shared experts, the lane is busy with them and awake. Waking counts as the host's time, as in the
-    other launches, since a lead is never longer than its launch (``sim.engine.launching``).
+    other launches, since a lead is never longer than its launch (``sim.timeline.launching``).
     """
     layer, experts = lab.next_experts(2)
     alike = lab.alike(experts, 1)

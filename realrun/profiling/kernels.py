@@ -122,7 +122,7 @@ def cpu_experts(lab: Lab, tokens: int) -> Found:
         ("expert_cpu", tokens): took[1:], **first,
         ("activations", tokens): [computed[0].start_ns - sent.ready_ns],
         way: [read.end_ns - computed[-1].end_ns],
-    }  # fmt: skip
+    }
 
 
 def head(lab: Lab, batch: int) -> Found:

@@ -67,7 +67,7 @@ class Lab:
     def __init__(
         self, machine: Machine, shape: ModelShape, points: Points, model: ReplayModel | None = None,
         kernel: SwiGlu | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raises RefusedError for weights without kernels, and if memory does not hold them."""
         dtype, self.layout, own_kernel = ExpertShape.of(shape)
         self.machine, self.points = machine, points
@@ -84,7 +84,7 @@ class Lab:
         self.model = model or model_on(
             machine, self.shape, dtype=dtype, batch=max(points.batches),
             context=max(*points.contexts, *points.prompts), estimator=True,
-        )  # fmt: skip
+        )
         self.kernel = kernel or own_kernel
         self.recorder, self.script = MachineRecorder(), CopyScript(self.layers, self.layout.size_bytes)
         slots = cast(GpuSlots, AllThere(self.arena))

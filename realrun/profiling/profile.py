@@ -41,12 +41,12 @@ Progress = Callable[[str], None]
 _TABLES = (
     "expert_gpu", "expert_cpu", "gate", "speculate", "estimator", "combine", "head", "routing", "activations", "shared",
     "dense_ffn",
-)  # fmt: skip
+)
 _GRIDS: Mapping[str, type[TimeGrid]] = {"attention_decode": DecodeGrid, "attention_prefill": PrefillGrid}
 _TIMES = (
     "copy", "writeback", "first_cpu_expert", "launch", "launch_lead", "launch_tail", "expert_launch", "combine_launch",
     "head_launch", "sync", "dense_launch",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def profile(
         costs = decision_costs(
             hardware, shapes, policy_names() if policies is None else policies, batches, 2 if effort == QUICK else 4,
             progress,
-        )  # fmt: skip
+        )
     found = replace(found, plan={**found.plan, **costs.plan}, foresee={**found.foresee, **costs.foresee})
     return Findings(replace(hardware, profile=found), tuple(aims), costs.skipped)
 
@@ -121,7 +121,7 @@ def _measured(
     together |= {
         f"{short}, {name}, {tokens} tokens": median(ns) for (name, *sizes), ns in samples.items()
         for tokens in sizes if name in _SUMS
-    }  # fmt: skip
+    }
     plain = {"plain_copy_bytes_per_s": link.h2d_bytes_per_s, "plain_read_bytes_per_s": link.memory_read_bytes_per_s}
     return model, link, {**plain, **rates, **reached, **together}, aims
 
@@ -187,7 +187,7 @@ def points_of(settings: Sequence[Prepared]) -> Points:
     ends = [
         before + new for step in steps if step.phase == "decode"
         for before, new in zip(step.context, step.tokens, strict=True)
-    ]  # fmt: skip
+    ]
     return Points(
         batches=tuple(sorted({setting.scenario.batch for setting in settings})),
         contexts=tuple(sorted({min(ends, default=1), max(ends, default=1)})),

@@ -52,7 +52,7 @@ def plain_rates(lab: Lab) -> tuple[LinkFigures, dict[str, float]]:
         h2d_bytes_per_s=large / h2d_ns * 1e9, h2d_latency_ns=_latency(latency_ns),
         d2h_bytes_per_s=large / _back_ns(lab, large) * 1e9, d2h_latency_ns=_latency(_back_ns(lab, SMALL)),
         pageable_fraction=min(1.0, h2d_ns / pageable_ns), memory_read_bytes_per_s=read_bytes_per_s,
-    )  # fmt: skip
+    )
     return figures, by_size
 
 

@@ -59,10 +59,10 @@ class ReplayBench:
         self.store = random_store(
             self.layout, shape.moe_layers, shape.experts,
             lambda size: machine.host_tensor((size,), torch.uint8), seed,
-        )  # fmt: skip
+        )
         self.model = model_on(
             machine, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True, seed=seed
-        )  # fmt: skip
+        )
         self.kernels = [kernel] * shape.moe_layers
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
         self._arena = machine.gpu_tensor((room.slots, self.layout.size_bytes), torch.uint8)
@@ -119,7 +119,7 @@ def room_for(prepared: Sequence[Prepared]) -> Room:
 def measure(
     scenario: Scenario, lanes: LaneKind = "auto", options: LaneOptions | None = None,
     tell: Callable[[RealMachine], object] = lambda _: None,
-) -> Measurement:  # fmt: skip
+) -> Measurement:
     """Replay one scenario: once to warm up, once to measure.
 
     Policies plan with the scenario's hardware: a profile of this machine, or a preset. ``tell`` is called with the

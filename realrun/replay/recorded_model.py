@@ -116,7 +116,7 @@ class RecordedModel(ReplayModel):
 
     def _replayed(
         self, key: tuple[str | int, ...], given: Tensor, fixed: Tensor, compute: Callable[[Tensor], T]
-    ) -> T:  # fmt: skip
+    ) -> T:
         """``compute(given)``, from a graph if it is part of a decode step."""
         if self._step is None:
             return compute(given)

@@ -39,7 +39,7 @@ class StepPlaces:
 def places_of(
     tokens: Sequence[int], earlier: Sequence[int], sharing: int, batch: int, context: int, device: torch.device,
     least_keys: int = 0,
-) -> StepPlaces:  # fmt: skip
+) -> StepPlaces:
     """The step of ``tokens[i]`` new tokens of sequence i after ``earlier[i]`` others. Never waits for the device.
 
     ``sharing`` query heads use one key; they follow one another in a block's mask. ``least_keys``: the least number of
@@ -64,7 +64,7 @@ def places_of(
 def _block(
     rows: slice, sequences: slice, new: int, earlier: Sequence[int], sharing: int, positions: Tensor,
     least_keys: int = 0,
-) -> Block:  # fmt: skip
+) -> Block:
     keys = max(max(earlier) + new, least_keys)
     causal = new > 1 and keys == new
     if causal or (new == 1 and len(set(earlier)) == 1 and not least_keys):

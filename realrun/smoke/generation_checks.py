@@ -69,7 +69,7 @@ def _output(policy: str, model: HostedModel, machine: Machine) -> ModelOutput:
     request = GenerateRequest(
         model=MODEL, prompts=PROMPTS, generated_tokens=GENERATED, vectors=VECTORS,
         scenario=Scenario(policy=policy, calibration=CALIBRATION, cached_share=CACHED_SHARE),
-    )  # fmt: skip
+    )
     with _float32_alone():
         return output_of_executor(model, request, machine)
 

@@ -21,7 +21,7 @@ Ns = Annotated[int, at_least(0)]
 LAUNCHES = (
     "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
     "head_launch_ns", "dense_launch_ns", "first_expert_launch_ns",
-)  # fmt: skip
+)
 EXPERT_RATES = ("cpu_permille", "copy_permille")
 RATES = ("gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
 
@@ -84,7 +84,7 @@ class CostTable:
     """All costs of one model on one machine. The planner may have another table than the engine.
 
     ``experts`` has one entry per MoE layer, shared where equal. Launch times are host time per group of kernels. While
-    the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.engine.launching``).
+    the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.timeline.launching``).
     """
 
     experts: Annotated[tuple[ExpertCosts, ...], NOT_EMPTY]

@@ -19,14 +19,14 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 from sim.costs.fitted_engine import Bits, Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
 from sim.costs.kernels import Kernels, SplitKernels, fits
 from sim.machine.hardware import Hardware
+from sim.machine.part_kinds import Vendor
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Sourced, numbers_in, with_numbers
 from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, at_least
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
-from trilane.machines.part_kinds import Vendor
-from trilane.machines.plausibility import HardwareError
-from trilane.machines.sourced import Sourced, numbers_in, with_numbers
 
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles

@@ -100,13 +100,13 @@ def narrowed(costs: CostTable, hardware: Hardware, experts: int, share: float) -
     return with_narrow_copies(
         costs, experts, share, latency_ns=hardware.link.h2d_latency_ns, back_latency_ns=hardware.link.d2h_latency_ns,
         bytes_per_ns=hardware.gpu.read_bytes_per_s / 1e9,
-    )  # fmt: skip
+    )
 
 
 def with_narrow_copies(
     costs: CostTable, experts: int, share: float, *, latency_ns: int = 0, back_latency_ns: int = 0,
     bytes_per_ns: float | None = None,
-) -> CostTable:  # fmt: skip
+) -> CostTable:
     """The costs, with a narrow copy of each of a layer's ``experts`` that takes ``share`` of its bytes.
 
     A copy to the GPU takes ``latency_ns`` and ``share`` of the rest, one back ``back_latency_ns``. The GPU takes less

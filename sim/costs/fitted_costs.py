@@ -51,7 +51,7 @@ def fitted_costs(
         return split_costs(
             shape, hardware, engine.gpu_kernels, engine.split, engine.prompt.copies.value, max_tokens,
             threads or hardware.cpu.cores,
-        )  # fmt: skip
+        )
     cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
     steps = FittedSteps(shape, hardware, engine, main, cpu)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
+from sim.machine.sourced import Sourced
 from trilane.common.hints import above, at_least, at_most, between
-from trilane.machines.sourced import Sourced
 
 Share = Annotated[float, above(0), at_most(1)]
 Bits = Annotated[float, above(0), at_most(64)]

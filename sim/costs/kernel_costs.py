@@ -16,13 +16,13 @@ from sim.costs.fitted_engine import Copies
 from sim.costs.kernels import Floats, Kernels, ProductRates, SplitKernels, longest_share, place_of
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
 from traces.models.gguf_blocks import blocks_of
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.names import unknown
-from trilane.machines.plausibility import HardwareError
-from trilane.machines.sourced import Sourced
 
 T = TypeVar("T")
 _ROUTER = {"f32": 1.0}
@@ -39,7 +39,7 @@ def kernel_costs(shape: ModelShape, hardware: Hardware, kernels: Kernels, max_to
 def split_costs(
     shape: ModelShape, hardware: Hardware, gpu: Kernels, split: SplitKernels, copies: Copies, max_tokens: int,
     threads: int,
-) -> CostTable:  # fmt: skip
+) -> CostTable:
     """The same where the CPU has experts next to a GPU; ``copies``: host memory from which experts are copied."""
     steps, place = kernel_steps(shape, gpu, 1), place_of(threads, split.threads)
     rows = np.arange(max_tokens + 1.0)
@@ -83,7 +83,7 @@ class KernelSteps:
             shared_ns=round(self._product(blocks.layers, shape.shared_params, tokens)),
             combine_ns=max(round(tokens * shape.top_k * shape.hidden * self._of(self.kernels.chosen_ns)), 1),
             head_ns=round(head + self._of(self.kernels.step_ns)), routing_ns=0, activations_ns=1, result_ns=1,
-        )  # fmt: skip
+        )
 
     def expert_ns(self, rows: Floats) -> Floats:
         """One expert with each number of rows."""

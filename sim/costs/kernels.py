@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.machine.sourced import Sourced
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, above, at_most, between
-from trilane.machines.sourced import Sourced
 
 Floats = npt.NDArray[np.float64]
 ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]

@@ -12,9 +12,9 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.roofline_costs import ATTENTION_KERNELS, EXPERT_KERNELS, GATE_KERNELS
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table, table_ns, whole
+from sim.machine.plausibility import HardwareError
 from sim.machine.profile import MeasuredModel
 from traces.models.shape import ModelShape
-from trilane.machines.plausibility import HardwareError
 
 
 def measured_costs(hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:

@@ -11,7 +11,7 @@ gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; al
 combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
 ====================  ==============================================================================================
 
-Weights of fewer than 16 bits are read at a fraction of B (``trilane.machines.weight_formats``), since they are
+Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.weight_formats``), since they are
 unpacked; F and copies are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not
 modelled: weights that stay in the L2 cache, activations of wide experts, tile steps in w, arithmetic on the state of
 linear attention (a twentieth of that of its projections).
@@ -28,9 +28,9 @@ from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns, time_ns
+from sim.machine.weight_formats import read_fraction
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
-from trilane.machines.weight_formats import read_fraction
 
 # Kernels of each group in an unfused PyTorch layer: they cost launches on the host and a fixed time on the GPU.
 ATTENTION_KERNELS = 12  # two norms, q k v o, two rotations, cache write, attention, two residual additions

@@ -27,8 +27,8 @@ from sim.costs.engine import Software
 from sim.costs.roofline_costs import roofline
 from sim.machine.devices import HostLink
 from sim.machine.hardware import Hardware
+from sim.machine.sourced import Sourced
 from traces.models.shape import ModelShape
-from trilane.machines.sourced import Sourced
 
 
 def software_costs(shape: ModelShape, hardware: Hardware, software: Software, max_tokens: int) -> CostTable:
@@ -40,7 +40,7 @@ def software_costs(shape: ModelShape, hardware: Hardware, software: Software, ma
     return replace(
         changed, layer_ns=_ns(software.layer_ns), prompt_layer_ns=_ns(software.prompt_layer_ns),
         plan_factor=costs.plan_factor * slower, serial=bool(software.serial and software.serial.value),
-    )  # fmt: skip
+    )
 
 
 def _as_used(hardware: Hardware, software: Software) -> Hardware:
@@ -51,7 +51,7 @@ def _as_used(hardware: Hardware, software: Software) -> Hardware:
     cpu = replace(
         hardware.cpu, read_bytes_per_s=hardware.cpu.read_bytes_per_s * share,
         flops_per_s=hardware.cpu.flops_per_s * share, first_expert_ns=first_ns,
-    )  # fmt: skip
+    )
     return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trilane.machines.part_kinds import Launches, Vendor
+from sim.machine.part_kinds import Launches, Vendor
 
 ResultPath = Literal["direct", "h2d"]
 GpuKind = Literal["unified", "cpu"]

@@ -9,17 +9,17 @@ from types import NoneType
 from typing import Any, NamedTuple, get_args
 
 from sim.machine.devices import Devices
+from sim.machine.documents import document_of
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
+from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
+from sim.machine.sourced import Origin, Sourced
 from trilane.common.files import atomic_path
 from trilane.common.hints import Name, hints_of
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict, to_dict
 from trilane.common.yaml_files import Lines, yaml_text
-from trilane.machines.documents import document_of
-from trilane.machines.plausibility import HardwareError, check_plausible
-from trilane.machines.sourced import Origin, Sourced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ _DESCRIPTIVE = ("gpu.name", "gpu.kind", "cpu.name", "cpu.sockets", "cpu.cores")
 _NOT_IN_TABLES = (  # what the tables of a profile do not decide
     "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
     *(key for key in _KEYS if key.startswith("power.")),
-)  # fmt: skip
+)
 
 
 def hardware_keys() -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     A file states every number of a machine, or names its ``parts`` and states what is known better.
     ``overrides`` replaces values by dotted key, such as ``{"link.h2d_bytes_per_s": 12e9, "link.copies": "pageable"}``.
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
-    profile has measured, and anything that no machine has (see ``trilane.machines.plausibility``).
+    profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
     document = document_of(name_or_path)
     where = f"hardware {quoted(str(document['name']))}"
@@ -147,7 +147,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     found = Hardware(
         name=text.name, about=text.about, notes=text.notes, profile=text.measured, **vars(devices),
         origins={key: number.origin for key, number in numbers.items()},
-    )  # fmt: skip
+    )
     check_plausible(found.flat(), where, found.gpu.kind if text.measured is None else text.measured.kind)
     return found
 

@@ -16,8 +16,8 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.machine.plausibility import HardwareError
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, between
-from trilane.machines.plausibility import HardwareError
 
 MAX_NS = 10**15  # eleven days: a longer time is an error
 Ns = Annotated[int, between(0, MAX_NS)]

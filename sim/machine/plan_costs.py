@@ -9,9 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Confidence, read_file
 from trilane.common.hints import Constraint, at_least, between
-from trilane.machines.plausibility import HardwareError
-from trilane.machines.sourced import Confidence, read_file
 
 _FILE = Path(str(files("sim.machine"))) / "plan_costs.yaml"
 Decision = Literal["plan", "foresee", "observe"]

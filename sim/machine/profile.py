@@ -12,10 +12,10 @@ from typing import Annotated, Literal, get_args
 
 from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, check_quartiles
 from sim.machine.plan_costs import PlanCost
+from sim.machine.plausibility import HardwareError
 from traces.models.shape import ModelShape
 from trilane.common.hints import at_least, between
 from trilane.common.quoting import quoted
-from trilane.machines.plausibility import HardwareError
 
 Kind = Literal["host-lanes", "cuda"]
 Permille = Annotated[int, between(1, 1000)]

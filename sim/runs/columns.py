@@ -94,7 +94,7 @@ def _columns(codes: Mapping[str, NDArray[np.int8]], numbers: Mapping[str, Ints])
         ready=numbers["ready_ns"], start=numbers["start_ns"], end=numbers["end_ns"],
         step=numbers["step"], layer=layer, home=np.where(target >= 0, target, layer), expert=numbers["expert"],
         tokens=numbers["tokens"], size_bytes=numbers["bytes"],
-    )  # fmt: skip
+    )
 
 
 class Cells(NamedTuple):

@@ -108,7 +108,7 @@ def _step(trace: Trace, step: StepRows, needs: Needs, noisy: NoisyForecasts | No
     return StepDemand(
         step.index, step.phase, len(step.rows), context, tuple(routings),
         tuple(tuple(f) for f in by_layer), scores, owners, step.drafted, step.generated,
-    )  # fmt: skip
+    )
 
 
 def _scores(trace: Trace, rows: Rows) -> np.ndarray:
@@ -136,7 +136,7 @@ def _split(counts: np.ndarray, rank: np.ndarray | None = None) -> list[tuple[tup
 def _forecasts(
     trace: Trace, step: StepRows, routings: Sequence[Routing], key: ForecastKey, by_token: bool,
     noisy: NoisyForecasts | None,
-) -> list[Forecast]:  # fmt: skip
+) -> list[Forecast]:
     """Forecasts of one kind for every layer that has one; those of each token only with ``by_token``."""
     kind, lookahead = key
     if kind == "oracle":

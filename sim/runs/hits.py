@@ -90,7 +90,7 @@ def uses_of(c: Columns, cells: Cells) -> Uses:
         used.step, used.home, used.expert, used.tokens, used.start, routed, used.decode, used.on("gpu"),
         memory_of(c, cells).readable(cells, cells.expert(used.home, used.expert), routed),
         among(loads, key),
-    )  # fmt: skip
+    )
 
 
 def hit_rates(uses: Uses, weights: NDArray[Any]) -> HitRates:
@@ -119,12 +119,12 @@ def layer_frame(spans: pd.DataFrame) -> pd.DataFrame:
     counted = {
         "active": np.ones_like(uses.step), "tokens": uses.tokens, "hits": uses.resident, "gpu": uses.on_gpu,
         "cpu": ~uses.on_gpu, "loads": uses.loaded,
-    }  # fmt: skip
+    }
     return pd.DataFrame({
         "step": uses.step[first], "phase": np.where(uses.decode, "decode", "prefill")[first],
         "layer": uses.layer[first],
         **{name: np.add.reduceat(column.astype(np.int64), first) for name, column in counted.items()},
-    })  # fmt: skip
+    })
 
 
 class Prefetches(NamedTuple):

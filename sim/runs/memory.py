@@ -93,7 +93,7 @@ def _check(batch: int, tokens: int, demand: int, prefetch: int, share: float | N
     """Raise BudgetError for counts and shares out of range."""
     for name, value, low in (
         ("batch", batch, 1), ("tokens", tokens, 1), ("demand_slots", demand, 0), ("prefetch_slots", prefetch, 0),
-    ):  # fmt: skip
+    ):
         if value < low:
             raise BudgetError(f"{name} must be >= {low}, got {value}")
     if share is not None and not 0 <= share <= 1:

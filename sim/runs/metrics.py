@@ -81,7 +81,7 @@ class Metrics:
 _FLAT = {
     "busy_share": "{}_busy_share", "run_busy_share": "run_{}_busy_share", "stall_ms": "stall_{}_ms",
     "stall_share": "stall_{}_share",
-}  # fmt: skip
+}
 
 
 def _metric_types() -> dict[str, Any]:
@@ -124,7 +124,7 @@ def metrics_of(
         "busy_share": answer.busy(c), "run_busy_share": Answer([Stretch(0, makespan, 1)], 1).busy(c),
         **answer.stalls(gaps_of(c, cells)),
         "plan_overhead_share": answer.share_of(c.where(c.of("plan", "foresee"))),
-    }  # fmt: skip
+    }
     return Metrics(**values)
 
 

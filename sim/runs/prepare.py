@@ -136,7 +136,7 @@ class Prepared:
             batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned.experts,
             calibration=self._calibration, future=self._future if system(policy).needs.future else None,
             norm_topk=shape.norm_topk,
-        )  # fmt: skip
+        )
         return compose(policy, self.scenario.parameters, context=context)
 
     @property
@@ -207,7 +207,7 @@ class Prepared:
             tokens=self.tokens_per_sequence, demand_slots=policy.demand_slots, prefetch_slots=policy.prefetch_slots,
             cached_share=scenario.cached_share,
             draft_layers=scenario.draft_layers if scenario.draft_tokens else 0,
-        )  # fmt: skip
+        )
 
     @property
     def budget(self) -> Budget:

@@ -63,7 +63,7 @@ class Run:
             },
             power=prepared.hardware.power if of_this_machine else None,
             routing_errors=None if routing_errors is None else routing_errors.frame(),
-        )  # fmt: skip
+        )
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -72,7 +72,7 @@ class Run:
         return metrics_of(
             self.spans, int(self.scenario["batch"]), self.scenario["generated_tokens"] if sampled else None,
             whole_prompt=Label.SHORT_PROMPT not in self.labels,
-        )  # fmt: skip
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """One flat, JSON-ready row: policy, labels, metrics, routing errors in decode, energy, bounds, memory."""

@@ -55,7 +55,7 @@ def steps_of(scenario: Scenario, trace: Trace) -> SampledSteps:
     steps = compose(
         trace, batch=scenario.batch, prompt_tokens=lengths.prompt, generated_tokens=lengths.composed,
         sequences=scenario.sequences, prefill_chunk_tokens=scenario.prefill_chunk_tokens,
-    )  # fmt: skip
+    )
     decode = [step for step in steps if step.phase == "decode"]
     del steps[len(steps) - len(decode) :]
     played, answer = (len(decode) if tokens is None else tokens for tokens in (lengths.played, lengths.answer))

@@ -8,12 +8,12 @@ from functools import lru_cache
 import pytest
 
 from policies.registry import SYSTEMS
+from sim.machine.documents import hardware_names
 from sim.runs.demand import MissingFromTraceError, lacking
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import play
 from tests.kit.depth import thinned
-from trilane.machines.documents import hardware_names
 
 MODELS = {"mini-deepseek": "deepseek-v2-lite", "mini-moe": None}  # of each bundled trace, whose sizes count
 
@@ -26,7 +26,7 @@ def setting(trace: str, hardware: str, batch: int = 1) -> Prepared:
             trace=trace, model=MODELS[trace], hardware=hardware, batch=batch, prompt_tokens=2, generated_tokens=2,
             cached_share=0.25,
         )
-    )  # fmt: skip
+    )
 
 
 def refusal(policy: str, asked: Prepared) -> tuple[type[Exception], str] | None:

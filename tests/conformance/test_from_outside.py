@@ -68,7 +68,7 @@ def run(folder: Path, installed: Path, *words: str) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def test_five_lines_hold_a_policy_or_a_cache_against_the_laws(tmp_path: Path, installed: Path) -> None:

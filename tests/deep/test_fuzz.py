@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deep.fuzz import worker
-from tests.deep.fuzz.case import Case
+from benchmarks.fuzz import worker
+from benchmarks.fuzz.case import Case
 from tests.kit.depth import DEEP
 from trilane import cli
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limits on m
 @pytest.mark.timeout(3600)
 def test_malformed_input_is_answered_or_refused_in_one_sentence_and_was_valid() -> None:
     words = ("--valid", "100", "--inputs", "100000", "--jobs", "2") if DEEP else ("--valid", "100", "--inputs", "1000")
-    done = subprocess.run([sys.executable, "-m", "tests.deep.fuzz", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "benchmarks.fuzz", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -52,7 +52,7 @@ PLACES = {
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "2"}, apart=True,
     ),
     "own settings of matplotlib": Place({"MATPLOTLIBRC": "{rc}", "MPLBACKEND": "pdf"}, jobs=2),
-}  # fmt: skip
+}
 QUICK = {"simulate": list(PLACES)[:1], "trace import": list(PLACES)[3:4]}
 
 

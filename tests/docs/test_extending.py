@@ -47,7 +47,7 @@ def test_a_model_is_a_block_in_one_file(tmp_path: Path) -> None:
 
 
 def test_a_part_is_a_block_in_one_file(tmp_path: Path) -> None:
-    folder = with_example(tmp_path, "trilane/machines/presets/parts/gpus.yaml")
+    folder = with_example(tmp_path, "sim/machine/presets/parts/gpus.yaml")
     assert "My GPU 24GB" in run_in(folder, "hardware", "my-gpu-24gb+ddr5-5600")
 
 
@@ -64,7 +64,7 @@ def test_a_policy_is_a_new_file_and_a_line_in_the_registry(tmp_path: Path) -> No
     new, registry = "policies/papers/everything_stays.py", "policies/registry.py"
     listed = (ROOT / registry).read_text(encoding="utf-8").replace(
         '    "policies.mix",\n', '    "policies.mix",\n    "policies.papers.everything_stays",\n'
-    )  # fmt: skip
+    )
     folder = overlay(tmp_path, {new: EXAMPLES[new]["text"], registry: listed})
     assert "everything-stays" in run_in(folder, "policies", "everything-stays")
 

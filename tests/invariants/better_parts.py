@@ -17,10 +17,10 @@ from sim.runs.demand import MissingFromTraceError
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import spans_of
 from traces.library import load_trace
-from trilane.study.fit.policy_result import decode_steps_of
-from trilane.study.fit.prepared_question import prepared_for
-from trilane.study.fit.question import Question
-from trilane.study.fit.sensitivity import PARTS, ScaledPart
+from trilane.engines.question import Question
+from trilane.fit.policy_result import decode_steps_of
+from trilane.fit.prepared_question import prepared_for
+from trilane.fit.sensitivity import PARTS, ScaledPart
 
 SLOWER = 0.01  # at most: what is copied is chosen anew
 STEPS = 24  # decode steps: enough to fill a cache anew, few enough for all policies
@@ -34,7 +34,7 @@ QUESTIONS = {  # most of the experts of the first fit, a third of the other's
         "deepseek-v2-lite", "rtx-3060", "ddr4-3200", weights="bf16", prompt_tokens=32, generated=STEPS,
         policies=policy_names(),
     ),
-}  # fmt: skip
+}
 
 
 class Slower(NamedTuple):

@@ -23,7 +23,7 @@ from trilane.testing.worlds import PlayedWorld, World, play_policy
 
 FORECASTS: tuple[tuple[tuple[str, int], ...], ...] = (
     (), (("gate", 1),), (("partial", 1),), (("gate", 1), ("gate", 2)), (("partial", 1), ("gate", 1)),
-)  # fmt: skip
+)
 
 
 class FreeRouter:
@@ -150,7 +150,7 @@ def free_composition(rng: random.Random, seed: int, experts: int) -> Composition
         needs=Needs(forecasts=rng.choice(FORECASTS), tokens=defers, changes_routing=defers),
         swaps_before_prefetches=rng.random() < 0.5, writes_back=rng.random() < 0.5, demand_slots=rng.randint(1, 3),
         prefetch_slots=rng.randint(0, 3),
-    )  # fmt: skip
+    )
 
 
 def _trace(rng: np.random.Generator, layers: int, experts: int, top_k: int, sequences: int) -> Trace:
@@ -163,5 +163,5 @@ def _trace(rng: np.random.Generator, layers: int, experts: int, top_k: int, sequ
         "position": np.tile(np.arange(length), sequences).astype(np.int32),
         "phase": np.tile([0] * prompt + [1] * decode, sequences).astype(np.uint8),
         "topk_ids": ids.astype(np.int16), "topk_weights": np.take_along_axis(scores, ids, axis=-1), "scores": scores,
-    }  # fmt: skip
+    }
     return Trace.from_tensors(toy_shape(layers, experts, top_k), tensors, {"model": "free"})

@@ -9,6 +9,7 @@ from statistics import fmean
 import pytest
 
 from policies.registry import policy_names
+from sim.machine.dials import DIALS, scaled_numbers
 from sim.runs.columns import columns_of_rows
 from sim.runs.demand import MissingFromTraceError
 from sim.runs.prepare import Prepared, prepare
@@ -16,11 +17,10 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play, spans_of
 from tests.invariants.better_parts import QUESTIONS, slower
 from tests.kit.depth import deep, thinned
-from trilane.study.dials import DIALS, scaled_numbers
-from trilane.study.fit.policy_result import decode_steps_of
-from trilane.study.fit.prepared_question import on_machine, prepared_for
-from trilane.study.fit.question import Question
-from trilane.study.fit.sensitivity import PARTS
+from trilane.engines.question import Question
+from trilane.fit.policy_result import decode_steps_of
+from trilane.fit.prepared_question import on_machine, prepared_for
+from trilane.fit.sensitivity import PARTS
 
 POLICY = "best-exact"  # the policy whose parts all weigh costs
 SLOWER = 1.01  # at most: what is copied is chosen anew
@@ -67,7 +67,7 @@ def test_kernels_that_end_before_the_next_is_launched_draw_no_expert_to_the_gpu(
     prepared = prepare(Scenario(
         trace="synthetic:qwen3-30b-a3b:12", model="qwen3-30b-a3b@q4_k_m:12", hardware="rtx3090-epyc7532", policy=POLICY,
         cached_share=0.4, batch=4, sequences=(13, 14, 15, 16), prompt_tokens=32, generated_tokens=32,
-    ))  # fmt: skip
+    ))
     costs = prepared.costs
     assert costs.experts[0].gpu_ns[1] < costs.experts[0].cpu_ns[1] < costs.expert_launch_ns
     kernels = next(part for part in PARTS if part.name == "GPU kernels")
@@ -95,7 +95,7 @@ def test_a_prompt_leaves_no_colder_cache_on_a_faster_cpu(
         prepared = prepare(Scenario(
             trace=trace, model=model, hardware=hardware, policy=POLICY, cached_share=share, batch=batch,
             sequences=tuple(10 + (first + n) % 10 for n in range(batch)), prompt_tokens=32, generated_tokens=32,
-        ))  # fmt: skip
+        ))
         before, after = (play(machine).to_dict()["tpot_ms"] for machine in (prepared, cpu.better(prepared)))
         longer.append(after / before)
     assert fmean(longer) <= SLOWER

@@ -13,8 +13,8 @@ from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.protocols import Assigner
 from policies.registry import policy_names
 from sim.costs.cost_table import CostTable
-from sim.engine.lanes import Lane
 from sim.runs.bounds import LowerBound, lower_bound
+from sim.timeline.lanes import Lane
 from tests.kit.spoilt import law_8_exact
 from trilane.testing.laws_of_runs import law_8_bound, law_9_scaling
 from trilane.testing.random_worlds import fixed_world

@@ -14,12 +14,12 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, Plan, PolicyError, Routing, Updates
 from policies.parts.assigners import LoadAll, ResidentOrCpu
 from sim.costs.cost_table import LAUNCHES
-from sim.engine import cpu_lane
-from sim.engine.copy_lane import CopyLane
-from sim.engine.cpu_lane import CpuLane
-from sim.engine.lanes import Lane, Neighbour
-from sim.engine.launching import Launch, Launching
-from sim.engine.layer_parts import LayerParts
+from sim.timeline import cpu_lane
+from sim.timeline.copy_lane import CopyLane
+from sim.timeline.cpu_lane import CpuLane
+from sim.timeline.lanes import Lane, Neighbour
+from sim.timeline.launching import Launch, Launching
+from sim.timeline.layer_parts import LayerParts
 from tests.kit.spoilt import SpoiltAssigner, part, routings_of
 from trilane.testing.costs import ConstantSteps
 from trilane.testing.laws import check_all, law_1_conservation

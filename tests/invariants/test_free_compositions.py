@@ -27,7 +27,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 some = settings(
     max_examples=examples(37), derandomize=True, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
-)  # fmt: skip
+)
 
 
 @some
@@ -74,7 +74,7 @@ def _evicted_by_copies(on_link: Sequence[Span]) -> list[Span]:
     return [
         span for span, after in zip_longest(on_link, on_link[1:])
         if span.kind == "evict" and (after is None or (after.kind, after.start_ns) != ("place", span.start_ns))
-    ]  # fmt: skip
+    ]
 
 
 @some

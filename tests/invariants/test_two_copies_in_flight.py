@@ -22,8 +22,8 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId
 from policies.protocols import Budget, Composition
 from realrun.execution.call_log import LOGGED, LoggedSession, replay
-from sim.engine.engine import Engine
-from sim.engine.layer_parts import TokenBytes
+from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.timeline import Timeline
 from tests.invariants.free_compositions import free_question
 from tests.kit.depth import examples
 from trilane.testing.worlds import World
@@ -140,7 +140,7 @@ def eagerly(seed: int) -> EagerSession:
     """A free composition, simulated; checked on the way."""
     world, policy, demand = free_question(seed)
     session = EagerSession(policy, world, random.Random(f"eager {seed}"))
-    Engine(session, world.costs, demand, TokenBytes(16, 8)).run()
+    Timeline(session, world.costs, demand, TokenBytes(16, 8)).run()
     pool_of_unequal = session.residency.pooled and not session.residency.uniform
     session.seen["behind in a pool of unequal experts"] += pool_of_unequal and session.seen["demand behind"]
     return session
@@ -154,7 +154,7 @@ def eagerly_often() -> Counter[str]:
 some = settings(
     max_examples=examples(37), derandomize=True, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
-)  # fmt: skip
+)
 
 
 @some
@@ -171,7 +171,7 @@ def test_these_sessions_have_copies_of_all_kinds_in_flight_behind_others() -> No
     """The law above is about something."""
     assert eagerly_often().keys() == {
         "demand behind", "prefetch behind", "swap behind", "adopted", "behind in a pool of unequal experts",
-    }  # fmt: skip
+    }
 
 
 # --- broken twins -----------------------------------------------------------------------------------------------------

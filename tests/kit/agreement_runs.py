@@ -52,7 +52,7 @@ def _span(lane: str, kind: str, ready: float, start: float, end: float, layer: i
 def run(
     policy: str = "dali", copy: float = 8, *, null: float | None = None, parameters: Mapping[str, Any] | None = None,
     checksum: str = "", spans: list[Span] | None = None, **scenario: Any,
-) -> Run:  # fmt: skip
+) -> Run:
     """A run whose TPOT is 12 ms and the copy, of a scenario with some fields changed."""
     asked = Scenario(policy=policy, parameters=parameters or {}, **scenario)
     rows = decode_spans(copy) if spans is None else spans
@@ -64,7 +64,7 @@ def run(
 def comparison(
     policy: str = "dali", measured: tuple[float, ...] = (20,), predicted: float = 20, parity: Parity | None = None,
     *, null: float | None = None, **asked: Any,
-) -> RunComparison:  # fmt: skip
+) -> RunComparison:
     """Repeats and a prediction of the TPOTs given, ms."""
     repeats = tuple(run(policy, tpot - 12, **asked) for tpot in measured)
     return RunComparison(repeats, run(policy, predicted - 12, null=null, **asked), parity)

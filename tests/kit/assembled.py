@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.machine.assembly import assembled_name
 from sim.machine.hardware import Hardware, load_hardware
-from trilane.machines.assembly import assembled_name
-from trilane.machines.parts import all_parts
+from sim.machine.parts import all_parts
 
 
 def assemble(gpu: str, memory: str | None = None, cpu: str | None = None, **counts: Any) -> Hardware:

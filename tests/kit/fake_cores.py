@@ -24,7 +24,7 @@ class FakeCores:
     def __init__(
         self, patch: pytest.MonkeyPatch, folder: Path, physical: Iterable[Collection[int]],
         usable: Collection[int] | None = None, told: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         groups = [set(core) for core in physical]
         self.all = set().union(*groups)
         self.usable = set(self.all if usable is None else usable)

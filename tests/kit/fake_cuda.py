@@ -90,7 +90,7 @@ class FakeCuda:
     @contextmanager
     def capture(
         self, graph: FakeGraph, pool: list[FakeGraph], stream: FakeStream, capture_error_mode: str
-    ) -> Iterator[None]:  # fmt: skip
+    ) -> Iterator[None]:
         """What ``torch.cuda.graph`` does; ``pool``: the graphs that share memory."""
         assert capture_error_mode == "thread_local", "other threads poll events meanwhile"
         assert stream is self.current[threading.get_ident()]

@@ -11,9 +11,9 @@ from realrun.llama_cpp.bench_engine import BenchContext, BenchSettings, OpenMode
 from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, place_of
+from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
-from trilane.machines.sourced import Sourced
 
 ROWS, TOKENS, ROUTER = (1, 4, 16, 64), (1, 8, 32, 128), (1, 16, 128)
 

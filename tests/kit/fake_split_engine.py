@@ -1,5 +1,5 @@
 """An engine with a GPU for tests of benchmarks: its steps take what known kernels of both sides say. Written down here
-a second time, apart from ``sim.costs.kernel_costs`` and ``trilane.study.split_speed``."""
+a second time, apart from ``sim.costs.kernel_costs`` and ``trilane.engines.split_speed``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sim.costs.kernels import (
     SplitKernels,
     place_of,
 )
+from sim.machine.sourced import Sourced
 from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ModelShape
-from trilane.machines.sourced import Sourced
 
 COPIED_FROM = 32
 
@@ -46,11 +46,11 @@ def known_split(blocks: tuple[str, ...]) -> SplitKernels:
     """A CPU of two speeds, by threads, and a link of 12 and 24 GB a second."""
     experts = {
         block: _of(ProductRates((1, 4, 8), ((5e10, 8e10, 9e10), (9e10, 15e10, 17e10)))) for block in blocks
-    }  # fmt: skip
+    }
     return SplitKernels(
         (4, 8), experts, _of((0.6, 0.4)), _of((60e3, 50e3)),
         ExpertCopies(_of(9e3), _of(1 / 12)), ExpertCopies(_of(8e3), _of(1 / 24)),
-    )  # fmt: skip
+    )
 
 
 @dataclass

@@ -42,7 +42,7 @@ SIZES: dict[str, Any] = {
     "use_mamba_kernels": False, "enable_moe_block": True, "is_moe": True,
     "hidden_size_per_layer_input": 0,
     "initializer_range": 0.1,  # 0.006 to 0.02 are for wide models: here experts would change no logit
-}  # fmt: skip
+}
 
 MIXED = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 
@@ -82,7 +82,7 @@ OWN: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 2, "hc_lowrank": 8, "layer_types": MIXED,
     },
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},  # it skips a mixture by an expert of its own
-}  # fmt: skip
+}
 
 
 # A config with one of these is of a model with experts, or of a part of one.
@@ -127,7 +127,7 @@ def _with_experts() -> list[str]:
         name for name in sorted(CONFIG_MAPPING)
         if _EXPERTS.search(_source(name))
         and (known := {field.name for field in fields(CONFIG_MAPPING[name])}) & COUNTS and "text_config" not in known
-    ]  # fmt: skip
+    ]
 
 
 def _causal_class(name: str) -> str | None:

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 from sim.machine.hardware import load_hardware
-from trilane.study.fit.engine_answer import EngineAnswer, engine_answer
-from trilane.study.fit.engine_choice import engine_of
-from trilane.study.fit.question import Question
-from trilane.study.fit.split_memory import Splitter
+from trilane.engines.engine_answer import EngineAnswer, engine_answer
+from trilane.engines.engine_choice import engine_of
+from trilane.engines.question import Question
+from trilane.engines.split_memory import Splitter
 
 QWEN: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 16}
 GEMMA: dict[str, Any] = {"model": "gemma-4-26b-a4b", "gpu": "rtx-3060", "ram": "ddr4-3200"}

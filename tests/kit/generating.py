@@ -61,7 +61,7 @@ def expected(
 def request(
     policy: str, slots: int | None, *, parameters: Mapping[str, object] | None = None,
     prompts: tuple[tuple[int, ...], ...] = PROMPTS, generated: int = 3, calibration: str | None = None, **more: Any,
-) -> GenerateRequest:  # fmt: skip
+) -> GenerateRequest:
     """A run of one policy with so many cache slots."""
     scenario = Scenario(policy=policy, parameters=dict(parameters or {}), calibration=calibration)
     return GenerateRequest(

@@ -54,7 +54,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope.dimension_count": 8, "attention.key_length": 16, "attention.value_length": 8,
         },
     ),
-}  # fmt: skip
+}
 CHANGES: dict[str, dict[str, Any]] = {  # of a family's settings in ``tiny_families``: what llama.cpp does not know
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "qwen2_moe": {"mlp_only_layers": []},
@@ -67,7 +67,7 @@ NORMAL_ROPE = ("mixtral", "granitemoe")  # llama.cpp pairs neighbours, PyTorch h
 OWN_NAMES = {
     "e_score_correction_bias": "exp_probs_b.bias", "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     "experts.down_proj": "ffn_down_exps.weight", "experts.down_proj_bias": "ffn_down_exps.bias",
-}  # fmt: skip
+}
 
 
 def write_gguf_of(loaded: Loaded, path: Path) -> Path:
@@ -103,7 +103,7 @@ def _add_metadata(writer: Any, config: Any, more: dict[str, Any]) -> None:
         "rope.freq_base": float(config.rope_parameters["rope_theta"]), "rope.dimension_count": head,
         "expert_count": count("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
         "expert_used_count": 2, "expert_feed_forward_length": width, "vocab_size": VOCAB,
-    } | more  # fmt: skip
+    } | more
     for key, value in keys.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add[type(value)](f"{writer.arch}.{key}", value)

@@ -16,7 +16,7 @@ LLAMA_STAGES = ["llama.cpp-profile", "llama.cpp-qwen3-30b-a3b", "llama.cpp-gpt-o
 STAGES = [
     "smoke", "profile", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "llama.cpp-build", *LLAMA_STAGES, "peer",
     "pack",
-]  # fmt: skip
+]
 RECORDER = """#!/bin/sh
 { printf "%s\\n" "$@"; echo ---; } >> "$RECORDED"
 case " $* " in *" $SLOW "*) echo begun >> "$RECORDED.slow"; exec sleep 60 ;; esac
@@ -44,7 +44,7 @@ def player(folder: Path) -> Play:
         done = subprocess.run(
             ["bash", str(SCRIPT), "a folder", *stages], cwd=folder, env={**environment, **changes},
             capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        )
         return Played(done.returncode, stages_of(folder), recorded(folder))
 
     return played

@@ -56,7 +56,7 @@ def toy_model(shape: ModelShape = TOY, **parts: Any) -> MeasuredModel:
         shared=table((1, 90), (11, 190)), dense_ffn=level(500),
         dense_launch=time(74), launch_lead=time(25), launch_tail=time(9),
         gpu_with_cpu_permille=MeasuredRate(970, 960, 980), cpu_with_gpu_permille=MeasuredRate(880, 870, 890),
-    )  # fmt: skip
+    )
     return replace(model, sizes=MeasuredSizes.of(shape), **parts)
 
 
@@ -65,7 +65,7 @@ def toy_profile(**parts: Any) -> Profile:
     profile = Profile(
         machine=FACTS, plan={"dali": PlanCost(11.0, 2.0)}, foresee={"default": PlanCost(5.0, 0.0)},
         rates={"pinned_copy_bytes_per_s": 12e9}, models={"toy": toy_model()},
-    )  # fmt: skip
+    )
     return replace(profile, **parts)
 
 
@@ -77,4 +77,4 @@ def toy_machine(**parts: Any) -> Hardware:
         gpu=replace(plain.gpu, bandwidth_bytes_per_s=1e10, flops_per_s=1e11, memory_bytes=10**9, reserve_bytes=0),
         link=replace(plain.link, h2d_bytes_per_s=1e9, d2h_bytes_per_s=1e9),
         origins={key: origin for key, origin in plain.origins.items() if not key.startswith("power.")},
-    )  # fmt: skip
+    )

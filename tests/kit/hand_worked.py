@@ -23,11 +23,11 @@ from policies.parts.future import Future
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
-from sim.engine.engine import Engine
-from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.spans import Span
 from sim.runs.vocabulary import LANES
+from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.timeline import Timeline
 from tests.kit.toy_costs import uniform_costs
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100
@@ -76,7 +76,7 @@ def play(
     table = costs or uniform_costs(LAYERS)
     shares = None if popularity is None else np.asarray(popularity)
     budget = Budget(EXPERTS, (EXPERT_BYTES,) * LAYERS, cache_bytes, shares)
-    engine = Engine(Session(policy, budget, table.experts), table, demand, TokenBytes(4, 48))
+    engine = Timeline(Session(policy, budget, table.experts), table, demand, TokenBytes(4, 48))
     engine.run()
     return [Span(*row) for row in engine.recorder.rows]
 

@@ -74,7 +74,7 @@ class CommandFolder:
         self._variables = {
             "TMPDIR": str(path / "tmp"), "XDG_CACHE_HOME": str(path / "cache"),
             "MPLCONFIGDIR": str(path.parent / "matplotlib"),  # the cache of fonts takes long to make
-        }  # fmt: skip
+        }
 
     def left(self) -> dict[str, bytes]:
         """All files and folders but the inputs."""

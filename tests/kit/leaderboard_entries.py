@@ -15,7 +15,7 @@ def entries_of(policy: str, *speeds: float | None, kind: PolicyKind = PolicyKind
         Entry(*setting, policy, "", None, None, None, None, None, "too small") if speed is None else
         Entry(*setting, policy, kind, speed, 0.9 * speed, 1.1 * speed, 0.5, 12.0, "")
         for setting, speed in zip(all_settings(), speeds, strict=False)
-    ]  # fmt: skip
+    ]
 
 
 def some_entries() -> Sequence[Entry]:
@@ -23,4 +23,4 @@ def some_entries() -> Sequence[Entry]:
     return [
         *entries_of("steady", 10.0, 10.0, 8.0), *entries_of("quick", 5.0, None, 16.0),
         *entries_of("wild", 20.0, 20.0, 16.0, kind=PolicyKind.CHANGES), *entries_of("never", None, None, None),
-    ]  # fmt: skip
+    ]

@@ -32,7 +32,7 @@ MODEL = type("Model", (c.Structure,), {"_fields_": [
     ("devices", P), ("overrides", P), *[(name, c.c_int32) for name in ["layers", "split", "load_mode", "lazy", "main"]],
     *[(name, P) for name in ["tensor_split", "progress", "progress_data", "keys"]],
     *[(name, BOOL) for name in ["vocabulary", "check", "extra", "no_host", "no_alloc", "mtp"]], ("rest", c.c_byte * 64),
-]})  # fmt: skip
+]})
 CONTEXT = type("Context", (c.Structure,), {"_fields_": [
     *[(name, c.c_uint32) for name in ["c", "b", "ub", "np", "rs", "outputs", "per_sequence"]],
     *[(name, c.c_int32) for name in ["threads", "batch_threads", "type", "rope", "pooling", "attention", "fa"]],
@@ -40,7 +40,7 @@ CONTEXT = type("Context", (c.Structure,), {"_fields_": [
     ("type_k", c.c_int), ("type_v", c.c_int), ("abort", P), ("abort_data", P), ("new", P),
     *[(name, BOOL) for name in ["embeddings", "offload_kqv", "no_perf", "op_offload", "swa_full", "unified"]],
     ("rest", c.c_byte * 96),
-]})  # fmt: skip
+]})
 BUFFERS = record("Buffers", "name allocate allocate_n alignment most size size_n is_host device context")
 BACKEND = record("Backend", "guid name free a b d e f synchronize g h i j compute k l m device context")
 DEVICE = record(
@@ -50,10 +50,10 @@ OVERRIDE = type("Override", (c.Structure,), {"_fields_": [("pattern", c.c_char_p
 PROPERTIES = type("Properties", (c.Structure,), {"_fields_": [
     ("name", c.c_char_p), ("words", c.c_char_p), ("free", SIZE), ("total", SIZE), ("type", c.c_int),
     ("id", c.c_char_p), ("can", BOOL * 5),
-]})  # fmt: skip
+]})
 OWNER = type("Owner", (c.Structure,), {"_fields_": [
     ("version", c.c_int), *[(name, P) for name in ["name", "count", "device", "function", "context"]],
-]})  # fmt: skip
+]})
 
 
 def function(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], int]:
@@ -72,7 +72,7 @@ def declare() -> None:
         ("llama_model_load_from_file", P, [c.c_char_p, MODEL]), ("llama_init_from_model", P, [P, CONTEXT]),
         ("ggml_backend_cpu_buffer_type", P, []), ("ggml_backend_buft_alloc_buffer", P, [P, SIZE]),
         ("ggml_backend_register", None, [P]), ("llama_free", None, [P]), ("ggml_op_name", c.c_char_p, [c.c_int]),
-    ):  # fmt: skip
+    ):
         getattr(LIB, name).restype, getattr(LIB, name).argtypes = result, arguments
     LIB.llama_log_set(P(function(None, c.c_int, c.c_char_p, P)(lambda _, line, __: LINES.append(line.decode()))), None)
     LIB.llama_backend_init()

@@ -34,7 +34,7 @@ def keys(hidden: int, heads: int, kv_heads: Any, head_dim: int, experts: int, to
         "attention.key_length": head_dim, "attention.value_length": head_dim, "expert_count": experts,
         "expert_used_count": top_k, "attention.layer_norm_rms_epsilon": 1e-6, "context_length": _CONTEXT,
         "rope.freq_base": 1e6, **{key.replace("__", "."): value for key, value in more.items()},
-    }  # fmt: skip
+    }
 
 
 def qwen3moe() -> Made:
@@ -61,7 +61,7 @@ def gpt_oss() -> Made:
     """gpt-oss-20b: windows of 128 tokens in every second layer, biases."""
     mixer = grouped(2880, 64, 8, 64)
     biases = [(name.replace("_exps", "_exps.bias") + ".bias" * ("_exps" not in name), shape[1:])
-              for name, shape in [*mixer, *mixture(2880, 2880, 32)]]  # fmt: skip
+              for name, shape in [*mixer, *mixture(2880, 2880, 32)]]
     layer = norms(2880, "attn_norm", "post_attention_norm") + norms(64, "attn_sinks") + mixer
     sizes = keys(2880, 64, 8, 64, 32, 4, attention__sliding_window=128, expert_feed_forward_length=2880)
     return sizes, 201_088, [layer + mixture(2880, 2880, 32) + biases] * 4
@@ -72,14 +72,14 @@ def deepseek2() -> Made:
     mixer: Matrices = [
         *norms(512, "attn_kv_a_norm"), ("attn_q", (2048, 3072)), ("attn_kv_a_mqa", (2048, 576)),
         ("attn_k_b", (128, 512, 16)), ("attn_v_b", (512, 128, 16)), ("attn_output", (2048, 2048)),
-    ]  # fmt: skip
+    ]
     first = norms(2048, "attn_norm", "ffn_norm") + mixer
     sizes = keys(
         2048, 16, 1, 576, 64, 6, attention__kv_lora_rank=512, attention__q_lora_rank=0, attention__key_length_mla=192,
         attention__value_length=512, attention__value_length_mla=128, rope__dimension_count=64, expert_shared_count=2,
         leading_dense_block_count=1, expert_feed_forward_length=1408, feed_forward_length=10_944,
         expert_weights_scale=1.0,
-    )  # fmt: skip
+    )
     return sizes, 102_400, [first + feed_forward(2048, 10_944)] + [first + mixture(2048, 1408, 64, 2816)] * 4
 
 
@@ -92,14 +92,14 @@ def glm4moe() -> Made:
     sizes = keys(
         4096, 96, 8, 128, 128, 8, expert_feed_forward_length=1408, feed_forward_length=10_944, expert_shared_count=1,
         leading_dense_block_count=1, nextn_predict_layers=1, rope__dimension_count=64,
-    )  # fmt: skip
+    )
     return sizes, 151_552, [mixer + feed_forward(4096, 10_944)] + [sparse] * 3 + [sparse + ahead]
 
 
 def gemma4() -> Made:
     """Gemma 4 26B-A4B: windows of 1,024 tokens in five of six layers, tied embeddings, gate and up in one matrix."""
     names = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "pre_ffw_norm_2", "post_ffw_norm_1",
-             "post_ffw_norm_2", "ffn_gate_inp.scale")  # fmt: skip
+             "post_ffw_norm_2", "ffn_gate_inp.scale")
     fused: Matrices = [("ffn_gate_inp", (2816, 128)), ("ffn_gate_up_exps", (2816, 1408, 128))]
     ffn = norms(2816, *names) + fused + [("ffn_down_exps", (704, 2816, 128))] + feed_forward(2816, 2112)
     far = [part for part in grouped(2816, 16, 2, 512) if part[0] != "attn_v"] + norms(512, "attn_q_norm", "attn_k_norm")
@@ -110,7 +110,7 @@ def gemma4() -> Made:
         attention__sliding_window_pattern=pattern, attention__key_length_swa=256, attention__value_length_swa=256,
         expert_feed_forward_length=704, feed_forward_length=2112, embedding_length_per_layer_input=0,
         final_logit_softcapping=30.0,
-    )  # fmt: skip
+    )
     return sizes, 262_144, [(near if each else far) + ffn for each in pattern]
 
 
@@ -125,14 +125,14 @@ def qwen3next() -> Made:
         2048, 16, 2, 256, 512, 10, expert_feed_forward_length=512, feed_forward_length=5120, ssm__conv_kernel=4,
         ssm__inner_size=4096, ssm__state_size=128, ssm__time_step_rank=32, ssm__group_count=16,
         full_attention_interval=4, expert_shared_feed_forward_length=512, rope__dimension_count=64,
-    )  # fmt: skip
+    )
     return sizes, 151_936, [state + ffn] * 3 + [full + ffn]
 
 
 FAMILIES: Mapping[str, Callable[[], Made]] = {
     "qwen3moe": qwen3moe, "llama": mixtral, "olmoe": olmoe, "gpt-oss": gpt_oss, "deepseek2": deepseek2,
     "glm4moe": glm4moe, "gemma4": gemma4, "qwen3next": qwen3next,
-}  # fmt: skip
+}
 _TIED = {"gemma4"}
 TWICE_AS_DEEP = {f"{family}, twice as deep": family for family in ("gpt-oss", "gemma4", "qwen3next")}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trilane.study.accuracy.measured_rows import MeasuredRow
+from trilane.engines.accuracy.measured_rows import MeasuredRow
 
 DESKTOP = "rtx-4080+ddr5-5600+ryzen-9-7950x"
 

@@ -10,7 +10,7 @@ SETS = tuple(word for change in TINY for word in ("--set", change))
 PROFILE = (
     "--lanes", "host-lanes", "--quick", "--model", "mini-moe:2", "--batch", "1", "--context", "4", "--prompt", "2",
     "--policies", "fiddler",
-)  # fmt: skip
+)
 
 
 def as_if_quiet(hardware: Hardware) -> Hardware:

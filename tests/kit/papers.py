@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
         "toy-hits": {"ask": "hit_rate", "method": "ours"},
     },
     "headlines": ["toy-speed"],
-}  # fmt: skip
+}
 
 
 def toy_paper(**changes: Any) -> Paper:
@@ -42,7 +42,7 @@ def put_in(*figure_ids: str) -> list[dict[str, Any]]:
 def figure(figure_id: str = "toy-speed", value: float = 2.0, kind: str = "exact", **changes: Any) -> PublishedFigure:
     """A published figure."""
     values = {"id": figure_id, "paper": "Toy", "where": "Table 1", "quantity": "speedup", "method": "", "baseline": "",
-              "model": "", "value": value, "unit": "x", "kind": kind, "left_out": ""}  # fmt: skip
+              "model": "", "value": value, "unit": "x", "kind": kind, "left_out": ""}
     return from_dict(PublishedFigure, {**values, **changes})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trilane.study.fit.question import Question
+from trilane.engines.question import Question
 from trilane.study.pays.dimensions import Dimension, Values
 from trilane.study.pays.gain_map import Cell, GainMap
 from trilane.study.pays.ideas import Idea
@@ -21,7 +21,7 @@ WORDS = ("--model", MODEL, "--weights", WEIGHTS, *(f"--{name}={part}" for name, 
 def small_question(
     idea: str = "cache", draws: int = 1, policy: str | None = None, x: float | None = None, y: float | None = None,
     **changes: Any,
-) -> PaysQuestion:  # fmt: skip
+) -> PaysQuestion:
     """An idea, asked of two layers of large experts and a small card."""
     lengths = {"prompt_tokens": 64, "generated": 8}
     fields: dict[str, Any] = {"model": MODEL, "weights": WEIGHTS, **lengths, **MACHINE, **changes}

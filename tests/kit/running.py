@@ -32,7 +32,7 @@ def write_route_csv(path: Path, size: int = 1000) -> None:
     """
     head = ["# route_trace v1", "# model=tiny arch=none n_layer=2 n_expert=4 n_expert_used=1",
             f"# layer=0 expert_bytes={size} dense_bytes=10", f"# layer=1 expert_bytes={2 * size} dense_bytes=10",
-            "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]  # fmt: skip
+            "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]
     experts = [(0, 1), (2, 3), (0, 1), (0, 3), (2, 1)]
     rows = [
         f"0,{int(step > 1)},{step},{layer},0,{expert},1.0,0,{size * (layer + 1)}"

@@ -81,7 +81,7 @@ def session(placed: Placed | None = None, **parts: Any) -> Session:
     given: dict[str, Any] = {
         "assigner": LoadAll(), "prefetcher": None, "cache": StaticCache(), "demand_slots": 1, "prefetch_slots": 1,
         **parts,
-    }  # fmt: skip
+    }
     placed = placed or Placed((0, 1), (0, 1))
     budget = Budget(4, (100, 100), 100 * sum(placed.slots))
     return Session(Composition(name="test", placement=placed, **given), budget, (COSTS, COSTS))

@@ -35,7 +35,7 @@ class ComputingDevice(PretendedGpu):
         for name, result, arguments in (
             ("ggml_backend_cpu_init", P, []), ("ggml_backend_graph_compute", c.c_int, [P, P]),
             ("ggml_graph_n_nodes", c.c_int, [P]), ("ggml_graph_node", P, [P, c.c_int]),
-        ):  # fmt: skip
+        ):
             getattr(LIB, name).restype, getattr(LIB, name).argtypes = result, arguments
         self.kernels = LIB.ggml_backend_cpu_init()
         self.products = 0
@@ -79,7 +79,7 @@ def main() -> None:
     runs = [
         {"split": split, "mapped": mapped, **played(file, device, split, mapped, numbers)}
         for split in splits for mapped in (True, False)
-    ]  # fmt: skip
+    ]
     print(json.dumps({"name": gpu_name(), "runs": runs}))
 
 

@@ -18,7 +18,7 @@ POLICIES = ("--policies", "fiddler,dali,smoe,oracle")
 GRID = {"scenario": SMALL, "grid": {"policy": ["fiddler", "dali"], "cached_share": [0.25, 0.5], "batch": [1, 2]}}
 SYNTH = ("--like", "mixtral-8x7b:2", "--sequences", "2", "--prompt-tokens", "4", "--generated-tokens", "4")
 CAPTURE = ("--model", MODEL, "--prompts", "prompts.txt", "--calibration", "other.txt", "--prompt-tokens", "6",
-           "--generated-tokens", "4", "--batch-size", "2")  # fmt: skip
+           "--generated-tokens", "4", "--batch-size", "2")
 
 # By name, the words of each step. {out}: the folder to write to; {jobs}: the number of processes.
 COMMANDS: Mapping[str, Sequence[Words]] = {
@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, Sequence[Words]] = {
     "trace capture": [("trace", "capture", *CAPTURE, "-o", "{out}/t.safetensors")],
     "lists": [("policies",), ("policies", "dali"), ("models",), ("models", "qwen3-30b-a3b", "--json", "{out}/m.json"),
               ("hardware", "--parts"), ("hardware", "rtx3090-ddr4", "--json", "{out}/h.json")],
-}  # fmt: skip
+}
 
 
 def write_inputs(folder: Path) -> None:
@@ -61,13 +61,13 @@ def write_inputs(folder: Path) -> None:
 def start(
     words: Words, folder: Path, environment: Mapping[str, str], out: str = ".", jobs: int = 1,
     program: Words = ("-m", "trilane"),
-) -> subprocess.Popen[bytes]:  # fmt: skip
+) -> subprocess.Popen[bytes]:
     """Start one step of a command in ``folder``, in a session of its own, with few variables but those given."""
     filled = [word.replace("{out}", out).replace("{jobs}", str(jobs)) for word in words]
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     given = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.Popen([sys.executable, *program, *filled], cwd=folder, env=given, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+                            stderr=subprocess.PIPE, start_new_session=True)
 
 
 def left_in(folder: Path) -> dict[str, bytes]:

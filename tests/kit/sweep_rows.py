@@ -13,7 +13,7 @@ FIXED: dict[str, Any] = {
     "gpu_memory_gb": None, "cached_share": 0.5, "batch": 1, "draw": 0, "labels": "[]",
     "decode_resident_hit_rate": 0.5, "cache_share": 0.5, "cache_bytes": 5 * 10**9, "lower_bound_tpot_ms": 4.0,
     "error": "",
-}  # fmt: skip
+}
 ORACLE = {"policy": "oracle", "labels": json.dumps(["clairvoyant"])}
 CHANGES = {"labels": json.dumps(["changes routing"]), "lower_bound_tpot_ms": None}
 
@@ -45,7 +45,7 @@ def two_shares(*, oracle: bool = True, draws: int = 1) -> pd.DataFrame:
             at = {
                 "cached_share": share, "cache_share": share, "cache_bytes": round(share * 10**10), "draw": draw,
                 "lower_bound_tpot_ms": bound,
-            }  # fmt: skip
+            }
             rows.append(run("dali", dali * (1 + draw), decode_resident_hit_rate=share, **at))
             rows.append(run("fiddler", fiddler * (1 + draw), decode_resident_hit_rate=share / 2, **at))
             rows += [seer(best * (1 + draw), decode_resident_hit_rate=0.9, **at)] if oracle else []

@@ -66,11 +66,11 @@ def tiny_setting(
             trace=TRACE, model=None, policy=policy, cached_share=cached_share, batch=batch,
             prompt_tokens=prompt_tokens, generated_tokens=generated, noisy_forecast_recall=(0.9, 0.8),
         )
-    )  # fmt: skip
+    )
     shape = replace(
         setting.shape, hidden=32, expert_width=16, heads=2, kv_heads=1, head_dim=16, kv_width=32,
         attention_params=32 * 32 * 3, vocab=64, weight_bits=32.0, dense_bits=32.0,
-    )  # fmt: skip
+    )
     tokens = max(len(step.rows) for step in setting.steps)
     return replace(setting, shape=shape, costs=costs_on(setting.hardware, shape, tokens))
 
@@ -118,7 +118,7 @@ class WatchedBench(ReplayBench):
             given, asked, plan = now["given"], now["asked"], now["plan"]
             rows, trace = setting.steps[given.step].rows, setting.trace
             ids, weights = (torch.from_numpy(array[rows][:, given.layer].copy()) for array in
-                            (trace.topk_ids, trace.topk_weights))  # fmt: skip
+                            (trace.topk_ids, trace.topk_weights))
 
             def watched(parts: Tensor) -> Tensor:
                 hidden = asked.hidden().clone()

@@ -68,7 +68,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
         "attn_output": (HIDDEN, HEADS * HEAD), "ffn_gate_inp": (EXPERTS, HIDDEN),
         "ffn_gate_exps": (EXPERTS, WIDTH, HIDDEN), "ffn_up_exps": (EXPERTS, WIDTH, HIDDEN),
         "ffn_down_exps": (EXPERTS, HIDDEN, WIDTH),
-    }  # fmt: skip
+    }
     blocks = {f"blk.{i}.{name}.weight": shape for i in range(LAYERS) for name, shape in layer.items()}
     ends = {"token_embd.weight": (VOCABULARY, HIDDEN), "output.weight": (VOCABULARY, HIDDEN)}
     return {**ends, "output_norm.weight": (HIDDEN,), **blocks}

@@ -58,13 +58,13 @@ def uniform_costs(
         tuple(gpu_ns * (w > 0) for w in workloads), tuple(cpu_ns * w for w in workloads), first_cpu_ns, copy_ns,
         expert_bytes, cpu_permille=cpu_permille, copy_permille=copy_permille, first_gpu_ns=first_gpu_ns,
         both_ways_permille=both_ways_permille, writeback_ns=writeback_ns,
-    )  # fmt: skip
+    )
     steps = ConstantSteps(
         StepCosts(
             attention_ns, dense_ns, gate_ns, speculate_ns, estimator_ns, shared_ns, combine_ns, head_ns, routing_ns,
             activations_ns, result_ns,
         )
-    )  # fmt: skip
+    )
     decisions = PlanCosts({"default": PlanCost(plan_ns, 0)}, {"default": PlanCost(foresee_ns, 0)})
     costs = CostTable(
         (expert,) * layers, steps, result_path, attention_launch_ns, gate_launch_ns, shared_launch_ns, expert_launch_ns,
@@ -72,6 +72,6 @@ def uniform_costs(
         first_expert_launch_ns=first_expert_launch_ns,
         gpu_permille=gpu_permille, gpu_with_cpu_permille=gpu_with_cpu_permille,
         cpu_with_gpu_permille=cpu_with_gpu_permille, lead_ns=lead_ns, tail_ns=tail_ns,
-    )  # fmt: skip
+    )
     costs.validate()
     return costs

@@ -64,7 +64,7 @@ def test_with_all_parts_off_experts_are_computed_where_they_lie() -> None:
     bare = without(bold(), PARTS)
     assert [type(getattr(bare, name)) for name in PARTS] == [
         EmptyPlacement, ResidentOrCpu, FrozenCache, type(None), TrueRouter
-    ]  # fmt: skip
+    ]
     assert bare.needs == Needs()
     assert (bare.prefetch_slots, bare.demand_slots) == (0, 2)
     assert bare.name == "dali"

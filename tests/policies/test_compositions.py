@@ -193,11 +193,11 @@ COMPOSITIONS = {
         "prefetcher": "TopPrefetcher(size=64, considered=None, kind='oracle', into='cache', protects=False)",
         "cache": "BeladyBypassCache()", "prefetch_slots": "4",
     },
-}  # fmt: skip
+}
 BY_POLICY = {policy: parts for policies, parts in COMPOSITIONS.items() for policy in policies.split()}
 _SHARED = (  # with another part, or where a run is
     "matcher", "cache", "plan", "future", "layer", "reached", "event", "place",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("policy", BY_POLICY)

@@ -33,7 +33,7 @@ def test_on_demand_without_a_cache_keeps_nothing() -> None:
     copies = [span for span in play_by_hand(policy, *twice, cache_bytes=600) if span.kind == "demand"]
     assert [(span.step, span.layer, span.expert) for span in copies] == [
         (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1),
-    ]  # fmt: skip
+    ]
     assert isinstance(policy.cache, StaticCache)
 
 

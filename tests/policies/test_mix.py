@@ -91,7 +91,7 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
         ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
         ({"background": "prefill"}, "background: expects cache 'mrs', got 'lru'"),
     ],
-)  # fmt: skip
+)
 def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:
     with pytest.raises(ChoiceError) as error:
         mix(**parameters)

@@ -96,7 +96,7 @@ def test_a_forecast_that_is_asked_for_is_used(entry: System) -> None:
     forecasts = [
         Forecast(1, kind, (2, 3), (1, 1), [(3, 2, 1, 0)], [(0.4, 0.3, 0.2, 0.1)])
         for kind, ahead in entry.needs.forecasts if ahead == 1
-    ]  # fmt: skip
+    ]
     ranked = policy.prefetcher.rank(here, forecasts, Assignment((3, 2), (), (), 10_000)) if policy.prefetcher else ()
     committed = policy.router.commit(here, forecasts)
     named = {key.expert for key in ranked} | set(committed.routing.active if committed else ())

@@ -23,7 +23,7 @@ CALIBRATION = toy_calibration(LAYERS, EXPERTS, TOP_K)
 CONTEXT = BuildContext(
     "toy", EXPERTS, LAYERS, top_k=TOP_K, batch=2, costs=[costs((10,), (40,))] * LAYERS,
     calibration=replace(CALIBRATION, activations=np.repeat(CALIBRATION.activations, 8, axis=0)), future=Future([]),
-)  # fmt: skip
+)
 
 UPLOADING = ("llama-cache-lru", "llama-cache-lru@impl", "llama-cache-pool")
 # Parameters that are read with another one, and values that are not those of the type.
@@ -85,7 +85,7 @@ PARAMETERS = [
     (policy, name)
     for policy in SYSTEMS if not added(policy)
     for name, *_ in SYSTEMS[policy].parameter_table()
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("policy", "name"), PARAMETERS)

@@ -175,7 +175,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
         "moe-infinity@impl edgemoe adapmoe fiddler hybrimoe hybrimoe@impl static-threshold random-prefetch smoe oracle",
         "demand_slots", 2, "silent: one is filled while the other is used",
     ),
-]  # fmt: skip
+]
 BY_POLICY = {(policy, name): value for policies, name, value, _ in DEFAULTS for policy in policies.split()}
 
 

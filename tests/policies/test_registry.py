@@ -41,7 +41,7 @@ def context(**fields: object) -> BuildContext:
     given = {
         "calibration": toy_calibration(LAYERS, EXPERTS, 2), "top_k": 2, "future": Future(events()),
         "costs": [COST] * LAYERS, **fields,
-    }  # fmt: skip
+    }
     return BuildContext("toy", EXPERTS, LAYERS, **given)  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ def test_a_wrong_parameter_says_what_is_right(name: str, parameters: Mapping[str
         ("static-threshold", "alpha"), ("hybrimoe", "alpha"), ("hybrimoe", "discount"), ("hybrimoe@impl", "alpha"),
         ("smoe", "alpha"), ("daop", "swap_share"), ("hybrid-pf", "threshold"), ("hybrid-pf@exact", "threshold"),
     ],
-)  # fmt: skip
+)
 def test_shares_are_shares(name: str, parameter: str) -> None:
     for value in (0.0, 1.0):
         system(name).parse({parameter: value})
@@ -157,7 +157,7 @@ def run(policy: Composition) -> list[object]:
     copies = None if policy.needs.narrow_share is None else NarrowCopies(EXPERTS, COST)
     session = Session(
         policy, Budget(EXPERTS, (1,) * LAYERS, 12, popularity), [COST._replace(narrow=copies)] * LAYERS
-    )  # fmt: skip
+    )
     trace, plans = events(), []
     for place, (step, layer, active) in enumerate(trace):
         if layer == 0:

@@ -89,7 +89,7 @@ def test_ktransformers_keeps_the_most_frequent_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("strategy", "residents"),
     [("uniform", ((0, 1), (0, 1), (0,))), ("front-loading", (FULL, (0,), ()))],
-)  # fmt: skip
+)
 def test_ktransformers_without_statistics(strategy: str, residents: object) -> None:
     assert placed("ktransformers", 50, strategy=strategy).residents == residents
     assert not policy("ktransformers", strategy=strategy).needs.calibration

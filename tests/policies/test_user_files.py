@@ -82,7 +82,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 @pytest.mark.parametrize(
     ("text", "names"), [("own_file_of_a_test.py", ("mine", "other")), ("own_file_of_a_test.py:Mine", ("mine",)),
                         ("{folder}/own_file_of_a_test.py:Mine", ("mine",))],
-)  # fmt: skip
+)
 def test_policies_are_registered_under_their_names(write: Write, text: str, names: tuple[str, ...]) -> None:
     path = write(CODE)
     assert load_policies(text.format(folder=path.parent)) == names

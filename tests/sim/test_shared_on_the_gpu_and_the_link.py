@@ -13,7 +13,7 @@ from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row
 from sim.simulate import spans_of
-from trilane.study.fit.policy_result import decode_steps_of
+from trilane.fit.policy_result import decode_steps_of
 
 SMALL, LARGE = "rtx-3060+ddr4-3200+ryzen-5-5600", "rtx-4090+ddr5-5600+ryzen-9-7950x"
 
@@ -26,7 +26,7 @@ def prepared(machine: str) -> Prepared:
             trace="synthetic:qwen3-30b-a3b", model="qwen3-30b-a3b@q4_k_m", hardware=machine, engine="ideal",
             policy="llama.cpp", cached_share=0.5, prompt_tokens=16, generated_tokens=17,
         )
-    )  # fmt: skip
+    )
 
 
 def tpot_ms(played: Prepared) -> float:

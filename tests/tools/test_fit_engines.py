@@ -11,14 +11,14 @@ import pytest
 from sim.costs.engine import load_engine
 from tools import fit_engines, write_engines
 from tools.fit_engines import ENGINES, engines_of, errors, fitted, log_residuals, read_starts, rows_to_fit
-from trilane.study.accuracy.measured_rows import MeasuredRow
-from trilane.study.accuracy.prediction import predict
+from trilane.engines.accuracy.measured_rows import MeasuredRow
+from trilane.engines.accuracy.prediction import predict
 
 STARTS = read_starts()
 ROW = MeasuredRow(
     id="1", model="qwen3-30b-a3b", weights="q4_k_m", machine="rtx-4080+ddr5-5600+ryzen-9-7950x", engine="llama.cpp",
     cpu_layers=0, decode_tokens_per_s=1, prompt_tokens=512, prompt_tokens_per_s=1, quality="A",
-)  # fmt: skip
+)
 
 
 def made(changed: dict[str, float]) -> list[MeasuredRow]:

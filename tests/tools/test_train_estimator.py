@@ -109,7 +109,7 @@ def test_the_command_writes_a_file_that_capture_takes(
     assert [line.split()[0] for line in printed[1:]] == ["0", "1", "mean"]
     (tmp_path / "p.txt").write_text("alpha beta gamma delta\n")
     traced = capture(model, tmp_path / "p.txt", tmp_path / "t.safetensors", vectors=output, dtype="float32",
-                     prompt_tokens=4, generated_tokens=3, forecasts=("estimator@1",))  # fmt: skip
+                     prompt_tokens=4, generated_tokens=3, forecasts=("estimator@1",))
     assert [str(key) for key in read_trace(traced).forecasts] == ["estimator@1"]
 
 
@@ -191,7 +191,7 @@ def windows_passages(loaded: Loaded, batch: Tensor) -> int:
 def test_the_command_says_in_one_sentence_what_it_cannot_do(
     words: str, message: str, model: Path, corpus: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     line = f"x --model {model} --corpus {corpus} -o {tmp_path / 'v'} {words}"
     monkeypatch.setattr(sys, "argv", line.split())
     with pytest.raises(SystemExit) as stop:

@@ -95,7 +95,7 @@ def many(count: int) -> Trace:
         "sequence": np.arange(count, dtype=np.int32), "position": np.zeros(count, np.int32),
         "phase": np.ones(count, np.uint8), "topk_ids": np.zeros((count, 1, 1), np.int16),
         "topk_weights": np.ones((count, 1, 1), np.float16),
-    }  # fmt: skip
+    }
     return Trace.from_tensors(toy_shape(1, 4, 1), tensors, {})
 
 
@@ -114,12 +114,12 @@ def test_a_sequence_may_have_exactly_what_is_asked_for() -> None:
     steps = compose(trace, batch=3, prompt_tokens=1, generated_tokens=2)
     assert brief(steps) == [
         ("prefill", [1, 6, 10], (0, 0, 0)), ("decode", [2, 7, 11], (1, 1, 1)), ("decode", [3, 8, 12], (2, 2, 2)),
-    ]  # fmt: skip
+    ]
     one = compose(trace, batch=3, prefill_chunk_tokens=1, generated_tokens=0)
     assert [(step.index, step.sequences, step.tokens, step.context) for step in one] == [
         (0, (7,), (1,), (0,)), (1, (7,), (1,), (1,)), (2, (5,), (1,), (0,)), (3, (5,), (1,), (1,)),
         (4, (5,), (1,), (2,)), (5, (9,), (1,), (0,)),
-    ]  # fmt: skip
+    ]
 
 
 def test_choices_are_counted_and_ranked_without_those_that_are_missing() -> None:

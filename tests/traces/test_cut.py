@@ -49,7 +49,7 @@ def test_layers_that_are_not_there_are_refused(layers: int) -> None:
 def test_its_calibration_is_cut_too_and_it_is_played_with_a_model_as_short() -> None:
     assert calibration_of("mini-deepseek:4") == "mini-deepseek-calibration:4"
     asked = Scenario(trace="mini-deepseek:4", model="deepseek-v2-lite:4", policy="daop", cached_share=0.3,
-                     prompt_tokens=4, generated_tokens=3)  # fmt: skip
+                     prompt_tokens=4, generated_tokens=3)
     spans = simulate(asked).spans
     assert spans.layer.max() == 3
 

@@ -123,7 +123,7 @@ def test_another_process_finds_the_same() -> None:
     there = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(root)},
-    ).stdout  # fmt: skip
+    ).stdout
     assert there.strip() == drawn()
 
 
@@ -156,7 +156,7 @@ def test_they_stand_in_for_kinds_that_the_trace_lacks_and_for_no_others() -> Non
     for row, step in enumerate(demand):
         assert [[(f.kind, f.layer) for f in layer] for layer in step.forecasts] == [
             [("gate", 1), ("residual", 1), ("estimator", 2)], [("gate", 2), ("residual", 2)], [],
-        ]  # fmt: skip
+        ]
         gate, residual, estimator = step.forecasts[0]
         assert list(gate.token_ids[0]) == held[row, 0].tolist()
         assert [f.token_ids[0][:3] for f in (residual, estimator)] == [trace.topk_ids[row, n].tolist() for n in (1, 2)]

@@ -61,7 +61,7 @@ def of_layer(layer: int) -> dict[str, float]:
         next(later - step for later in range(step + 1, len(decode)) if expert in decode[later][layer])
         for decode in decoded() for step, token in enumerate(decode) for expert in token[layer]
         if any(expert in later[layer] for later in decode[step + 1 :])
-    ]  # fmt: skip
+    ]
     return {
         "gini": sum(abs(a - b) for a in shares for b in shares) / (2 * EXPERTS),
         "top_10_percent_share": sum(shares[-2:]),
@@ -128,11 +128,11 @@ def test_every_statistic() -> None:
     expected: dict[str, Any] = {
         "synthetic": "by hand", "tokens": 44, "prefill_tokens": 7, "decode_tokens": 37, "sequences": 3,
         "layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K,
-    }  # fmt: skip
+    }
     found = trace_statistics(trace())
     assert list(found) == [
         *expected, "layer_means", "prefill_decode_similarity", "lag_profile", "forecasts"
-    ]  # fmt: skip
+    ]
     assert {name: found[name] for name in expected} == expected
     means = {name: mean(layer[name] for layer in layers) for name in layers[0]}
     assert found["layer_means"] == pytest.approx(means)

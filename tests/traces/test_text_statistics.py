@@ -60,7 +60,7 @@ def test_skews_and_chance_are_means_over_sequences(trace: Trace) -> None:
             for one, other in permutations(ids, 2) for layer in range(trace.shape.moe_layers)
         ])
         for ids in answers if len(ids) > 1
-    ]  # fmt: skip
+    ]
     assert (found["chance"] is None) == (not shares)
     assume(shares)
     assert found["chance"] == pytest.approx(np.mean(shares), rel=1e-5, abs=1e-6)

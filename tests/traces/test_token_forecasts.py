@@ -138,7 +138,7 @@ def test_noisy_ones_have_the_stated_recall_and_errors_of_their_own() -> None:
 def test_a_policy_plays_with_them_and_without_them_is_told_how() -> None:
     parameters = {"forecast": "token", "prefetch": "top"}
     plain = Scenario(trace="mini-moe:4", model=None, policy="mix", parameters=parameters, cached_share=0.5, batch=2,
-                     prompt_tokens=4, generated_tokens=8)  # fmt: skip
+                     prompt_tokens=4, generated_tokens=8)
     with pytest.raises(MissingFromTraceError, match=r"needs the forecast token@1, .* or state their recall"):
         simulate(plain)
     shares = (0.0, 0.5, 1.0)

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers", "tune",
-              "pays", "leaderboard")  # fmt: skip
+              "pays", "leaderboard")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png")
 ACCURACY = "trilane accuracy --plot"
@@ -56,7 +56,7 @@ def by_paper(output: str) -> str:
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "demo": whole, "real": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
     "papers": whole, "by-paper": by_paper, "tune": command_line, "leaderboard": whole,
-}  # fmt: skip
+}
 
 
 def block(name: str, output: str) -> str:
@@ -108,7 +108,7 @@ def update() -> None:
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
                    "fit": _run(command_with("trilane fit")), "tune": _run(command_with("trilane tune")),
                    "accuracy": accuracy, "regimes": accuracy,
-                   "papers": papers, "by-paper": papers, "leaderboard": board}  # fmt: skip
+                   "papers": papers, "by-paper": papers, "leaderboard": board}
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)

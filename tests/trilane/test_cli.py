@@ -107,7 +107,7 @@ def test_simulate_writes_everything(trilane: Trilane) -> None:
     done = trilane(
         "simulate", *SHORT, "--policy", "dali", "--spans", "s.parquet", "--perfetto", "t.json", "--gantt", "g.png",
         "--json", "r.json",
-    )  # fmt: skip
+    )
     assert done.status == 0
     assert sorted(path.name for path in Path().iterdir()) == ["g.png", "r.json", "s.parquet", "t.json"]
     spans = pd.read_parquet("s.parquet")
@@ -152,7 +152,7 @@ def test_cache_curve_by_hand(trilane: Trilane, tmp_path: Path) -> None:
     assert points == {
         ("lru", 2000): (0.0, 0.0), ("lru", 12_000): full,
         ("belady-bypass", 2000): (0.3, 0.5), ("belady-bypass", 12_000): full,
-    }  # fmt: skip
+    }
 
 
 def test_cache_curve_draws(trilane: Trilane, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_trace_info_and_stats(trilane: Trilane) -> None:
     stats = trilane("trace", "stats", "mini-moe", "--json", "-").json
     assert (info["sequences"], info["tokens"], info["moe_layers"]) == (
         stats["sequences"], stats["tokens"], stats["layers"],
-    )  # fmt: skip
+    )
     assert info["tokens"] == info["prefill_tokens"] + info["decode_tokens"]
     assert info["checksum"] in trilane("trace", "info", "mini-moe").out
     assert "adjacent overlap" in trilane("trace", "stats", "mini-moe").out

@@ -24,7 +24,7 @@ NO_BAD_INPUT = {
     "PolicyError",  # a policy, ours or a user's, broke a rule
     "LaneError",  # work failed on a real machine during a run
     "TrilaneError", "SkippedError", "_FaultError", "_MismatchError",  # the base, and exceptions that are always caught
-}  # fmt: skip
+}
 
 # --- help and errors --------------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ def test_damaged_trace(trilane: Trilane) -> None:
 BUGS = (
     ZeroDivisionError("a bug"), PolicyError("a broken rule"), ValueError("of a library"),
     ConnectionResetError("of a policy"), BrokenPipeError("of a policy"), FileNotFoundError("of a policy"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("bug", BUGS)

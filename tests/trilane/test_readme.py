@@ -46,10 +46,10 @@ MEASURING = ("measure", "profile", "validate")
 LONG = (  # many minutes, or a GPU
     "profile --engine llama.cpp", "validate examples/validation-llama.yaml", "validate examples/gpu-llama.yaml",
     "--engine mine.yaml",
-)  # fmt: skip
+)
 INSTALLATION = {
     "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
-}  # fmt: skip
+}
 FOR_A_GPU = {  # minutes of compiling for CUDA; test_build_llama.py runs the script with compilers that do nothing
     "examples/build_llama.sh build/llama.cpp",
     "export LLAMA_LIBRARY=$PWD/build/llama.cpp/bin/libllama.so CUDA_VISIBLE_DEVICES=0",
@@ -67,7 +67,7 @@ SMALL = {  # replacements: a model that takes seconds for one that takes minutes
     "trilane smoke": "trilane smoke --lanes host-lanes",
 }
 ONCE = {"compare": ("--draws", "--jobs"), "ablate": ("--draws", "--jobs"), "whatif": ("--jobs",), "sweep": ("--jobs",),
-        "pays": ("--jobs",)}  # fmt: skip
+        "pays": ("--jobs",)}
 BRIEF = ("whatif", "ablate", "compare")  # with short texts
 WRITES = ("-o", "--out", "--json", "--png", "--plot", "--template", "--spans", "--perfetto", "--gantt")
 
@@ -184,7 +184,7 @@ RUN = [
     )
     for command in OURS
     if command not in (FIT, TUNE) and not any(words in command for words in LONG)  # tests of their own
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("command", OURS, ids=str)
@@ -250,10 +250,10 @@ def test_python_examples_run(
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, printed: dict[str, str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
     known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, **papers,
-             "leaderboard": command_with(LEADERBOARD)}  # fmt: skip
+             "leaderboard": command_with(LEADERBOARD)}
     command = known.get(name, command_with(ACCURACY))
     if command not in printed:
         run(command, folder, monkeypatch)
@@ -288,8 +288,8 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 LINKING = [
     README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "traces/bundled/README.md",
-    *sorted((ROOT / "tests/bench").glob("*.md")),
-]  # fmt: skip
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
 NAMING = [ROOT / "NOTICE", README, *sorted((ROOT / "docs").glob("*.md"))]
 
 

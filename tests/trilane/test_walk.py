@@ -9,9 +9,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sim.engine.engine import Engine
 from sim.runs.prepare import Prepared
 from sim.runs.scenario import Scenario
+from sim.timeline.timeline import Timeline
 from tests.kit.running import Trilane
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def files_that_are_given(*kinds: type) -> Iterator[set[str]]:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(str(ROOT)):
             return
-        if code is Engine.run.__code__:
+        if code is Timeline.run.__code__:
             sys.setprofile(None)
             return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -47,5 +47,5 @@ def test_a_scenario_is_handed_to_few_files_before_the_engine_runs(trilane: Trila
     with files_that_are_given(Scenario, Prepared) as found:
         assert trilane("simulate", *SHORT).status == 0
     assert {"trilane/verbs/inputs.py", "sim/simulate.py", "sim/runs/prepare.py"} < found
-    assert "trilane/pages/run.py" not in found, "after the run"
+    assert "trilane/output/pages/run.py" not in found, "after the run"
     assert len(found) <= MOST_FILES, sorted(found)

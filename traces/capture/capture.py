@@ -90,7 +90,7 @@ def capture_loaded(
 def _write(
     run: HookedModel, output: Path, prompts: list[list[int]], probe: Probe, forecaster: RouterForecaster,
     provenance: dict[str, Any], progress: Progress,
-) -> None:  # fmt: skip
+) -> None:
     settings, loaded = run.settings, run.loaded
     shape = shape_of(loaded.model, loaded.layers, loaded.name, probe.top_k, loaded.weight_bits)
     kept = {(key.kind, key.lookahead): (forecaster.count, has_scores(key)) for key in forecaster.keys}

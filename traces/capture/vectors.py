@@ -98,7 +98,7 @@ def known_vectors(evaluated: PromptFile, calibration: PromptFile | None, path: s
 def _tensors(vectors: Vectors) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {
         "residual": vectors.residual, "tokens": vectors.tokens, "resident": vectors.resident,
-    }  # fmt: skip
+    }
     if vectors.default is not None:
         tensors["default"] = vectors.default
     return tensors | {f"{ESTIMATOR}{name}": array for name, array in vectors.estimator.items()}
@@ -153,7 +153,7 @@ def _shapes(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "residual": (layers - 1, hidden), "default": (layers, experts, hidden),
         "tokens": (layers, experts), "resident": (layers, experts),
-    }  # fmt: skip
+    }
     if any(name.startswith(ESTIMATOR) for name in tensors):
         given = (tensors.get(f"{ESTIMATOR}{name}.weight", np.zeros(())) for name in ("enter", "up"))
         width, mlp = (next(iter(array.shape), 0) for array in given)
@@ -161,7 +161,7 @@ def _shapes(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
             "enter.weight": (width, hidden), "enter.bias": (width,), "position": (layers - 1, width),
             "up.weight": (mlp, width), "down.weight": (width, mlp), "norm.weight": (width,), "norm.bias": (width,),
             "leave.weight": (experts, width),
-        }  # fmt: skip
+        }
         shapes |= {f"{ESTIMATOR}{name}": shape for name, shape in weights.items()}
     return shapes
 

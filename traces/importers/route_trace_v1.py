@@ -64,7 +64,7 @@ def import_route_trace(csv_path: str | Path, model: str | None = None) -> Trace:
     provenance = {
         "format": "route_trace v1", "text": "generated", "file": path.name, "model": header.model, "arch": header.arch,
         "dense_bytes": list(header.dense_bytes), "filled_rows": filled,
-    }  # fmt: skip
+    }
     return Trace.from_tensors(shape, tensors, provenance, where=str(path))
 
 
@@ -75,7 +75,7 @@ def _read(path: Path) -> tuple[_Header, pd.DataFrame]:
     limits = {
         "turn": 2**31, "phase": 2, "step": 2**31, "layer": header.layers, "slot": header.top_k,
         "expert": header.experts, "weight": _MOST_WEIGHT, "residency": 2, "expert_bytes": 2**53,
-    }  # fmt: skip
+    }
     for name in COLUMNS:
         values, limit = frame[name], limits[name]
         good = (values >= 0) & (values < limit) & ((values % 1 == 0) | (name == "weight"))
@@ -191,7 +191,7 @@ def _shape(path: Path, header: _Header, model: str | None) -> ModelShape:
         "name": re.split(r"[/\\]", header.model)[-1].removesuffix(".gguf").lower(),
         "moe_layers": header.layers, "experts": header.experts, "top_k": header.top_k,
         "expert_bytes": header.expert_bytes,
-    }  # fmt: skip
+    }
     sources = dict.fromkeys(("moe_layers", "experts", "top_k", "expert_bytes"), note)
     try:
         if known is None:

@@ -71,7 +71,7 @@ def plain_file(path: Path) -> Path:
 def trace_of_texts(
     path: Path, log_format: str, model: str | None, texts: Iterable[Text], experts: int | None = None,
     **provenance: Any,
-) -> Trace:  # fmt: skip
+) -> Trace:
     """The trace of texts, in their order, one sequence each. Raises TraceError, and ShapeError for an unknown model."""
     texts = [text for text in texts if len(text.ids)]
     shapes = {text.ids.shape[1:] for text in texts}
@@ -143,7 +143,7 @@ def played_as_decode(trace: Trace, prompt_tokens: int) -> Trace:
     tensors = {**trace.tensors(), "phase": np.where(late, DECODE, PREFILL).astype(np.uint8)}
     marks = {
         **trace.provenance, "text": "given", "played_as_decode": f"tokens of given text from {prompt_tokens} on"
-    }  # fmt: skip
+    }
     return Trace.from_tensors(trace.shape, tensors, marks)
 
 

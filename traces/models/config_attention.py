@@ -19,7 +19,7 @@ STATE_BYTES = 4  # of an element
 _REACH: dict[str, Reach] = {
     "full_attention": "full", "indexed_attention": "full", "attention": "full", "sliding_attention": "window",
     "chunked_attention": "chunk", "linear_attention": "state", "mamba": "state", "mamba2": "state", "conv": "state",
-}  # fmt: skip
+}
 
 
 def attention_of_layers(keys: ConfigKeys, layers: int) -> list[Attention]:
@@ -156,4 +156,4 @@ def _stateful(params: int, heads: int, head_dim: int, elements: int) -> Attentio
 _STATES: dict[str, Callable[[ConfigKeys], Attention]] = {  # what is not attention proper, by a key that only it has
     "linear_num_value_heads": _gated_delta, "linear_num_heads": _kimi_delta, "linear_attn_config": _kimi_delta,
     "conv_L_cache": _short_convolution,
-}  # fmt: skip
+}

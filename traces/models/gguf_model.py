@@ -120,7 +120,7 @@ def _shape(
         expert_biases=any(tensor.name.endswith("bias") for tensor in _expert_tensors(sparse[0])) or None,
         attention=kinds if several else None, attention_layers=tuple(map(kinds.index, mixers)) if several else None,
         sources={"*": keys.where, **left_out},
-    )  # fmt: skip
+    )
 
 
 def _expert_tensors(layer: _Layer) -> list[Tensor]:

@@ -23,7 +23,7 @@ _SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_n
 _SHARED_WIDTH = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
     "shared_intermediate_size",
-)  # fmt: skip
+)
 _DENSE = ("dense", "mlp")  # entries of mlp_layer_types and layers_block_type
 _PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # of hybrid_override_pattern
 _NOT_NORMALISED = ("phimoe", "llama4")  # families whose chosen weights do not sum to 1, and that have no key for it
@@ -66,7 +66,7 @@ def shape_of_config(values: object, name: str, where: str) -> ModelShape:
         attention=kinds if several else None,
         attention_layers=tuple(kinds.index(kind) for kind in (*dense, *sparse)) if several else None,
         moe_blocks=_moe_blocks(keys, len(dense)), sources={"*": where},
-    )  # fmt: skip
+    )
 
 
 def _layers(keys: ConfigKeys) -> tuple[list[Attention], list[Attention]]:

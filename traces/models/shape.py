@@ -138,7 +138,7 @@ class ModelShape:
         """The model cut after its first ``count`` MoE layers, named ``NAME:count``."""
         kept: dict[str, Any] = {
             "name": f"{self.name}:{count}", "moe_layers": count, "expert_bytes": self.expert_bytes[:count]
-        }  # fmt: skip
+        }
         if self.attention is not None and self.attention_layers is not None:
             numbers = self.attention_layers[: self.dense_layers + count]
             used = sorted(set(numbers))

@@ -66,7 +66,7 @@ def _start(trace: Trace, name: str, model: str, source: str) -> RoutingModel:
         prompt_likeness=0.8, model_share=MODEL_SHARE, autocorrelation=(0.2,) * LAGS, state_width=WIDTHS[0],
         layer_drift=0.02, noise_share=0.02, sharpness=1.0, forecast_accuracy={},
         text="given" if trace.provenance.get("text") == "given" else "generated",
-    )  # fmt: skip
+    )
 
 
 class _Tried(NamedTuple):

@@ -44,7 +44,7 @@ def _adapted(shape: ModelShape, fit: RoutingModel) -> RoutingModel:
     return replace(
         fit, moe_layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
         preference_share=tuple(map(float, shares)),
-    )  # fmt: skip
+    )
 
 
 def _forecast_accuracy(shape: ModelShape, fit: RoutingModel) -> tuple[Mapping[str, float], str]:

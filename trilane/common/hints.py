@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 _WORDS: Mapping[Any, str] = {
     str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "null",
     Mapping: "a mapping (`key: value`)",
-}  # fmt: skip
+}
 _IN_CELLS: Mapping[Any, str] = {**_WORDS, bool: "yes or no", NoneType: "an empty cell"}
 
 

@@ -32,8 +32,8 @@ def lazy_names(
             raise AttributeError(f"module {module!r} has no attribute {name!r}; it has {', '.join(homes)}")
         if name in missing:
             raise ImportError(f"{module}.{name} needs {missing[name]}, not installed here")
-        home = homes[name]
-        namespace[name] = import_module(f"{home}.{name}") if home == module else getattr(import_module(home), name)
+        home = import_module(homes[name])
+        namespace[name] = getattr(home, name) if name in vars(home) else import_module(f"{home.__name__}.{name}")
         return namespace[name]
 
     return get, lambda: sorted(homes), [name for name in homes if name not in missing]

@@ -214,7 +214,7 @@ def _required(kind: Any) -> list[str]:
 _READERS: Mapping[Any, Callable[[Any, Any, str, bool], Any]] = {
     Annotated: _annotated, Union: _union, UnionType: _union, Literal: _literal, int: _number, float: _number,
     str: _text, Mapping: _mapping, tuple: _sequence, list: _sequence, Sequence: _sequence, Any: _any,
-}  # fmt: skip
+}
 
 
 def _class(instance: object) -> Any:

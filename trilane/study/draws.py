@@ -81,7 +81,7 @@ def _long_enough(setting: Prepared) -> list[int]:
 def play(
     simulations: Mapping[str, Simulation], draws: Sequence[Scenario], jobs: int = 1, watch: Watch = iter,
     insist: Collection[str] = (),
-) -> dict[str, list[Outcome]]:  # fmt: skip
+) -> dict[str, list[Outcome]]:
     """Run every simulation in every draw, over ``jobs`` processes; the results do not depend on their number.
 
     ``watch`` goes through the names of all runs, to show progress. The first refusal of one that is named in ``insist``

@@ -34,7 +34,7 @@ class WorkerPool(Generic[S]):
     def __init__(
         self, jobs: int, state: Callable[[], S], *, caller_works: bool = True, copied: bool = False,
         imports: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._make_state, self._copied, self._imports = state, copied, imports
         self._caller_works = caller_works or jobs <= 1
         self._tasks = SettingQueue()
@@ -94,7 +94,7 @@ class WorkerPool(Generic[S]):
     def map(
         self, function: Callable[[S, Item], Result], items: Iterable[Item],
         setting: Callable[[Item], Hashable] = lambda item: None,
-    ) -> Iterator[Result]:  # fmt: skip
+    ) -> Iterator[Result]:
         """``function(state, item)`` of all items, which are submitted at once; the results come in their order."""
         return self._in_order([self.submit(function, item, setting=setting(item)) for item in items])
 

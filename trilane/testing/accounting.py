@@ -100,7 +100,7 @@ def slow_metrics(log: Log, batch: int) -> dict[str, Value]:
         "tokens_per_s": _share(1000, tpot or 0), "throughput_tokens_per_s": _share(1000 * batch, tpot or 0),
         "makespan_ms": makespan / 1e6, "steps": len(waits), "decode_steps": len(decodes),
         "tokens_per_step": _share(tokens, len(decodes)), **_hits(log), **_prefetches(log, tokens * batch),
-    }  # fmt: skip
+    }
     for prefix, (a, b) in {"": (begin, end), "run_": (0, makespan)}.items():
         values |= {f"{prefix}{lane}_busy_share": _share(_busy(log, lane, a, b), b - a) for lane in LANES}
     for name, ns in stall_times(log, begin, end).items():
@@ -127,7 +127,7 @@ def _hits(log: Log) -> dict[str, Value]:
                 for name, of, hit in (
                     ("resident", 1, there), ("token", span.tokens, there), ("gpu", int(on_gpu), there),
                     ("served", 1, on_gpu and (*layer, span.expert) not in loads),
-                ):  # fmt: skip
+                ):
                     key = f"{when}{name}_hit_rate"
                     counts[key] = counts.get(key, 0) + of
                     counts[f"{key}+"] = counts.get(f"{key}+", 0) + of * hit
@@ -162,7 +162,7 @@ def _outcome(log: Log, stay: Stay, layer: int, expert: int) -> str:
     runs = [
         s for s in log.lanes["gpu"]
         if s.kind == "expert" and (s.layer, s.expert) == (layer, expert) and stay.readable <= s.start_ns <= stay.left
-    ]  # fmt: skip
+    ]
     if not runs:
         return "wasted"
     return "late" if log.routed((runs[0].step, layer)) < stay.readable else "used"

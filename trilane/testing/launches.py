@@ -1,7 +1,7 @@
 """Laws 2 and 5 (docs/design.md) between host and GPU: what is launched when, and how long the GPU has it.
 
-Told by the rule alone (sim/engine/launching.py): a span does not start before its launch's lead is over, nor end before
-its tail, and the GPU has it no longer than that asks for.
+Told by the rule alone (sim/timeline/launching.py): a span does not start before its launch's lead is over, nor end
+before its tail, and the GPU has it no longer than that asks for.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from trilane.testing.work_conservation import law_5_work_conservation
 def check_all(
     spans: Spans, routings: Routings, budget_bytes: int, batch: int, demand_slots: int | None = None,
     costs: CostTable | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """All laws that spans alone can show, and with ``costs`` those of launches."""
     spans = log_of(spans)
     law_3_exclusivity(spans)

@@ -44,7 +44,7 @@ from trilane.testing.worlds import composition_of, digest, play, play_compositio
 few = settings(
     max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
-)  # fmt: skip
+)
 SEEDS = st.integers(0, 2**32 - 1)
 
 

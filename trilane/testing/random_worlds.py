@@ -72,7 +72,7 @@ def random_costs(sizes: Sequence[int], rng: random.Random, contention: bool) -> 
         plan_costs=PlanCosts({"default": plans[0]}, {"default": plans[1]}),
         gpu_permille=_rate(rng, gpu_shares), gpu_with_cpu_permille=_rate(rng, gpu_shares),
         cpu_with_gpu_permille=_rate(rng, gpu_shares), lead_ns=rng.choice((None, 0, 1, 15)), tail_ns=rng.randint(0, 9),
-    )  # fmt: skip
+    )
     cpu, copy = _rate(rng, contention), _rate(rng, contention)
     costs = costs.map_experts(lambda expert: expert._replace(cpu_permille=cpu, copy_permille=copy))
     costs.validate()

@@ -48,7 +48,7 @@ class Size:
         world = World(
             system, trace, costs, self.sequences, cache,
             prefill_chunk_tokens=self.chunk, parameters=parameters,
-        )  # fmt: skip
+        )
         return replace(world, trace=with_forecasts(trace, composition_of(world).needs, rng))
 
 

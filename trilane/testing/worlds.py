@@ -13,10 +13,10 @@ from policies.mechanism.routing_error import RoutingErrors
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, System
 from sim.costs.cost_table import CostTable
-from sim.engine.engine import Engine
-from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import StepDemand, demand_of, future_of
 from sim.runs.spans import spans_frame
+from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.timeline import Timeline
 from traces.batches import compose as compose_batch
 from traces.speculation import verifying_steps
 from traces.trace import Trace
@@ -63,7 +63,7 @@ class World:
             seed=self.seed, costs=self.costs.experts,
             calibration=toy_calibration(shape.moe_layers, shape.experts, shape.top_k, self.seed),
             future=future_of(self.demand(Needs())) if self.system.needs.future else None,
-        )  # fmt: skip
+        )
 
 
 def play(world: World, changes: dict[str, Any] | None = None) -> PlayedWorld:
@@ -91,7 +91,7 @@ def play_policy(
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
     session = RecordingSession(policy, budget, world.costs.experts)
     routing_errors = RoutingErrors(experts=world.trace.shape.experts) if policy.needs.changes_routing else None
-    engine = Engine(session, world.costs, demand, TokenBytes(16, 8), routing_errors)
+    engine = Timeline(session, world.costs, demand, TokenBytes(16, 8), routing_errors)
     session.clock = lambda: engine.env.now
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, heading, note, progress, report
+from trilane.output.pages.output import JsonOption, check_targets, heading, note, progress, report
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
@@ -34,7 +34,7 @@ def ablate(
 
     Prefetcher and router off: no prefetches, and the experts that the model's own router chose.
     """
-    from trilane.pages.columns import ABLATED, tabulate
+    from trilane.output.pages.columns import ABLATED, tabulate
     from trilane.study.ablate import ablate as switch_parts
 
     chosen = scenario_of(scenario, changes, policy)
@@ -48,7 +48,7 @@ def ablate(
         if row.get("refused"):
             note(f"{row['label']}: {row['refused']}")
     if png:
-        from trilane.figures import plot_ladder, save_figure
+        from trilane.output.figures import plot_ladder, save_figure
 
         save_figure(plot_ladder(found, about), png)
         note(f"picture: {png}")

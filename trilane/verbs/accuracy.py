@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, note, report
+from trilane.output.pages.output import JsonOption, check_targets, note, report
 from trilane.verbs.options import OptionError
 
 
@@ -28,16 +28,16 @@ def accuracy(
         typer.Option(metavar="FILE.png", help="Draw predicted against measured speeds (.png, .svg or .pdf)."),
     ] = None,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Report how accurate predicted speeds are, on speeds that other people measured.
 
     The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Each is
     predicted from the machine, split, threads and lengths that its source states.
     """
-    from trilane.pages.accuracy import accuracy_page, row_page
-    from trilane.study.accuracy.explanation import explain
-    from trilane.study.accuracy.measured_rows import write_template
-    from trilane.study.accuracy.scores import bundled_scores, row_of, scores_of
+    from trilane.engines.accuracy.explanation import explain
+    from trilane.engines.accuracy.measured_rows import write_template
+    from trilane.engines.accuracy.scores import bundled_scores, row_of, scores_of
+    from trilane.output.pages.accuracy import accuracy_page, row_page
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all rows")
@@ -53,6 +53,6 @@ def accuracy(
         return
     report(json, scores.to_dict(), *accuracy_page(scores, check))
     if plot is not None:
-        from trilane.figures import plot_accuracy, save_figure
+        from trilane.output.figures import plot_accuracy, save_figure
 
         save_figure(plot_accuracy(scores), plot)

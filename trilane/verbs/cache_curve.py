@@ -10,7 +10,17 @@ import typer
 from rich.table import Table
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import JsonOption, check_targets, heading, note, percent, progress, report, table, working
+from trilane.output.pages.output import (
+    JsonOption,
+    check_targets,
+    heading,
+    note,
+    percent,
+    progress,
+    report,
+    table,
+    working,
+)
 from trilane.verbs.inputs import policies_in, policy_files, read_any, trace_in_words
 from trilane.verbs.options import OptionError
 
@@ -38,7 +48,7 @@ def cache_curve(
     seed: Annotated[int, typer.Option(help="For the random policy.")] = 0,
     json: JsonOption = None,
     png: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the curve.")] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Hit rate of one expert cache against its size.
 
     A logical replay without time: one sequence after the other, at batch 1; the cache stays warm in between.
@@ -62,8 +72,8 @@ def cache_curve(
     record = {"trace": trace, "synthetic": curve.trace.provenance.get("synthetic"), "points": rows}
     report(json, record, title, _table(curve, names, points))
     if png:
-        from trilane.figures import plot_hit_rate_curve, save_figure
-        from trilane.figures.words import short_name
+        from trilane.output.figures import plot_hit_rate_curve, save_figure
+        from trilane.output.figures.words import short_name
 
         about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
         save_figure(plot_hit_rate_curve(rows, about), png)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from trilane.common.units import GB
-from trilane.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
+from trilane.output.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY
 
@@ -52,7 +52,7 @@ needs      of the trace: forecasts as KIND@LAYERS AHEAD, router scores, single t
 
 def _policy_row(entry: System) -> list[str]:
     """A variant, such as ``fiddler@impl``, is indented below its system."""
-    from trilane.figures.marks import marked
+    from trilane.output.figures.marks import marked
 
     indent = "  " if "@" in entry.name else ""
     gpu_only = "yes" if entry.needs.gpu_only else ""
@@ -124,7 +124,7 @@ def models(
 
     check_targets(json)
     if quantisations:
-        from trilane.pages.parts import quantisation_facts, quantisation_page
+        from trilane.output.pages.parts import quantisation_facts, quantisation_page
 
         shape = load_model(name or _EXAMPLE)
         facts = quantisation_facts(shape)
@@ -153,7 +153,7 @@ def _model_row(shape: ModelShape) -> list[str]:
     return [
         shape.name, str(shape.moe_layers), str(shape.experts), str(shape.top_k), str(shape.shared_experts),
         f"{shape.weight_bits:g}", size, f"{shape.routed_bytes / GB:.1f}", f"{shape.non_expert_bytes / GB:.1f}",
-    ]  # fmt: skip
+    ]
 
 
 def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -172,13 +172,13 @@ def hardware(
     json: JsonOption = None,
 ) -> None:
     """Machines: every number with its source and its confidence."""
+    from sim.machine.documents import hardware_names
     from sim.machine.hardware import load_hardware
-    from trilane.machines.documents import hardware_names
 
     check_targets(json, inputs=[name])
     if parts:
-        from trilane.machines.parts import all_parts
-        from trilane.pages.parts import part_facts, parts_page
+        from sim.machine.parts import all_parts
+        from trilane.output.pages.parts import part_facts, parts_page
 
         found = all_parts()
         report(json, {"parts": [part_facts(part) for part in found]}, *parts_page(found))
@@ -200,17 +200,17 @@ def _machine_row(machine: Hardware) -> list[str]:
     return [
         machine.name, f"{machine.gpu.memory_bytes / GB:.1f}", f"{machine.gpu.read_bytes_per_s / GB:.0f}",
         f"{machine.cpu.read_bytes_per_s / GB:.1f}", f"{machine.link.expert_bytes_per_s / GB:.1f}", machine.about,
-    ]  # fmt: skip
+    ]
 
 
 def _machine_page(machine: Hardware) -> list[Part]:
-    from trilane.pages.profile import decisions_note, profile_page
+    from trilane.output.pages.profile import decisions_note, profile_page
 
     columns = ("key", "value", "confidence", "source")
     rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
     decisions = [[cost.pop("policy"), *(f"{ns:,.0f}" for ns in cost.values())] for cost in _plan_costs(machine)]
     headers = ("\npolicy", "plan\nns", "and per\nactive expert", "forecast\nns", "and per\nactive expert", "cache\nns",
-               "and per\nactive expert")  # fmt: skip
+               "and per\nactive expert")
     scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
     notes: list[Part] = [heading("notes"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []
     return [
@@ -220,7 +220,7 @@ def _machine_page(machine: Hardware) -> list[Part]:
         heading("cost of a policy's decisions on the host, per layer"), table(headers, decisions), "",
         f"From sim/machine/plan_costs.yaml, which names the sources, times {scale}.",
         *([decisions_note(machine.measured_profile())] if machine.measured else []),
-    ]  # fmt: skip
+    ]
 
 
 def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.pages.output import JsonOption, check_folder, check_targets, heading, note, progress, report
+from trilane.output.pages.output import JsonOption, check_folder, check_targets, heading, note, progress, report
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, policies_in, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
@@ -40,8 +40,8 @@ def compare(
 
     Every policy gets the same routing, machine and memory. The fastest on average comes first.
     """
-    from trilane.figures.words import tuned
-    from trilane.pages.columns import COMPARED, tabulate
+    from trilane.output.figures.words import tuned
+    from trilane.output.pages.columns import COMPARED, tabulate
     from trilane.study.compare import compare as run_all
 
     check_folder(out)
@@ -66,7 +66,7 @@ def compare(
 
 def _sampled(found: Comparison) -> str:
     """A remark where few decode steps stand for the answer."""
-    from trilane.figures.words import sampled
+    from trilane.output.figures.words import sampled
 
     scenario = found.scenario
     if scenario["sampled_steps"] is None:
@@ -90,7 +90,7 @@ def _speculative(found: Comparison) -> str:
 
 def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, remark: str) -> None:
     """A bar chart, a Gantt chart of each run, and one timeline of all runs."""
-    from trilane.figures import plot_tpot_bars, save_figure, save_gantt, write_perfetto
+    from trilane.output.figures import plot_tpot_bars, save_figure, save_gantt, write_perfetto
 
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(plot_tpot_bars(rows, about, remark), folder / "tpot.png")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
+from trilane.output.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
 
 if TYPE_CHECKING:
     from sim.costs.engine import InferenceEngine
@@ -36,7 +36,7 @@ def engines(
 
 def _page(engine: InferenceEngine) -> list[Part]:
     numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value), n.confidence, n.source]
-               for key, n in engine.flat().items()]  # fmt: skip
+               for key, n in engine.flat().items()]
     found = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
     return [heading(engine.name), pairs(facts), "", *([found] if numbers else [])]

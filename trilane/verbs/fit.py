@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trilane.common.gc_paused import gc_paused, leave_garbage
-from trilane.pages.output import JsonOption, check_targets, report, working
+from trilane.output.pages.output import JsonOption, check_targets, report, working
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
 from trilane.verbs.question_options import MachineParts, ModelOption, Workload
@@ -59,19 +59,21 @@ def fit(
     ] = "ideal",
     jobs: JobsOption = None,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Report whether a model runs on a machine, how, how fast, and what limits it."""
-    from trilane.study.fit.fit import fit as answer
+    from trilane.fit.fit import fit as answer
 
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
     question = workload.question(
         model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
-    )  # fmt: skip
+    )
     with working("simulating the policies"), gc_paused():
         found = answer(question, processes(jobs))
         leave_garbage()
-    from trilane.pages.fit import fit_page  # here: it imports much, and the processes of an answer begin before that
+    from trilane.output.pages.fit import (
+        fit_page,  # here: it imports much, and the processes of an answer begin before that
+    )
 
     report(json, found.to_dict(), *fit_page(found))

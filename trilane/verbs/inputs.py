@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import note
+from trilane.output.pages.output import note
 from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
     from traces.library import load_trace
     from traces.noise import NoisyForecasts
-    from trilane.figures.words import memory_words
+    from trilane.output.figures.words import memory_words
 
     trace = load_trace(scenario.trace)
     scenario = scenario.with_header(trace.provenance)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from realrun.machine import ResultPathName
-from trilane.pages.output import note
+from trilane.output.pages.output import note
 from trilane.verbs.options import MOST_CORES, OptionError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ HostMemoryOption = Annotated[
                  help="Host memory that experts may take, in GB (10^9 bytes), whatever the system reports as free: for "
                       "machines whose memory grows as it is used. Default: TRILANE_HOST_MEMORY_GB of the environment, "
                       "else what is free, once memory that grows has been touched."),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LaneChoice:
         typer.Option(metavar="X",
                      help="MB (10^6 bytes) that are copied to the GPU in one piece, between which smaller copies pass; "
                           "0 (cuda): whole experts. Default: 4.2, on host lanes 1.05."),
-    ] = None  # fmt: skip
+    ] = None
 
     def __post_init__(self) -> None:
         if self.chunk_mb is not None and not 0 <= self.chunk_mb < 1e6:
@@ -61,7 +61,7 @@ class LaneChoice:
         return LaneOptions(
             cpu_threads=self.cpu_threads, device_index=self.device, result_path=self.result_path,
             chunk_bytes=chunk_bytes, **others,
-        )  # fmt: skip
+        )
 
 
 def print_remarks(machine: RealMachine) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, note, report, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, working
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, processes
 
@@ -35,13 +35,13 @@ def leaderboard(
                                           "to it."),
     ] = None,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Rank policies over machines of four classes, two families of routing, and batches of 1 and 8.
 
     In each setting all policies are simulated with the same texts, on the engine [bold]ideal[/].
     """
     from trilane.common.schema import to_dict
-    from trilane.pages.leaderboard import leaderboard_page, machine_pages
+    from trilane.output.pages.leaderboard import leaderboard_page, machine_pages
     from trilane.study.leaderboard.standings import standings
 
     names = [] if policies is None else policies_in(policies)
@@ -51,10 +51,10 @@ def leaderboard(
         {"policy": one.policy, "kind": one.kind, "score": one.score, "lowest": one.lowest, "best_in": one.best_in,
          "entries": [to_dict(entry) for entry in one.entries.values()]}
         for one in found
-    ]  # fmt: skip
+    ]
     report(json, record, *leaderboard_page(found, names), *(machine_pages(found) if details else ()))
     if plot is not None:
-        from trilane.figures import plot_leaderboard, save_picture
+        from trilane.output.figures import plot_leaderboard, save_picture
 
         note(f"picture: {plot}, and what it draws: {save_picture(plot_leaderboard(found, names), plot)}")
 

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trilane.pages.output import check_folder, check_targets, heading, note, report, show, table, working, write_json
+from trilane.output.pages.output import (
+    check_folder,
+    check_targets,
+    heading,
+    note,
+    report,
+    show,
+    table,
+    working,
+    write_json,
+)
 from trilane.verbs.inputs import whole_numbers
 from trilane.verbs.options import MOST_CORES, OptionError
 from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machine, machine_found
@@ -62,7 +72,7 @@ class LlamaRun:
     repeats: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="llama.cpp: how often the prompt is computed; tokens four "
                                                              "times as often.")
-    ] = 5  # fmt: skip
+    ] = 5
     llama_bench: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +80,7 @@ class LlamaRun:
             help="llama.cpp: use this llama-bench instead of the optional extra. Default: if the extra is missing, "
                  "the one in LLAMA_BENCH or on the PATH.",
         ),
-    ] = None  # fmt: skip
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ class LlamaProfile:
         bool,
         typer.Option("--gpu", help="llama.cpp: measure its kernels on the GPU, and experts that stay with the CPU next "
                                    "to it, in place of the CPU alone; needs a build for GPUs (LLAMA_LIBRARY)."),
-    ] = False  # fmt: skip
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ class LlamaValidation:
         str | None,
         typer.Option(metavar="FILE", help="llama.cpp: measure nothing; take the times of this rows.csv of an earlier "
                                           "report, and compare them with the predictions of this profile."),
-    ] = None  # fmt: skip
+    ] = None
 
 
 def refuse_without_engine(options: LlamaRun | LlamaProfile | LlamaValidation) -> None:
@@ -123,7 +133,7 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
     from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, time_points
     from realrun.llama_cpp.bench_program import program_times
-    from trilane.pages.engine_times import engine_times_table, settings_line, times_of, work_words
+    from trilane.output.pages.engine_times import engine_times_table, settings_line, times_of, work_words
 
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
@@ -180,12 +190,12 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
 def validate_llama(
     choice: LlamaValidation, plan: str, profile: str, out: str | None, json: str | None,
     changes: Mapping[str, Any] = MappingProxyType({}),
-) -> None:  # fmt: skip
+) -> None:
     """Measure the scenarios of a plan one model after the other, or take what was measured earlier, and compare with an
     engine's predictions. ``changes``: other values of the plan's keys.
     """
     from sim.costs.engine import load_fitted
-    from trilane.pages.engine_validation import engine_page, write_engine_report
+    from trilane.output.pages.engine_validation import engine_page, write_engine_report
     from trilane.study.validation.engine_plan import EnginePlan
     from trilane.study.validation.engine_rows import predicted_anew, read_rows
     from trilane.study.validation.engine_validation import measure_plan

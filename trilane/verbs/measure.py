@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from realrun.machine import LaneKind
-from trilane.pages.output import JsonOption, check_targets, heading, report, working
+from trilane.output.pages.output import JsonOption, check_targets, heading, report, working
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaRun, measure_llama, refuse_without_engine
@@ -37,7 +37,7 @@ class Generation:
     ] = None
     trace: Annotated[
         str | None, typer.Option(metavar="F", help="generate: write the trace of the routing, for simulations.")
-    ] = None  # fmt: skip
+    ] = None
 
 
 @grouped
@@ -65,7 +65,7 @@ def measure(
     engine: EngineOption = None,
     llama: LlamaRun,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run one policy on this machine and report where the time went.
 
     A replay has a trace's routing and random weights: it gives times and no text.
@@ -84,7 +84,7 @@ def measure(
         return
     refuse_without_engine(llama)
     from realrun.machine.memory_check import host_memory_given
-    from trilane.pages.run import record_of, run_page
+    from trilane.output.pages.run import record_of, run_page
 
     chosen = scenario_of(scenario, changes, policy)
     inputs = (*inputs_of(scenario, chosen), generation.model, generation.prompts, generation.vectors)
@@ -125,7 +125,7 @@ def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, gener
     request = GenerateRequest(
         model, _prompts(prompts, chosen.batch), chosen, prompt_tokens=chosen.prompt_tokens,
         generated_tokens=chosen.generated_tokens or 32, vectors=generation.vectors, trace=generation.trace,
-    )  # fmt: skip
+    )
     request.check()
     machine = machine_on(load_hardware(chosen.hardware), lanes, lane_choice.options(), inline=True)
     try:
@@ -144,5 +144,5 @@ def _prompts(path: str, batch: int) -> list[str]:
     texts = [prompt.text for prompt in read_prompts(path).prompts]
     if len(texts) < batch:
         raise OptionError(f"{path}: expected {batch} prompts, one for each sequence of the batch, got {len(texts)}; "
-                          f"add some, or choose --set batch={len(texts)}")  # fmt: skip
+                          f"add some, or choose --set batch={len(texts)}")
     return texts[:batch]

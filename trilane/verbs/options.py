@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from trilane.common.errors import TrilaneError
-from trilane.pages.output import note, working
+from trilane.output.pages.output import note, working
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
@@ -73,24 +73,24 @@ PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", metavar="NAME",
                  help=f"Policy; see [bold]trilane policies[/]. {OWN_POLICY}. Default: the scenario's."),
-]  # fmt: skip
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE",
                  help="Change one key of the scenario, such as [bold]hardware=rtx4090-ddr5[/] or [bold]batch=4[/]; "
                       "repeatable. Parameters are those of the policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
-]  # fmt: skip
+]
 DrawsOption = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=MOST_DRAWS,
                  help="How often each policy is simulated: the scenario itself, then with other seeds and, unless it "
                       "names its sequences, other sequences of the trace. 1: the scenario alone, without a spread."),
-]  # fmt: skip
+]
 JobsOption = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, max=MOST_PROCESSES,
                  help="Processes that share the work. Default: one per core. The result does not depend on it."),
-]  # fmt: skip
+]
 
 
 def processes(jobs: int | None) -> int:
@@ -121,12 +121,12 @@ class RunFiles:
                 run.save_spans(self.spans)
                 note(f"spans: {self.spans}")
             if self.perfetto:
-                from trilane.figures import write_perfetto
+                from trilane.output.figures import write_perfetto
 
                 write_perfetto([run], self.perfetto)
                 note(f"timeline for https://ui.perfetto.dev: {self.perfetto}")
             if self.gantt:
-                from trilane.figures import save_gantt
+                from trilane.output.figures import save_gantt
 
                 save_gantt(run, self.gantt, about=about)
                 note(f"picture: {self.gantt}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, note, progress, report
+from trilane.output.pages.output import JsonOption, check_targets, note, progress, report
 from trilane.verbs.options import JobsOption, OptionError, processes
 
 
@@ -29,13 +29,13 @@ def papers(
         typer.Option(metavar="FILE.png", help="Draw simulated against published values (.png, .svg or .pdf)."),
     ] = None,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Compare simulated with published figures of five papers on offloading.
 
     Each figure is asked in its paper's own setting: machine, program, model, weights, batch, lengths and cache. A play
     is shared by all figures that need it. Figures that set a number of the simulator are shown, and not counted.
     """
-    from trilane.pages.papers import board_page, figure_page, figures_page
+    from trilane.output.pages.papers import board_page, figure_page, figures_page
     from trilane.study.papers.board import scoreboard
     from trilane.study.papers.plays import PLAYED, add_plays, read_plays
     from trilane.study.papers.scores import chosen_figures, facts_of, needed
@@ -56,6 +56,6 @@ def papers(
     lines = figures_page(board) if paper is not None or headlines else []
     report(json, board.to_dict(), *lines, *board_page(board))
     if plot is not None:
-        from trilane.figures import plot_papers, save_figure
+        from trilane.output.figures import plot_papers, save_figure
 
         save_figure(plot_papers(board), plot)

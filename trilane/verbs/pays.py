@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, note, report, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, working
 from trilane.verbs.inputs import policy_files, policy_named
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
 from trilane.verbs.question_options import MachineParts, ModelOption, Workload
@@ -52,13 +52,13 @@ def pays(
     ] = None,
     jobs: JobsOption = None,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Does an idea pay here, and where is the break-even?
 
     Simulates decoding with and without the idea while the two numbers that matter most are varied: whether it pays on
     the machine that was named, by how much, and from which values of these numbers on.
     """
-    from trilane.pages.pays import pays_page
+    from trilane.output.pages.pays import pays_page
     from trilane.study.pays.gain_map import gain_map
     from trilane.study.pays.question import PaysQuestion
 
@@ -69,9 +69,9 @@ def pays(
         found = gain_map(
             PaysQuestion(idea, asked, draws, named, x, y), processes(jobs),
             lambda done, total: say(f"simulating, {done} of {total}"),
-        )  # fmt: skip
+        )
     report(json, found.to_dict(), *pays_page(found))
     if out is not None:
-        from trilane.figures import plot_pays, save_picture
+        from trilane.output.figures import plot_pays, save_picture
 
         note(f"picture: {out}, and what it draws: {save_picture(plot_pays(found), out)}")

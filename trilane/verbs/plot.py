@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import check_folder, note
+from trilane.output.pages.output import check_folder, note
 from trilane.verbs.inputs import names_in
 from trilane.verbs.options import OptionError
 
@@ -50,9 +50,9 @@ def plot(
     Each picture comes with a CSV of its data. Every picture of times shows the lower bound and the clairvoyant run, and
     with them how much could still be gained.
     """
-    from trilane.figures.figure_files import save_picture
-    from trilane.figures.sweep_means import means_of
-    from trilane.figures.sweep_pictures import KINDS, FigureOptions, pictures_of
+    from trilane.output.figures.figure_files import save_picture
+    from trilane.output.figures.sweep_means import means_of
+    from trilane.output.figures.sweep_pictures import KINDS, FigureOptions, pictures_of
     from trilane.study.sweep.table import read_results
 
     kinds = KINDS if kind is None else names_in(kind, "--kind")

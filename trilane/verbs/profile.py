@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from realrun.machine import LaneKind
-from trilane.pages.output import JsonOption, check_targets, heading, note, report, table, working
+from trilane.output.pages.output import JsonOption, check_targets, heading, note, report, table, working
 from trilane.verbs.inputs import policies_in, whole_numbers
 from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaProfile, profile_llama, refuse_without_engine
@@ -84,7 +84,7 @@ def profile(
     engine: EngineOption = None,
     kernels: LlamaProfile,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Measure how long experts, copies, attention and decisions take on this computer, by microbenchmarks alone.
 
     It takes minutes per model; run nothing else meanwhile, since that would be measured too.
@@ -118,7 +118,7 @@ def profile(
     options = chosen.options(
         gpu_core=gpu_core, cpu_cores=cores, link_bytes_per_s=link_bytes_per_s,
         memory_bytes=None if memory is None else round(memory), runtime=runtime,
-    )  # fmt: skip
+    )
     into = _earlier(out)
     effort = QUICK if quick else Effort()
     with host_memory_given(host_memory_gb):
@@ -131,7 +131,7 @@ def profile(
 def _measured(
     machine: RealMachine, shapes: Sequence[ModelShape], points: Points, policies: Sequence[str] | None,
     options: LaneOptions, effort: Effort, name: str, into: Hardware | None,
-) -> Findings:  # fmt: skip
+) -> Findings:
     """Measure, and close the machine. The memory of an earlier profile is kept unless another was chosen."""
     from realrun.profiling.cpu_threads import with_best_threads
     from realrun.profiling.profile import profile as measured
@@ -144,7 +144,7 @@ def _measured(
                 machine, shapes, points, policies, name=name, into=into,
                 memory_bytes=kept.gpu.memory_bytes if kept else options.memory_bytes, known_rates=rates,
                 effort=effort, progress=say,
-            )  # fmt: skip
+            )
             print_remarks(machine)
         finally:
             machine.close()
@@ -157,8 +157,8 @@ def _measured(
 def _keep(hardware: Hardware, out: str) -> None:
     """Write the profile, unless it could not be read again: then an earlier file stays. Raises OptionError."""
     from sim.machine.hardware import load_hardware, write_hardware
+    from sim.machine.plausibility import HardwareError
     from trilane.common.files import atomic_path
-    from trilane.machines.plausibility import HardwareError
 
     with atomic_path(out) as aside:
         write_hardware(hardware, aside)
@@ -172,7 +172,7 @@ def _keep(hardware: Hardware, out: str) -> None:
 
 
 def _report(found: Findings, out: str, json: str | None) -> None:
-    from trilane.pages.profile import profile_page
+    from trilane.output.pages.profile import profile_page
 
     profile = found.hardware.measured_profile()
     load = float(profile.machine["load_average"])
@@ -188,7 +188,7 @@ def _report(found: Findings, out: str, json: str | None) -> None:
         heading("rates against aims"), table(("", "reached", "aim", ""), rows), f"\nwritten to {out}",
         f"use it: trilane compare --set {shlex.quote(f'hardware={out}')} ...; "
         f"check it: trilane validate examples/validation.yaml --profile {shlex.quote(out)}",
-    )  # fmt: skip
+    )
 
 
 def _earlier(out: str) -> Hardware | None:

@@ -12,12 +12,12 @@ from trilane.common.quoting import quoted
 from trilane.verbs.options import OptionError
 
 if TYPE_CHECKING:
-    from trilane.study.fit.question import Question
+    from trilane.engines.question import Question
 
 
 @dataclass(frozen=True)
 class MachineParts:
-    """What was named, None where nothing was; by the names of ``trilane.study.fit.question.Question``."""
+    """What was named, None where nothing was; by the names of ``trilane.engines.question.Question``."""
 
     gpu: Annotated[
         str | None,
@@ -45,14 +45,14 @@ class MachineParts:
     ] = None
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
-    ] = None  # fmt: skip
+    ] = None
 
 
 ModelOption = Annotated[
     str,
     typer.Option("--model", "-m", metavar="NAME|FILE",
                  help="Model; see [bold]trilane models[/]. Or a config.json, or a GGUF file."),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Workload:
         str, typer.Option(metavar="N|max", help="Tokens of the prompt; max: the most that the memory takes.")
     ] = "4096"
     generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1  # fmt: skip
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1
 
     def __post_init__(self) -> None:
         if not self._longest and not re.fullmatch("[1-9][0-9]{0,17}", self.prompt):
@@ -80,8 +80,8 @@ class Workload:
 
     def question(self, **others: Any) -> Question:
         """These and ``others`` as a question. Raises FitError, also where no prompt fits."""
-        from trilane.study.fit.fit import with_longest_prompt
-        from trilane.study.fit.question import Question
+        from trilane.engines.question import Question
+        from trilane.fit.fit import with_longest_prompt
 
         tokens = 1 if self._longest else int(self.prompt)
         asked = Question(

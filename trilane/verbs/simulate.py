@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trilane.pages.output import JsonOption, check_targets, report, working
+from trilane.output.pages.output import JsonOption, check_targets, report, working
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.options import PolicyOption, RunFiles, ScenarioOption, SetOption, grouped
 
@@ -18,7 +18,7 @@ def simulate(
 ) -> None:
     """Simulate one policy and report where the time goes."""
     from sim.simulate import simulate as run_scenario
-    from trilane.pages.run import record_of, run_page
+    from trilane.output.pages.run import record_of, run_page
 
     chosen = scenario_of(scenario, changes, policy)
     check_targets(files.spans, files.perfetto, json, picture=files.gantt, inputs=inputs_of(scenario, chosen))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from realrun.machine import LaneKind
-from trilane.pages.output import JsonOption, check_targets, note, report, show
+from trilane.output.pages.output import JsonOption, check_targets, note, report, show
 
 FAILED = 1  # exit status
 
@@ -18,7 +18,7 @@ def smoke(
         typer.Option(help="cuda: a GPU. host-lanes: threads and memory copies. auto: a GPU if there is one."),
     ] = "auto",
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Check in about a minute that this computer can run what the other commands measure.
 
     Checks streams, events, waiting for the CPU, memory that both devices read, page-locking, and both directions of the

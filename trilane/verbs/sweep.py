@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import check_targets, errors, note, reason_of
+from trilane.output.pages.output import check_targets, errors, note, reason_of
 from trilane.verbs.inputs import names_in, policies_in
 from trilane.verbs.options import JobsOption, OptionError, processes
 
@@ -41,7 +41,7 @@ def sweep(
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Simulate points again that ended with an error before.")
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Simulate a grid of scenarios, and keep a row of every run.
 
     Each row is kept in OUTPUT.journal, next to the table, as soon as its run ends. After an interruption of any kind
@@ -52,7 +52,7 @@ def sweep(
 
     A point that cannot be simulated is a row with its error. [bold]trilane plot[/] draws the table.
     """
-    from trilane.figures.words import sampled_in
+    from trilane.output.figures.words import sampled_in
     from trilane.study.sweep.grid import Grid
     from trilane.study.sweep.sweep import sweep as play
 
@@ -99,7 +99,7 @@ def _watching(done: list[Progress]) -> Iterator[Callable[[Progress], None]]:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"),
-    )  # fmt: skip
+    )
     with Bar(
         *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=600
     ) as bar:

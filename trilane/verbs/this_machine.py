@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from trilane.pages.output import note
+from trilane.output.pages.output import note
 from trilane.verbs.options import OptionError
 
 HERE = "here"  # in place of a machine's name in a plan
@@ -15,10 +15,10 @@ def machine_found() -> str:
     """The parts of this machine as a machine's name; what is assumed is said. Raises OptionError for a machine that
     cannot be made of parts of the catalogue.
     """
+    from sim.machine.assembly import assembled_name
     from sim.machine.hardware import load_hardware
-    from trilane.machines.assembly import assembled_name
-    from trilane.machines.plausibility import HardwareError
-    from trilane.study.tune.machine_found import UnknownCardError, found_machine
+    from sim.machine.plausibility import HardwareError
+    from trilane.engines.tune.machine_found import UnknownCardError, found_machine
 
     try:
         found = found_machine()

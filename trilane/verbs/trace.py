@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, heading, note, pairs, report, working
+from trilane.output.pages.output import JsonOption, check_targets, heading, note, pairs, report, working
 from trilane.verbs.inputs import read_any, trace_in_words
 from trilane.verbs.options import Verb, help_of
 from trilane.verbs.trace_capture import capture, check_trace_target
@@ -96,7 +96,7 @@ def import_(
     facts = facts_of(trace)
     note(f"{trace_in_words(output, trace)}: {facts['sequences']:,} sequence{'s' * (facts['sequences'] != 1)} of "
          f"{facts['model']}, {facts['prefill_tokens']:,} prompt and {facts['decode_tokens']:,} decode tokens, "
-         f"{'with' if facts['forecasts'] else 'no'} forecasts")  # fmt: skip
+         f"{'with' if facts['forecasts'] else 'no'} forecasts")
 
 
 _VERBS: dict[str, Verb] = {"info": info, "stats": stats, "synth": synth, "import": import_, "capture": capture}

@@ -10,7 +10,7 @@ import typer
 
 from traces.capture.settings import FORECASTS, CaptureError
 from trilane.common.files import OutputError
-from trilane.pages.output import check_targets, note, working
+from trilane.output.pages.output import check_targets, note, working
 from trilane.verbs.options import processes
 
 VECTORS_HELP = (
@@ -65,7 +65,7 @@ def capture(
     settings: dict[str, Any] = {
         "prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens, "temperature": temperature, "seed": seed,
         "forecasts": [name.strip() for name in forecasts.split(",")] if forecasts is not None else None,
-    }  # fmt: skip
+    }
     with as_file(files("trilane") / "calibration_prompts.txt") as bundled:
         if gguf is not None:
             of_a_model = {"model": model, "vectors": vectors, "dtype": dtype if dtype != "auto" else None}
@@ -74,7 +74,7 @@ def capture(
 
             with working(f"loading {gguf}") as say:
                 capture_gguf(gguf, prompts, output, calibration_prompts=calibration or str(bundled), progress=say,
-                             threads=processes(threads), gpu_layers=gpu_layers or 0, **settings)  # fmt: skip
+                             threads=processes(threads), gpu_layers=gpu_layers or 0, **settings)
         elif model is not None:
             _check_alone("model", {"threads": threads, "gpu-layers": gpu_layers})
             others = calibration if vectors else calibration or str(bundled)
@@ -82,7 +82,7 @@ def capture(
             _check_capture(model, dtype, prompts, others, vectors, settings)
             with working(f"loading {model}") as say:
                 _capture_function()(model, prompts, output, calibration_prompts=others, vectors=vectors, dtype=dtype,
-                                    progress=say, **settings)  # fmt: skip
+                                    progress=say, **settings)
         else:
             raise CaptureError("expected --model PATH_OR_ID or --gguf FILE, got neither")
     note(f"written: {output}; look at it with `trilane trace info {output}`")

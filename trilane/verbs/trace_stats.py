@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_targets, progress, report, working
+from trilane.output.pages.output import JsonOption, check_targets, progress, report, working
 from trilane.verbs.inputs import read_any, trace_in_words
 
 
@@ -31,7 +31,7 @@ def stats(
         return
     with working("counting"):
         from traces.statistics import trace_statistics
-        from trilane.pages.trace_stats import description
+        from trilane.output.pages.trace_stats import description
 
         trace = read_any(traces[0])
         values = trace_statistics(trace)
@@ -41,7 +41,7 @@ def stats(
 def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | None) -> None:
     from traces.models.published import published_figures
     from trilane.common.schema import to_dict
-    from trilane.pages.trace_stats import comparable_statistics, comparison
+    from trilane.output.pages.trace_stats import comparable_statistics, comparison
 
     found = {name: comparable_statistics(read_any(name)) for name in progress(names, "counting")}
     figures = published_figures() if published else ()

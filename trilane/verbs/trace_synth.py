@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, Part, check_targets, heading, legend, note, number, report, table, working
+from trilane.output.pages.output import (
+    JsonOption,
+    Part,
+    check_targets,
+    heading,
+    legend,
+    note,
+    number,
+    report,
+    table,
+    working,
+)
 from trilane.verbs.inputs import read_any
 from trilane.verbs.options import OptionError
 
@@ -35,7 +46,7 @@ def synth(
         int, typer.Option(min=0, metavar="N", help="Another seed gives other sequences of the same synthetic model.")
     ] = 0,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Make synthetic routing that is as skewed, persistent and predictable as that of a real trace.
 
     Prints how close it is to the trace that its parameters were estimated from. Every output calls it synthetic.
@@ -77,7 +88,7 @@ def _page(shape: ModelShape, routing: RoutingModel) -> list[Part]:
         [row.statistic, "" if row.fitted else "*", *(number(value, 3) for value in (row.real, row.synthetic)),
          f"{row.synthetic - row.real:+.3f}"]
         for row in routing.residuals
-    ]  # fmt: skip
+    ]
     forecasts = ", ".join(f"{name} {100 * value:.1f}%" for name, value in routing.forecast_accuracy.items())
     return [
         heading(f"synthetic routing for {shape.name}"),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import JsonOption, check_targets, note, show, working, write_json
+from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
 from trilane.verbs.options import OptionError, grouped
 from trilane.verbs.question_options import MachineParts
 
 if TYPE_CHECKING:
-    from trilane.study.fit.question import KvFormat
+    from trilane.engines.question import KvFormat
 
 OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was measured on this machine
 
@@ -74,19 +74,19 @@ def tune(
                                      "a GGUF file; needs the extra [bold]llama[/]."),
     ] = False,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Find the best command line of llama.cpp for a model on this machine, or on one of named parts.
 
     Without --gpu and --machine, parts that are not named are those of this machine: GPU, CPU, cores, PCIe slot and size
     of the memory. With --cpu, cores and memory modules are those of that CPU.
     """
     from trilane.common.schema import to_dict
-    from trilane.pages.tune import check_page, tune_page
-    from trilane.pages.tune_timeline import timeline_page
-    from trilane.study.fit.question import Question
-    from trilane.study.tune.check import check, file_to_run
-    from trilane.study.tune.question import GOALS, TuneQuestion
-    from trilane.study.tune.tune import tune as answer
+    from trilane.engines.question import Question
+    from trilane.engines.tune.check import check, file_to_run
+    from trilane.engines.tune.question import GOALS, TuneQuestion
+    from trilane.engines.tune.tune import tune as answer
+    from trilane.output.pages.tune import check_page, tune_page
+    from trilane.output.pages.tune_timeline import timeline_page
 
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
@@ -96,7 +96,7 @@ def tune(
     question = Question(
         model=model, **machine, weights=weights, prompt_tokens=prompt, generated=generated, batch=batch, window=context,
         engine=engine or _own_engine(parts, machine["gpu"]), threads=threads, ubatch=ubatch,
-    )  # fmt: skip
+    )
     asked = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
         file_to_run(asked)
@@ -114,7 +114,7 @@ def tune(
 
 def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
     """The engine's file that was measured on the machine at hand, where that is meant, and has no GPU."""
-    from trilane.machines.assembly import NO_GPU
+    from sim.machine.assembly import NO_GPU
 
     path = os.environ.get(OWN_ENGINE)
     if not path or parts.gpu is not None or parts.machine is not None or gpu != NO_GPU:
@@ -125,7 +125,7 @@ def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
 
 def _machine(parts: MachineParts) -> dict[str, Any]:
     """The parts that were named; where no GPU was, those of the machine at hand, with a remark on what was assumed."""
-    from trilane.study.tune.machine_found import found_machine
+    from trilane.engines.tune.machine_found import found_machine
 
     if parts.gpu is not None or parts.machine is not None:
         return vars(parts)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.pages.output import JsonOption, check_folder, check_targets, heading, legend, note, report, table, working
+from trilane.output.pages.output import (
+    JsonOption,
+    check_folder,
+    check_targets,
+    heading,
+    legend,
+    note,
+    report,
+    table,
+    working,
+)
 from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
 from trilane.verbs.lane_options import HostMemoryOption
 from trilane.verbs.llama_cpp import EngineOption, LlamaValidation, refuse_without_engine, validate_llama
@@ -74,7 +84,7 @@ def validate(
     *,
     engine: EngineOption = None,
     llama: LlamaValidation,
-) -> None:  # fmt: skip
+) -> None:
     """Measure scenarios on this machine, predict them from microbenchmarks alone, and report the errors.
 
     The profile's microbenchmarks are repeated, at the scenarios' sizes, before every round of measured runs and after
@@ -159,20 +169,20 @@ def _run(chosen: ValidationPlan, profile: str, journal: Path | None, stop: Stop)
 
 
 def _print(found: Validated, chosen: ValidationPlan, json: str | None) -> None:
-    from trilane.pages.validation import MEANINGS, failure_lines, summary_lines, table_of
+    from trilane.output.pages.validation import MEANINGS, failure_lines, summary_lines, table_of
 
     agreement, ended = found.agreement, found.ended
     runs = {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
     title = heading(f"{len(chosen.scenarios)} scenarios, {chosen.repeats} runs each, on {found.hardware.name}")
     report(json, {**agreement.to_dict(), "runs": runs}, title, table(*table_of(agreement)), legend(MEANINGS), "",
-           *summary_lines(agreement), *found.notes, "", *failure_lines(agreement))  # fmt: skip
+           *summary_lines(agreement), *found.notes, "", *failure_lines(agreement))
 
 
 def _report(found: Validated, folder: Path, when: str) -> None:
     """The page with its pictures, and the profile from which the predictions were made."""
     from sim.machine.hardware import write_hardware
-    from trilane.figures import plot_agreement, plot_measured_timeline, save_figure
-    from trilane.pages.validation import write_report
+    from trilane.output.figures import plot_agreement, plot_measured_timeline, save_figure
+    from trilane.output.pages.validation import write_report
 
     agreement, hardware = found.agreement, found.hardware
     report, dots, timeline, repeated = FILES
@@ -193,5 +203,5 @@ def _report(found: Validated, folder: Path, when: str) -> None:
                       f"{title}. Measured above, predicted below, lane by lane.",
         },
         notes=found.notes,
-    )  # fmt: skip
+    )
     note(f"report, pictures and the profile of the predictions are in {folder}/")

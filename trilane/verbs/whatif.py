@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.pages.output import JsonOption, check_targets, note, report, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, working
 from trilane.verbs.inputs import inputs_of, policies_in, scenario_of
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
@@ -51,7 +51,7 @@ def whatif(
         str | None, typer.Option(metavar="FILE", help="Draw the result; a CSV with the same data goes next to it.")
     ] = None,
     json: JsonOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """What if the link were faster, the cache larger, the batch bigger, or the machine different?
 
     Simulates every value of one or two axes under policies of each kind. What cannot run is left out, with the reason.
@@ -62,9 +62,9 @@ def whatif(
     Dials scale numbers that belong together, in GB/s (10^9 bytes per second) or as named: pcie_gbps (large pinned
     copies), pcie (such as 3x16, 5x8), dram_gbps (what CPU experts read), gpu_gbps, gpu_tflops, cpu_gflops.
     """
-    from trilane.figures.sweep_means import means_of
-    from trilane.figures.words import sampled_in
-    from trilane.pages.whatif import failures, findings, page
+    from trilane.output.figures.sweep_means import means_of
+    from trilane.output.figures.words import sampled_in
+    from trilane.output.pages.whatif import failures, findings, page
 
     chosen = scenario_of(scenario, changes)
     policy_names = list(POLICIES) if policies is None else policies_in(policies)
@@ -81,12 +81,12 @@ def whatif(
     record = {
         "scenario": chosen.to_dict(), "axes": {name: list(values) for name, values in axes.items()},
         "rows": rows.where(rows.notna(), None).to_dict("records"), "left_out": reasons, "says": says,
-    }  # fmt: skip
+    }
     report(json, record, *page(means, names), *remarks, "", *says)
     if draws == 1:
         note("one draw: a difference of a few percent may be chance; --draws 5 shows the spread")
     if png:
-        from trilane.figures import plot_heat_map, plot_tpot_lines, save_picture
+        from trilane.output.figures import plot_heat_map, plot_tpot_lines, save_picture
 
         picture = plot_tpot_lines(means, *names) if len(names) == 1 else plot_heat_map(means, *names)
         note(f"picture: {png}, and what it draws: {save_picture(picture, png)}")

@@ -89,7 +89,7 @@ class WindowCache:
         self, layers: int, experts: int, window: int, update: int, *,
         guard: bool = False, stagger: bool = False, early: bool = False, evict: Literal["idlest", "busiest"] = "idlest",
         admits: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.admits = admits
         self.window = window
         self.update = update

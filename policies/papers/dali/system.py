@@ -97,7 +97,7 @@ class _Common(Policy):
             context.layers, context.experts, sizes.window, sizes.update,
             guard=self.guard, stagger=self.stagger, early=self.early, evict=self.evict,
             admits=self.admits == "free",
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class MrsCache(DemandCache):
         self, layers: int, experts: int, keep: int, alpha: float, tokens: Literal["mean", "first"] = "mean",
         prior: Sequence[Sequence[float]] | None = None, *, background: Phase | None = None, by_score: bool = False,
         reached_first: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.background, self.by_score, self.reached_first = background, by_score, reached_first
         self.keep = keep
         self.alpha = alpha

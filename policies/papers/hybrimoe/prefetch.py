@@ -30,7 +30,7 @@ class ImpactPrefetcher:
     def __init__(
         self, schedule: Schedule, size: int = 4, discount: float = 1.0, kind: str = "gate", pooled: bool = False,
         arrival: bool = True, into: Literal["cache", "staging"] = "cache",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.schedule = schedule
         self.size = size
         self.discount = discount

@@ -52,7 +52,7 @@ class Schedule:
     def play(
         self, costs: ExpertCosts, cached: Sequence[int], absent: Sequence[int], coming: Sequence[Coming] = (),
         link_ns: int = 0, cpu_ns: int = 0,
-    ) -> SimulatedLayer:  # fmt: skip
+    ) -> SimulatedLayer:
         """Simulate a layer whose ``cached`` and ``absent`` experts have these workloads, both descending.
 
         ``coming`` are being copied already, and there by ``link_ns``. Link and CPU are busy until ``link_ns`` and
@@ -201,7 +201,7 @@ class SimulationAssigner:
         makespan_ns, loaded, stolen = self.schedule.play(
             view.costs[view.layer], [tokens[i] for i in cached], [tokens[i] for i in absent],
             [(ready[active[i]], tokens[i]) for i in coming], view.h2d_backlog_ns, view.cpu_backlog_ns,
-        )  # fmt: skip
+        )
         kept = len(cached) - stolen
         coming.sort(key=lambda i: ready[active[i]])
         loads = tuple(active[i] for i in absent[:loaded])

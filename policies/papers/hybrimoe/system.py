@@ -127,7 +127,7 @@ class HybriMoe(Policy):
         cache = MrsCache(
             context.layers, context.experts, keep, self.alpha,
             background="decode" if self.background else None, by_score=self.admit_by_score,
-        )  # fmt: skip
+        )
         return Composition(
             placement=PoolPlacement() if self.pool else random_or_popular(self.start, context.seed),
             assigner=SimulationAssigner(schedule),

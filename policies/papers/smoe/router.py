@@ -58,7 +58,7 @@ class CacheRouter:
     def _choose(
         self, token_ids: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]],
         available: set[int],
-    ) -> list[Sequence[int]]:  # fmt: skip
+    ) -> list[Sequence[int]]:
         """The experts of each token; ``available`` grows by the top-score experts."""
         tops = []
         for ids, own, rest in zip(token_ids, scores, others, strict=True):

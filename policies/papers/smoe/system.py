@@ -50,7 +50,7 @@ class Smoe(Policy):
         return Needs(
             scores=True, tokens=True, forecasts=(("partial", 1),) if self.prefetch else (),
             changes_routing=self.alpha > 0, calibration=self.start == "popular",
-        )  # fmt: skip
+        )
 
     def compose(self, context: BuildContext) -> Composition:
         """SMoE as evaluated in Section VI, unless parameters say otherwise."""

@@ -32,7 +32,7 @@ INLINE float rounded(float value) { return float_of(bfloat16_of(value)); }
 
 /* ROWS weight rows and TOKENS vectors form a tile, with as many sums as there are registers. Up to FEW vectors are
  * multiplied row by row, since memory is read fastest sequentially. For more than ONLY_UP_TO rows of an expert torch is
- * faster (figures: tests/bench/cpu_kernel.md). On x86 without AVX512-BF16 it never is: if these are disabled
+ * faster (figures: benchmarks/cpu_kernel.md). On x86 without AVX512-BF16 it never is: if these are disabled
  * (ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2), torch 2.13 computes bfloat16 at half of this kernel's rate for
  * any number of rows. */
 #define TOKENS 4

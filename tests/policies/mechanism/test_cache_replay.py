@@ -38,7 +38,7 @@ def test_what_finds_no_room_passes_through() -> None:
 TOY = of_one_layer(
     (0, 1), (0, 1), (2,), (0, 1), (0, 2), (3,), (0,), (0, 1), (1, 3), (1,),
     (2, 3), (0,), (0, 1), (0, 1), (3,), (0, 1), (2,), (2,), (0, 1),
-)  # fmt: skip
+)
 
 
 def test_thirty_accesses() -> None:

@@ -20,7 +20,7 @@ def e(layer: int, expert: int) -> ExpertId:
 def residency(
     *residents: Sequence[int], slots: Sequence[int] | None = (2, 2), cache: Cache | None = None,
     sizes: tuple[int, ...] = (100, 100), cache_bytes: int = 400, demand: int = 1, prefetch: int = 1,
-) -> Residency:  # fmt: skip
+) -> Residency:
     """Two layers of four experts."""
     placed = tuple(tuple(layer) for layer in residents) or ((),) * len(sizes)
     placement = InitialPlacement(None if slots is None else tuple(slots), placed)

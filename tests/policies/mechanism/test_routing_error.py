@@ -134,7 +134,7 @@ def test_shares_are_of_all_tokens_of_the_layer() -> None:
         "approximated_token_share": 0.5, "approximated_weight_share": 0.1875,
         "substituted_token_share": 0.25, "substituted_pair_share": 0.125, "substituted_weight_share": 0.0625,
         "dropped_token_share": 0.25, "dropped_pair_share": 0.125, "dropped_weight_share": 0.125,
-    }  # fmt: skip
+    }
 
 
 def test_phases_and_layers_stand_apart_and_the_totals_are_of_decode() -> None:
@@ -147,7 +147,7 @@ def test_phases_and_layers_stand_apart_and_the_totals_are_of_decode() -> None:
     frame = seen.frame()
     assert list(zip(frame.phase, frame.layer, frame.tokens, frame.pairs, frame.weight, strict=True)) == [
         ("prefill", 1, 1, 2, 1.0), ("decode", 0, 3, 6, 3.0), ("decode", 1, 2, 4, 2.0),
-    ]  # fmt: skip
+    ]
     assert frame.approximated_weight_share.tolist() == [1.0, 0.0, 0.25]
     told = totals_of(frame)
     assert tuple(told) == TOTALS
@@ -269,7 +269,7 @@ def test_a_run_that_drops_tells_so_layer_by_layer() -> None:
     layers = list(range(setting.shape.moe_layers))
     assert list(zip(frame.phase, frame.layer, frame.tokens, strict=True)) == [
         *(("prefill", layer, 3) for layer in layers), *(("decode", layer, 4) for layer in layers)
-    ]  # fmt: skip
+    ]
     assert set(frame.approximated_token_share) == {1.0}
     assert set(frame.dropped_pair_share) == {1 / k}
     decode = [row for step in setting.steps if step.phase == "decode" for row in step.rows]

@@ -175,7 +175,7 @@ def test_a_layer_cannot_end_while_it_waits() -> None:
     ],
     ids=["forgotten", "twice", "twice on one device", "not active", "no load", "resident loaded", "loaded twice",
          "loaded for the CPU"],
-)  # fmt: skip
+)
 def test_an_illegal_assignment_is_refused_with_policy_and_place(says: Says, fragment: str) -> None:
     it = session(assigner=says)
     with pytest.raises(PolicyError, match=f"policy 'test', step 0, layer 0: .*{fragment}"):
@@ -207,7 +207,7 @@ def test_a_prefetch_into_the_cache_may_be_for_the_next_step_and_outlasts_this_on
 @pytest.mark.parametrize(
     "swap", [Swap(e(0, 1), e(0, 0)), Swap(e(0, 2), e(0, 3)), Swap(e(1, 2), e(0, 0))],
     ids=["incoming resident", "outgoing absent", "another layer"],
-)  # fmt: skip
+)
 def test_a_swap_brings_an_absent_expert_for_a_resident_of_its_layer(swap: Swap) -> None:
     it = session(cache=Swaps({0: [swap]}))
     begin(it, 0)

@@ -99,7 +99,7 @@ def test_no_division_of_the_budget_misses_less(case: tuple[np.ndarray, tuple[int
     fitting = (
         slots for slots in product(range(counts), repeat=layers)
         if sum(n * size for n, size in zip(slots, sizes, strict=True)) <= cache_bytes
-    )  # fmt: skip
+    )
     best = min(sum(int(curves[x, n]) for x, n in enumerate(slots)) for slots in fitting)
     chosen = fewest_misses(curves, sizes, cache_bytes)
     assert sum(n * size for n, size in zip(chosen, sizes, strict=True)) <= cache_bytes
@@ -211,7 +211,7 @@ def test_laws_hold_when_experts_are_dropped(seed: int) -> None:
     draw = random.Random(seed)
     trace = toy_trace(
         [[draw.sample(range(8), 2) for _ in range(3)] for _ in range(12)], prompt_tokens=5, experts=8
-    )  # fmt: skip
+    )
     world = random_world("adapmoe", trace, draw)
     policy = compose("adapmoe", {"drop_below": 0.6}, context=CONTEXT)  # weights are 0.5: every second expert goes
     played = play_policy(policy, world, world.demand(policy.needs))

@@ -79,7 +79,7 @@ def test_the_beam_differs_from_dali_in_its_assigner_alone() -> None:
 
 @pytest.mark.parametrize(("name", "foreign"), [
     ("dali-ilp", "assigner"), ("dali-ilp", "beam_width"), ("dali-beam", "assigner"), ("dali-beam", "solver"),
-])  # fmt: skip
+])
 def test_a_dali_whose_assigner_is_fixed_takes_no_other(name: str, foreign: str) -> None:
     with pytest.raises(ChoiceError, match=f"policy '{name}': there is no key '{foreign}'"):
         compose(name, {foreign: "greedy"}, context=BuildContext("m", 8, LAYERS))

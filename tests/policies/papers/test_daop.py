@@ -100,7 +100,7 @@ def test_a_shorter_side_ends_the_pairs_and_ties_go_to_the_lower_id() -> None:
         ({}, 1, 0, True), (PRINTED, 1, 0, True), (CODED, 1, 0, True),
         ({}, 0, 0, False), (PRINTED, 0, 0, True), (CODED, 0, 0, False),  # nobody uses either of them
     ],
-)  # fmt: skip
+)
 def test_the_threshold(rule: dict[str, Any], hot: int, cold: int, swapped: bool) -> None:
     workload = {e: tokens for e, tokens in ((0, cold), (1, hot)) if tokens}
     assert swaps(workload, (0,), most=1, **rule) == ([(1, 0)] if swapped else [])
@@ -293,7 +293,7 @@ def test_blocks_1_to_4_route_themselves(name: str, predicted: set[int]) -> None:
     needs = compose(name, context=BuildContext("toy", 4, 8, calibration=calibration)).needs
     assert (needs.forecasts, needs.forecast_layers, needs.forecast_phases) == (
         (("gate", 1),), {"gate": predicted}, ("decode",),
-    )  # fmt: skip
+    )
 
 
 # --- laws, where every layer but the first is predicted ---------------------------------------------------------------

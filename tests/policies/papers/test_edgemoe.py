@@ -211,7 +211,7 @@ def test_the_cache_starts_with_the_best_by_its_own_rank(
 
 VARIANTS: tuple[dict[str, object], ...] = (
     {}, {"pool": False}, {"among": "absent", "prefetch": 3}, {"start": "empty"}, {"batch": "together"},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("parameters", VARIANTS)

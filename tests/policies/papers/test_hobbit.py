@@ -128,7 +128,7 @@ def cache(**scores: float) -> FourScoresCache:
 def seen(
     it: FourScoresCache, step: int, layer: int, ids: tuple[int, ...], weights: tuple[float, ...] = (0.5, 0.5),
     here: Collection[int] = (),
-) -> None:  # fmt: skip
+) -> None:
     """The router's choice of experts; the cache observes the copies that are used."""
     routing = Routing(tuple(sorted(ids)), (1,) * len(ids), [ids], [weights[: len(ids)]])
     residency = ResidencyView([here] * 3, [()] * 3)

@@ -128,7 +128,7 @@ def test_expects_by_its_own_kind_of_forecast() -> None:
 def plain(
     layer: LayerView, forecasts: Sequence[Forecast], size: int, discount: Fraction, plan: Assignment, rule: Any,
     arrival: bool,
-) -> list[ExpertId]:  # fmt: skip
+) -> list[ExpertId]:
     """Section IV-C with nothing saved: every expert of every layer is tried before every pick, by the listing."""
     cached = [set(residents) for residents in layer.residency.resident]
     room = {f.layer: len(cached[f.layer] - set(f.active)) for f in forecasts}

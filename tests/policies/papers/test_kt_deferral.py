@@ -23,7 +23,7 @@ ONE = ((0.1, 0.4, 0.05, 0.3, 0.15),)  # by descending score: 1, 3, 4, 0, 2
 def decided(
     scores: Sequence[Sequence[float]], k: int, *, resident: Collection[int] = (), deferred: int | None = None,
     immediate: int = 2, cost: ExpertCosts = COST,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The CPU's experts in order, and those of them that join later, in the first of two layers."""
     view = scored_view(scores, k, resident=resident, cost=cost)
     made = DeferLowest(ResidentOrCpu(), deferred, immediate).assign(view)

@@ -212,7 +212,7 @@ def test_three_sequences_against_the_reference(seed: int) -> None:
             rank = {
                 ExpertId(x, e): total[x][e] * (1 - (x - layer) % layers / layers)
                 for x in range(layers) for e in range(experts)
-            }  # fmt: skip
+            }
             later = [id for id in rank if layer < id.layer <= layer + 2 and id not in members and rank[id] > 0]
             best = sorted(later, key=lambda id: (-round(rank[id], 9), id))[:5]
             got = list(prefetcher.rank(here, (), NO_PLAN))

@@ -35,7 +35,7 @@ def test_the_model_of_a_layer_worked_out_by_hand() -> None:
     both_on_cpu = 40 * 0.75 + 40 * 0.25 + 8 * (1 - 0.25 * 0.75)
     expected = {
         (0, 0): both_on_cpu, (1, 1): 40 * 0.25 + 8 * 0.25, (2, 2): 10, (0, 1): 30, (0, 2): 60, (1, 2): 30,
-    }  # fmt: skip
+    }
     assert {shares: model.time(*shares) / ONE for shares in expected} == expected
     assert {type(model.time(*shares)) for shares in expected} == {int}
 
@@ -45,7 +45,7 @@ def test_streaming_and_the_cpu_slow_each_other_down() -> None:
     model = LayerModel(COST._replace(cpu_permille=500, copy_permille=500), (0.75, 0.25), top_k=1, batch=1)
     assert {shares: model.time(*shares) / ONE for shares in ((0, 1), (1, 1), (0, 2))} == {
         (0, 1): 24 + 18, (1, 1): 12, (0, 2): 60,
-    }  # fmt: skip
+    }
 
 
 def test_a_batch_uses_more_experts_and_gives_each_more_tokens() -> None:
@@ -60,7 +60,7 @@ RATE = st.sampled_from((1000, 700, 400))
 COSTS = st.builds(
     ExpertCosts, TABLE, TABLE, st.integers(0, 50), st.integers(1, 300), st.sampled_from((10, 10, 16)),
     cpu_permille=RATE, copy_permille=RATE,
-)  # fmt: skip
+)
 QUESTIONS = st.tuples(
     st.integers(1, 4), st.integers(1, 5), st.integers(1, 12), st.integers(0, 5), st.integers(0, 2**32 - 1)
 )  # layers, experts, steps, streamed, seed

@@ -147,7 +147,7 @@ def test_in_a_prompt_the_layers_reached_are_evicted_first() -> None:
     cache.observe(view({0: 1}, COST, phase="prefill")._replace(scores=[(0.5, 0.25)]))
     assert [cache.victim(ExpertId(0, 0), 0, blocked) for blocked in ((), {first}, {first, second})] == [
         first, second, None,
-    ]  # fmt: skip
+    ]
     cache.observe(view({0: 1}, COST, phase="decode")._replace(scores=[(0.5, 0.25)]))
     assert cache.victim(ExpertId(0, 0), 0, ()) == second
 

@@ -108,7 +108,7 @@ def test_forecasts_of_later_steps_are_given_once_with_the_first_layer() -> None:
 
 
 MINI: dict[str, Any] = {"trace": "mini-moe", "model": None, "cached_share": 0.3, "policy": "seqmoe",
-                        "prompt_tokens": 8, "generated_tokens": 16}  # fmt: skip
+                        "prompt_tokens": 8, "generated_tokens": 16}
 
 
 def test_better_forecasts_give_more_hits_and_prefetches_more_than_eviction_alone() -> None:

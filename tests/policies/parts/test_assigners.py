@@ -16,7 +16,7 @@ from tests.kit.views_for_tests import costs, view, views
 ALL: list[Assigner] = [
     LoadAll(), ResidentOrCpu(), ResidentOrCpu(awaits=False), CostRule(), ThresholdAssigner(1), GreedyAssigner(),
     BeamAssigner(), ExactAssigner(),
-]  # fmt: skip
+]
 COST = costs(gpu_ns=(10, 10, 10), cpu_ns=(40, 80, 120), first_cpu_ns=5, copy_ns=70)
 LONG = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)  # copy + GPU 110: CPU up to 3 tokens
 WORKLOAD = {0: 1, 1: 8, 2: 3, 3: 4, 4: 5}

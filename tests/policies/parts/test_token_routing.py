@@ -43,7 +43,7 @@ def test_scores_by_expert() -> None:
     assert scores_by_expert(forecast) == [{}, {}]
     assert scores_by_expert(forecast._replace(token_scores=[(0.5, 0.25), (0.75, 0.125)])) == [
         {2: 0.5, 0: 0.25}, {1: 0.75, 2: 0.125},
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("name", ["smoe", "daop", "daop@impl", "router-pf", "hybrid-pf", "quasi-pf@impl"])

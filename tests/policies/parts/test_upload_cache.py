@@ -30,7 +30,7 @@ class Play:
     def __init__(
         self, slots: int, *, inserts: int = 1, frees: Frees = "copy", dwell: int = 0,
         admission: Admission | None = None, order: Cache | None = None, placement: Placement | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         counted = CountedSlots(placement or NoPlacement())
         cache = UploadCache(order or LruCache(), admission or Admission(), counted, inserts, frees=frees, dwell=dwell)
         self.session = session_of(cache, counted, slots)

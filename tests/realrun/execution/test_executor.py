@@ -106,7 +106,7 @@ ON_LANES = [
     (kernel_on_the_cpu, "fiddler"), (copy, "on-demand"), (copy, "dali"), (done_of_an_expert, "on-demand"),
     (arrival_told_to_the_session, "on-demand"), (next_copy_asked_of_the_session, "on-demand"),
     (write_back, "mixtral-offloading@impl"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("spoil", "policy"), ON_LANES, ids=lambda it: getattr(it, "__name__", it))

@@ -67,7 +67,7 @@ def parts_on(machine: CudaLanes, cuda: FakeCuda, recorder: MachineRecorder) -> L
     return LayerExecution(
         machine, copying, store, slots, [SwiGlu()], recorder,
         LayerSizes(2, 2, HIDDEN, torch.float32, torch.float32),
-    )  # fmt: skip
+    )
 
 
 class SlowCpu(SwiGlu):

@@ -53,7 +53,7 @@ class Lab:
         self.parts = LayerExecution(
             lanes, copying, self.store, self.slots, [SwiGlu()] * LAYERS, self.recorder,
             LayerSizes(4, 2, HIDDEN, torch.float32, torch.float32, defers=True),
-        )  # fmt: skip
+        )
         self.hidden = [torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(n)) for n in range(LAYERS)]
 
     def use(self, id: ExpertId) -> None:
@@ -88,7 +88,7 @@ class Lab:
         rows = [
             WEIGHTS[n, j] * by_hand(self.store, ExpertId(layer, e), self.hidden[layer - (e in stale)][n])
             for n, ids in enumerate(IDS.tolist()) for j, e in enumerate(ids)
-        ]  # fmt: skip
+        ]
         return torch.stack(rows).view(2, 2, HIDDEN)
 
     def spans(self, *kinds: str) -> list[Span]:
@@ -117,7 +117,7 @@ close = torch.testing.assert_close
 
 @pytest.mark.parametrize(
     ("gpu", "cpu"), [((0, 1, 2), ()), ((), (2, 0, 1)), ((1,), (2, 0)), ((2, 0), (1,))], ids=str
-)  # fmt: skip
+)
 def test_it_does_not_matter_who_computes_what(lab: Lab, gpu: tuple[int, ...], cpu: tuple[int, ...]) -> None:
     close(lab.play(plan_of(gpu=gpu, cpu=cpu), own()), lab.expected())
     assert [span.expert for span in lab.spans("expert") if span.lane == "gpu"] == list(gpu)

@@ -17,9 +17,9 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, ExpertId, LayerInput, Plan, Swap, Updates
 from policies.protocols import Budget, Composition
 from realrun.experts.gpu_slots import GpuSlots
-from sim.engine.engine import Engine
-from sim.engine.layer_parts import TokenBytes
 from sim.runs.demand import demand_of
+from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.timeline import Timeline
 from tests.invariants.free_compositions import free_composition
 from traces.batches import compose as compose_batch
 from trilane.testing.random_worlds import fixed_trace, random_costs, with_forecasts
@@ -201,7 +201,7 @@ def mirrored(seed: int, kind: type[MirroredSession] = MirroredSession) -> Mirror
     demand = demand_of(trace, compose_batch(trace, batch=rng.randint(1, 3)), policy.needs)
     budget = Budget(EXPERTS, (SIZE,) * LAYERS, rng.choice((0, 1, 3, 6, 12, 24)) * SIZE)
     session = kind(policy, budget, costs.experts)
-    Engine(session, costs, demand, TokenBytes(16, 8)).run()
+    Timeline(session, costs, demand, TokenBytes(16, 8)).run()
     return session
 
 

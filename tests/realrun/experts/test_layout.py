@@ -66,7 +66,7 @@ def test_a_module_gives_one_slice_of_each_parameter_of_all_experts() -> None:
     experts = Experts(
         gate_up_proj=torch.zeros(8, 6, 4), gate_up_proj_bias=torch.zeros(8, 6), down_proj=torch.zeros(8, 4, 3),
         scale=torch.zeros(1),
-    )  # fmt: skip
+    )
     layout = ExpertLayout.from_module(experts.bfloat16())
     assert [(p.name, p.shape) for p in layout.parts] == [
         ("gate_up_proj", (6, 4)),

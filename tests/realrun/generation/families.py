@@ -111,7 +111,7 @@ def loaded_from_checkpoint(family: str, folder: Path) -> str:
 
 ATTEMPTS: dict[str, Attempt] = {
     "capture": captured, "generate": generated, "`dali`": generated_by_dali, "load": loaded_from_checkpoint,
-}  # fmt: skip
+}
 
 
 def tried(family: str) -> Row:

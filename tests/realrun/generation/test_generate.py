@@ -100,7 +100,7 @@ def test_law_11_with_four_experts_a_token(policy: str, calibrated: tuple[Path, P
 WITHOUT_PREPARATION = (
     ("naive-cpu", "none"), ("on-demand", "one"), ("mixtral-offloading", "some"), ("hybrimoe", "some"), ("mix", "some"),
     ("llama.cpp", "all"),
-)  # fmt: skip
+)
 
 
 def changes_of(family: str) -> Changes:
@@ -130,7 +130,7 @@ def test_a_folder_of_weights_becomes_text_a_run_and_a_trace(tmp_path: Path) -> N
     asked = GenerateRequest(
         model=MINI, prompts=TEXTS, scenario=Scenario(policy="hybrimoe", cached_share=0.25), prompt_tokens=8,
         generated_tokens=4, dtype="float32", trace=tmp_path / "said.safetensors",
-    )  # fmt: skip
+    )
     made = generate(asked)
     tokenizer = hosted("mini-moe").loaded.tokenizer
     prompts = torch.tensor([tokenizer(text)["input_ids"][:8] for text in TEXTS])

@@ -23,7 +23,7 @@ BY_ITSELF = [
     name for name, entry in SYSTEMS.items()
     if not (entry.needs.changes_routing or entry.needs.future or entry.needs.calibration)
     and all(kind == "gate" for kind, _ in entry.needs.forecasts)
-]  # fmt: skip
+]
 COUNT_NAMES = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts", "deepseek_v3": "n_routed_experts"}
 
 

@@ -78,7 +78,7 @@ def test_the_trace_is_that_of_the_models_own_routers(tmp_path: Path, inline_lane
     assert not kept.forecasts
     assert {str(key) for key in made("hybrimoe", tmp_path / "hybrimoe", inline_lanes).trace.forecasts} == {
         "gate@1", "gate@2", "gate@3"
-    }  # fmt: skip
+    }
 
 
 class Numbers:

@@ -120,7 +120,7 @@ def test_a_family_whose_experts_the_library_does_not_dispatch() -> None:
         "llama4_text", vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, intermediate_size=16, intermediate_size_mlp=16, num_local_experts=4,
         num_experts_per_tok=1, interleave_moe_layer_step=1, max_position_embeddings=64, pad_token_id=0,
-    )  # fmt: skip
+    )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     loaded = Loaded("llama4", "random", model, None, find_moe_layers(model), 32)
     with pytest.raises(RefusedError, match=r"Llama4TextExperts: expected an experts module of the library's registry"):

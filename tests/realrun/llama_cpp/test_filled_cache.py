@@ -52,7 +52,7 @@ def test_every_token_is_computed_in_pieces() -> None:
 def test_copies_double_the_cache_and_a_token_moves_their_keys() -> None:
     assert filled(copies=True, tokens=1300) == [
         "computed 512", "copied 512", "computed 1", "kept 1024", "copied 276", "computed 1", "kept 1300"
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("before", "asked"), [(0, ["computed 300"]), (100, ["computed 200"])])
@@ -66,4 +66,4 @@ def test_points_fill_the_cache_further_and_cut_it() -> None:
     assert cache.asked == [
         "computed 128", "kept 0", "computed 512", "copied 88", "computed 1", "kept 600", "computed 128", "kept 600",
         "computed 128", "kept 600", "kept 100", "computed 128", "kept 100",
-    ]  # fmt: skip
+    ]

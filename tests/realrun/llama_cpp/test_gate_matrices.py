@@ -44,7 +44,7 @@ def test_matrices_are_those_that_were_written(kind: str, tmp_path: Path) -> None
         "blk.0.ffn_gate_inp.weight": (matrix, number), "blk.1.ffn_gate_inp.weight": (other, f32),
         "blk.1.exp_probs_b.bias": (bias, f32), "blk.1.ffn_gate_inp.bias": (2 * bias, f32),
         "blk.2.ffn_gate_inp.weight": (other, f32),
-    }  # fmt: skip
+    }
     gates = read_gates(write(tmp_path / "m.gguf", tensors, nextn_predict_layers=1))
     assert list(gates.by_block) == [0, 1]
     expected = gguf.quants.dequantize(gguf.quants.quantize(matrix, number), number)

@@ -90,7 +90,7 @@ def test_times_from_which_nothing_follows_are_refused(samples: dict[str, dict[Be
     same = dict.fromkeys(samples["few-q4_0"], 1000000000000000.0)
     with pytest.raises(KernelError, match="measure again, without other programs"):
         KernelNumbers({name: dict.fromkeys(each, 1e15) for name, each in samples.items()} | {"few-q4_0": same}, BLOCKS,
-                      THREADS, "").kernels()  # fmt: skip
+                      THREADS, "").kernels()
 
 
 def test_an_engine_file_is_read_back(found: Kernels, tmp_path: Path) -> None:

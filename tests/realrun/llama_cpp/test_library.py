@@ -80,4 +80,4 @@ def test_the_log_is_kept_by_lines_and_its_first_complaint_found() -> None:
     assert log.lines == ["loading", "read error: no tensor x", "failed to load"]
     assert (log.complaint(), log.complaint(2), log.complaint(3)) == (
         "read error: no tensor x", "failed to load", "no reason given"
-    )  # fmt: skip
+    )

@@ -21,11 +21,11 @@ BLOCKS = {name: name.upper() for name in ("bf16", "q4_0", "q5_0", "q8_0", "q4_k"
 GROUPED = ModelShape(
     name="tiny", moe_layers=2, dense_layers=0, experts=8, top_k=2, hidden=256, expert_width=64, heads=4, kv_heads=2,
     head_dim=64, kv_width=256, attention_params=256 * (2 * 256 + 2 * 128), vocab=96,
-)  # fmt: skip
+)
 LATENT = replace(
     GROUPED, dense_layers=1, dense_width=128, shared_experts=1, shared_width=64, kv_heads=4, head_dim=96, kv_width=128,
     attention_params=256 * 4 * 96 + 256 * 128 + 64 * 4 * 64 + 4 * 32 * 256,
-)  # fmt: skip
+)
 UNGROUPED = replace(GROUPED, kv_heads=4, kv_width=512, attention_params=4 * 256 * 256)
 FAMILIES = {"qwen3moe": GROUPED, "olmoe": UNGROUPED, "gpt-oss": GROUPED, "deepseek2": LATENT}
 

@@ -31,7 +31,7 @@ def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
 
     def make(
         physical: Iterable[Collection[int]], usable: Collection[int] | None = None, *, told: bool = True
-    ) -> FakeCores:  # fmt: skip
+    ) -> FakeCores:
         return FakeCores(monkeypatch, tmp_path, physical, usable, told)
 
     return make
@@ -93,7 +93,7 @@ def test_this_computer_has_a_core() -> None:
     ("physical", "usable", "threads"),
     [(SMT, None, 6), (SINGLES, None, 14), (SINGLES[:4], None, 2), (SINGLES[:3], None, 1), (SINGLES[:2], None, 1),
      (SINGLES[:1], None, 1), (SMT, (0, 1, 2, 3, 8, 9, 10, 11), 2)],
-)  # fmt: skip
+)
 def test_as_many_threads_compute_experts_as_there_are_physical_cores_but_two(
     cores: Make, physical: Any, usable: Any, threads: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_cores_chosen_for_experts_are_left_to_them_with_their_siblings(cores: Ma
     assert cuda_cores((8, 1, 2)) == {"cpu_threads": 3, "cpu_cores": (8, 1, 2), "copy_core": 7, "host_core": 3}
     assert cuda_cores(tuple(range(7))) == {
         "cpu_threads": 6, "cpu_cores": tuple(range(7)), "copy_core": None, "host_core": None,
-    }  # fmt: skip
+    }
 
 
 # --- host lanes -------------------------------------------------------------------------------------------------------

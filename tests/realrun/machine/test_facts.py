@@ -23,7 +23,7 @@ class TestFacts:
             "gpu": "Fake", "gpu_memory_bytes": "100000000000", "cuda": torch.version.cuda or "unknown",
             "torch": torch.__version__, "driver": "595.58.03", "pcie_generation": "4", "pcie_width": "unknown",
             "cpu_results_awaited_by": "the GPU's streams",
-        }  # fmt: skip
+        }
 
     @pytest.mark.parametrize("answer", ["", "a, b, c, d", FileNotFoundError(), subprocess.TimeoutExpired("smi", 30)])
     def test_are_unknown_where_the_drivers_tool_is_silent(self, cuda, monkeypatch, answer):

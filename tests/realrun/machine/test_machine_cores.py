@@ -213,7 +213,7 @@ def test_options_of_a_gpu_reach_its_settings(cores: Make) -> None:
         assert lanes.settings == CudaSettings(
             device_index=1, cpu_threads=1, cpu_cores=(2, 3), chunk_bytes=16_000_000, result_path="h2d",
             memory_bytes=10**9, copy_core=7, host_core=0,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("given", [{"cpu_threads": 2}, {"device_index": 0}, {"result_path": "h2d"}])

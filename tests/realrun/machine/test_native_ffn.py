@@ -84,7 +84,7 @@ def experts(draw: st.DrawFn) -> Expert:
     return Expert(
         draw(size), draw(size), draw(st.booleans()), draw(st.integers(1, 40)), draw(st.integers(1, 4)),
         draw(st.integers(0, 999)),
-    )  # fmt: skip
+    )
 
 
 def spread(expert: Expert, gated: bool) -> Tensor:

@@ -54,7 +54,7 @@ class Expert:
         first = "gate_up_proj" if gated else "up_proj"
         self.views = {
             first: blocks.random(width * (1 + gated), hidden, random), "down_proj": blocks.random(hidden, width, random)
-        }  # fmt: skip
+        }
         self.blocks, self.gated, self.width = blocks, gated, width
         self.x = torch.randn(tokens, hidden, generator=random).bfloat16()
         self.choices = torch.randperm(2 * tokens, generator=random)[:tokens]
@@ -95,7 +95,7 @@ def experts(draw: st.DrawFn) -> Expert:
     return Expert(
         draw(st.sampled_from(tuple(FORMATS.values()))), draw(size), draw(size), draw(st.booleans()),
         draw(st.integers(1, 40)), draw(st.integers(0, 999)),
-    )  # fmt: skip
+    )
 
 
 @needs_compiler

@@ -130,7 +130,7 @@ def test_every_number_says_where_it_is_from(found: Findings) -> None:
             "link.theory_bytes_per_s", "link.both_ways_share", "link.copies", "link.pageable_fraction",
             "host.plan_factor",
         },
-    }  # fmt: skip
+    }
     assert {"link.h2d_bytes_per_s", "cpu.read_bytes_per_s", "host.sync_ns"} < by_word["measured"]
     low = {key for key, origin in origins.items() if origin.confidence != "high"}
     assert low == by_word["assumed"]
@@ -153,7 +153,7 @@ def test_a_profile_is_what_a_simulation_needs(path: Path) -> None:
     asked = Scenario(
         trace="mini-moe:3", model="mini-moe:3", hardware=str(path), policy="fiddler", cached_share=0.3,
         prompt_tokens=4, generated_tokens=3,
-    )  # fmt: skip
+    )
     run = simulate(asked)
     assert run.to_dict()["tpot_ms"] > 0
 

@@ -21,7 +21,7 @@ GROUPED = ModelShape(
     "grouped", moe_layers=2, dense_layers=1, experts=6, top_k=2, hidden=24, expert_width=16, shared_experts=1,
     shared_width=20, dense_width=28, heads=4, kv_heads=2, head_dim=8, kv_width=32, attention_params=24 * 8 * 12,
     vocab=50,
-)  # fmt: skip
+)
 # 24 x 20 for the latent, 2 x 4 x (24 + 20) for each element of a width of 8, and 48 left over.
 LATENT = replace(GROUPED, name="latent", kv_heads=4, head_dim=24, kv_width=20, attention_params=480 + 8 * 352 + 53)
 BOTH = pytest.mark.parametrize("shape", [GROUPED, LATENT], ids=lambda shape: shape.name)
@@ -185,7 +185,7 @@ class TestWeights:
             ("mixtral-8x7b", 2048), ("phi-3.5-moe", 2048), ("qwen3-30b-a3b", 1024), ("deepseek-v2-lite", 576),
             ("glm-4.7-flash", 576), ("gemma-4-26b-a4b", 4096), ("gpt-oss-20b", 1024),
         ],
-    )  # fmt: skip
+    )
     def test_catalogue_models_have_their_sizes(self, name: str, cache_elements: int) -> None:
         shape = load_model(name)
         build = {"device": "meta", "dtype": torch.bfloat16, "batch": 1}

@@ -13,20 +13,20 @@ import yaml
 from sim.costs.engine import EngineError, FittedEngine, engine_names, load_engine
 from sim.costs.engine_costs import costs_on
 from sim.machine.hardware import load_hardware
+from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
-from trilane.machines.sourced import Sourced
 
 FITTED = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal",
     "llama.cpp-cache", "llama.cpp-uploads", "ik_llama.cpp", "ik_llama.cpp-2025", "ik_llama.cpp-2026-02",
     "ktransformers",
-)  # fmt: skip
+)
 
 
 PAPERS = (
     "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",
     "hybrimoe-2025", "se-2025", "smoe-2025",
-)  # fmt: skip
+)
 
 
 def test_the_engines_are_those_that_people_run_two_whose_kernels_are_counted_and_those_of_papers() -> None:
@@ -106,7 +106,7 @@ SPOILT = {
         ("kernels", "products", "f32", "others", "value", "flops_per_s"), [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]],
         "kernels.products.f32.others: expected 2 entries, with 3 values each",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("place", "value", "message"), SPOILT.values(), ids=SPOILT)

@@ -19,7 +19,7 @@ SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached
 CHANGED = {
     "experts", "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
     "head_launch_ns", "dense_launch_ns", "sync_ns", "lead_ns", "first_expert_launch_ns",
-}  # fmt: skip
+}
 
 
 def test_launches_are_replays_and_experts_share_their_kernels() -> None:

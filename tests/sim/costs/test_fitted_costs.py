@@ -13,15 +13,15 @@ from sim.costs.engine_costs import costs_on
 from sim.costs.fitted_costs import copy_bytes_per_s, fitted_costs
 from sim.costs.processors import CpuProcessor, saturated
 from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
-from trilane.machines.sourced import Sourced
 
 BITS = 16.0
 SHAPE = ModelShape(
     name="small", moe_layers=2, dense_layers=0, experts=8, top_k=2, hidden=1024, expert_width=512, heads=8, kv_heads=8,
     head_dim=128, kv_width=2048, attention_params=4_000_000, vocab=1000, weight_bits=BITS, dense_bits=BITS,
-)  # fmt: skip
+)
 EXPERT_BYTES = 3 * 1024 * 512 * 2
 ENGINES = ("llama.cpp", "llama.cpp-2026-02")
 ENGINE = load_engine("llama.cpp").with_numbers(
@@ -34,7 +34,7 @@ ENGINE = load_engine("llama.cpp").with_numbers(
         "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
         "prompt.memory_share": 1000, "prompt.staging_bytes_per_s": 1e15,
     }
-)  # fmt: skip
+)
 
 
 def machine(name: str = "rtx-3060+ddr4-3200") -> Hardware:

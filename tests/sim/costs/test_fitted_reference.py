@@ -10,10 +10,10 @@ import pytest
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.roofline_costs import ROUTING_BYTES
 from sim.machine.plan_costs import Decision
+from sim.machine.sourced import Sourced
 from tests.sim.costs.test_fitted_costs import ENGINE, machine
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
-from trilane.machines.sourced import Sourced
 
 LINEAR = Attention("state", 3_000_000, heads=8, head_dim=64, state_bytes=700_000)
 WINDOW = Attention("window", 2_000_000, heads=16, head_dim=128, kv_width=1024, span=50)
@@ -22,13 +22,13 @@ SHAPE = ModelShape(
     name="mixed", moe_layers=3, dense_layers=1, experts=8, top_k=2, hidden=1000, expert_width=300, heads=16,
     head_dim=192, kv_width=576, attention_params=1_000_000, vocab=5000, weight_bits=4.5, dense_bits=6.5, kv_bits=8.5,
     shared_width=500, dense_width=700, attention=(LINEAR, WINDOW, LATENT), attention_layers=(2, 0, 1, 0),
-)  # fmt: skip
+)
 NUMBERS = {
     "gpu.layer_ns.grouped": 11_000, "gpu.layer_ns.latent": 13_000, "gpu.layer_ns.state": 17_000,
     "gpu.cache_factor.grouped": 3, "gpu.cache_factor.latent": 5, "gpu.cache_bits": 12, "gpu.quantised_share": 0.8,
     "gpu.attention_share": 0.05, "gpu.expert_product_share": 0.2, "gpu.expert_ns": 900,
     "cpu.cache_factor.grouped": 4, "cpu.cache_factor.latent": 6, "cpu.cache_bits": 14, "cpu.state_ns": 31_000,
-}  # fmt: skip
+}
 ENGINE_USED = ENGINE.with_numbers(NUMBERS)
 READ_GPU, OPS_GPU, READ_CPU, FLOPS_CPU = 50e9, 100e12, 15e9, 1e11  # of ENGINE on machine(), see there
 
@@ -69,7 +69,7 @@ STEPS = {
         "state": (200, 0), "window": (400, sum(min(place, 50) for place in range(1, 201))),
         "full": (400, sum(range(1, 201))),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -96,7 +96,7 @@ def test_every_time_of_a_step(device: str, step: tuple[int, tuple[int, ...]]) ->
         "routing_ns": 0,
         "activations_ns": link.d2h_latency_ns / 1e9 + hidden / link.d2h_bytes_per_s,
         "result_ns": hidden / link.h2d_bytes_per_s,
-    }  # fmt: skip
+    }
     found = fitted_costs(SHAPE, hardware, ENGINE_USED, 1).step(rows, context)
     assert found._asdict() == pytest.approx({name: value * 1e9 for name, value in seconds.items()}, abs=1, rel=1e-6)
 

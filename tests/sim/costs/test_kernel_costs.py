@@ -12,16 +12,16 @@ from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, longest_share
 from sim.machine.hardware import load_hardware
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
-from trilane.machines.plausibility import HardwareError
-from trilane.machines.sourced import Sourced
-from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
+from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 
 SHAPE = ModelShape(
     name="toy@q8_0", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=32, expert_width=32, heads=2, kv_heads=1,
     head_dim=4, kv_width=8, attention_params=1000, vocab=100, weight_bits=8, dense_bits=8, kv_bits=16,
-)  # fmt: skip
+)
 
 
 def of(value: object) -> Sourced:  # type: ignore[type-arg]

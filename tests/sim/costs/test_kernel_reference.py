@@ -14,10 +14,10 @@ from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
 from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
 from sim.machine.hardware import load_hardware
 from sim.machine.plan_costs import PlanCosts
+from sim.machine.sourced import Sourced
 from tests.sim.costs.test_fitted_reference import LATENT, LINEAR, STEPS, WINDOW
 from tests.sim.costs.test_fitted_reference import SHAPE as MIXED
 from traces.models.attention import Attention
-from trilane.machines.sourced import Sourced
 
 SHAPE = replace(MIXED, name="mixed@q4_k_m", hidden=1024, expert_width=512)  # whole blocks of 256 weights
 THREADS = (2, 8)
@@ -117,7 +117,7 @@ def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
         "head_ns": product(5000 * 1024, len(context), place, q6_k=1) + STEP[place],
         "combine_ns": choices(rows, place),
         "speculate_ns": 1, "estimator_ns": 1, "routing_ns": 0, "activations_ns": 1, "result_ns": 1,
-    }  # fmt: skip
+    }
 
 
 # --- compared ---------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_every_cost_of_an_expert_and_no_launch() -> None:
     launches = (
         costs.attention_launch_ns, costs.gate_launch_ns, costs.shared_launch_ns, costs.expert_launch_ns,
         costs.combine_launch_ns, costs.head_launch_ns, costs.dense_launch_ns, costs.sync_ns,
-    )  # fmt: skip
+    )
     assert launches == (0,) * 8
     assert (costs.result_path, costs.plan_costs) == (hardware.link.result_path, PlanCosts())
     assert costs.step(2, (30, 100)) == steps().step(2, (30, 100))

@@ -49,7 +49,7 @@ def test_what_an_expert_costs_beside_its_time() -> None:
     assert (COSTS.gpu_permille, shared.gpu_permille) == (1000, 950)
     assert (COSTS.gpu_with_cpu_permille, COSTS.cpu_with_gpu_permille) == (970, 880)
     before = costs_on(toy_machine(models={"toy": toy_model(**LATER)}),
-                      TOY, 10)  # fmt: skip
+                      TOY, 10)
     assert (before.gpu_with_cpu_permille, before.cpu_with_gpu_permille) == (1000, 1000)
     assert (expert.cpu_permille, expert.copy_permille) == (800, 900)
     assert expert.expert_bytes == 3 * 8 * 4 * 2
@@ -93,7 +93,7 @@ def test_a_decode_step_by_hand() -> None:
     assert COSTS.step(2, (10, 60)) == StepCosts(
         attention_ns=1900, dense_ns=2 * (1900 + 500), gate_ns=20, speculate_ns=21, estimator_ns=22, shared_ns=100,
         combine_ns=30, head_ns=500, routing_ns=40, activations_ns=50, result_ns=60,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_simulation_on_a_profile(tmp_path: Path) -> None:
     scenario = Scenario(
         trace="mini-moe", model=None, hardware=str(tmp_path / "lanes.yaml"), policy="on-demand", cached_share=0.25,
         prompt_tokens=4, generated_tokens=2,
-    )  # fmt: skip
+    )
     spans = simulate(scenario).spans
     assert lasted(spans, "demand") == {7000}
     assert lasted(spans[spans["phase"] == "decode"], "expert") == {100}

@@ -23,7 +23,7 @@ def narrow(latency_ns: int = 0, back_latency_ns: int = 0, bytes_per_ns: float | 
     layers = with_narrow_copies(
         replace(uniform_costs(2), experts=(WIDE, WIDE)), 64, 0.25, latency_ns=latency_ns,
         back_latency_ns=back_latency_ns, bytes_per_ns=bytes_per_ns,
-    ).experts  # fmt: skip
+    ).experts
     [copies] = {costs.narrow for costs in layers}
     assert isinstance(copies, NarrowCopies)
     assert copies.first == 64

@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCosts
 from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
+from sim.machine.documents import hardware_names
 from sim.machine.hardware import load_hardware
 from tests.kit.toy_costs import uniform_costs
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
-from trilane.machines.documents import hardware_names
 from trilane.testing.costs import scaled
 
 MIXTRAL = ModelShape(
     "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, heads=32,
     kv_heads=8, head_dim=128, kv_width=2048, attention_params=41_943_040, vocab=32000,
-)  # fmt: skip
+)
 DEEPSEEK = ModelShape(
     "deepseek-v2-lite", moe_layers=26, dense_layers=1, experts=64, top_k=6, hidden=2048, expert_width=1408,
     shared_experts=2, shared_width=2816, dense_width=10944, heads=16, kv_heads=16, head_dim=128, kv_width=576,
     attention_params=13_762_560, vocab=102400,
-)  # fmt: skip
+)
 
 
 def costs_of(preset: str, shape: ModelShape = MIXTRAL, max_tokens: int = 512, **overrides: float) -> CostTable:

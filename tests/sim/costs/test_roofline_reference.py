@@ -8,9 +8,9 @@ import pytest
 
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.weight_formats import read_fraction
 from tests.sim.costs.test_fitted_reference import LATENT, LINEAR, SHAPE, STEPS, WINDOW
 from traces.models.attention import Attention
-from trilane.machines.weight_formats import read_fraction
 
 KERNEL_NS, LAUNCH_NS = 1700, 3100
 READ, FLOPS = 400e9, 30e12  # of the GPU
@@ -21,7 +21,7 @@ def machine() -> Hardware:
         "gpu.bandwidth_bytes_per_s": 500e9, "gpu.bandwidth_fraction": 0.8, "gpu.kernel_ns": KERNEL_NS,
         "host.launch_ns": LAUNCH_NS, "host.sync_ns": 4100, "link.h2d_latency_ns": 700, "link.d2h_latency_ns": 900,
         "cpu.read_bytes_per_s": 20e9, "cpu.flops_per_s": 400e9, "cpu.first_expert_ns": 50_000,
-    }  # fmt: skip
+    }
     found = load_hardware("rtx3090-ddr4").with_numbers(numbers)
     return found.with_numbers({"gpu.flops_per_s": found.gpu.flops_per_s * FLOPS / found.gpu.effective_flops_per_s})
 
@@ -61,7 +61,7 @@ def test_every_time_of_a_step(step: tuple[int, tuple[int, ...]]) -> None:
         "routing_ns": home(rows * 2 * 8, link.d2h_bytes_per_s, 900),
         "activations_ns": home(hidden, link.d2h_bytes_per_s, 900),
         "result_ns": home(hidden, link.h2d_bytes_per_s, 700),
-    }  # fmt: skip
+    }
     found = roofline(SHAPE, machine(), 1).step(rows, context)
     assert found._asdict() == pytest.approx(times, abs=2)
 
@@ -84,7 +84,7 @@ def test_every_cost_of_an_expert_and_every_launch() -> None:
     launches = (
         costs.attention_launch_ns, costs.gate_launch_ns, costs.shared_launch_ns, costs.expert_launch_ns,
         costs.combine_launch_ns, costs.head_launch_ns, costs.dense_launch_ns, costs.lead_ns,
-    )  # fmt: skip
+    )
     assert launches == tuple(kernels * LAUNCH_NS for kernels in (12, 3, 5, 5, 2, 2, 17, 1))
     assert (costs.sync_ns, costs.tail_ns, costs.layer_ns, costs.serial) == (4100, KERNEL_NS, 0, False)
     assert roofline(replace(SHAPE, shared_width=0), hardware, 1).shared_launch_ns == 0

@@ -13,17 +13,17 @@ from sim.costs.engine import CountedEngine, Software, engine_names, load_engine
 from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.sourced import Sourced
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
-from trilane.machines.sourced import Sourced
 
 SHAPE = load_model("mini-moe")
 PAPERS = (
     "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",
     "hybrimoe-2025", "se-2025", "smoe-2025",
-)  # fmt: skip
+)
 MOST = 40
 
 
@@ -67,7 +67,7 @@ def test_few_tokens_are_slow_and_many_as_fast_as_the_machine() -> None:
 def test_the_first_expert_copies_layers_and_decisions() -> None:
     own, theirs = (costs_on(machine(), SHAPE, 1, used) for used in (
         "pytorch", engine(first_cpu_ns=790_000, layer_ns=1_000_000, plan_factor=2.5)
-    ))  # fmt: skip
+    ))
     assert (own.experts[0].first_cpu_ns, theirs.experts[0].first_cpu_ns) == (60_000, 790_000)
     assert theirs.experts[0].copy_ns == own.experts[0].copy_ns
     assert costs_on(machine(), SHAPE, 1, engine(serial=True)).serial > own.serial
@@ -83,7 +83,7 @@ def test_a_copy_has_no_more_than_the_copied_bits_of_each_weight() -> None:
     latency_ns = machine().link.h2d_latency_ns
     whole, quarter, more = (costs_on(machine(), SHAPE, 1, engine(**numbers)).experts[0].copy_ns for numbers in (
         {}, {"copied_bits": SHAPE.weight_bits / 4, "copy_ns": 5000}, {"copied_bits": 64.0}
-    ))  # fmt: skip
+    ))
     assert quarter - latency_ns - 5000 == pytest.approx((whole - latency_ns) / 4, abs=1)
     assert more == whole
 
@@ -124,7 +124,7 @@ def test_nothing_is_launched_while_the_host_works_between_layers() -> None:
 @given(
     st.integers(1, 64), st.integers(1, 64), st.sampled_from((0.05, 0.3, 1.0)), st.sampled_from((0, 700)),
     st.sampled_from((0.1, 1.0)),
-)  # fmt: skip
+)
 def test_more_tokens_never_take_less_time(
     most: int, few: int, flops_share: float, fixed_ns: int, share: float
 ) -> None:

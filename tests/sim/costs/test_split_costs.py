@@ -11,15 +11,15 @@ from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.kernels import AttentionTimes, BlockRates, ExpertCopies, Kernels, ProductRates, SplitKernels
 from sim.machine.hardware import load_hardware
+from sim.machine.plausibility import HardwareError
+from sim.machine.sourced import Sourced
 from traces.models.shape import ModelShape
-from trilane.machines.plausibility import HardwareError
-from trilane.machines.sourced import Sourced
-from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
+from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 
 SHAPE = ModelShape(
     name="toy@q8_0", moe_layers=3, dense_layers=0, experts=4, top_k=2, hidden=32, expert_width=32, heads=2, kv_heads=1,
     head_dim=4, kv_width=8, attention_params=1000, vocab=100,
-)  # fmt: skip
+)
 MATRICES = 2.0 * 3 * 32 * 32  # operations of an expert with one row
 MACHINE = load_hardware("rtx-4090+ddr5-5600+8-cores")
 
@@ -36,11 +36,11 @@ GPU = Kernels(
     threads=(1,), products={block: BlockRates(rates(8e9), rates(8e9)) for block in ("q8_0", "f32")},
     attention=AttentionTimes((6144,), *(of(((ns,),)) for ns in (1.0, 10.0, 1.0, 4.0, 0.5)), of(2)),
     chosen_ns=of((0.5,)), layer_ns={"grouped": of((700.0,))}, token_ns={"grouped": of((30.0,))}, step_ns=of((900.0,)),
-)  # fmt: skip
+)
 SPLIT = SplitKernels(
     threads=(4, 8), experts={"q8_0": rates(1e9, 2e9)}, chosen_ns=of((2.0, 1.0)), layer_ns=of((5000.0, 4000.0)),
     mapped=ExpertCopies(of(100.0), of(0.5)), pinned=ExpertCopies(of(50.0), of(0.25)),
-)  # fmt: skip
+)
 ENGINE = replace(load_engine("llama.cpp"), name="mine", gpu_kernels=GPU, split=SPLIT)
 
 

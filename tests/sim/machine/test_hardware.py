@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from sim.machine.documents import hardware_names
 from sim.machine.hardware import Hardware, HardwareError, load_hardware
 from sim.machine.plan_costs import load_plan_costs
-from trilane.machines.documents import hardware_names
 
 PRESETS = [
     "a100-xeon6326", "a6000-i9-10980xe", "a6000-xeon5220r", "rtx3090-ddr4", "rtx3090-epyc7532", "rtx4090-ddr5",
-]  # fmt: skip
+]
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_one_point_is_level_everywhere() -> None:
         (1, 1, 100), (0.5, 15, 150),  # below
         (1, 30, 300), (5, 10, 500), (5, 30, 1500),  # beyond: 300 and 900 at length 30, 300 a sequence
     ],
-)  # fmt: skip
+)
 def test_a_grid_is_lines_both_ways(batch: float, length: float, ns: float) -> None:
     assert FOUR(batch, length) == ns
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sim.machine.hardware import Hardware, HardwareError, load_hardware, write_hardware
+from sim.machine.parts import part, unified_names
 from tests.kit.assembled import assemble
 from trilane.common.units import GB, GIB
-from trilane.machines.parts import part, unified_names
 
 ONE_MEMORY = ["none+ddr5-5600+ryzen-9-7950x", "none+ddr4-2133+core-i3-8100+16gb", *unified_names()]
 
@@ -61,7 +61,7 @@ def test_in_one_memory_nothing_is_copied_and_nothing_contends(name: str) -> None
     assert machine.link.expert_bytes_per_s == machine.cpu.dram_bytes_per_s
     assert (machine.link.h2d_latency_ns, machine.contention.copy_permille, machine.contention.cpu_permille) == (
         100, 1000, 1000,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", ONE_MEMORY)

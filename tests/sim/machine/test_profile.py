@@ -176,7 +176,7 @@ MODEL = "models.toy"
         (f"{MODEL}.attention_prefill.ns", [[3000, 6000], [5000]], "attention_prefill: expected 2 entries of ns"),
         (f"{MODEL}.attention_prefill.low", [[1, 2], [9999, 4]], "expected low <= median <= high, got 9999, 5000, 5000"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_as_it_should_be_is_named(path: Path, place: str, value: object, expected: str) -> None:
     assert expected in spoilt(path, place, value)
 

@@ -78,7 +78,7 @@ class TestChain:
     @given(
         st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=7),
         st.integers(0, 30), st.integers(0, 30),
-    )  # fmt: skip
+    )
     def test_the_fractional_split_is_below_every_whole_one(
         self, times: list[tuple[int, int]], gpu_from: int, cpu_from: int
     ) -> None:
@@ -175,7 +175,7 @@ def test_the_null_model_by_hand() -> None:
     hardware = load_hardware("rtx3090-ddr4", {
         "gpu.bandwidth_bytes_per_s": 125e9, "gpu.bandwidth_fraction": 0.8, "cpu.read_bytes_per_s": 10e9,
         "link.h2d_bytes_per_s": 4e9, "link.copies": "pinned",
-    })  # fmt: skip
+    })
     rest = shape.non_expert_bytes - 1000 * 8 * 2  # of the input embedding one row is read
     on_gpu, read = (rest + 2e9 + 3e9) / 100e9, StepBytes(experts=4e9, cache=3e9)
     assert null_model(shape, hardware, read, 0.5, gpu_only=False) == pytest.approx(on_gpu + 2e9 / 10e9)

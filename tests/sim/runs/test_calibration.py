@@ -18,7 +18,7 @@ from trilane.testing.strategies import toy_shape
 # Two sequences of one prompt and two decode tokens, captured side by side: token by token.
 ROWS = [
     (7, 0, 0, (0, 1)), (4, 0, 0, (2, 3)), (7, 1, 1, (0, 2)), (4, 1, 1, (1, 3)), (7, 2, 1, (0, 3)), (4, 2, 1, (1, 2)),
-]  # fmt: skip
+]
 
 
 def interleaved() -> Trace:
@@ -27,7 +27,7 @@ def interleaved() -> Trace:
         "sequence": np.array(sequence, np.int32), "position": np.array(position, np.int32),
         "phase": np.array(phase, np.uint8), "topk_ids": np.array(ids, np.int16)[:, None],
         "topk_weights": np.full((6, 1, 2), 0.5, np.float16),
-    }  # fmt: skip
+    }
     return Trace.from_tensors(toy_shape(1, 4, 2), tensors, {"model": "toy"})
 
 
@@ -69,7 +69,7 @@ def test_recalls_are_the_statistics_of_each_forecast_worked_out_once(monkeypatch
     trace = interleaved()
     shape, calls = toy_shape(2, 4, 2), []
     tensors = {**trace.tensors(), "topk_ids": np.repeat(trace.topk_ids, 2, 1),
-               "topk_weights": np.repeat(trace.topk_weights, 2, 1)}  # fmt: skip
+               "topk_weights": np.repeat(trace.topk_weights, 2, 1)}
     for kind, last in (("gate", (1, 2, 0, 3)), ("residual", (0, 3, 1, 2))):  # what the last token is guessed to use
         ids = np.full((6, 2, 4), -1, np.int16)
         ids[:, 0] = (0, 1, 2, 3)
@@ -98,7 +98,7 @@ def prompts(*each: list[tuple[int, int]]) -> Trace:
         "sequence": np.array(sequence, np.int32), "position": np.array(position, np.int32),
         "phase": np.array(phase, np.uint8), "topk_ids": np.array(ids, np.int16)[:, None],
         "topk_weights": np.full((len(rows), 1, 2), 0.5, np.float16),
-    }  # fmt: skip
+    }
     return Trace.from_tensors(toy_shape(1, 8, 2), tensors, {"model": "toy"})
 
 

@@ -44,7 +44,7 @@ def test_whatever_changes_a_demand_asks_for_another() -> None:
     others = (
         Needs(), Needs(scores=True), Needs(forecasts=(("oracle", 1),)), replace(GATE, forecast_phases=("decode",)),
         replace(GATE, forecast_layers={"gate": frozenset({3})}),
-    )  # fmt: skip
+    )
     for needs in (GATE, *others):
         assert len(shared_demand(known, here.trace, here.steps, needs, None)) == 3
     shared_demand(known, here.trace, here.steps, GATE, NoisyForecasts((0.5,)))
@@ -105,7 +105,7 @@ def test_of_a_trace_without_scores_the_weights_of_the_chosen_experts_are_read() 
         assert np.count_nonzero(step.scores) == np.count_nonzero(found)
     assert labels_of(here) == (
         "noisy forecasts (recall 0.88, 0.82, 0.77)", "synthetic prompts", "scores of the chosen experts alone"
-    )  # fmt: skip
+    )
     with pytest.raises(MissingFromTraceError, match="needs the scores of all experts, the trace has none"):
         here.with_policy("smoe").checked()
 

@@ -13,12 +13,12 @@ from traces.models.shape import ModelShape
 SMALL = ModelShape(  # experts of 600 bytes; 4 x 600 a layer; non-expert weights 2 x (100 + 40) x 2 = 560 bytes
     "small", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=10, expert_width=10, kv_width=5,
     attention_params=100,
-)  # fmt: skip
+)
 KV = 2 * 5 * 2  # bytes a token
 MIXTRAL = ModelShape(
     "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, kv_width=2048,
     attention_params=41_943_040, vocab=32000,
-)  # fmt: skip
+)
 
 
 def test_everything_adds_up() -> None:

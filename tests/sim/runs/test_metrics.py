@@ -42,7 +42,7 @@ class TestTimes:
         times = step_times(frame(hand_made()))
         assert times.to_dict("list") == {
             "step": [0, 1], "phase": ["prefill", "decode"], "start_ms": [0.0, 47e-6], "end_ms": [47e-6, 83e-6]
-        }  # fmt: skip
+        }
 
     def test_without_decode_steps_what_they_would_show_is_none(self) -> None:
         got = metrics([s for s in hand_made() if s.step <= 0])

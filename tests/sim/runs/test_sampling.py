@@ -32,7 +32,7 @@ MINI: dict[str, Any] = {"trace": "mini-moe", "model": None, "cached_share": 0.25
 PREFILL = StepDemand(
     0, "prefill", 3, (3,), (Routing((1, 4), (2, 4)), Routing((0,), (6,))),
     ((Forecast(1, "gate", (0, 2), (5, 1)),), ()), None,
-)  # fmt: skip
+)
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_repeated_prefill_has_the_same_experts_and_so_many_times_the_tokens() 
     assert repeated(PREFILL, 4) == StepDemand(
         0, "prefill", 12, (12,), (Routing((1, 4), (8, 16)), Routing((0,), (24,))),
         ((Forecast(1, "gate", (0, 2), (20, 4)),), ()), None,
-    )  # fmt: skip
+    )
 
 
 def test_a_decode_step_and_a_prompt_that_is_not_repeated_stay_as_they_are() -> None:

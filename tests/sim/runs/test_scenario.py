@@ -23,13 +23,13 @@ def test_yaml_there_and_back(tmp_path: Path) -> None:
     lines = (
         "policy: fiddler", "batch: 2", "sequences: [3, 1]", "hardware_overrides: {link.h2d_bytes_per_s: 12.0e+9}",
         "noisy_forecast_recall: [0.9, 1]",
-    )  # fmt: skip
+    )
     file.write_text("\n".join(lines))
     read = Scenario.from_yaml(file)
     assert read == Scenario(
         policy="fiddler", batch=2, sequences=(3, 1), hardware_overrides={"link.h2d_bytes_per_s": 12e9},
         noisy_forecast_recall=(0.9, 1),
-    )  # fmt: skip
+    )
     assert Scenario.from_dict(read.to_dict()) == read
 
 
@@ -38,7 +38,7 @@ def test_what_a_scenario_need_not_say_is_null() -> None:
         "gpu_memory_gb", "cached_share", "prompt_tokens", "generated_tokens", "prefill_chunk_tokens", "sequences",
         "calibration", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
         "draft_acceptance", "draft_ns",
-    }  # fmt: skip
+    }
 
 
 def test_lists_in_python_are_tuples() -> None:

@@ -16,7 +16,7 @@ _TIMES = st.integers(0, 3)
 _ROWS = st.tuples(
     st.sampled_from(LANES), _TIMES, _TIMES, _TIMES, st.sampled_from(["expert", "demand", "wait"]),
     st.sampled_from(["prefill", "decode"]), *[st.integers(-1, 2**40)] * 6,
-)  # fmt: skip
+)
 
 
 def _of_pandas(rows: list[Row]) -> pd.DataFrame:
@@ -45,7 +45,7 @@ def test_it_is_so_for_more_rows_than_are_read_at_once(spans: int) -> None:
     rows: list[Row] = [
         (LANES[-(n % 3)], n, n * 7 % 900, 900 + n % 2, f"kind {n // 600}", "decode", n, -n, 0, n % 5, 0, n << 32)
         for n in range(spans)
-    ]  # fmt: skip
+    ]
     pd.testing.assert_frame_equal(spans_frame(rows), _of_pandas(rows), check_exact=True)
 
 

@@ -73,7 +73,7 @@ class Reference:
         self.mixtures = loaded.layers
         self.notes: list[dict[str, Any]] = [{} for _ in self.layers]
         hooks = [hook for note, layer, m in zip(self.notes, self.layers, self.mixtures, strict=True)
-                 for hook in self._hooks(note, layer, m)]  # fmt: skip
+                 for hook in self._hooks(note, layer, m)]
         loaded.model(input_ids=tokens, use_cache=False)
         for hook in hooks:
             hook.remove()
@@ -153,7 +153,7 @@ def test_the_quasi_hidden_state_has_default_vectors_for_experts(family: str) -> 
             routed = torch.stack([
                 sum(g * default[at, e] for g, e in zip(gs, es, strict=True))
                 for gs, es in zip(note["g"], note["ids"].tolist(), strict=True)
-            ])  # fmt: skip
+            ])
             total = note["r"] + seen.shared(at) + routed.view_as(note["r"])
             expected = seen.layers[at + 1].post_attention_layernorm(total)
             torch.testing.assert_close(state, expected.flatten(0, 1), atol=2e-5, rtol=1e-4)
@@ -201,7 +201,7 @@ def compare(loaded: Loaded, resident: Any, tokens: Any, states: dict[int, Any], 
             kept = torch.stack([
                 sum((g * seen.raw(at, e, h) for g, e in zip(gs, es, strict=True) if resident[at, e]), 0 * h)
                 for h, gs, es in zip(note["h"], note["g"], note["ids"].tolist(), strict=True)
-            ])  # fmt: skip
+            ])
             entered = (note["r"] + seen.shared(at) + kept.view_as(note["r"]))[:, past:]
             expected = seen.attended(at + 1, entered, past).flatten(0, 1)
             torch.testing.assert_close(state, expected, atol=2e-5, rtol=1e-4)
@@ -253,7 +253,7 @@ def test_other_families_are_refused_by_the_forecasts_name_and_keep_the_gate(
 LEFT_OUT = {
     "mixtral": [], "gemma4_text": ["quasi_hidden@1", "partial@1"], "jamba": ["quasi_hidden@1", "partial@1"],
     "dense between": ["partial@1"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", LEFT_OUT)

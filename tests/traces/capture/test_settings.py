@@ -28,4 +28,4 @@ def test_a_trace_tells_how_its_text_was_chosen(temperature: float, sampling: str
     settings = CaptureSettings(prompt_tokens=6, generated_tokens=2, seed=3, temperature=temperature)
     assert settings.facts == {
         "seed": 3, "text": "generated", "sampling": sampling, "prompt_tokens": 6, "generated_tokens": 2,
-    }  # fmt: skip
+    }

@@ -128,7 +128,7 @@ def test_the_popular_half_has_the_most_tokens_and_of_equal_ones_the_lower_ids() 
         ({"estimator": {"x" * 10**5: np.zeros(3, np.float32)}}, r"unknown \['estimator/x{10,80}\.{3}"),
         ({"estimator": network(experts=5).tensors()}, r"leave.weight must be shape \[4, 6\], got float32 \[5, 6\]"),
     ],
-)  # fmt: skip
+)
 def test_tensors_that_do_not_agree_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=f"/v: .*(?:{message})"):
         write_vectors(some(**changes), tmp_path / "v")
@@ -160,7 +160,7 @@ def damaged(path: Path) -> None:
             r"expected tensors .* got none of \['resident', 'residual', 'tokens'\]",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_broken_file_is_refused(harm: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     path = write_vectors(some(), tmp_path / "v.safetensors")
     harm(path)

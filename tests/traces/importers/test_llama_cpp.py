@@ -38,7 +38,7 @@ def wide() -> list[str]:
     return [
         f"{token - 3},{layer},{','.join(map(str, IDS[token][layer]))}"
         for tokens in PASSES for layer in (0, 1) for token in tokens
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("lines", [narrow(), wide()])
@@ -50,7 +50,7 @@ def test_a_pass_of_several_tokens_is_a_prompt_others_are_generated(tmp_path: Pat
     assert trace.provenance == {
         "format": "llama-cpp", "file": "moe_trace.csv", "text": "generated", "weights": WEIGHTS_UNKNOWN,
         "filled_rows": 0, "prompt_tokens_left_out": 0,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("lines", [narrow(), wide()])

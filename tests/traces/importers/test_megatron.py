@@ -22,7 +22,7 @@ def records(*steps: list[int], **more: Any) -> list[dict[str, Any]]:
         {"step": step, "stage": "pre_dispatch", "block": "decoder", "layer": 2 * layer + 1, "rank": 0,
          "num_tokens": len(tokens), "topk": 2, "top_indices": [IDS[token][layer] for token in tokens], **more}
         for step, tokens in enumerate(steps) for layer in (0, 1)
-    ]  # fmt: skip
+    ]
 
 
 def write(tmp_path: Path, lines: list[dict[str, Any]]) -> Path:

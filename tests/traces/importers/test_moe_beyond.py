@@ -61,7 +61,7 @@ def test_given_texts_may_be_played_as_decode(tmp_path: Path) -> None:
     assert trace.provenance == {
         "format": "moe-beyond", "file": path.name, "weights": WEIGHTS_UNKNOWN, "text": "given",
         "played_as_decode": "tokens of given text from 1 on",
-    }  # fmt: skip
+    }
     assert import_trace(path, model=MODEL, prompt_tokens=2).phase.tolist() == [0, 0, 1]
     with pytest.raises(TraceError, match=r"than 3 tokens \(--prompt-tokens\), found 0 decode .* of at most 3"):
         import_trace(path, model=MODEL, prompt_tokens=3)

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, kind: str = "autoregressive_decode", **changes: Any) 
     manifest = {
         "schema_version": 1, "model": {"id": "a/b", "num_layers": 2, "num_experts": 16, "top_k": 2},
         "collection": {"kind": kind}, "shards": [{"tensor_file": f"routes-{n:05d}.safetensors"} for n in (0, 1)],
-    }  # fmt: skip
+    }
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
     return tmp_path
 

@@ -126,7 +126,7 @@ def test_a_small_log_is_imported_row_by_row(tmp_path: Path) -> None:
     assert trace.provenance == {
         "format": "route_trace v1", "text": "generated", "file": "toy.route.csv", "model": "/tmp/Toy-Q4.gguf",
         "arch": "toy", "dense_bytes": [10, 20], "filled_rows": 0,
-    }  # fmt: skip
+    }
 
 
 def test_sizes_come_from_the_header_and_widths_from_the_model(tmp_path: Path) -> None:

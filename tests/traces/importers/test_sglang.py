@@ -113,7 +113,7 @@ def test_a_dump_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> 
         {"forward_pass_id": n, "positions": arrays["positions"][a:b], "forward_mode": mode,
          "topk_ids_of_layer": torch.tensor(arrays["topk_ids"][a:b]).swapaxes(0, 1)}
         for n, (a, b, mode) in enumerate(passes)
-    ]  # fmt: skip
+    ]
     torch.save({"records": records, "last_physical_to_logical_map": torch.tensor(PLACES)}, dump)
     with pytest.raises(TraceError, match="is a pickle, which Trilane does not run; convert it: python -c") as refusal:
         import_trace(dump, model=MODEL)

@@ -21,7 +21,7 @@ IDS = routes(5)
 LISTS: dict[str, Any] = {  # as v0.21 answers
     "id": "cmpl-1", "choices": [{"index": 0, "text": " cats", "routed_experts": IDS[3:].tolist()}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2}, "prompt_routed_experts": IDS[:3].tolist(),
-}  # fmt: skip
+}
 
 
 def npy(array: Any) -> bytes:

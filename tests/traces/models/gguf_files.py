@@ -10,7 +10,7 @@ from pathlib import Path
 F32, F16, Q4_0, Q8_0, Q4_K, Q6_K, MXFP4 = 0, 1, 2, 8, 12, 14, 39
 BLOCKS = {  # bytes, weights
     F32: (4, 1), F16: (2, 1), Q4_0: (18, 32), Q8_0: (34, 32), Q4_K: (144, 256), Q6_K: (210, 256), MXFP4: (17, 32),
-}  # fmt: skip
+}
 Tensors = Iterable[tuple[str, tuple[int, ...], int]]  # name, shape, type
 Matrices = list[tuple[str, tuple[int, ...]]]
 
@@ -80,7 +80,7 @@ def grouped(hidden: int, heads: int, kv_heads: int, head_dim: int, gate: bool = 
     return [
         ("attn_q", (hidden, (1 + gate) * heads * head_dim)), ("attn_k", (hidden, kv_heads * head_dim)),
         ("attn_v", (hidden, kv_heads * head_dim)), ("attn_output", (heads * head_dim, hidden)),
-    ]  # fmt: skip
+    ]
 
 
 def latent(hidden: int, heads: int, rank: int) -> Matrices:
@@ -88,7 +88,7 @@ def latent(hidden: int, heads: int, rank: int) -> Matrices:
     return [
         ("attn_q_a", (hidden, rank)), ("attn_q_b", (rank, heads * 192)), ("attn_kv_a_mqa", (hidden, 576)),
         ("attn_k_b", (128, 512, heads)), ("attn_v_b", (512, 128, heads)), ("attn_output", (heads * 128, hidden)),
-    ]  # fmt: skip
+    ]
 
 
 def delta(hidden: int, mixed: int, values: int, heads: int) -> Matrices:
@@ -96,7 +96,7 @@ def delta(hidden: int, mixed: int, values: int, heads: int) -> Matrices:
     return [
         ("attn_qkv", (hidden, mixed)), ("attn_gate", (hidden, values)), ("ssm_ba", (hidden, 2 * heads)),
         ("ssm_conv1d", (4, mixed)), ("ssm_out", (values, hidden)),
-    ]  # fmt: skip
+    ]
 
 
 def mamba(hidden: int, projected: int, mixed: int, inner: int) -> Matrices:
@@ -126,7 +126,7 @@ def model(
     metadata: dict[str, object] = {
         "general.architecture": arch, "general.name": "a model", "tokenizer.ggml.tokens": ["a", "bc"],
         "tokenizer.ggml.scores": [0.5] * 5000, f"{arch}.block_count": len(layers),
-    }  # fmt: skip
+    }
     metadata |= {f"{arch}.{key}": each for key, each in keys.items()}
     hidden = keys["embedding_length"]
     assert isinstance(hidden, int)

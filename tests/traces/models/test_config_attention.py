@@ -16,10 +16,10 @@ PLAIN: dict[str, Any] = {"hidden_size": 1000, "num_attention_heads": 6}
 KIMI = 1000 * (3 * 55 + 5) + 4 * 3 * 55 + 2 * 11 * (1000 + 55) + 55 * 1000  # 5 heads of 11
 LATENT = {
     "kv_lora_rank": 13, "qk_rope_head_dim": 3, "qk_nope_head_dim": 7, "v_head_dim": 9, "sliding_window": 17,
-}  # fmt: skip
+}
 MAMBA = {
     "mamba_num_heads": 5, "mamba_head_dim": 11, "ssm_state_size": 13, "conv_kernel": 3, "n_groups": 2,
-}  # fmt: skip
+}
 MAMBA_PARAMS = 1000 * (55 + (55 + 2 * 2 * 13) + 5) + 3 * (55 + 52) + 55 * 1000
 
 SIZES: list[tuple[str, dict[str, Any], Attention]] = [
@@ -58,7 +58,7 @@ SIZES: list[tuple[str, dict[str, Any], Attention]] = [
     ("mamba2",
      {"mamba_n_heads": 5, "mamba_d_head": 11, "mamba_d_state": 13, "mamba_d_conv": 3, "mamba_n_groups": 2},
      Attention("state", MAMBA_PARAMS, 5, 11, state_bytes=4 * (55 * 13 + 2 * 107))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "keys", "expected"), SIZES)
@@ -102,7 +102,7 @@ MODEL: dict[str, Any] = {
     **PLAIN, "head_dim": 8, "num_hidden_layers": 4, "num_experts": 12, "num_experts_per_tok": 3, "vocab_size": 500,
     "moe_intermediate_size": 70, "intermediate_size": 90, "num_shared_experts": 2, "first_k_dense_replace": 1,
     "tie_word_embeddings": False, "norm_topk_prob": False, "hidden_act": "silu",
-}  # fmt: skip
+}
 SHAPE = shape_of_config(MODEL, "mine", "config.json")
 
 
@@ -156,7 +156,7 @@ def test_families_name_the_same_thing_differently(key: str, others: str) -> None
         ({"decoder_sparse_step": 2, "first_k_dense_replace": 0}, {"moe_layers": 2, "moe_blocks": (1, 3)}),
         ({"moe_layers": [0, 2]}, {"moe_layers": 2, "moe_blocks": (0, 2)}),
     ],
-)  # fmt: skip
+)
 def test_what_a_key_changes(keys: dict[str, Any], expected: dict[str, Any]) -> None:
     changed = {name: value for name, value in {**MODEL, **keys}.items() if value is not None}
     found = shape_of_config(changed, "mine", "config.json")

@@ -30,7 +30,7 @@ from tests.traces.models.gguf_files import (
     weights_bytes,
     write_gguf,
     write_whole,
-)  # fmt: skip
+)
 from traces.models.catalogue import load_model
 from traces.models.gguf_reader import read_gguf_part
 from traces.models.shape import ModelShape, ShapeError
@@ -96,10 +96,10 @@ def nemotron() -> Any:
 FAMILIES = {
     "qwen3-30b-a3b": qwen3moe, "deepseek-v3": deepseek2, "gpt-oss-20b": gpt_oss, "llama-4-scout": llama4,
     "gemma-4-26b-a4b": gemma4, "qwen3-next-80b-a3b": qwen3next, "nemotron-3-nano-30b": nemotron,
-}  # fmt: skip
+}
 MEANS = {  # of two kinds of layers; and what the file here is without
     "gemma-4-26b-a4b": {"head_dim", "kv_heads", "kv_width", "attention_params"}, "gpt-oss-20b": {"expert_biases"},
-}  # fmt: skip
+}
 
 
 def sizes(shape: ModelShape) -> dict[str, Any]:

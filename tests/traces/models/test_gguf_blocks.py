@@ -30,7 +30,7 @@ def test_shares_are_those_of_the_weights_and_tied_heads_are_the_embeddings(tmp_p
         ("blk.0.attn_k.weight", (64, 192), Q8_0), ("blk.0.attn_norm.weight", (64,), F32),
         ("blk.0.ffn_gate_inp.weight", (64, 4), F32), ("blk.0.ffn_gate_up_exps.weight", (64, 64, 4), Q8_0),
         ("blk.0.ffn_down_exps.weight", (32, 64, 4), Q4_0), ("blk.0.ffn_down_exps.bias", (64, 4), F32),
-    ]  # fmt: skip
+    ]
     found = gguf_blocks(write_gguf(tmp_path / "m.gguf", {"general.architecture": "olmoe"}, table))
     q4_0, q8_0 = {"q4_0": 1.0}, {"q8_0": 1.0}
     assert found == WeightBlocks(q8_0, q4_0, {"q4_0": 0.25, "q8_0": 0.75}, q4_0, q4_0)

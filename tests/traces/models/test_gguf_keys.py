@@ -30,7 +30,7 @@ def test_keys_begin_with_the_architecture() -> None:
         (8, 0, None, 0, 8), (8, 5, None, 8, 8), ((4, 6), 0, None, 0, 4), ((4, 6), 1, None, 0, 6), (0, 0, 3, 0, 0),
         (10**9, 0, None, 0, 10**9),
     ],
-)  # fmt: skip
+)
 def test_a_count_is_that_of_the_model_or_of_the_layer(
     value: object, layer: int, default: int | None, least: int, expected: int
 ) -> None:
@@ -45,7 +45,7 @@ def test_without_the_key_a_count_is_the_default() -> None:
     ("value", "layer", "least"),
     [(None, 0, 0), (-1, 0, 0), (7, 0, 8), (10**9 + 1, 0, 0), (2.0, 0, 0), (True, 0, 0), ("8", 0, 0), ((4, 6), 2, 0),
      ((), 0, 0), ((4, -6), 1, 0)],
-)  # fmt: skip
+)
 def test_any_other_count_is_refused(value: object, layer: int, least: int) -> None:
     """A list that ends before the layer has no value for it."""
     with pytest.raises(ShapeError, match=f"a.gguf: expected a whole number from {least} at the key 'toy.size', got "):
@@ -64,7 +64,7 @@ def test_layers_are_1_to_1000_without_those_that_predict_several_tokens() -> Non
     ("value", "layer", "default", "expected"),
     [(True, 0, False, True), (0, 0, True, False), ((False, True), 1, False, True), ((False, True), 2, True, True),
      ((False, True), 2, False, False)],
-)  # fmt: skip
+)
 def test_a_flag_is_that_of_the_layer_or_the_default(value: object, layer: int, default: bool, expected: bool) -> None:
     assert keys(gated=value).flag("gated", layer, default) is expected
 

@@ -24,7 +24,7 @@ def write(path: Path, random: np.random.Generator, split_max_tensors: int = 0) -
     sizes = {
         "block_count": 4, "nextn_predict_layers": 1, "leading_dense_block_count": 1, "embedding_length": HIDDEN,
         "expert_count": EXPERTS, "expert_used_count": 2, "attention.head_count": 4, "attention.head_count_kv": 2,
-    }  # fmt: skip
+    }
     for key, value in sizes.items():
         writer.add_uint32(f"glm4moe.{key}", value)
     writer.add_array("tokenizer.ggml.tokens", [f"token {number}" for number in range(VOCAB)])
@@ -64,7 +64,7 @@ def test_tensors_and_keys_are_the_same(seed: int, split: int, tmp_path: Path) ->
     expected = [
         (each.name, tuple(map(int, each.shape)), each.tensor_type.name, int(each.n_bytes), int(each.data_offset))
         for reader in readers for each in reader.tensors
-    ]  # fmt: skip
+    ]
     ours = [(each.name, each.shape, each.type.name, each.size_bytes, each.begin) for each in header.tensors]
     assert ours == expected
     fields = {key: field for key, field in readers[0].fields.items() if not key.startswith(("GGUF.", "token"))}

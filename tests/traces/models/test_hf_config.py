@@ -18,11 +18,11 @@ BLOCKS = [{"M": "linear_attention", "E": "moe", "*": "full_attention"}[letter] f
 NEMOTRON = hf.NemotronHConfig(
     hidden_size=2688, layers_block_type=BLOCKS, num_key_value_heads=2, mamba_num_heads=64, n_routed_experts=128,
     moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712, num_experts_per_tok=6,
-)  # fmt: skip
+)
 QWEN_122B = hf.Qwen3_5MoeTextConfig(
     hidden_size=3072, num_hidden_layers=48, num_attention_heads=32, linear_num_value_heads=64,
     moe_intermediate_size=1024, shared_expert_intermediate_size=1024,
-)  # fmt: skip
+)
 MXFP4 = {"quant_method": "mxfp4"}
 CONFIGS: dict[str, hf.PreTrainedConfig] = {
     "mixtral-8x7b": hf.MixtralConfig(),
@@ -54,12 +54,12 @@ CONFIGS: dict[str, hf.PreTrainedConfig] = {
         num_hidden_layers=24,
         layer_types=["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
     ),
-}  # fmt: skip
+}
 GEMMA = hf.Gemma4TextConfig(
     hidden_size=2816, intermediate_size=2112, num_hidden_layers=30, num_attention_heads=16, num_key_value_heads=8,
     sliding_window=1024, num_experts=128, top_k_experts=8, moe_intermediate_size=704, enable_moe_block=True,
     attention_k_eq_v=True,
-)  # fmt: skip
+)
 
 
 def values_of(config: hf.PreTrainedConfig) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def reaches(shape: ModelShape) -> list[tuple[str, int]]:
         ({"sliding_window": 512, "sliding_window_pattern": 6}, [("window", 40), ("full", 8)]),
         ({"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0] * 12}, [("chunk", 36), ("full", 12)]),
     ],
-)  # fmt: skip
+)
 def test_windows_and_chunks(keys: dict[str, object], expected: list[tuple[str, int]]) -> None:
     assert reaches(made(**keys)) == expected
 
@@ -161,7 +161,7 @@ def test_windows_and_chunks(keys: dict[str, object], expected: list[tuple[str, i
         ({"hybrid_override_pattern": "**"}, r"config\.json: expected a block of experts, got"),
         ({"hybrid_override_pattern": "M-ME"}, "none of type mlp"),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_or_wrong_is_named(keys: dict[str, object], words: str) -> None:
     with pytest.raises(ShapeError, match=words):
         made(**keys)

@@ -13,7 +13,7 @@ from traces.models.shape import ModelShape, ShapeError
 SMALL = ModelShape(
     "small", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=512, expert_width=256, attention_params=1000,
     kv_width=64, vocab=100,
-)  # fmt: skip
+)
 
 
 def gigabytes(model: str) -> float:
@@ -129,7 +129,7 @@ def test_experts_that_are_published_in_4_bits_can_be_written_out_in_16() -> None
 @pytest.mark.parametrize(
     ("name", "bits"),
     [("iq4_nl", 4.5), ("iq4_k", 4.5), ("iq3_k", 3.4375), ("iq3_s", 3.4375), ("iq1_m", 42.875 / 24), ("int4", 4.5)],
-)  # fmt: skip
+)
 def test_formats_of_other_engines(name: str, bits: float) -> None:
     assert quantised(SMALL, name).weight_bits == pytest.approx(bits)
 

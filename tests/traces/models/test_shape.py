@@ -61,7 +61,7 @@ def test_a_count_is_a_whole_number_in_a_range(name: str, value: object) -> None:
         {"hidden": 10**6, "expert_width": 10**6, "experts": 10000}, {"weight_bits": 0.01},
         {"attention_params": 10**12, "dense_layers": 1000}, {"attention": [{"reach": "full", "params": -1}]},
     ],
-)  # fmt: skip
+)
 def test_a_shape_that_no_model_has_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ShapeError):
         ModelShape.from_dict({**GOOD, **wrong})

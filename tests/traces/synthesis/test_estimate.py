@@ -21,7 +21,7 @@ TRUE = replace(
     model_share=0.2,
     autocorrelation=(0.6, 0.3, *[0.0] * 14), state_width=4, noise_share=0.1, layer_drift=0.02, sharpness=1.7,
     text="given",
-)  # fmt: skip
+)
 
 
 def trace(prompt_tokens: int, generated_tokens: int) -> Trace:
@@ -47,7 +47,7 @@ def test_its_residuals_are_small_and_say_what_was_not_fitted(fitted) -> None:  #
     by_name = {residual.statistic: residual for residual in fitted.residuals}
     assert [name for name, one in by_name.items() if not one.fitted] == [
         "prompt token's used in the prompt", "different experts of 2 tokens"
-    ]  # fmt: skip
+    ]
     for residual in fitted.residuals:
         assert residual.synthetic == pytest.approx(residual.real, rel=0.12, abs=0.01), residual
 
@@ -70,7 +70,7 @@ def test_its_residuals_are_of_all_statistics_that_were_measured(fitted) -> None:
         "different experts of a prompt": made.prompt_distinct,
         "weight of the first expert": weights[0],
         "weight of the last expert": weights[-1],
-    }, abs=1e-4)  # fmt: skip
+    }, abs=1e-4)
 
 
 def test_a_trace_too_short_to_see_what_persists_is_refused() -> None:

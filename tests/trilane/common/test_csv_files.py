@@ -36,7 +36,7 @@ def test_cells_are_read_by_their_hints_and_empty_ones_are_none_or_the_default(tm
         ("name,grams\n\"a,1\n", "expected stones: unexpected end of data"),
         ("name,grams\n\xff,1\n", "expected stones: 'utf-8' codec"),
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(TrilaneError) as refused:

@@ -15,7 +15,7 @@ from trilane.common.parquet_files import ParquetError, read_parquet, write_parqu
 TABLE = pa.table({
     "whole": pa.array([1, None, 2**62]), "number": pa.array([0.1, 0.2, None]), "text": pa.array(["a", "", None]),
     "category": pa.array(["gpu", "cpu", "gpu"]).dictionary_encode(),
-}).replace_schema_metadata({"about": "what it is"})  # fmt: skip
+}).replace_schema_metadata({"about": "what it is"})
 MOST = 1000
 
 

@@ -157,7 +157,7 @@ def test_missing_keys_are_named() -> None:
         ({"by_generation": {3: 10**400}}, "by_generation.3: expected a number, got a whole number of 1,329 bits"),
         ({"batch": 10**400}, "batch: expected a whole number >= 1 or null, got a whole number of 1,329 bits"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_is_told_with_its_path_what_was_expected_and_what_came(
     changes: Mapping[str, Any], message: str
 ) -> None:
@@ -199,7 +199,7 @@ def test_faults_of_the_program_are_not_bad_input() -> None:
         ({"batch": 2.0}, "batch"), ({"recalls": [0.5]}, "recalls"), ({"recalls": (0.5, 2)}, r"recalls\[1\]"),
         ({"gpu": PLAIN["gpu"]}, "gpu"), ({"routing": "keeps"}, "routing"), ({"by_generation": {3: "1e9"}}, "by_g"),
     ],
-)  # fmt: skip
+)
 def test_check_converts_nothing(changes: Mapping[str, Any], path: str) -> None:
     with pytest.raises(MachineError, match=f"^{path}.*: expected"):
         Machine(**{"gpu": Gpu(Sourced(1, "s")), **changes})
@@ -252,7 +252,7 @@ def record(typed: list[Typed]) -> Typed:
 def test_what_was_written_is_read_back(data: st.DataObject) -> None:
     """Of any dataclass, however its fields are nested; through YAML and through JSON too."""
     hint, values = record(data.draw(st.lists(st.recursive(st.sampled_from(list(LEAVES.items())), nest, max_leaves=8),
-                                             min_size=1, max_size=4)))  # fmt: skip
+                                             min_size=1, max_size=4)))
     value = data.draw(values)
     plain = to_dict(value)
     check(value)

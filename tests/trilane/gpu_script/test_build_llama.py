@@ -26,7 +26,7 @@ def build(folder: Path, *words: str, **changes: str) -> subprocess.CompletedProc
     (folder / "build.sh").write_text(script.replace(line, f"sha256={digest}"))
     environment = {"PATH": str(tools(folder, "cmake", "c++", "nvcc", "curl")), "JOBS": "3", **changes}
     return subprocess.run(["bash", "build.sh", *words], cwd=folder, env=environment, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+                          check=False)
 
 
 def test_the_sources_are_unpacked_and_built_for_the_cards_that_are_there(tmp_path: Path) -> None:

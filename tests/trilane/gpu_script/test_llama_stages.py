@@ -56,7 +56,7 @@ def test_one_that_is_named_and_finds_no_gpu_fails_with_its_reason(play: Play) ->
 def test_without_a_library_it_is_built_from_the_sources_that_are_given(play: Play, tmp_path: Path) -> None:
     """The compilers are missing here: that is refused before anything is made."""
     done = play("llama.cpp-build", FAILING="gpu_name", LLAMA_BUILD=str(tmp_path / "made"), LLAMA_SOURCES="s.tar.gz",
-                PATH=str(tools(tmp_path)))  # fmt: skip
+                PATH=str(tools(tmp_path)))
     assert (done.status, done.said) == (1, {"llama.cpp-build": "failed (status 2)"})
     log = (tmp_path / "a folder" / "logs" / "llama.cpp-build.log").read_text()
     assert log == "examples/build_llama.sh: cmake: no such command, and llama.cpp is built with it\n"

@@ -24,7 +24,7 @@ from tests.kit.gpu_script import (
     environment_for,
     options_of,
     stages_of,
-)  # fmt: skip
+)
 from tests.kit.running import ROOT
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
@@ -47,7 +47,7 @@ def test_every_command_is_understood(commands: list[list[str]]) -> None:
     ours = [words for words in commands if not words[0].startswith("-") and not words[0].endswith(".py")]
     assert [words[0] for words in ours] == [
         "smoke", *["profile"] * 3, "validate", *["trace", "trace", "validate"] * 2, "profile", "validate", "validate",
-    ]  # fmt: skip
+    ]
     assert all(options_of(words) for words in ours)
 
 
@@ -161,7 +161,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
 ) -> None:
     environment = {**environment_for(tmp_path), **changes}
     done = subprocess.run(["bash", str(SCRIPT), *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+                          check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert why in done.stderr
     assert not (tmp_path / "out").exists()
@@ -188,7 +188,7 @@ def test_the_gpu_s_free_memory_is_used_unless_it_is_chosen(play: Play, chosen: d
 def test_a_signal_is_handed_on_and_ends_the_script_with_its_summary(tmp_path: Path) -> None:
     environment = {**environment_for(tmp_path), "SLOW": "smoke"}
     process = subprocess.Popen(["bash", str(SCRIPT), "a folder"], cwd=tmp_path, env=environment,
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+                               stdout=subprocess.PIPE, text=True)
     try:
         wait_until((tmp_path / "recorded.slow").exists, "the first stage has begun")
     except TimeoutError:
@@ -215,9 +215,9 @@ def test_make_gpu_runs_it() -> None:
 def test_the_smallest_stages_for_real(tmp_path: Path) -> None:
     """One small file of the tests of CUDA lanes, on the fake, and packing; ``trilane smoke`` has tests of its own."""
     environment = {**os.environ, "TRILANE": "true", "PYTHON": sys.executable, "LANES": "host-lanes",
-                   "PYTEST_ADDOPTS": "-k test_cuda_memory"}  # fmt: skip
+                   "PYTEST_ADDOPTS": "-k test_cuda_memory"}
     done = subprocess.run(["bash", str(SCRIPT), "out", "smoke", "pack"], cwd=tmp_path, env=environment,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+                          capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with zipfile.ZipFile(tmp_path / "out" / "results.zip") as packed:
         assert {"MANIFEST.txt", "logs/device-tests.log", "done/smoke", "done/device-tests"} <= set(packed.namelist())

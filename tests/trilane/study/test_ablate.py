@@ -21,8 +21,8 @@ from sim.runs.demand import MissingFromTraceError
 from sim.runs.scenario import Scenario
 from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
-from trilane.figures.figure_files import PictureError
-from trilane.figures.ladder import plot_ladder
+from trilane.output.figures.figure_files import PictureError
+from trilane.output.figures.ladder import plot_ladder
 from trilane.study import ablate as ablation
 from trilane.study.ablate import Ablation, ablate, simulate_parts
 from trilane.study.compare import compare
@@ -42,7 +42,7 @@ def dali() -> Ablation:
 
 def test_the_ladder_adds_the_parts_of_dali(dali: Ablation) -> None:
     labels = ["no part: all experts on the CPU", "+ placement: random", "+ assigner: greedy", "+ cache: window",
-              "+ prefetcher: top"]  # fmt: skip
+              "+ prefetcher: top"]
     parts = ["placement", "assigner", "cache", "prefetcher"]
     assert [row["label"] for row in dali.ladder] == labels
     assert [row["part"] for row in dali.ladder] == [None, *parts]
@@ -180,7 +180,7 @@ def made(*times: tuple[float, float], refused: bool = False) -> Ablation:
          "tpot_ms": fmean(pair), "tpot_ms_min": min(pair), "tpot_ms_max": max(pair),
          "draws": [{"tpot_ms": tpot} for tpot in pair]}
         for label, pair in zip(("no part", "+ cache", "+ prefetcher", "without cache"), times, strict=True)
-    ]  # fmt: skip
+    ]
     rows[2]["parts"] = ["cache", "prefetcher"]
     if refused:
         rows[1] = {"label": "+ cache", "parts": [], "refused": "no room"}

@@ -167,7 +167,7 @@ def test_means_by_hand() -> None:
     assert summary(rows) == {
         "policy": "p", "tpot_ms": 2.0, "hit": 0.75, "steps": 4, "never": None, "tpot_ms_min": 1.0, "tpot_ms_max": 4.0,
         "draws": rows,
-    }  # fmt: skip
+    }
 
 
 def test_a_prefill_alone_has_no_spread(tmp_path: Path) -> None:

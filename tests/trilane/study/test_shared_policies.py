@@ -13,10 +13,10 @@ from policies.registry import SYSTEMS, register
 from policies.system import ChoiceError
 from sim.runs.scenario import Scenario
 from tests.kit.running import ROOT
+from trilane.engines.question import Question
+from trilane.fit.fit import fit
 from trilane.study.ablate import ablate
 from trilane.study.compare import compare
-from trilane.study.fit.fit import fit
-from trilane.study.fit.question import Question
 
 SHORT = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=2, cached_share=0.25)
 OFFLOADED = Question(

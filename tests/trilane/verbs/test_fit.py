@@ -13,15 +13,15 @@ from rich.console import Console
 
 from sim.machine.hardware import load_hardware
 from tests.kit.running import Result, Trilane
-from trilane.pages.fit import fit_page
-from trilane.study.fit.answer import Fit
-from trilane.study.fit.engine_speed import LargerPieces
-from trilane.study.fit.fit import fit
-from trilane.study.fit.question import Question
-from trilane.study.fit.sensitivity import Gain
+from trilane.engines.engine_speed import LargerPieces
+from trilane.engines.question import Question
+from trilane.fit.answer import Fit
+from trilane.fit.fit import fit
+from trilane.fit.sensitivity import Gain
+from trilane.output.pages.fit import fit_page
 
 MINI = ("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", "--weights", "bf16", "--gpu", "rtx-3060",
-        "--ram", "ddr4-3200", "--prompt", "64", "--policies", "fiddler,on-demand", "--jobs", "1")  # fmt: skip
+        "--ram", "ddr4-3200", "--prompt", "64", "--policies", "fiddler,on-demand", "--jobs", "1")
 
 
 def facts(done: Result) -> dict[str, str]:
@@ -102,14 +102,14 @@ def test_an_answer_of_one_token_has_no_time_per_token(trilane: Trilane) -> None:
 
 def test_what_gets_worse_and_a_slower_clairvoyant_run_are_explained() -> None:
     whole = fit(Question("deepseek-v2-lite", gpu="rtx-3060", ram="ddr4-3200", trace="mini-deepseek", weights="bf16",
-                         prompt_tokens=64, generated=8, policies=("fiddler",)))  # fmt: skip
+                         prompt_tokens=64, generated=8, policies=("fiddler",)))
     found = whole.policies
     assert found is not None
     assert found.clairvoyant is not None
     slower = replace(found.clairvoyant, tpot_ms=found.best.tpot_ms + 1, pcie_bytes_per_token=700 * 2**20)
     gains = (Gain("PCIe", "the link", 0.1), Gain("GPU kernels", "", -0.019), Gain("DRAM", "", -0.042))
     odd = replace(found, clairvoyant=slower, gains=gains,
-                  best=replace(found.best, pcie_bytes_per_token=30 * 2**20))  # fmt: skip
+                  best=replace(found.best, pcie_bytes_per_token=30 * 2**20))
     page = printed(replace(whole, policies=odd))
     assert "-4%  (the policy uses it badly)" in page
     assert page.count("uses it badly") == 1
@@ -136,7 +136,7 @@ def test_what_the_model_was_trained_for_and_long_times_and_larger_pieces_are_tol
     assert "trained for, 700 tokens with the answer." in printed(replace(whole, trained_tokens=700))
     assert "was trained for 601 tokens, and here are 602: " in printed(replace(whole, trained_tokens=601))
     slow = replace(whole.engine, ttft_ms=330e3, prompt_ms={"attention": 30e3, "copies": 300e3},
-                   larger_pieces=LargerPieces("-b 4096 -ub 4096", 121e3, 50.0))  # fmt: skip
+                   larger_pieces=LargerPieces("-b 4096 -ub 4096", 121e3, 50.0))
     page = printed(replace(whole, engine=slow))
     assert "5.5 min, the prompt in 2 pieces of 512: copies of experts 5.0 min, attention 30.00 s" in page
     assert "larger pieces    first token in 2.0 min and 20.0 tokens/s with -b 4096 -ub 4096" in page
@@ -202,7 +202,7 @@ def test_a_preset_is_a_machine_and_json_can_be_printed(trilane: Trilane) -> None
 def small() -> Fit:
     """A small question, answered once."""
     return fit(Question("deepseek-v2-lite:4", gpu="rtx-3050", ram="ddr4-3200", prompt_tokens=64, generated=2,
-                        policies=("on-demand",)))  # fmt: skip
+                        policies=("on-demand",)))
 
 
 def test_the_command_line_is_one_line_on_a_narrow_terminal() -> None:
@@ -229,7 +229,7 @@ def test_an_engine_that_is_faster_than_the_best_policy_is_told(slower: float, to
 
 def test_a_prompt_in_one_piece_is_a_caveat_that_ends_its_sentence() -> None:
     found = fit(Question("deepseek-v2-lite", gpu="rtx-3050", ram="ddr4-3200", prompt_tokens=513, generated=1,
-                         policies=("on-demand",)))  # fmt: skip
+                         policies=("on-demand",)))
     assert found.policies is not None
     assert any(trap.endswith("are copied once for each piece") for trap in found.policies.traps)
 

@@ -18,11 +18,11 @@ from realrun.llama_cpp.piece_time import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import load_hardware
+from sim.machine.sourced import Sourced
 from tests.kit.fake_engine import FakeContext, known_kernels
 from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
 from traces.models.catalogue import load_model
-from trilane.machines.sourced import Sourced
-from trilane.study.tune.machine_found import MachineFound, UnknownCardError
+from trilane.engines.tune.machine_found import MachineFound, UnknownCardError
 from trilane.verbs.llama_cpp import (
     LlamaProfile,
     LlamaRun,
@@ -158,10 +158,10 @@ class NoGpu:
 def test_a_plan_for_this_machine_takes_the_parts_that_are_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trilane.study.tune.machine_found.found_machine", lambda: MachineFound(
+    monkeypatch.setattr("trilane.engines.tune.machine_found.found_machine", lambda: MachineFound(
         "rtx-4090", "ddr5-5600", None, 12, "4x16", 64,
         ("ram: ddr5-5600, which is usual; name the memory modules with --ram",),
-    ))  # fmt: skip
+    ))
     machine = load_hardware(machine_found())
     assert (machine.cpu_only, machine.cpu.cores) == (False, 12)
     assert "4090" in machine.name
@@ -175,16 +175,16 @@ def test_a_card_that_is_not_in_the_catalogue_is_named_in_the_plan(monkeypatch: p
     def found() -> MachineFound:
         raise UnknownCardError("the GPU 'B9' with 12 GiB")
 
-    monkeypatch.setattr("trilane.study.tune.machine_found.found_machine", found)
+    monkeypatch.setattr("trilane.engines.tune.machine_found.found_machine", found)
     with pytest.raises(OptionError) as refused:
         machine_found()
     assert str(refused.value) == f"hardware=here: the GPU 'B9' with 12 GiB is not in the catalogue; {NAMED}"
 
 
 def test_parts_that_do_not_go_together_are_refused_with_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trilane.study.tune.machine_found.found_machine", lambda: MachineFound(
+    monkeypatch.setattr("trilane.engines.tune.machine_found.found_machine", lambda: MachineFound(
         "rtx-4090", "ddr5-5600", "server", 192, "4x16", 64, ()
-    ))  # fmt: skip
+    ))
     with pytest.raises(OptionError, match=r"server CPU has at most 128 cores, got 192; .*--set hardware="):
         machine_found()
 

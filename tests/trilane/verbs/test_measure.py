@@ -20,7 +20,7 @@ MODEL = str(ROOT / "traces" / "bundled" / "mini-moe")
 GENERATE = (
     "measure", "--mode", "generate", "--lanes", "host-lanes", "--policy", "on-demand", "--model", MODEL,
     "--prompts", "p.txt", "--set", "cached_share=0.3", "--set", "prompt_tokens=3", "--set", "generated_tokens=2",
-)  # fmt: skip
+)
 
 
 def write_prompts(count: int = 2) -> None:
@@ -59,7 +59,7 @@ def test_a_generation_gives_text_and_a_trace_that_is_simulated(
     assert f"host-lanes: {LOCKED}" in done.err.splitlines()
     assert {path.name for path in Path().iterdir()} == {"p.txt", "t.safetensors", "run.json"}
     simulated = trilane("simulate", "--policy", "on-demand", "--set", "trace=t.safetensors", "--set", "model=null",
-                        "--set", "cached_share=0.3", "--set", "batch=2", "--json", "-")  # fmt: skip
+                        "--set", "cached_share=0.3", "--set", "batch=2", "--json", "-")
     assert simulated.json["run"]["decode_steps"] == 2
 
 
@@ -103,7 +103,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "generating where the profile is not from": (
         (*GENERATE, "--set", "hardware=lanes.yaml"), "this computer is not the profile's machine",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

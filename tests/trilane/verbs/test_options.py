@@ -53,7 +53,7 @@ def test_a_chunk_is_a_size() -> None:
         ("cache-curve", "--pool", "2^20 bytes"), ("simulate", "--set", "10^9 bytes"),
         ("whatif", "--vary", "10^9 bytes"),
     ],
-)  # fmt: skip
+)
 def test_the_help_of_a_size_names_its_unit(
     trilane: Trilane, monkeypatch: pytest.MonkeyPatch, verb: str, option: str, unit: str
 ) -> None:

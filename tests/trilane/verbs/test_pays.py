@@ -59,7 +59,7 @@ def test_deferral_says_how_many_are_deferred_and_that_the_output_changes(trilane
     assert lines[1] == "kt-deferral ~ changes the output; not judged"
     assert [line.split("  ")[0] for line in lines if line.startswith("with")] == [
         "without: kt-deferral, 0 deferred", "with it: kt-deferral ~, 1 deferred"
-    ]  # fmt: skip
+    ]
 
 
 def test_refusals(trilane: Trilane) -> None:

@@ -25,7 +25,7 @@ OUT = "here.yaml"
 CUDA = {
     "kind": "cuda", "cpu": "none like this", "lanes_cpu_cores": "any", "lanes_cpu_threads": 6,
     "lanes_memory_bytes": 24_000_000_000, "date": "2026-11-20", "load_average": 0.1,
-}  # fmt: skip
+}
 
 
 def measured() -> Hardware:
@@ -39,7 +39,7 @@ def test_a_model_is_measured_and_another_one_added_to_the_same_lanes(
 ) -> None:
     monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED,))
     first = trilane("profile", "-o", OUT, *PROFILE, "--link-gb-per-s", "3", "--memory-gb", "2", "--chunk-mb", "2",
-                    "--json", "found.json")  # fmt: skip
+                    "--json", "found.json")
     assert first.status == 0, first.err
     assert f"host-lanes: {LOCKED}" in first.err.splitlines()
     for expected in ("here: host-lanes of", "rates against aims", f"written to {OUT}"):
@@ -95,7 +95,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no chunk": (("--chunk-mb", "-1"), "--chunk-mb: expected a number of MB (10^6 bytes) from 0 on, got -1"),
     "threads of another engine": (("--threads", "1", "--rounds", "3"), "--threads, --rounds: expected --engine"),
     "unknown model": (("--model", "eliza"), "eliza"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -117,7 +117,7 @@ def test_the_environment_says_how_much_host_memory_there_is(trilane: Trilane, mo
 
 
 def test_a_file_that_is_no_profile_is_left_alone(trilane: Trilane) -> None:
-    preset = (ROOT / "trilane/machines/presets/rtx3090-ddr4.yaml").read_text()
+    preset = (ROOT / "sim/machine/presets/rtx3090-ddr4.yaml").read_text()
     Path(OUT).write_text(preset)
     done = trilane("profile", "-o", OUT, *PROFILE)
     assert done.status == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trilane.study.fit.fit import with_longest_prompt
-from trilane.study.fit.question import Question
+from trilane.engines.question import Question
+from trilane.fit.fit import with_longest_prompt
 from trilane.verbs.options import OptionError
 from trilane.verbs.question_options import Workload
 
@@ -17,7 +17,7 @@ def test_what_was_named_is_the_question() -> None:
     assert asked == Question(
         "deepseek-v2-lite:2", "rtx-3060", "ddr4-3200", weights="q8_0", prompt_tokens=512, generated=16, batch=2,
         trace="mini-deepseek:2",
-    )  # fmt: skip
+    )
     assert Workload().question(**MACHINE) == Question(**MACHINE)
 
 

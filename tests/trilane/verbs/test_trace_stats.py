@@ -18,7 +18,7 @@ from traces.statistics import trace_statistics
 from traces.trace import Trace
 from trilane.cli import main
 from trilane.common.schema import SchemaError, from_dict
-from trilane.pages.trace_stats import comparable_statistics
+from trilane.output.pages.trace_stats import comparable_statistics
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT.parent / "shared" / "traces" / "route_trace_v1"
@@ -44,7 +44,7 @@ def stats(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 def alternating() -> Trace:
     """Two sequences of 4 decode tokens, top-1 of 4 experts: 0 0 1 1, then 2 3 2 3."""
     one, other = (toy_trace([[[expert]] for expert in experts], prompt_tokens=0, experts=4)
-                  for experts in ((0, 0, 1, 1), (2, 3, 2, 3)))  # fmt: skip
+                  for experts in ((0, 0, 1, 1), (2, 3, 2, 3)))
     tensors: dict[str, Any] = {
         name: np.concatenate([array, other.tensors()[name]]) for name, array in one.tensors().items()
     }
@@ -160,7 +160,7 @@ GOOD: dict[str, Any] = {"quantity": "gini", "value": 0.5, "model": "m", "source"
     "change",
     [{"source": ""}, {"note": 3}, {"value": "0.5"}, {"value": None}, {"value": True}, {"value": []}, {"vaule": 1},
      {"value": [0.2, 0.1]}, {"value": [0.1, 0.1]}, {"value": [0.1, 0.2, 0.3]}],
-)  # fmt: skip
+)
 def test_a_figure_with_something_wrong_is_refused(change: dict[str, Any]) -> None:
     assert from_dict(Published, GOOD).ends == (0.5,)
     with pytest.raises(SchemaError):

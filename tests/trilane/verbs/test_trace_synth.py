@@ -53,7 +53,7 @@ def test_everything_on_it_is_called_synthetic(trilane: Trilane) -> None:
     scenario = [
         word for value in ("trace=t.safetensors", "model=null", "calibration=c.safetensors", "cached_share=0.5")
         for word in ("--set", value)
-    ]  # fmt: skip
+    ]
     for words in (
         ("simulate", "--policy", "on-demand", *scenario),
         ("simulate", "--policy", "on-demand", *scenario, "--json", "-"),

@@ -10,11 +10,11 @@ import pytest
 
 from tests.kit.overlay import ROOT
 from tests.kit.running import Trilane
-from trilane.study.tune import machine_found
-from trilane.study.tune import tune as tuning
+from trilane.engines.tune import machine_found
+from trilane.engines.tune import tune as tuning
 
 SMALL = ("tune", "deepseek-v2-lite:4", "--gpu", "rtx-3050", "--ram", "ddr4-3200", "--prompt", "600", "--generated",
-         "16", "--threads", "8", "--kv", "f16")  # fmt: skip
+         "16", "--threads", "8", "--kv", "f16")
 LINE = re.compile(r"^llama-server -m \S+\.gguf -ngl \d+ .*-np 1$", re.MULTILINE)
 
 

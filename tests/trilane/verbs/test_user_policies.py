@@ -92,7 +92,7 @@ def test_a_grid_names_it(trilane: Trilane) -> None:
         (("ablate", *SHORT, "--draws", "1", "--jobs", "1"), ("ladder", -1, "policy")),
         (("policies",), ("policies", 0, "name")),
     ],
-)  # fmt: skip
+)
 def test_verbs_of_one_policy(trilane: Trilane, words: tuple[str, ...], place: tuple[str | int, ...]) -> None:
     text = f"policy={FILE}:Mine" if words[-1] == "--set" else f"{FILE}:Mine"
     found = trilane(*words, text, "--json", "-").json
@@ -120,7 +120,7 @@ def test_fit(trilane: Trilane) -> None:
 
 
 @pytest.mark.parametrize("words", [("simulate", "--policy"), ("compare", "--policies"), ("whatif", "--vary", "batch=1",
-                                   "--policies"), ("ablate",), ("measure", "--policy"), ("policies",)])  # fmt: skip
+                                   "--policies"), ("ablate",), ("measure", "--policy"), ("policies",)])
 @pytest.mark.parametrize(("text", "said"), [("no.py:Mine", "no.py: no such file"), (f"{FILE}:Yours", "Mine, Lru")])
 def test_refusals_are_one_sentence(trilane: Trilane, words: tuple[str, ...], text: str, said: str) -> None:
     done = trilane(*words, text)

@@ -41,7 +41,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path, machine = tmp_path_factory.mktemp("profile") / "here.yaml", HostLanes(HostLaneSettings(first, (last,)))
     try:
         found = profile(machine, [load_model("mini-moe:2")], Points((1,), (4,), (2,)), ["fiddler"], name="here",
-                        effort=Effort(rounds=2, most=1, probe_ns=0))  # fmt: skip
+                        effort=Effort(rounds=2, most=1, probe_ns=0))
     finally:
         machine.close()
     write_hardware(as_if_quiet(found.hardware), path)
@@ -61,7 +61,7 @@ def test_a_plan_is_measured_predicted_and_reported(
     monkeypatch.setattr(HostLanes, "remarks", lambda self: (LOCKED, self.crowding))
     before = profiled.read_bytes()
     words = ("validate", plan, "--profile", str(profiled), "--set", "seed=1", "--repeats", "1", "--host-memory-gb",
-             "2.5", "--out", "report", "--json", "agreement.json")  # fmt: skip
+             "2.5", "--out", "report", "--json", "agreement.json")
     done = trilane(*words)
     assert done.status == 0, done.err
     assert f"\n{LOCKED}\n" in done.out
@@ -104,7 +104,7 @@ def begun(profiled: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "trilane", "validate", "my plan.yaml", "--profile", str(profiled), "--out", "out"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([*command, "--repeats", MANY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, env=environment)  # fmt: skip
+                               text=True, env=environment)
     try:
         wait_until(lambda: len(measured_runs()) >= 2 or process.poll() is not None, "two measured runs")
     except TimeoutError:
@@ -181,7 +181,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "the plan for a result": (("my plan.yaml", "--profile", "{profile}", "--json", "my plan.yaml"), "would be lost"),
     "the profile for a result": (("my plan.yaml", "--profile", "out/repeated-profile.yaml"), "would be lost"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

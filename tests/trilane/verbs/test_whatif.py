@@ -57,7 +57,7 @@ def test_values_that_do_not_fit_are_said_so(trilane: Trilane) -> None:
 def test_policies_that_cannot_run_are_named(trilane: Trilane) -> None:
     done = trilane("whatif", "--vary", "batch=1", "--set", "prompt_tokens=4", "--set", "generated_tokens=2",
                    "--set", "trace=mini-moe", "--set", "model=null", "--set", "cached_share=0.01",
-                   "--policies", "on-demand,nobody", "--jobs", "1")  # fmt: skip
+                   "--policies", "on-demand,nobody", "--jobs", "1")
     assert done.status == 2
     assert "there is no policy 'nobody'" in done.err
 
@@ -94,7 +94,7 @@ def test_null_is_a_value(trilane: Trilane) -> None:
     rows = json.loads(Path("r.json").read_text())["rows"]
     assert {(row["gpu_memory_gb"], row["model"]) for row in rows} == {
         (12.0, "the trace's own"), ("the card's own", "the trace's own")
-    }  # fmt: skip
+    }
     assert len(lines(done, "12 ", "the card's own ")) == 2
 
 

@@ -59,7 +59,7 @@ def _entry(setting: BoardSetting, policy: str, rows: Sequence[Mapping[Any, Any]]
         *setting, policy, kind_of(json.loads(rows[0]["labels"])), fmean(speeds), min(speeds), max(speeds),
         hit_rate=None if any(rate != rate for rate in hits) else fmean(hits),
         copied_mib=fmean(row["pcie_bytes_per_token"] for row in rows) / MIB, reason="",
-    )  # fmt: skip
+    )
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def add_entries(path: Path, policies: Sequence[str], jobs: int, watch: Watch) ->
 def with_played(entries: Sequence[Entry], policies: Sequence[str], jobs: int, watch: Watch) -> list[Entry]:
     """Entries, and those of policies that they lack, which are simulated and kept nowhere."""
     more = [entry for setting in all_settings() if (missing := lacking(entries, setting, policies))
-            for entry in played(setting, missing, jobs, watch)]  # fmt: skip
+            for entry in played(setting, missing, jobs, watch)]
     return [*entries, *more]
 
 

@@ -13,7 +13,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
-from trilane.study.fit.routing import synthetic_names
+from trilane.engines.routing import synthetic_names
 
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1", "quasi_hidden@1", "estimator@1", "partial@1")
 # none of later tokens: synthetic routing has none, and no published recall of them is known, so that seqmoe cannot run
@@ -58,7 +58,7 @@ class BoardSetting(NamedTuple):
         return Scenario(
             trace=trace, model=model, batch=self.batch, hardware=settings.machines[self.machine].hardware,
             calibration=calibration, **common,
-        )  # fmt: skip
+        )
 
 
 @cache
@@ -72,4 +72,4 @@ def all_settings() -> list[BoardSetting]:
     """The columns, machine by machine."""
     settings = leaderboard_settings()
     return [BoardSetting(machine, family, batch) for machine in settings.machines for family in settings.families
-            for batch in settings.batches]  # fmt: skip
+            for batch in settings.batches]

@@ -48,7 +48,7 @@ def standings(entries: Sequence[Entry]) -> list[Standing]:
         relative = {
             setting: entry.tokens_per_s / best
             for setting, entry in mine.items() if entry.tokens_per_s and (best := fastest.get(setting))
-        }  # fmt: skip
+        }
         kind = next((entry.kind for entry in mine.values() if entry.kind), "")
         found.append(Standing(policy, kind, mine, relative))
     return sorted(found, key=lambda one: (-len(one.relative), -(one.score or 0.0), one.policy))
@@ -56,5 +56,5 @@ def standings(entries: Sequence[Entry]) -> list[Standing]:
 
 def _fastest(entries: Sequence[Entry], setting: BoardSetting) -> float | None:
     speeds = [entry.tokens_per_s for entry in entries
-              if entry.setting == setting and entry.kind == PolicyKind.KEEPS and entry.tokens_per_s]  # fmt: skip
+              if entry.setting == setting and entry.kind == PolicyKind.KEEPS and entry.tokens_per_s]
     return max(speeds, default=None)

@@ -59,7 +59,7 @@ class Scoreboard:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {"papers": [vars(each) for each in self.summaries()], "figures": [facts_of(s) for s in self.scores],
-                "left_out": left_out(self.scores)}  # fmt: skip
+                "left_out": left_out(self.scores)}
 
 
 def left_out(scores: Sequence[FigureScore]) -> dict[str, int]:
@@ -87,7 +87,7 @@ def _summary(name: str, scores: Sequence[FigureScore]) -> PaperSummary:
         median_log_ratio=median([abs(score.log_ratio) for score in counted] or [math.nan]),
         same_direction=(sum(directions), len(directions)),
         in_order=(sum(in_order(*pair) for pair in pairs), len(pairs)),
-    )  # fmt: skip
+    )
 
 
 def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureScore]]:
@@ -101,7 +101,7 @@ def pairs_of(scores: Iterable[FigureScore]) -> list[tuple[FigureScore, FigureSco
         for pair in combinations(scores, 2)
         if pair[0].paper.name == pair[1].paper.name and _one_differs(*(score.question.facts for score in pair))
         and _apart(pair[0].figure.value, pair[1].figure.value, max(DEAD_BAND, pair[0].paper.scatter))
-    ]  # fmt: skip
+    ]
 
 
 def _one_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -22,13 +22,13 @@ from trilane.study.papers.quantities import Facts
 _OF_RUNS = (
     "tpot_ms", "ttft_ms", "decode_resident_hit_rate", "h2d_busy_share", "gpu_busy_share", "cpu_busy_share",
     "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
-)  # fmt: skip
+)
 FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
     "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share", "prompt_j",
     "served_hit_rate", "last_hits_max",
-)  # fmt: skip
+)
 LAST = 8  # tokens that DALI's Fig. 18d takes together
 _ALPHA = 0.25  # of Qwen2 (Section VI-B), whose loads SMoE's Table I shows, unless a policy has another one
 

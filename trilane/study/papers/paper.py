@@ -47,7 +47,7 @@ class PaperQuestion:
     def facts(self) -> dict[str, Any]:
         """What may differ between two questions, by name."""
         return {"ask": self.ask, "method": self.method, "over": self.baselines, "at": self.at,
-                "take": self.take, **self.set}  # fmt: skip
+                "take": self.take, **self.set}
 
 
 class FigureNote(NamedTuple):
@@ -166,7 +166,7 @@ def _known(what: str, name: str, names: Iterable[str], where: str) -> None:
 def read_papers() -> Mapping[str, Paper]:
     """The papers, by name. Raises PapersError, also for a figure that is asked though it is left out, or not asked."""
     papers = [from_dict(Paper, read_yaml(path, PapersError), path.name, PapersError)
-              for path in sorted(FOLDER.glob("*.yaml"))]  # fmt: skip
+              for path in sorted(FOLDER.glob("*.yaml"))]
     figures = askable()
     for paper in papers:
         mine = [figure.id for figure in figures.values() if figure.paper == paper.name]

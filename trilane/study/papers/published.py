@@ -34,7 +34,7 @@ class PublishedFigure:
     value: Annotated[float, at_most(1e9)] | None
     unit: str
     kind: Literal["exact", "approx", "range_lo", "range_hi", "upper_bound", "lower_bound", "maximum", "derived",
-                  "missing"]  # fmt: skip
+                  "missing"]
     left_out: str
 
     @property

@@ -134,4 +134,4 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
                                      lambda mine, base: mine["copy_ms"] / mine["layer_ms"]),
     "cpu_over_copy": PaperQuantity("one expert on the CPU / its copy", "x",
                                    lambda mine, base: mine["cpu_expert_ms"] / mine["copy_ms"]),
-}  # fmt: skip
+}

@@ -83,7 +83,7 @@ def facts_of(score: FigureScore) -> dict[str, Any]:
         "over": list(question.baselines), "unit": figure.unit, "published": figure.value, "kind": figure.kind,
         "simulated": score.simulated, "log_ratio": score.log_ratio if off else None, "put_in": score.put_in,
         "miss": score.miss, "contradiction": reasons(score.paper.contradictions, figure.id),
-    }  # fmt: skip
+    }
 
 
 # --- which figures ----------------------------------------------------------------------------------------------------

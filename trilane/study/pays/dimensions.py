@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from sim.machine.dials import DIALS
 from sim.runs.prepare import Prepared
 from trilane.common.units import GB
-from trilane.study.dials import DIALS
 
 Values = tuple[float, ...]
 Bounds = tuple[float, float]
@@ -111,35 +111,35 @@ _GB_PER_S = fixed(0.1, 10_000.0)
 SHARE = Dimension(
     "cached_share", "experts on the GPU (share of all)", _share, partial(with_own, (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)),
     _SHARES, is_share=True,
-)  # fmt: skip
+)
 LINK = Dimension(
     "pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2), _GB_PER_S,
     in_words="{} GB/s",
-)  # fmt: skip
+)
 UPLOAD = Dimension(
     "pcie_gbps", "upload of an expert (us)", partial(_dial, "pcie_gbps"), partial(multiples, 0.5, 1, 4), _GB_PER_S,
     _upload_us,
-)  # fmt: skip
+)
 DRAM = Dimension(
     "dram_gbps", "DRAM bandwidth that CPU experts reach (GB/s)", partial(_dial, "dram_gbps"),
     partial(multiples, 2**0.5, 3, 3), _GB_PER_S,
-)  # fmt: skip
+)
 MEMORY = Dimension(
     "gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3), fixed(0.1, 10_000.0),
     in_words="{} GB",
-)  # fmt: skip
+)
 RECALL = Dimension(
     "noisy_forecast_recall", "recall of forecasts (share of the experts)", _recall,
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), _SHARES, is_share=True,
-)  # fmt: skip
+)
 ACCEPTANCE = Dimension(
     "draft_acceptance", "chance that the next draft is accepted", lambda _: ACCEPTED,
     partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), _SHARES, is_share=True,
-)  # fmt: skip
+)
 DRAFTS = Dimension(
     "draft_tokens", "drafts a step", lambda _: DRAFTED, partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS),
     in_words="{} drafts a step",
-)  # fmt: skip
+)
 DEFERRED = Dimension(
     "parameters.deferred", "deferred experts of a token", _deferred, _counted, _up_to_top_k, in_words="{} deferred"
 )

@@ -79,7 +79,7 @@ class GainMap:
             "question": to_dict(self.question), "about": self.about, "x": idea.x.label, "y": idea.y.label,
             "worth": idea.worth, "cells": cells, "here": {"x": self.cell.x, "y": self.cell.y},
             "alternative": alternative,
-        }  # fmt: skip
+        }
 
 
 def gain_map(question: PaysQuestion, jobs: int = 1, watch: Watch | None = None) -> GainMap:

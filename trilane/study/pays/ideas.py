@@ -131,7 +131,7 @@ IDEAS: Mapping[str, Idea] = {
         "a GPU with a quarter more memory", "the memory as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),
         x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=_BOUGHT,
     ),
-}  # fmt: skip
+}
 
 
 def idea_named(name: str) -> Idea:

@@ -25,7 +25,7 @@ from trilane.study.sweep.grid import Grid, Point, canonical, points
 
 FACTS = (
     "decode_served_hit_rate", "pcie_bytes_per_token", "prefetch_accuracy", "stall_cpu_share", "stall_h2d_share",
-)  # fmt: skip
+)
 Place = tuple[float, float]  # values of the two axes
 Watch = Callable[[int, int], None]  # is told how many simulations are done, and how many there are
 
@@ -64,7 +64,7 @@ class PlayedMap:
 def play_map(
     question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values, own: Place, jobs: int = 1,
     watch: Watch | None = None,
-) -> PlayedMap:  # fmt: skip
+) -> PlayedMap:
     """Simulate all places without the idea and with it, and the machine's, ``own``, with the alternative. Raises
     ChoiceError for a policy that other processes lack."""
     check_workers([candidate.policy_name for candidate in (*question.without, *question.using)], jobs)

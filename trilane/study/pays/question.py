@@ -14,9 +14,9 @@ from traces.synthesis.nearest import nearest_routing
 from trilane.common.hints import between
 from trilane.common.schema import check
 from trilane.common.units import in_gb
-from trilane.study.fit.memory_needed import check_fits, need_of
-from trilane.study.fit.question import Question
-from trilane.study.fit.routing import synthetic_names
+from trilane.engines.memory_needed import check_fits, need_of
+from trilane.engines.question import Question
+from trilane.engines.routing import synthetic_names
 from trilane.study.pays.dimensions import RECALL
 from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
 from trilane.study.sweep.axes import PARAMETER, takers, vary

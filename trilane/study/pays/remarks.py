@@ -11,7 +11,7 @@ _CACHES = {
     _PATCHES: f"{_PATCHES}: patches that are not in llama.cpp, PR 27861 "
               f"(https://github.com/ggml-org/llama.cpp/pull/27861) and others",
     _OWN: f"{_OWN}: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`",
-}  # fmt: skip
+}
 
 
 def remarks_of(found: GainMap) -> list[str]:
@@ -31,7 +31,7 @@ def other_caches(found: GainMap) -> list[str]:
         cell, name = found.alternative, found.alternative.using.policy
         gain = f"cannot run here: {cell.using.reason}" if cell.gain is None else (
             f"{gain_text(cell.gain)} here, {cell.using.mean_tokens_per_s:.1f} tokens/s"
-        )  # fmt: skip
+        )
         return [f"{_CACHES[name]}: {gain}; its map: --policy {name}"]
     return [f"without --policy: the cache of patches, {_PATCHES}"] if found.question.policy == _OWN else []
 

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from policies.registry import SYSTEMS, ChoiceError, system
+from sim.machine.dials import DIALS, LINK, PCIE, turned
 from sim.machine.hardware import Hardware, hardware_keys, load_hardware
 from sim.runs.scenario import Scenario, ScenarioError
 from trilane.common.errors import TrilaneError
@@ -14,7 +15,6 @@ from trilane.common.hints import hints_of, plain_types
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
-from trilane.study.dials import DIALS, LINK, PCIE, turned
 
 PARAMETER = "parameters."
 _HINTS = hints_of(Scenario)
@@ -54,7 +54,7 @@ _LABELS: Mapping[str, str] = {
     "draft_ns": "a draft (ns)",
 }
 _UNITS = {"_bytes_per_s": "bytes/s", "_flops_per_s": "FLOP/s", "_bytes": "bytes", "_ns": "ns", "_permille": "permille",
-          "_w": "W", "_tokens": "tokens"}  # fmt: skip
+          "_w": "W", "_tokens": "tokens"}
 
 
 def axis_label(name: str) -> str:

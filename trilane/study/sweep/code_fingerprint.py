@@ -16,7 +16,7 @@ from policies.registry import SYSTEMS, added
 from policies.user_files import loaded_files
 from trilane.study.sweep.axes import SweepError
 
-_PACKAGES = ("policies", "sim", "traces", "trilane.common", "trilane.machines")
+_PACKAGES = ("policies", "sim", "traces", "trilane.common")
 _SUFFIXES = (".py", ".yaml", ".c", ".h")
 _LEFT_OUT = "traces/capture/"  # it records traces: no simulation follows from it
 _COVERED = {"policies", *sys.stdlib_module_names}  # whose files every key covers, or that do not change
@@ -42,7 +42,7 @@ def sources_in(folders: list[Path]) -> dict[str, Path]:
     found = {
         f"{folder.name}/{path.relative_to(folder).as_posix()}": path
         for folder in folders for path in folder.rglob("*") if path.suffix in _SUFFIXES
-    }  # fmt: skip
+    }
     return {name: path for name, path in found.items() if not name.startswith(_LEFT_OUT)}
 
 

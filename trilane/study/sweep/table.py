@@ -52,7 +52,7 @@ _ROW = pa.schema([("point", TEXT), *COLUMNS.items()])
 _FILLED = (  # in every row
     "point", "trace", "hardware", "hardware_overrides", "policy", "parameters", "batch", "engine", "seed", "draw",
     "labels", "trilane_version", "trace_checksum", "error",
-)  # fmt: skip
+)
 _SIGNED = ("seed",)
 _JSON = ("hardware_overrides", "parameters", "sequences", "noisy_forecast_recall", "draft_acceptance")
 

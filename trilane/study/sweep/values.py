@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from policies.registry import SYSTEMS
+from sim.machine.dials import DIALS, PCIE, link_bytes_per_s
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.quoting import quoted
 from trilane.common.yaml_files import parse_yaml
-from trilane.study.dials import DIALS, PCIE, link_bytes_per_s
 from trilane.study.sweep.axes import NUMBERS, PARAMETER, SweepError, check_axis, takers
 
 POINTS = 8  # of a range that does not say how many

@@ -96,7 +96,7 @@ class Agreement:
             pairs=sum(ranking.pairs for ranking in rankings),
             discordant_pairs=sum(len(ranking.discordant) for ranking in rankings),
             tied_pairs=sum(len(ranking.ties) for ranking in rankings),
-        )  # fmt: skip
+        )
 
     @cached_property
     def far_off(self) -> list[int]:
@@ -162,7 +162,7 @@ class Agreement:
             "stall_ms": _dicts(comparison.stall_ms), "parts": [part.to_dict() for part in parts_of(comparison)],
             "causes": [str(cause) for cause in error_breakdown(comparison)],
             "parity": comparison.parity and comparison.parity.to_dict(),
-        }  # fmt: skip
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, JSON-ready."""

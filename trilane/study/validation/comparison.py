@@ -73,7 +73,7 @@ class Repeated:
             "repeats": list(self.measured), "median": self.median, "lowest": min(self.measured),
             "highest": max(self.measured), "first_quartile": low, "third_quartile": high, "spread": self.spread,
             "predicted": self.predicted, "error": self.error,
-        }  # fmt: skip
+        }
 
 
 class AgreementError(TrilaneError):
@@ -192,7 +192,7 @@ def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
     return {
         key: Work(int(inside[mask].sum()) / 1e6 / len(steps), int((mask & c.decode).sum()) / len(steps))
         for key, mask in masks.items() if mask.any()
-    }  # fmt: skip
+    }
 
 
 def _check_same(run: Run, predicted: Run) -> None:

@@ -20,9 +20,9 @@ from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.hints import Name, between
-from trilane.study.accuracy.closed_forms import sheet_prompt_s, token_bytes, weights_of_others
-from trilane.study.accuracy.measured_rows import RowsError
-from trilane.study.split_speed import StaticSplit, decode_time, prompt_time
+from trilane.engines.accuracy.closed_forms import sheet_prompt_s, token_bytes, weights_of_others
+from trilane.engines.accuracy.measured_rows import RowsError
+from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 from trilane.study.validation.engine_plan import EngineScenario
 
 MEDIAN_AIM, WORST_AIM = 0.06, 0.15
@@ -172,7 +172,7 @@ class EngineSummary:
             len(rows), median(errors), max(errors), median(abs(row.null_error) for row in rows),
             median(row.spread for row in rows), len(quiet), median(quiet or [0.0]), max(quiet, default=0.0),
             {work: _of_work(rows, work) for work in dict.fromkeys(row.work for row in rows)},
-        )  # fmt: skip
+        )
 
 
 def _of_work(rows: Sequence[EngineRow], work: str) -> tuple[int, float, float]:

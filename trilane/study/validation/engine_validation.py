@@ -20,7 +20,7 @@ from trilane.study.validation.engine_rows import EngineRow, row_of
 def measure_plan(
     plan: EnginePlan, engine: FittedEngine, open_model: OpenModel, folder: Path,
     progress: Callable[[str], None] = lambda _: None, left_out: Callable[[str], None] = lambda _: None,
-) -> list[EngineRow]:  # fmt: skip
+) -> list[EngineRow]:
     """A row for each scenario. A model's file is removed before the next one is written. ``left_out`` is told of splits
     that the GPU has no room for: they are not measured.
 

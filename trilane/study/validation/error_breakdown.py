@@ -33,7 +33,7 @@ class ErrorPart:
         return {
             "what": self.what, "measured_ms": self.ms.median, "predicted_ms": self.ms.predicted,
             "difference_ms": self.ms.difference, "behind": self.behind,
-        }  # fmt: skip
+        }
 
 
 def parts_of(comparison: RunComparison) -> list[ErrorPart]:

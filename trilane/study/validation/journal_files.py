@@ -60,7 +60,7 @@ def read_run(file: Path, power: Power | None) -> Kept:
         spans=table.to_pandas(ignore_metadata=True), power=power, routing_errors=changed, scenario=kept.scenario,
         policy=kept.policy, labels=kept.labels, trace_checksum=kept.trace_checksum, bounds=kept.bounds,
         memory=kept.memory,
-    )  # fmt: skip
+    )
     return Kept(run, kept.answers, kept.replayed)
 
 
@@ -70,7 +70,7 @@ def _described(kept: Kept) -> bytes:
     values = _Described(
         run.scenario, run.policy, run.labels, run.trace_checksum, run.bounds, run.memory, columns, kept.answers,
         kept.replayed,
-    )  # fmt: skip
+    )
     return json.dumps(to_dict(values)).encode()
 
 

@@ -61,7 +61,7 @@ class ValidationPlan:
         scenarios = [
             Scenario.from_dict({**plan.scenario, **changes, **values, "policy": name, "parameters": own}, str(path))
             for values in varied for name, own in map(policy_in, plan.policies)
-        ]  # fmt: skip
+        ]
         return cls(tuple(scenarios), plan.repeats)
 
 

@@ -77,7 +77,7 @@ class Validated(NamedTuple):
 def validate(
     plan: ValidationPlan, machine: RealMachine, progress: Progress = lambda _: None, *, folder: Path | None = None,
     stop: Stop | None = None,
-) -> Validated:  # fmt: skip
+) -> Validated:
     """Measure and predict every scenario of the plan, all of one model, on the machine of their profile.
 
     Each is run ``repeats`` times in alternating order, and once before its first run, to warm up. The microbenchmarks

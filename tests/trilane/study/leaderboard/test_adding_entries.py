@@ -29,7 +29,7 @@ COMMON: Mapping[str, Any] = MappingProxyType(
 TINY = LeaderboardSettings(
     COMMON, 1, (1,), {"small": MachineClass("small", "gtx-1650-super+ddr4-3200")},
     {"mixtral": {"small": "mixtral-8x7b@bf16:2"}},
-)  # fmt: skip
+)
 HERE = BoardSetting("small", "mixtral", 1)
 
 
@@ -66,7 +66,7 @@ def test_what_a_file_has_is_not_simulated_again(tmp_path: Path, monkeypatch: pyt
     assert len(read_entries(path)) == 6, "what was done before the interruption is kept"
     assert [lacking(read_entries(path), setting, ["steady", "quick"]) for setting in (first, others[2])] == [
         [], ["steady", "quick"]
-    ]  # fmt: skip
+    ]
 
 
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_pairs_ask_the_same_but_for_one_thing() -> None:
         score("e", 9.0, 1.0, ask="gain", set={"batch": 1}),
         score("f", 4.0, 4.0, over="third", set={"batch": 2, "cached_share": 0.1}),
         score("g", 9.0, 9.0, set={"batch": 2}, take="max"),  # the other end of b
-    )  # fmt: skip
+    )
     pairs = {(one.figure.id, other.figure.id): in_order(one, other) for one, other in pairs_of(scores)}
     assert pairs == {("a", "b"): False, ("b", "c"): False, ("a", "d"): True}
 
@@ -63,7 +63,7 @@ def test_scatter_is_the_widest_difference_of_figures_that_a_paper_calls_the_same
 
 def test_figures_that_were_put_in_are_shown_and_do_not_count() -> None:
     scores = _of_one_paper(score("a", 2.0, 2.1), score("b", 3.0, 6.0, set={"batch": 2}),
-                           score("c", 3.0, None, set={"batch": 4}))  # fmt: skip
+                           score("c", 3.0, None, set={"batch": 4}))
     paper = toy_paper(questions={s.figure.id: s.question for s in scores}, headlines=[], put_in=put_in("b"))
     board = Scoreboard([FigureScore(s.figure, paper, s.simulated) for s in scores])
     [summary] = board.summaries()
@@ -83,7 +83,7 @@ def test_figures_that_go_the_wrong_way_come_first_whatever_their_band() -> None:
     ("simulated", "kind", "miss"),
     [(2.1, "exact", ""), (2.6, "exact", "a rate"), (9.0, "lower_bound", ""), (1.0, "lower_bound", "a rate"),
      (None, "exact", "a rate")],
-)  # fmt: skip
+)
 def test_only_a_figure_that_misses_has_a_reason(simulated: float | None, kind: str, miss: str) -> None:
     one = score("a", 2.0, simulated, kind)
     paper = toy_paper(questions={"a": one.question}, headlines=[], misses=put_in("a"))
@@ -132,7 +132,7 @@ def test_figures_are_chosen_by_paper_by_id_or_as_headlines() -> None:
     ("figure_id", "sentence"),
     [("smoe-abs-tpot", "smoe-abs-tpot: this figure is not asked: repeats Section VI-B"),
      ("daop-f9-phi", "there is no figure 'daop-f9-phi'; did you mean 'daop-f9-phi-tps'")],
-)  # fmt: skip
+)
 def test_a_figure_that_is_not_asked_is_refused_with_the_reason(figure_id: str, sentence: str) -> None:
     with pytest.raises(PapersError) as caught:
         chosen_figures(figure_id=figure_id)

@@ -22,7 +22,7 @@ def test_values_in_lists_make_cases_each_with_draws_of_other_sequences() -> None
     draws = cases[1].draws
     assert [(draw.model, draw.batch, draw.seed, draw.sequences) for draw in draws] == [
         ("mini-moe", 2, 0, (0, 1)), ("mini-moe", 2, 1, (2, 3)),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_batch_that_takes_all_texts_is_drawn_once() -> None:
@@ -49,7 +49,7 @@ def test_settings_of_the_question_are_stronger_than_those_of_method_variant_and_
 def test_without_a_trace_the_model_gets_synthetic_routing_of_the_length_that_is_played() -> None:
     setting = {"engine": "pytorch", "prompt_tokens": 500, "generated_tokens": 64, "sampled_steps": 12}
     paper = toy_paper(setting={**setting, "sampled_prompt_tokens": 64}, models={"m": {"model": "mixtral-8x7b@q4_k_m"}},
-                      variants={})  # fmt: skip
+                      variants={})
     [case] = paper.cases(paper.questions["toy-hits"], "ours")
     assert case.draws[0].trace == "synthetic:mixtral-8x7b/4x64+12"
 

@@ -18,7 +18,7 @@ from trilane.study.papers.published import PapersError, read_figures
         ("upper_bound", 1.0, 0.1, 1.0), ("upper_bound", 1.0, 1.2, 1.2),
         ("lower_bound", 60.0, 90.0, 1.0), ("lower_bound", 60.0, 30.0, 0.5),
     ],
-)  # fmt: skip
+)
 def test_a_bound_is_kept_by_every_value_on_its_right_side(
     kind: str, value: float, simulated: float, factor: float
 ) -> None:

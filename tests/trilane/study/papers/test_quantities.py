@@ -14,9 +14,9 @@ from trilane.study.papers.quantities import QUANTITIES
 MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
         "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gib": 8.0,
         "shared_gib": 1.0, "other_gib": 0.5, "energy_j_per_token": 50.0, "prompt_j": 1500.0,
-        "served_hit_rate": 0.8, "last_hits_max": 0.7}  # fmt: skip
+        "served_hit_rate": 0.8, "last_hits_max": 0.7}
 BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms": 12.0, "expert_cpu_ms": 4.0,
-        "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}  # fmt: skip
+        "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms"
         ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gib", 9.5),
         ("last_hits_max", 70.0),
     ],
-)  # fmt: skip
+)
 def test_a_quantity_by_hand(name: str, value: float) -> None:
     quantity = QUANTITIES[name]
     assert quantity.of(MINE, BASE if quantity.compares else {}) == pytest.approx(value)

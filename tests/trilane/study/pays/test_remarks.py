@@ -9,7 +9,7 @@ import pytest
 from policies.protocols import PolicyKind
 from tests.kit.pays_questions import hand_made_map, small_question
 from traces.models.shape import ModelShape
-from trilane.study.fit.question import Question
+from trilane.engines.question import Question
 from trilane.study.pays.gain_map import Cell, GainMap
 from trilane.study.pays.played_map import PlayedSide
 from trilane.study.pays.question import PaysQuestion
@@ -86,4 +86,4 @@ def test_sides_say_what_they_differ_in() -> None:
     drafts = answer(small_question("speculation"), 0.7, 3)
     assert [(without_side(each).values, using_side(each).values) for each in (link, memory, drafts)] == [
         (("12 GB/s",), ("24 GB/s",)), (("12 GB",), ("15 GB",)), (("0 drafts a step",), ("3 drafts a step",)),
-    ]  # fmt: skip
+    ]

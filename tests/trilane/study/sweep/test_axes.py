@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from sim.machine.dials import DIALS
 from sim.machine.hardware import hardware_keys, load_hardware
+from sim.machine.plausibility import HardwareError
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario, ScenarioError
-from trilane.machines.plausibility import HardwareError
-from trilane.study.dials import DIALS
 from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError, axis_label, check_together, takers, vary
 
 BASE = Scenario()
@@ -91,7 +91,7 @@ def test_a_parameter_of_the_policy() -> None:
         ("gpu_tflops", 165, {"gpu.flops_per_s": 165e12}),
         ("cpu_gflops", 800, {"cpu.flops_per_s": 800e9}),
     ],
-)  # fmt: skip
+)
 def test_a_dial_scales_what_belongs_together(dial: str, value: float, expected: dict[str, float]) -> None:
     """By hand from the preset: 25 of 31.5 GB/s there, 26.3 back; 40.11 of 51.2 GB/s of DRAM."""
     assert vary(BASE, dial, value).hardware_overrides == pytest.approx(expected)

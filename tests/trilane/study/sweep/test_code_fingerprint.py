@@ -11,7 +11,7 @@ from tests.kit.small_sweeps import SMALL
 from trilane.study.sweep.code_fingerprint import code_fingerprint, fingerprint_of, sources_in
 
 ROOT = Path(__file__).resolve().parents[4]
-FOLDERS = [ROOT / name for name in ("traces", "policies", "sim", "trilane/common", "trilane/machines")]
+FOLDERS = [ROOT / name for name in ("traces", "policies", "sim", "trilane/common")]
 
 
 def test_sources_and_their_names_count(tmp_path: Path) -> None:
@@ -32,11 +32,11 @@ def test_sources_and_their_names_count(tmp_path: Path) -> None:
 
 def test_what_no_simulation_follows_from_does_not_count() -> None:
     names = set(sources_in(FOLDERS))
-    assert {"sim/simulate.py", "sim/engine/engine.py", "policies/registry.py", "traces/models/models.yaml"} < names
+    assert {"sim/simulate.py", "sim/timeline/timeline.py", "policies/registry.py", "traces/models/models.yaml"} < names
     for name in ("traces/capture/load.py", "traces/capture/capture.py"):
         assert (ROOT / name).exists()
         assert name not in names
-    rooms = {"traces", "policies", "sim", "common", "machines"}
+    rooms = {"traces", "policies", "sim", "common"}
     assert {name.partition("/")[0] for name in names} == rooms, "no pages, no verbs"
 
 

@@ -61,7 +61,7 @@ def test_a_parameter_applies_to_those_who_have_it_and_the_others_appear_once() -
     found = made({"policy": ["fiddler", "dali"], "parameters.window": [2, 8]}, clairvoyant=True)
     assert said(found, "policy", "parameters") == [
         ("fiddler", {}), ("dali", {"window": 2}), ("dali", {"window": 8}), ("oracle", {}),
-    ]  # fmt: skip
+    ]
     assert "parameters.window" not in found[0].axes
 
 
@@ -76,7 +76,7 @@ def test_parameters_as_an_axis_are_not_for_the_clairvoyant_run_that_nobody_asked
     found = made({"parameters": [{"window": 2}, {"window": 8}]}, clairvoyant=True)
     assert said(found, "policy", "parameters") == [
         ("dali", {"window": 2}), ("oracle", {}), ("dali", {"window": 8}),
-    ]  # fmt: skip
+    ]
     assert "parameters" not in found[1].axes
 
 
@@ -106,7 +106,7 @@ def test_what_makes_no_scenario_is_a_point_with_a_problem() -> None:
     assert both == Point(
         None, {"cached_share": 0.5, "gpu_memory_gb": 8},
         problem="ScenarioError: give gpu_memory_gb or cached_share, not both", base=Scenario.from_dict(SMALL),
-    )  # fmt: skip
+    )
     assert machine.scenario is None
     assert machine.problem.startswith("HardwareError: no hardware preset or file 'none'")
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_drawn_is_one_point_that_will_say_why() -> None:
         min_size=1, max_size=3,
     ),
     clairvoyant=st.booleans(),
-)  # fmt: skip
+)
 def test_every_combination_is_a_point_and_no_two_are_the_same(
     axes: list[dict[str, list[Any]]], clairvoyant: bool
 ) -> None:

@@ -24,7 +24,7 @@ GRID: dict[str, Any] = {
         "policy": ["fiddler", "dali", "hybrimoe", "on-demand"],
         "cached_share": f"0.2..0.6/{5 if DEEP else 2}", "batch": "1,2,3",
     },
-}  # fmt: skip
+}
 POINTS = 75 if DEEP else 30  # with oracle
 
 

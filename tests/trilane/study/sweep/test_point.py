@@ -60,7 +60,7 @@ NO_MACHINES = (
     SECRET, f"{SECRET}: 1", f"name: {SECRET}", f"- {SECRET}", f"[{SECRET}", f"gpu: {SECRET}",
     f"{SECRET}: 1\n{SECRET}: 2",
     f"name: x\ngpu: {{memory_bytes: {{value: {SECRET}, source: x}}}}", f"!{SECRET}", f"*{SECRET}", f"\t{SECRET}",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("content", NO_MACHINES)
@@ -87,7 +87,7 @@ def test_one_that_makes_no_scenario_has_what_was_asked_and_the_rest_of_its_grid(
     assert {name: row[name] for name in names} == {
         "policy": "dali", "parameters": '{"prefetch":2,"window":8}', "trace": "mini-moe", "model": None,
         "hardware": "rtx3090-ddr4", "batch": 2, "cached_share": 0.5, "gpu_memory_gb": 8,
-    }  # fmt: skip
+    }
     assert key_of(point) != key_of(replace(point, base=Scenario.from_dict(SMALL)))
 
 
@@ -119,7 +119,7 @@ def test_every_part_of_a_scenario_and_the_draw_are_in_the_key() -> None:
     changes: dict[str, Any] = {
         "policy": "fiddler", "parameters": {"window": 2}, "batch": 2, "seed": 1, "prompt_tokens": 3,
         "hardware_overrides": {"host.sync_ns": 1}, "hardware": "rtx4090-ddr5", "gpu_memory_gb": None, "sequences": (0,),
-    }  # fmt: skip
+    }
     points += [at(SCENARIO.with_(**{name: value})) for name, value in changes.items() if name != "gpu_memory_gb"]
     points += [at(SCENARIO.with_(cached_share=None, gpu_memory_gb=8.0)), Point(None, {"batch": 0}, problem="x")]
     keys = {key_of(point) for point in points}

@@ -61,7 +61,7 @@ class TestLanes:
         lanes = comparison(measured=(20, 21, 19), predicted=24).lane_ms
         assert {lane: (round(ms.median, 9), round(ms.predicted, 9)) for lane, ms in lanes.items()} == {
             "host": (5, 5), "gpu": (8, 8), "cpu": (0, 0), "h2d": (8, 12), "d2h": (0, 0)
-        }  # fmt: skip
+        }
 
     def test_errors_of_the_lane_itself_and_in_points_of_the_tpot(self) -> None:
         got = comparison(measured=(20,), predicted=24)
@@ -75,7 +75,7 @@ class TestLanes:
             ("host", "launch"): (2, 2), ("host", "plan"): (1, 1), ("host", "wait"): (2, 2),
             ("gpu", "attention"): (4, 4), ("gpu", "expert"): (3, 3), ("gpu", "combine"): (1, 1),
             ("h2d", "demand"): (8, 12),
-        }  # fmt: skip
+        }
         assert got.work_spans["host", "launch"] == Repeated((2,), 2)
 
     def test_work_that_only_one_side_did(self) -> None:
@@ -107,7 +107,7 @@ class TestMemory:
         assert {name: (number.median, number.predicted) for name, number in got.items()} == {
             "decode_resident_hit_rate": (0, 0), "hits": (0, 0), "demand_copies": (1, 1), "prefetch_copies": (0, 0),
             "swap_copies": (0, 0), "copied_bytes": (100, 100),
-        }  # fmt: skip
+        }
 
     def test_an_expert_that_is_there_is_a_hit_and_not_copied(self) -> None:
         there = [s._replace(kind="place", start_ns=0, end_ns=0) if s.kind == "demand" else s for s in decode_spans()]

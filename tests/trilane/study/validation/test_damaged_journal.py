@@ -65,7 +65,7 @@ def test_a_damaged_or_crafted_run_is_refused(run: Validate, tmp_path: Path) -> N
                 {"labels": 1}, {"answers": {}}, {"bounds": {"a": "x"}}, {"approximation": {"a": [1], "b": []}}
             )
         ),
-    ]  # fmt: skip
+    ]
     crafted = []
     for each in others:
         write_parquet(each, file)

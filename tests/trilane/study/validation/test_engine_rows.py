@@ -10,7 +10,7 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
-from trilane.study.accuracy.measured_rows import RowsError
+from trilane.engines.accuracy.measured_rows import RowsError
 from trilane.study.validation.engine_rows import EngineRow, predicted_anew, read_rows, write_rows
 
 ROWS = [

@@ -12,7 +12,7 @@ from sim.costs.engine import load_engine
 from tests.kit.fake_engine import FakeContext, known_kernels
 from traces.models.catalogue import load_model
 from traces.models.names import parted
-from trilane.pages.engine_validation import summary_lines, write_engine_report
+from trilane.output.pages.engine_validation import summary_lines, write_engine_report
 from trilane.study.validation.engine_plan import EnginePlan, EngineScenario
 from trilane.study.validation.engine_rows import EngineRow, EngineSummary, predicted_ns
 from trilane.study.validation.engine_validation import measure_plan, settings_of
@@ -45,7 +45,7 @@ def test_an_engine_that_behaves_as_predicted_has_no_error(monkeypatch: pytest.Mo
     rows = measure_plan(PLAN, ENGINE, opened, tmp_path)
     assert [(each.threads, each.depth, each.tokens) for each in rows] == [
         (2, 64, 1), (1, 64, 1), (2, 0, 1), (1, 0, 1), (2, 0, 16), (1, 0, 16)
-    ]  # fmt: skip
+    ]
     assert {each.repeats for each in rows} == {2}
     assert [each.error for each in rows] == [0.0] * 6
     assert list(tmp_path.iterdir()) == []
@@ -111,4 +111,4 @@ def test_an_engine_without_kernels_predicts_nothing_here() -> None:
         predicted_ns(
             load_model(PLAN.models[0]), PLAN.machine(), load_engine("llama.cpp"),
             EngineScenario(PLAN.models[0], BenchPoint(1, 0, 1)),
-        )  # fmt: skip
+        )

@@ -64,7 +64,7 @@ def _earlier(spans: list[Span]) -> list[Span]:
         s._replace(start_ns=s.start_ns - moved, end_ns=s.end_ns - moved, ready_ns=min(s.ready_ns, s.start_ns - moved))
         if s.start_ns >= 115_000_000 else s
         for s in spans
-    ]  # fmt: skip
+    ]
 
 
 def test_a_perfect_prediction_has_none() -> None:

@@ -20,7 +20,7 @@ from tests.kit.fake_engine import known_kernels
 from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
 from traces.models.catalogue import load_model
 from traces.models.gguf_blocks import blocks_of
-from trilane.pages.engine_validation import engine_table
+from trilane.output.pages.engine_validation import engine_table
 from trilane.study.validation.engine_plan import EnginePlan, EnginePlanError, EngineScenario
 from trilane.study.validation.engine_rows import EngineRow, null_ns, predicted_ns
 from trilane.study.validation.engine_validation import measure_plan
@@ -161,4 +161,4 @@ def test_an_engine_that_was_measured_without_a_gpu_predicts_nothing_with_one() -
         predicted_ns(
             load_model(PLAN.models[0]), load_hardware("rtx-4090+ddr5-5600"), engine,
             EngineScenario(PLAN.models[0], BenchPoint(8, 0, 1), 0),
-        )  # fmt: skip
+        )

@@ -1,0 +1,198 @@
+"""Next to what people use: ``python -m benchmarks.beside_accelerate [--write | --out FOLDER]``.
+
+One model, one prompt and one limit of GPU memory: through Hugging Face accelerate's offload, and through ours. With a
+GPU both use it. Without one, a core plays the GPU and a paced memory copy is the link, for accelerate as well (see
+``realrun.machine.host_lanes``). ``--write`` keeps the figures next to this file, ``--out`` in a folder, in
+``accelerate.json`` and ``.md``: after every round, so that those of the rounds before remain if one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks import llama_bench
+from benchmarks.accelerate_notes import about, link_beside_copies
+from benchmarks.contestants import Contestant, with_accelerate, with_ours
+from benchmarks.figures import Cell, Section, machine, markdown_of, print_section, write_json
+from benchmarks.offload_model import Size, Tokens, learn, prompts, write_model
+from realrun.generation.hosted_model import HostedModel, load_model, look_at
+from realrun.generation.model_output import output_of_library
+from realrun.llama_cpp.bench_program import VARIABLE, bench_program
+from realrun.machine.lanes import Machine
+from realrun.machine.machines import LaneOptions, RealMachine, machine_for
+from realrun.profiling.lab import Points
+from realrun.profiling.profile import profile
+from realrun.profiling.timing import QUICK
+from sim.machine.hardware import write_hardware
+from sim.runs.scenario import Scenario
+from trilane.common.files import atomic_path
+from trilane.study.validation.plan import alternating
+
+HERE = Path(__file__).parent
+POLICIES = ("on-demand", "fiddler", "dali")
+PROMPT_TOKENS, GENERATED_TOKENS, RUNS, LEARN_FROM = 16, 16, 3, 8
+COLUMNS = (
+    "who", "TPOT, ms", "quartiles, ms", "times as fast as accelerate", "experts kept on the GPU", "hit rate",
+    "MB over the link per token", "first token that differs from the unmodified model",
+)
+
+
+def main() -> None:
+    """Measure, print, and keep the figures if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.beside_accelerate", description=__doc__)
+    parser.add_argument("--memory-gb", type=float, default=0.7, help="limit of GPU memory, GB")
+    parser.add_argument("--link-gbps", type=float, default=4.0, help="pace of the link where there is no GPU, GB/s")
+    parser.add_argument("--write", action="store_const", dest="out", const=HERE,
+                        help="write accelerate.json and accelerate.md next to this file")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write them to a folder")
+    given = parser.parse_args()
+    where = facts(given.link_gbps * 1e9)
+    keep = partial(write, where, given.out) if given.out else lambda _: None
+    with tempfile.TemporaryDirectory() as name:
+        section = measure(Path(name), Size(), given.memory_gb, given.link_gbps * 1e9, keep)
+    print_section(section)
+
+
+def write(where: dict[str, Cell], folder: Path, section: Section) -> None:
+    """Keep what has been measured so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(where, [section], folder / "accelerate.json")
+    text = markdown_of(where, [section], "Next to Hugging Face accelerate", "make bench-accelerate")
+    with atomic_path(folder / "accelerate.md") as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def facts(link_bytes_per_s: float) -> dict[str, Cell]:
+    """Machine, versions and command."""
+    host = f"none: one core, and a link paced to {link_bytes_per_s / 1e9:g} GB/s"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else host
+    packages = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+    command = " ".join(["python -m benchmarks.beside_accelerate", *sys.argv[1:]])
+    return {**machine(), **packages, "GPU": gpu, "command": command}
+
+
+def measure(
+    folder: Path, size: Size, memory_gb: float, link_bytes_per_s: float, keep: Callable[[Section], None]
+) -> Section:
+    """All once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
+    say = partial(print, file=sys.stderr, flush=True)
+    checkpoint = folder / "model"
+    say("writing a model")
+    write_model(size, checkpoint)
+    prompt, *others = prompts(size, 1 + LEARN_FROM, PROMPT_TOKENS)
+    truth = said_in_memory(checkpoint, prompt, GENERATED_TOKENS)
+    options = LaneOptions() if torch.cuda.is_available() else LaneOptions(link_bytes_per_s=link_bytes_per_s)
+    lanes = machine_for("auto", options, inline=True)
+    try:
+        model = hosted(checkpoint, lanes)
+        learnt = learn(model, others, GENERATED_TOKENS, lanes, folder)
+        say("profiling the machine, for the planners")
+        hardware = profiled(model, options, folder)
+        scenario = Scenario(hardware=str(hardware), gpu_memory_gb=memory_gb)
+        everybody = [
+            *with_accelerate(checkpoint, folder, round(memory_gb * 1e9), prompt, GENERATED_TOKENS, lanes),
+            *with_ours(POLICIES, model, prompt, GENERATED_TOKENS, lanes, scenario, learnt),
+        ]
+        say("measuring")
+        notes = [*about(model.shape, memory_gb, lanes), said(truth), *link_beside_copies(model, lanes)]
+        for number in compete(everybody, RUNS):
+            section = Section("One sequence, decode steps", COLUMNS, rows(everybody, truth), notes=notes)
+            say(f"round {number} of {RUNS}")
+            keep(section)
+    finally:
+        lanes.close()
+    section = with_llama_bench(section, checkpoint, folder, round(memory_gb * 1e9))
+    keep(section)
+    return section
+
+
+def with_llama_bench(section: Section, checkpoint: Path, scratch: Path, limit_bytes: int) -> Section:
+    """One more row, or a note that there is none."""
+    program = bench_program()
+    if program is None:
+        why = f"llama-bench is not installed: neither {VARIABLE} nor the path names one"
+        return replace(section, notes=[*section.notes, why])
+    reference_ms = float(section.rows[0][1])  # type: ignore[arg-type]
+    row = llama_bench.row_of(
+        program, checkpoint, scratch, limit_bytes, PROMPT_TOKENS, GENERATED_TOKENS, RUNS, reference_ms
+    )
+    why = "llama-bench: the mean step of each repetition, after no prompt; it draws tokens instead of saying any"
+    return replace(section, rows=[*section.rows, row], notes=[*section.notes, why])
+
+
+def hosted(checkpoint: Path, lanes: Machine) -> HostedModel:
+    """Ours, ready for all policies."""
+    allocate = lambda size: lanes.host_tensor((size,), torch.uint8)  # noqa: E731
+    return look_at(*load_model(checkpoint, "bfloat16", lanes.device, allocate))
+
+
+def said_in_memory(checkpoint: Path, prompt: Tokens, generated: int) -> Tokens:
+    """What the unmodified model says, all of it in the host's memory, at addresses as even as ours."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()._apply(torch.clone)
+    said = output_of_library(model, torch.tensor([prompt]), generated, "grouped_mm")
+    return tuple(said.tokens[0].tolist())
+
+
+def profiled(model: HostedModel, options: LaneOptions, folder: Path) -> Path:
+    """What planners believe in: microbenchmarks of the same lanes, and of this model's sizes."""
+    lanes: RealMachine = machine_for("auto", options)
+    try:
+        points = Points(batches=(1,), contexts=(PROMPT_TOKENS, 2 * PROMPT_TOKENS), prompts=(PROMPT_TOKENS,))
+        found = profile(lanes, [model.shape], points, POLICIES, name="here", effort=QUICK)
+    finally:
+        lanes.close()
+    write_hardware(found.hardware, folder / "here.yaml")
+    return folder / "here.yaml"
+
+
+def compete(everybody: Sequence[Contestant], runs: int) -> Iterator[int]:
+    """One round to warm up, then ``runs`` that count, each of which is yielded when it has ended."""
+    for number, order in enumerate(alternating(len(everybody), runs + 1)):
+        for place in order:
+            turn = everybody[place].generate()
+            if number:
+                everybody[place].turns.append(turn)
+        if number:
+            yield number
+
+
+def rows(everybody: Sequence[Contestant], truth: Tokens) -> list[list[Cell]]:
+    """The first one's median is what the others' are compared with."""
+    reference = median(everybody[0].steps_ms)
+    return [_row(each, reference, truth) for each in everybody]
+
+
+def _row(each: Contestant, reference_ms: float, truth: Tokens) -> list[Cell]:
+    low, tpot, high = quantiles(each.steps_ms, n=4, method="inclusive")
+    last = each.turns[-1]
+    moved = None if last.link_bytes is None else last.link_bytes / 1e6
+    strays = [first_stray(turn.tokens, truth) for turn in each.turns]
+    stray = min((place for place in strays if place), default=None)
+    said = f"{stray} of {len(truth)}" if stray else "none"
+    return [each.who, tpot, f"{low:.1f}-{high:.1f}", reference_ms / tpot, last.experts_here, last.hit_rate, moved, said]
+
+
+def said(tokens: Tokens) -> str:
+    """For the reader: a model that says the same again and again routes the same again and again."""
+    return f"of the {len(tokens)} generated tokens, {len(set(tokens))} are different"
+
+
+def first_stray(tokens: Tokens, truth: Tokens) -> int | None:
+    """Which token is the first that differs, counted from 1."""
+    differ = [number for number, pair in enumerate(zip(tokens, truth, strict=True), 1) if pair[0] != pair[1]]
+    return differ[0] if differ else None
+
+
+if __name__ == "__main__":
+    main()

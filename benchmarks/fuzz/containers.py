@@ -1,0 +1,188 @@
+"""Changes in the grammar of binary files: safetensors with a checksum that fits again, .npz, Parquet, SQLite."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from hashlib import blake2b
+from random import Random
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.fuzz.octets import changed_bytes
+from benchmarks.fuzz.trees import NUMBERS, TEXTS, Raw, changed, strange, written
+
+# --- safetensors ------------------------------------------------------------------------------------------------------
+
+Sign = Callable[[dict[str, str], dict[str, np.ndarray[Any, Any]]], None]
+_TYPES = {"I32": "<i4", "U8": "u1", "I16": "<i2", "F16": "<f2", "F32": "<f4", "I64": "<i8", "BOOL": "?"}
+
+
+def changed_tensors(random: Random, data: bytes, sign: Sign) -> bytes:
+    """A safetensors file with other metadata, another header or other numbers; ``sign`` renews its checksum."""
+    size = 8 + int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8:size]), data[size:]
+    metadata = header.pop("__metadata__")
+    kind = random.choice(("metadata", "metadata", "metadata", "header", "numbers", "numbers"))
+    if kind == "metadata":
+        _change_metadata(random, metadata)
+    elif kind == "header":
+        header = changed(random, header)
+    else:
+        body = _changed_numbers(random, header, body)
+    if random.random() < 0.9:
+        with suppress(Exception):  # of a header that describes no tensors, or metadata that are none
+            sign(metadata, {name: _array(entry, body) for name, entry in header.items()})
+    text = written({"__metadata__": metadata, **header} if isinstance(header, dict) else header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def _change_metadata(random: Random, metadata: dict[str, Any]) -> None:
+    name = random.choice(list(metadata))
+    with suppress(ValueError):
+        if isinstance(tree := json.loads(metadata[name]), dict):
+            metadata[name] = written(changed(random, tree)).encode("utf-8", "replace").decode()
+            return
+    metadata[name] = random.choice((*TEXTS, strange(random)))
+
+
+def _changed_numbers(random: Random, header: dict[str, Any], body: bytes) -> bytes:
+    start, end = header[random.choice(list(header))]["data_offsets"]
+    return body[:start] + changed_bytes(random, body[start:end])[: end - start].ljust(end - start, b"\xff") + body[end:]
+
+
+def _array(entry: Any, body: bytes) -> np.ndarray[Any, Any]:
+    start, end = entry["data_offsets"]
+    return np.frombuffer(body[start:end], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+# --- .npz -----------------------------------------------------------------------------------------------------------
+
+
+def changed_archive(random: Random, data: bytes) -> bytes:
+    """A .npz file with other bytes, or another header, in one of its arrays, whose checksum fits again."""
+    with ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = random.choice(list(members))
+    content = members[name]
+    if random.random() < 0.5:
+        number = random.choice((0, 1, 9, 2**31, 2**63, 10**18))
+        content = re.sub(rb"\(\d+", f"({number}".encode(), content, count=1)
+    else:
+        content = content.replace(b"<i8", random.choice((b"<f8", b"|O8", b"<u8", b">i8", b"<U8", b"|V8", b"<i4")))
+    members[name] = changed_bytes(random, content) if random.random() < 0.3 else content
+    members[random.choice((name, name, "../x.npy", "x"))] = members[name]
+    with ZipFile(stream := io.BytesIO(), "w", random.choice((ZIP_STORED, ZIP_DEFLATED))) as archive:
+        for each, text in members.items():
+            archive.writestr(each, text)
+    return stream.getvalue()
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def changed_table(random: Random, data: bytes) -> bytes:
+    """A Parquet file with a column that is of another type, holds strange values, is missing or foreign."""
+    table = pq.read_table(pa.BufferReader(data), use_threads=False)
+    for _ in range(random.choice((1, 1, 2))):
+        with suppress(pa.ArrowException, ValueError, TypeError, OverflowError):
+            table = random.choice((_retype, _refill, _refill, _refill, _rename, _cut, _remark))(random, table)
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression=random.choice(("zstd", "none", "snappy")))
+    return sink.getvalue()
+
+
+_KINDS = (
+    pa.string(), pa.int8(), pa.int64(), pa.uint64(), pa.float16(), pa.float64(), pa.bool_(), pa.binary(), pa.null(),
+    pa.timestamp("ns"), pa.decimal128(20, 3), pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.int64()),
+    pa.struct([("a", pa.int64())]),
+)
+
+
+def _retype(random: Random, table: pa.Table) -> pa.Table:
+    place = random.randrange(table.num_columns)
+    kind = random.choice(_KINDS)
+    name, column = table.schema.names[place], table.column(place)
+    try:
+        cast = column.cast(kind)
+    except pa.ArrowException:
+        cast = pa.nulls(len(column), kind)
+    return table.set_column(place, name, cast)
+
+
+def _refill(random: Random, table: pa.Table) -> pa.Table:
+    """Strange values in a column of its own type."""
+    place = random.randrange(table.num_columns)
+    name, column = table.schema.names[place], table.column(place)
+    pool = [value for value in NUMBERS if not isinstance(value, Raw)] + [float("nan"), float("inf"), -float("inf")]
+    texts = [text.encode("utf-8", "replace").decode() for text in TEXTS] + [
+        written(strange(random)).encode("utf-8", "replace").decode()
+    ]
+    if pa.types.is_string(column.type):
+        pool = texts
+    if pa.types.is_integer(column.type):
+        pool = [value for value in pool if isinstance(value, int) and -(2**63) <= value < 2**63]
+    if pa.types.is_floating(column.type):
+        pool = [float(value) for value in pool if abs(value) < 10**300 or isinstance(value, float)]
+    values = [random.choice((value, random.choice((None, *pool)))) for value in column.to_pylist()]
+    if random.random() < 0.3:
+        values = [random.choice((None, *pool))] * len(values)
+    return table.set_column(place, name, pa.array(values, column.type))
+
+
+def _rename(random: Random, table: pa.Table) -> pa.Table:
+    names = list(table.schema.names)
+    names[random.randrange(len(names))] = random.choice((*names, "", "\x1b[31m", "x" * 10_000))
+    return table.rename_columns(names)
+
+
+def _cut(random: Random, table: pa.Table) -> pa.Table:
+    if random.random() < 0.5:
+        return table.slice(0, random.choice((0, 1, 2)))
+    return table.drop_columns([random.choice(table.schema.names)])
+
+
+def _remark(random: Random, table: pa.Table) -> pa.Table:
+    """Other names of axes, or metadata that are no JSON."""
+    metadata = dict(table.schema.metadata or {b"trilane sweep": b"[]"})
+    key = random.choice(list(metadata))
+    tree = changed(random, json.loads(metadata[key])) if random.random() < 0.7 else strange(random)
+    metadata[key] = written(tree).encode("utf-8", "replace")
+    return table.replace_schema_metadata(metadata)
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------------
+
+_STATEMENTS = (
+    "UPDATE sweep_rows SET point = NULL", "UPDATE sweep_rows SET point = 7 WHERE rowid = 1", "DELETE FROM sweep_rows",
+    "UPDATE sweep_rows SET content = x'ff00'", "UPDATE sweep_rows SET content = 1e999", "DROP TABLE sweep_rows",
+    "ALTER TABLE sweep_rows RENAME COLUMN content TO other", "ALTER TABLE sweep_rows RENAME TO other",
+    "ALTER TABLE sweep_rows ADD COLUMN more", "CREATE TABLE other (x)", "PRAGMA application_id = 1",
+    "CREATE VIEW other AS SELECT * FROM sweep_rows", "PRAGMA user_version = 9", "VACUUM",
+    "CREATE TRIGGER t AFTER INSERT ON sweep_rows BEGIN DELETE FROM sweep_rows; END",
+)
+
+
+def changed_journal(random: Random, data: bytes) -> bytes:
+    """A journal of a sweep with other rows and their checksums, or another schema."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        database.deserialize(data[:18] + b"\1\1" + data[20:])  # without the write-ahead log that memory cannot have
+        if random.random() < 0.3:
+            database.execute(random.choice(_STATEMENTS))
+        else:
+            rows = database.execute("SELECT rowid, content FROM sweep_rows").fetchall()
+            for rowid, content in random.sample(rows, random.choice((1, len(rows)))):
+                text = written(changed(random, json.loads(content))).encode("utf-8", "replace").decode()
+                checksum = blake2b(text.encode(), digest_size=16).hexdigest() if random.random() < 0.9 else text[:32]
+                database.execute(
+                    "UPDATE sweep_rows SET content = ?, checksum = ? WHERE rowid = ?", (text, checksum, rowid)
+                )
+        return database.serialize()

@@ -1,0 +1,67 @@
+"""Dials: single numbers with a unit that scale what belongs together, so that a machine stays a plausible one.
+
+A link of twice the bandwidth is twice as fast in both directions and on paper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from sim.machine.hardware import Hardware
+from sim.machine.plausibility import HardwareError
+from trilane.common.hints import above
+from trilane.common.quoting import quoted
+from trilane.common.schema import from_dict
+from trilane.common.units import GB
+
+LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
+    1: 0.25e9, 2: 0.5e9, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8,
+}
+
+
+PCIE = "pcie"  # a dial whose values are generation x lanes, such as 4x16
+LINK = ("link.theory_bytes_per_s", "link.h2d_bytes_per_s", "link.d2h_bytes_per_s")  # what it sets
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Sets the first of ``keys`` to a value x ``unit``; the others keep their ratio to it."""
+
+    label: str
+    keys: tuple[str, ...]
+    unit: float
+
+
+DIALS: Mapping[str, Dial] = {
+    "pcie_gbps": Dial("PCIe bandwidth (GB/s)", (LINK[1], LINK[0], LINK[2]), GB),
+    "dram_gbps": Dial("DRAM bandwidth of CPU experts (GB/s)", ("cpu.read_bytes_per_s", "cpu.dram_bytes_per_s"), GB),
+    "gpu_gbps": Dial("GPU memory bandwidth (GB/s)", ("gpu.bandwidth_bytes_per_s",), GB),
+    "gpu_tflops": Dial("GPU matrix rate (TFLOP/s)", ("gpu.flops_per_s",), 1e12),
+    "cpu_gflops": Dial("CPU matrix rate (GFLOP/s)", ("cpu.flops_per_s",), 1e9),
+}
+
+
+def turned(hardware: Hardware, dial: str, value: object) -> dict[str, float]:
+    """What a dial at ``value`` changes of a machine, by dotted key. Raises HardwareError for an invalid value."""
+    if dial == PCIE:
+        return scaled_numbers(hardware, LINK, link_bytes_per_s(value) / hardware.link.theory_bytes_per_s)
+    keys, unit = DIALS[dial].keys, DIALS[dial].unit
+    number: float = from_dict(Annotated[float, above(0)], value, dial, HardwareError)
+    return scaled_numbers(hardware, keys, number * unit / hardware.flat()[keys[0]])
+
+
+def scaled_numbers(hardware: Hardware, keys: Iterable[str], factor: float) -> dict[str, float]:
+    """Some numbers of a machine times ``factor``, by dotted key."""
+    numbers = hardware.flat()
+    return {key: numbers[key] * factor for key in keys}
+
+
+def link_bytes_per_s(value: object) -> float:
+    """One direction of a link such as ``4x16``, on paper. Raises HardwareError."""
+    found = re.fullmatch(r"([1-5])x(1|2|4|8|16)", str(value))
+    if found is None:
+        raise HardwareError(f"{PCIE}: expected generation x lanes such as 3x16, 4x8 or 5x16, got {quoted(value)}")
+    return LANE_BYTES_PER_S[int(found[1])] * int(found[2])

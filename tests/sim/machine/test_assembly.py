@@ -1,0 +1,231 @@
+"""Machines of parts: what the rules make of them, names that say them, parts that do not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sim.machine.assembly import assembled_name, parse_assembly
+from sim.machine.hardware import Hardware, HardwareError, load_hardware
+from sim.machine.part_rules import assembled
+from sim.machine.parts import cpu_names, gpu_names, part
+from sim.machine.plausibility import LIMITS, check_plausible
+from sim.machine.weight_formats import read_fraction
+from tests.kit.assembled import assemble, memory_names
+from trilane.common.schema import from_dict
+from trilane.common.units import GB, GIB
+
+
+def refusal(name: str) -> str:
+    with pytest.raises(HardwareError) as caught:
+        load_hardware(name)
+    return str(caught.value)
+
+
+# --- all combinations -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", memory_names())
+def test_every_gpu_goes_with_every_memory(memory: str) -> None:
+    for gpu in gpu_names():
+        name = f"{gpu}+{memory}"
+        check_plausible(flat(assembled(parse_assembly(name), name)), name)
+
+
+def flat(document: dict[str, dict[str, dict[str, object]]]) -> dict[str, object]:
+    """Every number of a document that has a limit, by dotted key."""
+    keys = (key.split(".") for key in LIMITS)
+    found = ((s, name, document[s][name]["value"]) for s, name in keys if name in document.get(s, {}))
+    return {f"{s}.{name}": from_dict(float, value) for s, name, value in found}
+
+
+@pytest.mark.parametrize("cpu", cpu_names())
+def test_every_cpu_goes_with_all_memory_that_its_platform_takes(cpu: str) -> None:
+    for memory in memory_names():
+        if part("memory", memory).family in part("cpu", cpu).memory:
+            machine = assemble("rtx-4090", memory, cpu)
+            assert machine.cpu.name == part("cpu", cpu).title
+            assert 0.15 < machine.cpu.read_bytes_per_s / machine.cpu.dram_bytes_per_s < 0.9
+
+
+@pytest.mark.parametrize("cpu", cpu_names())
+def test_cpu_experts_and_copies_never_read_more_together_than_the_memory_gives(cpu: str) -> None:
+    memories = {"ddr5": "ddr5-6000", "ddr4": "ddr4-3200", "lpddr5": "lpddr5-6400", "lpddr5x": "lpddr5x-8533"}
+    memory = next(name for family, name in memories.items() if family in part("cpu", cpu).memory)
+    machine = assemble("rtx-5090", memory, cpu)
+    together = machine.cpu.read_bytes_per_s * machine.contention.cpu_permille
+    together += machine.link.h2d_bytes_per_s * machine.contention.copy_permille
+    assert together / 1000 <= machine.cpu.read_bytes_per_s / sixteen_bit_fraction(cpu) * 1.001
+
+
+def sixteen_bit_fraction(cpu: str) -> float:
+    """Of what the cores read, by experts of 16 bits: the measured fraction over what unpacking its weights cost."""
+    numbers = part("cpu", cpu).numbers
+    if "expert_fraction" not in numbers:
+        return 0.82 / read_fraction("cpu", 4.5)
+    return min(1.0, float(numbers["expert_fraction"].value / read_fraction("cpu", numbers["expert_bits"].value)))
+
+
+def test_every_number_of_a_machine_says_where_it_is_from() -> None:
+    machine = load_hardware("rtx-4080+ddr5-5600+ryzen-7-7800x3d+32gb")
+    assert set(machine.origins) == set(machine.flat())
+    for origin in machine.origins.values():
+        assert len(origin.source) > 3
+        assert origin.confidence in ("high", "medium", "low")
+
+
+def test_the_least_sure_number_decides_how_sure_a_product_is() -> None:
+    machine = load_hardware("rtx-4090+ddr5-6000+ryzen-9-7950x")
+    assert machine.origins["cpu.dram_bytes_per_s"].confidence == "medium"  # channels from memory
+    assert machine.origins["cpu.read_bytes_per_s"].confidence == "low"  # 72.5 GB/s on two chiplets is an estimate
+    source = machine.origins["cpu.read_bytes_per_s"].source
+    assert "0.956 of a read of 72.5 GB/s: 0.82 with 4.5 bits, which are read at 0.86 of the rate of 16" in source
+
+
+# --- presets are machines of parts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        ("rtx4090-ddr5", "rtx-4090+ddr5-6000+ryzen-9-7950x"),
+        ("rtx3090-ddr4", "rtx-3090+ddr4-3200+ryzen-9-5900x"),
+        ("rtx3090-epyc7532", "rtx-3090+ddr4-3200-ecc+epyc-7532+16-cores+256gb"),
+        ("a6000-xeon5220r", "rtx-a6000+ddr4-2666-ecc+xeon-gold-5220r+10-cores"),
+    ],
+)
+def test_a_preset_on_which_nothing_was_measured_is_the_machine_of_its_parts(preset: str, name: str) -> None:
+    assert load_hardware(preset).flat() == load_hardware(name).flat()
+
+
+def test_of_daops_machine_only_the_power_of_the_platform_is_known() -> None:
+    known, made = load_hardware("a6000-i9-10980xe"), load_hardware("rtx-a6000+ddr4-2933+core-i9-10980xe")
+    assert known.flat() == {**made.flat(), "power.platform_w": 120}
+
+
+def test_a_preset_differs_from_its_parts_in_what_was_measured_on_it() -> None:
+    known, made = load_hardware("a100-xeon6326"), load_hardware("a100-80gb-pcie+ddr4-3200-ecc+xeon-gold-6326")
+    differing = {key for key, value in known.flat().items() if made.flat()[key] != value}
+    assert differing == {
+        "gpu.bandwidth_fraction", "cpu.read_bytes_per_s", "link.h2d_latency_ns", "link.d2h_latency_ns", "link.copies",
+        "link.pageable_fraction",
+    }
+    assert all("DAOP Table I" in known.origins[key].source for key in differing)
+
+
+# --- what else a machine says -----------------------------------------------------------------------------------------
+
+
+def test_traps_of_the_parts_are_notes_of_the_machine() -> None:
+    notes = load_hardware("rtx-2080-ti+ddr4-3200+ryzen-9-5900x").notes
+    assert any("Run the model in fp16" in text for text in notes)
+    assert any("On Windows" in text for text in notes)
+    assert any("Eight PCIe lanes" in text for text in load_hardware("rtx-4060+ddr5-5600").notes)
+    assert load_hardware("rtx4090-ddr5").notes == load_hardware("rtx-4090+ddr5-6000+ryzen-9-7950x").notes
+
+
+def test_notes_are_a_list_of_texts(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**load_hardware("rtx4090-ddr5").document(), "notes": "hot"}))
+    assert "notes: expected a list (each text), got 'hot'" in refusal(str(path))
+
+
+def test_host_memory_is_known_only_if_it_was_said() -> None:
+    assert load_hardware("rtx-4080+ddr5-5600+64gb").cpu.ram_bytes == 64 * GIB
+    assert load_hardware("rtx-4080+ddr5-5600").cpu.ram_bytes is None
+    assert load_hardware("rtx4090-ddr5", {"cpu.ram_bytes": 96e9}).cpu.ram_bytes == 96e9
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_assemble_and_the_name_give_the_same_machine() -> None:
+    made = assemble("rtx-3090", "ddr4-3600", "ryzen-9-5950x", cores=8, channels=2, pcie="4x8", ram_gib=64)
+    name = "rtx-3090+ddr4-3600+ryzen-9-5950x+8-cores+2-channels+pcie-4x8+64gb"
+    assert made == load_hardware(name)
+    assert (made.name, made.cpu.cores) == (name, 8)
+    assert assembled_name("RTX-3090", "ddr4-3600", pcie="4x8") == "rtx-3090+ddr4-3600+pcie-4x8"
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (("ddr5-5600", "rtx-4090"), "expected a gpu, such as rtx-4080, got 'ddr5-5600', which is a memory"),
+        (("rtx-4090", "ryzen-9-7950x"), "expected a memory, such as ddr5-5600, got 'ryzen-9-7950x', which is a cpu"),
+        (("rtx-4090", "ddr5-5600", "rtx-4080"), "expected a cpu, such as ryzen-9-7950x, got 'rtx-4080'"),
+        (("rtx-4090+ddr5-5600", "ddr5-5600"), "there is no gpu 'rtx-4090+ddr5-5600'; did you mean"),
+        (("rtx-4090", "ddr5-5600+64gb"), "there is no memory 'ddr5-5600+64gb'; did you mean"),
+    ],
+)
+def test_what_is_asked_for_by_kind_must_be_of_that_kind(parts: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(HardwareError) as caught:
+        assemble(*parts, ram_gib=16)
+    assert expected in str(caught.value)
+
+
+def test_parts_after_the_first_may_stand_in_any_order() -> None:
+    one, other = load_hardware("rtx-3090+ddr4-3200+8-cores"), load_hardware("8-cores+ddr4-3200+RTX-3090")
+    assert one.flat() == other.flat()
+
+
+def test_a_machine_of_parts_takes_overrides() -> None:
+    machine = load_hardware("rtx-4080+ddr5-5600", {"link.copies": "pageable", "link.h2d_bytes_per_s": 20e9})
+    assert machine.link.expert_bytes_per_s == 10 * GB
+    assert machine.origins["link.copies"].source == "override"
+
+
+def test_a_machine_of_parts_is_read_back_from_its_document(tmp_path: Path) -> None:
+    machine: Hardware = load_hardware("rtx-4080+ddr5-5600+64gb")
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(machine.document()))
+    assert load_hardware(path) == machine
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rtx-408+ddr5-5600", "there is no part 'rtx-408'; did you mean 'rtx-4080'"),
+        ("rtx-4080+ddr5-560", "? `trilane hardware --parts` lists them all; a machine of parts is GPU+MEMORY"),
+        ("rtx-4080+ddr5-560", "there is no part 'ddr5-560'; did you mean 'ddr5-5600'"),
+        (
+            "rtx-9090+ddr5-5600",
+            "add a part in sim/machine/presets/parts, or describe the machine in a YAML file",
+        ),
+        ("rtx-4080+ddr5-5600+ryzen-7950x", "did you mean 'ryzen-9-7950x'"),
+        ("rtx-4080+ddr5-5600+zzz", "there is no part 'zzz'; `trilane hardware --parts` lists them all; a machine"),
+        ("none+16-cores", "hardware 'none+16-cores': no memory among the parts"),
+        ("none+ddr5-5600+pcie-4x8", "expected no PCIe slot where there is no GPU, got '4x8'"),
+        ("none+gb10+ddr5-5600", "two gpu parts, 'none' and 'gb10'"),
+        ("gb10+ddr5-5600", "GB10 (DGX Spark) comes with its memory and CPU, got 'ddr5-5600'; leave it out"),
+        ("gb10+ryzen-9-7950x", "GB10 (DGX Spark) comes with its memory and CPU, got 'ryzen-9-7950x'; leave it out"),
+        ("gb10+24-cores", "GB10's CPU has 20 cores, got 24"),
+        ("rtx-4080+ddr5-5600+2-sockets+ryzen-9-7950x", "Ryzen 9 7950X has 1 socket, got 2; name a server's CPU"),
+        ("rtx-4080+ddr5-5600-ecc+3-sockets", "there is no part '3-sockets'"),
+        ("rtx-4080+ddr4-2666-ecc+xeon-gold-6138+2-sockets+41-cores", "Xeon Gold 6138 has 40 cores, got 41"),
+        ("rtx-4080", "hardware 'rtx-4080': no memory among the parts; a machine of parts is GPU+MEMORY"),
+        ("ddr5-5600+16-cores", "no gpu among the parts"),
+        ("rtx-4080+rtx-4090+ddr5-5600", "two gpu parts, 'rtx-4080' and 'rtx-4090'"),
+        ("rtx-4080+ddr5-5600+4-cores+8-cores", "two cores parts, '4' and '8'"),
+        ("rtx-4080+ddr5-5600+16gb+64gb", "two ram parts, '16' and '64'"),
+        ("rtx-4080+ddr5-5600+1000-cores", "generic desktop CPU has at most 32 cores, got 1000; name a CPU"),
+        ("rtx-4080+ddr5-5600-ecc+1000-cores", "generic server CPU has at most 128 cores, got 1000"),
+        ("rtx-4080+ddr5-5600+24-channels", "generic server CPU has at most 12 channels, got 24"),
+        ("rtx-4080-laptop+ddr5-5600+8-channels", "generic laptop CPU has at most 4 channels, got 8"),
+        ("rtx-4080+ddr5-5600+0-cores", "cores must be at least 1, got 0"),
+        ("rtx-4080+ddr5-5600+pcie-4x3", "a PCIe slot has 1, 2, 4, 8 or 16 lanes, got 3"),
+        ("rtx-4080+ddr4-3200+ryzen-9-7950x", "Ryzen 9 7950X takes ddr5, not ddr4-3200"),
+        ("rtx-4080+ddr5-5600+ryzen-9-7950x+32-cores", "Ryzen 9 7950X has 16 cores, got 32"),
+        ("rtx-4080+ddr5-5600+ryzen-9-7950x+4-channels", "Ryzen 9 7950X has 2 channels, got 4"),
+        ("rtx-9090", "or parts: rtx-4080+ddr5-5600"),
+        ("my+machine.yaml", "no hardware preset or file 'my+machine.yaml'"),
+    ],
+)
+def test_what_cannot_be_assembled_is_named(name: str, expected: str) -> None:
+    assert expected in refusal(name)
+
+
+def test_an_unknown_part_of_a_kind_is_refused() -> None:
+    with pytest.raises(HardwareError, match=r"there is no cpu 'ryzen-9-7950'; did you mean .* add a part in"):
+        part("cpu", "ryzen-9-7950")

@@ -1,0 +1,191 @@
+"""What the rules make of parts: links, reads, products; and more on a part's data sheet is more in the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.machine.devices import Cpu
+from sim.machine.hardware import load_hardware
+from sim.machine.parts import cpu_names, gpu_names, part
+from sim.machine.weight_formats import read_fraction
+from tests.kit.assembled import assemble, memory_names
+from trilane.common.units import GB
+
+
+def test_the_slower_of_card_and_slot_decides() -> None:
+    assert load_hardware("rtx-4080+ddr5-5600").link.h2d_bytes_per_s == 25 * GB  # 4.0 card, 5.0 board
+    assert load_hardware("rtx-5080+ddr4-3200").link.h2d_bytes_per_s == 25 * GB  # 5.0 card, 4.0 board
+    assert load_hardware("rtx-5080+ddr5-6000").link.h2d_bytes_per_s == 55 * GB
+    assert load_hardware("rtx-5080+ddr4-3200+core-i9-10980xe").link.h2d_bytes_per_s == 13.1 * GB
+
+
+def test_cards_of_eight_lanes_copy_at_half_the_rate() -> None:
+    link = load_hardware("rtx-4060+ddr5-5600").link
+    assert (link.theory_bytes_per_s, link.h2d_bytes_per_s) == (15.75 * GB, 12.5 * GB)
+    assert load_hardware("rtx-5060+ddr5-5600").link.h2d_bytes_per_s == 27.5 * GB
+
+
+def test_a_slot_may_be_named() -> None:
+    assert load_hardware("rtx-4090+ddr5-6000+pcie-3x16").link.h2d_bytes_per_s == 13.1 * GB
+    assert load_hardware("rtx-4090+ddr5-6000+pcie-4x4").link.h2d_bytes_per_s == 6.25 * GB
+    assert load_hardware("rtx-4060+ddr5-6000+pcie-5x16").link.h2d_bytes_per_s == 12.5 * GB  # the card has 4.0 x8
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("rtx-4090+ddr5-6000", 0.82 * 96),  # all cores of a dual channel
+        ("rtx-4090+ddr5-6000+ryzen-5-7600", 64),  # one chiplet, whatever the memory
+        ("rtx-4090+ddr5-5200+ryzen-9-7950x", 0.82 * 83.2),  # below the two chiplets' 72.5
+        ("rtx-4090+ddr5-6000+ryzen-9-7950x", 72.5),
+        ("rtx-4090+ddr4-3200-ecc+threadripper-pro-5955wx+16-cores", 0.4126 * 204.8),
+        ("rtx-4090+ddr5-6000+1-core", 30),  # one core does not saturate two channels
+        ("rtx-4090+ddr5-6000+1-channel", 0.82 * 48),
+        ("rtx-4090+ddr4-3200-ecc+epyc-7452+7-channels", 0.8 * 0.66 * 179.2),  # a slot left empty
+        ("rtx-4090+ddr4-3200-ecc+epyc-7452+4-cores", 48),
+        ("rtx-4090+ddr5-6400-ecc+epyc-9175f+4-cores", 200),  # each core has a chiplet to itself
+    ],
+)
+def test_what_the_cores_can_read(name: str, read: float) -> None:
+    machine = load_hardware(name)
+    fraction = 0.755 if "5955wx" in name else 0.82  # of 4.5 bits
+    assert machine.cpu.read_bytes_per_s * read_fraction("cpu", 4.5) == pytest.approx(read * fraction * GB, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory", "bits", "rate"),
+    [
+        ("threadripper-pro-5955wx", "ddr4-3200-ecc", 4.5, 63.8),  # nvfp4, FlashML-org/FreeToken PR 232
+        ("ryzen-7-7800x3d", "ddr5-6000", 16, 57.6),  # bf16, 58.1 of 64, FlashML-org/FreeToken issue 151
+    ],
+)
+def test_experts_are_read_at_the_rate_that_was_measured_with_their_bits(
+    cpu: str, memory: str, bits: float, rate: float
+) -> None:
+    sixteen = assemble("rtx-4090", memory, cpu).cpu.read_bytes_per_s
+    assert sixteen * read_fraction("cpu", bits) == pytest.approx(rate * GB, rel=2e-3)
+
+
+def test_no_expert_is_read_faster_than_the_memory() -> None:
+    machine = load_hardware("rtx-4090+ddr5-5600+ryzen-ai-9-hx-370")  # 0.9 measured with Q4_K_M, which reads at 0.88
+    assert machine.cpu.read_bytes_per_s == pytest.approx(0.82 * 89.6 * GB, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "ceiling"),
+    [("ddr5-6000+ryzen-7-7800x3d", 64), ("ddr5-5600+16-cores", 16 * 30), ("ddr4-3200-ecc+8-cores", 8 * 12)],
+    ids=["the chip", "cores", "cores of a server"],
+)
+def test_the_most_that_is_read_of_any_memory_is_the_chips_ceiling_or_the_cores_rate(parts: str, ceiling: int) -> None:
+    source = load_hardware(f"rtx-4090+{parts}").origins["cpu.read_ceiling_bytes_per_s"].source
+    assert f" of a read of {ceiling:.1f} GB/s" in source
+
+
+def test_more_than_two_channels_make_a_server_of_a_machine_without_a_cpu() -> None:
+    assert load_hardware("rtx-4090+ddr4-3200").cpu.name == "generic desktop CPU"
+    assert load_hardware("rtx-4090+ddr4-3200+8-channels").cpu.name == "generic server CPU"
+    assert load_hardware("rtx-4090+ddr4-3200-ecc").cpu.name == "generic server CPU"
+    assert load_hardware("rtx-4090-laptop+lpddr5x-7467").cpu.name == "generic laptop CPU"
+
+
+@pytest.mark.parametrize("memory", ["ddr5-5600", "ddr4-3200", "lpddr5x-7467"])
+def test_a_laptops_gpu_has_a_laptop_around_it(memory: str) -> None:
+    machine = load_hardware(f"rtx-5080-laptop+{memory}")
+    assert machine.cpu.name == "generic laptop CPU"
+    assert machine.link.h2d_bytes_per_s == 25 * GB  # wired to 4.0 lanes, though the card has 5.0
+    assert load_hardware(f"rtx-5080+{memory}").cpu.name == f"generic {'laptop' if 'lp' in memory else 'desktop'} CPU"
+
+
+def test_a_generic_cpu_takes_as_many_cores_as_such_machines_have() -> None:
+    assert load_hardware("rtx-4090+ddr5-6000+24-cores").cpu.cores == 24
+    assert load_hardware("rtx-4090+ddr5-6000+desktop+16-cores+2-channels").cpu.cores == 16
+    assert load_hardware("rtx-4090+ddr5-4800-ecc+96-cores+12-channels").cpu.cores == 96
+
+
+def test_products_follow_the_cores_in_use() -> None:
+    whole = load_hardware("rtx-3090+ddr4-3200+ryzen-9-5900x").cpu
+    half = load_hardware("rtx-3090+ddr4-3200+ryzen-9-5900x+6-cores").cpu
+    assert (whole.flops_per_s, half.flops_per_s) == (1.3e12, 0.65e12)
+    assert load_hardware("rtx-3090+ddr4-3200+16-cores").cpu.flops_per_s == 16 * 70e9
+
+
+# --- more on the data sheet is more in the machine --------------------------------------------------------------------
+
+_GENERATIONS = {
+    "Pascal": ["gtx-1060-6gb", "p40", "p100"],
+    "Turing": [
+        *("gtx-1650-super", "gtx-1660-super", "gtx-1660-ti", "rtx-2060", "rtx-2060-12gb", "rtx-2070-super", "rtx-2080"),
+        *("rtx-2080-ti", "t4", "quadro-rtx-5000", "quadro-rtx-6000"),
+    ],
+    "Volta": ["v100"],
+    "Ampere": [
+        *(f"rtx-{n}" for n in ("3050", "3060", "3060-ti", "3070", "3080", "3080-12gb", "3080-ti", "3090", "3090-ti")),
+        *("rtx-3070-laptop", "rtx-3080-laptop", "rtx-a1000", "rtx-a4000", "rtx-a5000", "rtx-a6000", "a10", "a40"),
+        *("a100-40gb-pcie", "a100-80gb-pcie", "a100-80gb-sxm"),
+    ],
+    "Ada": [
+        *("rtx-4060", "rtx-4060-ti-8gb", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4070-super", "rtx-4070-ti"),
+        *("rtx-4070-ti-super", "rtx-4080", "rtx-4080-super", "rtx-4090", "rtx-4060-laptop", "rtx-4070-laptop"),
+        *("rtx-4080-laptop", "rtx-4090-laptop", "rtx-4000-ada", "rtx-5000-ada", "rtx-6000-ada", "l4", "l40s"),
+    ],
+    "Hopper": ["h100-pcie", "h100-sxm", "h200-sxm"],
+    "Blackwell": [
+        *("rtx-5060", "rtx-5060-ti-8gb", "rtx-5060-ti-16gb", "rtx-5070", "rtx-5070-ti", "rtx-5080", "rtx-5090"),
+        *("rtx-5060-laptop", "rtx-5070-laptop", "rtx-5070-ti-laptop", "rtx-5080-laptop", "rtx-5090-laptop"),
+        *("rtx-pro-6000-blackwell", "rtx-pro-6000-blackwell-max-q"),
+    ],
+    "RDNA 2": ["rx-6700-xt", "rx-6800-xt"],
+    "RDNA 3": ["rx-7900-xt", "rx-7900-xtx"],
+    "RDNA 4": ["rx-9070-xt"],
+    "Battlemage": ["arc-b580", "arc-pro-b70"],
+}
+
+
+def test_every_gpu_is_of_one_generation() -> None:
+    assert sorted(name for names in _GENERATIONS.values() for name in names) == sorted(gpu_names())
+
+
+def out_of_order(pairs: list[tuple[float, float, str]], margin: float = 1.0) -> list[str]:
+    """Of (on paper, effective, name): who has ``margin`` times more on paper than another, and no more in effect."""
+    return [f"{a} {b}" for more, got, a in pairs for less, have, b in pairs if more > margin * less and got <= have]
+
+
+@pytest.mark.parametrize("generation", _GENERATIONS)
+def test_within_a_generation_a_faster_gpu_reads_and_multiplies_faster(generation: str) -> None:
+    machines = [assemble(name, "ddr5-6000").gpu for name in _GENERATIONS[generation]]
+    assert not out_of_order([(gpu.bandwidth_bytes_per_s, gpu.read_bytes_per_s, gpu.name) for gpu in machines])
+    cool = [gpu for gpu in machines if gpu.name != "T4"]  # held to 70 W, below its data sheet
+    products = [(gpu.flops_per_s, gpu.effective_flops_per_s, gpu.name) for gpu in cool]
+    assert not out_of_order(products, margin=1.1)  # measured fractions of professional cards are a tenth lower
+
+
+def test_over_generations_a_tenth_more_bandwidth_reads_faster() -> None:
+    machines = [assemble(name, "ddr5-6000").gpu for name in gpu_names()]
+    reads = [(gpu.bandwidth_bytes_per_s, gpu.read_bytes_per_s, gpu.name) for gpu in machines]
+    assert not out_of_order(reads, margin=1.1)
+
+
+def test_a_whole_models_rate_in_place_of_a_kernels_would_be_out_of_order() -> None:
+    paper = [(1008e9, 1008e9 * 0.61, "RTX 4090"), (960e9, 960e9 * 0.85, "RTX 6000 Ada")]
+    assert out_of_order(paper) == ["RTX 4090 RTX 6000 Ada"]
+
+
+@pytest.mark.parametrize("cpu", cpu_names())
+def test_faster_memory_more_channels_and_more_cores_are_never_slower(cpu: str) -> None:
+    numbers, taken = part("cpu", cpu).numbers, part("cpu", cpu).memory
+    fitting = [name for name in memory_names() if part("memory", name).family in taken]
+    memories = sorted(fitting, key=lambda name: float(part("memory", name).transfers_per_s.value))
+    channels, cores = ((numbers.get(f"most_{key}") or numbers[key]).value for key in ("channels", "cores"))
+    even = [1, *range(2, channels + 1, 2)]  # an odd number is a slot left empty
+    for machines in (
+        [assemble("rtx-4090", name, cpu, channels=2).cpu for name in memories],
+        [assemble("rtx-4090", memories[0], cpu, channels=count).cpu for count in even],
+        [assemble("rtx-4090", memories[0], cpu, cores=count).cpu for count in (1, 2, 4, cores)],
+    ):
+        assert_never_slower(machines)
+
+
+def assert_never_slower(cpus: list[Cpu]) -> None:
+    for rate in ("dram_bytes_per_s", "read_bytes_per_s", "flops_per_s"):
+        rates = [getattr(cpu, rate) for cpu in cpus]
+        assert rates == sorted(rates), rate

@@ -1,0 +1,362 @@
+"""Lanes: reservation ahead, and the fluid pair of CPU experts and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.mechanism.views import ExpertCosts
+from sim.runs.spans import Span, SpanRecorder
+from sim.timeline.cpu_lane import CpuLane
+from sim.timeline.lanes import GpuLane, Lane, Neighbour, SharedMemory
+
+CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
+NO_NEIGHBOUR = Neighbour(1000, lambda: 10**9)
+
+
+# --- lanes that are reserved ahead ------------------------------------------------------------------------------------
+
+
+def test_a_span_starts_when_it_is_ready_and_the_lane_free() -> None:
+    recorder = SpanRecorder()
+    lane = Lane("gpu", recorder)
+    ends = [
+        lane.reserve(3, 10, "attention", 0),  # lane free 0, ready 3
+        lane.reserve(3, 2, "gate", 0),  # lane free 13
+        lane.reserve(20, 5, "expert", 0, 7, 4, 100),  # lane free 15, ready 20
+        lane.reserve(0, 1, "combine", 0),  # lane free 25
+    ]
+    assert ends == [13, 15, 25, 26]
+    log = [(s.ready_ns, s.start_ns, s.end_ns, s.kind) for s in (Span(*row) for row in recorder.rows)]
+    assert log == [(3, 3, 13, "attention"), (3, 13, 15, "gate"), (20, 20, 25, "expert"), (0, 25, 26, "combine")]
+
+
+def test_a_span_says_what_it_was_for() -> None:
+    recorder = SpanRecorder()
+    recorder.step, recorder.phase = 4, "decode"
+    Lane("d2h", recorder).reserve(0, 5, "routing", 2, 7, 3, 144, target_layer=3)
+    assert [Span(*row) for row in recorder.rows] == [Span("d2h", 0, 0, 5, "routing", "decode", 4, 2, 3, 7, 3, 144)]
+
+
+@pytest.mark.parametrize("lane", [Lane, lambda name, recorder: GpuLane(recorder, NO_NEIGHBOUR, NO_NEIGHBOUR)])
+def test_a_span_of_no_expert_has_no_tokens_and_no_bytes(lane: Callable[[str, SpanRecorder], Lane]) -> None:
+    recorder = SpanRecorder()
+    lane("gpu", recorder).reserve(3, 10, "attention", 0)
+    assert Span(*recorder.rows[0]) == Span("gpu", 3, 3, 13, "attention", "prefill", -1, 0, -1, -1, 0, 0)
+
+
+def test_a_span_of_no_length_leaves_the_lane_free() -> None:
+    lane = Lane("host", SpanRecorder())
+    assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)
+
+
+def test_a_span_that_lasts_until_some_time_keeps_the_lane_until_then() -> None:
+    lane = Lane("gpu", SpanRecorder())
+    assert [lane.reserve(3, 10, "gate", 0, until=until) for until in (0, 20, 25)] == [13, 23, 33]
+    assert lane.reserve(3, 10, "gate", 0, until=50) == lane.free_ns == 50
+
+
+def test_what_copies_add_counts_before_a_span_is_drawn_out() -> None:
+    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 100), NO_NEIGHBOUR)  # copies run until 100
+    assert gpu.reserve(0, 20, "expert", 0, until=30) == 40
+    assert gpu.reserve(0, 20, "expert", 0, until=90) == 90
+
+
+def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
+    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 150), NO_NEIGHBOUR)  # copies run until 150, as far as is known
+    assert gpu.reserve(100, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
+    assert gpu.reserve(100, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
+    assert gpu.reserve(100, 20, "expert", 0) == 165 + 20  # they are over
+    assert gpu.reserve(200, 0, "combine", 0) == 200
+
+
+def test_a_gpu_that_shares_memory_and_cores_is_slowed_by_copies_and_by_experts_on_the_cpu() -> None:
+    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 20), Neighbour(800, lambda: 100))
+    assert gpu.reserve(0, 30, "expert", 0) == 50  # 20 next to copies do 10; 40 next to the CPU's experts take 50
+
+
+def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
+    recorder, until = SpanRecorder(), 0
+    gpu = GpuLane(recorder, NO_NEIGHBOUR, Neighbour(500, lambda: until))
+    gpu.reserve(0, 10, "gate", 0)
+    gpu.reserve(0, 30, "shared", 0)
+    until = 200
+    gpu.slow_down(20)  # 20 of its 30 ns are left
+    assert gpu.free_ns == 60
+    assert [row[2:4] for row in recorder.rows] == [(0, 10), (10, 60)]
+    gpu.slow_down(60)  # nothing is left
+    assert gpu.free_ns == 60
+    gpu.reserve(70, 10, "combine", 0)
+    assert gpu.free_ns == 90  # that they are at work was known
+    gpu.slow_down(65)
+    gpu.slow_down(80)
+    assert gpu.free_ns == 90
+
+
+def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
+    """When two experts of 100 ns start and end, given at 10, on a CPU that is half as fast until ``gpu_until``."""
+    env, recorder = simpy.Environment(), SpanRecorder()
+    memory = SharedMemory(env)
+    costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
+    cpu = CpuLane(env, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
+    cpu.add("expert", (0, 1), {0: 1, 1: 1}, 10, 0)
+    assert cpu.until_ns() == 210  # as far as is known before they start
+    env.run()
+    return [(span.start_ns, span.end_ns) for span in (Span(*row) for row in recorder.rows)]
+
+
+def test_experts_on_the_cpu_take_longer_by_what_they_overlap_with_work_that_the_gpu_has_been_given() -> None:
+    assert slowed_cpu(0) == [(10, 110), (110, 210)]
+    assert slowed_cpu(70) == [(10, 140), (140, 240)]  # 60 ns, in which 30 are done
+    assert slowed_cpu(250) == [(10, 210), (210, 330)]  # the first takes 200, the second 40 longer for 20
+
+
+def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_the_one_before_it_ended() -> None:
+    env = simpy.Environment()
+    costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
+    alone = Neighbour(1000, lambda: 0)
+    cpu = CpuLane(env, SharedMemory(env), SpanRecorder(), costs, alone, lambda target: None)
+    seen = list[int]()
+    for at in (0, 30, 60, 250):
+        _at(env, at, lambda: seen.append(cpu.until_ns()))
+    for experts, ready in (((0, 1), 0), ((2,), 50), ((3,), 400)):
+        cpu.add("expert", experts, dict.fromkeys(experts, 1), ready, 0)
+    env.run()
+    assert seen == [500] * 4  # 0-200; ready at 50 and done at 300; 400-500
+    assert cpu.until_ns() == 500
+
+
+def test_each_expert_on_the_cpu_shares_the_dram_as_its_workload_does() -> None:
+    """Next to a copy an expert of one token runs at half its rate, one of four, bound by arithmetic, at its own."""
+    env, recorder = simpy.Environment(), SpanRecorder()
+    memory = SharedMemory(env)
+    costs = [ExpertCosts((0, 1, 1, 1, 1), (0, 10, 10, 10, 40), 0, 10, 1, cpu_permille=500, copy_permille=600)]
+    cpu = CpuLane(env, memory, recorder, costs, Neighbour(1000, lambda: 0), lambda target: None)
+    copied, seen = list[int](), list[int]()
+    memory.start(H2D, (100,), copied.extend)
+    cpu.add("expert", (0, 1, 2, 3), {0: 4, 1: 4, 2: 1, 3: 2}, 0, 0)
+    for at in (0, 90):
+        _at(env, at, lambda: seen.append(cpu.left_ns()))
+    env.run()
+    assert [span.end_ns for span in (Span(*row) for row in recorder.rows)] == [40, 80, 100, 120]
+    # copy: 4 tokens draw 0.25 of 1, 0.25 less than next to 1 token: 0.6 + 0.25 for 80 ns, then 0.6 for 40, 8 alone
+    assert copied == [128]
+    assert seen == [100, 10 + 10]
+
+
+# --- CPU experts and copies -------------------------------------------------------------------------------------------
+
+
+def ends_of(*jobs: tuple[int, int, int, str], cpu: int = 500, copy: int = 800) -> list[tuple[int, str]]:
+    """(end, name) of jobs (at, side, work, name), in the order in which they ended."""
+    env = simpy.Environment()
+    memory = SharedMemory(env)
+    log: list[tuple[int, str]] = []
+    for at, side, work, name in jobs:
+        done = partial(lambda name, ends: log.append((ends[-1], name)), name)
+        _at(env, at, partial(memory.start, side, (work,), done, (cpu, copy)))
+    env.run()
+    return log
+
+
+def _at(env: simpy.Environment, when: int, call: Callable[[], object]) -> None:
+    def later(_: simpy.Event) -> None:
+        call()
+
+    env.timeout(when).callbacks.append(later)
+
+
+def test_a_copy_that_is_over_within_a_ns_ends_with_it_though_an_expert_begins_then() -> None:
+    """600 of its 1,000 until 1, the rest by 1.4: at 2 nothing is left that the expert could slow down."""
+    jobs = ((0, H2D, 1, "copy"), (0, CPU, 1, "first"), (2, CPU, 5, "second"))
+    assert ends_of(*jobs, cpu=1000, copy=600) == [(1, "first"), (2, "copy"), (7, "second")]
+
+
+def test_alone_a_job_takes_its_work() -> None:
+    assert ends_of((0, CPU, 30, "expert"), (50, H2D, 40, "copy")) == [(30, "expert"), (90, "copy")]
+
+
+def test_together_each_runs_at_its_own_rate() -> None:
+    # copy: 40 / 0.8 = 50. CPU: 50 ns at 0.5 do 25 of 30, the last 5 alone
+    assert ends_of((0, CPU, 30, "expert"), (0, H2D, 40, "copy")) == [(50, "copy"), (55, "expert")]
+
+
+def test_a_running_copy_is_re_timed_when_an_expert_starts() -> None:
+    # copy: 8 alone, 32 / 0.8 = 40 more. CPU: 8-48 does 20 of 30, the last 10 alone
+    assert ends_of((0, H2D, 40, "copy"), (8, CPU, 30, "expert")) == [(48, "copy"), (58, "expert")]
+
+
+def test_a_running_copy_is_re_timed_when_an_expert_ends() -> None:
+    # CPU: 10 / 0.5 = 20, ends 28. copy: 8 alone, 20 x 0.8 = 16, the last 16 alone: 44
+    assert ends_of((0, H2D, 40, "copy"), (8, CPU, 10, "expert")) == [(28, "expert"), (44, "copy")]
+
+
+def test_a_copy_is_re_timed_each_time_an_expert_comes_and_goes() -> None:
+    # copy: 0-20 at 0.8 is 16, 20-28 alone is 8, the last 16 at 0.8 take 20: 48, when the second expert ends too
+    log = ends_of((0, H2D, 40, "copy"), (0, CPU, 10, "first"), (28, CPU, 10, "second"))
+    assert (log[0], sorted(log[1:])) == ((20, "first"), [(48, "copy"), (48, "second")])
+
+
+@pytest.mark.parametrize("parts", [(30,), (10, 20), (10, 10, 10), (7, 1, 22)])
+def test_jobs_one_after_another_are_to_the_other_side_like_one(parts: tuple[int, ...]) -> None:
+    for played in (_in_one_series, _one_by_one):
+        ends, copies = played(parts, [(0, 64)], 500, 800)
+        # experts: 30 / 0.5 = 60, while the copy does 48 of 64; the last 16 alone
+        assert (ends[-1], copies) == (60, [76])
+
+
+@given(
+    parts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    copies=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), max_size=4),
+    cpu=st.integers(100, 1000), copy=st.integers(100, 1000),
+)
+def test_a_series_ends_as_its_jobs_would_if_each_were_started_at_the_end_of_the_one_before(
+    parts: list[int], copies: list[tuple[int, int]], cpu: int, copy: int
+) -> None:
+    assert _in_one_series(parts, copies, cpu, copy) == _one_by_one(parts, copies, cpu, copy)
+
+
+def test_what_is_left_of_a_series_is_the_job_at_its_rate_and_the_others_as_if_alone() -> None:
+    env = simpy.Environment()
+    memory = SharedMemory(env)
+    seen: list[int] = []
+    for at in (0, 6, 20, 26, 39):
+        _at(env, at, lambda: seen.append(memory.left_ns(CPU)))
+    memory.start(CPU, (10, 7), lambda ends: None, (500, 800))
+    memory.start(H2D, (40,), lambda ends: None)  # until 50: experts end at 20 and 34
+    env.run()
+    assert seen == [20 + 7, 14 + 7, 14, 8, 0]
+
+
+Played = tuple[list[int], list[int]]  # ends of experts and of copies
+
+
+def _in_one_series(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
+    """Experts from 0 on, as one series; copies (pause before, work) one after another."""
+    env = simpy.Environment()
+    memory, ends = SharedMemory(env), list[int]()
+    memory.start(CPU, parts, ends.extend, (cpu, copy))
+    copied = _copy_each(env, memory, copies)
+    env.run()
+    return ends, copied
+
+
+def _one_by_one(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
+    """The same, each expert started when the one before it ends."""
+    env = simpy.Environment()
+    memory, ends, left = SharedMemory(env), list[int](), list(parts)
+
+    def next_expert(ended: list[int]) -> None:
+        ends.extend(ended)
+        if left:
+            memory.start(CPU, (left.pop(0),), next_expert, (cpu, copy))
+
+    next_expert([])
+    copied = _copy_each(env, memory, copies)
+    env.run()
+    return ends, copied
+
+
+def _copy_each(env: simpy.Environment, memory: SharedMemory, copies: Sequence[tuple[int, int]]) -> list[int]:
+    copied, left = list[int](), list(copies)
+
+    def next_copy(ended: list[int]) -> None:
+        copied.extend(ended)
+        if left:
+            pause, work = left.pop(0)
+            _at(env, pause, lambda: memory.start(H2D, (work,), next_copy))
+
+    next_copy([])
+    return copied
+
+
+def written_back(*spans: tuple[int, int], copy_work: int = 0, cpu_work: int = 0) -> dict[int, int]:
+    """When a copy and an expert end that begin at 0, while experts are written back: next to these a copy runs at 0.5
+    of its rate, next to an expert at 0.8; the expert next to either at 0.5."""
+    env, ends = simpy.Environment(), dict[int, int]()
+    memory = SharedMemory(env)
+    for start, end in spans:
+        memory.write_back(start, end, 500)
+    for side, work in ((CPU, cpu_work), (H2D, copy_work)):
+        if work:
+            memory.start(side, (work,), lambda ended, side=side: ends.update({side: ended[-1]}), (500, 800))
+    env.run()
+    return ends
+
+
+def test_a_write_back_slows_down_a_copy_while_it_lasts() -> None:
+    assert written_back((10, 30), copy_work=40) == {H2D: 50}  # 10 alone, 20 ns do 10, the last 20 alone
+    assert written_back((0, 10), (10, 20), copy_work=20) == {H2D: 30}  # one after another
+    assert written_back((40, 60), copy_work=40) == {H2D: 40}
+
+
+def test_a_write_back_takes_from_experts_on_the_cpu_what_a_copy_does() -> None:
+    assert written_back((10, 30), cpu_work=40) == {CPU: 50}
+
+
+def test_three_that_share_the_dram_run_at_the_product_of_their_rates() -> None:
+    # 20 ns: the copy at 0.5 x 0.8 does 8 of 16, the expert at 0.5 x 0.5 does 5 of 30. Then 10 ns at 0.8, and 5 at 0.5
+    assert written_back((0, 20), copy_work=16, cpu_work=30) == {H2D: 30, CPU: 50}
+
+
+def test_full_rates_mean_no_contention() -> None:
+    log = ends_of((0, H2D, 41, "copy"), (3, CPU, 17, "expert"), (21, CPU, 5, "next"), cpu=1000, copy=1000)
+    assert log == [(20, "expert"), (26, "next"), (41, "copy")]
+
+
+def test_a_job_that_would_end_between_two_ns_ends_at_the_later() -> None:
+    # CPU: 3 / 0.7 = 4.29; copy: 5 x 0.9 = 4.5 of 10, the last 5.5 alone
+    assert ends_of((0, CPU, 3, "expert"), (0, H2D, 10, "copy"), cpu=700, copy=900) == [(5, "expert"), (11, "copy")]
+
+
+def test_what_is_left_is_told_at_the_present_rate() -> None:
+    env = simpy.Environment()
+    memory = SharedMemory(env)
+    seen: list[tuple[int, int, int]] = []
+    for at in (4, 8, 18, 48, 57, 58, 60):
+        _at(env, at, lambda: seen.append((int(env.now), memory.left_ns(H2D), memory.left_ns(CPU))))
+    memory.start(H2D, (40,), lambda ends: None)
+    _at(env, 8, lambda: memory.start(CPU, (30,), lambda ends: None, (500, 800)))
+    env.run()
+    assert seen == [
+        (4, 36, 0),
+        (8, 32, 0),  # looked before the expert started
+        (18, 30, 50),  # 24 of work at 0.8; 25 at 0.5
+        (48, 0, 20),  # the copy is due now, its end has not been told: the expert still has 10 at 0.5
+        (57, 0, 1),
+        (58, 0, 0),
+        (60, 0, 0),
+    ]
+
+
+@given(
+    start=st.integers(0, 60), cpu_work=st.integers(1, 60), copy_work=st.integers(1, 60), cpu=st.integers(100, 1000),
+    copy=st.integers(100, 1000),
+)
+def test_ends_are_whole_ns_never_before_the_exact_ones_and_less_than_two_after(
+    start: int, cpu_work: int, copy_work: int, cpu: int, copy: int
+) -> None:
+    log = ends_of((0, H2D, copy_work, "copy"), (start, CPU, cpu_work, "expert"), cpu=cpu, copy=copy)
+    exact = _exact(start, cpu_work, copy_work, Fraction(cpu, 1000), Fraction(copy, 1000))
+    assert len(log) == 2
+    for end, name in log:
+        assert type(end) is int
+        assert exact[name] <= end < exact[name] + 2
+
+
+def _exact(start: int, cpu_work: int, copy_work: int, cpu: Fraction, copy: Fraction) -> dict[str, Fraction]:
+    """The fluid pair in fractions: a copy from 0, an expert from ``start``."""
+    if copy_work <= start:
+        return {"copy": Fraction(copy_work), "expert": Fraction(start + cpu_work)}
+    left = copy_work - start
+    both = min(left / copy, cpu_work / cpu)
+    return {
+        "copy": start + both + (left - both * copy),
+        "expert": start + both + (cpu_work - both * cpu),
+    }

@@ -1,0 +1,136 @@
+"""Scores of the bundled rows and of a user's own; explanations of single rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from trilane.engines.accuracy.errors import QUANTITIES, measured
+from trilane.engines.accuracy.explanation import explain
+from trilane.engines.accuracy.measured_rows import COLUMNS, RowsError, read_rows, write_template
+from trilane.engines.accuracy.scores import HELD_OUT, SHIPPED, Scores, bundled_scores, factor, row_of, scores_of
+
+HEAD = "id,model,machine,engine,cpu_layers,decode_tokens_per_s\n"
+
+
+@cache
+def scores() -> Scores:
+    return bundled_scores()
+
+
+def test_every_bundled_row_that_is_not_left_out_is_predicted() -> None:
+    for row in scores().rows:
+        for name, predictions in scores().predictions.items():
+            for quantity in QUANTITIES:
+                if measured(row).of(quantity) is not None and not (name == "llmfit" and quantity == "prompts"):
+                    assert predictions[row.id].of(quantity), (row.id, name)
+
+
+def test_every_row_is_scored_or_left_out_with_a_reason() -> None:
+    assert {row.id for row in scores().rows} | scores().left_out.keys() == {row.id for row in read_rows()}
+    assert all(scores().left_out.values())
+
+
+def test_no_closed_form_has_the_name_of_another() -> None:
+    """The null model is that of policies (``sim.runs.null_model``)."""
+    assert list(scores().predictions) == ["held out", "shipped", "data sheet", "llmfit"]
+
+
+def test_predictions_are_better_than_both_closed_forms() -> None:
+    for key in [("decode", "all", "all"), ("prompts", "all", "all")]:
+        first, *others = scores().table()[key].values()
+        assert all(first.median < other.median for other in others[1:])
+
+
+def test_the_furthest_rows_are_the_worst_in_either_direction() -> None:
+    found = scores().furthest("decode", 0.25)
+    factors = [factor(error) for _, error in found]
+    assert factors == sorted(factors, reverse=True)
+    assert min(factors) > 1.25
+    assert factor(-0.5) == factor(1.0) == 2.0
+
+
+@pytest.mark.parametrize("row", scores().rows[::9], ids=lambda row: row.id)
+def test_parts_of_a_time_add_up_to_the_prediction(row) -> None:  # type: ignore[no-untyped-def]
+    for each in explain(row):
+        speed = scores().predictions[SHIPPED][row.id].of(each.quantity)
+        assert 1e9 * each.tokens / each.predicted_ns == pytest.approx(speed)
+        times = [part.ns for part in each.parts]
+        assert times == sorted(times, reverse=True)
+        longest = each.parts[0]
+        assert each.needed_ns + each.predicted_ns - longest.ns == pytest.approx(each.measured_ns)
+
+
+def test_rates_of_parts() -> None:
+    """Experts of 24 of 40 layers: 8 of 256 experts with 3 x 2048 x 512 weights."""
+    row = row_of(scores().rows, "177")
+    decode, prompts = explain(row)
+    experts = next(part for part in decode.parts if part.name == "experts on the CPU")
+    assert experts.unit == "GB/s"
+    assert experts.amount == pytest.approx(24 * 8 * 3 * 2048 * 512 * 4.9 / 8, rel=0.06)
+    assert experts.rate() == pytest.approx(experts.amount / experts.ns)
+    computed = next(part for part in prompts.parts if part.unit == "TFLOP/s")
+    assert computed.amount == 512 * 40 * 8 * 2 * 3 * 2048 * 512
+
+
+def test_the_template_is_read_and_scored(tmp_path: Path) -> None:
+    write_template(tmp_path / "mine.csv")
+    found = scores_of(str(tmp_path / "mine.csv"))
+    assert [row.id for row in found.rows] == ["example"]
+    assert HELD_OUT not in found.predictions
+    assert found.first["example"] == scores().predictions[SHIPPED]["177"]
+    assert (tmp_path / "mine.csv").read_text().startswith(",".join(COLUMNS) + "\n")
+
+
+def test_own_rows_with_unknown_names_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(
+        f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70\nb,no-such-model,rtx-4080+ddr5-5600,llama.cpp,8,70\n"
+        "c,qwen3-30b-a3b,no-such-gpu+ddr5-5600,llama.cpp,8,70\nd,qwen3-30b-a3b,rtx-4080+ddr5-5600,no-engine,8,70\n"
+    )
+    found = scores_of(str(tmp_path / "mine.csv"))
+    assert [row.id for row in found.rows] == ["a"]
+    assert found.left_out.keys() == {"b", "c", "d"}
+    for name, word in (("b", "no-such-model"), ("c", "no-such-gpu"), ("d", "no-engine")):
+        assert word in found.left_out[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (HEAD, "expected rows that can be asked; it has none"),
+        (f"{HEAD}a,none,none,none,8,70\n", "expected rows that can be asked; "),
+        (f"{HEAD}{'a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)}" * 2, "line 3"),
+        (f"{HEAD}{('a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)) * 2}", "'a' is there twice"),
+        ("id,model\n1,x\n", "its first line lacks the columns cpu_layers, engine, machine"),
+        (
+            f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,many,70\n",
+            "line 2: cpu_layers: expected a whole number",
+        ),
+        (
+            f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,-70\n",
+            "line 2: decode_tokens_per_s: expected a number",
+        ),
+    ],
+)
+def test_own_rows_that_cannot_be_scored(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(RowsError) as refused:
+        scores_of(str(tmp_path / "mine.csv"))
+    assert words in str(refused.value)
+
+
+def test_numbers_that_no_model_or_prompt_has_are_refused(tmp_path: Path) -> None:
+    head = "id,model,machine,engine,cpu_layers,gpu_experts,piece_tokens,prompt_tokens,prompt_tokens_per_s\n"
+    (tmp_path / "mine.csv").write_text(f"{head}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,129,512,512,70\n")
+    with pytest.raises(RowsError, match="gpu_experts: expected at most 128"):
+        scores_of(str(tmp_path / "mine.csv"))
+    (tmp_path / "mine.csv").write_text(f"{head}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,0,1,5000,70\n")
+    with pytest.raises(RowsError, match="line 2: piece_tokens: expected at most 4,096 pieces"):
+        scores_of(str(tmp_path / "mine.csv"))
+
+
+def test_a_row_that_is_not_there() -> None:
+    with pytest.raises(RowsError, match="there is no row '0'; ids are 1, 2, 3"):
+        row_of(scores().rows, "0")

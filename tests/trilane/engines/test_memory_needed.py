@@ -1,0 +1,123 @@
+"""What fits, to the byte; and refusals, which say by how many GB and what would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.machine.hardware import Hardware, load_hardware
+from tests.kit.depth import thinned
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
+from trilane.common.units import GIB
+from trilane.engines.memory_needed import HOST_RESERVE_BYTES, ROUND, check_fits, need_of, surely_runs
+from trilane.engines.question import FitError, Question
+from trilane.fit.fit import fit
+
+RESERVE, MEMORY = 1_500_000_000, 12 * GIB
+
+
+def told(asked: Question) -> tuple[ModelShape, Hardware, Question]:
+    return load_model(asked.shape), load_hardware(asked.hardware), asked
+
+
+def qwen(**more: Any) -> tuple[ModelShape, Hardware, Question]:
+    return told(Question("qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", **more))
+
+
+def test_the_least_need_is_every_tokens_weights_the_cache_of_keys_and_values_and_the_reserve() -> None:
+    shape, hardware, asked = qwen(weights="bf16", prompt_tokens=1000, generated=24, batch=2)
+    weights = 2 * (48 * (18_874_368 + 2048 * 128) + 2 * 151_936 * 2048)
+    fixed = weights + 2 * 1024 * (48 * 1024 * 2) + RESERVE
+    experts = 48 * 128 * 3 * 2048 * 768 * 2
+    need = need_of(shape, hardware, asked.batch, asked.tokens)
+    assert (need.fixed, need.host) == (fixed, experts - (MEMORY - fixed) + HOST_RESERVE_BYTES)
+
+
+def test_every_expert_may_be_on_the_gpu() -> None:
+    for gpu, fits in (("rtx-4090", True), ("rtx-4080", False)):
+        shape, hardware, asked = told(Question("qwen3-30b-a3b", gpu=gpu, ram="ddr5-5600"))
+        assert need_of(shape, hardware, asked.batch, asked.tokens).all_on_gpu == fits
+
+
+def test_a_prompt_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
+    with pytest.raises(FitError, match=r"RTX 3060 12GB.*: 7\.7 GB are missing; .*a prompt of ") as error:
+        check_fits(*qwen(prompt_tokens=184_000))
+    longest = advised(error.value)
+    check_fits(*qwen(prompt_tokens=longest))
+    assert surely_runs(*qwen(prompt_tokens=longest))
+    assert not surely_runs(*qwen(prompt_tokens=longest + 256))
+
+
+def advised(error: object) -> int:
+    """The prompt that a refusal advises."""
+    return int(str(error).rpartition("a prompt of ")[2].split()[0].replace(",", ""))
+
+
+@thinned(2)
+@pytest.mark.parametrize("ram_gb", [64, None])
+def test_an_advised_prompt_runs(ram_gb: int | None) -> None:
+    """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
+    more: dict[str, Any] = {"gpu": "rtx-4090", "ram": "ddr5-5600", "ram_gb": ram_gb, "generated": 4}
+    with pytest.raises(FitError, match=r"23\.0 GB are missing; a prompt of ") as error:
+        fit(Question("llama-4-scout", **more, prompt_tokens=800_000))
+    assert str(error.value).endswith(" tokens fits with these weights, before compute buffers")
+    found = fit(Question("llama-4-scout", **more, prompt_tokens=advised(error.value))).policies
+    assert found is not None
+    assert found.best.tpot_ms > 0
+
+
+def test_a_short_prompt_is_advised_to_the_token() -> None:
+    shape, hardware, asked = qwen(weights="bf16", prompt_tokens=4000, generated=1)
+    fixed = shape.non_expert_bytes + hardware.gpu.reserve_bytes
+    kept = shape.cache_bytes(100) + 2 * shape.expert_bytes_by_layer[0]
+    little = load_hardware("rtx-3060+ddr4-3200", {"gpu.memory_bytes": fixed + kept})
+    with pytest.raises(FitError) as error:
+        check_fits(shape, little, asked)
+    assert advised(error.value) == 99 < ROUND
+
+
+def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() -> None:
+    with pytest.raises(FitError, match=r"17\.2 GB of host memory: .* GB are missing, .* GiB would do; these") as error:
+        check_fits(*qwen(weights="bf16", ram_gb=16))
+    fitting = str(error.value).partition("these weights fit: ")[2].partition(";")[0].split(", ")
+    assert "q4_k_m" in fitting
+    assert "q8_0" not in fitting
+    assert not {"awq", "gptq", "iq3_k"} & set(fitting), "llama.cpp reads none of them"
+    for name in fitting:
+        check_fits(*qwen(weights=name, ram_gb=16))
+
+
+def test_what_no_weights_help_says_so() -> None:
+    with pytest.raises(FitError, match="no smaller weights and no shorter prompt help"):
+        check_fits(*told(Question("qwen3-235b-a22b", weights="q2_k", gpu="rtx-3060", ram="ddr4-3200", ram_gb=8)))
+
+
+def test_a_refusal_says_which_memory_is_short_and_how_much_would_do() -> None:
+    """Little of either: the smaller shortage must not hide the larger."""
+    with pytest.raises(FitError) as error:
+        check_fits(*told(Question("llama-4-scout", gpu="rtx-4060", ram="ddr5-5600", ram_gb=32)))
+    assert "GB of GPU memory (weights that every token needs" in str(error.value)
+    assert "host memory is short: " in str(error.value)
+    assert "GB are missing, 64 GiB would do" in str(error.value)
+    with pytest.raises(FitError, match=r"does not run with 34\.4 GB of host memory: .* 64 GiB would do") as error:
+        check_fits(*told(Question("llama-4-scout", gpu="rtx-3060", ram="ddr5-5600", ram_gb=32)))
+    assert "GPU memory (" not in str(error.value)
+
+
+def test_one_memory_holds_all_experts() -> None:
+    shape, hardware, asked = told(Question("gpt-oss-120b", gpu="gb10", ram_gb=64))
+    need = need_of(shape, hardware, 1, asked.tokens)
+    assert need.fixed > shape.routed_bytes + shape.non_expert_bytes
+    with pytest.raises(FitError, match=r"with all experts it needs .* GB of memory .* experts 60\.9"):
+        check_fits(shape, hardware, asked)
+    check_fits(*told(Question("gpt-oss-120b", gpu="gb10")))
+
+
+def test_the_missing_gb_are_those_that_would_do() -> None:
+    shape, hardware, asked = qwen(weights="bf16")
+    need = need_of(shape, hardware, asked.batch, asked.tokens)
+    assert need.missing(hardware.gpu.memory_bytes, need.host) == (need.fixed - MEMORY, 0)
+    assert need.missing(need.fixed - 7, need.host - 9) == (7, 9)
+    assert need.missing(need.fixed, None) == (0, 0)

@@ -1,0 +1,89 @@
+"""The Gantt picture: the right step, all lanes, short work still visible."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario
+from sim.runs.spans import Row, spans_frame
+from sim.simulate import simulate
+from trilane.output.figures.figure_files import PictureError
+from trilane.output.figures.gantt import plot_gantt
+from trilane.output.figures.lanes import median_decode_step
+
+
+def step_end(time: int, step: int = 0, phase: str = "decode") -> Row:
+    """The wait that ends a step."""
+    return ("host", time, time, time, "wait", phase, step, -1, -1, -1, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return simulate(Scenario(policy="dali", prompt_tokens=4, generated_tokens=3))
+
+
+def test_gantt_shows_all_lanes_and_its_message(run: Run) -> None:
+    figure = plot_gantt(run)
+    step = median_decode_step(run.spans)
+    assert figure.get_suptitle().startswith(f"dali: decode step {step} (median step) takes ")
+    for ax in figure.axes[:2]:
+        assert len(ax.get_yticklabels()) == 5
+        assert "(ms)" in ax.get_xlabel()
+
+
+def test_gantt_says_what_was_run_and_shows_short_work(run: Run) -> None:
+    figure = plot_gantt(run, step=1, about="a model on a machine")
+    assert "median" not in figure.get_suptitle()
+    assert figure.subfigs[0].get_suptitle() == "a model on a machine"
+    above = figure.axes[0]
+    dot = above.get_window_extent().width  # a bar narrower than a dot of the panel would not be seen
+    left, right = above.get_xlim()
+    widths = [np.ptp(path.vertices[:, 0]) for bars in above.collections for path in bars.get_paths()]
+    assert min(widths) * dot / (right - left) > 0.8
+
+
+def test_gantt_comes_close_where_the_gpu_waits_as_long_as_elsewhere(run: Run) -> None:
+    """Layers of 10 ns: in 0 to 2 the GPU waits 8 ns, in 3 it waits 4 ns, in 4 to 7 none. Mean 3.5 ns a layer: 2 to 4
+    (4 ns a layer) come nearest.
+    """
+    waits = [8, 8, 8, 4, 0, 0, 0, 0]
+    rows = [("gpu", 10 * n, 10 * n, 10 * n + 1, "attention", "decode", 0, n, -1, -1, 1, 0) for n in range(8)]
+    rows += [("gpu", 10 * n + 1 + wait, 10 * n + 1 + wait, 10 * n + 10, "combine", "decode", 0, n, -1, -1, 1, 0)
+             for n, wait in enumerate(waits)]
+    rows = [*sorted(rows, key=lambda row: row[1]), step_end(80)]
+    figure = plot_gantt(Run(run.scenario, "by-hand", spans_frame(rows)))
+    assert figure.axes[1].get_title(loc="left").startswith("layers 2 to 4 ")
+
+
+def test_copies_are_named_with_their_layer(run: Run) -> None:
+    """In layer 0 expert 7 is prefetched for layer 2, expert 5 is loaded for layer 0, and expert 3 runs."""
+    rows = [
+        ("h2d", 0, 0, 100, "prefetch", "decode", 0, 2, -1, 7, 0, 1),
+        ("h2d", 100, 100, 200, "demand", "decode", 0, 0, -1, 5, 0, 1),
+        ("gpu", 0, 0, 100, "attention", "decode", 0, 0, -1, -1, 1, 0),
+        ("gpu", 100, 100, 200, "expert", "decode", 0, 0, -1, 3, 1, 0),
+        ("cpu", 100, 100, 200, "precompute", "decode", 0, 0, 1, 9, 1, 0),
+        step_end(200),
+    ]
+    below = plot_gantt(Run(run.scenario, "by-hand", spans_frame(rows))).axes[1]
+    assert [text.get_text() for text in below.texts] == ["3", "1/9", "2/7", "0/5"]
+
+
+def test_median_decode_step_by_hand() -> None:
+    """Decode steps of 10, 30 and 20 ns: the last has the median duration."""
+    ends = [(100, "prefill"), (110, "decode"), (140, "decode"), (160, "decode")]
+    rows = [step_end(end, step, phase) for step, (end, phase) in enumerate(ends)]
+    assert median_decode_step(spans_frame(rows)) == 3
+
+
+def test_gantt_without_decode_steps(run: Run) -> None:
+    prefill = Run(run.scenario, run.policy, run.spans[run.spans["phase"] == "prefill"])
+    with pytest.raises(PictureError, match="decode step"):
+        plot_gantt(prefill)
+
+
+def test_gantt_of_a_step_that_is_not_there(run: Run) -> None:
+    with pytest.raises(PictureError, match="from 0 to 3, got 9"):
+        plot_gantt(run, step=9)

@@ -1,0 +1,152 @@
+"""TPOT along an axis: lines are the times, bound and clairvoyant run are drawn, the fastest of many stand out."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.text import Text
+
+from tests.kit.reading import texts
+from tests.kit.sweep_rows import results, run, seer, two_shares
+from trilane.output.figures.figure_files import PictureError
+from trilane.output.figures.policy_style import ALSO_RAN
+from trilane.output.figures.sweep_means import means_of
+from trilane.output.figures.tpot_lines import MOST, plot_tpot_lines
+
+
+def lines(ax: Axes) -> dict[tuple[str, object], list[tuple[float, float]]]:
+    """Data of the lines by colour and style."""
+    return {
+        (str(line.get_color()), line.get_linestyle()): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in ax.lines
+    }
+
+
+def test_lines_are_the_times_with_bound_and_clairvoyant_run() -> None:
+    picture = plot_tpot_lines(means_of(two_shares()), "cached_share")
+    [ax] = picture.figure.axes
+    assert lines(ax) == {
+        ("#0072B2", "-"): [(0.2, 40.0), (0.8, 10.0)],
+        ("#E69F00", "-"): [(0.2, 20.0), (0.8, 18.0)],
+        ("black", "--"): [(0.2, 8.0), (0.8, 6.0)],
+        ("black", "-"): [(0.2, 5.0), (0.8, 3.0)],
+    }
+    labels = ["dali  10.0", "fiddler  18.0", "oracle *  6.0", "lower bound  3.0"]
+    assert [text.get_text() for text in ax.texts] == labels
+    assert picture.figure.get_suptitle() == "fiddler is fastest below 80% cached, dali from there on"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("share of experts cached", "time per output token, TPOT (ms)")
+    assert "* knows the future; grey area: below the lower bound" in texts(picture.figure)
+    assert picture.frame.equals(means_of(two_shares()).frame())
+
+
+def test_a_band_goes_from_the_lowest_to_the_highest_draw() -> None:
+    [ax] = plot_tpot_lines(means_of(two_shares(draws=2)), "cached_share").figure.axes
+    heights = [set(np.round(band.get_paths()[0].vertices[:, 1], 9)) for band in ax.collections]
+    assert {40.0, 80.0, 10.0, 20.0} in heights
+
+
+def test_without_a_clairvoyant_run_the_picture_says_so() -> None:
+    figure = plot_tpot_lines(means_of(two_shares(oracle=False)), "cached_share").figure
+    assert "these results hold no clairvoyant run" in texts(figure)
+    assert "*" not in texts(figure)
+
+
+def test_of_many_policies_the_slower_are_grey_and_named_below() -> None:
+    rows = [run(f"p{n:02}", 10.0 + n, cached_share=share) for n, share in product(range(20), (0.2, 0.8))]
+    figure = plot_tpot_lines(means_of(results("cached_share", rows=rows)), "cached_share").figure
+    [ax] = figure.axes
+    assert sum(line.get_color() == ALSO_RAN.colour for line in ax.lines) == 20 - MOST
+    names = [text.get_text().split()[0] for text in ax.texts]
+    assert names == [*(f"p{n:02}" for n in range(MOST)), "lower"]
+    assert "thin and grey, slower: p08, p09, p10" in texts(figure)
+    assert ax.get_ylim()[1] < 10 + MOST + 2  # the slower ones do not press the others together
+
+
+@pytest.mark.parametrize("count", [2, 9, 40])
+def test_no_label_lies_on_another_or_is_cut(count: int) -> None:
+    places = product(range(count), (0.2, 0.8))
+    rows = [run(f"a-long-name@impl-{n}", 10.0 + n / 100, cached_share=share) for n, share in places]
+    figure = plot_tpot_lines(means_of(results("cached_share", rows=rows)), "cached_share").figure
+    figure.draw_without_rendering()
+    [ax] = figure.axes
+    boxes = [Text.get_window_extent(text) for text in ax.texts]
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+    assert all(box.x1 <= figure.bbox.x1 and box.y0 >= 0 for box in boxes)
+
+
+def test_a_single_value_is_points_and_the_bound_a_line_across() -> None:
+    rows = [run("dali", 10.0), run("dali", 14.0, draw=1), seer(6.0), seer(6.0, draw=1)]
+    means = means_of(results("cached_share", rows=rows), asked=["cached_share"])
+    figure = plot_tpot_lines(means, "cached_share").figure
+    [ax] = figure.axes
+    assert {str(line.get_marker()): list(line.get_ydata()) for line in ax.lines} == {
+        "o": [12.0], "_": [6.0], "None": [4.0, 4.0],
+    }
+    assert figure.get_suptitle() == "dali is fastest at 50% cached: 12.0 ms per token"
+
+
+def test_a_line_that_ends_early_says_where() -> None:
+    """fiddler does not fit with 80 % cached."""
+    times = (("dali", 40.0, 0.2), ("dali", 10.0, 0.8), ("fiddler", 20.0, 0.2))
+    rows = [run(policy, tpot, cached_share=share) for policy, tpot, share in times]
+    [ax] = plot_tpot_lines(means_of(results("cached_share", rows=rows)), "cached_share").figure.axes
+    assert {text.get_text() for text in ax.texts} == {"dali  10.0", "fiddler  20.0 at 20%", "lower bound  4.0"}
+
+
+def test_a_line_is_broken_where_its_policy_could_not_run() -> None:
+    times = {"dali": (40.0, 30.0, 10.0), "fiddler": (20.0, None, 20.0)}
+    rows = [
+        run(policy, tpot, cached_share=share, error="" if tpot else "E: no")
+        for policy, tpots in times.items()
+        for share, tpot in zip((0.2, 0.4, 0.8), tpots, strict=True)
+    ]
+    [ax] = plot_tpot_lines(means_of(results("cached_share", rows=rows)), "cached_share").figure.axes
+    heights = {str(line.get_color()): np.asarray(line.get_ydata()).tolist() for line in ax.lines}
+    assert heights["#0072B2"] == [40.0, 30.0, 10.0]
+    assert str(heights["#E69F00"]) == "[20.0, nan, 20.0]"
+
+
+def test_of_many_panels_the_headline_counts_the_very_fastest() -> None:
+    """With batch 2 and 80 % cached b is 1 % faster than a, who was the fastest before."""
+    times = {("a", 1): (10.0, 10.0), ("b", 1): (20.0, 20.0), ("a", 2): (10.0, 10.0), ("b", 2): (20.0, 9.9)}
+    rows = [
+        run(policy, tpot, batch=batch, cached_share=share)
+        for (policy, batch), tpots in times.items()
+        for share, tpot in zip((0.2, 0.8), tpots, strict=True)
+    ]
+    figure = plot_tpot_lines(means_of(results("batch", "cached_share", rows=rows)), "cached_share").figure
+    assert figure.get_suptitle() == "a is fastest in 3 of 4 settings, b in 1"
+
+
+def test_wide_times_are_drawn_by_ratio() -> None:
+    rows = [run(name, tpot) for name, tpot in (("dali", 10.0), ("fiddler", 500.0))]
+    [ax] = plot_tpot_lines(means_of(results("batch", rows=rows), asked=["batch"]), "batch").figure.axes
+    assert ax.get_yscale() == "log"
+    assert plot_tpot_lines(means_of(two_shares()), "cached_share").figure.axes[0].get_ylim()[0] < 3
+
+
+def test_other_axes_make_panels_and_too_many_are_refused() -> None:
+    def rows(batches: range) -> list[dict[str, object]]:
+        return [run("dali", 10.0 * batch, cached_share=s, batch=batch) for batch, s in product(batches, (0.2, 0.8))]
+
+    figure = plot_tpot_lines(means_of(results("batch", "cached_share", rows=rows(range(1, 6)))), "cached_share").figure
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [f"batch {n}" for n in range(1, 6)]
+    assert figure.get_suptitle() == "dali is fastest in all 10 settings"
+    many = means_of(results("batch", "cached_share", rows=rows(range(1, 8))))
+    with pytest.raises(PictureError, match="got 7: choose with --where batch=1 2 3 4 5 6 7"):
+        plot_tpot_lines(many, "cached_share")
+
+
+def test_names_stand_side_by_side() -> None:
+    rows = [run("dali", tpot, pcie=link) for link, tpot in (("4x16", 10.0), ("5x16", 8.0))]
+    [ax] = plot_tpot_lines(means_of(results("pcie", rows=rows)), "pcie").figure.axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["4x16", "5x16"]
+    assert list(ax.lines[1].get_xdata()) == [0.0, 1.0]
+
+
+def test_an_axis_that_does_not_vary() -> None:
+    with pytest.raises(PictureError, match=r"'batch' .*: cached_share"):
+        plot_tpot_lines(means_of(two_shares()), "batch")

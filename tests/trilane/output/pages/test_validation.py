@@ -1,0 +1,112 @@
+"""The report: its table, its lines and its page say what held and what did not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.agreement_runs import agreement, comparison, decode_spans, run
+from trilane.output.pages.validation import failure_lines, summary_lines, table_of, write_report
+from trilane.study.validation.agreement import Agreement
+from trilane.study.validation.comparison import RunComparison
+from trilane.study.validation.parity import Counts, Parity
+
+MACHINE = {"CPU": "two cores", "GPU": "none: host lanes"}
+
+
+def mixed() -> Agreement:
+    """One scenario good, one 20 % long with a broken parity, in an order that is not that of their times."""
+    counts = Counts(0, 1, 100)
+    broken = Parity(True, False, True, 0.25, counts, Counts(0, 2, 200))
+    return agreement(
+        comparison("fiddler", (25, 24, 26), 30, broken, null=20.0), comparison("dali", (20, 21, 19), 20.2, null=30.0)
+    )
+
+
+def page(tmp_path: Path, of: Agreement) -> str:
+    path = tmp_path / "report.md"
+    write_report(of, path, machine=MACHINE, when="2026-11-20", command="make validate", pictures={"a.png": "Scatter"})
+    assert list(tmp_path.iterdir()) == [path]
+    return path.read_text(encoding="utf-8")
+
+
+def test_a_line_a_scenario_fastest_first() -> None:
+    headers, lines = table_of(mixed())
+    assert [line[0] for line in lines] == ["dali", "fiddler"]
+    cells = dict(zip(headers, lines[1], strict=True))
+    assert (cells["TPOT ms\nmeasured"], cells["TPOT\n+/-"], cells["TPOT ms\npredicted"]) == ("25.00", "2.0%", "30.00")
+    assert (cells["TPOT\nerror"], cells["null\nerror"]) == ("+20.0%", "-20.0%")
+    assert (cells["busy\nh2d"], cells["busy\ncpu"], cells["plans"]) == ("+20.0%", "+0.0%", "25% !")
+
+
+def test_settings_that_vary_have_a_column() -> None:
+    headers, lines = table_of(agreement(comparison(batch=1), comparison(batch=4)))
+    assert headers[:2] == ["policy", "batch"]
+    assert [line[:2] for line in lines] == [["dali", "1"], ["dali", "4"]]
+
+
+def test_failures_are_listed_with_their_causes() -> None:
+    assert failure_lines(mixed()) == [
+        "fiddler: +20.0% (30 ms predicted, 25 measured)",
+        "  - the GPU waits for copies: 20 ms predicted, 15 measured (+5); "
+        "demand on h2d: 18 ms predicted, 13 measured (+5), 1 of them each",
+    ]
+    assert failure_lines(agreement(comparison())) == []
+
+
+def test_summary_lines_say_what_was_not_held() -> None:
+    lines = summary_lines(mixed())
+    assert lines[0] == "not held: median TPOT error 10.5% (aim: at most 5%)"
+    assert "median 10.5%, 90th percentile 18.1%, worst 20.0%; 1 within 5%, 1 within 10%, 1 within 15%" in lines[4]
+    assert "null model 35.0% (median), spread of repeated runs 2.2% (median" in lines[5]
+    assert lines[6].startswith("Kendall's tau 1.00, of the null model -1.00; without the 0 of 1 pairs")
+
+
+def test_the_page_stands_by_itself(tmp_path: Path) -> None:
+    text = page(tmp_path, mixed())
+    for part in (
+        "- CPU: two cores\n- GPU: none: host lanes\n- measured: 2026-11-20", "- not held: median TPOT error 10.5%",
+        "policies: `fiddler`, `dali`", "- trace: mini-deepseek", "![Scatter](a.png)",
+        "- fiddler: +20.0% (30 ms predicted, 25 measured)\n  - the GPU waits for copies",
+        "| dali | 20.00 | 2.5% | 20.20 |",
+        "| h2d | 10.5% |", "| all | 2 | 1.00 | -1.00 |", "```\nmake validate\n```",
+    ):
+        assert part in text
+
+
+def test_the_page_lists_broken_parity(tmp_path: Path) -> None:
+    text = page(tmp_path, mixed())
+    assert "not held: parity of plans, hits, loads and bytes (law 10) in 0 of 1 scenarios checked." in text
+    assert "'logs_identical': False" in text
+    assert "## Parity" not in page(tmp_path, agreement(comparison()))
+
+
+def test_the_page_says_where_hits_and_copies_are_the_same(tmp_path: Path) -> None:
+    assert "Equal in 2 of 2 scenarios." in page(tmp_path, mixed())
+
+
+def test_the_page_of_a_good_prediction_names_no_failure(tmp_path: Path) -> None:
+    text = page(tmp_path, agreement(comparison("dali"), comparison("fiddler", (25,), 25)))
+    assert "## Errors above 15%\n\nNone." in text
+    assert "not held" not in text
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_report(mixed(), _folder(tmp_path), machine=MACHINE, when="now", command="x")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.md"]
+
+
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "taken.md"
+    folder.mkdir()
+    return folder
+
+
+def test_the_page_lists_where_hits_and_copies_differ(tmp_path: Path) -> None:
+    """As predicted, the expert is there before it is needed: a hit, and nothing is copied."""
+    there = [s._replace(kind="place", start_ns=0, end_ns=0) if s.kind == "demand" else s for s in decode_spans()]
+    text = page(tmp_path, agreement(comparison("fiddler"), RunComparison((run(), run()), run(spans=there))))
+    assert "Equal in 1 of 2 scenarios. The others:" in text
+    assert "| dali | 0 / 1 | 1 / 0 | 0 / 0 | 0 / 0 | 0.0 / 0.0 |" in text

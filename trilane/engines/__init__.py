@@ -1,0 +1,1 @@
+"""Engines in use, in closed form: no timeline is simulated."""

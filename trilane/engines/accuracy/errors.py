@@ -1,0 +1,141 @@
+"""Errors of predicted speeds against measured ones: of all rows, and by regime, model family, format and engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal, NamedTuple
+
+from trilane.common.csv_files import read_csv
+from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError
+from trilane.engines.accuracy.regimes import regime_of_row
+
+HELD_OUT = BUNDLED.with_name("held_out.csv")
+SCORED_QUALITIES = ("", "A", "B")  # C is shown apart
+Quantity = Literal["decode", "prompts"]
+QUANTITIES: tuple[Quantity, ...] = ("decode", "prompts")
+_SIZE = re.compile(r"a?\d+(\.\d+)?b")  # 30b, a3b
+
+
+class Speeds(NamedTuple):
+    """Tokens a second; None where there is no such speed."""
+
+    decode: float | None = None
+    prompts: float | None = None
+
+    def of(self, quantity: Quantity) -> float | None:
+        found: float | None = getattr(self, quantity)
+        return found
+
+
+Predictions = Mapping[str, Speeds]  # by the row's id
+
+
+def measured(row: MeasuredRow) -> Speeds:
+    return Speeds(row.decode_tokens_per_s, row.prompt_tokens_per_s)
+
+
+def error_of(row: MeasuredRow, predictions: Predictions, quantity: Quantity) -> float | None:
+    """Predicted / measured - 1; None where one of them is missing."""
+    predicted, found = predictions.get(row.id, Speeds()).of(quantity), measured(row).of(quantity)
+    return None if predicted is None or found is None else predicted / found - 1
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Statistics of errors. ``by_machine``: the median of the machines' own medians, one vote each;
+    ``machines_within_25``: those whose own is at most 25 %."""
+
+    rows: int
+    machines: int
+    median: float  # of absolute values
+    bias: float  # median with its sign
+    within_20: float
+    by_machine: float
+    machines_within_25: int
+
+
+class ErrorLine(NamedTuple):
+    """The errors of a group of rows. ``by``: what the rows of the group have in common."""
+
+    quantity: Quantity
+    by: str
+    group: str
+    errors: Errors
+
+
+def error_table(rows: Sequence[MeasuredRow], predictions: Predictions) -> list[ErrorLine]:
+    """A line for all rows, for those of quality C, which count in no other line, and for every group of rows.
+
+    Groups are in the order of their number of rows. Raises what ``load_model`` and ``load_hardware`` raise.
+    """
+    scored = [row for row in rows if row.quality in SCORED_QUALITIES]
+    poor = [row for row in rows if row.quality not in SCORED_QUALITIES]
+    lines = []
+    for quantity in QUANTITIES:
+        groups = [("all", "all", scored), *_groups(scored, quantity), ("quality", "C", poor)]
+        found = [(by, name, errors_of(members, predictions, quantity)) for by, name, members in groups]
+        lines += [ErrorLine(quantity, by, name, errors) for by, name, errors in found if errors]
+    return lines
+
+
+def _groups(rows: Sequence[MeasuredRow], quantity: Quantity) -> Iterable[tuple[str, str, list[MeasuredRow]]]:
+    """What rows have in common, its value, and the rows that have it."""
+    for by, name_of in GROUPS.items():
+        members: dict[str, list[MeasuredRow]] = {}
+        for row in rows:
+            if measured(row).of(quantity) is not None:
+                members.setdefault(name_of(row), []).append(row)
+        yield from ((by, name, members[name]) for name in sorted(members, key=lambda name: (-len(members[name]), name)))
+
+
+def errors_of(rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Quantity) -> Errors | None:
+    """Statistics of the rows that have this speed, measured and predicted; None if there are none."""
+    by_machine: dict[str, list[float]] = {}
+    for row in rows:
+        error = error_of(row, predictions, quantity)
+        if error is not None:
+            by_machine.setdefault(row.machine, []).append(error)
+    errors = [error for each in by_machine.values() for error in each]
+    if not errors:
+        return None
+    sizes = [abs(error) for error in errors]
+    of_machines = [median(map(abs, each)) for each in by_machine.values()]
+    return Errors(
+        rows=len(errors), machines=len(by_machine), median=median(sizes), bias=median(errors),
+        within_20=sum(size <= 0.20 for size in sizes) / len(sizes),
+        by_machine=median(of_machines), machines_within_25=sum(size <= 0.25 for size in of_machines),
+    )
+
+
+def family_of(row: MeasuredRow) -> str:
+    """The model's name up to its size, two words at most: ``deepseek-v2`` of ``deepseek-v2-lite``."""
+    words = Path(row.model).stem.split("-") if "/" in row.model else row.model.split("-")
+    size = next((place for place, word in enumerate(words) if _SIZE.fullmatch(word)), len(words))
+    return "-".join(words[: min(max(size, 1), 2)])
+
+
+GROUPS: Mapping[str, Callable[[MeasuredRow], str]] = {
+    "regime": regime_of_row,
+    "model family": family_of,
+    "format": lambda row: row.weights or "as published",
+    "engine": lambda row: row.engine,
+}
+
+
+def read_predictions(path: str | Path = HELD_OUT) -> dict[str, Speeds]:
+    """Predicted speeds by the rows' ids; by default those of numbers fitted without the row's machine.
+
+    Raises RowsError.
+    """
+    lines = read_csv(_PredictedRow, path, "a CSV file of predicted speeds", RowsError)
+    return {line.id: Speeds(line.decode_tokens_per_s, line.prompt_tokens_per_s) for line in lines}
+
+
+class _PredictedRow(NamedTuple):
+    id: str
+    decode_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None

@@ -1,0 +1,88 @@
+"""Command lines of engines, with the arguments on which an answer rests.
+
+Those of ``-2025`` are what builds from the spring to August 2025 take: ``--n-cpu-moe`` came in that month (llama.cpp PR
+15077, ik_llama.cpp PR 672), ``-fa on`` in place of ``-fa`` later (PRs 15434 and 944). Since then ik_llama.cpp fuses a
+mixture's products and uses the latent cache without being told (PRs 863 and 943). KTransformers' are those of
+kt-kernel/README.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sim.costs.engine import InferenceEngine
+from sim.costs.processors import layer_kind
+from sim.machine.hardware import Hardware
+from traces.models.names import parted
+from traces.models.shape import ModelShape
+from trilane.engines.question import Question
+from trilane.engines.split_speed import StaticSplit
+
+LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
+_KT_METHODS = {"bf16": "BF16", "fp8": "FP8", "int4": "RAWINT4", "gptq": "GPTQ_INT4", "mxfp4": "MXFP4"}  # others: GGUF
+
+
+def command_words(
+    question: Question, shape: ModelShape, engine: InferenceEngine, split: StaticSplit, hardware: Hardware
+) -> list[str]:
+    """What to type, each argument with its value. The model's file or folder is named after it."""
+    if engine.splits == "experts":
+        return _ktransformers(question, shape, split, hardware)
+    return _llama_cpp(question, shape, split, hardware.cpu_only, engine.name)
+
+
+def cpu_layers_of(shape: ModelShape, cpu_layers: int) -> int:
+    """N of ``--n-cpu-moe``, which counts blocks without experts, too."""
+    return shape.expert_blocks[cpu_layers - 1] + 1 if cpu_layers else 0
+
+
+def _llama_cpp(question: Question, shape: ModelShape, split: StaticSplit, cpu_only: bool, name: str) -> list[str]:
+    layers, early = cpu_layers_of(shape, split.cpu_layers), name.endswith("-2025")
+    arguments = ["llama-server", f"-m {_gguf(shape)}", "-ngl 0" if cpu_only else "-ngl 99"]
+    arguments += [_on_cpu(layers) if early else f"--n-cpu-moe {layers}"] if layers else []
+    arguments += [f"-c {question.batch * question.tokens}", "-fa" if early else "-fa on"]
+    arguments += _ik_2025(shape) if name == "ik_llama.cpp-2025" else []
+    arguments += [f"-np {question.batch}"] if question.batch > 1 else []
+    arguments += [f"-b {max(question.ubatch, LLAMA_BATCH)}", f"-ub {question.ubatch}"] if question.ubatch else []
+    arguments += ["-rtr"] if split.repacked else []
+    arguments += [f"-t {question.threads}"] if question.threads else []
+    return arguments + ([f"-ctk {question.kv} -ctv {question.kv}"] if question.kv else [])
+
+
+def _on_cpu(layers: int) -> str:
+    """The experts of the first layers on the CPU, as builds without ``--n-cpu-moe`` take it."""
+    tens, ones = divmod(layers - 1, 10)
+    numbers = [*(f"{ten or ''}[0-9]" for ten in range(tens)), f"{tens or ''}[0-{ones}]"]
+    return rf"-ot 'blk\.({'|'.join(numbers)})\.ffn_.*_exps\.=CPU'"
+
+
+def _ik_2025(shape: ModelShape) -> list[str]:
+    latent = any(layer_kind(kind) == "latent" for kind, _ in shape.attention_counts)
+    return ["-fmoe", *(["-mla 3"] if latent else [])]
+
+
+def _ktransformers(question: Question, shape: ModelShape, split: StaticSplit, hardware: Hardware) -> list[str]:
+    name = parted(shape.name)
+    method = _KT_METHODS.get(name.weights or "bf16", "LLAMAFILE")
+    own = _title(str(name._replace(weights=None))) if method == "LLAMAFILE" else _title(shape.name)
+    return [
+        "python -m sglang.launch_server", f"--model {own}", f"--kt-weight-path {_title(shape.name)}",
+        f"--kt-method {method}", f"--kt-cpuinfer {question.threads or hardware.cpu.cores}",
+        f"--kt-threadpool-count {question.sockets or 1}",
+        f"--kt-num-gpu-experts {split.gpu_experts if split.cpu_layers else shape.experts}",
+        f"--context-length {question.tokens}", f"--chunked-prefill-size {split.piece_tokens}",
+    ]
+
+
+def _gguf(shape: ModelShape) -> str:
+    """The file that was given, or one named after the model and its weights."""
+    given = parted(shape.name).model
+    return given if given.lower().endswith(".gguf") else f"{_title(shape.name)}.gguf"
+
+
+def _title(model: str) -> str:
+    """The model, for a configuration its folder, and its weights."""
+    name = parted(model)
+    path = Path(name.model)
+    title = path.parent.name if path.suffix == ".json" else name.model
+    return "-".join(part for part in (title, name.weights) if part)

@@ -1,0 +1,138 @@
+"""The speeds of an engine that people run, with the split that it uses: as it is, with better parts of the machine, and
+with a prompt in larger pieces, where experts are copied less often and fewer have room on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sim.costs.engine import FittedEngine
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.engines.command_line import command_words
+from trilane.engines.question import FitError, Question
+from trilane.engines.split_memory import Splitter
+from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
+from trilane.fit.sensitivity import BETTER, CPU_READS, PARTS, Gain, better_numbers, reads_all_it_can
+
+_CORES = "CPU cores"
+_ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
+_SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
+    **{part.name: (part.owner, part.keys) for part in PARTS if part.name in (*_ON_GPU, "DRAM", CPU_READS)},
+    "GPU compute": ("the GPU's arithmetic", ("gpu.flops_per_s", "gpu.integer_ops_per_s")),
+    _CORES: ("the CPU's cores", ("cpu.cores",)),
+}
+PIECES = (1024, 2048, 4096)  # prompt tokens at once that people choose
+SOONER = 0.1  # of the time to the first token: less is not worth telling
+
+
+@dataclass(frozen=True)
+class EngineGain(Gain):
+    """``ttft``: what the same part gives at the first token, old over new, minus 1."""
+
+    ttft: float
+
+
+@dataclass(frozen=True)
+class EngineSpeed:
+    """A question on a machine with an engine. All but ``splitter`` and ``has_room`` raise FitError without room."""
+
+    question: Question
+    shape: ModelShape
+    hardware: Hardware
+    engine: FittedEngine
+
+    @property
+    def splitter(self) -> Splitter:
+        """The splits that there are."""
+        return Splitter(self.question, self.shape, self.hardware, self.engine)
+
+    @cached_property
+    def split(self) -> StaticSplit:
+        """The one that is used."""
+        return self.splitter.best()
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are those of kernels that were measured on one machine, whatever parts are named."""
+        return self.engine.measured_on(self.hardware)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a split with room for the model, the context and what is computed."""
+        try:
+            return bool(self.split)
+        except FitError:
+            return False
+
+    @cached_property
+    def decode(self) -> DecodeTime:
+        """A step in the middle of the answer, with a token of each sequence."""
+        context, batch = self.middle_tokens, self.question.batch
+        return decode_time(self.shape, self.hardware, self.engine, self.split, context, batch)
+
+    @property
+    def middle_tokens(self) -> int:
+        """Tokens in the KV cache of a sequence in the middle of its answer."""
+        return self.question.prompt_tokens + self.question.generated // 2
+
+    @cached_property
+    def prompt(self) -> PromptTime:
+        """All of the prompts, one after another."""
+        one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
+        return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
+
+    @property
+    def answer_ns(self) -> int:
+        """Until the last token."""
+        return self.prompt.total_ns + (self.question.generated - 1) * self.decode.total_ns
+
+    @property
+    def words(self) -> list[str]:
+        """The command line."""
+        return command_words(self.question, self.shape, self.engine, self.split, self.hardware)
+
+    def gains(self) -> Iterator[EngineGain]:
+        """From each part of the machine 25 % better, with the split that it then has; none where times are measured."""
+        if self.measured:
+            return
+        at_ceiling = reads_all_it_can(self.hardware)
+        for part, (owner, keys) in _SCALED.items():
+            if (self.hardware.cpu_only and part in _ON_GPU) or (part == CPU_READS and not at_ceiling):
+                continue
+            better = self._with(keys)
+            tpot = self.decode.total_ns / better.decode.total_ns - 1
+            yield EngineGain(part, owner, tpot, self.prompt.total_ns / better.prompt.total_ns - 1)
+
+    def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
+        """The same with some numbers of the machine 25 % better."""
+        known = [key for key in keys if key in self.hardware.flat()]
+        threads = self.question.threads
+        more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
+        hardware = self.hardware.with_numbers(better_numbers(self.hardware, known))
+        return replace(self, hardware=hardware, question=replace(self.question, threads=more))
+
+
+@dataclass(frozen=True)
+class LargerPieces:
+    """The arguments that change, and the times then, in ms."""
+
+    arguments: str
+    ttft_ms: float
+    tpot_ms: float
+
+
+def larger_pieces(speed: EngineSpeed) -> LargerPieces | None:
+    """Those with which the answer ends soonest; None where the question names their size, and where the first token
+    would be no sooner by a tenth."""
+    own, question = speed.splitter.piece_tokens, speed.question
+    if question.ubatch is not None:
+        return None
+    sizes = [tokens for tokens in PIECES if own < tokens < 2 * question.prompt_tokens and own < question.prompt_tokens]
+    others = [replace(speed, question=replace(question, ubatch=tokens)) for tokens in sizes]
+    best = min((speed, *(other for other in others if other.has_room)), key=lambda each: each.answer_ns)
+    if best.prompt.total_ns > (1 - SOONER) * speed.prompt.total_ns:
+        return None
+    changed = [word for word in best.words if word not in speed.words]
+    return LargerPieces(" ".join(changed), best.prompt.total_ns / 1e6, best.decode.total_ns / 1e6)

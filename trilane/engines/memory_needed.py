@@ -1,0 +1,198 @@
+"""Memory that a question needs on the GPU and on the host, and what helps where it is missing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sim.machine.hardware import Hardware
+from sim.runs.memory import MemoryPlan
+from traces.models.catalogue import load_model
+from traces.models.names import parted
+from traces.models.quantisation import quantisations_of
+from traces.models.shape import ModelShape, ShapeError
+from trilane.common.units import GIB, in_gb
+from trilane.engines.engine_choice import engine_of, reads
+from trilane.engines.question import FitError, Question, with_weights
+
+HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
+STAGED = 2  # slots with which ktransformers and best-exact stage experts
+RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
+ROUND = 1024  # tokens; a longer prompt is advised in whole 256
+
+
+class Need(NamedTuple):
+    """The least memory that any policy needs, in bytes."""
+
+    fixed: int  # on the GPU: weights that every token needs, KV cache, reserve
+    host: int  # on the host: the experts that the GPU has no room for, and what the host needs itself
+
+    @property
+    def all_on_gpu(self) -> bool:
+        """Whether the GPU has room for every expert."""
+        return self.host == HOST_RESERVE_BYTES
+
+    def missing(self, gpu: int, host: int | None) -> tuple[int, int]:
+        """Bytes that GPU and host lack; at most 0 where it fits."""
+        return self.fixed - gpu, 0 if host is None else self.host - host
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """GPU memory divided, in bytes, as the recommended policy uses it, and the experts in it."""
+
+    gpu_bytes: int
+    every_token_bytes: int  # weights that every token needs
+    kv_bytes: int
+    staging_bytes: int
+    reserve_bytes: int
+    cache_bytes: int
+    cached_experts: int
+    experts: int
+    layers: int
+    routed_bytes: int  # of all experts
+    host_bytes: int  # of those that the host must hold
+    host_reserve_bytes: int = HOST_RESERVE_BYTES
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All that is not the expert cache."""
+        return self.every_token_bytes + self.kv_bytes + self.staging_bytes + self.reserve_bytes
+
+    @property
+    def all_fits(self) -> bool:
+        """Whether every expert is on the GPU."""
+        return self.cached_experts == self.experts
+
+
+def memory_use(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> MemoryUse:
+    """The memory of a policy's plan."""
+    return MemoryUse(
+        gpu_bytes=plan.gpu_memory_bytes,
+        every_token_bytes=plan.non_expert_bytes,
+        kv_bytes=plan.kv_bytes,
+        staging_bytes=plan.staging_bytes,
+        reserve_bytes=plan.reserve_bytes,
+        cache_bytes=plan.cache_bytes,
+        cached_experts=plan.slots,
+        experts=shape.moe_layers * shape.experts,
+        layers=shape.moe_layers,
+        routed_bytes=shape.routed_bytes,
+        host_bytes=host_bytes,
+    )
+
+
+def host_memory_of(question: Question, hardware: Hardware) -> int | None:
+    """Bytes of the host's memory, if the question or the machine's description has them."""
+    return hardware.cpu.ram_bytes if question.ram_gb is None else question.ram_gb * GIB
+
+
+def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> Need:
+    """The least that any policy needs: as many experts on the GPU as there is room for, without staging.
+
+    ``tokens``: of a sequence, prompt and answer. Where there is one memory, all experts are in it.
+    """
+    fixed = shape.non_expert_bytes + batch * shape.cache_bytes(tokens) + hardware.gpu.reserve_bytes
+    if hardware.one_memory:
+        return Need(fixed + shape.routed_bytes, HOST_RESERVE_BYTES)
+    left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
+    return Need(fixed, left + HOST_RESERVE_BYTES)
+
+
+def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
+    """Raises FitError saying which memory is short, by how many GB, and which weights, prompt or memory would do."""
+    memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
+    need = need_of(shape, hardware, question.batch, question.tokens)
+    on_gpu, on_host = need.missing(memory, host)
+    host_too = f"{short_host(need.host, host)}; " if host is not None and on_host > 0 else ""
+    if on_gpu > 0:
+        gb = in_gb(need.fixed)
+        least = (
+            f"with all experts it needs {gb} GB of memory" if hardware.one_memory
+            else f"before the first expert it needs {gb} GB of GPU memory"
+        )
+        raise FitError(
+            f"{shape.name} does not run on {hardware.name if hardware.cpu_only else hardware.gpu.name}: {least} "
+            f"({_parts(shape, hardware, question)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
+            f"{host_too}{_help(shape, hardware, question)}"
+        )
+    if host_too:
+        raise FitError(
+            f"{shape.name} does not run with {in_gb(host or 0)} GB of host memory: for "
+            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and "
+            f"reading them from the disk for every token is not predicted; "
+            f"{host_too}{_help(shape, hardware, question)}"
+        )
+
+
+def short_host(need: int, host: int) -> str:
+    """That the host's memory is short, by how much, and how much would do."""
+    enough = next((size for size in RAM_SIZES_GIB if size * GIB >= need), None)
+    would = f", {enough} GiB would do" if enough else ""
+    return (
+        f"host memory is short: {in_gb(need)} GB are needed, {in_gb(HOST_RESERVE_BYTES)} of them for the system and "
+        f"the program, and there are {in_gb(host)}: {in_gb(need - host)} GB are missing{would}"
+    )
+
+
+def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
+    parts = {
+        "weights that every token needs": shape.non_expert_bytes,
+        "KV cache": question.batch * shape.cache_bytes(question.tokens),
+        "reserve": hardware.gpu.reserve_bytes, "experts": shape.routed_bytes * hardware.one_memory,
+    }
+    return ", ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
+
+
+def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
+    """What helps: smaller weights by name, a shorter window or prompt."""
+    smaller = _weights_that_fit(shape, hardware, question)
+    ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
+    window = longest_prompt(lambda n: surely_runs(shape, hardware, replace(question, window=n)), question.tokens)
+    if window >= question.prompt_tokens + question.generated:
+        return "; ".join([*ways, f"with these weights --context {window} fits at most, before compute buffers"])
+    shorter = longest_prompt(
+        lambda n: surely_runs(shape, hardware, replace(question, prompt_tokens=n, window=None)),
+        question.tokens - question.generated,
+    )
+    if shorter:
+        ways.append(f"a prompt of {shorter:,} tokens fits with these weights, before compute buffers")
+    return "; ".join(ways) or "no smaller weights and no shorter prompt help: it takes more memory"
+
+
+def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:
+    """Quantisations with fewer bytes that fit, of those that the engine reads."""
+    engine = None if hardware.measured else engine_of(question, hardware)
+    try:
+        names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
+    except ShapeError:
+        return []
+
+    def fits(name: str) -> bool:
+        other = question.with_cache(load_model(with_weights(question.model, name)))
+        less = other.routed_bytes + other.non_expert_bytes < shape.routed_bytes + shape.non_expert_bytes
+        return less and surely_runs(other, hardware, question)
+
+    return [name for name in names if (engine is None or reads(engine, name)) and fits(name)]
+
+
+def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
+    """Prompt tokens fewer than ``below`` with which it runs, above ``ROUND`` in whole 256; 0 if with none."""
+    longest = bisect_left(range(1, below), True, key=lambda tokens: not runs(tokens))
+    return longest if longest <= ROUND else longest // 256 * 256
+
+
+def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
+    """Whether some policy can certainly run. Counts more than ``need_of``: staging slots, and room in the host's memory
+    for what no longer fits the cache then, or for all experts where the question names policies."""
+    memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
+    need = need_of(shape, hardware, question.batch, question.tokens)
+    if max(need.missing(memory, host)) > 0 or need.all_on_gpu:
+        return max(need.missing(memory, host)) <= 0
+    largest = max(shape.expert_bytes_by_layer)
+    staged = need.fixed + STAGED * largest
+    left_over = (STAGED + shape.moe_layers) * largest  # slots are whole ones, layer by layer
+    on_host = shape.routed_bytes + HOST_RESERVE_BYTES if question.policies else need.host + left_over
+    return max(Need(staged, on_host).missing(memory, host)) <= 0

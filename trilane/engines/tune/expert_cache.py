@@ -1,0 +1,79 @@
+"""llama.cpp's cache of experts as a setting: how often it hits, by its size, and the speeds that this gives.
+
+Hit rates are those of an LRU cache on the routing that answers the question (``trilane.engines.routing``). 45, 61,
+79, 88 and 90 % were logged on an R9700 with room for 4.3, 8.5, 17, 26 and 30 % of the experts of 41 layers of
+Qwen3.8-Flash-Next (512 experts, 10 a token; repository audiagentic/bigcherry, patch 1337, docs/planning BCOP39). The
+synthetic routing of Qwen3-Next-80B, which has as many experts and chooses as many, gives 44, 65, 82, 86 and 88 %.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from traces.trace import Trace
+from trilane.common.units import MIB
+from trilane.engines.engine_speed import EngineSpeed
+from trilane.engines.question import FitError, Question
+from trilane.engines.routing import routing_for
+from trilane.engines.split_speed import ExpertCache, StaticSplit
+from trilane.study.cache_curve import CacheCurve
+
+CACHING = {"llama.cpp": "llama.cpp-cache"}  # engines with a cache of experts, and the costs of a layer that uses it
+_SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)  # of the experts that the host keeps
+
+
+@dataclass(frozen=True)
+class HitCurve:
+    """Hit rates of decode steps, by the share of the experts for which there is room; straight lines in between."""
+
+    shares: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    def rate(self, held: float) -> float:
+        """The hit rate; 0 without room."""
+        return float(np.interp(held, (0.0, *self.shares), (0.0, *self.rates)))
+
+
+def hit_curve(question: Question) -> HitCurve:
+    """By replays of the routing. Raises TraceError."""
+    return _replayed(routing_for(question).trace)
+
+
+@lru_cache(maxsize=4)
+def _replayed(trace: Trace) -> HitCurve:
+    """Of a trace, whatever the machine and the goal are."""
+    curve = CacheCurve(trace)
+    sizes = [max(round(share * curve.trace.shape.routed_bytes), curve.least_bytes) for share in _SHARES]
+    return HitCurve(_SHARES, tuple(curve.point("lru", size).hit_rate_decode for size in sizes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedSpeed(EngineSpeed):
+    """Speeds with all memory that a split leaves as a cache of the host's experts. ``engine``: that of the costs."""
+
+    curve: HitCurve
+
+    @cached_property
+    def split(self) -> StaticSplit:
+        """The split that the question names. Raises FitError without room for it, or for the experts of one token."""
+        own = self.splitter.best()
+        memory, shape = self.splitter.memory(own), self.shape
+        largest = max(shape.expert_bytes_by_layer)
+        room = -memory.missing_bytes // MIB * MIB - largest  # one slot is a spare
+        if room < shape.top_k * largest or memory.host_bytes < MIB:
+            raise FitError(f"{self.engine.name}: no room for a cache of the experts of one token")
+        held = min(room / memory.host_bytes, 1.0)
+        return replace(own, cache=ExpertCache(self.curve.rate(held), held))
+
+    @property
+    def cache_mib(self) -> int:
+        """The size of the cache: all memory that is left, or what the host's experts take."""
+        memory = self.splitter.memory(self.split)
+        return min(-memory.missing_bytes, memory.host_bytes + memory.host_bytes // 10) // MIB
+
+    @property
+    def words(self) -> list[str]:
+        return [*super().words, f"--moe-cache-mib {self.cache_mib}"]

@@ -1,0 +1,222 @@
+"""The answer to "which command line?": the best setting of an engine, what it gives, and what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from sim.costs.engine import FittedEngine
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.common.schema import to_dict
+from trilane.engines.accuracy.regime_errors import RegimeAccuracy, regime_error
+from trilane.engines.accuracy.regimes import Regime, regime_of
+from trilane.engines.engine_answer import engine_about
+from trilane.engines.engine_choice import check_engine, check_setting, engine_of, fitted_engines, needs_gpu
+from trilane.engines.engine_speed import EngineGain, EngineSpeed
+from trilane.engines.memory_needed import check_fits, host_memory_of
+from trilane.engines.question import FitError
+from trilane.engines.tune.caveats import caveats_of, kept_free, to_lower
+from trilane.engines.tune.drafts import DraftAnswer, draft_answer
+from trilane.engines.tune.expert_cache import hit_curve
+from trilane.engines.tune.question import TuneQuestion
+from trilane.engines.tune.settings import (
+    WORTH_CACHING,
+    WORTH_FEWER_BITS,
+    WORTH_SETTING,
+    Setting,
+    SettingSpace,
+    choices,
+    may_be_pinned,
+    search,
+)
+from trilane.engines.tune.tuned import Reason, Tuned, Workbench, why_lost
+from trilane.fit.sensitivity import limit_of, ranked
+
+LEADING = 3  # settings that a check runs
+AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A setting that lost, and why."""
+
+    tuned: Tuned
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything on the page of ``trilane tune``. Rivals are None where there is no such setting that can run."""
+
+    question: TuneQuestion
+    model: str
+    machine: str
+    about: str
+    engine_about: str  # builds and what they run on
+    best: Tuned
+    leading: tuple[Tuned, ...]  # the best one and the next two that differ in more than their threads
+    runner_up: Rival | None  # the next one, slower and different in more than its threads
+    other_kv: Rival | None  # the best one with a KV cache of more bits, or where the best one has the most, of fewer
+    usual: Rival | None  # the engine's own settings, with as few layers on the CPU as the memory takes
+    other_placement: Rival | None  # the best one with a cache of experts, or without where the best one has one
+    others: tuple[Rival, ...]  # the best settings of other engines; none next to times that were measured
+    refused: Mapping[str, str]  # other engines that cannot run it
+    tried: int
+    without_room: int
+    drafts: DraftAnswer | None  # by the model's own layers; None where there are none
+    limited_by: str
+    gains: tuple[EngineGain, ...]
+    regime: Regime
+    error: RegimeAccuracy | None  # of decode speeds that others measured; None: of too few, of batches, or with a cache
+    measured: bool  # times are those of kernels that were measured on one machine
+    notes: tuple[str, ...]
+    memory_known: bool  # False: no GPU, and the size of the host's memory is not named
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the line to paste."""
+        return {"command": self.best.command, **to_dict(self)}
+
+
+@dataclass(frozen=True)
+class SettingSearch:
+    """The settings of one engine that were tried, and what each gives."""
+
+    bench: Workbench
+    choices: SettingSpace
+    tuned: Mapping[Setting, Tuned]
+    refused: Mapping[Setting, str]
+
+    @cached_property
+    def best(self) -> Setting:
+        """The best one, by ``score``. Raises FitError for none."""
+        if not self.tuned:
+            raise FitError(f"{self.refused[min(self.refused, key=self.size)]}{to_lower(self.bench.question)}")
+        return min(self.tuned, key=self.score)
+
+    def score(self, setting: Setting) -> float:
+        """The time that is compared, larger for settings that differ from the engine's own: by what each must give."""
+        usual, fewer_bits = self.choices.usual, self.choices.kv.index(setting.kv)
+        plain = (setting.piece_tokens != usual.piece_tokens, setting.threads != usual.threads, setting.pinned)
+        dearer = float((1 + WORTH_SETTING) ** sum(plain) * (1 + WORTH_FEWER_BITS) ** fewer_bits)
+        return self.tuned[setting].cost(self.bench.question.goal) * dearer * (1 + WORTH_CACHING * _cached(setting))
+
+    def size(self, setting: Setting) -> tuple[bool, int, int]:
+        """A key by which the setting that needs the least memory comes first."""
+        return _cached(setting), -self.choices.kv.index(setting.kv), setting.piece_tokens
+
+    def best_of(self, settings: list[Setting]) -> Setting | None:
+        return min(settings, key=self.score, default=None)
+
+    @property
+    def leading(self) -> list[Setting]:
+        """The best settings, none of which differs from a better one in its threads alone."""
+        found: dict[Setting, Setting] = {}
+        for setting in sorted(self.tuned, key=self.score):
+            found.setdefault(setting._replace(threads=0), setting)
+        return list(found.values())[:LEADING]
+
+    def is_behind(self, setting: Setting) -> bool:
+        """Whether it is slower than the best one, and differs in more than its threads."""
+        goal, best = self.bench.question.goal, self.tuned[self.best]
+        near = setting._replace(threads=self.best.threads) == self.best
+        return not near and self.tuned[setting].cost(goal) > (1 + AS_FAST) * best.cost(goal)
+
+    def rival(self, setting: Setting | None) -> Rival | None:
+        """A setting next to the best one."""
+        if setting is None or setting == self.best:
+            return None
+        best, other = self.tuned[self.best], self.tuned[setting]
+        return Rival(other, why_lost(best, other, self.bench.question))
+
+
+def tune(question: TuneQuestion) -> Tuning:
+    """Answer a question. Raises FitError for what cannot run, saying by how many GB."""
+    hardware, shape = question.hardware, question.shape_with(question.kv[-1])
+    try:
+        check_fits(shape, hardware, question.fit)
+    except FitError as error:
+        raise FitError(f"{error}{kept_free(question)}") from None
+    engine = engine_of(question.fit, hardware)
+    check_setting(question.fit, engine, hardware)
+    check_engine(engine, shape, hardware)
+    done = searched(question, hardware, shape, engine)
+    best = done.tuned[done.best]
+    speed = done.bench.speed(done.best)
+    gains = ranked(speed.gains())
+    others, refused = ((), {}) if speed.measured else _other_engines(question, hardware, shape, engine, best)
+    regime = regime_of(shape, hardware, engine.name, speed.split)
+    return Tuning(
+        question=question,
+        model=shape.name,
+        machine=hardware.name,
+        about=hardware.about,
+        engine_about=engine_about(engine, hardware),
+        best=best,
+        leading=tuple(done.tuned[setting] for setting in done.leading),
+        runner_up=done.rival(done.best_of([one for one in done.tuned if done.is_behind(one)])),
+        other_kv=done.rival(done.best_of([one for one in done.tuned if one.kv != done.best.kv])),
+        usual=done.rival(done.choices.usual if done.choices.usual in done.tuned else None),
+        other_placement=done.rival(done.best_of([one for one in done.tuned if _cached(one) != _cached(done.best)])),
+        others=others,
+        refused=refused,
+        tried=len(done.tuned) + len(done.refused),
+        without_room=len(done.refused),
+        drafts=draft_answer(question, done.bench, done.best),
+        limited_by=limit_of(gains),
+        gains=gains,
+        regime=regime,
+        error=_error(question, regime, speed, best),
+        measured=speed.measured,
+        notes=caveats_of(question, speed, best),
+        memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
+    )
+
+
+def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> SettingSearch:
+    """All settings of an engine that were tried."""
+    found = choices(question, shape, hardware, engine)
+    curve = hit_curve(question.fit) if len(found.cached_layers) > 1 else None
+    bench = Workbench(question, hardware, engine, curve)
+    tuned: dict[Setting, Tuned] = {}
+
+    def cost(setting: Setting) -> float:
+        tuned[setting] = bench.tuned(setting)
+        return tuned[setting].cost(question.goal)
+
+    _, refused = search(found, cost)
+    if may_be_pinned(hardware, engine):
+        mapped = [setting for setting in tuned if not _cached(setting)]
+        tuned |= {pinned: bench.tuned(pinned) for pinned in (one._replace(pinned=True) for one in mapped)}
+    return SettingSearch(bench, found, tuned, refused)
+
+
+def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> RegimeAccuracy | None:
+    known = question.fit.batch == 1 and best.cache_mib is None and not speed.measured
+    return regime_error(regime, speed.engine.name) if known else None
+
+
+def _cached(setting: Setting) -> bool:
+    return setting.cached_layers is not None
+
+
+def _other_engines(
+    question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine, best: Tuned
+) -> tuple[tuple[Rival, ...], dict[str, str]]:
+    """The best settings of engines that run on the machine and read the weights, best first; and why others cannot."""
+    found, refused = [], {}
+    for name, other in fitted_engines().items():
+        no_gpu = hardware.cpu_only and needs_gpu(other)
+        if name == engine.name or no_gpu or not other.runs_on(hardware.gpu.vendor or "nvidia"):
+            continue
+        try:
+            check_engine(other, shape, hardware)
+            done = searched(replace(question, fit=replace(question.fit, engine=name)), hardware, shape, other)
+            tuned = done.tuned[done.best]
+        except FitError as error:
+            refused[name] = str(error)
+            continue
+        found.append(Rival(tuned, why_lost(best, tuned, question)))
+    return tuple(sorted(found, key=lambda rival: rival.tuned.cost(question.goal))), refused

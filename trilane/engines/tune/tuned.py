@@ -1,0 +1,152 @@
+"""What one setting gives: its command line, speeds, what they are made of, and memory; and why it lost to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sim.costs.engine import FittedEngine, load_fitted
+from sim.machine.hardware import Hardware
+from trilane.engines.command_line import cpu_layers_of
+from trilane.engines.engine_answer import time_parts
+from trilane.engines.engine_speed import EngineSpeed
+from trilane.engines.question import KvFormat
+from trilane.engines.split_memory import SplitMemory
+from trilane.engines.tune.expert_cache import CACHING, CachedSpeed, HitCurve
+from trilane.engines.tune.question import Goal, TuneQuestion
+from trilane.engines.tune.settings import Setting
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Times in ms, parts of a time by name. ``n_cpu_moe``: N of ``--n-cpu-moe``; ``answer_ms``: to the last token."""
+
+    engine: str
+    arguments: tuple[str, ...]  # of the command line, each with its value
+    kv: KvFormat
+    piece_tokens: int
+    threads: int
+    pinned: bool  # the file is read into pinned memory rather than mapped
+    layers: int  # with experts
+    host_layers: int  # of them, whose experts the host keeps
+    n_cpu_moe: int
+    gpu_experts: int  # of each of those layers that the GPU has nevertheless
+    cache_mib: int | None
+    hit_rate: float | None
+    memory: SplitMemory  # without the cache of experts
+    tpot_ms: float
+    decode_ms: Mapping[str, float]
+    ttft_ms: float
+    prompt_ms: Mapping[str, float]
+    answer_ms: float
+
+    @property
+    def command(self) -> str:
+        """The line to paste."""
+        return " ".join(self.arguments)
+
+    def cost(self, goal: Goal) -> float:
+        """The time that is to be short, in ms."""
+        return {"decode": self.tpot_ms, "prompt": self.ttft_ms, "both": self.answer_ms}[goal]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A question on a machine with one engine, on which settings are tried. ``curve``: None without a cache."""
+
+    question: TuneQuestion
+    hardware: Hardware
+    engine: FittedEngine
+    curve: HitCurve | None
+
+    def speed(self, setting: Setting) -> EngineSpeed:
+        """The speeds of a setting, which raise FitError where it cannot run."""
+        shape = self.question.shape_with(setting.kv)
+        asked = setting.question(self.question.fit, shape)
+        if setting.cached_layers is None:
+            return EngineSpeed(asked, shape, self.hardware, self._reading(self.engine, setting))
+        assert self.curve is not None
+        engine = self._reading(load_fitted(CACHING[self.engine.name]), setting)
+        return CachedSpeed(asked, shape, self.hardware, engine, curve=self.curve)
+
+    def tuned(self, setting: Setting) -> Tuned:
+        """What a setting gives. Raises FitError where it cannot run."""
+        speed = self.speed(setting)
+        split, cpu_only = speed.split, self.hardware.cpu_only
+        return Tuned(
+            engine=self.engine.name,
+            arguments=tuple(self.words(speed, setting)),
+            kv=setting.kv,
+            piece_tokens=setting.piece_tokens,
+            threads=setting.threads,
+            pinned=setting.pinned,
+            layers=speed.shape.moe_layers,
+            host_layers=0 if cpu_only else split.cpu_layers,
+            n_cpu_moe=0 if cpu_only else cpu_layers_of(speed.shape, split.cpu_layers),
+            gpu_experts=split.gpu_experts,
+            cache_mib=speed.cache_mib if isinstance(speed, CachedSpeed) else None,
+            hit_rate=split.cache.hit_rate if split.cache else None,
+            memory=speed.splitter.memory(split),
+            tpot_ms=speed.decode.total_ns / _NS_PER_MS,
+            decode_ms=time_parts(speed.decode, cpu_only),
+            ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
+            prompt_ms=time_parts(speed.prompt, cpu_only),
+            answer_ms=speed.answer_ns / _NS_PER_MS,
+        )
+
+    @staticmethod
+    def _reading(engine: FittedEngine, setting: Setting) -> FittedEngine:
+        """The engine with the memory from which it copies experts."""
+        if not setting.pinned:
+            return engine
+        copies = engine.prompt.copies._replace(value="pinned")
+        return replace(engine, prompt=engine.prompt._replace(copies=copies))
+
+    def words(self, speed: EngineSpeed, setting: Setting) -> list[str]:
+        """The command line; one slot of llama-server where one sequence runs, which by itself makes four."""
+        words = [*speed.words, *(["--load-mode none"] if setting.pinned else [])]
+        one = self.question.fit.batch == 1 and words[0] == "llama-server"
+        return [*words, "-np 1"] if one else words
+
+
+class Reason(NamedTuple):
+    """Of two settings, the second's over the first's, minus 1; and the part of the time that grows most.
+
+    ``part_ms``: by how much, in the mean of a token or until the first one (``phase``); None where nothing grows.
+    """
+
+    slower: float  # by the time that is compared
+    decode: float
+    prompt: float
+    phase: str | None
+    part: str | None
+    part_ms: float | None
+
+
+def why_lost(best: Tuned, other: Tuned, question: TuneQuestion) -> Reason:
+    """How the other compares with the best, and the part to which most of the loss is due."""
+    tokens = {"decode": max(question.fit.generated - 1, 1), "prompt": 1}
+    if question.goal != "both":
+        tokens = {question.goal: 1}
+    grown = [
+        (times * (theirs - ours.get(part, 0.0)), phase, part, theirs - ours.get(part, 0.0))
+        for phase, times in tokens.items()
+        for ours, parts in [(_parts(best, phase), _parts(other, phase))]
+        for part, theirs in parts.items()
+    ]
+    whole, phase, part, ms = max(grown)
+    told = (phase, part, ms) if whole > 0 else (None, None, None)
+    goal = question.goal
+    return Reason(
+        other.cost(goal) / best.cost(goal) - 1,
+        other.tpot_ms / best.tpot_ms - 1,
+        other.ttft_ms / best.ttft_ms - 1,
+        *told,
+    )
+
+
+def _parts(tuned: Tuned, phase: str) -> dict[str, float]:
+    return dict(tuned.decode_ms if phase == "decode" else tuned.prompt_ms)

@@ -1,0 +1,55 @@
+"""Prepared questions: the scenario of a question, resolved, on its own machine or on another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sim.costs.cost_table import CostTable, StepCosts, StepModel
+from sim.costs.engine import load_engine
+from sim.machine.hardware import Hardware
+from sim.machine.plan_costs import PlanCosts
+from sim.runs.prepare import Prepared, prepare
+from trilane.engines.memory_needed import need_of
+from trilane.engines.question import Question
+from trilane.engines.routing import routing_for
+
+
+def prepared_for(question: Question) -> Prepared:
+    """A question, prepared for any policy. Raises TraceError, and what ``prepare`` raises."""
+    routing = routing_for(question, with_calibration=True)
+    prepared = prepare(question.scenario(routing.name, routing.calibration), routing.trace)
+    return on_machine(replace(prepared, shape=question.with_cache(prepared.shape)), prepared.hardware)
+
+
+def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
+    """The same question on another machine.
+
+    Where every expert is on the GPU and its kernels are recorded, no routing comes to the host, which neither waits nor
+    decides.
+    """
+    there = prepared.on(hardware)
+    recorded = load_engine(there.scenario.engine).starts == "graphs"
+    return there.with_costs(undecided(there.costs)) if recorded and all_on_gpu(there) else there
+
+
+def all_on_gpu(prepared: Prepared) -> bool:
+    """Whether there is room for every expert."""
+    tokens = prepared.tokens_per_sequence
+    return need_of(prepared.shape, prepared.hardware, prepared.scenario.batch, tokens).all_on_gpu
+
+
+@dataclass(frozen=True)
+class _Undecided:
+    """Steps whose routing stays on the GPU."""
+
+    steps: StepModel
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        """See ``CostTable.step``."""
+        return self.steps.step(tokens, context)._replace(routing_ns=0)
+
+
+def undecided(costs: CostTable) -> CostTable:
+    """The costs without routing to the host, synchronisation and decisions."""
+    return replace(costs, steps=_Undecided(costs.steps), sync_ns=0, plan_costs=PlanCosts())

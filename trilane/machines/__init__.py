@@ -1,1 +1,0 @@
-"""Machines by name, as documents of numbers with their sources: presets, files, and machines made of named parts."""

@@ -1,0 +1,119 @@
+"""Tables with a row a run, of compared and of ablated policies: columns with their legend, without empty ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from policies.protocols import PolicyKind
+from sim.runs.vocabulary import kind_of
+from trilane.output.figures.marks import marked
+from trilane.output.pages.output import legend, mebibytes, number, percent, table
+
+Row = Mapping[str, Any]
+
+
+class Column(NamedTuple):
+    """``cell`` makes text of a row (``trilane.study.draws.summary``); the legend has a line ``term``: ``meaning``."""
+
+    header: str
+    cell: Callable[[Row], str]
+    term: str = ""
+    meaning: str = ""
+
+
+def _spread(row: Row) -> str:
+    low, high = row["tpot_ms_min"], row["tpot_ms_max"]
+    if len(row["draws"]) == 1:
+        return ""
+    return "-" if low == high else f"{number(low)}-{number(high)}"
+
+
+def _share(name: str) -> Callable[[Row], str]:
+    return lambda row: percent(row[name])
+
+
+def _kind(row: Row) -> PolicyKind:
+    return kind_of(row.get("labels", ()))
+
+
+_TIMES = (
+    Column("TTFT\nms", lambda row: number(row["ttft_ms"], 0)),
+    Column("TPOT\nms", lambda row: number(row["tpot_ms"], 2)),
+    Column("spread", _spread, "spread", "lowest and highest TPOT of them; - where all are equal"),
+)
+_HITS = Column(
+    "hit\nrate", _share("decode_resident_hit_rate"),
+    "hit rate", "active experts that were on the GPU when their layer was routed (kind: resident), in decode steps",
+)
+_PCIE = Column(
+    "PCIe\nMiB/tok", lambda row: mebibytes(row["pcie_bytes_per_token"]),
+    "PCIe", "expert weights copied to the GPU for each generated token",
+)
+_CHANGED = Column(
+    "~", lambda row: percent(row["approximated_weight_share"]) if _kind(row) is PolicyKind.CHANGES else "",
+    "~", "changes the routing: the share of the router's weight on experts that do not run as routed",
+)
+COMPARED = (  # of ``trilane compare``
+    Column("\npolicy", lambda row: marked(row["policy"], _kind(row))),
+    *_TIMES, _HITS, _PCIE,
+    Column(
+        "busy\ngpu", _share("gpu_busy_share"),
+        "busy", "share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)",
+    ),
+    Column("\ncpu", _share("cpu_busy_share")),
+    Column("\nh2d", _share("h2d_busy_share")),
+    Column(
+        "wait\nh2d", _share("stall_h2d_share"),
+        "wait", "share of the time in which the GPU waits for copies (h2d) or CPU experts; it also waits for the host",
+    ),
+    Column("\ncpu", _share("stall_cpu_share")),
+    Column(
+        "\nregret", lambda row: "" if row["regret"] is None else percent(row["regret"]),
+        "regret", "TPOT over that of the clairvoyant run (*), which knows the future, minus 1",
+    ),
+    _CHANGED,
+)
+ABLATED = (  # of ``trilane ablate``
+    Column("", lambda row: marked(row["label"], _kind(row))),
+    *_TIMES,
+    Column(
+        "speed-\nup", lambda row: "" if row["speedup"] is None else f"{row['speedup']:.2f}x",
+        "speed-up", "TPOT of the first row over this row's",
+    ),
+    Column(
+        "against\nwhole", lambda row: f"{100 * row['over_whole']:+.1f}%" if row["over_whole"] else "",
+        "against whole", "TPOT over that of the policy with all its parts, minus 1",
+    ),
+    _HITS, _PCIE, _CHANGED,
+)
+
+
+def tabulate(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Table, str]:
+    """The table, and a legend of its columns. An empty row is an empty line; one with a reason why it was
+    ``refused`` has only its name, the first column.
+    """
+    lines = [_cells(columns, row) for row in rows]
+    shown = [place for place in range(len(columns)) if any(line[place] for line in lines)]
+    meanings = {columns[place].term: columns[place].meaning for place in shown if columns[place].term}
+    draws = next(row["draws"] for row in rows if "draws" in row)
+    if len(draws) > 1:
+        meanings = {"TPOT": f"mean, as all columns, over {_in_words(draws)}", **meanings}
+    made = table([columns[place].header for place in shown], [[line[place] for place in shown] for line in lines])
+    return made, legend(meanings)
+
+
+def _cells(columns: Sequence[Column], row: Row) -> list[str]:
+    if row and not row.get("refused"):
+        return [column.cell(row) for column in columns]
+    name = [columns[0].cell(row), "cannot run"] if row else []
+    return name + [""] * (len(columns) - len(name))
+
+
+def _in_words(draws: Sequence[Row]) -> str:
+    """What the draws are, and how they differ."""
+    if len({tuple(draw["sequences"]) for draw in draws}) > 1:
+        return f"{len(draws)} draws: the scenario, then others of the trace's sequences with other seeds"
+    return f"{len(draws)} draws of the same sequences, which differ in the seed alone"

@@ -1,0 +1,158 @@
+"""The section of ``trilane fit`` on an engine that people run: speeds, the command line, and what better parts give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from trilane.common.units import in_gb
+from trilane.engines.accuracy.regime_errors import RegimeAccuracy
+from trilane.engines.accuracy.regimes import Regime
+from trilane.engines.engine_answer import EngineAnswer
+from trilane.engines.engine_speed import EngineGain
+from trilane.engines.question import Question
+from trilane.engines.split_memory import SplitMemory
+from trilane.fit.answer import Fit
+from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+
+PARTS = {  # of a time
+    "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
+    "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
+}
+_LEAST = 0.005  # of the whole; less is not told
+_LONG_MS = 120e3  # longer times are in minutes
+
+
+def engine_section(fit: Fit) -> list[Part]:
+    """Nothing where times come from a profile."""
+    if fit.engine_refused is not None:
+        return ["", heading("with an engine of today"), f"no answer: {fit.engine_refused}"]
+    return [] if fit.engine is None else _answered(fit.engine, fit.question)
+
+
+def seconds(ms: float | None) -> str:
+    """A time in seconds."""
+    return number(None if ms is None else ms / 1e3, 2)
+
+
+def duration(ms: float) -> str:
+    """A time with its unit: long ones in minutes."""
+    return f"{number(ms / 60e3, 1)} min" if ms > _LONG_MS else f"{number(ms / 1e3, 2)} s"
+
+
+def milliseconds(ms: float) -> str:
+    """A short time with its unit."""
+    return f"{number(ms, 2)} ms"
+
+
+def _answered(answer: EngineAnswer, asked: Question) -> list[Part]:
+    facts = [
+        ("decode", _decode(answer, asked)),
+        ("first token", _first(answer, asked)),
+        *_larger(answer, asked),
+        ("experts", _experts(answer)),
+        ("memory", _memory(answer)),
+        ("limit", answer.limited_by),
+        ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
+    ]
+    run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
+    gains = gains_section(answer.engine, answer.gains)
+    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, *gains]
+
+
+def _decode(answer: EngineAnswer, asked: Question) -> str:
+    if asked.generated == 1:
+        return "- (an answer of one token)"
+    rate, parts = speed(answer.tpot_ms, asked.batch), parts_told(answer.decode_ms, milliseconds)
+    return f"{rate}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
+
+
+def speed(tpot_ms: float, batch: int) -> str:
+    """Of one sequence, and of all where there are several."""
+    each = f"{number(1000 / tpot_ms)} tokens/s"
+    return each if batch == 1 else f"{each} per sequence, {number(batch * 1000 / tpot_ms)} in all"
+
+
+def _first(answer: EngineAnswer, asked: Question) -> str:
+    pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
+    whose = "the prompt" if asked.batch == 1 else "the prompts of all sequences"
+    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {parts_told(answer.prompt_ms, duration)}"
+
+
+def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
+    """What larger pieces of the prompt give."""
+    if (larger := answer.larger_pieces) is None:
+        return []
+    decode = f" and {speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
+    return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
+
+
+def question_told(asked: Question) -> str:
+    """The lengths, and the batch where it is not 1."""
+    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
+    return f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
+
+
+def gains_section(engine: str, gains: Iterable[EngineGain]) -> list[Part]:
+    """What better parts of the machine give with an engine."""
+    rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in gains]
+    return ["", table((f"25% better, {engine}", "more tokens/s", "more prompt tokens/s"), rows)] if rows else []
+
+
+def memory_parts(memory: SplitMemory) -> dict[str, float]:
+    """What an engine keeps on the GPU, in bytes."""
+    return {
+        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
+        "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
+    }
+
+
+def sizes_told(parts: Mapping[str, float]) -> str:
+    """The parts of a memory that there are, in GB."""
+    return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
+
+
+def host_told(experts: float, reserve: float) -> str:
+    """The host's memory, of sizes in bytes."""
+    return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
+
+
+def caveats(told: Sequence[str]) -> list[Part]:
+    """A line for each, if there are any."""
+    return ["", heading("caveats"), *(f"- {line}" for line in told)] if told else []
+
+
+def parts_told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
+    """The parts of a time that matter, largest first."""
+    whole = sum(parts.values())
+    shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
+    return ", ".join(f"{PARTS[name]} {unit(ms)}" for name, ms in shown)
+
+
+def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
+    """Of decode; that of prompts is larger."""
+    if measured:
+        return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
+    if batch > 1:
+        return "not known: others measured one sequence at a time"
+    if found is None:
+        return f"not known: decode speeds of fewer than three such machines ({regime}) can be relied on"
+    return (
+        f"{percent(found.median)} in the median of {found.machines} such machines ({regime}, "
+        f"{found.engine or 'all engines'}); {found.within_25} of the {found.machines} within 25%; by {found.rows} "
+        f"measured decode speeds"
+    )
+
+
+def _experts(answer: EngineAnswer) -> str:
+    if not answer.cpu_layers:
+        return "all on the CPU" if answer.cpu_only else "all on the GPU"
+    if answer.gpu_experts:
+        return f"{answer.gpu_experts} of each of {answer.cpu_layers} layers on the GPU"
+    return f"those of {answer.cpu_layers} of {answer.layers} layers on the CPU"
+
+
+def _memory(answer: EngineAnswer) -> str:
+    memory = answer.memory
+    held = memory.gpu_bytes + memory.missing_bytes
+    whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
+    return f"{in_gb(held)} GB{whole} = {sizes_told(memory_parts(memory))}"

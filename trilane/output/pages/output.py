@@ -1,0 +1,248 @@
+"""What verbs print and write: tables, numbers, JSON, progress; results go to standard output, all else to stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from trilane.common.files import OutputError, atomic_path, errors_name, plain_target
+from trilane.common.quoting import printable, shortened
+from trilane.common.units import MIB
+
+T = TypeVar("T")
+Part = Table | Text | str  # of a page
+STANDARD_OUTPUT = Path("standard output")  # its name in messages
+_PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON too; [bold]-[/] prints it instead."),
+]
+
+
+def report(json_target: str | None, record: Any, *parts: Part) -> None:
+    """Print what was found, and write the ``record`` of it as JSON where that was asked for."""
+    show(json_target, *parts)
+    write_json(record, json_target)
+
+
+def errors() -> Console:
+    """The console of messages and progress."""
+    return Console(stderr=True, highlight=False)
+
+
+def show(json_target: str | None, *parts: Part) -> None:
+    """Print tables and lines, unless standard output belongs to JSON; to a pipe or a file without padding."""
+    if json_target == "-":
+        return
+    console = Console(highlight=False)
+    if console.is_terminal:
+        _print(console, parts)
+        return
+    wide = Console(highlight=False, width=_PIPE, file=StringIO())
+    _print(wide, parts)
+    assert isinstance(wide.file, StringIO)
+    _write("".join(f"{line.rstrip()}\n" for line in wide.file.getvalue().splitlines()))
+
+
+def _write(text: str) -> None:
+    """Write to standard output. Raises OSError with its name."""
+    with errors_name(STANDARD_OUTPUT):
+        sys.stdout.write(text)
+
+
+def _print(console: Console, parts: Sequence[Part]) -> None:
+    for part in parts:
+        if isinstance(part, Table):
+            console.print(part)
+        else:
+            console.print(plain(part) if isinstance(part, str) else part, soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """Print a remark, which is not part of the result, to standard error."""
+    errors().print(plain(shortened(printable(message))), soft_wrap=True)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text of any origin as it is: without rich's markup, and with control characters as escapes."""
+    return Text(printable(text), style)
+
+
+def heading(text: str) -> Text:
+    """A line over a table."""
+    return plain(text, "bold")
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    text_columns: int | Sequence[int] = 1,
+    wrap: bool = False,
+    widest: Mapping[str, int] | None = None,
+) -> Table:
+    """A table whose first ``text_columns`` columns, or those named, are text; the others are numbers, aligned to the
+    right.
+
+    ``wrap``: the last column may take several lines. ``widest``: so may these columns, from this many characters on.
+    """
+    lines = [list(row) for row in rows]
+    texts = range(text_columns) if isinstance(text_columns, int) else text_columns
+    made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
+    tall = max(column.count("\n") for column in columns)
+    for place, column in enumerate(columns):
+        most = (widest or {}).get(column)
+        folded = most is not None or (wrap and place == len(columns) - 1)
+        header = plain("\n" * (tall - column.count("\n")) + column)  # the last lines of all headers are level
+        made.add_column(header, justify="left" if place in texts or folded else "right", header_style="bold",
+                        no_wrap=not folded, overflow="fold" if folded else "ellipsis", max_width=most)
+    for line in lines:
+        made.add_row(*map(plain, line))
+    return made
+
+
+def _gap(lines: Sequence[Sequence[str]]) -> int:
+    """Spaces between columns: two, or one where a terminal is too narrow for two."""
+    if not sys.stdout.isatty():
+        return 2
+    widths = [max(len(part) for cell in column for part in cell.split("\n")) for column in zip(*lines, strict=True)]
+    return 2 if sum(widths) + 2 * len(widths) <= Console().width else 1
+
+
+def legend(meanings: Mapping[str, str]) -> str:
+    """What the columns and marks of a table mean: an empty line, then a line for each."""
+    width = max(map(len, meanings)) + 2
+    return "\n".join(["", *(f"{name:<{width}}{meaning}" for name, meaning in meanings.items())])
+
+
+def pairs(values: Iterable[tuple[str, ...]]) -> Table:
+    """Names and their values; a third column may hold sources."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    made.add_column(style="dim", overflow="fold")
+    for row in values:
+        made.add_row(*map(plain, row))
+    return made
+
+
+def reasons_table(title: str, what: str, reasons: Mapping[str, int]) -> list[Part]:
+    """How many there are of each reason; nothing without any."""
+    rows = [[str(count), reason] for reason, count in reasons.items()]
+    return [heading(title), table([what, "why"], rows, 2), ""] if rows else []
+
+
+def write_json(value: Any, target: str | None) -> None:
+    """Write ``value`` to a file, or to standard output for ``-``; nothing for None."""
+    if target is None:
+        return
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        _write(text)
+        return
+    with atomic_path(writable(target)) as path:
+        path.write_text(text, encoding="utf-8")
+
+
+def writable(target: str | Path) -> Path:
+    """``target``, if a file can be written there, which is checked before the work. Raises OutputError."""
+    path = plain_target(Path(target))
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise OutputError(f"{path}: expected the name of a file, this is a folder")
+    return path
+
+
+def check_targets(
+    *targets: str | Path | None, picture: str | None = None, data: bool = False,
+    inputs: Iterable[str | Path | None] = (),
+) -> None:
+    """Refuse, before any work, targets that cannot be written, that are one file, or that would overwrite an input.
+
+    ``picture``: one more target, of a kind that can be drawn; ``data``: a CSV goes next to it. ``inputs`` are names
+    that the user gave; those that are not files are ignored, and a folder stands for the files in it. Raises
+    OutputError, PictureError.
+    """
+    csv = Path(picture).with_suffix(".csv") if picture and data else None
+    paths = [writable(target) for target in (*targets, picture, csv) if target is not None and str(target) != "-"]
+    for place, path in enumerate(paths):
+        if any(_same(path, other) for other in paths[:place]):
+            raise OutputError(f"{path}: expected a file of its own for every result, two go there; name another")
+    for given in (Path(name) for name in inputs if name):
+        files = given.iterdir() if given.is_dir() else (given,)
+        for file, path in product((file for file in files if file.exists()), paths):
+            if _same(path, file):
+                raise OutputError(f"{path}: expected another file than the input, which would be lost; name another")
+    if picture is not None:
+        from trilane.output.figures.figure_files import picture_format
+
+        picture_format(picture)
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths, of files that may not exist, are one file."""
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
+def check_folder(target: str | None) -> None:
+    """Refuse, before any work, a folder that cannot be used or created. Raises OutputError."""
+    path = Path(target or ".")
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{path}: expected a folder, {nearest} is a file")
+
+
+def progress(items: Sequence[T], label: str) -> Iterator[T]:
+    """``items``, with a progress bar if standard error is a terminal."""
+    console = errors()
+    return iter(track(items, label, console=console, transient=True, disable=not console.is_terminal))
+
+
+@contextmanager
+def working(label: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on standard error for work of unknown length; the block may change its text."""
+    with errors().status(plain(label)) as status:
+        yield lambda text: status.update(plain(text))
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A fraction in percent, or a dash for a missing one: None or NaN."""
+    if value is None or value != value:
+        return "-"
+    return f"{round(100 * value, digits) + 0.0:.{digits}f}%"  # + 0.0: no minus before a zero
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number, or a dash for a missing one: None or NaN."""
+    return "-" if value is None or value != value else f"{value:,.{digits}f}"
+
+
+def mebibytes(size: float | None) -> str:
+    """A number of bytes in MiB, or a dash for a missing one."""
+    return number(None if size is None else size / MIB)
+
+
+def signed_percent(value: float | None) -> str:
+    """A difference in percent with its sign, or a dash for a missing one."""
+    return "-" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}%"
+
+
+def reason_of(error: str) -> str:
+    """An error without its numbers: errors that differ in numbers alone have one reason."""
+    return re.sub(r"[\d.,]+", "", error)

@@ -1,0 +1,223 @@
+"""The page of ``trilane tune``: the line to paste, what it gives, what it was chosen from, and what would be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trilane.common.units import GB, MIB, in_gb
+from trilane.engines.memory_needed import HOST_RESERVE_BYTES
+from trilane.engines.question import KV_BITS
+from trilane.engines.tune.check import Checked
+from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
+from trilane.engines.tune.tune import Rival, Tuning
+from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.fit_engine import (
+    PARTS,
+    caveats,
+    duration,
+    error_told,
+    gains_section,
+    host_told,
+    memory_parts,
+    milliseconds,
+    parts_told,
+    question_told,
+    seconds,
+    sizes_told,
+    speed,
+)
+from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
+from trilane.output.pages.tune_drafts import drafts_section
+
+_COMPARED = {
+    "decode": "by the time per token alone", "prompt": "by the time to the first token alone",
+    "both": "by the time until the last token",
+}
+_SAME = 0.005  # of a time; smaller differences are not told
+_TIMES = ("tokens/s", "first token s", "last token s")
+_TEXTS = (0, 4, 5)  # columns before and behind them
+
+
+def tune_page(tuning: Tuning) -> list[Part]:
+    """Everything that is printed, without the timeline."""
+    drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
+    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
+            *gains_section(tuning.best.engine, tuning.gains), *caveats(tuning.notes)]
+
+
+def _title(tuning: Tuning) -> list[Part]:
+    asked = tuning.question.fit
+    window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.prompt_tokens + asked.generated else ""
+    title = heading(f"{tuning.model} on {tuning.machine}: {question_told(asked)}{window}")
+    return [title, *filter(None, [tuning.about])]
+
+
+# --- the best setting -------------------------------------------------------------------------------------------------
+
+
+def _best(tuning: Tuning) -> list[Part]:
+    best, asked = tuning.best, tuning.question.fit
+    rate = speed(best.tpot_ms, asked.batch)
+    facts = [
+        ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_told(best.decode_ms, milliseconds)}"),
+        ("first token", f"{duration(best.ttft_ms)}: {parts_told(best.prompt_ms, duration)}"),
+        ("last token", duration(best.answer_ms)),
+        *_cache(best),
+        *_memory(tuning),
+        ("limit", tuning.limited_by if tuning.question.goal == "decode" else f"decode: {tuning.limited_by}"),
+        ("error to expect", _error(tuning)),
+        ("engine", f"{best.engine}: {tuning.engine_about}"),
+        *_faster_engine(tuning),
+    ]
+    return ["", best.command, "", pairs(facts)]
+
+
+def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
+    """The fastest of the other engines, where it is faster."""
+    rival = min(tuning.others, key=lambda rival: rival.reason.slower, default=None)
+    if rival is None or rival.reason.slower > -_SAME:
+        return []
+    return [("other engines", f"{rival.tuned.engine} is predicted to be {_faster(rival.reason.slower)} {_by(tuning)}; "
+                              f"its command line is below")]
+
+
+def _error(tuning: Tuning) -> str:
+    """Of decode, with the speeds between which it then is."""
+    if tuning.best.cache_mib is not None:
+        return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
+    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
+    if tuning.error is None:
+        return told
+    rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
+    return f"{told}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
+
+
+def _cache(best: Tuned) -> list[tuple[str, str]]:
+    if best.cache_mib is None:
+        return []
+    return [("cache of experts", f"{number(best.cache_mib, 0)} MiB, which {percent(best.hit_rate)} of the experts hit; "
+                                 f"experimental in llama.cpp, and its costs here are estimates")]
+
+
+def _memory(tuning: Tuning) -> list[tuple[str, str]]:
+    """By kind, of the GPU and of the host; of all where there is no GPU."""
+    best, memory = tuning.best, tuning.best.memory
+    parts = {**memory_parts(memory), "cache of experts": (best.cache_mib or 0) * MIB}
+    there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
+    whole = f"{in_gb(sum(parts.values()))} GB{there} = {sizes_told(parts)}"
+    if tuning.regime in ("CPU only", "unified"):
+        return [("memory", whole)]
+    return [("GPU memory", whole), ("host memory", host_told(memory.host_bytes, HOST_RESERVE_BYTES))]
+
+
+# --- what it was chosen from ------------------------------------------------------------------------------------------
+
+
+def _rivals(tuning: Tuning) -> list[Part]:
+    about = f"chosen from {tuning.tried} settings, {tuning.without_room} of them without room, compared {_by(tuning)}"
+    rows = [
+        [name, *_numbers(rival.tuned), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
+        for name, rival in _named(tuning).items()
+    ]
+    best = ["best", *_numbers(tuning.best), "", ""]
+    columns = ("setting", *_TIMES, "why it lost", "its arguments")
+    return ["", heading(about), table(columns, [best, *rows], _TEXTS, wrap=True), "", _rule(tuning)]
+
+
+def _named(tuning: Tuning) -> dict[str, Rival]:
+    """The settings that lost, by what is said of them; each once."""
+    kv = f"KV in {tuning.other_kv.tuned.kv}" if tuning.other_kv else ""
+    cache = "with a cache" if tuning.best.cache_mib is None else "without a cache"
+    named = {
+        "runner-up": tuning.runner_up, "engine's own": tuning.usual, kv: tuning.other_kv, cache: tuning.other_placement
+    }
+    found: dict[str, Rival] = {}
+    for name, rival in named.items():
+        if rival is not None and all(rival.tuned != other.tuned for other in found.values()):
+            found[name] = rival
+    return found
+
+
+def _rule(tuning: Tuning) -> str:
+    """What a setting must give to be chosen."""
+    bits = f", a KV cache of fewer bits {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
+    cache = f", a cache of experts {percent(WORTH_CACHING)}" if tuning.other_placement else ""
+    return f"chosen where it saves enough of that time: a setting {percent(WORTH_SETTING)}{bits}{cache}"
+
+
+def _by(tuning: Tuning) -> str:
+    return _COMPARED[tuning.question.goal]
+
+
+def _numbers(tuned: Tuned) -> list[str]:
+    return [number(1000 / tuned.tpot_ms), seconds(tuned.ttft_ms), seconds(tuned.answer_ms)]
+
+
+def _loss(best: Tuned, rival: Rival) -> str:
+    """By how much it is slower, and the part of the time that grows most."""
+    reason = rival.reason
+    if reason.slower < -_SAME:
+        cached = best.cache_mib is None and rival.tuned.cache_mib is not None
+        fewer_bits = KV_BITS[rival.tuned.kv] < KV_BITS[best.kv] and not cached
+        return f"{_faster(reason.slower)}, which is too little {'for fewer bits' if fewer_bits else 'to rely on'}"
+    if reason.slower < _SAME or reason.part is None or reason.part_ms is None:
+        return "as fast"
+    unit = milliseconds if reason.phase == "decode" else duration
+    where = "a token" if reason.phase == "decode" else "in the prompt"
+    return f"{percent(reason.slower)} slower: {PARTS[reason.part]} {unit(reason.part_ms)} more {where}"
+
+
+def _changed(best: Tuned, other: Tuned) -> str:
+    """The arguments that the best setting does not have, or that it alone has."""
+    more = " ".join(word for word in other.arguments if word not in best.arguments)
+    less = " ".join(word for word in best.arguments if word not in other.arguments)
+    return more or (f"without {less}" if less else "")
+
+
+# --- other engines, better parts --------------------------------------------------------------------------------------
+
+
+def _other_engines(tuning: Tuning) -> list[Part]:
+    rows = [[rival.tuned.engine, *_numbers(rival.tuned), _compared(rival)] for rival in tuning.others]
+    commands = [f"{rival.tuned.engine}: {rival.tuned.command}" for rival in tuning.others]
+    refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
+    if not rows:
+        return ["", *refused] if refused else []
+    columns = ("other engines", *_TIMES, f"than {tuning.best.engine}")
+    return ["", table(columns, rows, _TEXTS, wrap=True), "", *commands, *refused]
+
+
+def _compared(rival: Rival) -> str:
+    slower = rival.reason.slower
+    if abs(slower) < _SAME:
+        return "as fast"
+    return f"{percent(slower)} slower" if slower > 0 else _faster(slower)
+
+
+def _faster(slower: float) -> str:
+    """Of a time over another, minus 1, below 0: by how much the speed is higher; twice or more as a factor."""
+    ratio = 1 / (1 + slower)
+    return f"{percent(ratio - 1)} faster" if ratio < 2 else f"{number(ratio)}x as fast"
+
+
+# --- predicted and measured -------------------------------------------------------------------------------------------
+
+
+def check_page(checked: Sequence[Checked]) -> list[Part]:
+    """Predicted times and memory next to those that the engine had on this machine."""
+    kinds = list(dict.fromkeys(kind for one in checked for kind in one.memory))
+    rows = [
+        [one.name, *_numbers(one.tuned)[:2], number(one.tpot_ms and 1000 / one.tpot_ms), seconds(one.ttft_ms),
+         signed_percent(one.decode_error), signed_percent(one.prompt_error),
+         *(_sizes(one.memory.get(kind)) for kind in kinds), _changed(checked[0].tuned, one.tuned)]
+        for one in checked
+    ]
+    times = (*_TIMES[:2], "measured", "measured", "error", "error")
+    columns = ("run here", *times, *(f"{kind} GB" for kind in kinds), "its arguments")
+    told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
+    refused = [f"{one.name} was refused: {one.refused}" for one in checked if one.refused]
+    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told, *refused]
+
+
+def _sizes(sizes: tuple[int, int] | None) -> str:
+    return "-" if sizes is None else " / ".join(f"{size / GB:.2f}" for size in sizes)
