@@ -12,9 +12,7 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.command_line import cpu_layers_of
-from trilane.engines.engine_choice import ROCM, VULKAN
 from trilane.engines.question import KV_BITS, FitError, KvFormat, Question
-from trilane.engines.tune.expert_cache import CACHING
 from trilane.engines.tune.question import TuneQuestion
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 _PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
 _THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
-READS_WHOLE_FILES = ("llama.cpp", VULKAN, ROCM)  # with --load-mode none
 WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
 WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
 WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
@@ -107,11 +104,11 @@ def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
     """Whether prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
     prompt = engine.prompt
     copied = prompt.experts.value == "copied" and prompt.copies.value == "pageable"
-    return copied and not hardware.one_memory and engine.name in READS_WHOLE_FILES
+    return copied and not hardware.one_memory and "whole_files" in engine.options and not engine.measured_on(hardware)
 
 
 def _cached_layers(shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> tuple[int, ...]:
-    if hardware.one_memory or engine.name not in CACHING:
+    if hardware.one_memory or "expert_cache" not in engine.options or engine.measured_on(hardware):
         return ()
     steps = (round(shape.moe_layers * step / _CACHED_STEPS) for step in range(_CACHED_STEPS, 0, -1))
     return tuple(dict.fromkeys(layers for layers in steps if layers))
