@@ -30,7 +30,6 @@ from trilane.engines.tune.settings import (
     SettingSpace,
     choices,
     may_be_pinned,
-    search,
 )
 from trilane.engines.tune.tuned import Reason, Tuned, Workbench, why_lost
 from trilane.fit.sensitivity import limit_of, ranked
@@ -176,21 +175,21 @@ def tune(question: TuneQuestion) -> Tuning:
 
 
 def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> SettingSearch:
-    """All settings of an engine that were tried."""
-    found = choices(question, shape, hardware, engine)
-    curve = hit_curve(question.fit) if len(found.cached_layers) > 1 else None
+    """Try all settings of an engine. Raises TraceError for routing that does not exist."""
+    space = choices(question, shape, hardware, engine)
+    curve = hit_curve(question.fit) if len(space.cached_layers) > 1 else None
     bench = Workbench(question, hardware, engine, curve)
     tuned: dict[Setting, Tuned] = {}
-
-    def cost(setting: Setting) -> float:
-        tuned[setting] = bench.tuned(setting)
-        return tuned[setting].cost(question.goal)
-
-    _, refused = search(found, cost)
+    refused: dict[Setting, str] = {}
+    for setting in space.settings():
+        try:
+            tuned[setting] = bench.tuned(setting)
+        except FitError as error:
+            refused[setting] = str(error)
     if may_be_pinned(hardware, engine):
         mapped = [setting for setting in tuned if not _cached(setting)]
         tuned |= {pinned: bench.tuned(pinned) for pinned in (one._replace(pinned=True) for one in mapped)}
-    return SettingSearch(bench, found, tuned, refused)
+    return SettingSearch(bench, space, tuned, refused)
 
 
 def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> RegimeAccuracy | None:
