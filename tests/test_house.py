@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("policies", "realrun", "sim", "tools", "traces", "trilane")
 SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 MOST_LINES_OF_SIM, MOST_LINES_OF_A_FILE = 7_500, 400
+ENGINES = frozenset(path.stem for path in (ROOT / "sim" / "costs" / "engines").glob("*.yaml"))
+MATCHING = ("startswith", "endswith", "removesuffix", "removeprefix", "match", "search", "fullmatch", "sub", "get")
 NOT_OF_THINGS = re.compile(r"\b(beside|nobody|somebody|whoever|whom|anybody|everybody)\b", re.IGNORECASE)
 
 
@@ -151,6 +153,52 @@ def test_no_display_mark_is_data() -> None:
     """Marks are made of the kind of a policy when they are shown, in one file."""
     outside = [(path, text) for path, text in SOURCES.items() if path.name != "marks.py"]
     assert lines_with(r"""["'] [*~]["']|endswith\(["'][*~]|[!=]= ["'][*~]["']|name\[-2:\]""", outside) == []
+
+
+def comparisons_of_engines(modules: dict[str, ast.Module], names: frozenset[str]) -> Iterator[str]:
+    """Where an engine's name is compared, looked up or matched, and where an engine is named in a comparison."""
+    for module, tree in modules.items():
+        for node in ast.walk(tree):
+            sides: list[ast.expr] = []
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Attribute):
+                sides = [node.slice]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MATCHING:
+                sides = [node.func.value, *node.args]
+            texts = [ast.unparse(side) for side in sides]
+            literals = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+            named = any("engine" in text for text in texts) and (names & {str(one) for one in literals})
+            if named or any(re.search(r"engine\w*\.name\b", text) for text in texts):
+                yield f"{module}:{node.lineno}"
+
+
+def literals_of_engines(modules: dict[str, ast.Module], names: frozenset[str]) -> set[str]:
+    """Modules with an engine's name as a text of its own."""
+    return {
+        module for module, tree in modules.items() for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+
+
+def test_what_an_engine_does_is_asked_of_its_traits_alone() -> None:
+    """Defaults are named: the plain engine, that of policies in a question, and the usual ones of cards."""
+    assert list(comparisons_of_engines(parsed(), ENGINES)) == []
+    rooms = {name: tree for name, tree in parsed().items() if name.startswith(("sim.", "trilane.engines."))}
+    defaults = {"sim.costs.engine", "trilane.engines.question", "trilane.engines.engine_choice"}
+    assert literals_of_engines(rooms, ENGINES) <= defaults
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine.name.startswith('llama')", "if 'vulkan' in engine.name: ...", "engine.name == other.name",
+        "COSTS[engine.name]", "engine == 'llama.cpp'", "run_engine in ('ideal', 'pytorch')",
+        "re.match('-20', engine.name)",
+    ],
+)
+def test_a_comparison_of_an_engines_name_would_be_found(text: str) -> None:
+    assert list(comparisons_of_engines({"a": ast.parse(text)}, ENGINES)) == ["a:1"]
 
 
 def test_labels_are_compared_as_members_of_their_enum() -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.machine.sourced import Sourced
 from trilane.common.files import atomic_path
 
 FOLDER = Path(str(files("sim.costs"))) / "engines"
 HEADER = "# Written by tools/fit_engines.py: numbers whose source names the fit are not edited by hand.\n"
 DIGITS = 3
+TRAITS = (
+    "program", "superseded_by", "back_end", "vendors", "reads", "splits", "dialect", "copies_at_once", "options",
+    "cache_costs",
+)
 
 
-def write_engines(engines: Mapping[str, InferenceEngine], sources: Mapping[str, str]) -> None:
+def write_engines(engines: Mapping[str, FittedEngine], sources: Mapping[str, str]) -> None:
     """Rewrite the files of ``engines``; ``sources``: by a number's key, or by engine:key. The first is their base."""
     (base_name, base), *others = ((name, _rounded(engine, sources)) for name, engine in engines.items())
     _write(base_name, _lines(base, None))
@@ -24,20 +29,19 @@ def write_engines(engines: Mapping[str, InferenceEngine], sources: Mapping[str, 
         _write(name, [f"like: {base_name}\n", *_lines(engine, base)])
 
 
-def _rounded(engine: InferenceEngine, sources: Mapping[str, str]) -> InferenceEngine:
+def _rounded(engine: FittedEngine, sources: Mapping[str, str]) -> FittedEngine:
     """Its fitted numbers to three digits, and their sources."""
-    said = {key: sources.get(f"{engine.name}:{key}", sources.get(key)) for key in engine.flat()}
+    own = f"{engine.name}:"
+    said = {key: sources.get(own + key, sources.get(key)) for key in engine.flat()}
     fitted = {key: float(f"{engine.flat()[key].value:.{DIGITS}g}") for key, text in said.items() if text}
     return engine.with_numbers(fitted).with_sources({key: text for key, text in said.items() if text})
 
 
-def _lines(engine: InferenceEngine, base: InferenceEngine | None) -> list[str]:
+def _lines(engine: FittedEngine, base: FittedEngine | None) -> list[str]:
     """The file's lines; without what the base has, too."""
-    lines = [f'about: "{engine.about}"\n', *_lists(engine, base)]
+    lines = [f'about: "{engine.about}"\n', *_traits(engine, base)]
     if base is None:
         lines += [f"starts: {engine.starts}\n", f"decides: {str(engine.decides).lower()}\n"]
-    if engine.splits == "experts":
-        lines.append("splits: experts\n")
     known, open_sections = {} if base is None else base.flat(), list[str]()
     for key, number in engine.flat().items():
         if key in known and known[key].value == number.value:
@@ -51,14 +55,15 @@ def _lines(engine: InferenceEngine, base: InferenceEngine | None) -> list[str]:
     return lines
 
 
-def _lists(engine: InferenceEngine, base: InferenceEngine | None) -> list[str]:
-    """What it runs on, and what it reads."""
-    lists = {"vendors": engine.vendors, "reads": engine.reads}
-    return [
-        f"{key}: [{', '.join(names)}]\n"
-        for key, names in lists.items()
-        if names and (base is None or getattr(base, key) != names)
-    ]
+def _traits(engine: FittedEngine, base: FittedEngine | None) -> list[str]:
+    """Lines of the traits that are not those of the base, or without one not the usual ones."""
+    usual = {field.name: field.default for field in fields(FittedEngine)} if base is None else vars(base)
+    own = {key: getattr(engine, key) for key in TRAITS if getattr(engine, key) != usual[key]}
+    return [f"{key}: {_trait(value)}\n" for key, value in own.items()]
+
+
+def _trait(value: str | tuple[str, ...]) -> str:
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else value
 
 
 def _number(number: Sourced[Any]) -> str:

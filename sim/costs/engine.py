@@ -30,6 +30,10 @@ from trilane.common.yaml_files import read_yaml
 
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
+Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang"]  # of command lines
+_DEEPEST = 8  # of files that are like others, which are like others
+BackEnd = Literal["vulkan", "metal", "rocm"]
+Option = Literal["whole_files", "drafts", "expert_cache"]
 
 
 class EngineError(HardwareError):
@@ -95,6 +99,10 @@ class _Engine:
     def runs_on(self, vendor: Vendor) -> bool:
         return self.vendors is None or vendor in self.vendors
 
+    def differs_by_name(self, other: InferenceEngine) -> bool:
+        """True if all but the name is that of another engine, which a file that is only ``like`` it has."""
+        return replace(other, name=self.name) == self
+
     def flat(self) -> dict[str, Sourced[Any]]:
         """Every number by its dotted key."""
         return numbers_in(vars(self))
@@ -132,8 +140,22 @@ class CountedEngine(_Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class FittedEngine(_Engine):
-    """An engine whose times are those of whole layers, fitted to measured speeds."""
+    """An engine whose times are those of whole layers, fitted to measured speeds.
 
+    Its traits say what else differs between programs and their builds: the ``program`` whose published errors it
+    shares, on whichever ``back_end`` (None: the one that its vendor's cards usually have); a build is ``superseded_by``
+    another. ``dialect``: of its command line; ``options``: what that takes in addition. ``copies_at_once``: what comes
+    to the GPU of a layer's experts on the host, for a prompt. ``cache_costs``: an engine that waits for the host's
+    routing as this one does with a cache of experts.
+    """
+
+    program: str = ""
+    superseded_by: Name | None = None
+    back_end: BackEnd | None = None
+    dialect: Dialect = "llama"
+    options: tuple[Option, ...] = ()
+    copies_at_once: Literal["matrix", "layer"] = "layer"
+    cache_costs: Name | None = None
     gpu: GpuWork
     cpu: CpuWork
     prompt: PromptWork
@@ -143,6 +165,8 @@ class FittedEngine(_Engine):
 
     def _faults(self) -> Iterator[str]:
         yield from super()._faults()
+        if "expert_cache" in self.options and self.cache_costs is None:
+            yield "expected cache_costs, since it has an expert_cache"
         if (self.gpu_kernels is None) != (self.split is None):
             yield "expected gpu_kernels and split together, or none of them"
         for section in ("kernels", "gpu_kernels", "split"):
@@ -151,6 +175,21 @@ class FittedEngine(_Engine):
                     each = "".join(f", with {count} values each" for count in lengths[1:])
                     what = f"expected {lengths[0]} entries{each}, as many as threads, depths and rows were measured"
                     yield f"{section}.{name}: {what}"
+
+    @property
+    def scored_as(self) -> str:
+        """Name under which errors are kept: the program, of whichever builds, with its back end."""
+        return f"{self.program}-{self.back_end}" if self.back_end else self.program
+
+    @property
+    def needs_gpu(self) -> bool:
+        """True if its numbers are for machines with a GPU only."""
+        return self.splits == "experts" or self.back_end is not None
+
+    def with_expert_cache(self) -> FittedEngine:
+        """Return the engine with the costs of layers whose experts come from a cache. Raises EngineError."""
+        costs = load_fitted(self.cache_costs or self.name)
+        return replace(self, decides=costs.decides, spin_ns=costs.spin_ns)
 
     @property
     def cpu_in_turn(self) -> bool:
@@ -206,7 +245,7 @@ def _document(path: Path, depth: int = 0) -> dict[str, Any]:
     base = document.pop("like", None)
     if base is None:
         return document
-    if base not in engine_names() or depth > 2:
+    if base not in engine_names() or depth > _DEEPEST:
         raise EngineError(f"{path.name}: like: {unknown('engine', str(base), engine_names())}")
     return _over(_document(_FOLDER / f"{base}.yaml", depth + 1), document)
 

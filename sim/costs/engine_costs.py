@@ -49,7 +49,7 @@ def costs_on(
         )
     used = load_engine(engine) if isinstance(engine, str) else engine
     if hardware.measured:
-        if used.name != PLAIN:
+        if not used.differs_by_name(load_engine(PLAIN)):
             raise EngineError(
                 f"engine: {hardware.name!r} is a profile, whose times are those of the engine that was measured: "
                 f"expected {PLAIN!r}, got {used.name!r}"

@@ -1,6 +1,6 @@
 """Command lines of engines, with the arguments on which an answer rests.
 
-Those of ``-2025`` are what builds from the spring to August 2025 take: ``--n-cpu-moe`` came in that month (llama.cpp PR
+Dialects of 2025 are what builds from the spring to August 2025 take: ``--n-cpu-moe`` came in that month (llama.cpp PR
 15077, ik_llama.cpp PR 672), ``-fa on`` in place of ``-fa`` later (PRs 15434 and 944). Since then ik_llama.cpp fuses a
 mixture's products and uses the latent cache without being told (PRs 863 and 943). KTransformers' are those of
 kt-kernel/README.md.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import Dialect, FittedEngine
 from sim.costs.processors import layer_kind
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
@@ -18,17 +18,18 @@ from traces.models.shape import ModelShape
 from trilane.engines.question import Question
 from trilane.engines.split_speed import StaticSplit
 
+_OF_2025 = ("llama-2025", "ik-2025")
 LLAMA_BATCH = 2048  # llama.cpp's -b, from which -ub takes its pieces
 _KT_METHODS = {"bf16": "BF16", "fp8": "FP8", "int4": "RAWINT4", "gptq": "GPTQ_INT4", "mxfp4": "MXFP4"}  # others: GGUF
 
 
 def command_words(
-    question: Question, shape: ModelShape, engine: InferenceEngine, split: StaticSplit, hardware: Hardware
+    question: Question, shape: ModelShape, engine: FittedEngine, split: StaticSplit, hardware: Hardware
 ) -> list[str]:
     """What to type, each argument with its value. The model's file or folder is named after it."""
-    if engine.splits == "experts":
+    if engine.dialect == "sglang":
         return _ktransformers(question, shape, split, hardware)
-    return _llama_cpp(question, shape, split, hardware.cpu_only, engine.name)
+    return _llama_cpp(question, shape, split, hardware.cpu_only, engine.dialect)
 
 
 def cpu_layers_of(shape: ModelShape, cpu_layers: int) -> int:
@@ -36,12 +37,14 @@ def cpu_layers_of(shape: ModelShape, cpu_layers: int) -> int:
     return shape.expert_blocks[cpu_layers - 1] + 1 if cpu_layers else 0
 
 
-def _llama_cpp(question: Question, shape: ModelShape, split: StaticSplit, cpu_only: bool, name: str) -> list[str]:
-    layers, early = cpu_layers_of(shape, split.cpu_layers), name.endswith("-2025")
+def _llama_cpp(
+    question: Question, shape: ModelShape, split: StaticSplit, cpu_only: bool, dialect: Dialect
+) -> list[str]:
+    layers, early = cpu_layers_of(shape, split.cpu_layers), dialect in _OF_2025
     arguments = ["llama-server", f"-m {_gguf(shape)}", "-ngl 0" if cpu_only else "-ngl 99"]
     arguments += [_on_cpu(layers) if early else f"--n-cpu-moe {layers}"] if layers else []
     arguments += [f"-c {question.batch * question.tokens}", "-fa" if early else "-fa on"]
-    arguments += _ik_2025(shape) if name == "ik_llama.cpp-2025" else []
+    arguments += _ik_2025(shape) if dialect == "ik-2025" else []
     arguments += [f"-np {question.batch}"] if question.batch > 1 else []
     arguments += [f"-b {max(question.ubatch, LLAMA_BATCH)}", f"-ub {question.ubatch}"] if question.ubatch else []
     arguments += ["-rtr"] if split.repacked else []

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.costs.engine import InferenceEngine
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.engines.accuracy.regimes import Regime, regime_of
 from trilane.engines.command_line import cpu_layers_of
-from trilane.engines.engine_choice import RUN_ON_GPUS, check_engine, check_setting, engine_of
+from trilane.engines.engine_choice import check_engine, check_setting, engine_of
 from trilane.engines.engine_speed import EngineGain, EngineSpeed, LargerPieces, larger_pieces
 from trilane.engines.question import Question
 from trilane.engines.split_memory import SplitMemory
@@ -57,7 +57,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
     check_setting(question, speed.engine, hardware)
     check_engine(speed.engine, shape, hardware)
     split, gains = speed.split, ranked(speed.gains())
-    regime = regime_of(shape, hardware, speed.engine.name, split)
+    regime = regime_of(shape, hardware, speed.engine, split)
     piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
     return EngineAnswer(
         engine=speed.engine.name,
@@ -78,16 +78,16 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         gains=gains,
         limited_by=limit_of(gains),
         regime=regime,
-        error=regime_error(regime, speed.engine.name) if question.batch == 1 and not speed.measured else None,
+        error=regime_error(regime, speed.engine) if question.batch == 1 and not speed.measured else None,
         measured=speed.measured,
     )
 
 
-def engine_about(engine: InferenceEngine, hardware: Hardware) -> str:
+def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
     """The engine, and what it runs on."""
     if hardware.cpu_only:
         return f"{engine.about}, the CPU alone"
-    if engine.name in RUN_ON_GPUS:
+    if engine.back_end is not None:  # the text names it
         return engine.about
     return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
 

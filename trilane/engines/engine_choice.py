@@ -13,9 +13,7 @@ from traces.models.shape import ModelShape
 from trilane.engines.question import FitError, Question
 
 USUAL_ENGINE = "llama.cpp"
-VULKAN, METAL, ROCM = "llama.cpp-vulkan", "llama.cpp-metal", "llama.cpp-rocm"
-RUN_ON_GPUS = (VULKAN, METAL, ROCM)  # whose names say what they run on
-_OF_VENDOR = {"amd": VULKAN, "intel": VULKAN, "apple": METAL}
+_OF_VENDOR = {"amd": "llama.cpp-vulkan", "intel": "llama.cpp-vulkan", "apple": "llama.cpp-metal"}
 _UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
 _THREADS_A_CORE = 2
 _TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
@@ -32,22 +30,17 @@ def engine_of(question: Question, hardware: Hardware) -> FittedEngine:
     return engine
 
 
-def check_setting(question: Question, engine: InferenceEngine, hardware: Hardware) -> None:
+def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) -> None:
     """Raises FitError for an engine and for settings that such a machine has no use for."""
     if hardware.one_memory and question.n_cpu_moe:
         raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
-    if hardware.cpu_only and needs_gpu(engine):
+    if hardware.cpu_only and engine.needs_gpu:
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
     if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
         raise FitError(
             f"threads {question.threads}: expected at most {_THREADS_A_CORE * hardware.cpu.cores}, "
             f"{_THREADS_A_CORE} on each of the {hardware.cpu.cores} cores"
         )
-
-
-def needs_gpu(engine: InferenceEngine) -> bool:
-    """Whether its numbers are for machines with a GPU only."""
-    return engine.splits == "experts" or engine.name in RUN_ON_GPUS
 
 
 def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware) -> None:
@@ -69,8 +62,8 @@ def reads(engine: InferenceEngine, weights: str) -> bool:
 
 def fitted_engines() -> dict[str, FittedEngine]:
     """Engines of today that people run, by name."""
-    engines = {name: load_engine(name) for name in engine_names() if "-20" not in name}  # without builds of a year
-    return {name: engine for name, engine in engines.items() if serves_users(engine)}
+    engines = {name: load_engine(name) for name in engine_names()}
+    return {name: one for name, one in engines.items() if serves_users(one) and one.superseded_by is None}
 
 
 def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:

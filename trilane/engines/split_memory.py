@@ -18,8 +18,6 @@ from trilane.engines.memory_needed import HOST_RESERVE_BYTES, host_memory_of, sh
 from trilane.engines.question import FitError, Question
 from trilane.engines.split_speed import StaticSplit
 
-_BY_MATRIX = "llama.cpp"  # begins the names of engines that copy one matrix at a time
-
 
 @dataclass(frozen=True)
 class SplitMemory:
@@ -120,7 +118,7 @@ class Splitter:
         """What is copied to the GPU for prompts, at once, of experts on the host."""
         if self.engine.prompt.experts.value == "computed":
             return "nothing"
-        return "matrix" if self.engine.name.startswith(_BY_MATRIX) else "layer"
+        return self.engine.copies_at_once
 
     def _too_large(self, split: StaticSplit) -> str:
         memory = self.memory(split)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import load_engine, load_fitted
 from sim.machine.hardware import load_hardware, write_hardware
 from tests.kit.fit_questions import GEMMA, QWEN, SMALL, answered
 from tests.kit.hand_measured import toy_machine, toy_model
@@ -73,7 +73,7 @@ def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
 def test_an_answer_names_the_error_of_its_regime(asked: dict[str, Any], regime: Regime) -> None:
     one = answered(**asked)
     assert one.regime == regime
-    assert one.error == regime_error(regime, one.engine)
+    assert one.error == regime_error(regime, load_fitted(one.engine))
 
 
 def test_without_a_gpu_there_is_the_engines_answer_alone() -> None:

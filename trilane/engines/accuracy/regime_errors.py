@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from sim.costs.engine import FittedEngine, load_fitted
 from trilane.common.csv_files import read_csv
 from trilane.engines.accuracy.errors import SCORED_QUALITIES, Predictions, errors_of
 from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError
-from trilane.engines.accuracy.regimes import REGIMES, Regime, engine_family, regime_of_row
+from trilane.engines.accuracy.regimes import REGIMES, Regime, regime_of_row
 
 REGIME_ERRORS = BUNDLED.with_name("regime_errors.csv")
 FEWEST_MACHINES = 3  # of fewer, a median says nothing
@@ -33,11 +34,11 @@ class RegimeAccuracy(NamedTuple):
     rows: int
 
 
-def regime_error(regime: Regime, engine: str) -> RegimeAccuracy | None:
+def regime_error(regime: Regime, engine: FittedEngine) -> RegimeAccuracy | None:
     """The error that an engine had in a regime, or all engines where fewer than three machines ran it; None where
     fewer than three machines are of the regime."""
     of_engine = {each.engine: each for each in kept_errors() if each.regime == regime}
-    found = (of_engine.get(name) for name in (engine_family(engine), ""))
+    found = (of_engine.get(name) for name in (engine.scored_as, ""))
     return next((each for each in found if each and each.machines >= FEWEST_MACHINES), None)
 
 
@@ -52,8 +53,8 @@ def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iter
     scored = [row for row in rows if row.quality in SCORED_QUALITIES]
     for regime in REGIMES:
         members = [row for row in scored if regime_of_row(row) == regime]
-        for engine in ("", *sorted({engine_family(row.engine) for row in members})):
-            own = [row for row in members if engine in ("", engine_family(row.engine))]
+        for engine in ("", *sorted({load_fitted(row.engine).scored_as for row in members})):
+            own = [row for row in members if engine in ("", load_fitted(row.engine).scored_as)]
             if found := errors_of(own, predictions, "decode"):
                 yield RegimeAccuracy(
                     regime, engine, round(found.by_machine, 3), found.machines_within_25, found.machines, found.rows

@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import Literal, get_args
 
+from sim.costs.engine import FittedEngine, load_fitted
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.accuracy.measured_rows import MeasuredRow
@@ -18,7 +19,7 @@ SERVER_BYTES_PER_S = 150e9  # theory of the DRAM: six channels of DDR4 have it, 
 _MOBILE = re.compile(r"laptop|Ryzen AI|\d(U|H|HS|HX|HK)\b")
 
 
-def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: StaticSplit) -> Regime:
+def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit) -> Regime:
     """The regime of a split on a machine with an engine. The kind of machine goes before that of the split."""
     if hardware.gpu.kind == "unified":
         return "unified"
@@ -26,7 +27,7 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: StaticS
         return "laptop"
     if hardware.cpu_only:
         return "CPU only"
-    if "vulkan" in engine:
+    if engine.back_end == "vulkan":
         return "Vulkan"
     if split.cpu_layers == 0:
         return "all GPU"
@@ -35,12 +36,7 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: str, split: StaticS
     return "experts on CPU" if split.cpu_layers >= shape.moe_layers and not split.gpu_experts else "mixed"
 
 
-def engine_family(engine: str) -> str:
-    """The program, of whichever builds: ``llama.cpp`` of ``llama.cpp-2025`` and ``llama.cpp-2026-02``."""
-    return re.sub(r"-20\d\d(-\d\d)?$", "", engine)
-
-
 @cache
 def regime_of_row(row: MeasuredRow) -> Regime:
-    """The regime of a measured row. Raises what ``load_model`` and ``load_hardware`` raise."""
-    return regime_of(shape_of(row), machine_of(row.machine), row.engine, split_of(row))
+    """The regime of a measured row. Raises what ``load_model``, ``load_hardware`` and ``load_fitted`` raise."""
+    return regime_of(shape_of(row), machine_of(row.machine), load_fitted(row.engine), split_of(row))

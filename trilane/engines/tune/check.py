@@ -17,6 +17,7 @@ from trilane.engines.tune.tune import Tuning
 from trilane.engines.tune.tuned import Tuned
 
 MOST_TOKENS = 32  # of an answer that are timed
+_RUN_HERE = ("llama", "llama-2025")  # dialects of the program that is run
 RunEngine = Callable[[Path, RunSettings], TimedRun]
 
 
@@ -70,7 +71,7 @@ def file_to_run(question: TuneQuestion) -> Path:
     path = Path(parted(asked.model).model)
     if path.suffix.lower() != ".gguf" or not path.is_file():
         raise FitError(f"tune: --check runs the model: expected a GGUF file, got {quoted(asked.model)}")
-    if not (engine.name.startswith("llama.cpp") or engine.measured) or asked.batch > 1:
+    if engine.dialect not in _RUN_HERE or asked.batch > 1:
         raise FitError(f"tune: --check runs one sequence in llama.cpp, got {asked.batch} in {quoted(engine.name)}")
     return path
 

@@ -29,7 +29,7 @@ from trilane.engines.question import FitError
 from trilane.engines.routing import routing_for
 from trilane.engines.split_speed import decode_time
 from trilane.engines.tune.question import TuneQuestion
-from trilane.engines.tune.settings import READS_WHOLE_FILES, Setting
+from trilane.engines.tune.settings import Setting
 from trilane.engines.tune.tuned import Workbench
 
 PUBLISHED = (0.76, 0.88)
@@ -126,7 +126,7 @@ def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> 
 
 
 def _why_not(question: TuneQuestion, bench: Workbench, setting: Setting, shape: ModelShape) -> str | None:
-    if bench.engine.name not in READS_WHOLE_FILES and not bench.engine.measured:
+    if "drafts" not in bench.engine.options:
         return f"expected llama.cpp, got {bench.engine.name}"
     if question.fit.batch > 1:
         return f"expected one sequence, got {question.fit.batch}"

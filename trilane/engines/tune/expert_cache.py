@@ -21,7 +21,6 @@ from trilane.engines.routing import routing_for
 from trilane.engines.split_speed import ExpertCache, StaticSplit
 from trilane.study.cache_curve import CacheCurve
 
-CACHING = {"llama.cpp": "llama.cpp-cache"}  # engines with a cache of experts, and the costs of a layer that uses it
 _SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)  # of the experts that the host keeps
 
 

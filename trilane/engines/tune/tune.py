@@ -14,7 +14,7 @@ from trilane.common.schema import to_dict
 from trilane.engines.accuracy.regime_errors import RegimeAccuracy, regime_error
 from trilane.engines.accuracy.regimes import Regime, regime_of
 from trilane.engines.engine_answer import engine_about
-from trilane.engines.engine_choice import check_engine, check_setting, engine_of, fitted_engines, needs_gpu
+from trilane.engines.engine_choice import check_engine, check_setting, engine_of, fitted_engines
 from trilane.engines.engine_speed import EngineGain, EngineSpeed
 from trilane.engines.memory_needed import check_fits, host_memory_of
 from trilane.engines.question import FitError
@@ -30,7 +30,6 @@ from trilane.engines.tune.settings import (
     SettingSpace,
     choices,
     may_be_pinned,
-    search,
 )
 from trilane.engines.tune.tuned import Reason, Tuned, Workbench, why_lost
 from trilane.fit.sensitivity import limit_of, ranked
@@ -147,7 +146,7 @@ def tune(question: TuneQuestion) -> Tuning:
     speed = done.bench.speed(done.best)
     gains = ranked(speed.gains())
     others, refused = ((), {}) if speed.measured else _other_engines(question, hardware, shape, engine, best)
-    regime = regime_of(shape, hardware, engine.name, speed.split)
+    regime = regime_of(shape, hardware, engine, speed.split)
     return Tuning(
         question=question,
         model=shape.name,
@@ -176,26 +175,26 @@ def tune(question: TuneQuestion) -> Tuning:
 
 
 def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> SettingSearch:
-    """All settings of an engine that were tried."""
-    found = choices(question, shape, hardware, engine)
-    curve = hit_curve(question.fit) if len(found.cached_layers) > 1 else None
+    """Try all settings of an engine. Raises TraceError for routing that does not exist."""
+    space = choices(question, shape, hardware, engine)
+    curve = hit_curve(question.fit) if len(space.cached_layers) > 1 else None
     bench = Workbench(question, hardware, engine, curve)
     tuned: dict[Setting, Tuned] = {}
-
-    def cost(setting: Setting) -> float:
-        tuned[setting] = bench.tuned(setting)
-        return tuned[setting].cost(question.goal)
-
-    _, refused = search(found, cost)
+    refused: dict[Setting, str] = {}
+    for setting in space.settings():
+        try:
+            tuned[setting] = bench.tuned(setting)
+        except FitError as error:
+            refused[setting] = str(error)
     if may_be_pinned(hardware, engine):
         mapped = [setting for setting in tuned if not _cached(setting)]
         tuned |= {pinned: bench.tuned(pinned) for pinned in (one._replace(pinned=True) for one in mapped)}
-    return SettingSearch(bench, found, tuned, refused)
+    return SettingSearch(bench, space, tuned, refused)
 
 
 def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> RegimeAccuracy | None:
     known = question.fit.batch == 1 and best.cache_mib is None and not speed.measured
-    return regime_error(regime, speed.engine.name) if known else None
+    return regime_error(regime, speed.engine) if known else None
 
 
 def _cached(setting: Setting) -> bool:
@@ -208,8 +207,8 @@ def _other_engines(
     """The best settings of engines that run on the machine and read the weights, best first; and why others cannot."""
     found, refused = [], {}
     for name, other in fitted_engines().items():
-        no_gpu = hardware.cpu_only and needs_gpu(other)
-        if name == engine.name or no_gpu or not other.runs_on(hardware.gpu.vendor or "nvidia"):
+        no_gpu = hardware.cpu_only and other.needs_gpu
+        if engine.differs_by_name(other) or no_gpu or not other.runs_on(hardware.gpu.vendor or "nvidia"):
             continue
         try:
             check_engine(other, shape, hardware)

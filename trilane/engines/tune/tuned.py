@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sim.costs.engine import FittedEngine, load_fitted
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.engine_answer import time_parts
 from trilane.engines.engine_speed import EngineSpeed
 from trilane.engines.question import KvFormat
 from trilane.engines.split_memory import SplitMemory
-from trilane.engines.tune.expert_cache import CACHING, CachedSpeed, HitCurve
+from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve
 from trilane.engines.tune.question import Goal, TuneQuestion
 from trilane.engines.tune.settings import Setting
 
@@ -69,7 +69,7 @@ class Workbench:
         if setting.cached_layers is None:
             return EngineSpeed(asked, shape, self.hardware, self._reading(self.engine, setting))
         assert self.curve is not None
-        engine = self._reading(load_fitted(CACHING[self.engine.name]), setting)
+        engine = self._reading(self.engine.with_expert_cache(), setting)
         return CachedSpeed(asked, shape, self.hardware, engine, curve=self.curve)
 
     def tuned(self, setting: Setting) -> Tuned:
@@ -108,7 +108,7 @@ class Workbench:
     def words(self, speed: EngineSpeed, setting: Setting) -> list[str]:
         """The command line; one slot of llama-server where one sequence runs, which by itself makes four."""
         words = [*speed.words, *(["--load-mode none"] if setting.pinned else [])]
-        one = self.question.fit.batch == 1 and words[0] == "llama-server"
+        one = self.question.fit.batch == 1 and self.engine.dialect != "sglang"
         return [*words, "-np 1"] if one else words
 
 

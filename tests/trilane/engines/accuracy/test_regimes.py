@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
+from sim.costs.engine import load_fitted
 from tests.kit.measured_rows import row
 from trilane.engines.accuracy.errors import Speeds, read_predictions
 from trilane.engines.accuracy.measured_rows import read_rows
 from trilane.engines.accuracy.regime_errors import FEWEST_MACHINES, kept_errors, regime_error, regime_errors
 from trilane.engines.accuracy.regimes import REGIMES, Regime, regime_of_row
+
+UNKNOWN = replace(load_fitted("llama.cpp"), program="mine")
 
 
 @pytest.mark.parametrize(
@@ -64,16 +68,17 @@ def test_every_machine_has_one_vote() -> None:
 
 def test_an_error_is_that_of_the_engine_where_enough_machines_ran_it() -> None:
     for (regime, engine), each in {each[:2]: each for each in kept_errors() if each.engine}.items():
-        found = regime_error(cast("Regime", regime), engine)
+        found = regime_error(cast("Regime", regime), load_fitted(engine))
         if each.machines >= FEWEST_MACHINES:
-            assert found == each == regime_error(cast("Regime", regime), f"{engine}-2025")
+            assert found == each
+            assert engine != "llama.cpp" or found == regime_error(cast("Regime", regime), load_fitted("llama.cpp-2025"))
         else:
             assert found is None or found.engine == ""
-    assert regime_error("mixed", "mine") == next(each for each in kept_errors() if each[:2] == ("mixed", ""))
+    assert regime_error("mixed", UNKNOWN) == next(each for each in kept_errors() if each[:2] == ("mixed", ""))
 
 
 def test_a_regime_of_few_machines_has_no_error() -> None:
     for regime in REGIMES:
         whole = next((each for each in kept_errors() if each[:2] == (regime, "")), None)
-        assert (regime_error(regime, "mine") is None) == (whole is None or whole.machines < FEWEST_MACHINES)
-    assert regime_error("laptop", "llama.cpp") is None
+        assert (regime_error(regime, UNKNOWN) is None) == (whole is None or whole.machines < FEWEST_MACHINES)
+    assert regime_error("laptop", load_fitted("llama.cpp")) is None
