@@ -12,8 +12,7 @@ import numpy.typing as npt
 from policies.mechanism.session import Session
 from policies.parts.caches import StaticCache
 from sim.runs.columns import Columns, columns_of_rows
-from sim.runs.metrics import metrics_of
-from sim.runs.played_steps import played_steps
+from sim.runs.metrics import metrics_of, played_steps
 from sim.runs.prepare import Prepared
 from sim.runs.run import labels_of
 from sim.runs.sampling import weights_of
