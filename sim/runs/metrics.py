@@ -100,33 +100,34 @@ METRIC_TYPES: Mapping[str, Any] = _metric_types()  # of ``Metrics.to_dict``, by 
 
 
 class Stretch(NamedTuple):
-    """A part of a run, in ns, and how often it counts."""
+    """A part of a run, and how often it counts."""
 
-    begin: int
-    end: int
+    begin_ns: int
+    end_ns: int
     weight: float
 
 
 class PlayedSteps(NamedTuple):
-    """The steps of a run in order. A step starts where the one before ended, the first at 0; times in ns."""
+    """The steps of a run in order. A step starts where the one before ended, the first at 0."""
 
     step: Ints
     decode: Bools
-    start: Ints
-    end: Ints
+    start_ns: Ints
+    end_ns: Ints
     generated: Ints  # tokens of each sequence
 
     def windows(self, weights: Weights) -> list[Stretch]:
-        """The decode steps that stand for themselves, and those that stand for more; either may be missing."""
+        """Stretches of decode steps that stand for themselves, and of those that stand for more, if there are any."""
         alone = self.step < weights.late_step
         parts = ((self.decode & alone, 1), (self.decode & ~alone, weights.later))
         return [
-            Stretch(int(self.start[part][0]), int(self.end[part][-1]), weight) for part, weight in parts if part.any()
+            Stretch(int(self.start_ns[part][0]), int(self.end_ns[part][-1]), weight)
+            for part, weight in parts if part.any()
         ]
 
 
 def played_steps(c: Columns) -> PlayedSteps:
-    """Steps by their last wait."""
+    """The steps of a run, each of which ends with its last wait."""
     waits = c.where(c.of("wait") & (c.layer == -1))
     start = np.concatenate([[0], waits.end[:-1]]).astype(np.int64)[: len(waits.end)]
     idle = c.step[c.of("routing") & (c.layer == -1) & (c.tokens == 0)]  # steps that choose no token
@@ -134,12 +135,14 @@ def played_steps(c: Columns) -> PlayedSteps:
 
 
 def step_times(spans: pd.DataFrame) -> pd.DataFrame:
-    """One row a step: step, phase, start_ms, end_ms. A step starts where the one before ended, the first at 0."""
+    """Times of steps, one row each: step, phase, start_ms, end_ms; a step starts where the one before ended."""
     import pandas as pd
 
     steps = played_steps(columns_of(spans))
-    phase = np.where(steps.decode, "decode", "prefill")
-    return pd.DataFrame({"step": steps.step, "phase": phase, "start_ms": steps.start / 1e6, "end_ms": steps.end / 1e6})
+    return pd.DataFrame({
+        "step": steps.step, "phase": np.where(steps.decode, "decode", "prefill"),
+        "start_ms": steps.start_ns / 1e6, "end_ms": steps.end_ns / 1e6,
+    })
 
 
 class Answer(NamedTuple):
@@ -150,16 +153,16 @@ class Answer(NamedTuple):
 
     @property
     def duration_ns(self) -> float:
-        """Of the whole answer."""
+        """Duration of the whole answer in ns."""
         return sum((end - begin) * weight for begin, end, weight in self.windows)
 
     def share_of(self, c: Columns) -> float | None:
-        """Time that these spans take, which do not overlap, over the duration."""
+        """Share of the duration that spans take, which must not overlap."""
         ns = sum(int(c.within(begin, end).sum()) * weight for begin, end, weight in self.windows)
         return share(ns, self.duration_ns)
 
     def busy(self, c: Columns) -> ByLane:
-        """The same by lane."""
+        """Share of the duration in which each lane is busy."""
         ns = dict.fromkeys(LANES, 0.0)
         for begin, end, weight in self.windows:
             within = c.within(begin, end)
@@ -168,9 +171,9 @@ class Answer(NamedTuple):
         return {lane: share(busy_ns, self.duration_ns) for lane, busy_ns in ns.items()}
 
     def stalls(self, gaps: Gaps) -> dict[str, ByLane]:
-        """Idle time of the GPU, a token of the answer and as a share of the duration."""
-        found = [(gaps.within(begin, end), weight) for begin, end, weight in self.windows]
-        ns = {lane: sum(stalls[i] * weight for stalls, weight in found) for i, lane in enumerate(STALL_LANES)}
+        """Idle time of the GPU by the lane that it waits for: ms a token of the answer, and share of the duration."""
+        stalled = [(gaps.within(begin, end), weight) for begin, end, weight in self.windows]
+        ns = {lane: sum(stalls[i] * weight for stalls, weight in stalled) for i, lane in enumerate(STALL_LANES)}
         return {
             "stall_ms": {lane: share(of / 1e6, self.tokens) for lane, of in ns.items()},
             "stall_share": {lane: share(of, self.duration_ns) for lane, of in ns.items()},
@@ -192,7 +195,7 @@ def metrics_of(
     """
     c = spans if isinstance(spans, Columns) else columns_of(spans)
     cells = cells_of(c)
-    makespan = int(c.end.max()) if len(c.end) else 0
+    makespan_ns = int(c.end.max()) if len(c.end) else 0
     steps = played_steps(c)
     decode, made = steps.step[steps.decode].tolist(), steps.generated[steps.decode].tolist()
     weights = weights_of(decode, answer_tokens or sum(made), made)
@@ -201,12 +204,12 @@ def metrics_of(
     prefetches = prefetches_of(c, cells, uses)
     values: dict[str, Any] = {
         **_times(steps, answer, batch, whole_prompt),
-        "makespan_ms": makespan / 1e6, "steps": len(steps.end), "decode_steps": len(decode),
+        "makespan_ms": makespan_ns / 1e6, "steps": len(steps.end_ns), "decode_steps": len(decode),
         "tokens_per_step": share(sum(made), len(decode)),
         **_hits(uses, weights),
         **_prefetches(c, prefetches),
         **_link(c, prefetches, weights, answer.tokens * batch),
-        "busy_share": answer.busy(c), "run_busy_share": Answer([Stretch(0, makespan, 1)], 1).busy(c),
+        "busy_share": answer.busy(c), "run_busy_share": Answer([Stretch(0, makespan_ns, 1)], 1).busy(c),
         **answer.stalls(gaps_of(c, cells)),
         "plan_overhead_share": answer.share_of(c.where(c.of("plan", "foresee"))),
     }
@@ -214,10 +217,10 @@ def metrics_of(
 
 
 def _times(steps: PlayedSteps, answer: Answer, batch: int, whole_prompt: bool) -> dict[str, float | None]:
-    prefill = steps.end[~steps.decode]
+    prefill_ns = steps.end_ns[~steps.decode]
     tpot_ns = share(answer.duration_ns, answer.tokens)
     return {
-        "ttft_ms": int(prefill[-1]) / 1e6 if len(prefill) and whole_prompt else None,
+        "ttft_ms": int(prefill_ns[-1]) / 1e6 if len(prefill_ns) and whole_prompt else None,
         "tpot_ms": None if tpot_ns is None else tpot_ns / 1e6,
         "tokens_per_s": share(1e9, tpot_ns or 0),
         "throughput_tokens_per_s": share(batch * 1e9, tpot_ns or 0),

@@ -125,7 +125,7 @@ def decode_steps_of(spans: Columns, answer_tokens: int, most: int | None = None)
     """The decode steps of an answer, ``most`` of them from the first on, each with the tokens that it stands for."""
     played = played_steps(spans)
     decode = np.flatnonzero(played.decode)[:most]
-    step, start, end = played.step[decode], played.start[decode], played.end[decode]
+    step, start, end = played.step[decode], played.start_ns[decode], played.end_ns[decode]
     weights = weights_of(step.tolist(), answer_tokens).of(step)
     return DecodeSteps(end / 1e6 - start / 1e6, weights.astype(float))
 

@@ -10,9 +10,8 @@ import yaml
 from sim.machine.assembly import assembled_name, parse_assembly
 from sim.machine.hardware import Hardware, HardwareError, load_hardware
 from sim.machine.part_rules import assembled
-from sim.machine.parts import cpu_names, gpu_names, part
+from sim.machine.parts import cpu_names, gpu_names, part, read_fraction
 from sim.machine.plausibility import LIMITS, check_plausible
-from sim.machine.weight_formats import read_fraction
 from tests.kit.assembled import assemble, memory_names
 from trilane.common.schema import from_dict
 from trilane.common.units import GB, GIB

@@ -12,16 +12,18 @@ import yaml
 
 from sim.machine import parts, weight_formats
 from sim.machine.parts import (
+    Processor,
     all_parts,
     cpu_names,
+    format_rates,
     gpu_names,
     kind_of,
     letters_and_digits,
     part,
+    read_fraction,
     rules,
 )
 from sim.machine.plausibility import HardwareError
-from sim.machine.weight_formats import Processor, format_rates, read_fraction
 from tests.kit.assembled import memory_names
 
 
