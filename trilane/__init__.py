@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.system import register as register
     from policies.user_files import load_policies as load_policies
     from realrun.replay.measure import measure as measure
-    from sim.machine.documents import hardware_names as hardware_names
     from sim.machine.hardware import Hardware as Hardware
+    from sim.machine.hardware import hardware_names as hardware_names
     from sim.machine.hardware import load_hardware as load_hardware
     from sim.runs.run import Run as Run
     from sim.runs.scenario import Scenario as Scenario

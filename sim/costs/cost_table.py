@@ -47,13 +47,13 @@ class StepCosts(NamedTuple):
 
     @property
     def mixture_ns(self) -> int:
-        """A layer's gate and shared experts, and putting the experts together."""
+        """Time of a layer's gate, shared experts and combination, in ns."""
         return self.gate_ns + self.shared_ns + self.combine_ns
 
 
 class DraftWork(NamedTuple):
-    """What drafting a token takes: ``layers`` like the mean of the model's MoE layers, with so many ``experts`` each,
-    all on the GPU, and the head; or ``ns`` of the GPU. No layers and no ``ns``: nothing."""
+    """Work of drafting a token: ``layers`` like the mean of the model's MoE layers, with ``experts`` active in each,
+    all on the GPU, and the head; or ``ns`` of the GPU. No layers and no ``ns``: none."""
 
     layers: float = 0.0
     experts: int = 0
@@ -61,7 +61,7 @@ class DraftWork(NamedTuple):
 
 
 class DraftCosts(NamedTuple):
-    """Of one token that is drafted, in ns."""
+    """Costs of drafting one token, in ns."""
 
     gpu_ns: int
     launch_ns: int
@@ -195,7 +195,7 @@ def by_layer(shape: ModelShape, hardware: Hardware, costs_of: Callable[[int], Ex
 
 
 def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
-    """One layer's tables. Raises CostError."""
+    """Check one layer's tables. Raises CostError."""
     for name in ("gpu_ns", "cpu_ns"):
         table: Sequence[int] = getattr(costs, name)
         if len(table) != max_tokens + 1 or max_tokens < 1:
@@ -210,7 +210,7 @@ def _check_expert(costs: ExpertCosts, layer: int, max_tokens: int) -> None:
 
 
 def _check_table(table: Sequence[int], where: str) -> None:
-    """Starts at 0, then whole, positive and non-decreasing. Raises CostError."""
+    """Check that a table starts at 0, and is then whole, positive and non-decreasing. Raises CostError."""
     if table[0] != 0:
         raise CostError(f"{where}[0] is the time of no token and must be 0, got {table[0]!r}")
     previous = 1

@@ -2,7 +2,7 @@
 
 There are two kinds. In a ``CountedEngine``, such as ``pytorch`` and ``ideal``, kernels are counted, and each costs the
 machine's own times (``sim.costs.roofline_costs``); so are those of papers' systems, such as ``dali-2025``, whose own
-programs take more time than the machine does (``sim.costs.software_costs``). Of a ``FittedEngine``, such as
+programs take more time than the machine does (``sim.costs.engine_costs``). Of a ``FittedEngine``, such as
 ``llama.cpp``, which people run, the times of whole layers and the shares of a data sheet's rates that they reach are
 known from measured speeds (``sim.costs.fitted_costs``). The sections of a file say of which kind its engine is.
 """
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 from sim.costs.fitted_engine import Bits, Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
 from sim.costs.kernels import Kernels, SplitKernels, fits
 from sim.machine.hardware import Hardware
-from sim.machine.part_kinds import Vendor
+from sim.machine.parts import Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, numbers_in, with_numbers
 from traces.models.quantisation import WeightFiles

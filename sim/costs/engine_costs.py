@@ -10,22 +10,40 @@ kernel serves all of the layer's experts. For models of small experts that is mo
   expert that is copied for the layer runs by itself when it has arrived, or with the others (``copied_run``).
 - the host waits for a stream by spinning.
 
-Reading of weights, arithmetic, copies and decisions take the same time in both. Systems of papers: see
-``sim.costs.software_costs``; engines that people run: ``sim.costs.fitted_costs``.
+Reading of weights, arithmetic, copies and decisions take the same time in both. Engines that people run: see
+``sim.costs.fitted_costs``.
+
+*Systems of papers* have the machine's costs, and what their own program makes of them. The published times of DALI,
+HybriMoE and DAOP are those of programs whose experts on the CPU are 4 to 20 times slower than the machine's memory and
+arithmetic allow, where an expert has few tokens: threads are woken for each expert, and weights are unpacked anew for
+each token. With w the tokens of an expert, s ``cpu_share``, k ``small_batch_flops_share`` and T ``cpu_token_ns``
+(``sim.costs.engine.Software``; B and F as in ``sim.costs.roofline_costs``):
+
+====================  ==============================================================================================
+expert, CPU, few w    ``cpu_expert_ns`` + w T + max(bytes / sB, flops x w / skF)
+expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
+expert, GPU           the machine's, at least ``gpu_expert_ns``
+copy                  the machine's, from ``copies`` memory, of at most ``copied_bits`` a weight, + ``copy_ns``
+layer                 the machine's, after ``layer_ns`` (in prompts + ``prompt_layer_ns``) in which nothing is launched
+decision              the machine's x ``plan_factor``
+====================  ==============================================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from policies.mechanism.views import ExpertCosts, NarrowCopies
 from sim.costs.cost_table import CostError, CostTable
-from sim.costs.engine import PLAIN, CountedEngine, EngineError, FittedEngine, InferenceEngine, load_engine
+from sim.costs.engine import PLAIN, CountedEngine, EngineError, FittedEngine, InferenceEngine, Software, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
-from sim.costs.software_costs import software_costs
+from sim.machine.devices import HostLink
 from sim.machine.hardware import Hardware
+from sim.machine.sourced import Sourced
 from traces.models.shape import ModelShape
 
 MOST_TOKENS = 1 << 21  # of a step: the tables have an entry for each, 0.2 GB in all
@@ -68,11 +86,11 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: CountedEngine, top
     """The cost table with recorded graphs. For data sheets: a profile's tables are of the engine that was measured."""
     replay_ns, spin_ns = (number.value for number in (engine.replay_ns, engine.spin_ns) if number)
     kernels_ns, launch_ns = EXPERT_KERNELS * hardware.gpu.kernel_ns, min(replay_ns, costs.expert_launch_ns)
-    each = 1 / top_k if engine.copied_run == "together" else 0  # share of the layer's kernels and launch
-    saved_ns, first = round(kernels_ns * (1 - each)), each == 0
+    share = 1 / top_k if engine.copied_run == "together" else 0  # of the layer's kernels and launch, an expert
+    saved_ns, first = round(kernels_ns * (1 - share)), share == 0
 
     def sharing(expert: ExpertCosts) -> ExpertCosts:
-        """It saves most of its kernels' time, and the first bears the rest."""
+        """Costs of an expert that saves most of its kernels' time, while the first of a layer bears the rest."""
         none, *rest = expert.gpu_ns
         gpu_ns = (none, *(max(ns - saved_ns, 1) for ns in rest))
         return expert._replace(gpu_ns=gpu_ns, first_gpu_ns=kernels_ns * first)
@@ -82,7 +100,7 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: CountedEngine, top
         attention_launch_ns=min(replay_ns, costs.launch_ns),
         gate_launch_ns=0,
         shared_launch_ns=0,
-        expert_launch_ns=int(launch_ns * each),
+        expert_launch_ns=int(launch_ns * share),
         first_expert_launch_ns=launch_ns * first,
         combine_launch_ns=min(replay_ns, costs.combine_launch_ns),
         head_launch_ns=min(replay_ns, costs.head_launch_ns),
@@ -90,6 +108,64 @@ def graph_costs(costs: CostTable, hardware: Hardware, engine: CountedEngine, top
         sync_ns=min(spin_ns, costs.sync_ns),
         lead_ns=None,
     )
+
+
+# --- systems of papers ------------------------------------------------------------------------------------------------
+
+
+def software_costs(shape: ModelShape, hardware: Hardware, software: Software, max_tokens: int) -> CostTable:
+    """The cost table for workloads 0..``max_tokens``."""
+    machine = _as_used(hardware, software)
+    costs, few = roofline(shape, machine, max_tokens), _few_tokens(shape, machine, software, max_tokens)
+    changed = costs.map_experts(
+        lambda expert: _in_program(expert, few[expert.expert_bytes], shape, machine.link, software)
+    )
+    slower = software.plan_factor.value if software.plan_factor else 1.0
+    return replace(
+        changed, layer_ns=_ns(software.layer_ns), prompt_layer_ns=_ns(software.prompt_layer_ns),
+        plan_factor=costs.plan_factor * slower, serial=bool(software.serial and software.serial.value),
+    )
+
+
+def _as_used(hardware: Hardware, software: Software) -> Hardware:
+    """The machine as the program uses it."""
+    share = software.cpu_share.value if software.cpu_share else 1.0
+    first_ns = _ns(software.first_cpu_ns) if software.first_cpu_ns else hardware.cpu.first_expert_ns
+    copies = software.copies.value if software.copies else hardware.link.copies
+    cpu = replace(
+        hardware.cpu, read_bytes_per_s=hardware.cpu.read_bytes_per_s * share,
+        flops_per_s=hardware.cpu.flops_per_s * share, first_expert_ns=first_ns,
+    )
+    return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies))
+
+
+def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_tokens: int) -> dict[int, Sequence[int]]:
+    """CPU times of experts with few tokens, by their bytes; only that of no token where few cost as much as many."""
+    most, share = software.small_batch_tokens, software.small_batch_flops_share
+    if most is None or share is None:
+        return dict.fromkeys(shape.expert_bytes_by_layer, (0,))
+    cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * share.value)
+    experts = roofline(shape, replace(machine, cpu=cpu), min(most.value, max_tokens)).experts
+    token_ns = _ns(software.cpu_token_ns)
+    return {expert.expert_bytes: [ns + w * token_ns for w, ns in enumerate(expert.cpu_ns)] for expert in experts}
+
+
+def _in_program(
+    expert: ExpertCosts, few: Sequence[int], shape: ModelShape, link: HostLink, software: Software
+) -> ExpertCosts:
+    """An expert's costs with those of the program."""
+    fixed_ns, least_ns = _ns(software.cpu_expert_ns), _ns(software.gpu_expert_ns)
+    _, *cpu_ns = accumulate((*few, *expert.cpu_ns[len(few) :]), max)
+    gpu_ns = (expert.gpu_ns[0], *(max(ns, least_ns) for ns in expert.gpu_ns[1:]))
+    bits = software.copied_bits.value if software.copied_bits else float("inf")
+    copied = min(expert.expert_bytes, shape.matrices_per_expert * shape.hidden * shape.expert_width * bits / 8)
+    copy_ns = link.expert_ns(copied) + _ns(software.copy_ns)
+    return expert._replace(cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), gpu_ns=gpu_ns, copy_ns=copy_ns)
+
+
+def _ns(number: Sourced[float] | None) -> int:
+    """A number in whole ns; 0 where there is none."""
+    return round(number.value) if number else 0
 
 
 # --- narrow copies: an expert's weights in fewer bits, next to those in the bits of the model -------------------------
@@ -123,18 +199,18 @@ def with_narrow_copies(
 def _narrowed(
     costs: ExpertCosts, share: float, latencies_ns: tuple[int, int], bytes_per_ns: float | None
 ) -> ExpertCosts:
-    one_ns, (there_ns, back_ns) = costs.gpu_ns[1], latencies_ns
+    one_ns, (copy_latency_ns, back_latency_ns) = costs.gpu_ns[1], latencies_ns
     saved_ns = 0 if bytes_per_ns is None else round((1 - share) * costs.expert_bytes / bytes_per_ns)
     saved_ns = min(saved_ns, one_ns - 1)
     return costs._replace(
         gpu_ns=(0, *(ns - max(0, saved_ns - (ns - one_ns)) for ns in costs.gpu_ns[1:])),
-        copy_ns=max(1, _of_bytes(costs.copy_ns, share, there_ns)),
-        writeback_ns=_of_bytes(costs.writeback_ns, share, back_ns),
+        copy_ns=max(1, _of_bytes(costs.copy_ns, share, copy_latency_ns)),
+        writeback_ns=_of_bytes(costs.writeback_ns, share, back_latency_ns),
         expert_bytes=max(1, round(costs.expert_bytes * share)),
     )
 
 
 def _of_bytes(transfer_ns: int, share: float, latency_ns: int) -> int:
-    """A transfer of ``share`` of the bytes."""
+    """Time in ns of a transfer of ``share`` of the bytes."""
     fixed_ns = min(latency_ns, transfer_ns)
     return fixed_ns + round((transfer_ns - fixed_ns) * share)

@@ -40,7 +40,10 @@ def split_costs(
     shape: ModelShape, hardware: Hardware, gpu: Kernels, split: SplitKernels, copies: Copies, max_tokens: int,
     threads: int,
 ) -> CostTable:
-    """The same where the CPU has experts next to a GPU; ``copies``: host memory from which experts are copied."""
+    """The cost table where the CPU has experts next to a GPU.
+
+    ``copies``: host memory from which experts are copied. Raises HardwareError for weights that were not measured.
+    """
     steps, place = kernel_steps(shape, gpu, 1), place_of(threads, split.threads)
     rows = np.arange(max_tokens + 1.0)
     chosen_ns = rows * shape.hidden * split.chosen_ns.value[place]
@@ -74,25 +77,26 @@ class KernelSteps:
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
         shape, blocks = self.shape, self.blocks
-        attention = shape.mean_of_layers(lambda kind: self._attention(kind, tokens, context))
-        dense = attention + self._product(blocks.layers, shape.dense_ffn_params, tokens)
-        head = self._product(blocks.head, shape.vocab * shape.hidden, len(context))
+        attention_ns = shape.mean_of_layers(lambda kind: self._attention_ns(kind, tokens, context))
+        dense_ns = attention_ns + self._product_ns(blocks.layers, shape.dense_ffn_params, tokens)
+        head_ns = self._product_ns(blocks.head, shape.vocab * shape.hidden, len(context))
         return StepCosts(
-            attention_ns=round(attention), dense_ns=round(shape.dense_layers * dense),
-            gate_ns=round(self._product(_ROUTER, shape.hidden * shape.experts, tokens)), speculate_ns=1, estimator_ns=1,
-            shared_ns=round(self._product(blocks.layers, shape.shared_params, tokens)),
+            attention_ns=round(attention_ns), dense_ns=round(shape.dense_layers * dense_ns),
+            gate_ns=round(self._product_ns(_ROUTER, shape.hidden * shape.experts, tokens)),
+            speculate_ns=1, estimator_ns=1,
+            shared_ns=round(self._product_ns(blocks.layers, shape.shared_params, tokens)),
             combine_ns=max(round(tokens * shape.top_k * shape.hidden * self._of(self.kernels.chosen_ns)), 1),
-            head_ns=round(head + self._of(self.kernels.step_ns)), routing_ns=0, activations_ns=1, result_ns=1,
+            head_ns=round(head_ns + self._of(self.kernels.step_ns)), routing_ns=0, activations_ns=1, result_ns=1,
         )
 
     def expert_ns(self, rows: Floats) -> Floats:
-        """One expert with each number of rows."""
+        """Times in ns of one expert with each number of rows."""
         products_ns = _expert_products(self, rows, self.place, lambda block: self._rates(block, "experts"))
-        total: Floats = np.sum(products_ns, axis=0)
-        return total
+        total_ns: Floats = np.sum(products_ns, axis=0)
+        return total_ns
 
-    def _attention(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
-        """Norms and attention of a layer of one kind, with a layer's fixed time."""
+    def _attention_ns(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
+        """Time in ns of norms and attention of a layer of one kind, with a layer's fixed time."""
         new = tokens / len(context)
         keys = sum(kind.read(new, length) for length in context)
         pairs = kind.heads * sum(kind.pairs(new, length) for length in context)
@@ -100,12 +104,12 @@ class KernelSteps:
         name, width = ("latent", 2 * kind.kv_width) if kind.latent else ("grouped", 2 * kind.head_dim)
         threads = self.kernels.threads[self.place] if tokens == 1 and kind.reach == "full" else 1
         keys_ns = keys * kind.kv_width * self.shape.cache_bits / 8 * byte_ns + pairs * (pair_ns + width * width_ns)
-        rest = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
-        rest += self._product(self.blocks.layers, kind.params, tokens)
-        return longest_share(context[0], threads) * keys_ns + rest
+        rest_ns = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
+        rest_ns += self._product_ns(self.blocks.layers, kind.params, tokens)
+        return longest_share(context[0], threads) * keys_ns + rest_ns
 
-    def _product(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:
-        """Matrices of ``weights`` elements, applied to ``rows``."""
+    def _product_ns(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:
+        """Time in ns of matrices of ``weights`` elements, applied to ``rows``."""
         one, rates = np.array([float(rows)]), {block: self._rates(block, "others") for block in blocks}
         return float(sum(part * rates[block].ns(2.0 * weights, one, self.place)[0] for block, part in blocks.items()))
 
@@ -120,7 +124,7 @@ class KernelSteps:
 def _expert_products(
     steps: KernelSteps, rows: Floats, place: int, rates_of: Callable[[str], ProductRates]
 ) -> list[Floats]:
-    """The products of one expert with each number of rows, at the rates of the blocks of its weights."""
+    """Times in ns of the products of one expert with each number of rows, at the rates of its weights' blocks."""
     shape, blocks = steps.shape, steps.blocks
     parts = [(blocks.gate_up, shape.matrices_per_expert - 1), (blocks.down, 1)]
     flops = 2.0 * shape.hidden * shape.expert_width  # of a matrix, a row
@@ -130,7 +134,7 @@ def _expert_products(
 
 
 def _of_block(measured: Mapping[str, T], block: str, steps: KernelSteps, where: str = "") -> T:
-    """What was measured of a block. Raises HardwareError naming those that were."""
+    """Measurement of a block of weights. Raises HardwareError naming those that were measured."""
     if block not in measured:
         what = f"weights were not measured{where}: {unknown('block', block, measured)}"
         raise HardwareError(f"model {steps.shape.name!r}: {what}")

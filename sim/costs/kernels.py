@@ -1,5 +1,5 @@
-"""What an engine's kernels take on one processor, measured there one by one (``trilane profile --engine``), and what a
-layer's experts take that stay with the CPU, in a model whose other weights are on a GPU (``--n-cpu-moe``).
+"""Times of an engine's kernels on one processor, measured one by one (``trilane profile --engine``), and those of a
+layer's experts that stay with the CPU, in a model whose other weights are on a GPU (``--n-cpu-moe``).
 
 Each number has a value for every number of threads that was measured; others have that of the next smaller one. CPU
 kernels have other rates next to a GPU: llama.cpp keeps such experts in the file's own order of rows, so that they can
@@ -28,8 +28,8 @@ _SPLIT_CELLS, _CELL_BLOCK = 512, 256  # ggml-org/llama.cpp: use_split_kv_path of
 
 
 def fits(lists: Sequence[Any], lengths: tuple[int, ...]) -> bool:
-    """Whether lists within lists have these lengths, from the outermost on."""
-    return len(lists) == lengths[0] and all(fits(each, lengths[1:]) for each in lists if lengths[1:])
+    """True if lists within lists have these lengths, from the outermost on."""
+    return len(lists) == lengths[0] and all(fits(inner, lengths[1:]) for inner in lists if lengths[1:])
 
 
 class ProductRates(NamedTuple):
@@ -44,8 +44,8 @@ class ProductRates(NamedTuple):
 
     def ns(self, flops: float, rows: Floats, place: int) -> Floats:
         """Times of products of ``flops`` a row, with the number of threads at ``place``."""
-        each_ns = 1e9 / np.array(self.flops_per_s[place])
-        return rows * flops * np.interp(np.log(np.maximum(rows, 1)), np.log(self.rows), each_ns)
+        flop_ns = 1e9 / np.array(self.flops_per_s[place])
+        return rows * flops * np.interp(np.log(np.maximum(rows, 1)), np.log(self.rows), flop_ns)
 
 
 class BlockRates(NamedTuple):
@@ -56,9 +56,11 @@ class BlockRates(NamedTuple):
 
 
 class AttentionTimes(NamedTuple):
-    """Of one layer: ``cache_byte_ns`` for each byte of keys and values; for each pair of a query and a key, and every
-    head, ``pair_ns``, and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on. Each
-    was measured with ``depths`` tokens in the cache."""
+    """Times of the attention of one layer, measured with ``depths`` tokens in the cache.
+
+    ``cache_byte_ns`` for each byte of keys and values; for each pair of a query and a key, and every head, ``pair_ns``,
+    and ``width_ns`` for each element of key and value; in tiles from ``tile_rows`` tokens on.
+    """
 
     depths: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]
     cache_byte_ns: Sourced[ByDepth]
@@ -69,26 +71,26 @@ class AttentionTimes(NamedTuple):
     tile_rows: Sourced[Count]
 
     def at(self, depth: float, new: float, place: int) -> list[float]:
-        """Times of a byte, a pair, an element of its width, for ``new`` tokens behind ``depth``: interpolated."""
+        """Times in ns of a byte, a pair, an element of its width, for ``new`` tokens behind ``depth``: interpolated."""
         tiles = new >= self.tile_rows.value
         pair, width = (self.tile_pair_ns, self.tile_width_ns) if tiles else (self.pair_ns, self.width_ns)
-        here = np.log(max(depth, 1)), np.log(self.depths)
-        return [float(np.interp(*here, each.value[place])) for each in (self.cache_byte_ns, pair, width)]
+        place_on_axis = np.log(max(depth, 1)), np.log(self.depths)
+        return [float(np.interp(*place_on_axis, ns.value[place])) for ns in (self.cache_byte_ns, pair, width)]
 
 
 def longest_share(keys: int, threads: int) -> float:
-    """What the thread with the most of a token's ``keys`` has of them, over an equal share: cells are shared out."""
+    """Keys of the thread that has the most of a token's, over an equal share: they are shared out by cells."""
     cells = -(-keys // _CELL_BLOCK) * _CELL_BLOCK
     return 1.0 if cells < _SPLIT_CELLS else min(-(-cells // threads), keys) * threads / keys
 
 
 def place_of(threads: int, measured: Sequence[int]) -> int:
-    """Where the values for so many threads stand."""
+    """Place of the values for ``threads`` threads among those that were ``measured``."""
     return max(bisect_right(measured, threads) - 1, 0)
 
 
 class Kernels(NamedTuple):
-    """All of them. ``layer_ns``: a layer's other kernels, by its attention; ``token_ns``: for each token of a step."""
+    """Times of all kernels. ``layer_ns``: a layer's others, by its attention; ``token_ns``: for every token."""
 
     threads: Annotated[tuple[Count, ...], NOT_EMPTY, ASCENDING]  # that were measured
     products: Mapping[str, BlockRates]  # by block
@@ -121,7 +123,7 @@ class ExpertCopies(NamedTuple):
     byte_ns: Sourced[_CopyNs]
 
     def ns(self, size: int) -> float:
-        """The time of an expert of ``size`` bytes."""
+        """Time in ns of the copy of an expert of ``size`` bytes."""
         return self.expert_ns.value + size * self.byte_ns.value
 
 

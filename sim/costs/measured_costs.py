@@ -80,7 +80,7 @@ class MeasuredSteps:
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
-        m, attention_ns = self.model, self._attention(tokens, context)
+        m, attention_ns = self.model, self._attention_ns(tokens, context)
         dense_ns = attention_ns + m.dense_ffn(tokens) if m.dense_ffn else 0
         return StepCosts(
             attention_ns=whole(attention_ns),
@@ -96,8 +96,8 @@ class MeasuredSteps:
             result_ns=whole(m.result(tokens)),
         )
 
-    def _attention(self, tokens: int, context: Sequence[int]) -> float:
-        """One layer's norms and attention.
+    def _attention_ns(self, tokens: int, context: Sequence[int]) -> float:
+        """Time in ns of one layer's norms and attention.
 
         In decode all sequences attend in one call, over the longest of their contexts. In prefill those of different
         lengths take the mean of what batches of each of them would. As in the roofline, contexts that hold no more than
@@ -106,11 +106,11 @@ class MeasuredSteps:
         batch, fresh = len(context), sum(context) == tokens
         if tokens == batch:
             return self.model.attention_decode(batch, max(context))
-        ns = [self._prefill(batch, length if fresh else min(tokens / batch, length), length) for length in context]
+        ns = [self._prefill_ns(batch, length if fresh else min(tokens / batch, length), length) for length in context]
         return sum(ns) / batch
 
-    def _prefill(self, batch: int, new: float, length: int) -> float:
-        """``batch`` sequences of ``length`` tokens, ``new`` of them in this step.
+    def _prefill_ns(self, batch: int, new: float, length: int) -> float:
+        """Time in ns of ``batch`` sequences of ``length`` tokens, ``new`` of them in this step.
 
         A chunk is a prefill of its own and reads the cache of earlier tokens once, as a decode step does; its
         further products with that cache are in no table.

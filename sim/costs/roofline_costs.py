@@ -11,10 +11,10 @@ gate, forecast        max(weights / B, 2 x weights x tokens / F) + 3 kernels; al
 combine               tokens x (top_k + 2) rows of ``hidden`` / B + 2 kernels
 ====================  ==============================================================================================
 
-Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.weight_formats``), since they are
-unpacked; F and copies are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not
-modelled: weights that stay in the L2 cache, activations of wide experts, tile steps in w, arithmetic on the state of
-linear attention (a twentieth of that of its projections).
+Weights of fewer than 16 bits are read at a fraction of B (``sim.machine.parts``), since they are unpacked; F and copies
+are unchanged. Results are whole ns, rounded half up, and at least 1 where there is work. Not modelled: weights that
+stay in the L2 cache, activations of wide experts, tile steps in w, arithmetic on the state of linear attention (a
+twentieth of that of its projections).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns, time_ns
-from sim.machine.weight_formats import read_fraction
+from sim.machine.parts import read_fraction
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 
@@ -73,11 +73,11 @@ def _expert_costs(shape: ModelShape, hardware: Hardware, size: int, max_tokens: 
     flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * np.arange(max_tokens + 1)
     gpu, cpu, link = hardware.gpu, hardware.cpu, hardware.link
     gpu_size, cpu_size = (size / read_fraction(processor, shape.weight_bits) for processor in ("gpu", "cpu"))
-    on_gpu = np.maximum(gpu_size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
-    on_cpu = np.maximum(cpu_size / cpu.read_bytes_per_s, flops / cpu.flops_per_s) * 1e9
+    on_gpu_ns = np.maximum(gpu_size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
+    on_cpu_ns = np.maximum(cpu_size / cpu.read_bytes_per_s, flops / cpu.flops_per_s) * 1e9
     return ExpertCosts(
-        gpu_ns=table_ns(on_gpu + EXPERT_KERNELS * gpu.kernel_ns),
-        cpu_ns=table_ns(on_cpu),
+        gpu_ns=table_ns(on_gpu_ns + EXPERT_KERNELS * gpu.kernel_ns),
+        cpu_ns=table_ns(on_cpu_ns),
         first_cpu_ns=cpu.first_expert_ns,
         copy_ns=link.expert_ns(size),
         expert_bytes=size,
@@ -96,41 +96,41 @@ class RooflineSteps:
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
         shape, link = self.shape, self.hardware.link
-        attention_ns = time_ns(shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context)))
-        gate_ns = self._product(shape.hidden * shape.experts, tokens, GATE_KERNELS)
-        dense_ns = attention_ns + self._product(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
+        attention_ns = time_ns(shape.mean_of_layers(lambda kind: self._attention_ns(kind, tokens, context)))
+        gate_ns = self._product_ns(shape.hidden * shape.experts, tokens, GATE_KERNELS)
+        dense_ns = attention_ns + self._product_ns(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
         return StepCosts(
             attention_ns=attention_ns,
             dense_ns=shape.dense_layers * dense_ns,
             gate_ns=gate_ns,
             speculate_ns=gate_ns,
-            estimator_ns=self._product(_estimator_params(shape), tokens, ESTIMATOR_KERNELS),
-            shared_ns=self._product(shape.shared_params, tokens, EXPERT_KERNELS),
-            combine_ns=self._gpu((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
-            head_ns=self._product(shape.vocab * shape.hidden, len(context), HEAD_KERNELS),
+            estimator_ns=self._product_ns(_estimator_params(shape), tokens, ESTIMATOR_KERNELS),
+            shared_ns=self._product_ns(shape.shared_params, tokens, EXPERT_KERNELS),
+            combine_ns=self._gpu_ns((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
+            head_ns=self._product_ns(shape.vocab * shape.hidden, len(context), HEAD_KERNELS),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES),
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
         )
 
-    def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
-        """Norms and attention of a layer of one kind."""
+    def _attention_ns(self, kind: Attention, tokens: int, context: Sequence[int]) -> int:
+        """Time in ns of norms and attention of a layer of one kind."""
         read, pairs = attention_work(kind, tokens, context)
         cache = read * kind.kv_width * self.shape.cache_bits / 8 + 2 * len(context) * kind.state_bytes
         flops = 2.0 * kind.params * tokens + 4.0 * kind.heads * kind.head_dim * pairs
-        return self._gpu(self._weight_bytes(kind.params) + cache, flops, ATTENTION_KERNELS)
+        return self._gpu_ns(self._weight_bytes(kind.params) + cache, flops, ATTENTION_KERNELS)
 
-    def _product(self, weights: int, tokens: int, kernels: int) -> int:
-        """``weights`` matrix elements applied to ``tokens`` rows; 0 if there are none."""
-        return self._gpu(self._weight_bytes(weights), 2.0 * weights * tokens, kernels) if weights else 0
+    def _product_ns(self, weights: int, tokens: int, kernels: int) -> int:
+        """Time in ns of ``weights`` matrix elements applied to ``tokens`` rows; 0 if there are none."""
+        return self._gpu_ns(self._weight_bytes(weights), 2.0 * weights * tokens, kernels) if weights else 0
 
     def _weight_bytes(self, weights: int) -> float:
         """Bytes of ``weights``, increased by the factor by which unpacking slows their reading."""
         bits = self.shape.dense_bits
         return weights * bits / 8 / read_fraction("gpu", bits)
 
-    def _gpu(self, size: float, flops: float, kernels: int) -> int:
+    def _gpu_ns(self, size: float, flops: float, kernels: int) -> int:
         gpu = self.hardware.gpu
         work_ns = max(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
         return time_ns(work_ns + kernels * gpu.kernel_ns)
@@ -146,11 +146,11 @@ def _estimator_params(shape: ModelShape) -> int:
 
 
 def attention_work(kind: Attention, tokens: int, context: Sequence[int]) -> tuple[float, float]:
-    """What attention of a layer of one kind has to do: positions of the cache read and written, and pairs of positions.
+    """Work of the attention of a layer of one kind: positions of the cache read and written, and pairs of positions.
 
     If the contexts hold no more than this step's tokens, each sequence is prefilled from nothing; otherwise the step's
     tokens are assumed to be spread evenly over the sequences (one each in decode, a chunk each in chunked prefill).
     """
     fresh, share = sum(context) == tokens, tokens / len(context)
     new = [(length if fresh else min(share, length), length) for length in context]
-    return sum(kind.read(*each) for each in new) + tokens, sum(kind.pairs(*each) for each in new)
+    return sum(kind.read(*lengths) for lengths in new) + tokens, sum(kind.pairs(*lengths) for lengths in new)

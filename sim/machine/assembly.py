@@ -5,8 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sim.machine.part_kinds import CpuPart, GpuPart, MemoryPart, PartKind, UnifiedPart
-from sim.machine.parts import HOW_TO_ADD, LISTED_BY, all_parts, kind_of, part
+from sim.machine.parts import (
+    HOW_TO_ADD,
+    LISTED_BY,
+    CpuPart,
+    GpuPart,
+    MemoryPart,
+    PartKind,
+    UnifiedPart,
+    all_parts,
+    kind_of,
+    part,
+)
 from sim.machine.plausibility import HardwareError
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
@@ -71,7 +81,7 @@ def assembled_name(
 
 
 def is_assembly(name: str) -> bool:
-    """Whether the name consists of parts, rather than being a file's."""
+    """True if a name consists of parts, rather than being a file's."""
     return kind_of(name.lower()) is not None or ("+" in name and not name.endswith((".yaml", ".yml")))
 
 
@@ -104,7 +114,7 @@ def parse_assembly(name: str) -> Assembly:
 
 
 def _with_its_own(gpu: UnifiedPart, found: dict[str, str], where: str) -> dict[str, str]:
-    """With the memory and the CPU that come with a GPU. Raises HardwareError if others are named."""
+    """Add the memory and the CPU that come with a GPU. Raises HardwareError if others are named."""
     for kind in ("memory", "cpu", "channels", "sockets", "pcie"):
         if kind in found:
             raise HardwareError(
@@ -122,7 +132,7 @@ def _meaning(word: str, where: str) -> tuple[str, str]:
     for name, (pattern, _) in _COUNTS.items():
         if match := pattern.fullmatch(word):
             return name, match.group(1)
-    names = [each.name for each in all_parts()]
+    names = [known.name for known in all_parts()]
     raise HardwareError(f"{where}: {unknown('part', word, names, LISTED_BY)}; {_FORM}; {HOW_TO_ADD}")
 
 

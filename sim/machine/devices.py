@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.machine.part_kinds import Launches, Vendor
+from sim.machine.parts import Launches, Vendor
 
 ResultPath = Literal["direct", "h2d"]
 GpuKind = Literal["unified", "cpu"]
@@ -80,15 +80,15 @@ class HostLink:
         return self.h2d_bytes_per_s * (self.pageable_fraction if self.copies == "pageable" else 1.0)
 
     def h2d_ns(self, size: int) -> int:
-        """Whole ns, at least 1, of a copy of so many bytes from pinned memory to the GPU."""
+        """Time of a copy of ``size`` bytes from pinned memory to the GPU: whole ns, at least 1."""
         return max(int(self.h2d_latency_ns + size / self.h2d_bytes_per_s * 1e9 + 0.5), 1)
 
     def expert_ns(self, size: float) -> int:
-        """The same, of weights of an expert, which may come from pageable memory."""
+        """Time of a copy of an expert's weights, which may come from pageable memory: whole ns, at least 1."""
         return max(int(self.h2d_latency_ns + size / self.expert_bytes_per_s * 1e9 + 0.5), 1)
 
     def d2h_ns(self, size: int) -> int:
-        """The same, back to the host."""
+        """Time of a copy back to the host: whole ns, at least 1."""
         return max(int(self.d2h_latency_ns + size / self.d2h_bytes_per_s * 1e9 + 0.5), 1)
 
 

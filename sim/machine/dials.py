@@ -20,8 +20,6 @@ from trilane.common.units import GB
 LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
     1: 0.25e9, 2: 0.5e9, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8,
 }
-
-
 PCIE = "pcie"  # a dial whose values are generation x lanes, such as 4x16
 LINK = ("link.theory_bytes_per_s", "link.h2d_bytes_per_s", "link.d2h_bytes_per_s")  # what it sets
 
@@ -45,7 +43,7 @@ DIALS: Mapping[str, Dial] = {
 
 
 def turned(hardware: Hardware, dial: str, value: object) -> dict[str, float]:
-    """What a dial at ``value`` changes of a machine, by dotted key. Raises HardwareError for an invalid value."""
+    """Numbers of a machine that a dial at ``value`` changes, by dotted key. Raises HardwareError for an invalid one."""
     if dial == PCIE:
         return scaled_numbers(hardware, LINK, link_bytes_per_s(value) / hardware.link.theory_bytes_per_s)
     keys, unit = DIALS[dial].keys, DIALS[dial].unit
@@ -60,8 +58,8 @@ def scaled_numbers(hardware: Hardware, keys: Iterable[str], factor: float) -> di
 
 
 def link_bytes_per_s(value: object) -> float:
-    """One direction of a link such as ``4x16``, on paper. Raises HardwareError."""
-    found = re.fullmatch(r"([1-5])x(1|2|4|8|16)", str(value))
-    if found is None:
+    """Bandwidth on paper of one direction of a link such as ``4x16``, in bytes/s. Raises HardwareError."""
+    slot = re.fullmatch(r"([1-5])x(1|2|4|8|16)", str(value))
+    if slot is None:
         raise HardwareError(f"{PCIE}: expected generation x lanes such as 3x16, 4x8 or 5x16, got {quoted(value)}")
-    return LANE_BYTES_PER_S[int(found[1])] * int(found[2])
+    return LANE_BYTES_PER_S[int(slot[1])] * int(slot[2])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, get_args
 
+from sim.machine.assembly import is_assembly, parse_assembly
 from sim.machine.devices import Devices
-from sim.machine.documents import document_of
+from sim.machine.part_rules import assembled
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
@@ -19,7 +21,7 @@ from trilane.common.hints import Name, hints_of
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict, to_dict
-from trilane.common.yaml_files import Lines, yaml_text
+from trilane.common.yaml_files import Lines, read_yaml, yaml_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +41,22 @@ class Hardware(Devices):
 
     @property
     def cpu_only(self) -> bool:
-        """Whether there is no GPU: the section ``gpu`` has the CPU's rates and the host's memory."""
+        """True if there is no GPU: the section ``gpu`` has the CPU's rates and the host's memory."""
         return self.gpu.kind == "cpu"
 
     @property
     def one_memory(self) -> bool:
-        """Whether all is read where it lies, so that nothing is copied: unified memory, or no GPU."""
+        """True if all is read where it lies, so that nothing is copied: unified memory, or no GPU."""
         return self.gpu.kind is not None
 
     @property
     def measured(self) -> bool:
-        """Whether its times come from the tables of a profile rather than from data sheets."""
+        """True if times come from the tables of a profile rather than from data sheets."""
         return self.profile is not None
 
     @property
     def both_ways_permille(self) -> int:
-        """Rate of a copy of experts while another runs the other way, and of that one: what the link leaves, or the
+        """Rate of two copies that run in both directions, in permille of the rate alone: what the link leaves, or the
         host's memory, which one of them reads and the other writes."""
         link = self.link
         in_memory = self.cpu.read_bytes_per_s / (link.expert_bytes_per_s + link.d2h_bytes_per_s)
@@ -68,7 +70,7 @@ class Hardware(Devices):
 
     @property
     def decisions(self) -> PlanCosts:
-        """What decisions cost on this host: those measured on it as they are, others from the scaled table."""
+        """Costs of decisions on this host: those measured on it as they are, others from the scaled table."""
         table = self.plan_costs.scaled(self.host.plan_factor)
         return table if self.profile is None else table.with_(self.profile.plan, self.profile.foresee)
 
@@ -112,12 +114,18 @@ _SECTIONS: Mapping[str, Any] = {  # by name: the class of a section, which may b
     for name, hint in hints_of(Devices).items()
 }
 _KEYS = tuple(f"{section}.{name}" for section, kind in _SECTIONS.items() for name in hints_of(kind))
+_PRESETS = Path(str(files("sim.machine"))) / "presets"
 _FILE_KEYS = ("name", "about", *_SECTIONS, "measured", "notes")
 _DESCRIPTIVE = ("gpu.name", "gpu.kind", "cpu.name", "cpu.sockets", "cpu.cores")
 _NOT_IN_TABLES = (  # what the tables of a profile do not decide
     "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
     *(key for key in _KEYS if key.startswith("power.")),
 )
+
+
+def hardware_names() -> list[str]:
+    """Names of the presets that come with the simulator, sorted."""
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
 
 
 def hardware_keys() -> tuple[str, ...]:
@@ -133,7 +141,7 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
-    document = document_of(name_or_path)
+    document = _document_of(name_or_path)
     where = f"hardware {quoted(str(document['name']))}"
     for key in document:
         if key not in _FILE_KEYS:
@@ -152,8 +160,40 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     return found
 
 
+def _document_of(name_or_path: str | Path) -> dict[str, Any]:
+    """The document of a preset, a file or a name made of parts, with its name. Raises HardwareError."""
+    name, path = str(name_or_path), Path(name_or_path)
+    if name in hardware_names():
+        path = _PRESETS / f"{name}.yaml"
+    elif not path.is_file():
+        if is_assembly(name):
+            return assembled(parse_assembly(name), name.lower())
+        raise HardwareError(
+            f"no hardware preset or file {quoted(name)}; presets: {', '.join(hardware_names())}; or give the path of a "
+            f"YAML file of the same form, or parts: rtx-4080+ddr5-5600 (`trilane hardware --parts` lists them)"
+        )
+    document = read_yaml(path, HardwareError)
+    if not isinstance(document, dict):
+        raise HardwareError(f"{path}: expected a mapping of sections, got {quoted(document)}")
+    document = {**document, "name": document.get("name", path.stem)}
+    return document if "parts" not in document else _completed(document, f"hardware {quoted(str(document['name']))}")
+
+
+def _completed(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Fill a file's document up with the numbers of the ``parts`` that it names. Raises HardwareError."""
+    parts = from_dict(str, document["parts"], f"{where}: parts", HardwareError)
+    made = assembled(parse_assembly(parts), str(document["name"]))
+    stated = {key: value for key, value in document.items() if key != "parts"}
+    sections = {
+        key: {**made[key], **value}
+        for key, value in stated.items()
+        if isinstance(value, Mapping) and isinstance(made.get(key), Mapping)
+    }
+    return {**made, **stated, **sections}
+
+
 class _Text(NamedTuple):
-    """What a hardware file holds in addition to numbers with their sources."""
+    """Content of a hardware file in addition to numbers with their sources."""
 
     name: Name
     about: str = ""

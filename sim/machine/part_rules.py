@@ -1,4 +1,4 @@
-"""From parts to a machine's numbers: a document in the form of a preset, every number with its source."""
+"""A machine's numbers from its parts: a document in the form of a preset, every number with its source."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.machine.assembly import NO_GPU, Assembly
-from sim.machine.cpu_rules import HostCores, given
-from sim.machine.part_kinds import BoxRates, CardPart, CpuPart, GpuPart, Number, Numbers, Rules, UnifiedPart
-from sim.machine.parts import part, rules
+from sim.machine.parts import (
+    BoxRates,
+    CardPart,
+    CpuPart,
+    CpuRules,
+    GpuPart,
+    MemoryPart,
+    Number,
+    Numbers,
+    Rules,
+    UnifiedPart,
+    part,
+    read_fraction,
+    rules,
+)
 from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import Sourced
+from sim.machine.sourced import Sourced, least_sure, product
 from trilane.common.units import GB, GIB
 
 _X16 = 16
+_CHANNEL_BYTES = 8
 _OF_OTHER_SECTIONS = ("board_power_w", "idle_power_w", "busy_power_w", "pcie_generation", "pcie_lanes")  # of a GPU's
 
 
@@ -23,7 +36,7 @@ def assembled(built: Assembly, name: str) -> dict[str, Any]:
     _check_fits(built, cpu, f"hardware {name!r}")
     machine = _Machine(built, HostCores(built, cpu, built.memory, rules().cpu), rules())
     numbers = machine.sections().items()
-    sections = {section: {key: number._asdict() for key, number in found.items()} for section, found in numbers}
+    sections = {section: {key: number._asdict() for key, number in stated.items()} for section, stated in numbers}
     return {"name": name, "about": machine.about(), **sections, "notes": machine.notes()}
 
 
@@ -149,7 +162,7 @@ class _Machine:
             return self.rules.one_memory["contention"]
         read, expert, copies = self.host.read, self.host.expert_read, self._link()["h2d_bytes_per_s"]
         box: BoxRates = min(
-            self.rules.contention.values(), key=lambda each: abs(float(each.read_bytes_per_s.value - read.value))
+            self.rules.contention.values(), key=lambda rates: abs(float(rates.read_bytes_per_s.value - read.value))
         )
         drawn = expert.value * box.cpu_permille.value / 1000 + copies.value * box.copy_permille.value / 1000
         fits = min(1.0, read.value / drawn)
@@ -166,3 +179,126 @@ def _of_lanes(x16: Number, lanes: int, why: str) -> Number:
     if lanes < _X16:
         share, confidence = f"{lanes}/16 of ", "high" if confidence == "high" else "low"
     return Sourced(x16.value * lanes / _X16, f"{why}; {share}{x16.source}", confidence)
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostCores:
+    """The processor of a machine of parts with its memory: as many cores, channels and sockets as are in use."""
+
+    built: Assembly
+    cpu: CpuPart
+    memory: MemoryPart
+    rules: CpuRules
+
+    def section(self) -> Numbers:
+        """The section ``cpu`` of the machine."""
+        numbers = {
+            "name": given(self.cpu.title), "sockets": given(self.built.sockets), "cores": self.cores,
+            "dram_bytes_per_s": self.theory, "read_bytes_per_s": self.expert_read,
+            "read_ceiling_bytes_per_s": self._of_experts(self.ceiling), "flops_per_s": self.flops,
+            "first_expert_ns": self.rules.first_expert_ns,
+        }
+        ram = self.built.ram_bytes
+        return numbers if ram is None else {**numbers, "ram_bytes": given(ram)}
+
+    @property
+    def cores(self) -> Number:
+        """Cores in use, all sockets together."""
+        if self.built.cores is not None:
+            return given(self.built.cores)
+        return self.of_all_sockets(self.cpu.cores)
+
+    @property
+    def channels(self) -> Number:
+        """Channels of a socket: as in the machine's name, else the named CPU's, else what such a memory usually has."""
+        return given(self.built.channels) if self.built.channels else self.cpu.channels or self.memory.channels
+
+    @property
+    def theory(self) -> Number:
+        """Bandwidth on paper of the memory of all sockets, in bytes/s."""
+        channels, transfers, sockets = self.channels, self.memory.transfers_per_s, self.built.sockets
+        how = f"{self.populated} x {transfers.value / 1e6:g} MT/s x {_CHANNEL_BYTES} bytes"
+        value = channels.value * transfers.value * _CHANNEL_BYTES * sockets
+        return Sourced(value, how, least_sure(channels, transfers))
+
+    @property
+    def populated(self) -> str:
+        """``2 channels``, or ``2 sockets x 6 channels``."""
+        count, sockets = self.channels.value, self.built.sockets
+        return f"{f'{sockets} sockets x ' * (sockets > 1)}{count} channel{'s' * (count > 1)}"
+
+    def of_all_sockets(self, number: Number) -> Number:
+        """A number of one socket times the count of sockets."""
+        sockets = self.built.sockets
+        if sockets == 1:
+            return number
+        return Sourced(number.value * sockets, f"{sockets} sockets: {number.source}", number.confidence)
+
+    @property
+    def read(self) -> Number:
+        """Rate at which all cores together read, in bytes/s: the memory's share, or less where they cannot."""
+        return min(self._over_sockets(self._filled()), self.ceiling, key=lambda number: float(number.value))
+
+    @property
+    def ceiling(self) -> Number:
+        """Highest rate at which the cores read any memory, in bytes/s: the chip's ceiling, or the cores' own."""
+        cores, rule = self.cores, self.rules
+        usual = rule.server_core_read_bytes_per_s if self.cpu.server else rule.core_read_bytes_per_s
+        limits = [
+            *([self._over_sockets(most)] if (most := self.cpu.read_ceiling_bytes_per_s) else []),
+            product(f"{cores.value} cores", cores, self.cpu.core_read_bytes_per_s or usual),
+        ]
+        return min(limits, key=lambda number: float(number.value))
+
+    def _filled(self) -> Number:
+        """Rate at which the cores of one socket read its memory, in bytes/s."""
+        channels, fraction = self.channels, self.cpu.read_fraction
+        theory = Sourced(self.theory.value / self.built.sockets, self.theory.source, self.theory.confidence)
+        odd = [self.rules.odd_channels_fraction] if channels.value in (3, 5, 7, 9, 11) else []
+        return product(f"{fraction.value:g} of the memory's theory", theory, fraction, *odd)
+
+    def _over_sockets(self, read: Number) -> Number:
+        """Rate of all sockets, from that of one."""
+        if self.built.sockets == 1:
+            return read
+        return product("two sockets", read, self.rules.two_sockets_read)
+
+    @property
+    def expert_read(self) -> Number:
+        """Rate at which an expert's matrix-vector product reads, in bytes/s."""
+        return self._of_experts(self.read)
+
+    def _of_experts(self, read: Number) -> Number:
+        """The share of a rate that an expert's matrix-vector product reaches."""
+        fraction = self._expert_fraction()
+        return product(f"{fraction.value:.3g} of a read of {read.value / GB:.1f} GB/s", fraction, read)
+
+    def _expert_fraction(self) -> Number:
+        """Share of the read rate that an expert of 16 bits reaches: as measured, less the cost of unpacking."""
+        stated = self.cpu if self.cpu.expert_fraction and self.cpu.expert_bits else self.rules
+        measured, bits = stated.expert_fraction, stated.expert_bits
+        assert measured is not None
+        assert bits is not None
+        unpacking = read_fraction("cpu", bits.value)
+        if unpacking == 1.0:
+            return measured
+        how = f"{measured.value:g} with {bits.value:g} bits, which are read at {unpacking:.2f} of the rate of 16"
+        return Sourced(min(measured.value / unpacking, 1.0), f"{how}: {measured.source}", "low")
+
+    @property
+    def flops(self) -> Number:
+        """Rate of matrix products in flop/s: the chip's, in proportion to the cores in use, or a rate per core."""
+        cores, whole, own = self.cores, self.cpu.flops_per_s, self.cpu.cores.value
+        if whole is None:
+            return product(f"{cores.value} cores", cores, self.rules.flops_per_core)
+        if cores.value == own:
+            return whole
+        return Sourced(whole.value * cores.value / own, f"{cores.value} of {own} cores: {whole.source}", "low")
+
+
+def given(value: object) -> Number:
+    """A value that the name of the machine states."""
+    return Sourced(value, "the machine's parts", "high")

@@ -1,31 +1,172 @@
-"""The catalogue of parts, by name: the files of ``sim/machine/presets/parts``, in which every number states its
-source, as in a preset.
+"""Parts that machines are assembled from, by name: GPUs, memories, CPUs; and the rules that fill the gaps.
+
+The catalogue is the files of ``sim/machine/presets/parts``, in which every number states its source, as in a preset.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, overload
 
-from sim.machine.part_kinds import (
-    CardPart,
-    CpuPart,
-    GpuPart,
-    MachinePart,
-    MemoryPart,
-    PartKind,
-    Rules,
-    UnifiedPart,
-)
+import numpy as np
+
 from sim.machine.plausibility import HardwareError
-from sim.machine.sourced import read_file
+from sim.machine.sourced import Confidence, Sourced, read_file
+from trilane.common.hints import above, at_most
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
+
+Number = Sourced[Any]
+Numbers = Mapping[str, Number]
+Vendor = Literal["nvidia", "amd", "intel", "apple"]
+Launches = Literal["single"]
+PartKind = Literal["gpu", "memory", "cpu"]
+Processor = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachinePart:
+    """One part. ``notes``: caveats for readers of results."""
+
+    kind: ClassVar[PartKind]
+
+    name: str
+    title: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> Numbers:
+        """Every number that the part states."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Sourced)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPart(MachinePart):
+    """A GPU: a ``CardPart`` or a ``UnifiedPart``."""
+
+    kind = "gpu"
+
+    memory_bytes: Sourced[int]
+    bandwidth_bytes_per_s: Sourced[float]
+    flops_per_s: Sourced[float]
+    board_power_w: Sourced[float]
+    idle_power_w: Sourced[float]
+    bandwidth_fraction: Sourced[float] | None = None
+    flops_fraction: Sourced[float] | None = None
+    kernel_ns: Sourced[int] | None = None
+    reserve_bytes: Sourced[int] | None = None
+    busy_power_w: Sourced[float] | None = None
+    integer_ops_per_s: Sourced[float] | None = None
+    vendor: Sourced[Vendor] | None = None
+    launches: Sourced[Launches] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardPart(GpuPart):
+    """A graphics card, with its own memory."""
+
+    pcie_generation: Sourced[int]
+    pcie_lanes: Sourced[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnifiedPart(GpuPart):
+    """A GPU that reads the memory of the host, and comes with it: ``memory`` and ``cpu`` are parts of their kinds."""
+
+    memory: str
+    cpu: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPart(MachinePart):
+    """A kind of memory modules, and the board that usually has it."""
+
+    kind = "memory"
+
+    cpu: str  # the generic CPU that such a memory usually has
+    transfers_per_s: Sourced[float]
+    channels: Sourced[int]
+    pcie_generation: Sourced[int]
+
+    @property
+    def family(self) -> str:
+        """Its kind without the speed: ``ddr5``."""
+        return self.name.partition("-")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuPart(MachinePart):
+    """A processor. ``most_cores``, ``most_channels``: limits of a generic one, or of a family."""
+
+    kind = "cpu"
+
+    memory: tuple[str, ...]  # families that it takes
+    server: bool
+    cores: Sourced[int]
+    read_fraction: Sourced[float]
+    busy_power_w: Sourced[float]
+    idle_power_w: Sourced[float]
+    channels: Sourced[int] | None = None
+    pcie_generation: Sourced[int] | None = None
+    read_ceiling_bytes_per_s: Sourced[float] | None = None
+    core_read_bytes_per_s: Sourced[float] | None = None  # of one core alone
+    expert_fraction: Sourced[float] | None = None
+    expert_bits: Sourced[float] | None = None  # of the weights that ``expert_fraction`` was measured with
+    flops_per_s: Sourced[float] | None = None
+    most_cores: Sourced[int] | None = None
+    most_channels: Sourced[int] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.expert_fraction is None) != (self.expert_bits is None):
+            raise HardwareError("expert_fraction and expert_bits: expected both or neither")
+
+
+class CpuRules(NamedTuple):
+    """Numbers of a CPU whose part does not state them."""
+
+    expert_fraction: Sourced[float]
+    expert_bits: Sourced[float]
+    core_read_bytes_per_s: Sourced[float]
+    server_core_read_bytes_per_s: Sourced[float]
+    odd_channels_fraction: Sourced[float]
+    flops_per_core: Sourced[float]
+    first_expert_ns: Sourced[int]
+    two_sockets_read: Sourced[float]
+
+
+class BoxRates(NamedTuple):
+    """A computer on which CPU experts and copies were measured at the same time."""
+
+    read_bytes_per_s: Sourced[float]
+    cpu_permille: Sourced[float]
+    copy_permille: Sourced[float]
+
+
+class Rules(NamedTuple):
+    """Numbers where no part states otherwise. ``gpu``, ``link``, ``host``: of these sections of a machine.
+
+    ``pcie``: rates of the link by generation, with sixteen lanes, in one direction. ``one_memory``: by section, of
+    machines whose GPU reads the host's memory, or that have none. ``no_gpu``: of the latter's section ``gpu``.
+    """
+
+    gpu: Numbers
+    cpu: CpuRules
+    link: Numbers
+    host: Numbers
+    pcie: Mapping[int, Numbers]
+    contention: Mapping[str, BoxRates]
+    one_memory: Mapping[str, Numbers]
+    no_gpu: Numbers
+    notes: tuple[str, ...]
+
+
+# --- the catalogue ----------------------------------------------------------------------------------------------------
 
 LISTED_BY = "trilane hardware --parts"
 HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
@@ -41,8 +182,8 @@ _EXAMPLES: Mapping[PartKind, str] = {"gpu": "rtx-4080", "memory": "ddr5-5600", "
 @cache
 def rules() -> Rules:
     """The rules of ``rules.yaml``. Raises HardwareError for a faulty file."""
-    found: Rules = read_file(Rules, _FOLDER / "rules.yaml")
-    return found
+    read: Rules = read_file(Rules, _FOLDER / "rules.yaml")
+    return read
 
 
 def gpu_names() -> list[str]:
@@ -87,12 +228,12 @@ def part(kind: PartKind, name: str) -> MachinePart:
         if other is not None:
             raise HardwareError(f"expected a {kind}, such as {_EXAMPLES[kind]}, got {name!r}, which is a {other}")
         raise HardwareError(f"{unknown(kind, name, _entries(kind), LISTED_BY)}; {HOW_TO_ADD}")
-    found: MachinePart = _part(kind, name)
-    return found
+    named: MachinePart = _part(kind, name)
+    return named
 
 
 def letters_and_digits(name: str) -> str:
-    """What tells the names of parts apart: without capitals, spaces, hyphens and underscores."""
+    """A part's name as names are compared: without capitals, spaces, hyphens and underscores."""
     return re.sub(r"[\s_-]", "", name.lower())
 
 
@@ -103,7 +244,7 @@ def _written(kind: PartKind) -> dict[str, str]:
 
 
 class _Entry(NamedTuple):
-    """What a file says of a part, and the class that the part is of."""
+    """A part as a file states it, and the class that it is of."""
 
     file: str
     form: type[MachinePart]
@@ -125,3 +266,30 @@ def _part(kind: PartKind, name: str) -> Any:
     """One part: a question names a few of hundreds. Raises HardwareError for a faulty entry."""
     file, form, numbers = _entries(kind)[name]
     return from_dict(form, {**numbers, "name": name}, f"{file}: {name}", HardwareError)
+
+
+# --- weights of fewer bits --------------------------------------------------------------------------------------------
+
+
+class FormatRate(NamedTuple):
+    """Weights of ``bits`` are read at ``fraction`` of the rate of 16-bit weights."""
+
+    bits: Annotated[float, above(0)]
+    fraction: Annotated[float, above(0), at_most(1)]
+    source: str
+    confidence: Confidence
+
+
+_Rates = Mapping[Processor, tuple[FormatRate, ...]]
+
+
+def read_fraction(processor: Processor, bits: float) -> float:
+    """The rate of ``processor`` with ``bits`` per weight, as a fraction of that with 16 bits; 1 from 16 bits on."""
+    rows = format_rates()[processor]
+    return float(np.interp(bits, [row.bits for row in rows], [row.fraction for row in rows]))
+
+
+@cache
+def format_rates() -> dict[Processor, list[FormatRate]]:
+    """The rows of each processor, by rising bits. Raises HardwareError for a faulty file."""
+    return {processor: sorted(rows) for processor, rows in read_file(_Rates, _FOLDER / "weight_formats.yaml").items()}

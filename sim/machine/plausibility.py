@@ -126,7 +126,7 @@ def check_plausible(values: Mapping[str, object], where: str, kind: str | None =
 
 
 def _check_range(key: str, value: float, limit: Limit, where: str) -> None:
-    """One number against its limit. Raises HardwareError."""
+    """Check one number against its limit. Raises HardwareError."""
     if (limit.zero and value == 0) or (math.isfinite(value) and limit.low <= value <= limit.high):
         return
     zero = "0 or " if limit.zero else ""
@@ -145,10 +145,10 @@ def _slip(value: float, limit: Limit) -> str:
 
 
 def _check_sockets(numbers: Mapping[str, float], where: str) -> None:
-    """DRAM bandwidth of one socket. Raises HardwareError."""
-    each = numbers.get("cpu.dram_bytes_per_s", 0.0) / numbers.get("cpu.sockets", 1)
-    if each > DRAM_BYTES_PER_SOCKET:
+    """Check the DRAM bandwidth of one socket. Raises HardwareError."""
+    rate = numbers.get("cpu.dram_bytes_per_s", 0.0) / numbers.get("cpu.sockets", 1)
+    if rate > DRAM_BYTES_PER_SOCKET:
         raise HardwareError(
-            f"{where}: cpu.dram_bytes_per_s is {each:g} a socket, above {DRAM_BYTES_PER_SOCKET:g} bytes/s "
+            f"{where}: cpu.dram_bytes_per_s is {rate:g} a socket, above {DRAM_BYTES_PER_SOCKET:g} bytes/s "
             f"(12 channels of DDR5-8800 carry 0.84 TB/s); check the figure and cpu.sockets"
         )

@@ -1,4 +1,4 @@
-"""A profile: what microbenchmarks measured on one machine, in tables that a cost table is read from.
+"""A profile: times that microbenchmarks measured on one machine, in tables that a cost table is read from.
 
 It is the section ``measured`` of a hardware file; ``sim.costs.measured_costs`` turns it into costs. Every time is the
 median of repeated measurements, with its quartiles; all are ns.
@@ -114,19 +114,19 @@ class MeasuredModel:
     cpu_with_gpu_permille: MeasuredRate | None = None  # rate of CPU experts while GPU experts run, and no copy
 
     def __post_init__(self) -> None:
-        """The tables are those that a model of these sizes has. Raises HardwareError."""
+        """Check that the tables are those that a model of these sizes has. Raises HardwareError."""
         later = any(getattr(self, name) is not None for name in _LATER)
         expected = {name: bool(getattr(self.sizes, width)) for name, width in _ONLY_WITH.items()}
-        for name, there in {**expected, **dict.fromkeys(_LATER, later)}.items():
-            if there and getattr(self, name) is None:
+        for name, needed in {**expected, **dict.fromkeys(_LATER, later)}.items():
+            if needed and getattr(self, name) is None:
                 raise HardwareError(f"missing key: {name}")
-            if not there and getattr(self, name) is not None:
+            if not needed and getattr(self, name) is not None:
                 raise HardwareError(f"{name}: the model has no such part, by its {_ONLY_WITH[name]} of 0")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured on one machine.
+    """Measurements of one machine.
 
     ``machine``: facts, ``kind`` ("host-lanes" or "cuda") among them. ``plan`` and ``foresee``: host time of decisions
     by policy name, measured on this host (no ``plan_factor``). ``rates``: achieved figures, for information only.
@@ -146,11 +146,11 @@ class Profile:
 
     @property
     def kind(self) -> str:
-        """What serves as the GPU: a CUDA device, or a host core."""
+        """Kind of the device that serves as the GPU: a CUDA device, or a host core."""
         return str(self.machine["kind"])
 
     def model_of(self, shape: ModelShape, where: str) -> MeasuredModel:
-        """What was measured of ``shape``, or of the model that it is cut from (``NAME:N``).
+        """Measured times of ``shape``, or of the model that it is cut from (``NAME:N``).
 
         ``where`` names the profile in the HardwareError that a model not measured, or of other sizes, raises.
         """

@@ -49,23 +49,23 @@ def product(how: str, *factors: Sourced[Any]) -> Sourced[float]:
 
 
 def least_sure(*numbers: Sourced[Any]) -> Confidence:
-    """The confidence of the least certain one."""
+    """Confidence of the least certain number."""
     return max((number.confidence for number in numbers), key=_ORDER.index)
 
 
 def numbers_in(sections: Mapping[str, Any]) -> dict[str, Sourced[Any]]:
     """Every number with a source in mappings and named tuples, at any depth, by its dotted key."""
-    found: dict[str, Sourced[Any]] = {}
+    numbers: dict[str, Sourced[Any]] = {}
     for name, value in sections.items():
         if isinstance(value, Sourced):
-            found[name] = value
+            numbers[name] = value
         elif (inner := _entries(value)) is not None:
-            found |= {f"{name}.{key}": number for key, number in numbers_in(inner).items()}
-    return found
+            numbers |= {f"{name}.{key}": number for key, number in numbers_in(inner).items()}
+    return numbers
 
 
 def with_numbers(sections: Mapping[str, Any], changed: Mapping[str, Sourced[Any]], prefix: str = "") -> dict[str, Any]:
-    """The same with other numbers for some dotted keys."""
+    """Replace the numbers of some dotted keys."""
     return {name: _with(value, prefix + name, changed) for name, value in sections.items()}
 
 
@@ -79,7 +79,7 @@ def _with(value: Any, key: str, changed: Mapping[str, Sourced[Any]]) -> Any:
 
 
 def _entries(value: Any) -> Mapping[str, Any] | None:
-    """What a mapping or a named tuple holds."""
+    """Entries of a mapping or a named tuple; None of anything else."""
     if isinstance(value, Mapping):
         return value
     return value._asdict() if hasattr(value, "_asdict") else None

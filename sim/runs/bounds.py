@@ -1,4 +1,5 @@
-"""Bounds of a prediction: a lower bound that no policy beats, and the null model (``null_model``).
+"""Bounds of a prediction: a lower bound that no policy beats, and the null model (``null_model``), which adds up bytes
+over bandwidths without a timeline.
 
 The lower bound holds for every policy that runs the experts that the router chose, each on its own layer's input and
 for its own layer's output (so not for changed routing, nor for results that are precomputed on an earlier layer's or
@@ -23,23 +24,35 @@ The latest of these is when the next attention, or the head, starts at the earli
 head, is also no earlier than its launch and a tail after the launch of combine. The least over n of the later of the
 two is what is added up. Contention and waiting only add to it.
 
-*Traffic.* See ``sim.runs.traffic_bound``.
+*Traffic.* Copies and CPU experts that no cache of a size can avoid. Let u be the start of an expert's run in one layer
+event, and u' in its next one. If no copy of it started in (u, u'] and the later run is on the GPU, it was in memory all
+of that time: the run is a *hit*. (For its first event, u is the start of the window.) All other runs are on the CPU or
+can be charged with a copy of their own within the window. When an event is planned, every hit that spans this moment
+holds a slot, and there are C of them (capacity / smallest expert). So hits form a set of intervals of which at most C
+overlap at any event, and keeping, event by event, those that end first (Belady with bypass, from the best possible
+start) gives the most of them. Of the requests that are left, n on the CPU take at least the n shortest CPU times,
+between synchronisation and combine, so in addition to all other links of the chain; the rest take one copy each on the
+serial link. The least over n of the longer of the two bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
+from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
 from sim.runs.sampling import weights_of
-from sim.runs.traffic_bound import traffic_ns
+from traces.models.shape import ModelShape
 
 
 class LowerBound(NamedTuple):
-    """No run is faster; None where there is no such step."""
+    """The least times that any policy can reach; None where there is no such step."""
 
     ttft_ns: int | None
     tpot_ns: float | None
@@ -48,7 +61,7 @@ class LowerBound(NamedTuple):
 def lower_bound(
     demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, answer_tokens: int | None = None
 ) -> LowerBound:
-    """The bound at one capacity: see ``LowerBounds``."""
+    """The lower bound at one capacity; see ``LowerBounds``."""
     return LowerBounds(demand, costs, answer_tokens).at(capacity_bytes)
 
 
@@ -72,7 +85,7 @@ class LowerBounds:
         self._known: dict[int, LowerBound] = {}
 
     def at(self, capacity_bytes: int) -> LowerBound:
-        """The bound with so much GPU memory that may ever hold routed experts, cache and staging together."""
+        """The bound where ``capacity_bytes`` of the GPU may hold routed experts, in cache and staging together."""
         if capacity_bytes not in self._known:
             ttft_ns = [window.least_ns(capacity_bytes) for window in self._prefill]
             answer_ns = [window.least_ns(capacity_bytes) * weight for window, weight in self._decode]
@@ -83,16 +96,19 @@ class LowerBounds:
 
 
 class _BoundedSteps:
-    """Steps that follow each other."""
+    """Bound of a run of consecutive steps."""
 
     def __init__(self, steps: Sequence[StepDemand], costs: CostTable) -> None:
         self._steps, self._costs = steps, costs
         self._least_chain_ns = _chain_ns(steps, costs)
 
     def least_ns(self, capacity_bytes: int) -> int:
-        """No policy takes less."""
+        """Least duration of the steps in ns, with ``capacity_bytes`` of GPU memory for experts."""
         fixed_ns = sum(_fixed_ns(step, self._costs) for step in self._steps)
-        return max(self._least_chain_ns, traffic_ns(self._steps, self._costs, capacity_bytes, fixed_ns))
+        return max(self._least_chain_ns, _traffic_ns(self._steps, self._costs, capacity_bytes, fixed_ns))
+
+
+# --- chain ------------------------------------------------------------------------------------------------------------
 
 
 def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
@@ -114,14 +130,14 @@ def _chain_ns(steps: Sequence[StepDemand], costs: CostTable) -> int:
 
 
 class _Split(NamedTuple):
-    """From the end of a layer's gate, for one number of its experts on the GPU, at least."""
+    """Least times from the end of a layer's gate, for one number of its experts on the GPU."""
 
-    next_ns: int  # to the start of the next layer's attention, or of the head
-    launched_ns: int  # to the end of the launch of combine
+    next_ns: int  # until the start of the next layer's attention, or of the head
+    launched_ns: int  # until the end of the launch of combine
 
 
 class _After(NamedTuple):
-    """What follows a layer's experts: its launch, the GPU's time for it, and its least time from the launch on."""
+    """Work that follows a layer's experts: its launch, its GPU time, and its least time from the launch on."""
 
     launch_ns: int
     gpu_ns: int
@@ -129,17 +145,18 @@ class _After(NamedTuple):
 
 
 def _next_gate(step: StepCosts, costs: CostTable) -> _After:
-    """Attention and gate of the next layer."""
+    """Work after a layer that is not the last: attention and gate of the next one."""
     launched = costs.attention_launch_ns + costs.gate_launch_ns + costs.tail_of(step.gate_ns)
     return _After(costs.launch_ns, step.attention_ns + step.gate_ns, launched)
 
 
 def _head(step: StepCosts, costs: CostTable) -> _After:
+    """Work after the last layer: the language-model head."""
     return _After(costs.head_launch_ns, step.head_ns, costs.head_launch_ns + costs.tail_of(step.head_ns))
 
 
 def _first_gate_ns(demand: StepDemand, step: StepCosts, costs: CostTable) -> int:
-    """From the beginning of a step to the end of its first gate, drafts included."""
+    """Least time in ns from the beginning of a step to the end of its first gate, drafts included."""
     gate, dense_launch_ns = _next_gate(step, costs), costs.dense_launch_ns
     drafted_ns, launched_ns = _drafted(demand, costs)
     first = max(drafted_ns, launched_ns + costs.lead_of(dense_launch_ns + gate.launch_ns))
@@ -147,7 +164,7 @@ def _first_gate_ns(demand: StepDemand, step: StepCosts, costs: CostTable) -> int
 
 
 def _drafted(demand: StepDemand, costs: CostTable) -> tuple[int, int]:
-    """From the beginning of a step to the end of its drafts on the GPU, and to the end of their launch."""
+    """Times in ns from the beginning of a step to the end of its drafts on the GPU, and to that of their launch."""
     if not demand.drafted:
         return 0, 0
     gpu_ns, launch_ns = (ns * demand.drafted for ns in costs.draft_costs(demand.context[0]))
@@ -157,11 +174,11 @@ def _drafted(demand: StepDemand, costs: CostTable) -> tuple[int, int]:
 def _splits(
     expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable, next_launch_ns: int
 ) -> list[_Split]:
-    """For 0, 1, 2, ... experts on the GPU."""
+    """Least times of a layer with 0, 1, 2, ... of its experts on the GPU."""
     gpu, cpu = ([table[w] for w in tokens] for table in (expert.gpu_ns, expert.cpu_ns))
     synced = step.routing_ns + costs.sync_ns
     on_link = costs.result_path == "h2d"
-    each, first = costs.expert_launch_ns, costs.expert_launch_ns + costs.first_expert_launch_ns
+    launch_ns, first = costs.expert_launch_ns, costs.expert_launch_ns + costs.first_expert_launch_ns
     gpu_from = max(step.shared_ns, synced + costs.lead_of(first)) + expert.first_gpu_ns
     cpu_from = synced + step.activations_ns + expert.first_cpu_ns + step.result_ns * on_link
     split = _fractional_split(gpu, cpu, gpu_from, cpu_from)
@@ -171,8 +188,8 @@ def _splits(
         on_cpu = len(gpu) - n
         launched, done = synced, step.shared_ns
         if n:
-            launched += first + (n - 1) * each
-            last = costs.lead_of(each) - each + gpu_sums[1] if n > 1 else 0
+            launched += first + (n - 1) * launch_ns
+            last = costs.lead_of(launch_ns) - launch_ns + gpu_sums[1] if n > 1 else 0
             done = max(gpu_from + gpu_sum, launched + max(last, costs.tail_of(gpu_sums[1])))
         if on_cpu:
             done = max(done, cpu_from + cpu_sums[on_cpu], split if n else 0)
@@ -193,7 +210,7 @@ def _prefix_sums(times: Sequence[int]) -> list[int]:
 
 
 def _fractional_split(gpu: Sequence[int], cpu: Sequence[int], gpu_from: int, cpu_from: int) -> int:
-    """The least max(GPU end, CPU end) if experts could be divided, rounded down."""
+    """Least max(GPU end, CPU end) in ns if experts could be divided, rounded down."""
     on_gpu, on_cpu = gpu_from, cpu_from + sum(cpu)
     for g, c in sorted(zip(gpu, cpu, strict=True), key=lambda times: times[0] / times[1]):
         if on_gpu + g >= on_cpu - c:
@@ -204,9 +221,96 @@ def _fractional_split(gpu: Sequence[int], cpu: Sequence[int], gpu_from: int, cpu
 
 
 def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
-    """A step's chain without its experts."""
+    """Duration in ns of a step's chain without its experts."""
     c = costs.step(step.tokens, step.context, step.head_rows)
     synced, (drafted_ns, launched_ns) = c.routing_ns + costs.sync_ns, _drafted(step, costs)
     first = max(drafted_ns, launched_ns + costs.lead_of(costs.launch_ns + costs.dense_launch_ns))
     once = first + c.dense_ns + c.head_ns + synced
     return once + (c.attention_ns + c.gate_ns + synced + c.combine_ns) * len(costs.experts)
+
+
+# --- traffic ----------------------------------------------------------------------------------------------------------
+
+
+def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, fixed_ns: int) -> int:
+    """Least time in ns that the misses of ``steps`` take; ``fixed_ns``: duration of their chain without experts."""
+    layers = range(len(costs.experts))
+    events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
+    misses = least_misses(events, capacity_bytes // min(expert.expert_bytes for expert in costs.experts))
+    tables = [expert.cpu_ns for expert in costs.experts]
+    cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
+    on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + fixed_ns
+    on_link = np.arange(misses, -1, -1) * min(expert.copy_ns for expert in costs.experts)
+    return int(np.maximum(on_cpu, on_link).min())
+
+
+def least_misses(events: Sequence[Sequence[int]], capacity: int) -> int:
+    """Number of requests that no cache of ``capacity`` equal slots can serve, whatever it holds at the start.
+
+    An event asks for several experts together, in any order; a miss need not be kept.
+    """
+    following = _next_uses(events)
+    held: set[int] = set()
+    furthest: list[tuple[int, int]] = []  # (-next use, expert); those used already sink to the bottom
+    misses = 0
+
+    def keep(uses: Mapping[int, int]) -> None:
+        held.update(uses)
+        for expert, use in uses.items():
+            heapq.heappush(furthest, (-use, expert))
+        while len(held) > capacity:
+            held.remove(heapq.heappop(furthest)[1])
+
+    keep(following[-1])
+    for event, uses in zip(events, following, strict=False):
+        hits = held.intersection(event)
+        misses += len(event) - len(hits)
+        held -= hits
+        keep(uses)
+    return misses
+
+
+def _next_uses(events: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+    """The next use of an event's experts, as far as there is one, by event; last, the first use of every expert."""
+    coming: dict[int, int] = {}
+    following = []
+    for place in range(len(events) - 1, -1, -1):
+        following.append({expert: coming[expert] for expert in events[place] if expert in coming})
+        coming.update(dict.fromkeys(events[place], place))
+    return [*reversed(following), coming]
+
+
+# --- the null model ---------------------------------------------------------------------------------------------------
+
+
+class StepBytes(NamedTuple):
+    """Bytes that a mean decode step of an answer reads in addition to the weights that every token needs."""
+
+    experts: float  # active routed experts
+    cache: float  # keys and values, and states
+    tokens: float = 1  # that the step makes of each sequence
+
+
+def step_bytes(steps: Sequence[StepDemand], shape: ModelShape, answer_tokens: int | None = None) -> StepBytes:
+    """Means over an answer of ``answer_tokens``, for which ``steps`` stand (``sim.runs.sampling``); None: over them."""
+    sizes = shape.expert_bytes_by_layer
+    experts = [sum(size * len(r.active) for size, r in zip(sizes, step.routings, strict=True)) for step in steps]
+    cache = [sum(map(shape.cache_bytes, step.context)) for step in steps]
+    numbers, made = [step.index for step in steps], [step.generated for step in steps]
+    weights = weights_of(numbers, answer_tokens or sum(made), made).of(np.array(numbers))
+    return StepBytes(*(float(np.average(values, weights=weights)) for values in (experts, cache, made)))
+
+
+def null_model(shape: ModelShape, hardware: Hardware, read: StepBytes, cached_share: float, gpu_only: bool) -> float:
+    """Seconds a token from bandwidths and bytes alone, as if everything in a decode step happened one after the other.
+
+    Every non-expert weight, the KV cache and the cached share of the active experts is read at the GPU's bandwidth, the
+    other experts at the CPU's, or at the link's where the policy computes on the GPU alone. The idea is llmfit's
+    closed form (AlexsJones/llmfit, llmfit-core/src/fit.rs), which adds the same two terms; the effective bandwidths are
+    the hardware profile's own. Drafts, where a step verifies some, are made in no time.
+    """
+    embedding = 0 if shape.tied_embeddings else shape.vocab * shape.hidden * shape.dense_bits / 8  # one row is read
+    on_gpu = shape.non_expert_bytes - embedding + read.cache + cached_share * read.experts
+    slow = hardware.link.expert_bytes_per_s if gpu_only else hardware.cpu.read_bytes_per_s
+    step_s = on_gpu / hardware.gpu.read_bytes_per_s + (1 - cached_share) * read.experts / slow
+    return step_s / read.tokens

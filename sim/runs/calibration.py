@@ -17,7 +17,7 @@ from traces.trace import Trace
 
 
 def calibration_name(scenario: Scenario) -> str | None:
-    """The trace that policies are calibrated on: the scenario's, or the bundled one that belongs to its trace."""
+    """Name of the trace that policies are calibrated on: as stated, or the bundled one that belongs to the trace."""
     return scenario.calibration or calibration_of(scenario.trace)
 
 
@@ -50,7 +50,7 @@ def check_other_prompts(scenario: Scenario, trace: Trace) -> None:
 
 
 def load_calibration(name: str) -> Calibration:
-    """Count a calibration trace; counted once while its content stays as it is."""
+    """Counts of a calibration trace, made once while its content stays as it is."""
     return _counted(name, load_trace(name).checksum)
 
 
@@ -60,7 +60,7 @@ def _counted(name: str, checksum: str) -> Calibration:
 
 
 def calibrate(trace: Trace, source: str) -> Calibration:
-    """What policies may read of ``trace``, which holds other prompts than those evaluated."""
+    """Count what policies may read of ``trace``, which holds other prompts than those evaluated."""
     decode = np.flatnonzero(trace.phase == DECODE)
     by_sequence = decode[np.argsort(trace.sequence[decode], kind="stable")]
     return Calibration(

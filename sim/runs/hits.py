@@ -1,4 +1,4 @@
-"""Hits: which active experts were on the GPU when their layer was routed, and where each one ran; and what became of
+"""Hits: active experts that were on the GPU when their layer was routed, and where they ran; and the outcomes of
 prefetches, with the bytes that they copied."""
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Occupancy(NamedTuple):
-    """When experts came into and left GPU memory: sorted packed keys (``Cells.at``) of arrivals and departures."""
+    """Times at which experts came into and left GPU memory: sorted packed keys (``Cells.at``)."""
 
     arrivals: Ints
     departures: Ints
 
     def readable(self, cells: Cells, expert: Ints, time: Ints) -> Bools:
-        """Whether each expert could be read at the moment a layer was routed.
+        """True for experts that could be read at ``time``, when their layer was routed.
 
         An arrival at that very ns counts as before it, a departure as after it: victims leave when a copy that this
         plan asked for starts. An expert that has arrived more often than left is there.
@@ -42,7 +42,7 @@ class Occupancy(NamedTuple):
         return np.asarray(until > before[expert])
 
     def left_after(self, cells: Cells, expert: Ints, time: Ints) -> Ints:
-        """When each expert first leaves memory at or after a time; the horizon if it stays."""
+        """Time in ns at which experts first leave memory at or after ``time``; the horizon for those that stay."""
         key = np.append(self.departures, -1)[first_at_or_after(self.departures, cells.at(expert, time))]
         return np.where(key // cells.horizon == expert, key % cells.horizon, cells.horizon)
 
@@ -151,26 +151,26 @@ def prefetches_of(c: Columns, cells: Cells, uses: Uses) -> Prefetches:
 
 
 def _first_use(uses: Uses, cells: Cells, expert: Ints, after: Ints) -> tuple[Ints, Ints]:
-    """The first GPU run of each expert from ``after`` on: its start, and when its layer was routed; -1 without one."""
+    """First GPU run of experts from ``after`` on: its start, and the routing of its layer, in ns; -1 without one."""
     runs = np.flatnonzero(uses.on_gpu)
     run = cells.expert(uses.layer[runs], uses.expert[runs])
     keys = cells.at(run, uses.start[runs])
     order = np.argsort(keys, kind="stable")
     row = np.append(order, -1)[first_at_or_after(keys[order], cells.at(expert, after))]
-    found = (row >= 0) & (np.append(run, -1)[row] == expert)
+    runs_again = (row >= 0) & (np.append(run, -1)[row] == expert)
     start, routed = (np.append(times[runs], -1)[row] for times in (uses.start, uses.routed))
-    return np.where(found, start, -1), np.where(found, routed, -1)
+    return np.where(runs_again, start, -1), np.where(runs_again, routed, -1)
 
 
 def _active(c: Columns, cells: Cells, uses: Uses, copies: Columns) -> Bools:
-    """Whether each copied expert was active in the next run of its layer: whose plan took effect at or after the start
-    of the copy, which may have started while that plan was being made.
+    """True for copies whose expert was active in the next run of its layer: the one whose plan took effect at or after
+    the start of the copy, which may have started while that plan was being made.
     """
     plans = c.where(c.of("plan"))
     keys = plans.layer * cells.horizon + plans.end
     order = np.argsort(keys, kind="stable")
     row = np.append(order, -1)[first_at_or_after(keys[order], copies.home * cells.horizon + copies.start)]
-    found = (row >= 0) & (np.append(plans.layer, -1)[row] == copies.home)
+    planned = (row >= 0) & (np.append(plans.layer, -1)[row] == copies.home)
     step = np.append(plans.step, 0)[row]
     active = cells.use(uses.step, uses.layer, uses.expert)  # in order
-    return np.asarray(found & among(active, cells.use(step, copies.home, copies.expert)))
+    return np.asarray(planned & among(active, cells.use(step, copies.home, copies.expert)))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 
-from sim.runs.columns import Columns, cells_of, columns_of
+from sim.runs.columns import Bools, Columns, Ints, cells_of, columns_of
 from sim.runs.hits import Prefetches, Uses, hit_rates, prefetches_of, share, uses_of
-from sim.runs.played_steps import Answer, ByLane, PlayedSteps, Stretch, played_steps
 from sim.runs.sampling import Weights, weights_of
-from sim.runs.stalls import STALL_LANES, gaps_of
+from sim.runs.stalls import STALL_LANES, Gaps, gaps_of
 from sim.runs.vocabulary import LANES
 
 if TYPE_CHECKING:
     import pandas as pd
+
+ByLane: TypeAlias = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,93 @@ def _metric_types() -> dict[str, Any]:
 METRIC_TYPES: Mapping[str, Any] = _metric_types()  # of ``Metrics.to_dict``, by key
 
 
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+class Stretch(NamedTuple):
+    """A part of a run, and how often it counts."""
+
+    begin_ns: int
+    end_ns: int
+    weight: float
+
+
+class PlayedSteps(NamedTuple):
+    """The steps of a run in order. A step starts where the one before ended, the first at 0."""
+
+    step: Ints
+    decode: Bools
+    start_ns: Ints
+    end_ns: Ints
+    generated: Ints  # tokens of each sequence
+
+    def windows(self, weights: Weights) -> list[Stretch]:
+        """Stretches of decode steps that stand for themselves, and of those that stand for more, if there are any."""
+        alone = self.step < weights.late_step
+        parts = ((self.decode & alone, 1), (self.decode & ~alone, weights.later))
+        return [
+            Stretch(int(self.start_ns[part][0]), int(self.end_ns[part][-1]), weight)
+            for part, weight in parts if part.any()
+        ]
+
+
+def played_steps(c: Columns) -> PlayedSteps:
+    """The steps of a run, each of which ends with its last wait."""
+    waits = c.where(c.of("wait") & (c.layer == -1))
+    start = np.concatenate([[0], waits.end[:-1]]).astype(np.int64)[: len(waits.end)]
+    idle = c.step[c.of("routing") & (c.layer == -1) & (c.tokens == 0)]  # steps that choose no token
+    return PlayedSteps(waits.step, waits.decode, start, waits.end, 1 + waits.tokens - np.isin(waits.step, idle))
+
+
+def step_times(spans: pd.DataFrame) -> pd.DataFrame:
+    """Times of steps, one row each: step, phase, start_ms, end_ms; a step starts where the one before ended."""
+    import pandas as pd
+
+    steps = played_steps(columns_of(spans))
+    return pd.DataFrame({
+        "step": steps.step, "phase": np.where(steps.decode, "decode", "prefill"),
+        "start_ms": steps.start_ns / 1e6, "end_ms": steps.end_ns / 1e6,
+    })
+
+
+class Answer(NamedTuple):
+    """The windows of a run that make up its answer."""
+
+    windows: list[Stretch]
+    tokens: int
+
+    @property
+    def duration_ns(self) -> float:
+        """Duration of the whole answer in ns."""
+        return sum((end - begin) * weight for begin, end, weight in self.windows)
+
+    def share_of(self, c: Columns) -> float | None:
+        """Share of the duration that spans take, which must not overlap."""
+        ns = sum(int(c.within(begin, end).sum()) * weight for begin, end, weight in self.windows)
+        return share(ns, self.duration_ns)
+
+    def busy(self, c: Columns) -> ByLane:
+        """Share of the duration in which each lane is busy."""
+        ns = dict.fromkeys(LANES, 0.0)
+        for begin, end, weight in self.windows:
+            within = c.within(begin, end)
+            for lane in LANES:
+                ns[lane] += int(within[c.on(lane)].sum()) * weight
+        return {lane: share(busy_ns, self.duration_ns) for lane, busy_ns in ns.items()}
+
+    def stalls(self, gaps: Gaps) -> dict[str, ByLane]:
+        """Idle time of the GPU by the lane that it waits for: ms a token of the answer, and share of the duration."""
+        stalled = [(gaps.within(begin, end), weight) for begin, end, weight in self.windows]
+        ns = {lane: sum(stalls[i] * weight for stalls, weight in stalled) for i, lane in enumerate(STALL_LANES)}
+        return {
+            "stall_ms": {lane: share(of / 1e6, self.tokens) for lane, of in ns.items()},
+            "stall_share": {lane: share(of, self.duration_ns) for lane, of in ns.items()},
+        }
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
 def metrics_of(
     spans: pd.DataFrame | Columns, batch: int, answer_tokens: int | None = None, *, whole_prompt: bool = True
 ) -> Metrics:
@@ -107,7 +195,7 @@ def metrics_of(
     """
     c = spans if isinstance(spans, Columns) else columns_of(spans)
     cells = cells_of(c)
-    makespan = int(c.end.max()) if len(c.end) else 0
+    makespan_ns = int(c.end.max()) if len(c.end) else 0
     steps = played_steps(c)
     decode, made = steps.step[steps.decode].tolist(), steps.generated[steps.decode].tolist()
     weights = weights_of(decode, answer_tokens or sum(made), made)
@@ -116,12 +204,12 @@ def metrics_of(
     prefetches = prefetches_of(c, cells, uses)
     values: dict[str, Any] = {
         **_times(steps, answer, batch, whole_prompt),
-        "makespan_ms": makespan / 1e6, "steps": len(steps.end), "decode_steps": len(decode),
+        "makespan_ms": makespan_ns / 1e6, "steps": len(steps.end_ns), "decode_steps": len(decode),
         "tokens_per_step": share(sum(made), len(decode)),
         **_hits(uses, weights),
         **_prefetches(c, prefetches),
         **_link(c, prefetches, weights, answer.tokens * batch),
-        "busy_share": answer.busy(c), "run_busy_share": Answer([Stretch(0, makespan, 1)], 1).busy(c),
+        "busy_share": answer.busy(c), "run_busy_share": Answer([Stretch(0, makespan_ns, 1)], 1).busy(c),
         **answer.stalls(gaps_of(c, cells)),
         "plan_overhead_share": answer.share_of(c.where(c.of("plan", "foresee"))),
     }
@@ -129,10 +217,10 @@ def metrics_of(
 
 
 def _times(steps: PlayedSteps, answer: Answer, batch: int, whole_prompt: bool) -> dict[str, float | None]:
-    prefill = steps.end[~steps.decode]
+    prefill_ns = steps.end_ns[~steps.decode]
     tpot_ns = share(answer.duration_ns, answer.tokens)
     return {
-        "ttft_ms": int(prefill[-1]) / 1e6 if len(prefill) and whole_prompt else None,
+        "ttft_ms": int(prefill_ns[-1]) / 1e6 if len(prefill_ns) and whole_prompt else None,
         "tpot_ms": None if tpot_ns is None else tpot_ns / 1e6,
         "tokens_per_s": share(1e9, tpot_ns or 0),
         "throughput_tokens_per_s": share(batch * 1e9, tpot_ns or 0),

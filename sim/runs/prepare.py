@@ -2,7 +2,8 @@
 
 ``prepare(scenario)`` resolves trace, model, machine and steps. What depends on the policy (composition, memory, demand)
 is worked out when it is first read, and refuses what cannot run. Variants for other policies, compositions or machines
-share what is known of demand and bounds. A session is made for each play (``Prepared.session``).
+share demand, calibrations and bounds, each kept by all that it depends on. A session is made for each play
+(``Prepared.session``).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from policies.calibration import Calibration
 from policies.mechanism.session import Session
-from policies.mechanism.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.parts.future import Future
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
@@ -23,28 +24,29 @@ from sim.costs.engine_costs import costs_on, narrowed
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
-from sim.runs.checks import check_needs, check_topology
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
-from sim.runs.scenario import Scenario
+from sim.runs.scenario import Scenario, ScenarioError
 from traces.batches import StepRows
 from traces.library import load_trace
-from traces.models.catalogue import load_model
+from traces.models.catalogue import load_model, model_names
 from traces.models.shape import ModelShape
 from traces.noise import NoisyForecasts
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
+# All that lower bounds depend on: routing, steps, how often the prompt is repeated, tokens of the answer, costs
+_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, int, CostTable]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A scenario, resolved.
+    """A scenario with its names resolved.
 
     ``planner``: the costs that the policy plans with, if these are not those of the machine. ``given``: a composition
-    in place of the scenario's policy; since its parts have state, it serves one play. ``given_demand``: what is played
-    in place of the steps. ``prompt_repeats`` and ``answer_tokens``: see ``sim.runs.sampling``.
+    in place of the scenario's policy; since its parts have state, it serves one play. ``given_demand``: demand in place
+    of that of the steps. ``prompt_repeats`` and ``answer_tokens``: see ``sim.runs.sampling``.
     """
 
     scenario: Scenario
@@ -60,38 +62,38 @@ class Prepared:
     given_demand: Sequence[StepDemand] | None = None
     known_demand: KnownDemand = field(default_factory=dict, repr=False, compare=False)
     known_calibrations: dict[str, Calibration] = field(default_factory=dict, repr=False, compare=False)  # by name
-    known_bounds: dict[bool, LowerBounds] = field(default_factory=dict, repr=False, compare=False)  # by whole_prompt
+    known_bounds: list[tuple[_BoundsKey, LowerBounds]] = field(default_factory=list, repr=False, compare=False)
 
     # --- variants -----------------------------------------------------------------------------------------------------
 
     def with_policy(self, policy: str, parameters: Mapping[str, object] | None = None) -> Prepared:
-        """The same scenario under another policy."""
+        """Variant under another policy."""
         scenario = self.scenario.with_(policy=policy, parameters=dict(parameters or {}))
         return replace(self, scenario=scenario, given=None)
 
     def with_composition(self, composition: Composition) -> Prepared:
-        """The same scenario under any composition, registered or not, for one play."""
+        """Variant under any composition, registered or not, for one play."""
         return replace(self, given=composition)
 
     def with_trace(self, trace: Trace) -> Prepared:
-        """The same steps, with another routing."""
-        return replace(self, trace=trace, known_bounds={})
+        """Variant with another routing of the same steps."""
+        return replace(self, trace=trace)
 
     def over(self, demand: Sequence[StepDemand]) -> Prepared:
-        """The same policy and memory, played over other steps."""
-        return replace(self, given_demand=demand, known_bounds={})
+        """Variant that plays other steps with the same policy and memory."""
+        return replace(self, given_demand=demand)
 
     def with_costs(self, costs: CostTable) -> Prepared:
-        """The same machine at other costs, which the policy knows."""
-        return replace(self, costs=costs, planner=None, known_bounds={})
+        """Variant with other costs of the same machine, which the policy knows."""
+        return replace(self, costs=costs, planner=None)
 
     def on(self, hardware: Hardware, planner: CostTable | None = None) -> Prepared:
-        """The same scenario on another machine. ``planner``: costs that the policy plans with all the same."""
+        """Variant on another machine. ``planner``: costs that the policy plans with, if not those of that machine."""
         costs = _costs_in(self.scenario, hardware, self.shape, self.costs.max_tokens)
-        return replace(self, hardware=hardware, costs=costs, planner=planner, known_bounds={})
+        return replace(self, hardware=hardware, costs=costs, planner=planner)
 
     def checked(self) -> Prepared:
-        """Itself, once all that may refuse the policy has been worked out.
+        """Run all checks that may refuse the policy, and return self.
 
         Raises ChoiceError, PolicyError, ScenarioError, MissingFromTraceError or BudgetError.
         """
@@ -99,7 +101,7 @@ class Prepared:
         return self
 
     def calibrated(self) -> Prepared:
-        """Itself, once the calibration has been counted, which copies in other processes then need not do."""
+        """Count the calibration, which copies in other processes then need not do, and return self."""
         _ = self._calibration
         return self
 
@@ -114,7 +116,7 @@ class Prepared:
 
     @property
     def needs(self) -> Needs:
-        """What the policy must be given."""
+        """Needs of the policy: what it must be given."""
         return self.composition.needs
 
     def session(self) -> Session:
@@ -122,7 +124,7 @@ class Prepared:
         return self.session_of(Session)
 
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
-        """The same, of a class that also logs or times its calls."""
+        """A fresh session of a class that also logs or times its calls."""
         self.checked()
         return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts)
 
@@ -170,37 +172,53 @@ class Prepared:
         """The steps, with the routing and the forecasts that the policy needs."""
         if self.given_demand is not None:
             return self.given_demand
-        demand, repeats = self._demand(self.needs), self.prompt_repeats if self.whole_prompt else 1
+        demand, repeats = self._demand(self.needs), self._played_repeats
         return demand if repeats == 1 else [repeated(step, repeats) for step in demand]
 
     @property
     def whole_prompt(self) -> bool:
-        """Whether the prompt is played at its length: one that is repeated is not, for a policy that reads tokens."""
+        """True if the prompt is played at its length: one that is repeated is not, for a policy that reads tokens."""
         return self.prompt_repeats == 1 or not self.needs.tokens
+
+    @property
+    def _played_repeats(self) -> int:
+        return self.prompt_repeats if self.whole_prompt else 1
 
     def _demand(self, needs: Needs) -> Sequence[StepDemand]:
         return shared_demand(self.known_demand, self.trace, self.steps, needs, self.noisy)
 
     @property
     def weights(self) -> Weights:
-        """How many steps of the answer each decode step stands for."""
+        """Number of steps of the answer that each decode step stands for."""
         decode = [step for step in self.demand if step.phase == "decode"]
         return weights_of([s.index for s in decode], self.answer_tokens, [s.generated for s in decode])
 
     @property
+    def lower_bounds(self) -> LowerBounds:
+        """Lower bounds by capacity, worked out once for all variants that differ in policy alone."""
+        if self.given_demand is not None:
+            return LowerBounds(self.demand, self.costs, self.answer_tokens)
+        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, self.costs)
+        for known, bounds in self.known_bounds:
+            if known == key:
+                return bounds
+        self.known_bounds.append((key, LowerBounds(self.demand, self.costs, self.answer_tokens)))
+        return self.known_bounds[-1][1]
+
+    @property
     def noisy(self) -> NoisyForecasts | None:
-        """What takes the place of forecasts that the trace lacks, if the scenario says how good it is."""
+        """Synthetic forecasts in place of those that the trace lacks, if the scenario states their recall."""
         recalls = self.scenario.noisy_forecast_recall
         return None if recalls is None else NoisyForecasts(recalls, self.scenario.seed)
 
     @property
     def tokens_per_sequence(self) -> int:
-        """Longest sequence of the batch, prompt and generated tokens."""
+        """Tokens of the longest sequence of the batch, prompt and generated."""
         return longest_sequence(self.steps, self.prompt_repeats)
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """The GPU's memory, divided."""
+        """Division of the GPU's memory. Raises BudgetError."""
         policy, scenario, gpu = self.composition, self.scenario, self.hardware.gpu
         return plan_memory(
             self.shape, gpu.memory_bytes, reserve=gpu.reserve_bytes, batch=scenario.batch,
@@ -211,7 +229,7 @@ class Prepared:
 
     @property
     def budget(self) -> Budget:
-        """What a placement divides."""
+        """Memory and experts that a placement divides."""
         calibration = self._calibration if self.needs.calibration else None
         return Budget(
             experts=self.shape.experts,
@@ -243,3 +261,36 @@ def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tok
     costs = costs_on(hardware, shape, max_tokens, scenario.engine)
     draft = DraftWork(scenario.draft_layers, shape.top_k, scenario.draft_ns) if scenario.draft_tokens else NO_DRAFTS
     return replace(costs, draft=draft)
+
+
+def check_needs(policy: str, needs: Needs, scenario: Scenario, shape: ModelShape) -> None:
+    """Check a policy's needs against batch and model (against the trace: ``demand_of``).
+
+    Raises PolicyError or ScenarioError.
+    """
+    batch, sizes = scenario.batch, set(shape.expert_bytes)
+    if needs.changes_routing and not needs.tokens:
+        raise PolicyError(f"policy {policy!r} changes the routing, token by token: declare Needs(tokens=True) too")
+    if needs.max_batch is not None and batch > needs.max_batch:
+        raise ScenarioError(f"policy {policy!r} takes batches of at most {needs.max_batch}, got {batch}")
+    if scenario.draft_tokens and any(kind == "token" for kind, _ in needs.forecasts):
+        raise ScenarioError(
+            f"policy {policy!r} needs forecasts of the next tokens, of which a step with drafts computes several: "
+            f"expected draft_tokens 0, got {scenario.draft_tokens}; set it to 0, or choose a policy without "
+            f"such forecasts"
+        )
+    if needs.uniform_sizes and len(sizes) > 1:
+        raise ScenarioError(
+            f"policy {policy!r} needs experts of one size, those of {shape.name!r} have {len(sizes)} sizes"
+        )
+
+
+def check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) -> None:
+    """Check that the model has the topology of the trace's. Raises ScenarioError."""
+    for name in ("moe_layers", "experts", "top_k"):
+        if getattr(traced, name) != getattr(shape, name):
+            raise ScenarioError(
+                f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
+                f"has {getattr(shape, name)}: choose a model of the same topology "
+                f"(`--set model={traced.name if traced.name in model_names() else 'null'}`; null: the trace's own)"
+            )

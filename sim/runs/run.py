@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from policies.mechanism.routing_error import RoutingErrors, totals_of
 from sim.machine.devices import Power
-from sim.runs.bounds import LowerBounds
+from sim.runs.bounds import null_model, step_bytes
 from sim.runs.calibration import calibration_name
 from sim.runs.demand import lacking
 from sim.runs.metrics import Metrics, metrics_of
-from sim.runs.null_model import null_model, step_bytes
 from sim.runs.prepare import Prepared
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row, spans_frame
@@ -33,7 +32,7 @@ class Run:
     and the null model in ms.
     """
 
-    scenario: Mapping[str, Any]
+    scenario: Scenario
     policy: str
     spans: pd.DataFrame
     labels: tuple[str, ...] = ()
@@ -52,7 +51,7 @@ class Run:
         of_this_machine = not labels or prepared.hardware.measured
         memory = prepared.memory
         return cls(
-            scenario=resolved(prepared).to_dict(),
+            scenario=resolved(prepared),
             policy=prepared.composition.name,
             spans=spans_frame(rows),
             labels=(*labels_of(prepared), *labels),
@@ -68,18 +67,19 @@ class Run:
     @cached_property
     def metrics(self) -> Metrics:
         """Every number of docs/design.md, Metrics, made from the spans alone."""
-        sampled = self.scenario.get("sampled_steps") is not None
+        scenario = self.scenario
+        answer_tokens = None if scenario.sampled_steps is None else scenario.generated_tokens
         return metrics_of(
-            self.spans, int(self.scenario["batch"]), self.scenario["generated_tokens"] if sampled else None,
+            self.spans, scenario.batch, answer_tokens,
             whole_prompt=Label.SHORT_PROMPT not in self.labels,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """One flat, JSON-ready row: policy, labels, metrics, routing errors in decode, energy, bounds, memory."""
-        energy = joules_per_token(self.metrics, self.power, int(self.scenario["batch"]))
+        energy = joules_per_token(self.metrics, self.power, self.scenario.batch)
         return {
             "policy": self.policy,
-            "parameters": dict(self.scenario["parameters"]),
+            "parameters": self.scenario.to_dict()["parameters"],
             "labels": list(self.labels),
             **self.metrics.to_dict(),
             **totals_of(self.routing_errors),
@@ -107,7 +107,7 @@ def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float
 
 
 def watts(power: Power, gpu_share: float, cpu_share: float) -> float:
-    """Of a machine whose GPU and CPU work for these shares of the time.
+    """Mean power in watts of a machine whose GPU and CPU work for these shares of the time.
 
     A device draws its busy watts while its lane works and its idle watts otherwise; DRAM, link and board draw what the
     machine states as ``platform_w``, and are left out where it states nothing.
@@ -129,7 +129,7 @@ def resolved(prepared: Prepared) -> Scenario:
 
 
 def labels_of(prepared: Prepared) -> tuple[str, ...]:
-    """What a reader must know of a run."""
+    """Facts that a reader must know of a run, such as "clairvoyant"."""
     needs, trace = prepared.needs, prepared.trace
     forecasts = (str(prepared.noisy),) if lacking(trace, needs) else ()
     marks = (
@@ -146,14 +146,12 @@ def bounds_of(prepared: Prepared) -> dict[str, float]:
     """Lower bound and null model in ms, by the name of their column; those that do not apply are left out.
 
     The bound's proof does not reach policies that change the routing, and a prompt that is not played at its length has
-    no bound on TTFT. What all policies of a scenario have in common is worked out once for them.
+    no bound on TTFT.
     """
-    memory, needs, whole_prompt, known = prepared.memory, prepared.needs, prepared.whole_prompt, prepared.known_bounds
-    if whole_prompt not in known:
-        known[whole_prompt] = LowerBounds(prepared.demand, prepared.costs, prepared.answer_tokens)
-    bound = known[whole_prompt].at(memory.cache_bytes + memory.staging_bytes)
+    memory, needs = prepared.memory, prepared.needs
+    bound = prepared.lower_bounds.at(memory.cache_bytes + memory.staging_bytes)
     values: dict[str, float] = {}
-    if bound.ttft_ns is not None and whole_prompt and not needs.changes_routing:
+    if bound.ttft_ns is not None and prepared.whole_prompt and not needs.changes_routing:
         values["lower_bound_ttft_ms"] = bound.ttft_ns / 1e6
     if bound.tpot_ns is None:
         return values

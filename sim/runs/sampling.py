@@ -79,7 +79,7 @@ class _Lengths(NamedTuple):
 
 
 def _lengths(scenario: Scenario, trace: Trace, drafts: int) -> _Lengths:
-    """What a scenario plays of the prompt and the answer."""
+    """Lengths of prompt and answer, and how much of them a scenario plays."""
     prompt, answer = scenario.prompt_tokens, scenario.generated_tokens
     lengths = _Lengths(prompt, answer, answer, answer)
     if not scenario.sampled:
@@ -88,8 +88,8 @@ def _lengths(scenario: Scenario, trace: Trace, drafts: int) -> _Lengths:
     if scenario.sampled_prompt_tokens is not None:
         whole = recorded[0] if prompt is None else prompt
         repeats = max(-(-whole // max(min(recorded[0], scenario.sampled_prompt_tokens), 1)), 1)
-        each = whole // repeats
-        lengths = lengths._replace(prompt=each, prompt_repeats=repeats, prompt_left_out=whole - each)
+        routed = whole // repeats
+        lengths = lengths._replace(prompt=routed, prompt_repeats=repeats, prompt_left_out=whole - routed)
     if scenario.sampled_steps is not None:
         answer = recorded[1] if answer is None else answer
         played = min(answer, scenario.sampled_steps, recorded[1])
@@ -98,7 +98,7 @@ def _lengths(scenario: Scenario, trace: Trace, drafts: int) -> _Lengths:
 
 
 def _accepted_shares(scenario: Scenario) -> tuple[float, ...]:
-    """By position of the drafts of a step. Raises ScenarioError where they are not stated."""
+    """Shares of drafts that are accepted, by position in a step. Raises ScenarioError where they are not stated."""
     drafts, acceptance = scenario.draft_tokens, scenario.draft_acceptance
     shares = () if acceptance is None else accepted_shares(drafts, acceptance)
     if len(shares) < drafts:
@@ -157,7 +157,7 @@ def _more(work: Workload, times: int) -> Workload:
 
 
 def one_by_one(played: int, answer: int) -> int:
-    """Of ``played`` decode steps, those that stand for themselves."""
+    """Number of ``played`` decode steps that stand for themselves alone."""
     return played if played >= answer else played // 2
 
 
@@ -168,11 +168,11 @@ class Weights(NamedTuple):
     later: float
 
     def of(self, step: NDArray[np.int64]) -> NDArray[np.int64] | NDArray[np.float64]:
-        """Of each of these steps."""
+        """Weights of many steps."""
         return np.where(step < self.late_step, 1, self.later)
 
     def of_step(self, step: int) -> float:
-        """Of one of them."""
+        """Weight of one step."""
         return 1.0 if step < self.late_step else self.later
 
 
@@ -180,8 +180,10 @@ EQUAL_WEIGHTS = Weights(0, 1)  # each step stands for itself
 
 
 def weights_of(decode_steps: Sequence[int], answer: int, generated: Sequence[int] | None = None) -> Weights:
-    """``decode_steps``: the numbers of the decode steps that are played, in order; ``generated``: the tokens that each
-    makes (None: one)."""
+    """Weights of decode steps that stand for an answer of ``answer`` tokens.
+
+    ``decode_steps``: numbers of the steps that are played, in order; ``generated``: tokens that each makes (None: one).
+    """
     made = [0, *accumulate(generated or [1] * len(decode_steps))]
     first = one_by_one(made[-1], answer)
     if first == made[-1]:

@@ -78,7 +78,7 @@ class Scenario:
 
     @property
     def sampled(self) -> bool:
-        """Whether some steps or prompt tokens stand for others (``sim.runs.sampling``)."""
+        """True if some steps or prompt tokens stand for others (``sim.runs.sampling``)."""
         return self.sampled_steps is not None or self.sampled_prompt_tokens is not None
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Scenario:
         return replace(self, **changes)
 
     def with_header(self, provenance: Mapping[str, Any]) -> Scenario:
-        """With what a trace's header states of noisy forecasts and drafts, unless the scenario states its own."""
+        """Fill in what a trace's header states of noisy forecasts and drafts, unless the scenario states its own."""
         names = ("noisy_forecast_recall", "draft_acceptance")
         return self.with_(**{name: provenance.get(name) for name in names if getattr(self, name) is None})
 

@@ -40,16 +40,16 @@ class Stalls(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Idle gaps of the gpu lane: each is cpu up to ``cpu_until``, from there h2d up to ``h2d_until``, then host."""
+    """Idle gaps of the gpu lane in ns: cpu up to ``cpu_until``, from there h2d up to ``h2d_until``, then host."""
 
     begin: Ints
     cpu_until: Ints
     h2d_until: Ints
     end: Ints
 
-    def within(self, begin: int, end: int) -> Stalls:
-        """What lies between two times, by cause."""
-        edges = [np.clip(edge, begin, end) for edge in self]
+    def within(self, begin_ns: int, end_ns: int) -> Stalls:
+        """Idle time between two times, by cause."""
+        edges = [np.clip(edge, begin_ns, end_ns) for edge in self]
         cpu, h2d, host = (int((after - before).sum()) for before, after in pairwise(edges))
         return Stalls(h2d, cpu, host)
 
@@ -76,7 +76,7 @@ def gaps_of(c: Columns, cells: Cells) -> Gaps:
 
 
 def _edges(c: Columns, cells: Cells, waiter: Columns, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Up to where each gap before ``waiter`` is charged to cpu, and from there to h2d."""
+    """Times up to which the gaps before ``waiter`` are charged to cpu, and from there to h2d."""
     copied = waiter.of("expert") & _copy_ends_at(c, cells, waiter)
     h2d_until = np.where(copied, end, begin)
     cpu_until = begin.copy()
@@ -90,7 +90,7 @@ def _edges(c: Columns, cells: Cells, waiter: Columns, begin: Ints, end: Ints) ->
 
 
 def _copy_ends_at(c: Columns, cells: Cells, waiter: Columns) -> Bools:
-    """Whether a copy of the waiter's expert ended in the very ns in which the waiter was ready."""
+    """True for waiters for whose expert a copy ended in the very ns in which they were ready."""
     copies = c.where(c.of("demand", "prefetch", "swap"))
     keys = np.sort(cells.at(cells.expert(copies.home, copies.expert), copies.end))
     wanted = cells.at(cells.expert(waiter.home, waiter.expert), waiter.ready)
@@ -98,7 +98,7 @@ def _copy_ends_at(c: Columns, cells: Cells, waiter: Columns) -> Bools:
 
 
 def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
-    """For each combine: the last end of its CPU experts, and of any part that came without a span on the GPU; else -1.
+    """Last end of the CPU experts of every combine, and of any part that came without a span on the GPU; else -1.
 
     Deferred experts are those of the next layer's combine. Only what ended by the combine's ``ready_ns`` counts: it did
     not wait for anything later (a dropped precomputation).

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 
 from policies.registry import SYSTEMS
-from sim.machine.documents import hardware_names
+from sim.machine.hardware import hardware_names
 from sim.runs.demand import MissingFromTraceError, lacking
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError

@@ -58,7 +58,7 @@ def run(
     rows = decode_spans(copy) if spans is None else spans
     bounds = {} if null is None else {"null_model_tpot_ms": null}
     frame = spans_frame([tuple(span) for span in rows])  # type: ignore[misc]
-    return Run(asked.to_dict(), policy, frame, trace_checksum=checksum, bounds=bounds)
+    return Run(asked, policy, frame, trace_checksum=checksum, bounds=bounds)
 
 
 def comparison(

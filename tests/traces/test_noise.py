@@ -211,7 +211,7 @@ def test_a_run_with_noisy_forecasts_is_called_so(bare: Scenario) -> None:
         simulate(bare)
     noisy = bare.with_(noisy_forecast_recall=(0.8, 0.75))
     assert simulate(noisy).labels == ("noisy forecasts (recall 0.8, 0.75)",)
-    assert simulate(noisy).scenario["noisy_forecast_recall"] == [0.8, 0.75]
+    assert simulate(noisy).scenario.noisy_forecast_recall == (0.8, 0.75)
     found = compare(noisy, ["dali", "on-demand"], draws=2)
     assert {row["policy"]: row["labels"] for row in found.rows()} == {
         "dali": ["noisy forecasts (recall 0.8, 0.75)"], "on-demand": []

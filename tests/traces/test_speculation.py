@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost_table import DraftCosts, DraftWork
-from sim.runs.played_steps import step_times
+from sim.runs.metrics import step_times
 from sim.runs.prepare import prepare
 from sim.runs.sampling import Weights, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
@@ -168,7 +168,7 @@ def test_times_are_of_accepted_tokens() -> None:
     assert run.metrics.tokens_per_step == 20 / len(decode)
     assert run.metrics.tpot_ms == pytest.approx((decode.end_ms.iloc[-1] - decode.start_ms.iloc[0]) / 20)
     assert run.bounds["lower_bound_tpot_ms"] <= run.metrics.tpot_ms
-    assert run.scenario["generated_tokens"] == 20
+    assert run.scenario.generated_tokens == 20
     assert Label.SPECULATIVE in run.labels
     assert run.spans[run.spans.kind == "draft"].tokens.max() == 3
 

@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.hardware import Hardware
-from sim.machine.part_kinds import Vendor
+from sim.machine.parts import Vendor
 from traces.models.names import parted
 from traces.models.quantisation import quantisation_files
 from traces.models.shape import ModelShape

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from policies.mechanism.session import Session
 from policies.parts.caches import StaticCache
 from sim.runs.columns import Columns, columns_of_rows
-from sim.runs.metrics import metrics_of
-from sim.runs.played_steps import played_steps
+from sim.runs.metrics import metrics_of, played_steps
 from sim.runs.prepare import Prepared
 from sim.runs.run import labels_of
 from sim.runs.sampling import weights_of
@@ -126,7 +125,7 @@ def decode_steps_of(spans: Columns, answer_tokens: int, most: int | None = None)
     """The decode steps of an answer, ``most`` of them from the first on, each with the tokens that it stands for."""
     played = played_steps(spans)
     decode = np.flatnonzero(played.decode)[:most]
-    step, start, end = played.step[decode], played.start[decode], played.end[decode]
+    step, start, end = played.step[decode], played.start_ns[decode], played.end_ns[decode]
     weights = weights_of(step.tolist(), answer_tokens).of(step)
     return DecodeSteps(end / 1e6 - start / 1e6, weights.astype(float))
 

@@ -66,7 +66,7 @@ def ablate(scenario: Scenario, *, draws: int = DRAWS, jobs: int = 1, watch: Watc
     }
     found = play(simulations, played, jobs, watch, insist=(ladder[-1].key,))
     bare, full = found[ladder[0].key], found[ladder[-1].key]
-    resolved = dict(full[0].run.scenario) if full[0].run else {}
+    resolved = full[0].run.scenario.to_dict() if full[0].run else {}
     steps, gaps = ([_row(mix, found[mix.key], bare, full) for mix in mixes] for mixes in (ladder, all_but_one))
     return Ablation(resolved, policy, steps, gaps)
 

@@ -25,7 +25,7 @@ class Comparison(NamedTuple):
     those of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy.
     """
 
-    scenario: dict[str, Any]
+    scenario: Scenario
     runs: list[Run]
     draws: dict[str, list[Row]]
     refused: dict[str, str]
@@ -69,7 +69,7 @@ def compare(
     runs = [outcomes[0].run for name, outcomes in found.items() if name not in refusals]
     rows = {name: [outcome.row for outcome in outcomes] for name, outcomes in found.items() if name not in refusals}
     ranked = sorted((run for run in runs if run), key=lambda run: _rank(rows[run.policy]))
-    resolved = {**ranked[0].scenario, "policy": scenario.policy, "parameters": scenario.parameters}
+    resolved = ranked[0].scenario.with_(policy=scenario.policy, parameters=scenario.parameters)
     return Comparison(resolved, ranked, rows, refusals)
 
 

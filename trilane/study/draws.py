@@ -135,7 +135,7 @@ def _outcome(prepared: LastPrepared, task: tuple[Simulation, Scenario, bool]) ->
         run = simulate(prepared.of(draw))
     except REFUSALS as error:
         return Outcome({}, refusal=error)
-    row = {**run.to_dict(), "seed": draw.seed, "sequences": run.scenario["sequences"]}
+    row = {**run.to_dict(), "seed": draw.seed, "sequences": list(run.scenario.sequences or ())}
     return Outcome(row, run if keep else None)
 
 

@@ -27,7 +27,7 @@ from policies.registry import SYSTEMS, Policy, System
 from policies.system import ChoiceError
 from policies.testing.purity import check_answers, shared_state, snapshot, watched
 from sim.runs.bounds import lower_bound
-from sim.runs.checks import check_needs
+from sim.runs.prepare import check_needs
 from sim.runs.scenario import Scenario, ScenarioError
 from trilane.testing.laws_of_runs import (
     check_run,

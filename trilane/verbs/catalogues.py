@@ -172,8 +172,7 @@ def hardware(
     json: JsonOption = None,
 ) -> None:
     """Machines: every number with its source and its confidence."""
-    from sim.machine.documents import hardware_names
-    from sim.machine.hardware import load_hardware
+    from sim.machine.hardware import hardware_names, load_hardware
 
     check_targets(json, inputs=[name])
     if parts:

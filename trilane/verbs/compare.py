@@ -56,9 +56,9 @@ def compare(
         note(f"left out {name}: {reason}")
     rows = found.rows()
     played = {sequence for runs in found.draws.values() for run in runs for sequence in run["sequences"]}
-    remark = tuned(list(found.draws), str(found.scenario["trace"]), played)
+    remark = tuned(list(found.draws), found.scenario.trace, played)
     remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), remark) if text]
-    record = {"scenario": found.scenario, "runs": rows, "refused": found.refused}
+    record = {"scenario": found.scenario.to_dict(), "runs": rows, "refused": found.refused}
     report(json, record, heading(about), *tabulate(COMPARED, rows), *remarks)
     if out:
         _draw(found.runs, rows, Path(out), about, remark)
@@ -69,9 +69,9 @@ def _sampled(found: Comparison) -> str:
     from trilane.output.figures.words import sampled
 
     scenario = found.scenario
-    if scenario["sampled_steps"] is None:
+    if scenario.sampled_steps is None:
         return ""
-    return sampled(found.runs[0].metrics.decode_steps, scenario["generated_tokens"] or 0, scenario["batch"])
+    return sampled(found.runs[0].metrics.decode_steps, scenario.generated_tokens or 0, scenario.batch)
 
 
 def _speculative(found: Comparison) -> str:

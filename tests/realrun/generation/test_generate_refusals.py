@@ -85,7 +85,7 @@ def test_calibration_on_the_prompts_themselves(
     others = tuple(tuple(reversed(tokens)) for tokens in PROMPTS)
     generate_hosted(model, request("fiddler", 4, calibration=seen, prompts=others), inline_lanes)
     monkeypatch.setattr("realrun.generation.generate.check_other_prompts", lambda *_: None)
-    assert generate_hosted(model, asked, inline_lanes).run.scenario["calibration"] == seen
+    assert generate_hosted(model, asked, inline_lanes).run.scenario.calibration == seen
 
 
 def test_a_forecast_that_the_family_cannot_give(inline_lanes: HostLanes) -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCosts
 from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
-from sim.machine.documents import hardware_names
-from sim.machine.hardware import load_hardware
+from sim.machine.hardware import hardware_names, load_hardware
 from tests.kit.toy_costs import uniform_costs
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape

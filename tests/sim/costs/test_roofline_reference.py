@@ -8,7 +8,7 @@ import pytest
 
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.weight_formats import read_fraction
+from sim.machine.parts import read_fraction
 from tests.sim.costs.test_fitted_reference import LATENT, LINEAR, SHAPE, STEPS, WINDOW
 from traces.models.attention import Attention
 

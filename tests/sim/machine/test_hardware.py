@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.machine.documents import hardware_names
-from sim.machine.hardware import Hardware, HardwareError, load_hardware
+from sim.machine.hardware import Hardware, HardwareError, hardware_names, load_hardware
 from sim.machine.plan_costs import load_plan_costs
 
 PRESETS = [

@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.machine import parts, weight_formats
+from sim.machine import parts
 from sim.machine.parts import (
+    Processor,
     all_parts,
     cpu_names,
+    format_rates,
     gpu_names,
     kind_of,
     letters_and_digits,
     part,
+    read_fraction,
     rules,
 )
 from sim.machine.plausibility import HardwareError
-from sim.machine.weight_formats import Processor, format_rates, read_fraction
 from tests.kit.assembled import memory_names
 
 
@@ -122,13 +124,12 @@ def test_a_memory_names_a_generic_cpu_that_takes_it(name: str) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the catalogue, to be spoilt by the test."""
-    copy = copytree(parts._FOLDER, tmp_path / "parts")
+    copy, kept = copytree(parts._FOLDER, tmp_path / "parts"), (parts._entries, parts._part, rules, format_rates)
     monkeypatch.setattr(parts, "_FOLDER", copy)
-    monkeypatch.setattr(weight_formats, "_FILE", copy / "weight_formats.yaml")
-    for cached in (parts._entries, parts._part, parts.rules, weight_formats.format_rates):
+    for cached in kept:
         cached.cache_clear()
     yield copy
-    for cached in (parts._entries, parts._part, parts.rules, weight_formats.format_rates):
+    for cached in kept:
         cached.cache_clear()
 
 

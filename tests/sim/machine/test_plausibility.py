@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from sim.machine.documents import hardware_names
-from sim.machine.hardware import load_hardware
+from sim.machine.hardware import hardware_names, load_hardware
 from sim.machine.plausibility import LIMITS, HardwareError, check_plausible
 
 

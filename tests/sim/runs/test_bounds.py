@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import Phase, Routing
 from sim.machine.hardware import load_hardware
-from sim.runs.bounds import LowerBound, LowerBounds, _fractional_split, lower_bound
+from sim.runs.bounds import (
+    LowerBound,
+    LowerBounds,
+    StepBytes,
+    _fractional_split,
+    least_misses,
+    lower_bound,
+    null_model,
+    step_bytes,
+)
 from sim.runs.demand import StepDemand
-from sim.runs.null_model import StepBytes, null_model, step_bytes
-from sim.runs.traffic_bound import least_misses
 from tests.kit.toy_costs import uniform_costs
 from trilane.testing.costs import scaled
 from trilane.testing.strategies import toy_shape

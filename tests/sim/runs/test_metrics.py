@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from sim.runs.hits import layer_frame
-from sim.runs.metrics import Metrics, metrics_of
-from sim.runs.played_steps import step_times
+from sim.runs.metrics import Metrics, metrics_of, step_times
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls, stalls_of
 from tests.kit.hand_made import change, hand_made, spans_of, without

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from policies.mechanism.views import Forecast, Routing
 from realrun.errors import RefusedError
 from realrun.replay.measure import room_for
+from sim.runs.bounds import StepBytes, null_model, step_bytes
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import metrics_of
-from sim.runs.null_model import StepBytes, null_model, step_bytes
 from sim.runs.prepare import prepare
 from sim.runs.run import Run, bounds_of, labels_of, resolved
 from sim.runs.sampling import answer_places, one_by_one, repeated, weights_of
@@ -54,7 +54,7 @@ def test_the_first_half_comes_one_by_one_and_the_other_is_spread_to_the_last_tok
 
 def test_an_answer_may_be_longer_than_the_trace() -> None:
     run = simulate(Scenario(**MINI, policy="fiddler", generated_tokens=1000, sampled_steps=10))
-    assert (run.metrics.decode_steps, run.scenario["generated_tokens"]) == (10, 1000)
+    assert (run.metrics.decode_steps, run.scenario.generated_tokens) == (10, 1000)
     assert run.metrics.tpot_ms > run.bounds["lower_bound_tpot_ms"] > 0
 
 

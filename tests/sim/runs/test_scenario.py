@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from policies.protocols import Needs
-from sim.runs.checks import check_needs
-from sim.runs.prepare import prepare
+from sim.runs.prepare import check_needs, prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 from trilane.study.compare import compare
@@ -84,10 +83,10 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 def test_the_result_embeds_what_was_left_to_defaults() -> None:
     run = simulate(Scenario(policy="fiddler", **SHORT))
-    assert run.scenario["sequences"] == [0]
-    assert run.scenario["generated_tokens"] == 2
-    assert run.scenario["calibration"] == "mini-moe-calibration"
-    assert run.scenario["parameters"] == run.to_dict()["parameters"]
+    assert run.scenario.sequences == (0,)
+    assert run.scenario.generated_tokens == 2
+    assert run.scenario.calibration == "mini-moe-calibration"
+    assert run.scenario.parameters == run.to_dict()["parameters"]
     assert run.trace_checksum.startswith("sha256:")
 
 
@@ -123,10 +122,10 @@ def test_what_a_policy_needs_of_batch_and_sizes_is_checked(needs: Needs, message
 
 def test_a_comparison_embeds_the_resolved_scenario() -> None:
     found = compare(Scenario(policy="fiddler", **SHORT), ["on-demand", "fiddler"])
-    assert found.scenario["sequences"] == [0]
-    assert found.scenario["calibration"] == "mini-moe-calibration"
-    assert found.scenario["policy"] == "fiddler"
-    assert [row["parameters"] for row in found.rows()] == [dict(run.scenario["parameters"]) for run in found.runs]
+    assert found.scenario.sequences == (0,)
+    assert found.scenario.calibration == "mini-moe-calibration"
+    assert found.scenario.policy == "fiddler"
+    assert [row["parameters"] for row in found.rows()] == [dict(run.scenario.parameters) for run in found.runs]
 
 
 def test_a_gigabyte_of_gpu_memory_is_a_milliard_bytes() -> None:

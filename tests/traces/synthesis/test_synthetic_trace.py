@@ -104,7 +104,7 @@ def test_texts_that_are_evaluated_are_none_to_calibrate_on() -> None:
     )
     with pytest.raises(ScenarioError, match="is the trace that is evaluated"):
         simulate(scenario)
-    assert simulate(scenario.with_(calibration=None)).scenario["calibration"] == "synthetic:mini-moe-calibration"
+    assert simulate(scenario.with_(calibration=None)).scenario.calibration == "synthetic:mini-moe-calibration"
 
 
 @pytest.mark.parametrize("wrong", [{"sequences": 0}, {"seed": -1}, {"generated_tokens": 0}, {"seed": 2 * 10**18}])

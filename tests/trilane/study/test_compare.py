@@ -118,7 +118,7 @@ def test_every_policy_plays_the_same_draws(found: Comparison) -> None:
 def test_a_row_is_that_of_the_simulated_draw(found: Comparison) -> None:
     for place, draw in enumerate(draws_of(SHORT, 5)):
         alone = simulate(draw.with_(policy="dali"))
-        played = {"seed": place, "sequences": alone.scenario["sequences"]}
+        played = {"seed": place, "sequences": list(alone.scenario.sequences or ())}
         assert found.draws["dali"][place] == {**alone.to_dict(), **played}
 
 
@@ -265,4 +265,4 @@ def test_draws_of_a_long_answer_need_no_longer_sequences_than_are_played() -> No
     assert {row["decode_steps"] for rows in found.draws.values() for row in rows} == {8}
     assert len({tuple(row["sequences"]) for row in found.draws["fiddler"]}) == 3
     assert {row["ttft_ms"] is None for row in found.draws["daop"]} == {True}
-    assert found.scenario["generated_tokens"] == 500
+    assert found.scenario.generated_tokens == 500

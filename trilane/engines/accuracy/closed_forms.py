@@ -1,7 +1,7 @@
 """Two closed forms to compare predictions with: bytes over data-sheet bandwidths, and llmfit's.
 
 Neither knows fixed times, what a processor reaches of its data sheet, or what an engine does. The null model of
-policies (``sim.runs.null_model``) is another one, with the bandwidths that a machine reaches.
+policies (``sim.runs.bounds``) is another one, with the bandwidths that a machine reaches.
 """
 
 from __future__ import annotations

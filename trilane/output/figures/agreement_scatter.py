@@ -45,13 +45,13 @@ def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
     Colours are policies, shapes are batches, whiskers go from the lowest to the highest repeat, grey marks are the null
     model, the band is 10 % wide on either side. ``about`` says what was run, and where.
     """
-    batches = sorted({int(comparison.scenario["batch"]) for comparison in agreement.comparisons})
+    batches = sorted({comparison.predicted.scenario.batch for comparison in agreement.comparisons})
     looks, shapes = _looks(agreement.names), dict(zip(batches, SHAPES * 9, strict=False))
     figure, part = page(12.5, max(6.4, 2.4 + 0.38 * len(looks)), _headline(agreement), about)
     times, errors = part.subplots(1, 2, width_ratios=[1.15, 1])
     _identity(times, _range(agreement.comparisons))
     for name, comparison in zip(agreement.names, agreement.comparisons, strict=True):
-        _point(times, comparison, looks[name], shapes[comparison.scenario["batch"]])
+        _point(times, comparison, looks[name], shapes[comparison.predicted.scenario.batch])
     _errors(errors, agreement, looks, shapes)
     points = [point_handle(f"batch {n}", marker=shape, color="#555555", markersize=8) for n, shape in shapes.items()]
     repeats = Line2D([], [], color=_WHISKER, linewidth=1.2, marker="|", markersize=6, label="lowest to highest repeat")
@@ -115,7 +115,7 @@ def _errors(ax: Axes, agreement: Agreement, looks: dict[str, _Look], shapes: dic
     ax.axvspan(-_NEAR, _NEAR, color=BAND, linewidth=0)
     ax.axvline(0, color="black", linewidth=1)
     for name, comparison, height in zip(agreement.names, agreement.comparisons, heights, strict=True):
-        _error_marks(ax, comparison, height, looks[name], shapes[int(comparison.scenario["batch"])], edge)
+        _error_marks(ax, comparison, height, looks[name], shapes[comparison.predicted.scenario.batch], edge)
     for row in range(1, len(rows)):
         ax.axhline(row - 0.5, color="#DDDDDD", linewidth=0.8)
     ax.set_yticks(range(len(rows)), rows, fontsize=10)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from sim.runs.played_steps import step_times
+from sim.runs.metrics import step_times
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 

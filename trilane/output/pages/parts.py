@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sim.machine.part_kinds import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
+from sim.machine.parts import CardPart, CpuPart, MachinePart, MemoryPart, UnifiedPart
 from traces.models.quantisation import quantisation_source, quantisations_of, quantised
 from traces.models.shape import ModelShape
 from trilane.common.units import GB, GIB

@@ -78,4 +78,4 @@ def _lanes(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 def record_of(run: Run) -> dict[str, Any]:
     """A run as verbs write it with ``--json``: the resolved scenario, the numbers, the approximation of each layer."""
     layers = None if run.routing_errors is None else run.routing_errors.to_dict("records")
-    return {"scenario": dict(run.scenario), "run": run.to_dict(), "approximation": layers}
+    return {"scenario": run.scenario.to_dict(), "run": run.to_dict(), "approximation": layers}

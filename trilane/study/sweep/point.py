@@ -147,7 +147,7 @@ class Player:
 
 def _row(point: Point, key: str, run: Run, prepared: Prepared) -> Row:
     """Everything about a run: the resolved scenario and all numbers."""
-    values = {**run.scenario, **run.to_dict()}
+    values = {**run.scenario.to_dict(), **run.to_dict()}
     share = values["cache_bytes"] / prepared.shape.routed_bytes
     row = _complete(point, key, values, cache_share=share, trace_checksum=run.trace_checksum)
     check_rows([row])

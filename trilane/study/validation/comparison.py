@@ -17,7 +17,7 @@ import pandas as pd
 
 from sim.runs.columns import KINDS, columns_of
 from sim.runs.hits import layer_frame
-from sim.runs.played_steps import step_times
+from sim.runs.metrics import step_times
 from sim.runs.run import Run
 from sim.runs.stalls import STALL_LANES
 from sim.runs.vocabulary import COPIES, INSTANT, LANES
@@ -106,10 +106,10 @@ class RunComparison:
         if not self.predicted.metrics.decode_steps:
             raise AgreementError(f"{self.predicted.policy}: expected decode steps, got none; set generated_tokens >= 1")
 
-    @property
+    @cached_property
     def scenario(self) -> Mapping[str, Any]:
-        """The scenario of the prediction, which names its profile."""
-        return self.predicted.scenario
+        """The scenario of the prediction, which names its profile, by key."""
+        return self.predicted.scenario.to_dict()
 
     @cached_property
     def tpot_ms(self) -> Repeated:
@@ -197,7 +197,7 @@ def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
 
 def _check_same(run: Run, predicted: Run) -> None:
     """Raises AgreementError unless both are runs of one scenario."""
-    mine, other = run.scenario, predicted.scenario
+    mine, other = run.scenario.to_dict(), predicted.scenario.to_dict()
     for key in (key for key in other if key in mine and key not in _MAY_DIFFER):
         if mine[key] != other[key]:
             raise AgreementError(

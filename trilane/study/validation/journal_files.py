@@ -15,6 +15,7 @@ from realrun.errors import RefusedError
 from realrun.profiling.timing import Samples
 from sim.machine.devices import Power
 from sim.runs.run import Run
+from sim.runs.scenario import Scenario
 from sim.runs.spans import TEXTS, Span
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
@@ -77,7 +78,7 @@ def _described(kept: Kept) -> bytes:
 class _Described(NamedTuple):
     """A run without its spans, as ``_described`` writes it."""
 
-    scenario: Mapping[str, Any]
+    scenario: Scenario
     policy: str
     labels: tuple[str, ...]
     trace_checksum: str

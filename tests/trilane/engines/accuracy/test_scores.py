@@ -34,7 +34,7 @@ def test_every_row_is_scored_or_left_out_with_a_reason() -> None:
 
 
 def test_no_closed_form_has_the_name_of_another() -> None:
-    """The null model is that of policies (``sim.runs.null_model``)."""
+    """The null model is that of policies (``sim.runs.bounds``)."""
     assert list(scores().predictions) == ["held out", "shipped", "data sheet", "llmfit"]
 
 

@@ -108,7 +108,7 @@ def test_memory_counter_by_hand(tmp_path: Path) -> None:
         ("gpu", 30_000, 30_000, 35_000, "expert", "decode", 0, 0, -1, 2, 1, MB),
         ("h2d", 40_000, 40_000, 40_000, "release", "decode", 0, 0, -1, 2, 0, MB),
     ]
-    run = Run({"batch": 1}, "by-hand", spans_frame(rows))
+    run = Run(Scenario(), "by-hand", spans_frame(rows))
     counted = [(e["ts"], e["args"]["bytes"]) for e in trace_events(run) if e["ph"] == "C"]
     assert counted == [(0.0, 2 * MB), (10.0, 2 * MB), (40.0, MB)]
 
