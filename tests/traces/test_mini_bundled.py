@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.capture.text_sketch import KEPT
+from traces.capture.prompts import KEPT
 from traces.capture.vectors import popular_half, read_vectors
 from traces.file import read_trace
 from traces.trace import Trace

@@ -22,8 +22,8 @@ from sim.simulate import simulate
 from tests.kit.toy_traces import toy_trace
 from traces.batches import compose
 from traces.file import write_trace
+from traces.forecasts import NoisyForecasts, noisy_ids
 from traces.layout import ForecastKey
-from traces.noise import NoisyForecasts, noisy_ids
 from traces.trace import Trace
 from trilane.study.compare import compare
 from trilane.testing.strategies import traces

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, given
 
 from traces.layout import DECODE
-from traces.statistics import popularity_skew
-from traces.text_statistics import lru_hit_rates, one_sequence_statistics, sequences
+from traces.statistics import lru_hit_rates, one_sequence_statistics, popularity_skew, sequences
 from traces.trace import Trace
 from trilane.testing.strategies import toy_shape
 from trilane.testing.strategies import traces as drawn_traces

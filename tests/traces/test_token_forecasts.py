@@ -19,12 +19,12 @@ from sim.simulate import simulate
 from tests.kit.toy_traces import toy_trace
 from traces.batches import compose
 from traces.file import read_trace, write_trace
+from traces.forecasts import NoisyForecasts
 from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
-from traces.noise import NoisyForecasts
 from traces.statistics import forecast_statistics
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace, first_layers, rows_apart
 from trilane.testing.strategies import traces

@@ -14,7 +14,7 @@ from sim.simulate import simulate
 from tests.kit.views_for_tests import costs, view
 from tests.traces.test_token_forecasts import PLAIN
 from traces.batches import compose
-from traces.noise import NoisyForecasts
+from traces.forecasts import NoisyForecasts
 
 COST = costs([1], [1])
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import traces.models.catalogue
-from traces.bundled_traces import bundled_trace
+from traces.file import bundled_trace
 from traces.models.catalogue import aliases, load_model, model_names, recognise
 from traces.models.shape import ModelShape, ShapeError
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from trilane.common.yaml_files import read_yaml
 
 MODELS = Path(traces.models.catalogue.__file__).with_name("models.yaml")

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from traces.models.attention import Attention
-from traces.models.config_attention import attention_of, attention_of_layers
-from traces.models.config_keys import ConfigKeys
-from traces.models.hf_config import shape_of_config
+from traces.models.hf_config import ConfigKeys, attention_of, attention_of_layers, shape_of_config
 from traces.models.shape import ShapeError
 
 PLAIN: dict[str, Any] = {"hidden_size": 1000, "num_attention_heads": 6}

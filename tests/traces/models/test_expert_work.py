@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from traces.models.expert_work import ExpertWork
+from traces.models.shape import ExpertWork
 from trilane.testing.strategies import toy_shape
 
 

@@ -14,7 +14,7 @@ from tests.kit.loadable_ggufs import write_loadable
 from tests.kit.overlay import ROOT
 from tests.traces.models.gguf_files import F32, Q4_0, Q8_0, write_gguf
 from traces.models.catalogue import load_model
-from traces.models.gguf_blocks import gguf_blocks
+from traces.models.gguf_model import gguf_blocks
 from traces.models.quantisation import WeightBlocks
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from traces.models.gguf_header import GgufKeys
+from traces.models.gguf_reader import GgufKeys
 from traces.models.shape import ShapeError
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from traces.models.gguf_header import read_gguf_header
 from traces.models.gguf_model import read_gguf_model
-from traces.models.gguf_tensors import tensor_types
+from traces.models.gguf_reader import read_gguf_header, tensor_types
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'trilane[llama]'")
 

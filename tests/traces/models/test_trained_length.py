@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from tests.traces.models.gguf_files import Q4_K, grouped, mixture, model, write_gguf
-from traces.models.catalogue import model_names, original
-from traces.models.trained_length import trained_lengths, trained_tokens
+from traces.models.catalogue import model_names, original, trained_lengths, trained_tokens
 
 UNKNOWN = {"mini-deepseek", "mini-moe", "qwen3.8-flash-next"}
 

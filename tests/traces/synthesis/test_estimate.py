@@ -11,7 +11,7 @@ from traces.layout import TraceError
 from traces.models.shape import ModelShape
 from traces.synthesis.estimate import estimate_routing
 from traces.synthesis.measured import measure_trace
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
 

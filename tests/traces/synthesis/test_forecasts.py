@@ -13,10 +13,8 @@ from scipy.optimize import bisect
 from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
-from traces.synthesis.forecasts import _guess, bisected, correlations
-from traces.synthesis.named import with_lengths
-from traces.synthesis.nearest import nearest_routing
-from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
+from traces.synthesis.named import nearest_routing, with_lengths
+from traces.synthesis.synthetic_trace import Synthesis, _guess, bisected, correlations, synthetic_trace
 
 SHAPE = ModelShape("made-up", moe_layers=4, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)
 ROUTING = nearest_routing(SHAPE)

@@ -13,10 +13,9 @@ from tools.refit_routing import BUNDLED
 from tools.refit_routing_figures import FITTED, MODEL, made_statistics, published
 from traces.layout import DECODE
 from traces.library import load_trace
-from traces.synthesis.latent import Texts, layer_logits
+from traces.statistics import lru_hit_rates
+from traces.synthesis.latent import Texts, best, layer_logits
 from traces.synthesis.routing_model import stored_models
-from traces.synthesis.topk import best
-from traces.text_statistics import lru_hit_rates
 
 SEED = 1000  # other texts, and another model, than those that were made for the fit
 OTHERS = {

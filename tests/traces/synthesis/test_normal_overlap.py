@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traces.synthesis.moments import correlation_of, overlap_of
+from traces.synthesis.estimate import correlation_of, overlap_of
 
 
 @pytest.mark.parametrize("correlation", [-0.3, 0.0, 0.4, 0.9])

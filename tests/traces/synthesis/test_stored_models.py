@@ -14,8 +14,8 @@ from traces.importers.route_trace_v1 import import_route_trace
 from traces.layout import TraceError
 from traces.library import load_trace
 from traces.models.catalogue import model_names
+from traces.synthesis.estimate import Layout, simulated
 from traces.synthesis.measured import choices_of, measure_trace
-from traces.synthesis.moments import Layout, simulated
 from traces.synthesis.routing_model import RoutingModel, stored_models
 from traces.trace import Trace
 

@@ -17,7 +17,7 @@ from traces.library import load_trace
 from traces.models.shape import ModelShape
 from traces.statistics import forecast_statistics, lag_profile, popularity
 from traces.synthesis.measured import measure_trace
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from traces.synthesis.routing_model import RoutingModel, stored_models
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace

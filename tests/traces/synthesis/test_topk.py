@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from traces.synthesis.topk import best, coarse
+from traces.synthesis.latent import best, coarse
 
 ROWS = st.tuples(st.integers(1, 5), st.integers(2, 40))
 LOGITS = st.floats(-50, 50, width=32)
