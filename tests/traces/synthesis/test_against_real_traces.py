@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kit.depth import deep
-from tests.traces.synthesis.logs import LOGS, needs_logs
+from tests.traces.measured_logs import LOGS, needs_logs
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.statistics import lag_profile, prefill_decode_similarity
 from traces.synthesis.estimate import Layout
