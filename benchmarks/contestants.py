@@ -20,8 +20,8 @@ from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
 from sim.runs.scenario import Scenario
-from traces.capture.generate import Batch
-from traces.capture.generate import generate as library_passes
+from traces.capture.passes import Batch
+from traces.capture.passes import generate as library_passes
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
 from sim.runs.scenario import Scenario
 from traces.capture.forecasts import calibrate
+from traces.capture.passes import HookedModel
 from traces.capture.prompts import read_prompts
 from traces.capture.record import RouterRecorder
-from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureSettings
 from traces.capture.vectors import write_vectors
 

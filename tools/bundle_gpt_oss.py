@@ -21,8 +21,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from traces.bundled_traces import CALIBRATION
-from traces.file import write_trace
+from traces.file import CALIBRATION, write_trace
 from traces.layout import DECODE, PREFILL
 from traces.models.catalogue import load_model
 from traces.trace import Trace

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from tools.mini_data import Corpus
 from traces.capture.forecasts import quasi_hidden
-from traces.capture.generate import Batch
-from traces.capture.record import LayerRecord
+from traces.capture.passes import Batch, HookedModel, Probe
+from traces.capture.record import LayerRecord, probabilities
 from traces.capture.residual_stream import ResidualStream
-from traces.capture.run import HookedModel, Probe
-from traces.capture.scores import probabilities
 from traces.capture.settings import CaptureError
 from traces.capture.vectors import Vectors
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from traces.models.catalogue import load_model
+from traces.statistics import lru_hit_rates
 from traces.synthesis.routing_model import Residual, RoutingModel
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-from traces.text_statistics import lru_hit_rates
 
 REPEATED = "mixtral-8x7b"
 LAYERS = (0, 15, 31)

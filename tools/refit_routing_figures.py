@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.models.catalogue import load_model
-from traces.models.published import published_figures
-from traces.statistics import popularity_skew, token_overlap
+from traces.models.catalogue import load_model, published_figures
+from traces.statistics import lru_hit_rates, one_sequence_statistics, popularity_skew, token_overlap
 from traces.synthesis.latent import Texts, layer_logits
 from traces.synthesis.routing_model import Residual, RoutingModel
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
-from traces.text_statistics import lru_hit_rates, one_sequence_statistics
 from traces.trace import Trace
 
 MODEL = "deepseek-v2-lite"

@@ -24,17 +24,15 @@ from torch.nn import functional
 
 from tools.estimator_teacher import Settings, Teacher
 from tools.mini_data import Corpus, CorpusError, domains_of, load_corpus
-from traces.capture.calibration import CalibrationSums
-from traces.capture.estimator import Estimator
-from traces.capture.forecasts import stream_if_any
+from traces.capture.forecasts import CalibrationSums, stream_if_any
 from traces.capture.layers import MoeLayer
 from traces.capture.load import Loaded, load
+from traces.capture.passes import HookedModel, Probe
+from traces.capture.prompts import sketch
 from traces.capture.record import LayerRecord, RouterRecorder
 from traces.capture.residual_stream import ResidualStream
-from traces.capture.router_forecast import check_forecastable, run_router
-from traces.capture.run import HookedModel, Probe
+from traces.capture.router_forecast import Estimator, check_forecastable, run_router
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
-from traces.capture.text_sketch import sketch
 from traces.capture.vectors import Vectors, write_vectors
 from trilane.common.files import check_folder_of
 

@@ -6,8 +6,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from traces.bundled_traces import CALIBRATION, FOLDER, find_trace
-from traces.file import read_trace
+from traces.file import CALIBRATION, FOLDER, find_trace, read_trace
 from traces.synthesis.named import is_synthetic, load_synthetic, synthetic_calibration_of
 from traces.trace import Trace, first_layers, without_forecasts
 

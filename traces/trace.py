@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.layout import (
+    PREFILL,
     SCHEMA_VERSION,
     ForecastKey,
     Tensors,
     TraceError,
     check_layout,
+    check_order,
+    check_rows,
     forecast_keys,
     parse_forecast_name,
     specs_of,
 )
 from traces.models.shape import ModelShape
-from traces.rules import check_order, check_rows
 from trilane.common.json_text import parse_json
 
 _PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")  # fields that are one tensor each
@@ -185,3 +187,37 @@ def without_forecasts(trace: Trace) -> Trace:
     """``trace`` without what was forecast. Its checksum is that of the whole trace followed by ``:no-forecasts``."""
     tensors = {name: array for name, array in trace.tensors().items() if not parse_forecast_name(name)}
     return Trace.trusted(trace.shape, tensors, trace.provenance, f"{trace.checksum}:no-forecasts")
+
+
+SAME_PROMPT = 0.9  # of the choices
+TELLING_TOKENS = 4
+
+
+def shared_prompt(trace: Trace, other: Trace) -> int | None:
+    """The first sequence of ``trace`` whose prompt begins a sequence of ``other``, if there is one."""
+    others = [theirs for _, theirs in _prompts(other)]
+    for sequence, prompt in _prompts(trace):
+        if len(prompt) >= TELLING_TOKENS and any(_alike(prompt, theirs) > SAME_PROMPT for theirs in others):
+            return sequence
+    return None
+
+
+def same_texts(one: Trace, other: Trace) -> bool:
+    """Whether both are synthetic, from the same numbers: they may differ in lengths and share texts all the same."""
+    made = [trace.provenance for trace in (one, other) if trace.provenance.get("synthetic")]
+    numbers = [[facts["model"], facts["seed"], facts["model_seed"]] for facts in made if "model_seed" in facts]
+    return len(numbers) == 2 and numbers[0] == numbers[1]
+
+
+def _prompts(trace: Trace) -> list[tuple[int, NDArray[np.int16]]]:
+    """Each sequence, and what its prompt's tokens chose [tokens, L, k]."""
+    prefill = np.flatnonzero(trace.phase == PREFILL)
+    owners = trace.sequence[prefill]
+    return [(sequence, trace.topk_ids[prefill[owners == sequence]]) for sequence in dict.fromkeys(owners.tolist())]
+
+
+def _alike(prompt: NDArray[np.int16], other: NDArray[np.int16]) -> float:
+    """The share of a prompt's choices that the beginning of another one has, too; 0 where that is shorter."""
+    if len(other) < len(prompt):
+        return 0.0
+    return float((prompt[..., :, None] == other[: len(prompt), :, None, :]).any(-1).mean())

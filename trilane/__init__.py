@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from sim.runs.run import Run as Run
     from sim.runs.scenario import Scenario as Scenario
     from sim.simulate import simulate as simulate
-    from traces.bundled_traces import trace_names as trace_names
     from traces.file import read_trace as read_trace
+    from traces.file import trace_names as trace_names
     from traces.file import write_trace as write_trace
     from traces.importers import import_trace as import_trace
     from traces.importers.route_trace_v1 import import_route_trace as import_route_trace

@@ -29,8 +29,8 @@ from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
-from traces.capture.generate import Batch, Pick, Sampler
-from traces.capture.generate import generate as library_passes
+from traces.capture.passes import Batch, Pick, Sampler
+from traces.capture.passes import generate as library_passes
 from traces.file import write_trace
 
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from policies.protocols import Needs
 from realrun.generation.live_layers import MadeForecasts
-from traces.capture.generate import Pass
+from traces.capture.passes import Pass, place_rows, routing_rows, score_rows
 from traces.capture.record import LayerRecord
-from traces.capture.rows import place_rows, routing_rows, score_rows
 from traces.layout import DECODE, PREFILL, ForecastKey, tensor_specs
 from traces.models.shape import ModelShape
 from traces.trace import Trace

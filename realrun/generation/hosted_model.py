@@ -14,11 +14,10 @@ from realrun.experts.store import Allocate, ExpertStore
 from realrun.generation.hf_experts import check_layers, computed_in_place, routed_through
 from realrun.generation.live_layers import RouterFacts
 from realrun.generation.model_routing import layer_scale
-from traces.capture.layers import config_value
+from traces.capture.layers import config_value, shape_of
 from traces.capture.load import NO_CODE, Loaded, library_errors, load, revision_of
-from traces.capture.model_shape import shape_of
+from traces.capture.passes import HookedModel, Probe
 from traces.capture.record import RouterRecorder
-from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
 from traces.models.shape import ModelShape
 

@@ -19,9 +19,8 @@ from policies.mechanism.views import Forecast, Phase
 from policies.protocols import Needs
 from sim.runs.vocabulary import FROM_EXPERTS
 from traces.batches import best_ranks
-from traces.capture.partial import gate_input_after
 from traces.capture.record import LayerRecord, RouterRecorder, reading
-from traces.capture.residual_stream import ResidualStream
+from traces.capture.residual_stream import ResidualStream, gate_input_after
 from traces.capture.router_forecast import RouterForecaster
 from traces.capture.settings import CaptureError
 from traces.layout import ForecastKey
@@ -36,7 +35,7 @@ class LiveRecorder(RouterRecorder):
 
 
 class PartialStates(ExitStack):
-    """The next gate's input, from the experts on the GPU alone (see ``traces.capture.partial``), until it is closed.
+    """The next gate's input, from the experts on the GPU alone (see ``PartialPass``), until it is closed.
 
     The next layer's attention is run with the arguments of this layer's attention, so all layers must take the same.
     """

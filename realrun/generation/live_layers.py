@@ -25,8 +25,7 @@ from realrun.generation.model_routing import Scores, own_routing, scaled_by, wei
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, OnItsLane, nothing
 from realrun.machine.thread_lane import InlineLane
-from traces.capture.record import LayerRecord
-from traces.capture.scores import probabilities
+from traces.capture.record import LayerRecord, probabilities
 from traces.layout import ForecastKey
 
 

@@ -13,8 +13,8 @@ from realrun.generation.generate import generate_hosted
 from realrun.generation.hosted_model import HostedModel
 from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
-from traces.capture.generate import Batch, Pick, Sampler
-from traces.capture.generate import generate as library_passes
+from traces.capture.passes import Batch, Pick, Sampler
+from traces.capture.passes import generate as library_passes
 
 GREEDY = Sampler(0, 0.0)
 

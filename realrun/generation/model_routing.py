@@ -13,8 +13,7 @@ from policies.mechanism.views import Routing
 from policies.parts.routers import combine_weights
 from policies.protocols import Needs
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, descending, routed, routing_of
-from traces.capture.record import LayerRecord
-from traces.capture.scores import probabilities
+from traces.capture.record import LayerRecord, probabilities
 
 Scores: TypeAlias = Sequence[Sequence[float]] | None  # [tokens][experts]
 

@@ -29,8 +29,8 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import FROM_EXPERTS
 from traces.capture import forecasts as capture_forecasts
 from traces.capture.forecasts import check_vectors, checked_stream
+from traces.capture.passes import HookedModel
 from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
-from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.capture.vectors import Vectors, read_vectors
 from traces.layout import BY_TOKEN

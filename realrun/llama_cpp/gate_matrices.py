@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.library import INSTALL
-from traces.models.gguf_header import GgufKeys, read_gguf_header
-from traces.models.gguf_tensors import Tensor
+from traces.models.gguf_reader import GgufKeys, Tensor, read_gguf_header
 from traces.models.shape import MOST_EXPERTS, ShapeError
 from trilane.common.quoting import quoted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.costs.kernel_costs import KernelSteps
-from traces.models.expert_work import ExpertWork
+from traces.models.shape import ExpertWork
 
 
 def piece_ns(steps: KernelSteps, tokens: int, context: int) -> float:

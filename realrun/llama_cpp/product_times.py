@@ -16,8 +16,7 @@ from scipy.optimize import nnls
 from realrun.llama_cpp.bench_engine import BenchPoint
 from realrun.llama_cpp.benchmark_models import BenchSizes, expert_models
 from sim.costs.kernels import Floats
-from traces.models.expert_work import ExpertWork
-from traces.models.shape import ModelShape
+from traces.models.shape import ExpertWork, ModelShape
 
 Samples = Mapping[str, Mapping[BenchPoint, float]]  # ns, by model
 Equations: TypeAlias = tuple[ArrayLike, ArrayLike]  # a matrix [N, U], and its product with the unknowns [U]: times [N]

@@ -37,9 +37,8 @@ from realrun.llama_cpp.product_times import (
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import ExpertCopies, Kernels, ProductRates, SplitKernels
 from sim.machine.sourced import Sourced
-from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
-from traces.models.shape import ModelShape
+from traces.models.shape import ExpertWork, ModelShape
 
 ROWS = (1, 4, 8)  # of an expert on the CPU: pieces of 32 tokens and more are copied
 

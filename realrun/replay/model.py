@@ -9,7 +9,7 @@ from torch.nn import functional
 from realrun.errors import RefusedError
 from realrun.replay.attention import AttentionPart, RandomWeights, Rotary, normalised
 from realrun.replay.step_places import places_of
-from traces.capture.estimator import Estimator
+from traces.capture.router_forecast import Estimator
 from traces.models.shape import ModelShape
 
 Chosen = tuple[Tensor, Tensor]  # ids int64 and weights float32, both [T, k]

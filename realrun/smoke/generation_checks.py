@@ -16,8 +16,8 @@ from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
 from realrun.smoke.check import Check, checked, expect
 from sim.runs.scenario import Scenario
-from traces.bundled_traces import FOLDER
 from traces.capture.load import load
+from traces.file import FOLDER
 
 MODEL, VECTORS, CALIBRATION = FOLDER / "mini-moe", FOLDER / "mini-moe-vectors.safetensors", "mini-moe-calibration"
 PROMPTS = ((5, 17, 33, 60, 9, 41, 77, 12), (3, 8, 21, 90, 55, 14, 2, 30))

@@ -19,7 +19,7 @@ from sim.machine.interpolation import table_ns
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
-from traces.models.gguf_blocks import blocks_of
+from traces.models.gguf_model import blocks_of
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape
 from trilane.common.names import unknown

@@ -9,11 +9,10 @@ import numpy as np
 from policies.calibration import Calibration
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.batches import count_by_sequence
-from traces.forecast_accuracy import accuracies_by_layer
+from traces.forecasts import accuracies_by_layer
 from traces.layout import DECODE
 from traces.library import calibration_of, load_trace
-from traces.same_prompts import same_texts, shared_prompt
-from traces.trace import Trace
+from traces.trace import Trace, same_texts, shared_prompt
 
 
 def calibration_name(scenario: Scenario) -> str | None:

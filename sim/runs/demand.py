@@ -11,8 +11,8 @@ from policies.mechanism.views import Forecast, Phase, Routing
 from policies.parts.future import Future
 from policies.protocols import Needs
 from traces.batches import Rows, StepRows, best_ranks, count_experts
+from traces.forecasts import NoisyForecasts
 from traces.layout import ForecastKey
-from traces.noise import NoisyForecasts
 from traces.trace import Trace, rows_apart
 from trilane.common.errors import TrilaneError
 
@@ -30,7 +30,7 @@ class StepDemand(NamedTuple):
     forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are known
     scores: np.ndarray | None  # [tokens, layers, experts]
     sequences: tuple[int, ...] = ()  # of each token; empty unless the policy needs tokens
-    drafted: int = 0  # tokens that the step verifies (``traces.speculation``)
+    drafted: int = 0  # tokens that the step verifies (``traces.batches``)
     generated: int = 1  # tokens by which the step lengthens each answer
 
     @property

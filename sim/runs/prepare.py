@@ -29,10 +29,10 @@ from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.batches import StepRows
+from traces.forecasts import NoisyForecasts
 from traces.library import load_trace
 from traces.models.catalogue import load_model, model_names
 from traces.models.shape import ModelShape
-from traces.noise import NoisyForecasts
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)

@@ -12,7 +12,7 @@ is that of P tokens repeated n times: the same active experts, n times their wor
 all of them, since policies read their mean. Attention, KV cache and copies see all n x P tokens, which is N but for a
 remainder below n. A policy that reads every token plays the P tokens alone; its run has no time to first token.
 
-With drafts (``traces.speculation``) a step makes several tokens: S are the tokens that are played.
+With drafts (``traces.batches``) a step makes several tokens: S are the tokens that are played.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from policies.mechanism.views import Forecast, Routing
 from sim.runs.demand import StepDemand
 from sim.runs.scenario import Scenario, ScenarioError
-from traces.batches import StepRows, compose
-from traces.speculation import accepted_shares, verifying_steps
+from traces.batches import StepRows, accepted_shares, compose, verifying_steps
 from traces.trace import Trace
 
 Workload = TypeVar("Workload", Routing, Forecast)

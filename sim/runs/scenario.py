@@ -30,7 +30,7 @@ class Scenario:
     ``sampled_prompt_tokens``: a long answer from few decode steps, and a long prompt from the routing of few tokens;
     then both may be longer than the trace (``sim.runs.sampling``). ``draft_tokens``: speculative decoding of one
     sequence, of which every decode step verifies so many drafts; ``draft_acceptance``: the share accepted at each
-    position, or one number (``traces.speculation``; default: that of the trace's header). A draft is made by
+    position, or one number (``traces.batches``; default: that of the trace's header). A draft is made by
     ``draft_layers`` layers like the model's, whose experts are all on the GPU, and its head, or takes ``draft_ns``.
     """
 

@@ -20,9 +20,8 @@ from sim.costs.kernels import (
     place_of,
 )
 from sim.machine.sourced import Sourced
-from traces.models.expert_work import ExpertWork
 from traces.models.quantisation import WeightBlocks, bits_of_block
-from traces.models.shape import ModelShape
+from traces.models.shape import ExpertWork, ModelShape
 
 COPIED_FROM = 32
 

@@ -25,7 +25,7 @@ from tools.train_estimator import Settings, main, train_file, training_head  # n
 from traces.capture.capture import CaptureError, capture  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402
 from traces.capture.load import Loaded, load  # noqa: E402
-from traces.capture.text_sketch import hashes  # noqa: E402
+from traces.capture.prompts import hashes  # noqa: E402
 from traces.capture.vectors import Vectors, read_vectors  # noqa: E402
 from traces.file import read_trace  # noqa: E402
 

@@ -21,9 +21,8 @@ from sim.simulate import play, simulate
 from tests.kit.hand_worked import LAYERS, Placed, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
 from tests.kit.toy_costs import uniform_costs
-from traces.batches import StepRows
+from traces.batches import StepRows, accepted_shares, tokens_per_step, verifying_steps
 from traces.library import load_trace
-from traces.speculation import accepted_shares, tokens_per_step, verifying_steps
 from traces.trace import Trace
 from trilane.study.draws import draws_of
 from trilane.testing.accounting import law_12_accounting

@@ -11,14 +11,12 @@ from typing import Any, TypeAlias
 import torch
 
 from traces.capture.forecasts import check_vectors, choose, prepare
-from traces.capture.generate import make_batches
+from traces.capture.layers import shape_of
 from traces.capture.load import Loaded, load
-from traces.capture.model_shape import shape_of
+from traces.capture.passes import HookedModel, Probe, make_batches, place_rows, routing_rows, score_rows
 from traces.capture.prompts import PromptFile, read_prompts
 from traces.capture.record import RouterRecorder
 from traces.capture.router_forecast import RouterForecaster, has_scores
-from traces.capture.rows import place_rows, routing_rows, score_rows
-from traces.capture.run import HookedModel, Probe
 from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings, check_model
 from traces.capture.vectors import Vectors, known_vectors
 from traces.file import TraceWriter

@@ -1,13 +1,15 @@
-"""Records of router inputs and choices in one forward pass, taken by hooks that change nothing.
+"""Records of router inputs and choices in one forward pass, taken by hooks that change nothing, and the probabilities
+that they stand for.
 
 Ids and weights are what the experts were called with, never recomputed from logits: correction biases, group limits and
-custom gates make the two differ in half of the families, and routers return them in different orders.
+custom gates make the two differ in half of the families, and routers return them in different orders. The function of a
+family's gate is determined from a pass (``scoring_rule``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -153,3 +155,41 @@ def find_ids(output: Any) -> Tensor | None:
         if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
             return value.detach().reshape(-1, value.shape[-1])
     return None
+
+
+# How logits [N, E] become what the chosen weights are proportional to.
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda logits: logits,
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": lambda logits: logits.sigmoid(),
+}
+TOLERANCE = 0.02  # bfloat16 weights are within 0.4 %; the wrong function is off by much more
+
+
+def scoring_rule(records: list[LayerRecord]) -> tuple[str, bool]:
+    """(name in RULES, certain): the function under which the weights of the first layer are proportional to scores.
+
+    Where none fits (sparse mixers, capped or custom gates) it is softmax, and not certain.
+    """
+    record = records[0]
+    assert record.ids is not None
+    assert record.weights is not None
+    kept = record.weights.sum(-1) != 0  # without tokens that skip the mixture
+    logits, ids, weights = record.logits[kept].float(), record.ids[kept], record.weights[kept].float()
+    misfits = {name: _misfit(name, logits, ids, weights) for name in RULES}
+    best = min(misfits, key=lambda name: misfits[name])
+    return (best, True) if misfits[best] <= TOLERANCE else ("softmax", False)
+
+
+def probabilities(logits: Tensor, rule: str) -> Tensor:
+    """Router probabilities [N, E] in float32."""
+    return RULES[rule](logits.float())
+
+
+def _misfit(rule: str, logits: Tensor, ids: Tensor, weights: Tensor) -> float:
+    """Largest relative deviation of weight / score within a token (or, with one expert a token, between tokens)."""
+    if rule == "identity" and not bool(((logits >= 0) & (logits <= 1)).all()):
+        return float("inf")
+    ratio = weights / RULES[rule](logits).gather(1, ids).clamp_min(1e-30)
+    mean = ratio.mean(1, keepdim=True) if ids.shape[1] > 1 else ratio.mean()
+    return float((ratio / mean - 1).abs().max().nan_to_num(torch.inf))

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from traces.capture.prompts import PromptFile, check_disjoint, check_unseen
+from traces.capture.prompts import PromptFile, TextSketch, check_disjoint, check_unseen, read_sketch
 from traces.capture.settings import CaptureError
-from traces.capture.text_sketch import TextSketch, read_sketch
 from traces.trace import digest_tensors
 from trilane.common.files import atomic_path, check_folder_of
 from trilane.common.json_text import parse_json

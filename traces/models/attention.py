@@ -12,6 +12,8 @@ Size = Annotated[int, between(0, 1_000_000)]
 Width = Annotated[int, between(1, 1_000_000)]
 Weights = Annotated[int, between(0, 1e12)]
 
+STATE_BYTES = 4  # of an element of a state
+
 
 @dataclass(frozen=True)
 class Attention:

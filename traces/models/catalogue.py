@@ -1,22 +1,25 @@
-"""Shapes of models by name: published models from ``models.yaml``, mini models from their bundled traces, and those
-that are given as a file: a config.json, a folder that holds one, or a GGUF file.
+"""Models by name: published ones from ``models.yaml``, mini models from their bundled traces, and others by their file:
+a config.json, a folder that holds one, or a GGUF file. With their shapes, the numbers of tokens that they were trained
+for, and published figures on their routing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from traces.bundled_traces import bundled_trace, find_trace
-from traces.file import read_trace
-from traces.models.hf_config import read_config, shape_of_config
+from traces.file import bundled_trace, find_trace, read_trace
+from traces.models.hf_config import ConfigKeys, read_config, shape_of_config
 from traces.models.names import ModelName, parted
 from traces.models.quantisation import quantised
 from traces.models.shape import ModelShape, ShapeError
+from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, Name
+from trilane.common.json_text import parse_json
 from trilane.common.names import unknown
+from trilane.common.schema import SchemaError
 from trilane.common.yaml_files import read_bundled, read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
@@ -151,3 +154,63 @@ def _shape(name: str, entry: Mapping[str, Any]) -> ModelShape:
     given = dict(entry["sources"])
     rest = given.pop("*")
     return ModelShape.from_dict({**values, "name": name, "sources": {key: given.get(key, rest) for key in values}})
+
+
+_LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
+
+
+class TrainedLength(NamedTuple):
+    """Tokens of prompt and answer together."""
+
+    tokens: Count
+    source: Name
+
+
+def trained_tokens(name: str) -> int | None:
+    """Of a model that ``load_model`` knows, prompt and answer together; None: not known. Raises ShapeError."""
+    model = parted(name).model
+    for known in (model, original(model)):
+        if known in trained_lengths():
+            return trained_lengths()[known].tokens
+    path = model_file(model)
+    if path is None:
+        return None
+    if path.suffix.lower() == ".gguf":
+        from traces.models.gguf_reader import GgufKeys, read_gguf_header  # it takes long to import
+
+        return GgufKeys(read_gguf_header(path).metadata, str(path)).count("context_length", default=0) or None
+    keys = ConfigKeys.of(parse_json(path.read_bytes(), str(path), ShapeError), str(path))
+    return keys.count("max_position_embeddings", default=0) or None
+
+
+@cache
+def trained_lengths() -> Mapping[str, TrainedLength]:
+    known: Mapping[str, TrainedLength] = read_bundled(Mapping[str, TrainedLength], _LENGTHS, ShapeError)
+    return known
+
+
+_PUBLISHED = Path(__file__).with_name("published.yaml")
+_Text = Annotated[str, NOT_EMPTY]
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure: a number, or the two ends of a range."""
+
+    quantity: _Text
+    value: float | Annotated[tuple[float, float], ASCENDING]
+    model: _Text
+    source: _Text
+    note: _Text
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """The number, or both ends of the range."""
+        return self.value if isinstance(self.value, tuple) else (self.value,)
+
+
+@cache
+def published_figures() -> tuple[Published, ...]:
+    """All of ``published.yaml``, in its order. Raises SchemaError for a faulty file."""
+    found: tuple[Published, ...] = read_bundled(tuple[Published, ...], _PUBLISHED, SchemaError)
+    return found

@@ -1,4 +1,5 @@
-"""A model's shape from the header of its GGUF file: sizes from its tensors, what they do not say from its metadata.
+"""A model's shape from the header of its GGUF file: sizes from its tensors, what they do not say from its metadata, and
+what the files of a family leave unsaid from ``gguf_families.yaml``; and the blocks that its weights are kept in.
 
 Bytes are those of the file: ``expert_bytes`` of each layer, ``dense_bits`` such that everything else comes out exact.
 Not counted are the layers that predict several tokens at once, which are loaded for drafts alone, and tables that
@@ -8,16 +9,116 @@ llama.cpp looks up on the host (per_layer_token_embd). The cache has 16 bits, ll
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-from traces.models.attention import Attention
-from traces.models.gguf_attention import attention_of_layer, family_of, mixing_tensors
-from traces.models.gguf_header import GgufKeys, read_gguf_header
-from traces.models.gguf_tensors import Tensor
+from traces.models.attention import STATE_BYTES, Attention, Reach
+from traces.models.gguf_reader import GgufKeys, Tensor, read_gguf_header
+from traces.models.names import parted
+from traces.models.quantisation import WeightBlocks, weight_blocks
 from traces.models.shape import ModelShape, ShapeError
+from trilane.common.hints import Count
 from trilane.common.quoting import quoted
+from trilane.common.yaml_files import read_bundled
+
+_FILE = Path(__file__).with_name("gguf_families.yaml")
+
+
+def mixing_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices of attention, and of what takes its place, without norms and biases."""
+    names = ("attn", "ssm", "shortconv", "indexer")
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(names) and len(tensor.shape) > 1}
+
+
+def attention_of_layer(keys: GgufKeys, layer: int, tensors: Mapping[str, Tensor]) -> Attention:
+    """The attention of ``layer``, with these ``mixing_tensors``. Raises ShapeError."""
+    params = sum(tensor.elements for tensor in tensors.values())
+    if any(name.startswith("ssm") for name in tensors):
+        return _state(keys, layer, params)
+    if any(name.startswith("shortconv") for name in tensors):
+        elements = (keys.count("shortconv.l_cache") - 1) * keys.count("embedding_length")
+        return Attention("state", params, state_bytes=STATE_BYTES * elements)
+    heads = max(keys.count("attention.head_count", layer), 1)
+    if "attention.kv_lora_rank" in keys:
+        return _latent(keys, params, heads)
+    keys_width, values_width = _widths(keys, layer, tensors)
+    output = tensors.get("attn_output.weight")
+    head_dim = max(output.shape[0] // heads, 1) if output else max(keys.count("attention.key_length"), 1)
+    reach, span = _reach(keys, layer)
+    return Attention(reach, params, heads, head_dim, kv_width=keys_width + values_width, span=span)
+
+
+def _latent(keys: GgufKeys, params: int, heads: int) -> Attention:
+    """Latent attention; with an indexer, whose keys are kept too."""
+    latent = keys.count("attention.kv_lora_rank") + keys.count("rope.dimension_count", default=0)
+    head_dim = keys.count("attention.key_length_mla", default=keys.count("attention.key_length"))
+    indexed = keys.count("attention.indexer.key_length", default=0)
+    return Attention("full", params, heads, head_dim, kv_width=latent + indexed)
+
+
+def _widths(keys: GgufKeys, layer: int, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Elements of a token's keys and values: rows of their matrices; keys may be used as values."""
+    if key := tensors.get("attn_k.weight"):
+        return key.shape[-1], (tensors.get("attn_v.weight") or key).shape[-1]
+    heads = keys.count("attention.head_count_kv", layer, default=keys.count("attention.head_count", layer))
+    usual = keys.count("embedding_length") // max(keys.count("attention.head_count", layer), 1)
+    lengths = (keys.count(f"attention.{which}_length", default=usual) for which in ("key", "value"))
+    return heads * next(lengths), heads * next(lengths)
+
+
+def _reach(keys: GgufKeys, layer: int) -> tuple[Reach, int]:
+    """How far a layer of grouped queries attends, and the tokens of its window or chunk."""
+    family, pattern = family_of(keys), "attention.sliding_window_pattern"
+    if keys.is_list(pattern):
+        near = keys.flag(pattern, layer)
+    else:
+        every = keys.count(pattern, default=family.window_every, least=1)  # of so many layers one has none
+        near = layer % every != (0 if family.full_first else every - 1)
+    window = family.chunk_tokens or keys.count("attention.sliding_window", default=0)
+    return ("chunk" if family.chunk_tokens else "window", window) if near and window else ("full", 0)
+
+
+def _state(keys: GgufKeys, layer: int, params: int) -> Attention:
+    """Gated DeltaNet, Mamba-2 and Kimi Delta Attention: a matrix a head, and the last rows of a convolution."""
+    rows = keys.count("ssm.conv_kernel") - 1
+    if "kda.head_dim" in keys:
+        head_dim, heads = keys.count("kda.head_dim"), max(keys.count("attention.head_count", layer), 1)
+        elements = heads * head_dim * (head_dim + 3 * rows)
+        return Attention("state", params, heads, max(head_dim, 1), state_bytes=STATE_BYTES * elements)
+    inner, state = keys.count("ssm.inner_size"), keys.count("ssm.state_size")
+    heads = max(keys.count("ssm.time_step_rank", default=1), 1)
+    elements = inner * state + rows * (inner + 2 * keys.count("ssm.group_count", default=0) * state)
+    return Attention("state", params, heads, max(inner // heads, 1), state_bytes=STATE_BYTES * elements)
+
+
+class GgufFamily(NamedTuple):
+    """Attention of a family's layers, where its files do not say it; the fields are explained in the YAML file."""
+
+    window_every: Count = 1
+    full_first: bool = False
+    chunk_tokens: Count | None = None
+
+
+@cache
+def gguf_families() -> Mapping[str, GgufFamily]:
+    """By the name of the architecture."""
+    known: Mapping[str, GgufFamily] = read_bundled(Mapping[str, GgufFamily], _FILE, ShapeError)
+    return known
+
+
+def family_of(keys: GgufKeys) -> GgufFamily:
+    """The family of a file. Raises ShapeError for one that is not known, naming it."""
+    if keys.architecture not in gguf_families():
+        raise ShapeError(
+            f"{keys.where}: expected a family with experts that is read, one of those in {_FILE.name}, this is of the "
+            f"architecture {quoted(keys.architecture)}; give its config.json instead"
+        )
+    return gguf_families()[keys.architecture]
+
 
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.(weight|bias)")
@@ -133,3 +234,49 @@ def _counted(tensors: Iterable[Tensor], layers: list[_Layer]) -> Iterable[Tensor
         match = _LAYER.fullmatch(tensor.name)
         if not tensor.name.startswith(_ON_HOST) and (match is None or int(match[1]) < len(layers)):
             yield tensor
+
+
+_ROUTER = "ffn_gate_inp"
+
+
+def blocks_of(shape: ModelShape) -> WeightBlocks:
+    """The blocks of a model: of its GGUF file, or of the weight format of its name; 16 bits without one.
+
+    Raises ShapeError.
+    """
+    name = parted(shape.name)
+    if name.model.lower().endswith(".gguf"):
+        return gguf_blocks(Path(name.model))
+    return weight_blocks(shape, name.weights or "bf16")
+
+
+def gguf_blocks(path: Path) -> WeightBlocks:
+    """The blocks of each kind of matrix, with the part of the weights that each has. Raises ShapeError."""
+    return _blocks(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _blocks(path: Path, changed_ns: int) -> WeightBlocks:
+    """``path`` is read anew when it has changed."""
+    kinds: dict[str, list[Tensor]] = {kind: [] for kind in WeightBlocks._fields}
+    for tensor in read_gguf_header(path).tensors:
+        if len(tensor.shape) > 1 and tensor.name.endswith(".weight") and _ROUTER not in tensor.name:
+            kinds[_kind_of_matrix(tensor.name)].append(tensor)
+    kinds["head"] = kinds["head"] or kinds["embedding"]  # tied
+    return WeightBlocks(**{kind: _mix(tensors) for kind, tensors in kinds.items()})
+
+
+def _kind_of_matrix(name: str) -> str:
+    if not name.startswith("blk."):
+        return "head" if name == "output.weight" else "embedding"
+    if "_exps." not in name:
+        return "layers"
+    return "down" if "ffn_down" in name else "gate_up"
+
+
+def _mix(tensors: Iterable[Tensor]) -> dict[str, float]:
+    """The part of the weights that has each type."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        counts[tensor.type.name.lower()] += tensor.elements
+    return {name: count / counts.total() for name, count in counts.items()}

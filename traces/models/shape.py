@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -226,3 +227,28 @@ class ModelShape:
     def from_dict(cls, values: object) -> ModelShape:
         """Build a shape from ``to_dict`` output. Raises ShapeError."""
         return from_dict(cls, values, "model shape", ShapeError)
+
+
+@dataclass(frozen=True)
+class ExpertWork:
+    """What the experts of a layer do in a step, in the mean: how many are ``active``, with how many ``rows`` each."""
+
+    active: float
+    rows: float
+
+    @classmethod
+    def of(cls, shape: ModelShape, tokens: int) -> ExpertWork:
+        """Of ``tokens`` that choose independently, if all experts are equally popular."""
+        active = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
+        return cls(active, max(tokens * shape.top_k / active, 1.0))
+
+    @property
+    def most_rows(self) -> int:
+        """The next whole number of rows."""
+        return math.ceil(self.rows)
+
+    def ns(self, table: Sequence[int]) -> float:
+        """Time of all active experts, by the time of one with each number of rows."""
+        fewer = math.floor(self.rows)
+        more_share = self.rows - fewer
+        return self.active * ((1 - more_share) * table[fewer] + more_share * table[self.most_rows])

@@ -1,22 +1,140 @@
-"""Synthetic traces: routing, scores, and forecasts of stated accuracy."""
+"""Synthetic traces: routing, scores, and forecasts.
+
+A forecast is the true logits of a later layer plus an error that leaves the stated accuracy.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.layout import DECODE, PREFILL, TraceError, check_size, forecast_keys, tensor_specs
+from traces.layout import (
+    DECODE,
+    PREFILL,
+    ForecastKey,
+    TraceError,
+    check_size,
+    forecast_keys,
+    parse_forecast_name,
+    tensor_specs,
+)
 from traces.models.shape import ModelShape
-from traces.synthesis.forecasts import SyntheticForecast, correlations, softmax
-from traces.synthesis.latent import Texts, layer_logits
+from traces.synthesis.latent import Singles, Texts, best, coarse, layer_logits, sortable
 from traces.synthesis.routing_model import RoutingModel
-from traces.synthesis.topk import best, coarse
 from traces.trace import Trace
 from trilane.common.hints import between
 from trilane.common.schema import check
+
+_SCORED = "partial"  # the forecast whose scores are recorded
+_PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # the text on which accuracies are tried
+_CACHED = 2**17  # logits that fit a processor's cache together with the arrays computed from them
+_TOLERANCE = 1e-5
+_ROUNDING = 4 * np.finfo(float).eps
+
+
+def softmax(logits: Singles, sharpness: float) -> Singles:
+    """Scores of all experts: each row sums to 1."""
+    scores = np.exp(np.float32(sharpness) * logits)
+    return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+
+
+class SyntheticForecast:
+    """One forecast of all tokens. All forecasts of a layer share the same error, scaled by their accuracy."""
+
+    def __init__(self, shape: ModelShape, name: str, correlation: float, sharpness: float, tokens: int) -> None:
+        parsed = parse_forecast_name(f"forecast/{name}/ids")
+        assert parsed is not None  # RoutingModel checked it
+        self.key: ForecastKey = parsed[0]
+        self._correlation, self._sharpness = correlation, sharpness
+        size = (tokens, shape.moe_layers, min(2 * shape.top_k, shape.experts))
+        self.tensors: dict[str, NDArray[Any]] = {self.key.ids_name: np.full(size, -1, np.int16)}
+        if self.key.kind == _SCORED:
+            self.tensors[self.key.scores_name] = np.zeros(size, np.float16)
+
+    def add(self, layer: int, logits: Singles, error: Singles) -> None:
+        """Add the forecast of ``layer``; ``logits`` are its true ones. Those of the kind ``token`` stand where they are
+        made; at the end of a sequence, they are of another's beginning.
+        """
+        made = layer - self.key.layers_ahead
+        if made < 0:
+            return
+        guess = _guess(logits, error, self._correlation)
+        if self.key.by_token:
+            guess = np.roll(guess, -self.key.lookahead, axis=0)
+        ids = best(guess, self.tensors[self.key.ids_name].shape[2])
+        self.tensors[self.key.ids_name][:, made] = ids
+        if self.key.kind == _SCORED:
+            scores = np.take_along_axis(softmax(guess, self._sharpness), ids.astype(np.intp), axis=1)
+            self.tensors[self.key.scores_name][:, made] = scores
+
+
+def correlations(routing: RoutingModel, model_seed: int, names: Iterable[str]) -> Mapping[str, float]:
+    """For each forecast, the correlation of guess and truth that gives the wanted accuracy (on a short text)."""
+    return {name: _correlation(routing, model_seed, name) for name in names}
+
+
+class _Piece(NamedTuple):
+    """Rows of a short text's logits [rows, experts], the experts chosen by them, and an error to add."""
+
+    logits: Singles
+    true: NDArray[np.intp]
+    error: Singles
+
+    def hits(self, correlation: float) -> int:
+        """How many of the true choices a guess contains: those that are no less than the last that it has."""
+        keys, count = sortable(_guess(self.logits, self.error, correlation)), self.true.shape[1]
+        last = np.partition(keys, -count, axis=1)[:, -count, None]
+        return int(np.count_nonzero(np.take_along_axis(keys, self.true, axis=1) >= last))
+
+
+@lru_cache(maxsize=2)
+def _pilot(routing: RoutingModel, model_seed: int) -> tuple[_Piece, ...]:
+    """All layers of the text, in pieces that fit the processor's cache, since they are read many times."""
+    logits = np.concatenate([coarse(layer) for layer in layer_logits(routing, _PILOT, model_seed)])
+    error = np.random.default_rng(0).standard_normal(logits.shape, dtype=np.float32)
+    whole = (logits, best(logits, routing.top_k).astype(np.intp), error)
+    return tuple(map(_Piece, *(np.array_split(part, -(-logits.size // _CACHED)) for part in whole)))
+
+
+@lru_cache(maxsize=64)
+def _correlation(routing: RoutingModel, model_seed: int, name: str) -> float:
+    wanted, pilot = routing.forecast_accuracy[name], _pilot(routing, model_seed)
+    choices = sum(piece.true.size for piece in pilot)
+
+    def excess(correlation: float) -> float:
+        return sum(piece.hits(correlation) for piece in pilot) / choices - wanted
+
+    if excess(0.0) >= 0:
+        return 0.0
+    return 1.0 if wanted >= 1 else bisected(excess)
+
+
+def bisected(rising: Callable[[float], float]) -> float:
+    """The root of an increasing function that is negative at 0 and positive at 1.
+
+    The numbers are those of ``scipy.optimize.bisect(rising, 0, 1, xtol=1e-5)``, which takes 0.1 s to import.
+    """
+    low, width = 0.0, 1.0
+    while True:
+        width /= 2
+        middle = low + width
+        value = rising(middle)
+        if value < 0:
+            low = middle
+        if value == 0 or width < _TOLERANCE + _ROUNDING * middle:
+            return middle
+
+
+def _guess(logits: Singles, error: Singles, correlation: float) -> Singles:
+    guess = np.float32(correlation) * logits
+    guess += np.float32(np.sqrt(1 - correlation**2)) * error
+    return coarse(guess)
+
 
 _ERRORS = 3  # kind of random stream
 _Number = Annotated[int, between(1, 1e9)]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from traces.bundled_traces import bundled_trace
+from traces.file import bundled_trace
 from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model
 from traces.models.names import parted

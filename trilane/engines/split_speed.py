@@ -13,8 +13,7 @@ from sim.costs.cost_table import CostTable
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
-from traces.models.expert_work import ExpertWork
-from traces.models.shape import ModelShape
+from traces.models.shape import ExpertWork, ModelShape
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared
+from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
-from traces.models.trained_length import trained_tokens
 from trilane.common.schema import to_dict
 from trilane.engines.engine_answer import EngineAnswer, engine_answer
 from trilane.engines.question import FitError, Question

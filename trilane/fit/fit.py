@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.machine.hardware import load_hardware
-from traces.models.trained_length import trained_tokens
+from traces.models.catalogue import trained_tokens
 from trilane.engines.memory_needed import check_fits, longest_prompt, surely_runs
 from trilane.engines.question import Question
 from trilane.fit.workers import workers

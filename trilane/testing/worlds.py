@@ -18,7 +18,7 @@ from sim.runs.spans import spans_frame
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
 from traces.batches import compose as compose_batch
-from traces.speculation import verifying_steps
+from traces.batches import verifying_steps
 from traces.trace import Trace
 from trilane.testing.recording import PlayedWorld, RecordingSession
 from trilane.testing.strategies import toy_calibration

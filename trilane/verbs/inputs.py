@@ -140,8 +140,8 @@ def trace_in_words(name: str, trace: Trace) -> str:
 
 def describe(scenario: Scenario) -> str:
     """A scenario in one line."""
+    from traces.forecasts import NoisyForecasts
     from traces.library import load_trace
-    from traces.noise import NoisyForecasts
     from trilane.output.figures.words import memory_words
 
     trace = load_trace(scenario.trace)
@@ -158,7 +158,7 @@ def describe(scenario: Scenario) -> str:
 
 def _shortened(scenario: Scenario) -> list[str]:
     """Steps and tokens that stand for others, and drafts."""
-    from traces.speculation import tokens_per_step
+    from traces.batches import tokens_per_step
 
     told = []
     if scenario.sampled_steps is not None:

@@ -39,7 +39,7 @@ def stats(
 
 
 def _compare(names: Sequence[str], published: bool, markdown: bool, json: str | None) -> None:
-    from traces.models.published import published_figures
+    from traces.models.catalogue import published_figures
     from trilane.common.schema import to_dict
     from trilane.output.pages.trace_stats import comparable_statistics, comparison
 

@@ -71,7 +71,7 @@ def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, Rou
     """The model whose layers and experts the trace has, and the routing's parameters."""
     from traces.models.catalogue import load_model
     from traces.synthesis.estimate import estimate_routing
-    from traces.synthesis.nearest import nearest_routing
+    from traces.synthesis.named import nearest_routing
 
     if trace_name is None:
         assert model is not None

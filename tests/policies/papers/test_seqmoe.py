@@ -12,9 +12,9 @@ from sim.runs.demand import demand_of
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.views_for_tests import costs, view
-from tests.traces.test_token_forecasts import PLAIN
+from tests.traces.test_forecasts import PLAIN
 from traces.batches import compose
-from traces.noise import NoisyForecasts
+from traces.forecasts import NoisyForecasts
 
 COST = costs([1], [1])
 

@@ -32,10 +32,10 @@ from tests.kit.generating import CPU, PROMPTS, every_slot, request
 from traces.capture.capture import capture_loaded
 from traces.capture.forecasts import calibrate, stream_if_any
 from traces.capture.load import Loaded
+from traces.capture.passes import HookedModel
 from traces.capture.prompts import PromptFile, read_prompts
 from traces.capture.record import RouterRecorder
 from traces.capture.router_forecast import parse_forecasts
-from traces.capture.run import HookedModel
 from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings
 from traces.capture.vectors import write_vectors
 from traces.file import read_trace

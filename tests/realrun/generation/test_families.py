@@ -15,8 +15,11 @@ from tests.kit.family_models import build, families, left_out  # noqa: E402
 from tests.kit.generating import CPU, request  # noqa: E402
 from tests.realrun.generation import families as tool  # noqa: E402
 from tests.realrun.generation.families import ATTEMPTS, PAGE, Row, line, tried  # noqa: E402
-from traces.capture.record import LayerRecord, RouterRecorder  # noqa: E402
-from traces.capture.scores import scoring_rule  # noqa: E402
+from traces.capture.record import (  # noqa: E402
+    LayerRecord,
+    RouterRecorder,
+    scoring_rule,
+)
 
 # Routers that read tokens, several residual streams, rows of a checkpoint by turns, shared experts that look routed,
 # experts without weights, no gate in an expert, a mixture that can be skipped.

@@ -32,9 +32,9 @@ from tests.kit.generating import (
 )
 from tests.kit.tiny_families import FAMILIES, build
 from traces.capture.forecasts import calibrate, checked_stream
+from traces.capture.passes import HookedModel
 from traces.capture.prompts import read_prompts
 from traces.capture.record import RouterRecorder
-from traces.capture.run import HookedModel
 from traces.capture.settings import CaptureSettings
 from traces.capture.vectors import Vectors, write_vectors
 from traces.file import read_trace

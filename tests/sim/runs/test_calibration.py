@@ -9,7 +9,7 @@ import pytest
 
 from sim.runs.calibration import calibrate, check_other_prompts, load_calibration
 from sim.runs.scenario import Scenario, ScenarioError
-from traces import forecast_accuracy
+from traces import forecasts
 from traces.file import write_trace
 from traces.library import load_trace
 from traces.trace import Trace
@@ -75,8 +75,8 @@ def test_recalls_are_the_statistics_of_each_forecast_worked_out_once(monkeypatch
         ids[:, 0] = (0, 1, 2, 3)
         ids[5, 0] = last
         tensors[f"forecast/{kind}@1/ids"] = ids
-    accuracies = forecast_accuracy.forecast_accuracies
-    monkeypatch.setattr(forecast_accuracy, "forecast_accuracies", lambda t: calls.append(t) or accuracies(t))
+    accuracies = forecasts.forecast_accuracies
+    monkeypatch.setattr(forecasts, "forecast_accuracies", lambda t: calls.append(t) or accuracies(t))
     found = calibrate(Trace.from_tensors(shape, tensors, {"model": "toy"}), "toy").recalls
     # Decode tokens use 02, 13, 03 and 12: one expert of each of the first three is in 01, and the last is guessed.
     np.testing.assert_array_equal(found["gate", 1], [np.nan, (3 + 2) / 8])

@@ -14,9 +14,9 @@ from sim.runs.demand import KnownDemand, MissingFromTraceError, demand_of, share
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import labels_of, resolved
 from sim.runs.scenario import Scenario, ScenarioError
+from traces.forecasts import NoisyForecasts
 from traces.layout import ForecastKey
 from traces.library import load_trace
-from traces.noise import NoisyForecasts
 from traces.trace import Trace
 
 GATE = Needs(forecasts=(("gate", 1),))

@@ -15,20 +15,22 @@ transformers = pytest.importorskip("transformers")
 
 from tools.mini_models import build_model  # noqa: E402
 from tools.mini_train import export  # noqa: E402
-from traces.bundled_traces import FOLDER  # noqa: E402
 from traces.capture import capture as capture_module  # noqa: E402
 from traces.capture.capture import CaptureError, CaptureSettings, capture, capture_loaded  # noqa: E402
-from traces.capture.generate import Sampler, make_batches  # noqa: E402
-from traces.capture.layers import find_moe_layers  # noqa: E402
+from traces.capture.layers import _kv_width, find_moe_layers  # noqa: E402
 from traces.capture.load import Loaded, load, revision_of  # noqa: E402
-from traces.capture.model_shape import _kv_width  # noqa: E402
+from traces.capture.passes import Sampler, make_batches  # noqa: E402
 from traces.capture.prompts import read_prompts  # noqa: E402
 from traces.capture.record import (  # noqa: E402
     LayerRecord,
     RouterRecorder,
     reading,
 )
-from traces.file import TraceWriter, read_trace  # noqa: E402
+from traces.file import (  # noqa: E402
+    FOLDER,
+    TraceWriter,
+    read_trace,
+)
 from traces.trace import Trace  # noqa: E402
 
 LAYERS, EXPERTS, TOP_K, VOCAB = 4, 16, 2, 64

@@ -15,13 +15,11 @@ transformers = pytest.importorskip("transformers")
 
 from tests.kit.tiny_families import COMMON, EXPERTS, FAMILIES, HIDDEN, LAYERS, LOCAL, VOCAB, WIDTH, Numbers, build  # noqa: E402
 from traces.capture.capture import CaptureSettings, capture_loaded  # noqa: E402
-from traces.capture.layers import find_moe_layers  # noqa: E402
+from traces.capture.layers import find_moe_layers, shape_of  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
-from traces.capture.model_shape import shape_of  # noqa: E402
 from traces.capture.prompts import read_prompts  # noqa: E402
-from traces.capture.record import RouterRecorder  # noqa: E402
+from traces.capture.record import RouterRecorder, scoring_rule  # noqa: E402
 from traces.capture.router_forecast import RouterForecaster  # noqa: E402
-from traces.capture.scores import scoring_rule  # noqa: E402
 from traces.capture.settings import CaptureError  # noqa: E402
 from traces.file import read_trace  # noqa: E402
 

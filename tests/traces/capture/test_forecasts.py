@@ -19,11 +19,10 @@ from tests.kit.tiny_families import EXPERTS, HIDDEN, build  # noqa: E402
 from traces.capture.capture import FORECASTS, CaptureError, CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture.forecasts import calibrate, quasi_hidden  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
-from traces.capture.partial import PartialPass  # noqa: E402
+from traces.capture.passes import HookedModel  # noqa: E402
 from traces.capture.prompts import PromptFile, read_prompts  # noqa: E402
 from traces.capture.record import LayerRecord, RouterRecorder  # noqa: E402
-from traces.capture.residual_stream import ResidualStream  # noqa: E402
-from traces.capture.run import HookedModel  # noqa: E402
+from traces.capture.residual_stream import PartialPass, ResidualStream  # noqa: E402
 from traces.capture.vectors import Vectors, write_vectors  # noqa: E402
 from traces.file import read_trace  # noqa: E402
 from traces.trace import Trace  # noqa: E402

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from traces.capture.text_sketch import KEPT, PASSAGE, hashes, read_sketch, sketch, smallest
+from traces.capture.prompts import KEPT, PASSAGE, hashes, read_sketch, sketch, smallest
 
 
 def words(count: int, seed: int = 0) -> str:
@@ -62,7 +62,7 @@ def test_of_many_passages_the_smallest_hashes_are_kept_and_asked_for() -> None:
 def test_batches_of_hashes_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [words(300, seed) for seed in range(6)]
     whole = sketch(texts).hashes.tolist()
-    monkeypatch.setattr("traces.capture.text_sketch._BATCH", 1)
+    monkeypatch.setattr("traces.capture.prompts._BATCH", 1)
     assert sketch(texts).hashes.tolist() == whole
 
 

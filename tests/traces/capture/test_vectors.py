@@ -19,14 +19,17 @@ pytest.importorskip("transformers")
 from tests.kit.headers import declare_empty  # noqa: E402
 from tests.kit.tiny_families import build  # noqa: E402
 from traces.capture.capture import CaptureError, CaptureSettings, capture_loaded  # noqa: E402
-from traces.capture.estimator import Estimator, estimator_from  # noqa: E402
 from traces.capture.forecasts import calibrate  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402
-from traces.capture.prompts import PromptFile, read_prompts  # noqa: E402
+from traces.capture.passes import HookedModel  # noqa: E402
+from traces.capture.prompts import (  # noqa: E402
+    PromptFile,
+    read_prompts,
+    sketch,
+)
 from traces.capture.record import RouterRecorder  # noqa: E402
 from traces.capture.residual_stream import ResidualStream  # noqa: E402
-from traces.capture.run import HookedModel  # noqa: E402
-from traces.capture.text_sketch import sketch  # noqa: E402
+from traces.capture.router_forecast import Estimator, estimator_from  # noqa: E402
 from traces.capture.vectors import Vectors, popular_half, read_vectors, write_vectors  # noqa: E402
 from traces.file import read_trace  # noqa: E402
 from traces.trace import Trace  # noqa: E402

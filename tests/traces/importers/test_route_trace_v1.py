@@ -9,14 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.traces.measured_logs import LOGS, needs_logs
 from traces.batches import compose
 from traces.file import Trace, TraceError, read_trace, write_trace
 from traces.importers.route_trace_v1 import COLUMNS, import_route_trace
 from traces.library import load_trace
 from traces.models.catalogue import load_model
-
-LOGS = Path(__file__).parents[4] / "shared" / "traces" / "route_trace_v1"
-needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason=f"the measured logs are not here: {LOGS}")
 
 HEADER = """# route_trace v1
 # model=/tmp/Toy-Q4.gguf arch=toy n_layer=2 n_expert=4 n_expert_used=2

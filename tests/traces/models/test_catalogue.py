@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 import traces.models.catalogue
-from traces.bundled_traces import bundled_trace
-from traces.models.catalogue import aliases, load_model, model_names, recognise
+from tests.traces.models.gguf_files import Q4_K, grouped, mixture, model, write_gguf
+from traces.file import bundled_trace
+from traces.models.catalogue import (
+    aliases,
+    load_model,
+    model_names,
+    original,
+    recognise,
+    trained_lengths,
+    trained_tokens,
+)
 from traces.models.shape import ModelShape, ShapeError
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from trilane.common.yaml_files import read_yaml
 
 MODELS = Path(traces.models.catalogue.__file__).with_name("models.yaml")
@@ -121,3 +131,31 @@ def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ShapeError, match="there is no model ''"):
         load_model("")
+
+
+UNKNOWN = {"mini-deepseek", "mini-moe", "qwen3.8-flash-next"}
+
+
+def test_it_is_known_of_the_catalogue() -> None:
+    unknown = {name for name in model_names() if trained_tokens(name) is None}
+    assert {original(name) for name in unknown} == UNKNOWN
+    assert set(trained_lengths()) <= set(model_names())
+
+
+def test_weights_and_layers_do_not_matter_and_an_alias_may_have_another() -> None:
+    assert trained_tokens("qwen3-30b-a3b@q4_k_m:8") == 40_960
+    assert trained_tokens("qwen3-30b-a3b-instruct-2507") == 262_144
+    assert trained_tokens("deepseek-r1") == trained_tokens("deepseek-v3") == 163_840
+
+
+def test_a_file_says_it_itself(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"text_config": {"max_position_embeddings": 65_536}}))
+    assert trained_tokens(str(tmp_path)) == trained_tokens(f"{config}@q8_0") == 65_536
+    config.write_text("{}")
+    assert trained_tokens(str(config)) is None
+    layers = [grouped(512, 8, 2, 64) + mixture(512, 256, 24)]
+    metadata, tensors = model(
+        "qwen3moe", {"context_length": 40_960, "embedding_length": 512}, 1000, layers, experts=Q4_K
+    )
+    assert trained_tokens(str(write_gguf(tmp_path / "mine.gguf", metadata, tensors))) == 40_960

@@ -1,14 +1,18 @@
-"""The shape of a model."""
+"""The shape of a model, the parts of its name, and the work of its experts in a step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, product
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from traces.models.catalogue import load_model, model_names
-from traces.models.shape import ModelShape, ShapeError
+from traces.models.names import ModelName, parted
+from traces.models.shape import ExpertWork, ModelShape, ShapeError
 from trilane.testing.strategies import toy_shape
 
 
@@ -80,3 +84,55 @@ def test_blocks_of_experts_follow_the_dense_layers_or_are_listed() -> None:
     assert replace(shape, moe_blocks=(1, 3, 5, 7)).expert_blocks == (1, 3, 5)
     with pytest.raises(ShapeError, match="moe_blocks needs an entry for each of the 3 MoE layers, got 2"):
         replace(shape, moe_blocks=(1, 3))
+
+
+@pytest.mark.parametrize(("experts", "top_k", "tokens"), [(4, 2, 1), (4, 2, 2), (4, 2, 3), (4, 4, 2), (5, 1, 4)])
+def test_active_experts_are_the_mean_over_all_that_the_tokens_may_choose(experts: int, top_k: int, tokens: int) -> None:
+    """Counted one by one. Their rows add up to the tokens' choices."""
+    choices = list(product(combinations(range(experts), top_k), repeat=tokens))
+    active = sum(len({expert for chosen in each for expert in chosen}) for each in choices) / len(choices)
+    work = ExpertWork.of(toy_shape(1, experts, top_k), tokens)
+    assert work.active == pytest.approx(active)
+    assert work.active * work.rows == pytest.approx(tokens * top_k)
+
+
+@pytest.mark.parametrize(("rows", "most", "ns"), [(1.0, 1, 2 * 10), (2.0, 2, 2 * 30), (1.25, 2, 2 * 15)])
+def test_time_between_whole_numbers_of_rows_is_interpolated(rows: float, most: int, ns: float) -> None:
+    work = ExpertWork(active=2, rows=rows)
+    assert work.most_rows == most
+    assert work.ns([0, 10, 30]) == pytest.approx(ns)
+
+
+def test_an_active_expert_has_a_row_whatever_rounding_makes_of_it() -> None:
+    """64 experts x (1 - (1 - 6 / 64)) is a little more than 6 in floating point."""
+    rows = [ExpertWork.of(toy_shape(1, experts, top_k), 1).rows for experts in range(8, 129) for top_k in (1, 6, 8)]
+    assert min(rows) == 1.0
+    assert max(rows) < 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("phi-3.5-moe", ("phi-3.5-moe", None, None)),
+        ("phi-3.5-moe@q4_k_m", ("phi-3.5-moe", "q4_k_m", None)),
+        ("phi-3.5-moe@q4_k_m:8", ("phi-3.5-moe", "q4_k_m", "8")),
+        ("phi-3.5-moe:8@q4_k_m", ("phi-3.5-moe", None, "8@q4_k_m")),
+        ("a@b/c:d/config.json@q8_0:2", ("a@b/c:d/config.json", "q8_0", "2")),
+        ("mine@home.gguf", ("mine@home.gguf", None, None)),
+        ("mine-00001-of-00002.gguf:4", ("mine-00001-of-00002.gguf", None, "4")),
+        ("folder@1/model@q8_0", ("folder@1/model", "q8_0", None)),
+    ],
+)
+def test_the_parts_of_a_name(name: str, parts: tuple[str | None, ...]) -> None:
+    assert tuple(parted(name)) == parts
+
+
+@given(st.text())
+def test_the_parts_give_the_name_again(name: str) -> None:
+    assert str(parted(name)) == name
+
+
+@given(st.from_regex(r"[a-z0-9.-]{1,9}", fullmatch=True), st.sampled_from([None, "q4_0"]), st.sampled_from([None, "3"]))
+def test_a_name_gives_its_parts_again(model: str, weights: str | None, layers: str | None) -> None:
+    made = ModelName(model, weights, layers)
+    assert parted(str(made)) == made

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kit.depth import deep
-from tests.traces.synthesis.logs import LOGS, needs_logs
+from tests.traces.measured_logs import LOGS, needs_logs
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.statistics import lag_profile, prefill_decode_similarity
+from traces.synthesis.estimate import Layout
 from traces.synthesis.measured import choices_of
-from traces.synthesis.moments import Layout
 from traces.synthesis.routing_model import stored_models
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace

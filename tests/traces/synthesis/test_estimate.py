@@ -9,9 +9,9 @@ import pytest
 
 from traces.layout import TraceError
 from traces.models.shape import ModelShape
-from traces.synthesis.estimate import estimate_routing
+from traces.synthesis.estimate import correlation_of, estimate_routing, overlap_of
 from traces.synthesis.measured import measure_trace
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace
 
@@ -77,3 +77,19 @@ def test_a_trace_too_short_to_see_what_persists_is_refused() -> None:
     for lengths in ((24, 31), (3, 64)):
         with pytest.raises(TraceError, match="at least 4 prompt and 32 decode tokens, found none"):
             estimate_routing(trace(*lengths), "short", "made-up", "a test")
+
+
+@pytest.mark.parametrize("correlation", [-0.3, 0.0, 0.4, 0.9])
+def test_the_closed_form_is_what_one_counts(correlation: float) -> None:
+    rng = np.random.default_rng(0)
+    one, fresh = rng.standard_normal((2, 400_000))
+    other = correlation * one + np.sqrt(1 - correlation**2) * fresh
+    threshold = 1.2815515655446004  # of the best tenth
+    counted = ((one > threshold) & (other > threshold)).sum() / (one > threshold).sum()
+    assert overlap_of(np.array(correlation), 0.1) == pytest.approx(counted, abs=0.01)
+
+
+def test_no_correlation_is_chance_and_the_inverse_inverts() -> None:
+    assert overlap_of(np.array(0.0), 0.1) == pytest.approx(0.1)
+    correlations = np.array([-0.2, 0.1, 0.5, 0.95])
+    assert correlation_of(overlap_of(correlations, 0.05), 0.05) == pytest.approx(correlations, abs=1e-3)

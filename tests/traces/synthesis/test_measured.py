@@ -9,9 +9,9 @@ import pytest
 
 from tests.kit.toy_traces import toy_trace
 from traces.models.shape import ModelShape
+from traces.synthesis.estimate import _moves, _within, correlation_of
 from traces.synthesis.measured import OverlapStatistics, _distinct, choices_of, measure, measure_trace
-from traces.synthesis.moments import _moves, _within, correlation_of
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from traces.trace import Trace
 
 SHAPE = ModelShape("made-up", moe_layers=10, dense_layers=0, experts=32, top_k=4, hidden=8, expert_width=4)

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import bisect
 
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 from traces.file import write_trace
-from traces.layout import TraceError
+from traces.layout import ForecastKey, TraceError
 from traces.library import load_trace
 from traces.models.shape import ModelShape
 from traces.statistics import forecast_statistics, lag_profile, popularity
 from traces.synthesis.measured import measure_trace
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing, with_lengths
 from traces.synthesis.routing_model import RoutingModel, stored_models
-from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
+from traces.synthesis.synthetic_trace import Synthesis, _guess, bisected, correlations, synthetic_trace
 from traces.trace import Trace
 from trilane.common.errors import TrilaneError
 
@@ -148,3 +151,62 @@ def test_a_model_given_as_a_file_has_a_trace_that_follows_the_file(tmp_path: Pat
         trace = load_trace(f"synthetic:{file}/2x4+4")
         assert (trace.shape.moe_layers, trace.shape.name) == (layers, str(file))
         assert load_trace(f"synthetic:{file}-calibration/1x2+2:1").shape.moe_layers == 1
+
+
+NEAREST = nearest_routing(SHAPE)
+
+
+@given(st.floats(1e-9, 1 - 1e-9), st.floats(0.2, 5), st.integers(1, 200))
+def test_bisecting_gives_the_very_numbers_of_scipy(root: float, power: float, steps: int) -> None:
+    """Of curves and of stairs, as shares of a few choices are."""
+
+    def rising(x: float) -> float:
+        return float(np.floor((x**power) * steps) / steps - root)
+
+    assert bisected(rising) == bisect(rising, 0.0, 1.0, xtol=1e-5)
+
+
+def test_a_root_that_is_met_is_exact() -> None:
+    assert bisected(lambda x: x - 0.5) == 0.5
+
+
+def test_a_guess_of_some_correlation_varies_as_much_as_the_truth() -> None:
+    """0.6 of the true logit and 0.8 of the error, since 0.6² + 0.8² = 1; exact but for the low bits."""
+    logits, error = np.array([[5, 0, 5]], np.float32), np.array([[0, 5, 10]], np.float32)
+    np.testing.assert_allclose(_guess(logits, error, 0.6), [[3, 4, 11]], rtol=1e-4)
+
+
+def test_one_forecast_is_solved_as_it_is_among_all() -> None:
+    known = correlations(NEAREST, 0, NEAREST.forecast_accuracy)
+    assert correlations(NEAREST, 0, ["residual@1"]) == {"residual@1": known["residual@1"]}
+    other = replace(NEAREST, forecast_accuracy={**NEAREST.forecast_accuracy, "residual@1": 0.3})
+    assert correlations(other, 0, ["residual@1"])["residual@1"] < known["residual@1"]  # no mistaking of like names
+
+
+def test_without_some_forecasts_the_rest_of_a_trace_is_the_same() -> None:
+    whole, part = (synthetic_trace(SHAPE, Synthesis(NEAREST, 2, 4, 4, forecasts=some)) for some in (None, ("gate@2",)))
+    assert list(part.forecasts) == [ForecastKey("gate", 2)]
+    tensors = part.tensors()
+    assert {name: array.tolist() for name, array in whole.tensors().items() if name in tensors} == {
+        name: array.tolist() for name, array in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "held"),
+    [("none", []), ("gate@1", [("gate", 1)]), ("partial@1,gate@3", [("gate", 3), ("partial", 1)]), ("gate@7", [])],
+)
+def test_a_name_may_say_which_forecasts(asked: str, held: list[tuple[str, int]]) -> None:
+    assert sorted(load_trace(f"synthetic:mini-moe/1x2+2/{asked}").forecasts) == held
+
+
+def test_a_name_lists_its_forecasts() -> None:
+    two = with_lengths("synthetic:mini-moe", 4, 64, 8, ["gate@1", "gate@2"])
+    assert two == "synthetic:mini-moe/4x64+8/gate@1,gate@2"
+    assert with_lengths("synthetic:mini-moe", 4, 64, 8, []) == "synthetic:mini-moe/4x64+8/none"
+
+
+@pytest.mark.parametrize("asked", ["", "gate", "gate@1,", "gate@1,none"])
+def test_a_name_that_says_it_otherwise_is_refused(asked: str) -> None:
+    with pytest.raises(TraceError, match="expected synthetic:MODEL"):
+        load_trace(f"synthetic:mini-moe/1x2+2/{asked}")

@@ -11,7 +11,7 @@ import pytest
 
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from traces.bundled_traces import FOLDER
+from traces.file import FOLDER
 from trilane.engines.memory_needed import HOST_RESERVE_BYTES
 from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for

@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
-from traces.models.published import Published, published_figures
+from traces.models.catalogue import Published, published_figures
 from traces.statistics import trace_statistics
 from traces.trace import Trace
 from trilane.cli import main

@@ -2,7 +2,7 @@
 
 A step drafts tokens one after another, each with a layer like the model's and its head, all on the GPU, and then
 verifies them together with one more: all experts that any of them chooses are read. This is its time in closed form;
-what simulated runs do is in ``traces.speculation``.
+what simulated runs do is in ``traces.batches``.
 
 How many drafts are accepted depends on the text, and is not predicted. Published of llama.cpp: of 1, 2, 3 and 4 drafts
 a step 88, 82, 71 and 64 % were accepted with Qwen3.6-35B-A3B (ggml-org/llama.cpp PR 22673, an RTX 3060 of a laptop,
@@ -20,9 +20,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from sim.costs.cost_table import DraftWork
 from sim.costs.fitted_costs import fitted_costs
+from traces.batches import tokens_per_step
 from traces.layout import DECODE
 from traces.models.shape import ModelShape
-from traces.speculation import tokens_per_step
 from traces.trace import Trace
 from trilane.engines.engine_speed import EngineSpeed
 from trilane.engines.question import FitError

@@ -7,9 +7,8 @@ from functools import partial
 from operator import add
 from typing import Any, NamedTuple
 
-from traces.models.published import Published
-from traces.statistics import trace_statistics
-from traces.text_statistics import one_sequence_statistics
+from traces.models.catalogue import Published
+from traces.statistics import one_sequence_statistics, trace_statistics
 from traces.trace import Trace
 from trilane.output.figures.words import short_name
 from trilane.output.pages.markdown import markdown_table

@@ -10,7 +10,7 @@ from sim.machine.hardware import load_hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from traces.library import NO_FORECASTS, calibration_of
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from trilane.common.hints import between
 from trilane.common.schema import check
 from trilane.common.units import in_gb

@@ -51,7 +51,7 @@ def test_whatever_a_simulation_imports_counts() -> None:
         "        'hardware': ['rtx3090-ddr4', 'rtx-4080+ddr5-5600']}}\n"
         "assert not any(Player().row(point)['error'] for point in points(Grid.from_dict(grid)))\n"
         "from traces.library import load_trace\n"
-        "import traces.synthesis.named, traces.synthesis.nearest, traces.synthesis.synthetic_trace\n"
+        "import traces.synthesis.named, traces.synthesis.synthetic_trace\n"
         "print(json.dumps([module.__file__ for module in list(sys.modules.values()) if getattr(module, '__file__', '')"
         "]))"
     )

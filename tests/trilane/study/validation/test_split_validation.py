@@ -19,7 +19,7 @@ from sim.machine.hardware import load_hardware
 from tests.kit.fake_engine import known_kernels
 from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
 from traces.models.catalogue import load_model
-from traces.models.gguf_blocks import blocks_of
+from traces.models.gguf_model import blocks_of
 from trilane.output.pages.engine_validation import engine_table
 from trilane.study.validation.engine_plan import EnginePlan, EnginePlanError, EngineScenario
 from trilane.study.validation.engine_rows import EngineRow, null_ns, predicted_ns

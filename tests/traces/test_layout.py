@@ -5,31 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traces import rules
-from traces.layout import TraceError
-from traces.rules import SCORE_SLACK, no_probability
+from traces import layout
+from traces.layout import SCORE_SLACK, TraceError, no_probability
 from trilane.testing.strategies import toy_shape
 
 
 @pytest.mark.parametrize("row", [0, 1, 2, 5, 6])
 def test_a_broken_row_is_named_whichever_block_it_is_in(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
     """Blocks of three tokens; the writer has written 40 before."""
-    monkeypatch.setattr(rules, "BLOCK_TOKENS", 3)
+    monkeypatch.setattr(layout, "BLOCK_TOKENS", 3)
     phase = np.zeros(7, np.uint8)
     phase[row] = 2
-    rules.check_rows("t", toy_shape(1, 4, 1), {"phase": np.minimum(phase, 1)}, 40)
+    layout.check_rows("t", toy_shape(1, 4, 1), {"phase": np.minimum(phase, 1)}, 40)
     with pytest.raises(TraceError, match=rf"t: phase row {40 + row}: expected 0 \(prefill\) or 1 \(decode\), got 2"):
-        rules.check_rows("t", toy_shape(1, 4, 1), {"phase": phase}, 40)
+        layout.check_rows("t", toy_shape(1, 4, 1), {"phase": phase}, 40)
 
 
 def test_order_is_that_within_a_sequence() -> None:
     tensors = {
         "sequence": np.array([3, 1, 3, 1]), "position": np.array([5, 0, 4, 1]), "phase": np.array([0, 1, 0, 1])
     }
-    rules.check_order("t", {**tensors, "position": np.array([4, 0, 5, 1])})
+    layout.check_order("t", {**tensors, "position": np.array([4, 0, 5, 1])})
     message = r"t: position row 2: expected an increase within sequence 3, got 4 after 5 \(row 0\); put the rows"
     with pytest.raises(TraceError, match=message):
-        rules.check_order("t", tensors)
+        layout.check_order("t", tensors)
 
 
 def test_the_bits_of_a_score_tell_what_comparing_tells() -> None:

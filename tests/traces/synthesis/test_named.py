@@ -12,7 +12,7 @@ from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model, model_names
 from traces.models.shape import ShapeError
 from traces.statistics import lag_profile
-from traces.synthesis.nearest import nearest_routing
+from traces.synthesis.named import nearest_routing
 from traces.synthesis.routing_model import stored_models
 
 SMALL = "/2x8+16"

@@ -6,5 +6,5 @@ from pathlib import Path
 
 import pytest
 
-LOGS = Path(__file__).parents[4] / "shared" / "traces" / "route_trace_v1"
+LOGS = Path(__file__).parents[3] / "shared" / "traces" / "route_trace_v1"
 needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason=f"the measured logs are not here: {LOGS}")
