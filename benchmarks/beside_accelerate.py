@@ -28,7 +28,7 @@ from benchmarks.figures import Cell, Section, machine, markdown_of, print_sectio
 from benchmarks.offload_model import Size, Tokens, learn, prompts, write_model
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.generation.model_output import output_of_library
-from realrun.llama_cpp.bench_program import VARIABLE, bench_program
+from realrun.llama_cpp.bench import VARIABLE, bench_program
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, machine_for
 from realrun.profiling.lab import Points

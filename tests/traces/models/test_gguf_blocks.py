@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from realrun.llama_cpp.piece_time import piece_ns
+from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from tests.kit.loadable_ggufs import write_loadable
