@@ -27,13 +27,13 @@ from benchmarks.contestants import Contestant, with_accelerate, with_ours
 from benchmarks.figures import Cell, Section, machine, markdown_of, print_section, write_json
 from benchmarks.offload_model import Size, Tokens, learn, prompts, write_model
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
-from realrun.generation.model_output import output_of_library
-from realrun.llama_cpp.bench_program import VARIABLE, bench_program
+from realrun.llama_cpp.bench import VARIABLE, bench_program
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, machine_for
 from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import QUICK
+from realrun.smoke.generation_checks import output_of_library
 from sim.machine.hardware import write_hardware
 from sim.runs.scenario import Scenario
 from trilane.common.files import atomic_path

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from benchmarks.accelerate_offload import Split, load, send_over_link, split
 from benchmarks.offload_model import Learnt, Tokens
-from realrun.generation.generate import generate_hosted
+from realrun.generation.generate import GenerateRequest, generate_hosted
 from realrun.generation.hosted_model import HostedModel
-from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
 from sim.runs.scenario import Scenario

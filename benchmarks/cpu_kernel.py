@@ -22,13 +22,9 @@ from torch import Tensor
 from benchmarks.__main__ import pin
 from benchmarks.figures import Cell, Section, Target, asked, report
 from realrun.errors import RefusedError
-from realrun.experts.cpu_kernels import NativeSwiGlu
-from realrun.experts.ffn import SwiGlu, weighted_ffn
-from realrun.experts.layout import ExpertLayout
-from realrun.experts.shape import ExpertShape
-from realrun.experts.store import random_store
-from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded
-from realrun.machine.native_library import NotCompiledError
+from realrun.experts.ffn import ExpertShape, NativeSwiGlu, SwiGlu, weighted_ffn
+from realrun.experts.store import ExpertLayout, random_store
+from realrun.machine.native_ffn import SOURCE, NativeFfn, NotCompiledError, loaded
 from realrun.machine.pinned import plain
 from traces.models.catalogue import load_model
 

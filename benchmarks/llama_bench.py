@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.accelerate_offload import split
 from benchmarks.figures import Cell
 from benchmarks.gguf_file import write_gguf
-from realrun.llama_cpp.bench_program import samples_ns
+from realrun.llama_cpp.bench import samples_ns
 
 
 def row_of(

@@ -12,10 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from realrun.generation.generate import generate_hosted
-from realrun.generation.hf_experts import computed_in_place, routed_through
-from realrun.generation.hosted_model import HostedModel
-from realrun.generation.preparation import GenerateRequest
+from realrun.generation.generate import GenerateRequest, generate_hosted
+from realrun.generation.hosted_model import HostedModel, computed_in_place, routed_through
 from realrun.machine.lanes import Machine
 from sim.runs.scenario import Scenario
 from traces.capture.forecasts import calibrate

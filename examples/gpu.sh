@@ -150,13 +150,13 @@ peer() {
 llama_build=${LLAMA_BUILD:-$root/build/llama.cpp}
 [ -n "${LLAMA_LIBRARY:-}" ] || [ ! -e "$llama_build/bin/libllama.so" ] || export LLAMA_LIBRARY=$llama_build/bin/libllama.so
 
-llama_found() { $python -c "from realrun.llama_cpp.library import $llama_library as library; library()" > /dev/null 2>&1; }
+llama_found() { $python -c "from realrun.llama_cpp.abi import $llama_library as library; library()" > /dev/null 2>&1; }
 
 build_llama() {
   if llama_found; then
     say "llama.cpp is there"
   elif [ -n "${LLAMA_LIBRARY:-}" ]; then
-    again llama.cpp-build $python -c "from realrun.llama_cpp.library import $llama_library as library; print(library())"
+    again llama.cpp-build $python -c "from realrun.llama_cpp.abi import $llama_library as library; print(library())"
   elif [ $lanes = host-lanes ]; then
     say "llama.cpp is left out: the package xllamacpp is not installed, and LLAMA_LIBRARY is not set"
   else

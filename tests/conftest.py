@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from realrun.llama_cpp.library import has_library
+from realrun.llama_cpp.abi import has_library
 from tests.kit.depth import DEEP, left_out
 from trilane.common.gc_paused import collect_seldom
 

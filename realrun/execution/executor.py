@@ -19,13 +19,13 @@ from realrun.errors import LaneError
 from realrun.execution.copying import Copying
 from realrun.execution.layer_execution import LayerExecution
 from realrun.execution.layer_state import LayerSizes, RoutedInput
-from realrun.execution.low_jitter import low_jitter
 from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
 from realrun.experts.gpu_slots import GpuSlots
 from realrun.experts.store import ExpertStore
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine
+from realrun.machine.thread_lane import low_jitter
 
 
 class Executor:

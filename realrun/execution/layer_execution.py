@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan
-from realrun.execution.copy_future import CopyFuture
-from realrun.execution.copying import Copying
+from realrun.execution.copying import CopyFuture, Copying
 from realrun.execution.layer_state import ActiveLayer, CpuShare, LayerSizes, RoutedInput, Rows, addresses_of
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens

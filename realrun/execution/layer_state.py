@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from policies.mechanism.views import ExpertId, Plan
-from realrun.execution.copy_future import CopyFuture
+from realrun.execution.copying import CopyFuture
 from realrun.execution.routed_tokens import RoutedTokens
 from realrun.experts.ffn import Choices
 from realrun.machine.cuda_memory import upload

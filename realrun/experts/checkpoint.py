@@ -21,9 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from realrun.errors import RefusedError
 from realrun.experts.checkpoint_tensors import ExpertTensors, Piece, stored_tensors
 from realrun.experts.ffn import check_kernel
-from realrun.experts.layout import ExpertLayout, expert_parameters
-from realrun.experts.store import Allocate, ExpertStore, Slab
-from realrun.machine.memory_check import check_host_memory
+from realrun.experts.store import Allocate, ExpertLayout, ExpertStore, Slab, expert_parameters
+from realrun.machine.host_memory import check_host_memory
 from traces.capture.layers import MoeLayer, find_moe_layers
 from traces.capture.load import NO_CODE, NO_PICKLE, library_errors
 from traces.capture.settings import CaptureError

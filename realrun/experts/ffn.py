@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from realrun.errors import RefusedError
+from realrun.experts.store import ExpertLayout
+from realrun.machine.native_ffn import NativeFfn, native_ffn
+from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
+from traces.models.shape import ModelShape
 
 Choices: TypeAlias = Tensor | slice  # numbers int64 of several choices, or the slice of one (see ``addressed``)
 
@@ -130,3 +134,109 @@ def _linear(kernel: Any, views: Mapping[str, Tensor], name: str, x: Tensor) -> T
     weight = views[name]
     out = x.to(weight.dtype) @ (weight if kernel.is_transposed else weight.T)
     return out.add_(views[f"{name}_bias"]) if kernel.has_bias else out
+
+
+# Rows up to which weights in blocks are multiplied by the native kernel; beyond, unpacking them once for torch's
+# product is faster. The limit differs between processors; this one is chosen, not measured.
+MOST_ROWS = 64
+_TYPES = (torch.bfloat16, torch.bfloat16, torch.float32, torch.float32)  # of weights, x, router weights, out
+
+
+@dataclass(frozen=True)
+class NativeSwiGlu(SwiGlu, InOneCall):
+    """``SwiGlu``, with torch on a GPU, and on the CPU for more rows than ``ffn`` is fast for."""
+
+    ffn: NativeFfn = field(kw_only=True)
+
+    def compute(
+        self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
+        scattered: bool,
+    ) -> bool:
+        """As in ``InOneCall``; False on a GPU, for many rows, and for tensors of other types or with gaps."""
+        if x.device.type != "cpu":
+            return False
+        numbers = _numbers(choices)
+        if not 0 < len(numbers) <= self.ffn.only_up_to:
+            return False
+        first, down = _matrices(self, views)
+        types = (first.dtype, x.dtype, weights.dtype, out.dtype)
+        if types != _TYPES or not (x.is_contiguous() and weights.is_contiguous() and out.is_contiguous()):
+            return False
+        threads = torch.get_num_threads()  # of the calling lane
+        self.ffn(first, down, x, numbers, weights, top_k, out, scattered=scattered, threads=threads)
+        return True
+
+
+@dataclass(frozen=True)
+class BlockSwiGlu(SwiGlu, InOneCall):
+    """``SwiGlu`` with weights in ``blocks``, which are unpacked before every product on a GPU.
+
+    ``ffn`` None: torch unpacks the weights on the CPU too, which takes tens of times as long for one token.
+    """
+
+    blocks: BlockFormat = field(kw_only=True)
+    ffn: NativeFfn | None = field(kw_only=True)
+
+    def compute(
+        self, views: Mapping[str, Tensor], x: Tensor, choices: Choices, weights: Tensor, top_k: int, out: Tensor, *,
+        scattered: bool,
+    ) -> bool:
+        """As in ``InOneCall``; always True. ``weights`` and ``out`` are float32, ``x`` is bfloat16."""
+        if x.device.type == "cpu" and self.ffn is not None and len(numbers := _numbers(choices)) <= MOST_ROWS:
+            self.ffn(
+                *_matrices(self, views), x.contiguous(), numbers, weights.contiguous(), top_k, out,
+                scattered=scattered, threads=torch.get_num_threads(), blocks=self.blocks,
+            )
+            return True
+        plain, unpacked = SwiGlu(self.has_gate), {name: self.blocks.unpacked(view) for name, view in views.items()}
+        if scattered:
+            compute_into(out, plain, unpacked, x, choices, weights, top_k)
+        else:
+            weighted_ffn(plain, unpacked, x, choices, weights, top_k, out)
+        return True
+
+
+def _numbers(choices: Choices) -> Tensor:
+    return torch.tensor((choices.start,)) if isinstance(choices, slice) else choices.contiguous()
+
+
+def _matrices(kernel: SwiGlu, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return views["gate_up_proj" if kernel.has_gate else "up_proj"], views["down_proj"]
+
+
+_DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float32}
+
+
+class ExpertShape(NamedTuple):
+    """``dtype``: of an expert's input, and of its weights unless they are in blocks; the layout of its buffer."""
+
+    dtype: torch.dtype
+    layout: ExpertLayout
+    kernel: SwiGlu
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> ExpertShape:
+        """The shape of a model's routed experts. Raises RefusedError if there are no kernels for their weights."""
+        gated, sizes = shape.matrices_per_expert == 3, (shape.hidden, shape.expert_width)
+        if len(set(shape.expert_bytes)) > 1:
+            raise RefusedError(
+                f"{shape.name}: expected experts of one size, these differ by layer; it can only be simulated"
+            )
+        whole = not any(size % BLOCK for size in sizes)  # rows are whole blocks
+        if whole and (blocks := FORMATS.get(shape.weight_bits)):
+            kernel = BlockSwiGlu(gated, blocks=blocks, ffn=native_ffn())
+            return cls(torch.bfloat16, ExpertLayout.from_shape(*sizes, blocks, gated), kernel)
+        dtype = _dtype_of(shape)
+        ffn = native_ffn() if dtype == torch.bfloat16 else None  # which supports no other
+        plain = SwiGlu(gated) if ffn is None else NativeSwiGlu(gated, ffn=ffn)
+        return cls(dtype, ExpertLayout.from_shape(*sizes, dtype, gated), plain)
+
+
+def _dtype_of(shape: ModelShape) -> torch.dtype:
+    if shape.weight_bits not in _DTYPES:
+        raise RefusedError(
+            f"{shape.name}: expected weights of 16 or 32 bits (bfloat16, float32), 8.5 (q8_0) or 4.5 (q4_0), got "
+            f"{shape.weight_bits:g}: other quantised experts, and rows that are not multiples of 32, can only be "
+            "simulated"
+        )
+    return _DTYPES[shape.weight_bits]

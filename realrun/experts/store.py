@@ -1,15 +1,101 @@
-"""The weights of all routed experts in host memory, from which experts are copied to the GPU and read by the CPU."""
+"""The layout of one expert's weights in one contiguous buffer, so that one copy moves all of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from realrun.experts.layout import ExpertLayout
+from realrun.errors import RefusedError
+from realrun.machine.weight_formats import BlockFormat
+
+ALIGNMENT_BYTES = 64  # a cache line, and the alignment of ordinary torch tensors, on which kernels may depend
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """One weight matrix or bias of an expert, at ``offset_bytes`` in its buffer."""
+
+    name: str  # as the library's experts modules call it, such as gate_up_proj
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the weights, without padding."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """The parts of every expert of a layer, each at a multiple of 64 bytes."""
+
+    parts: tuple[WeightPart, ...]
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> ExpertLayout:
+        """Parts one after another, in the given order."""
+        placed: list[WeightPart] = []
+        for name, shape, dtype in parts:
+            placed.append(WeightPart(name, shape, dtype, _end_bytes(placed)))
+        return cls(tuple(placed))
+
+    @classmethod
+    def from_module(cls, experts: nn.Module) -> ExpertLayout:
+        """The layout for a module of the library that holds all E experts of a layer: one slice of each parameter.
+
+        Parameters may be on the meta device. Raises RefusedError if they differ in E.
+        """
+        parameters = expert_parameters(experts)
+        if len({len(value) for value in parameters.values()}) != 1:
+            shapes = {name: tuple(value.shape) for name, value in parameters.items()}
+            raise RefusedError(
+                f"{type(experts).__name__}: expected parameters with one slice for every expert, all of the same "
+                f"leading dimension, found {shapes}; the executor does not support this family"
+            )
+        return cls.of_parts((name, tuple(value.shape[1:]), value.dtype) for name, value in parameters.items())
+
+    @classmethod
+    def from_shape(
+        cls, hidden: int, width: int, weights: torch.dtype | BlockFormat, gated: bool = True
+    ) -> ExpertLayout:
+        """The layout for an expert of a given shape; with a gate, its rows come first in ``gate_up_proj``.
+
+        ``weights``: their type, or the blocks that they are in, of which rows are whole ones.
+        """
+        first = ("gate_up_proj", 2 * width, hidden) if gated else ("up_proj", width, hidden)
+        matrices = (first, ("down_proj", hidden, width))
+        if isinstance(weights, BlockFormat):
+            return cls.of_parts((name, (rows, weights.row_bytes(size)), torch.uint8) for name, rows, size in matrices)
+        return cls.of_parts((name, (rows, columns), weights) for name, rows, columns in matrices)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of one expert's buffer, a multiple of 64."""
+        return _end_bytes(self.parts)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The parts of the expert in ``buffer`` (uint8 [bytes or more], 64-byte aligned), as views."""
+        return {
+            part.name: buffer.narrow(0, part.offset_bytes, part.size_bytes).view(part.dtype).view(part.shape)
+            for part in self.parts
+        }
+
+
+def expert_parameters(experts: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of an experts module that hold all experts: those with at least 2 dimensions."""
+    return {name: value for name, value in experts.named_parameters(recurse=False) if value.ndim >= 2}
+
+
+def _end_bytes(parts: Iterable[WeightPart]) -> int:
+    end = max((part.offset_bytes + part.size_bytes for part in parts), default=0)
+    return math.ceil(end / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
 
 Allocate: TypeAlias = Callable[[int], Tensor]  # bytes -> uint8 [bytes], 64-byte aligned: see realrun.machine.pinned
 

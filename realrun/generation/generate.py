@@ -1,37 +1,192 @@
-"""Generate with a model of the Hugging Face library whose routed experts are placed by a policy."""
+"""Requests and results of generation, and everything that is prepared before the first token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from policies.protocols import Needs
+from policies.registry import system
+from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.generation.generated_trace import GeneratedTrace
-from realrun.generation.hf_experts import routed_through
-from realrun.generation.hosted_model import HostedModel, load_model, look_at
-from realrun.generation.live_forecasts import LiveRecorder
-from realrun.generation.live_layers import LiveLayers
-from realrun.generation.preparation import (
-    Generated,
-    GenerateRequest,
-    executor_for,
-    forecasts_for,
-    prepared_for,
-    tokens_of,
-)
+from realrun.execution.layer_state import LayerSizes
+from realrun.experts.gpu_slots import GpuSlots, check_one_width, slots_needed
+from realrun.generation.generated_trace import GeneratedTrace, blank_trace
+from realrun.generation.hosted_model import HostedModel, computed_in_place, load_model, look_at, routed_through
+from realrun.generation.live_layers import LiveForecasts, LiveLayers, LiveRecorder, PartialStates
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
-from sim.runs.prepare import Prepared
+from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
-from traces.capture.passes import Batch, Pick, Sampler
+from sim.runs.scenario import Scenario
+from sim.runs.vocabulary import FROM_EXPERTS
+from traces.capture import forecasts as capture_forecasts
+from traces.capture.forecasts import check_vectors, checked_stream
+from traces.capture.passes import Batch, HookedModel, Pick, Sampler
 from traces.capture.passes import generate as library_passes
+from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
+from traces.capture.settings import CaptureError, CaptureSettings
+from traces.capture.vectors import Vectors, read_vectors
 from traces.file import write_trace
+from traces.layout import BY_TOKEN
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """The model, the prompts and the policy of a generation.
+
+    ``prompts``: one batch; texts, cut after ``prompt_tokens``, or lists of tokens. All must have one length, since
+    padding would change the choices of some routers. ``scenario``: its policy, parameters, hardware (with which
+    policies plan), memory, calibration and seed are used; trace, model and lengths follow from the other fields. Every
+    sequence gets 1 + ``generated_tokens`` tokens, the first from the prompt's pass; generation continues after an
+    end-of-text token. ``cache_slots``: instead of a cached share. ``vectors``: the file for forecasts other than the
+    gate's. ``trace``: the file to write the trace to.
+    """
+
+    model: str | Path
+    prompts: Sequence[str] | Sequence[Sequence[int]]
+    scenario: Scenario = field(default_factory=Scenario)
+    prompt_tokens: int | None = None
+    generated_tokens: int = 32
+    cache_slots: int | None = None
+    temperature: float = 0.0  # 0: the likeliest token
+    dtype: str = "auto"
+    vectors: str | Path | None = None
+    trace: str | Path | None = None
+
+    def check(self) -> None:
+        """Raises RefusedError for requests that no model can fulfil."""
+        scenario = self.scenario
+        check_one_width(scenario.policy, system(scenario.policy).needs)
+        if not system(scenario.policy).needs.live:
+            later = "layers" if system(scenario.policy).needs.future else "tokens"
+            raise RefusedError(
+                f"policy {scenario.policy!r} needs the routing of later {later}, not known while a model runs: "
+                "generate with another policy, and simulate this one on the resulting trace"
+            )
+        simulated = (
+            "noisy_forecast_recall", "prefill_chunk_tokens", "sequences", "sampled_steps", "sampled_prompt_tokens"
+        )
+        for name in simulated:
+            if getattr(scenario, name) is not None:
+                raise RefusedError(f"generate: {name} is for simulations only; leave it out")
+        if scenario.draft_tokens:
+            raise RefusedError("generate: expected draft_tokens 0, no model drafts here; simulate or replay drafts")
+        if self.generated_tokens < 0 or not self.prompts:
+            raise RefusedError(
+                f"generate: expected prompts and generated_tokens >= 0, got {len(self.prompts)} and "
+                f"{self.generated_tokens}"
+            )
+        if self.cache_slots is not None and not (scenario.cached_share is None and scenario.gpu_memory_gb is None):
+            raise RefusedError("generate: give one of cache_slots, cached_share and gpu_memory_gb")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The results: ``tokens`` [B][1 + generated], the run, the session with the log of its calls, and the trace."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    run: Run
+    session: LoggedSession
+    trace: Trace
+    tokenizer: Any
+
+    @property
+    def texts(self) -> list[str]:
+        return [str(self.tokenizer.decode(tokens)) for tokens in self.tokens]
+
+
+def tokens_of(request: GenerateRequest, tokenizer: Any) -> Tensor:
+    """The prompts' tokens [B, P]. Raises RefusedError unless all have one length."""
+    ids = [list(tokenizer(p)["input_ids"] if isinstance(p, str) else p) for p in request.prompts]
+    ids = [tokens[: request.prompt_tokens] for tokens in ids]
+    lengths = sorted(set(map(len, ids)))
+    if len(lengths) > 1 or not lengths[0]:
+        raise RefusedError(
+            f"generate: expected prompts of one length, got {lengths} tokens; cut all to the shortest, "
+            f"prompt_tokens={lengths[0]}, or generate for each length separately"
+        )
+    return torch.tensor(ids)
+
+
+def scenario_of(request: GenerateRequest, model: HostedModel) -> Scenario:
+    """The request as a scenario that can be simulated on the trace."""
+    share = request.scenario.cached_share
+    if request.cache_slots is not None:
+        share = request.cache_slots / (model.shape.moe_layers * model.shape.experts)
+    return request.scenario.with_(
+        trace="generated" if request.trace is None else str(request.trace), model=None, batch=len(request.prompts),
+        prompt_tokens=None, generated_tokens=request.generated_tokens or None, cached_share=share,
+    )
+
+
+def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: int) -> Prepared:
+    """The prepared scenario, as for a simulation of the run. Raises what a simulation raises."""
+    scenario, lengths = scenario_of(request, model), (prompt_tokens, request.generated_tokens)
+    sequences = range(len(request.prompts))
+    prepared = prepare(scenario, blank_trace(model.shape, sequences, *lengths, Needs()))
+    return prepared.with_trace(blank_trace(model.shape, sequences, *lengths, prepared.needs)).checked()
+
+
+def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> Vectors | None:
+    """The vectors for forecasts. Raises RefusedError if they are missing, or of another model."""
+    kinds = sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS, BY_TOKEN})
+    if not kinds:
+        return None
+    if request.vectors is None:
+        raise RefusedError(
+            f"policy {request.scenario.policy!r} needs forecasts of the kind {', '.join(kinds)}, which need vectors "
+            "of a calibration: make a file of them with python -m tools.train_estimator (--tokens 0 unless it is for "
+            "an estimator), or use a bundled one, and pass it: vectors=FILE, or --vectors FILE"
+        )
+    try:
+        known = read_vectors(request.vectors)
+        check_vectors(known, model.loaded)
+    except CaptureError as error:
+        raise RefusedError(str(error)) from error
+    return known
+
+
+def forecasts_for(
+    request: GenerateRequest, model: HostedModel, needs: Needs, recorder: LiveRecorder, stack: ExitStack
+) -> LiveForecasts:
+    """The maker of the policy's forecasts, with hooks on the model until ``stack`` closes. Raises RefusedError."""
+    known = vectors_for(request, model, needs)
+    run, layers = HookedModel(model.loaded, CaptureSettings(temperature=0), recorder), model.loaded.layers
+    try:
+        keys = parse_forecasts([f"{kind}@{ahead}" for kind, ahead in needs.forecasts])
+        early = tuple(key for key in keys if key.kind not in FROM_EXPERTS)
+        partial = None
+        with routed_through(layers, computed_in_place(layers, model.store)):
+            forecaster, _ = capture_forecasts.prepare(run, model.probe, stack, early, None, known)
+            if early != keys:
+                stream = stack.enter_context(checked_stream(run, model.probe, "partial@1"))
+                partial = stack.enter_context(PartialStates(stream))
+    except CaptureError as error:
+        raise RefusedError(f"policy {request.scenario.policy!r} cannot run on this model: {error}") from error
+    return LiveForecasts(needs, forecaster, recorder, model.probe.records, partial, model.shape.top_k)
+
+
+def executor_for(
+    prepared: Prepared, session: LoggedSession, model: HostedModel, machine: Machine, step_tokens: int
+) -> Executor:
+    """An executor with slots, buffers and kernels for steps of up to ``step_tokens``."""
+    policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
+    arena = machine.gpu_tensor((slots_needed(prepared), layout.size_bytes), torch.uint8)
+    slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
+    sizes = LayerSizes(
+        step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype
+    )
+    return Executor(session, machine, model.store, slots, [layer.experts for layer in layers], sizes)
 
 
 def generate(request: GenerateRequest, machine: Machine | None = None) -> Generated:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
+from realrun.llama_cpp.bench import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
 from realrun.llama_cpp.random_gguf import write_random_gguf
 from sim.machine.plausibility import LIMITS
 from sim.machine.sourced import Sourced
@@ -48,12 +48,12 @@ class BenchSizes(NamedTuple):
 
     @property
     def tiled(self) -> dict[int, int]:
-        """Those of ``attended`` whose attention is computed in tiles."""
+        """The steps of ``attended`` whose attention is computed in tiles."""
         return {tokens: repeats for tokens, repeats in self.attended.items() if tokens >= self.tile_rows.value}
 
     @property
     def deep(self) -> dict[int, int]:
-        """Those that are timed with many tokens in the cache: single tokens, and tiles."""
+        """The steps of ``attended`` that are timed with many tokens in the cache: single tokens, and tiles."""
         return {1: self.attended[1], **self.tiled}
 
 
@@ -160,26 +160,26 @@ def measure_samples(
         if not path.exists():  # not written for another variant
             progress(f"writing {model.name}")
             write_random_gguf(model.shape, model.architecture, model.blocks, path)
-    found: dict[str, dict[BenchPoint, list[float]]] = {model.samples_name: defaultdict(list) for model in models}
+    samples: dict[str, dict[BenchPoint, list[float]]] = {model.samples_name: defaultdict(list) for model in models}
     for turn in range(rounds):
         for model, path in zip(models, paths, strict=True):
             progress(f"round {turn + 1} of {rounds}: {model.samples_name}")
             with open_model(path, model.settings) as context:
                 for point, times in time_points(context, model.points).items():
-                    found[model.samples_name][point].append(quartiles(times)[0])
-    return {name: {point: median(times) for point, times in each.items()} for name, each in found.items()}
+                    samples[model.samples_name][point].append(quartiles(times)[0])
+    return {name: {point: median(times) for point, times in of_model.items()} for name, of_model in samples.items()}
 
 
 def expert_models(
     blocks: tuple[str, ...], sizes: BenchSizes, *, shared: bool = True
 ) -> dict[str, tuple[ModelShape, str]]:
     """Models for products by their names, each with a block of weights; ``shared``: those of shared experts, too."""
-    found = {
+    models = {
         f"{name}-{block}": (shape, block)
         for block in blocks
         for name, shape in product_models(sizes).items() if shared or name != "wide"
     }
-    return {**found, NARROW.name: (replace(NARROW, moe_layers=sizes.layers), BLOCKS[0])}
+    return {**models, NARROW.name: (replace(NARROW, moe_layers=sizes.layers), BLOCKS[0])}
 
 
 def product_models(sizes: BenchSizes) -> dict[str, ModelShape]:
@@ -223,4 +223,4 @@ def _model(
 
 
 def _points(threads: tuple[int, ...], tokens: Mapping[int, int], depth: int = 0) -> tuple[tuple[BenchPoint, int], ...]:
-    return tuple((BenchPoint(count, depth, each), repeats) for count in threads for each, repeats in tokens.items())
+    return tuple((BenchPoint(count, depth, step), repeats) for count in threads for step, repeats in tokens.items())

@@ -1,9 +1,14 @@
-"""Capture of traces with llama.cpp: a GGUF model runs on prompts, and its routing is written to a trace file."""
+"""Capture of traces with llama.cpp: a GGUF model runs on prompts, and its routing is written to a trace file.
+
+Finished prompts are kept next to the output until all are done, so that a capture that was ended can continue.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -12,18 +17,60 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from realrun.llama_cpp.gate_matrices import Gates, read_gates
-from realrun.llama_cpp.prompt_parts import PromptParts, Rows
-from realrun.llama_cpp.recorded_model import RoutedModel, RoutedPass, open_routed
-from realrun.llama_cpp.routing_rows import GateForecasts, Routing, mean_change, routing_rows, score_rows
+from realrun.llama_cpp.gates import GateForecasts, Gates, mean_change, read_gates, routing_rows, score_rows
+from realrun.llama_cpp.recorded_model import RoutedModel, RoutedPass, Routing, open_routed
 from traces.capture.prompts import PromptFile, check_disjoint, read_prompts
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.file import TraceWriter
 from traces.layout import ForecastKey
 from traces.models.gguf_model import read_gguf_model
 from traces.models.shape import ModelShape
+from trilane.common.files import atomic_path
 from trilane.common.quoting import quoted
+
+Rows = dict[str, NDArray[Any]]
+
+
+class PromptParts:
+    """Rows of finished prompts, in the folder ``OUTPUT.parts``. ``about``: all that they depend on, JSON-ready."""
+
+    def __init__(self, output: Path, about: Mapping[str, Any]) -> None:
+        self.folder = output.with_name(f"{output.name}.parts")
+        self._digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        self.folder.mkdir(exist_ok=True)
+
+    def load(self, number: int) -> Rows | None:
+        """The rows of a prompt that is done. Raises CaptureError for those of another capture, or damaged ones."""
+        path = self._path(number)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="np") as file:
+                same = (file.metadata() or {}).get("capture") == self._digest
+                rows = {name: np.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except SafetensorError as error:
+            raise CaptureError(f"{path}: expected a part of a capture, got: {error}; remove {self.folder}") from None
+        if not same:
+            raise CaptureError(
+                f"{path}: expected a part of this capture, got one of another model, prompts or settings; "
+                f"remove {self.folder}, or repeat the command that made it"
+            )
+        return rows
+
+    def save(self, number: int, rows: Rows) -> None:
+        with atomic_path(self._path(number)) as aside:
+            save_file(rows, aside, {"capture": self._digest})
+
+    def remove(self) -> None:
+        """Remove the folder, when all rows are in the output."""
+        shutil.rmtree(self.folder)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:05}.safetensors"
+
 
 FORECASTS = ("gate@1", "gate@2", "gate@3", "residual@1")
 CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
@@ -96,7 +143,7 @@ def capture_routed(
 
 
 def forecast_keys(names: Sequence[str] | None) -> tuple[ForecastKey, ...]:
-    """Keys of names such as ``gate@1``; None: of ``FORECASTS``. Raises CaptureError for other kinds."""
+    """Keys of forecasts named like ``gate@1``; None: those of ``FORECASTS``. Raises CaptureError for other kinds."""
     keys = []
     for name in FORECASTS if names is None else names:
         kind, _, ahead = name.partition("@")
@@ -108,7 +155,7 @@ def forecast_keys(names: Sequence[str] | None) -> tuple[ForecastKey, ...]:
 
 
 class _Capture:
-    """A model that runs, and what is to be recorded of it."""
+    """A running model, with the settings of what is recorded."""
 
     def __init__(
         self, model: RoutedModel, shape: ModelShape, gates: Gates, settings: CaptureSettings,
@@ -125,7 +172,7 @@ class _Capture:
         return tokens
 
     def forecasts(self, calibration: PromptFile, needed: bool) -> GateForecasts:
-        """How later layers are forecast; calibrated if a forecast asks for it and a prompt is left to run."""
+        """The forecasts of later layers; calibrated if one of them needs that and a prompt is left to run."""
         count = min(2 * self._shape.top_k, self._shape.experts)
         change = None
         if needed and any(key.kind == "residual" for key in self._keys):
@@ -145,7 +192,7 @@ class _Capture:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def provenance(self, prompts: PromptFile, calibration: PromptFile) -> dict[str, Any]:
-        """What ran on which text, with which software."""
+        """The trace's provenance: model, settings, software and texts."""
         residual = any(key.kind == "residual" for key in self._keys)
         return {
             "source": "capture with llama.cpp",
@@ -174,7 +221,7 @@ def _place(done: RoutedPass, number: int) -> dict[str, NDArray[Any]]:
 
 
 def _digest(gates: Gates) -> str:
-    """Of the routers' weights, which are a model's own."""
+    """SHA-256 of the routers' weights, which identify a model."""
     digest = hashlib.sha256()
     for block, gate in sorted(gates.by_block.items()):
         digest.update(block.to_bytes(4, "little") + gate.weight.tobytes())

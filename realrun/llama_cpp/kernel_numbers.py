@@ -1,32 +1,137 @@
-"""The numbers of an engine's kernels from the times of small models, by least squares of relative errors.
+"""Times of kernels from the times of small models, by least squares of relative errors.
 
-``product_times`` gives those of products and of chosen experts. What depth adds to a step gives the times of attention,
-and what products and attention leave of a step those of its layers, its tokens and of itself.
+A step is ``experts' operations x a time + others' operations x a time + chosen experts x a time + a rest``. The first
+two times are those of one block of weights, the others of all (``product_times``). The time that tokens in the cache
+add to a step gives the times of attention. The rest of a step, without products and attention, gives those of its
+layers, of its tokens and of the step itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import nnls
 
-from realrun.llama_cpp.bench_engine import BenchPoint
-from realrun.llama_cpp.benchmark_models import FEW_LAYERS, ON_CPU, BenchSizes, attention_models, router_pair
-from realrun.llama_cpp.piece_time import piece_ns
-from realrun.llama_cpp.product_times import Samples, product_times, solved
+from realrun.llama_cpp.bench import BenchPoint
+from realrun.llama_cpp.benchmark_models import (
+    FEW_LAYERS,
+    ON_CPU,
+    BenchSizes,
+    attention_models,
+    expert_models,
+    router_pair,
+)
+from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Floats, Kernels, ProductRates, longest_share, place_of
 from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
-from traces.models.shape import ModelShape
+from traces.models.shape import ExpertWork, ModelShape
 from trilane.common.errors import TrilaneError
+
+Samples = Mapping[str, Mapping[BenchPoint, float]]  # ns, by model
+Equations: TypeAlias = tuple[ArrayLike, ArrayLike]  # a matrix [N, U], and its product with the unknowns [U]: times [N]
+
+
+class ProductTimes(NamedTuple):
+    """Times in ns by number of threads: of an operation with ``experts``' weights, by block and ``rows`` of
+    ``BenchSizes``; with ``others``, by block and its ``steps``; of an element of a ``chosen`` expert's output."""
+
+    experts: Mapping[str, list[list[float]]]
+    others: Mapping[str, list[list[float]]]
+    chosen: list[float]
+
+
+def product_times(samples: Samples, blocks: Sequence[str], threads: Sequence[int], sizes: BenchSizes) -> ProductTimes:
+    """Solve for the times that follow from ``samples``."""
+    rows, of_blocks = len(sizes.rows), (len(sizes.rows) + len(sizes.steps)) * len(blocks)
+    solution = np.array(solved_by_threads(threads, lambda count: _equations(samples, blocks, count, sizes)))
+    times = dict(zip(blocks, np.split(solution[:, :of_blocks], len(blocks), axis=1), strict=True))
+    experts = {block: ns[:, :rows].tolist() for block, ns in times.items()}
+    others = {block: ns[:, rows:].tolist() for block, ns in times.items()}
+    return ProductTimes(experts, others, solution[:, of_blocks].tolist())
+
+
+def _equations(samples: Samples, blocks: Sequence[str], threads: int, sizes: BenchSizes) -> Equations:
+    """Equations whose unknowns are the times of each block (of experts by ``rows``, of others by ``steps``), of an
+    element of a chosen expert's output, and of a step's rest by ``steps``."""
+    rows, width = len(sizes.rows), len(sizes.rows) + len(sizes.steps)
+    matrix, times = [], []
+    for name, (shape, block) in expert_models(tuple(blocks), sizes).items():
+        for step, tokens in enumerate(sizes.steps):
+            equation = np.zeros(width * len(blocks) + 1 + len(sizes.steps))
+            of_block, rest = equation[blocks.index(block) * width :], equation[width * len(blocks) :]
+            of_tokens, of_one = _other_operations(shape, tokens)
+            of_block[:rows] = expert_operations(shape, tokens, sizes.rows)
+            of_block[rows + step] += of_tokens
+            of_block[rows] += of_one
+            rest[0], rest[1 + step] = chosen_elements(shape, tokens), 1.0
+            matrix.append(equation)
+            times.append(samples[name][BenchPoint(threads, 0, tokens)])
+    return matrix, times
+
+
+def expert_operations(shape: ModelShape, tokens: int, rows: tuple[int, ...]) -> Floats:
+    """Operations of a step with experts' weights, shared out among ``rows``; the last layer computes one token."""
+    expert = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width
+    experts = np.zeros(len(rows))
+    for layers, count in ((shape.moe_layers - 1, tokens), (1, 1)):
+        work = ExpertWork.of(shape, count)
+        experts += layers * work.active * work.rows * expert * _near_rows(work.rows, rows)
+    return experts
+
+
+def _other_operations(shape: ModelShape, tokens: int) -> tuple[float, float]:
+    """Operations of a step with other weights, those of all tokens and those of one: the head, and what follows the
+    attention of the last layer.
+    """
+    every = shape.layers * shape.attention_params + shape.dense_layers * shape.dense_ffn_params
+    of_tokens = 2.0 * tokens * (every + (shape.moe_layers - 1) * shape.shared_params)
+    return of_tokens, 2.0 * (shape.shared_params + shape.vocab * shape.hidden)
+
+
+def chosen_elements(shape: ModelShape, tokens: int) -> float:
+    """Elements of the outputs of all experts that a step's tokens choose."""
+    return ((shape.moe_layers - 1) * tokens + 1) * shape.top_k * shape.hidden
+
+
+def _near_rows(count: float, rows: tuple[int, ...]) -> Floats:
+    """Weights [len(rows)], of sum 1, with which ``count`` lies between its neighbours in ``rows``."""
+    place = np.interp(np.log(count), np.log(rows), range(len(rows)))
+    weights: Floats = np.maximum(1 - np.abs(np.arange(len(rows)) - place), 0.0)
+    return weights
+
+
+def solved(
+    matrix: ArrayLike, times: ArrayLike, total: Sequence[float] | None = None, least: Sequence[float] | None = None
+) -> list[float]:
+    """Unknowns of at least ``least``, or 0, by least squares of errors relative to ``total``, or to the times in ns."""
+    known, ns = np.array(matrix), np.array(times)
+    floor = np.zeros(known.shape[1]) if least is None else np.array(least)
+    weights = 1 / np.maximum(ns if total is None else np.array(total, float), 1.0)
+    weighted = known * weights[:, None]
+    scale = np.maximum(np.abs(weighted).max(axis=0), 1e-300)
+    scaled, _ = nnls(weighted / scale, (ns - known @ floor) * weights)
+    return [float(unknown) for unknown in floor + scaled / scale]
+
+
+def solved_by_threads(threads: Sequence[int], equations_of: Callable[[int], Equations]) -> list[list[float]]:
+    """Solve for the unknowns with each number of threads, the smallest first: N times as many threads are at most N
+    times as fast in everything."""
+    first = solved(*equations_of(threads[0]))
+    more = [solved(*equations_of(n), least=[ns * threads[0] / n for ns in first]) for n in threads[1:]]
+    return [first, *more]
+
 
 _FREE = 1e18  # operations a second: takes no time
 
 
 class KernelError(TrilaneError):
-    """Times from which no numbers follow."""
+    """Times from which no numbers follow, such as those of a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +146,7 @@ class KernelNumbers:
     sizes: BenchSizes = ON_CPU
 
     def kernels(self) -> Kernels:
-        """All of them. Raises KernelError where a machine was too busy for any."""
+        """Solve for all numbers. Raises KernelError if the machine was too busy."""
         none = self._sourced(tuple(0.0 for _ in self.threads), "")
         kinds = {"grouped": none, "latent": none}
         free = self._sourced(ProductRates((1,), tuple((_FREE,) for _ in self.threads)), "")
@@ -55,7 +160,7 @@ class KernelNumbers:
 
     def _products(self) -> tuple[dict[str, BlockRates], Sourced[tuple[float, ...]]]:
         times = product_times(self.samples, self.blocks, self.threads, self.sizes)
-        found = {
+        rates = {
             block: BlockRates(
                 self._rates(self.sizes.rows, times.experts[block], "models of 4 and 12 experts a token, of 32"),
                 self._rates(tuple(self.sizes.steps), times.others[block], "models of 1 and 12 shared experts"),
@@ -63,10 +168,10 @@ class KernelNumbers:
             for block in self.blocks
         }
         how = "models of 4 and 12 experts a token of 1,024 rows, and of 16 of 256"
-        return found, self._sourced(tuple(times.chosen), how)
+        return rates, self._sourced(tuple(times.chosen), how)
 
     def _router(self, bare: Kernels) -> Sourced[ProductRates]:
-        """What the larger router adds to a step, beyond the experts that it spreads the rows over."""
+        """Rates of the router, from the time that a larger one adds to a step with as many rows of experts."""
         (few_name, few), (many_name, many) = router_pair(self.sizes).items()
         flops = 2.0 * (many.experts - few.experts) * few.hidden
 
@@ -84,25 +189,25 @@ class KernelNumbers:
         how = "models of 64 and 512 experts: the router, and choosing"
         measured = [bare.products[block].others.value.flops_per_s for block in self.blocks]
         least = [1e9 / max(max(rates[place]) for rates in measured) for place in range(len(self.threads))]
-        bounded = [[max(ns, low) for ns in each] for each, low in zip(times, least, strict=True)]
-        found = self._rates(tuple(self.sizes.attended), bounded, how)
+        bounded = [[max(ns, low) for ns in row] for row, low in zip(times, least, strict=True)]
+        rates = self._rates(tuple(self.sizes.attended), bounded, how)
         if bounded == times:
-            return found
-        return Sourced(found.value, f"{found.source}; within noise, and bounded by the fastest product", "low")
+            return rates
+        return Sourced(rates.value, f"{rates.source}; within noise, and bounded by the fastest product", "low")
 
     def _rates(self, rows: tuple[int, ...], times: Sequence[Sequence[float]], how: str) -> Sourced[ProductRates]:
-        """From times of an operation in ns."""
+        """Rates from times of an operation in ns."""
         return self._sourced(plausible_rates(rows, self.threads, times, self.sizes.most_flops_per_s, how), how)
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
     def _attention(self) -> AttentionTimes:
         depths = self.sizes.depths
-        found = np.array([[self._attention_at(depth, threads) for depth in depths] for threads in self.threads])
-        listed = ", ".join(f"{each:,}" for each in depths)
+        times = np.array([[self._attention_at(depth, threads) for depth in depths] for threads in self.threads])
+        listed = ", ".join(f"{depth:,}" for depth in depths)
         how = f"models of {len(self._attending())} widths and groups, at {listed} tokens and at none"
         byte, pair, width, tile_pair, tile_width = (
-            self._sourced(tuple(map(tuple, each)), how) for each in np.moveaxis(found, -1, 0).tolist()
+            self._sourced(tuple(map(tuple, ns)), how) for ns in np.moveaxis(times, -1, 0).tolist()
         )
         return AttentionTimes(depths, byte, pair, width, tile_pair, tile_width, self.sizes.tile_rows)
 
@@ -113,11 +218,12 @@ class KernelNumbers:
         return single + solved(tiles[:, 1:], np.maximum(times - single[0] * tiles[:, 0], 1.0))
 
     def _attention_added(self, depth: int, threads: int, steps: Iterable[int]) -> tuple[Floats, Floats]:
-        """What ``depth`` tokens in the cache add: unknown times of a byte, of a pair, of an element of its width."""
+        """Equations from the time that ``depth`` tokens in the cache add to a step, whose unknowns are the times of a
+        byte, of a pair and of an element of its width."""
         equations, times = [], []
         for name, shape in self._attending().items():
             for tokens in steps:
-                deep, flat = (self.samples[name][BenchPoint(threads, there, tokens)] for there in (depth, 0))
+                deep, flat = (self.samples[name][BenchPoint(threads, at, tokens)] for at in (depth, 0))
                 read, pairs, width = _added(shape, tokens, threads, depth)
                 equations.append([read, pairs, pairs * width])
                 times.append(max(deep - flat, 1.0))
@@ -126,7 +232,7 @@ class KernelNumbers:
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     def _with_fixed(self, bare: Kernels) -> Kernels:
-        """What products and attention leave of a step, a layer and a token."""
+        """``bare`` with the times of a step, a layer and a token beyond products and attention."""
         grouped = [self._grouped_rest(bare, threads) for threads in self.threads]
         latent = [
             self._latent_rest(bare, threads, rest[0]) for threads, rest in zip(self.threads, grouped, strict=True)
@@ -141,7 +247,7 @@ class KernelNumbers:
         )
 
     def _grouped_rest(self, bare: Kernels, threads: int) -> list[float]:
-        """Of a step, of a layer, of a token of a layer."""
+        """Times in ns of a step, of a layer and of a token in a layer, of models with grouped attention."""
         equations, times, total = [], [], []
         for name, shape in attention_models(self.sizes).items():
             for tokens in self.sizes.attended if shape.dense_layers == 0 else ():
@@ -151,6 +257,7 @@ class KernelNumbers:
         return solved(equations, times, total)
 
     def _latent_rest(self, bare: Kernels, threads: int, step_ns: float) -> list[float]:
+        """Times in ns of a layer and of a token in a layer, of models with latent attention."""
         name, shape = next((name, shape) for name, shape in attention_models(self.sizes).items() if shape.dense_layers)
         matrix = [[shape.layers, shape.layers * tokens] for tokens in self.sizes.attended]
         times = [self._left(name, shape, bare, threads, tokens) - step_ns for tokens in self.sizes.attended]
@@ -158,7 +265,7 @@ class KernelNumbers:
         return solved(matrix, times, total)
 
     def _left(self, name: str, shape: ModelShape, bare: Kernels, threads: int, tokens: int) -> float:
-        """The time of a step less that of its products and attention; 0 if these take longer."""
+        """Time in ns of a step without its products and attention; 0 if these take longer."""
         steps = KernelSteps(shape, WeightBlocks.uniform("q4_0"), bare, place_of(threads, bare.threads))
         return max(self.samples[name][BenchPoint(threads, 0, tokens)] - piece_ns(steps, tokens, tokens), 0.0)
 
@@ -173,20 +280,23 @@ class KernelNumbers:
 def plausible_rates(
     rows: tuple[int, ...], threads: Sequence[int], times: Sequence[Sequence[float]], most_flops_per_s: float, how: str
 ) -> ProductRates:
-    """From times of an operation in ns, by numbers of threads and of rows. More threads are at least as fast as the
-    first number of them, and at most as many times as fast. Raises KernelError for times that no processor reaches.
+    """Rates from times of an operation in ns, by numbers of threads and of rows.
+
+    More threads are at least as fast as the first number of them, and at most as many times as fast. Raises KernelError
+    for times that no processor reaches.
     """
     if min(times[0]) < 1e9 / most_flops_per_s:
         raise KernelError(f"{how}: no rate follows from their times; measure again, without other programs")
     first = [1e9 / ns for ns in times[0]]
     return ProductRates(rows, tuple(
-        tuple(min(max(1e9 / max(ns, 1e-9), few), few * count / threads[0]) for ns, few in zip(each, first, strict=True))
-        for count, each in zip(threads, times, strict=True)
+        tuple(min(max(1e9 / max(ns, 1e-9), few), few * count / threads[0]) for ns, few in zip(row, first, strict=True))
+        for count, row in zip(threads, times, strict=True)
     ))
 
 
 def _added(shape: ModelShape, tokens: int, threads: int, depth: int) -> tuple[float, float, float]:
-    """What ``depth`` tokens more in the cache add to a step: bytes, pairs, and the width of a pair."""
+    """Bytes read and pairs computed in addition by a step with ``depth`` more tokens in the cache, and a pair's width.
+    """
     [(kind, layers)] = shape.attention_counts
     width = 2 * (kind.kv_width if kind.latent else kind.head_dim)
     share = longest_share(depth + 1, threads) if tokens == 1 else 1.0

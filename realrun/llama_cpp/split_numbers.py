@@ -1,4 +1,4 @@
-"""What experts take that stay with the CPU next to a GPU, from the times of small models, by least squares.
+"""Times of experts that stay with the CPU next to a GPU, from the times of small models, by least squares.
 
 A model is timed with its experts on the GPU, and with all of them left to the CPU. The difference, with the GPU's
 experts added, is the CPU's: ``experts' operations x a time + chosen elements x a time + layers x a time``; of pieces
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from realrun.llama_cpp.bench_engine import BenchPoint
+from realrun.llama_cpp.bench import BenchPoint
 from realrun.llama_cpp.benchmark_models import (
     COPIED_STEPS,
     HOST_THREADS,
@@ -23,14 +23,14 @@ from realrun.llama_cpp.benchmark_models import (
     SPLIT_STEPS,
     expert_models,
 )
-from realrun.llama_cpp.kernel_engine import GpuNumbers
-from realrun.llama_cpp.kernel_numbers import KernelNumbers, plausible_rates
-from realrun.llama_cpp.piece_time import routed_ns
-from realrun.llama_cpp.product_times import (
+from realrun.llama_cpp.kernel_engine import GpuNumbers, routed_ns
+from realrun.llama_cpp.kernel_numbers import (
     Equations,
+    KernelNumbers,
     Samples,
     chosen_elements,
     expert_operations,
+    plausible_rates,
     solved,
     solved_by_threads,
 )
@@ -44,7 +44,7 @@ ROWS = (1, 4, 8)  # of an expert on the CPU: pieces of 32 tokens and more are co
 
 
 def gpu_numbers(samples: Samples, blocks: tuple[str, ...], threads: tuple[int, ...], where: str) -> GpuNumbers:
-    """What follows from the times of ``gpu_models``. Raises KernelError where a machine was too busy."""
+    """Numbers that follow from the times of ``gpu_models``. Raises KernelError if the machine was too busy."""
     gpu = KernelNumbers(samples, blocks, HOST_THREADS, where, ON_GPU).kernels()
     return GpuNumbers(gpu, SplitNumbers(samples, blocks, threads, gpu, where).kernels())
 
@@ -61,19 +61,20 @@ class SplitNumbers:
     where: str
 
     def kernels(self) -> SplitKernels:
-        """All of them. Raises KernelError where a machine was too busy for any."""
-        found = solved_by_threads(self.threads, self._computed)
-        of_blocks = np.split(np.array(found)[:, :-2], len(self.blocks), axis=1)
+        """Solve for all numbers. Raises KernelError if the machine was too busy."""
+        unknowns = solved_by_threads(self.threads, self._computed)
+        of_blocks = np.split(np.array(unknowns)[:, :-2], len(self.blocks), axis=1)
         experts = {block: self._rates(ns.tolist()) for block, ns in zip(self.blocks, of_blocks, strict=True)}
-        *_, chosen, layer = zip(*found, strict=True)
+        *_, chosen, layer = zip(*unknowns, strict=True)
         how = "models of 4, 12 and 16 experts a token, on the GPU and on the CPU"
         return SplitKernels(
             self.threads, experts, self._sourced(chosen, how), self._sourced(layer, how),
-            self._copies(SPLIT, found[-1], "a mapped file"), self._copies(PINNED, found[-1], "pinned memory"),
+            self._copies(SPLIT, unknowns[-1], "a mapped file"), self._copies(PINNED, unknowns[-1], "pinned memory"),
         )
 
     def _computed(self, threads: int) -> Equations:
-        """Unknowns: times of an operation by block and ``ROWS``, of an element of an expert's output, of a layer."""
+        """Equations whose unknowns are the times of an operation by block and ``ROWS``, of an element of an expert's
+        output, and of a layer."""
         matrix, times = [], []
         for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
             for tokens in SPLIT_STEPS:
@@ -87,12 +88,12 @@ class SplitNumbers:
         return matrix, times
 
     def _rates(self, times: list[list[float]]) -> Sourced[ProductRates]:
-        """From times of an operation in ns, by number of threads and ``ROWS``."""
+        """Rates from times of an operation in ns, by number of threads and ``ROWS``."""
         how = "models of 4 and 12 experts a token, on the GPU and on the CPU"
         return self._sourced(plausible_rates(ROWS, self.threads, times, ON_CPU.most_flops_per_s, how), how)
 
     def _copies(self, variant: str, computed: list[float], memory: str) -> ExpertCopies:
-        """``computed``: the unknowns of experts on the CPU, with most threads."""
+        """Costs of copies to the GPU; ``computed``: the unknowns of experts on the CPU, with most threads."""
         matrix, times, total = [], [], []
         for name, (shape, block) in expert_models(self.blocks, ON_GPU, shared=False).items():
             for tokens in COPIED_STEPS:
@@ -109,18 +110,18 @@ class SplitNumbers:
         return ExpertCopies(self._sourced(expert, how), self._sourced(byte, how))
 
     def _last_on_cpu(self, shape: ModelShape, block: str, computed: list[float]) -> float:
-        """One layer of one token on the CPU."""
+        """Time in ns of one layer's experts of one token on the CPU."""
         at = self.blocks.index(block) * len(ROWS)
         products = 2.0 * shape.top_k * shape.matrices_per_expert * shape.hidden * shape.expert_width * computed[at]
         return products + shape.top_k * shape.hidden * computed[-2] + computed[-1]
 
     def _added(self, name: str, variant: str, threads: int, tokens: int) -> float:
-        """What a step takes longer with its experts away from the GPU."""
+        """Time in ns that a step takes longer if its experts are not on the GPU."""
         alone = self.samples[name][BenchPoint(self.gpu.threads[0], 0, tokens)]
         return self.samples[name + variant][BenchPoint(threads, 0, tokens)] - alone
 
     def _gpu_ns(self, shape: ModelShape, block: str, tokens: int) -> float:
-        """The GPU's routed experts in a step: those of all layers, and of one token in the last."""
+        """Time in ns of a step's routed experts on the GPU: those of all layers, and of one token in the last."""
         steps = KernelSteps(shape, WeightBlocks.uniform(block), self.gpu, 0)
         return (shape.moe_layers - 1) * routed_ns(steps, tokens) + routed_ns(steps, 1)
 

@@ -1,17 +1,66 @@
-"""One run of llama.cpp with given settings: times of a prompt and of each token after it, and the memory it reports."""
+"""Timing with llama.cpp's library: contexts for benchmarks, and one run of a prompt and of the tokens after it.
+
+Token ids are random, since random weights make no text.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
+from time import perf_counter_ns
 
-from realrun.llama_cpp.llama_bench_context import LlamaBenchContext
-from realrun.llama_cpp.model import LlamaModel
+import numpy as np
+
+from realrun.llama_cpp.bench import BenchContext, BenchSettings
+from realrun.llama_cpp.model import LlamaContext, LlamaModel
 from trilane.common.units import MIB
+
+_COMPUTED_TOKENS = 512  # at once, and before any are copied
+
+
+@contextmanager
+def open_llama(path: Path, settings: BenchSettings) -> Iterator[BenchContext]:
+    """Load a GGUF file with llama.cpp. Raises RefusedError with the library's reason."""
+    gpu_layers = -1 if settings.gpu else 0
+    with (
+        LlamaModel(path, gpu_layers=gpu_layers, cpu_expert_layers=settings.cpu_layers, mmap=settings.mapped) as model,
+        LlamaBenchContext(
+            model, context=settings.context_tokens, piece=settings.piece_tokens, kv=settings.kv, repeats=settings.copies
+        ) as context,
+    ):
+        yield context
+
+
+class LlamaBenchContext(LlamaContext):
+    """See ``BenchContext``; with ``repeats``, the cache is filled with copies."""
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng(0)
+
+    def compute_ns(self, tokens: int) -> int:
+        ids = self._random.integers(0, self.model.vocabulary, tokens, dtype=np.int32)
+        begin = perf_counter_ns()
+        self.decode(ids)
+        return perf_counter_ns() - begin
+
+    def fill(self, tokens: int) -> None:
+        """See ``BenchContext``."""
+        most = min(tokens, _COMPUTED_TOKENS) if self.repeats else tokens
+        while (missing := most - self.tokens) > 0:
+            self.compute_ns(min(missing, _COMPUTED_TOKENS))
+        while (missing := tokens - self.tokens) > 0:
+            self.repeat(min(missing, self.tokens))
+            filled = self.tokens
+            self.compute_ns(1)  # those that were copied get their positions with the next token
+            self.keep(filled)
+
 
 _SIZE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
 _REPACKED = "_REPACK"  # ends the name of a buffer that holds a second copy of weights that are mapped, too
@@ -19,10 +68,11 @@ _REPACKED = "_REPACK"  # ends the name of a buffer that holds a second copy of w
 
 @dataclass(frozen=True)
 class RunSettings:
-    """As the arguments of ``llama-server``. ``gpu``: onto a GPU, but for the experts of ``cpu_expert_layers`` layers;
-    ``mapped``: out of a mapped file, rather than one that is read (``--load-mode none``).
+    """Arguments as of ``llama-server``, and the tokens to compute.
 
-    ``prompt_tokens`` are computed in pieces, then ``generated_tokens`` one by one, in a KV cache of ``window_tokens``.
+    ``gpu``: onto a GPU, except the experts of the first ``cpu_expert_layers`` layers; ``mapped``: from a mapped file,
+    not from one that is read (``--load-mode none``). ``prompt_tokens`` are computed in pieces, then
+    ``generated_tokens`` one by one, in a KV cache of ``window_tokens``.
     """
 
     threads: int
@@ -67,7 +117,7 @@ def timed_run(path: Path, settings: RunSettings) -> TimedRun:
 
 
 def timed_in(model: LlamaModel, settings: RunSettings) -> TimedRun:
-    """The same with a model that is loaded."""
+    """As ``timed_run``, with a loaded model."""
     with LlamaBenchContext(
         model, context=settings.window_tokens, piece=settings.piece_tokens, threads=settings.threads, kv=settings.kv,
         flash_attention=True, expert_cache_mib=settings.expert_cache_mib,
@@ -80,9 +130,9 @@ def timed_in(model: LlamaModel, settings: RunSettings) -> TimedRun:
 
 
 def reported_bytes(lines: Iterable[str]) -> dict[str, int]:
-    """Bytes of all buffers by kind, as the log has them; a second copy of weights is not counted."""
-    found: Counter[str] = Counter()
+    """Bytes of all buffers by kind, from the log; a second copy of weights is not counted."""
+    sizes: Counter[str] = Counter()
     for buffer, kind, mib in (match.groups() for line in lines for match in _SIZE.finditer(line)):
         if not buffer.endswith(_REPACKED):
-            found["KV" if kind == "RS" else kind] += round(float(mib) * MIB)
-    return dict(found)
+            sizes["KV" if kind == "RS" else kind] += round(float(mib) * MIB)
+    return dict(sizes)

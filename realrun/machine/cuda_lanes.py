@@ -30,15 +30,14 @@ from torch import Tensor
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usable_cores
 from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, why_unreadable
-from realrun.machine.cuda_streams import StreamCompletion, StreamLane
+from realrun.machine.cuda_streams import GpuClock, StreamCompletion, StreamLane
 from realrun.machine.facts import cpu_facts, gpu_facts
-from realrun.machine.gpu_clock import GpuClock
-from realrun.machine.host_memory import gb
 from realrun.machine.lanes import MachineLane, nothing
 from realrun.machine.pinned import Pinned
 from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake_in_time
 from sim.machine.devices import ResultPath
+from trilane.common.units import gb
 
 # Between polls for ended work, if there is any to poll for, and otherwise. Chosen short next to the copy of an expert
 # (about 1 ms), and long enough to leave the interpreter to the host thread.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from realrun.errors import RefusedError
-from realrun.machine.host_memory import gb
+from trilane.common.units import gb
 
 
 def limit_gpu_memory(device: torch.device, memory_bytes: int | None) -> None:

@@ -1,23 +1,129 @@
-"""Work on CUDA streams: the lane that launches it, and completions made of events, timed on the host's clock."""
+"""The clock of a GPU, converted to the host's time, and the streams and events that it needs."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from realrun.errors import LaneError, LaneInputError
+from realrun.errors import LaneError, LaneInputError, RefusedError
 from realrun.machine.cuda_memory import memory_in_words
-from realrun.machine.done_callbacks import DoneCallbacks
-from realrun.machine.gpu_clock import GpuClock, new_event, new_stream
 from realrun.machine.lanes import Completion, OnItsLane, Work
 from realrun.machine.stream_flags import StreamFlag
 from realrun.machine.thread_lane import ThreadCompletion
 from trilane.common.errors import TrilaneError
+
+TRIES = 5
+BASE_LIFE_NS = 100_000_000
+
+
+class Base(NamedTuple):
+    """An event, and the time at which the host observed it."""
+
+    event: torch.cuda.Event
+    host_ns: int
+
+    def host_ns_of(self, event: torch.cuda.Event) -> int:
+        """When ``event`` happened, which must be in the past."""
+        return self.host_ns + round(float(self.event.elapsed_time(event)) * 1e6)
+
+
+class GpuClock:
+    """Converts GPU time to host time, relative to a base event on a stream of its own, renewed ten times a second.
+
+    CUDA gives the time between two events as a float32 of milliseconds, by a clock that drifts from the host's. 0.1 s
+    after the base that rounds to about 10 ns, and a drift of 50 ppm adds 5 us; after 1000 s it would be 60 us and
+    50 ms. (CUDA itself promises 0.5 us.) A base is the quickest of several tries. Its time is that of the host when
+    ``synchronize`` returned, so all GPU times are late by the least delay with which the host observes an event:
+    nothing seems to start before its launch, or to end after the host has observed its end.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = new_stream(device)
+        self._home = threading.get_ident()
+        self.base = self._take()
+
+    def refresh(self) -> None:
+        """Take a new base if the present one is old, in the thread that made the clock; other threads do nothing.
+
+        A stream may be waiting for the flag of a thread's work, and what that thread launches could be queued behind
+        that stream, since streams share the GPU's hardware queues.
+        """
+        if threading.get_ident() == self._home and time.perf_counter_ns() - self.base.host_ns > BASE_LIFE_NS:
+            self.rebase()
+
+    def rebase(self) -> None:
+        """Take a new base. Work that was launched earlier keeps its base."""
+        self.base = self._take()
+
+    def _take(self) -> Base:
+        return min((self._try() for _ in range(TRIES)), key=lambda found: found[0])[1]
+
+    def _try(self) -> tuple[int, Base]:
+        event = new_event()
+        before = time.perf_counter_ns()
+        event.record(self._stream)
+        event.synchronize()
+        after = time.perf_counter_ns()
+        return after - before, Base(event, after)
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that does not wait for the default stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def new_event() -> torch.cuda.Event:
+    """An event with a time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class DoneCallbacks:
+    """The callbacks of one lane, in the order of its work; none is called after one that failed."""
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[Callable[[], bool], Work]] = deque()
+        self._lock = threading.Lock()  # held by the thread that calls
+        self._added, self._called = 0, 0
+        self._broken: BaseException | None = None
+
+    def add(self, has_ended: Callable[[], bool], done: Work) -> int:
+        """Append the callback of work that is later than that of all others; returns its number."""
+        self._pending.append((has_ended, done))
+        self._added += 1
+        return self._added
+
+    def run(self, *, wait: bool) -> bool:
+        """Call those whose work has ended; returns whether any are left.
+
+        If another thread is at it, ``wait`` for that thread, or return at once.
+        """
+        if self._pending and self._lock.acquire(blocking=wait):
+            try:
+                while self._pending and self._pending[0][0]():
+                    self._call(self._pending[0][1])
+                    self._pending.popleft()
+            finally:
+                self._lock.release()
+        return bool(self._pending)
+
+    def raise_error(self, number: int | None = None) -> None:
+        """Raises LaneError if the callback of this number, or an earlier one, has failed; None: if any has."""
+        if self._broken is not None and (number is None or number > self._called):
+            raise LaneError.of("a lane", self._broken) from self._broken
+
+    def _call(self, done: Work) -> None:
+        if self._broken is None:
+            try:
+                done()
+                self._called += 1
+            except BaseException as error:
+                self._broken = error
 
 
 class WorkTimes(NamedTuple):
@@ -191,3 +297,45 @@ class StreamLane:
 def on_stream(stream: torch.cuda.Stream, is_current: bool) -> AbstractContextManager[object]:
     """In the block, ``stream`` is the current one; nothing is set if it is already."""
     return nullcontext() if is_current else torch.cuda.stream(stream)
+
+
+T = TypeVar("T")
+
+
+class CudaGraphs:
+    """Records graphs on the current stream. ``recorded``: their number.
+
+    Graphs of one kind share memory, which torch allows if they never run at the same time and do not read each other's
+    output (https://github.com/pytorch/pytorch/pull/166975). So a graph reads memory that was allocated outside, and its
+    output must be read before another graph of its kind is replayed.
+    """
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self._pools: dict[str, Any] = {}
+
+    def record(self, kind: str, work: Callable[[], T]) -> Callable[[], T]:
+        """Run ``work`` once, since libraries allocate and initialise on first use, and then record it.
+
+        What is returned launches the graph on the current stream, which writes the output of ``work`` (tensors, or
+        tuples of them) again at the same place, and returns it.
+
+        ``work`` must neither wait for the device nor read host memory. Other threads use other streams at the same
+        time and poll their events, at which a recording in CUDA's "global" mode would fail
+        (https://github.com/pytorch/pytorch/pull/104555). Raises RefusedError if CUDA cannot record it.
+        """
+        work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        pool = self._pools.setdefault(kind, torch.cuda.graph_pool_handle())
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                output = work()
+        except RuntimeError as error:
+            raise RefusedError(f"cuda: could not record {kind} as a graph: {error}; use runtime=eager") from error
+        self.recorded += 1
+
+        def replay() -> T:
+            graph.replay()
+            return output
+
+        return replay

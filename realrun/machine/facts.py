@@ -9,8 +9,7 @@ import subprocess
 import torch
 
 from realrun.machine.cores import usable_cores
-from realrun.machine.native_ffn import cpu_kernel
-from realrun.machine.native_library import CPU_LIST
+from realrun.machine.native_ffn import CPU_LIST, cpu_kernel
 
 UNKNOWN = "unknown"
 SMI_FIELDS = {

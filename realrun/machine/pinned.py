@@ -22,7 +22,7 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import usable_cores
-from realrun.machine.host_memory import gb
+from trilane.common.units import gb
 
 HUGE_PAGE_BYTES = 2 << 20  # of x86-64, and of arm64 with 4-KiB pages: https://docs.kernel.org/admin-guide/mm/transhuge.html
 LEAST_BYTES = 2 * HUGE_PAGE_BYTES  # size of a large block

@@ -13,16 +13,14 @@ from statistics import median
 
 import torch
 
-from realrun.execution.low_jitter import low_jitter
-from realrun.experts.ffn import weighted_ffn
-from realrun.experts.shape import ExpertShape
+from realrun.experts.ffn import ExpertShape, weighted_ffn
 from realrun.experts.store import random_store
 from realrun.machine.cores import alone, most_cpu_threads
+from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import MachineLane, took_ns
 from realrun.machine.machines import RealMachine
-from realrun.machine.memory_check import check_host_memory
 from realrun.machine.pinned import plain
-from realrun.machine.thread_lane import ThreadLane, settle_thread
+from realrun.machine.thread_lane import ThreadLane, low_jitter, settle_thread
 from realrun.profiling.lab import EXPERTS_BYTES
 from traces.models.shape import ModelShape
 

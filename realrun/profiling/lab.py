@@ -1,16 +1,21 @@
-"""The setup for measuring a model: its kernels, some of its experts, and the machine.
+"""Conditions of a measurement: a GPU that is busy while the host launches, and weights that are not in caches.
 
-Everything runs through the executor's own ``LayerExecution`` and ``Copying``, with scripted decisions instead of a
-session's. Experts are used in turn, from more memory than caches hold.
+``torch.cuda._sleep`` counts cycles of the GPU's processors: 6 million are 3 ms at 1.98 GHz, and 17 ms at the 345 MHz of
+an idle GPU. So the GPU's clocks are raised first, and then a short sleep is measured (as in torch's own tests:
+``get_cycles_per_ms`` in torch/testing/_internal/common_utils.py).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -19,27 +24,107 @@ from torch import Tensor
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Plan, Routing
-from realrun.execution.copy_future import CopyFuture
-from realrun.execution.copying import Copying
+from realrun.execution.copying import CopyFuture, Copying
 from realrun.execution.layer_execution import LayerExecution
 from realrun.execution.layer_state import LayerSizes, RoutedInput
-from realrun.execution.low_jitter import low_jitter
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens, routed
-from realrun.experts.ffn import SwiGlu, weighted_ffn
+from realrun.experts.ffn import ExpertShape, SwiGlu, weighted_ffn
 from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.shape import ExpertShape
 from realrun.experts.store import ExpertStore, random_store
 from realrun.machine.cuda_memory import upload
-from realrun.machine.lanes import Completion, Machine, Work
-from realrun.machine.memory_check import check_host_memory
-from realrun.profiling.cover import GpuCover, cache_bytes, layers_beyond
-from realrun.profiling.stand_ins import AllThere, CopyScript
+from realrun.machine.host_memory import check_host_memory
+from realrun.machine.lanes import Completion, Machine, Work, took_ns
+from realrun.machine.thread_lane import low_jitter
+from realrun.replay.attention import attention_params_of
 from realrun.replay.measure import WEIGHTS_DTYPE
-from realrun.replay.model import ReplayModel
-from realrun.replay.recorded_model import RecordedModel, model_on
+from realrun.replay.model import RecordedModel, ReplayModel, model_on
 from sim.runs.spans import Span
 from traces.models.shape import ModelShape
+
+# Sizes in kB, such as "32768K": Documentation/ABI/testing/sysfs-devices-system-cpu of Linux
+CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# Other weights that are read between two uses of a layer's, in sizes of the cache. Chosen above 1, since caches do not
+# evict strictly in order.
+TIMES_CACHE = 4
+COVER_NS = 3_000_000  # longer than anything measured takes to launch
+WARM_NS = 1_000_000_000  # of work, after which the clocks are high
+AT_ONCE = 16  # pieces of that work in the queue, so that it is never empty for long
+TRIED_CYCLES, TRIES = 1_000_000, 10  # as in get_cycles_per_ms
+
+
+class GpuCover:
+    """A sleep of ``COVER_NS`` on the GPU lane, at the clock rate after a second of ``load()``."""
+
+    def __init__(self, machine: Machine, load: Callable[[], Work]) -> None:
+        self._machine = machine
+        until_ns = machine.now_ns() + WARM_NS
+        while machine.now_ns() < until_ns:
+            [*_, last] = [machine.gpu.submit(load()) for _ in range(AT_ONCE)]
+            last.wait()
+        tried_ns = median(took_ns(self._sleep(TRIED_CYCLES)) for _ in range(TRIES))
+        self._cycles = round(TRIED_CYCLES * COVER_NS / tried_ns)
+
+    def __call__(self) -> Completion:
+        """Launch it, and return its completion."""
+        return self._sleep(self._cycles)
+
+    def _sleep(self, cycles: int) -> Completion:
+        return self._machine.gpu.submit(lambda: torch.cuda._sleep(cycles))  # type: ignore[no-untyped-call]
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The second-level cache of a GPU; for host lanes, the processor's largest cache. 0 if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [path.read_text().strip() for path in CPU_CACHES.glob("index*/size")]
+    return max((int(size.removesuffix("K")) << 10 for size in sizes), default=0)
+
+
+def layers_beyond(cache: int, shape: ModelShape, dtype: torch.dtype) -> int:
+    """The number of layers whose attention weights are ``TIMES_CACHE`` times a ``cache``, in bytes."""
+    return -(-TIMES_CACHE * cache // (attention_params_of(shape) * dtype.itemsize))
+
+
+class CopyScript:
+    """The part of a session that the copy thread uses, with scripted copies in place of decisions.
+
+    ``cost``: of the experts of every layer; the copy thread expects a copy to take its ``copy_ns``.
+    """
+
+    def __init__(self, layers: int, expert_bytes: int) -> None:
+        self.queue: deque[Copy] = deque()
+        self.cost = SimpleNamespace(expert_bytes=expert_bytes, copy_ns=1)
+        self.costs = [self.cost] * layers
+        self.policy = SimpleNamespace(writes_back=False)
+
+    def next_copy(self) -> Copy | None:
+        return self.queue.popleft() if self.queue else None
+
+    def copied(self, copy: Copy) -> bool:
+        """As in ``Session``; False, since the slot is free again."""
+        return False
+
+    def staged(self, layer: int) -> set[int]:
+        """As in ``Session``; always empty."""
+        return set()
+
+
+class AllThere:
+    """GPU slots that always hold every expert: a copy writes the same weights again."""
+
+    def __init__(self, arena: Tensor) -> None:
+        self._arena = arena
+
+    def buffer(self, expert_id: ExpertId) -> Tensor:
+        return self._arena[expert_id.layer, expert_id.expert]
+
+    def begin(self, copy: Copy) -> Tensor:
+        return self.buffer(copy.key)
+
+    def release(self, expert_id: ExpertId) -> None:
+        """As in ``GpuSlots``; nothing to do."""
+
 
 LAYERS = 4  # with weights of their own, at least
 EXPERTS_BYTES = 1_000_000_000  # of all experts together

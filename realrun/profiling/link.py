@@ -9,9 +9,8 @@ from functools import partial
 from statistics import median
 
 from realrun.machine.lanes import Completion, nothing, took_ns
-from realrun.profiling.cover import COVER_NS
 from realrun.profiling.kernels import Found
-from realrun.profiling.lab import Lab
+from realrun.profiling.lab import COVER_NS, Lab
 from realrun.profiling.timing import Probe
 from realrun.replay.measure import WEIGHTS_DTYPE
 

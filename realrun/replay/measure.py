@@ -12,14 +12,14 @@ from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_state import LayerSizes
+from realrun.experts.ffn import ExpertShape
 from realrun.experts.gpu_slots import GpuSlots, slots_needed
-from realrun.experts.shape import ExpertShape
 from realrun.experts.store import random_store
 from realrun.machine import LaneKind
+from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
-from realrun.machine.memory_check import check_host_memory
-from realrun.replay.recorded_model import RecordedModel, model_on
+from realrun.replay.model import RecordedModel, model_on
 from realrun.replay.replay import Replay, step_routings
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared, prepare

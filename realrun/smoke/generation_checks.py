@@ -1,23 +1,72 @@
-"""Checks of the results under each policy: a bundled model against the unmodified one on the CPU, in float32."""
+"""Tokens and logits of a generation, by our executor or by the library itself, to compare the two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from policies.registry import SYSTEMS
+from realrun.generation.generate import GenerateRequest, generate_hosted
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
-from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
-from realrun.generation.preparation import GenerateRequest
 from realrun.machine.lanes import Machine
-from realrun.smoke.check import Check, checked, expect
+from realrun.smoke.smoke import Check, checked, expect
 from sim.runs.scenario import Scenario
 from traces.capture.load import load
+from traces.capture.passes import Batch, Pick, Sampler
+from traces.capture.passes import generate as library_passes
 from traces.file import FOLDER
+
+GREEDY = Sampler(0, 0.0)
+
+
+class ModelOutput(NamedTuple):
+    """The output of a model: ``tokens`` [B, steps], chosen from ``logits`` [steps, B, V]."""
+
+    tokens: Tensor
+    logits: Tensor
+
+
+def output_of_library(model: Any, prompts: Tensor, generated_tokens: int, implementation: str = "eager") -> ModelOutput:
+    """The library's own greedy run over ``prompts`` [B, P], with one of its experts implementations."""
+    model.set_experts_implementation(implementation)
+    pick, batch = _Listener(GREEDY), Batch(tuple(range(len(prompts))), prompts)
+    with torch.inference_mode():
+        deque(library_passes(model, batch, generated_tokens, pick), maxlen=0)
+    return pick.output()
+
+
+def output_of_executor(
+    model: HostedModel, request: GenerateRequest, machine: Machine, pick: Pick = GREEDY
+) -> ModelOutput:
+    """Our own run, with tokens chosen by ``pick``."""
+    listener = _Listener(pick)
+    generate_hosted(model, request, machine, listener)
+    return listener.output()
+
+
+class _Listener:
+    """Records the logits and choices of a ``pick``."""
+
+    def __init__(self, pick: Pick) -> None:
+        self._pick = pick
+        self._said: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, logits: Tensor, sequences: Sequence[int], step: int) -> Tensor:
+        kept, chosen = logits.detach().cpu().clone(), self._pick(logits, sequences, step)
+        self._said.append((chosen.cpu(), kept))
+        return chosen
+
+    def output(self) -> ModelOutput:
+        tokens, logits = zip(*self._said, strict=True)
+        return ModelOutput(torch.cat(tokens, 1), torch.stack(logits))
+
 
 MODEL, VECTORS, CALIBRATION = FOLDER / "mini-moe", FOLDER / "mini-moe-vectors.safetensors", "mini-moe-calibration"
 PROMPTS = ((5, 17, 33, 60, 9, 41, 77, 12), (3, 8, 21, 90, 55, 14, 2, 30))

@@ -19,7 +19,7 @@ from benchmarks import llama_bench  # noqa: E402
 from benchmarks.figures import Section  # noqa: E402
 from benchmarks.gguf_file import write_gguf  # noqa: E402
 from benchmarks.offload_model import Size, write_model  # noqa: E402
-from realrun.llama_cpp.bench_program import VARIABLE  # noqa: E402
+from realrun.llama_cpp.bench import VARIABLE  # noqa: E402
 
 SIZE = Size(hidden=64, layers=3, experts=8, top_k=2, width=32, vocab=96)
 LIMIT_BYTES = 10**7

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from realrun.llama_cpp.bench_engine import BenchContext, BenchSettings, OpenModel
-from realrun.llama_cpp.piece_time import piece_ns
+from realrun.llama_cpp.bench import BenchContext, BenchSettings, OpenModel
+from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, place_of
 from sim.machine.sourced import Sourced

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from realrun.llama_cpp.bench_engine import BenchSettings
-from realrun.llama_cpp.piece_time import piece_ns
+from realrun.llama_cpp.bench import BenchSettings
+from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.kernel_costs import KernelSteps
 from sim.costs.kernels import (
     AttentionTimes,

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from realrun.generation.generate import Pick
+from realrun.generation.generate import GenerateRequest, Pick, tokens_of
 from realrun.generation.hosted_model import HostedModel
-from realrun.generation.model_output import output_of_executor, output_of_library
-from realrun.generation.preparation import GenerateRequest, tokens_of
 from realrun.machine.lanes import Machine
+from realrun.smoke.generation_checks import output_of_executor, output_of_library
 
 
 class Flips(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from realrun.generation.generate import GenerateRequest
 from realrun.generation.hosted_model import HostedModel, load_model, look_at, taken_apart
-from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
-from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
+from realrun.smoke.generation_checks import ModelOutput, output_of_executor, output_of_library
 from sim.runs.scenario import Scenario
 from tests.kit.tiny_families import build
 from traces.capture.load import load

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from realrun.llama_cpp.context import LlamaContext
-from realrun.llama_cpp.library import gpu_name, llama_library
-from realrun.llama_cpp.model import LlamaModel
+from realrun.llama_cpp.abi import gpu_name, llama_library
+from realrun.llama_cpp.model import LlamaContext, LlamaModel
 from tests.kit.llama_load import BACKEND, KEPT, LIB, P, PretendedGpu, declare, function
 
 OPERATION_AT = 80  # bytes into a tensor: type, buffer, ne, nb

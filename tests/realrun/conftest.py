@@ -1,14 +1,22 @@
 """Machines that tests share, and a thread that they leave as it was."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from realrun.machine.cuda_lanes import CudaLanes
-from realrun.machine.host_lanes import HostLanes
-from tests.kit.fake_cuda import FakeCuda
+if TYPE_CHECKING:
+    from realrun.machine.cuda_lanes import CudaLanes
+    from realrun.machine.host_lanes import HostLanes
+    from tests.kit.fake_cuda import FakeCuda
+
+TORCH_FOLDERS = ("execution", "experts", "generation", "machine", "profiling", "replay", "smoke")
+collect_ignore = [] if find_spec("torch") and find_spec("transformers") else [*TORCH_FOLDERS, "test_robustness.py"]
 
 SLACK = Path("/proc/self/timerslack_ns")  # by how much the main thread's sleeps may be longer
 
@@ -16,6 +24,8 @@ SLACK = Path("/proc/self/timerslack_ns")  # by how much the main thread's sleeps
 @pytest.fixture(scope="session")
 def inline_lanes() -> Iterator[HostLanes]:
     """Host lanes on which the calling thread is the GPU."""
+    from realrun.machine.host_lanes import HostLanes
+
     lanes = HostLanes(inline=True)
     yield lanes
     lanes.close()
@@ -24,6 +34,8 @@ def inline_lanes() -> Iterator[HostLanes]:
 @pytest.fixture
 def cuda() -> FakeCuda:
     """A GPU that executes nothing before its time."""
+    from tests.kit.fake_cuda import FakeCuda
+
     return FakeCuda()
 
 

@@ -17,18 +17,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
-from torch import Tensor  # noqa: E402
-
-from policies.mechanism.views import Plan  # noqa: E402
-from realrun.machine.host_lanes import HostLanes  # noqa: E402
-from realrun.machine.pinned import Pinned  # noqa: E402
-from tests.kit.depth import DEEP, deep, thinned  # noqa: E402
-from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting  # noqa: E402
-from tests.realrun.machine.test_pinned import FakeCudart  # noqa: E402
-from trilane.cli import app  # noqa: E402
+from policies.mechanism.views import Plan
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.pinned import Pinned
+from tests.kit.depth import DEEP, deep, thinned
+from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
+from tests.realrun.machine.test_pinned import FakeCudart
+from trilane.cli import app
 
 pytestmark = pytest.mark.timeout(120)
 SETTING = tiny_setting(0.1)

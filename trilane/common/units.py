@@ -8,3 +8,8 @@ GIB = 2**30  # sizes of memory modules and of GPU memory on data sheets
 def in_gb(size: float) -> str:
     """Bytes in GB, with one digit."""
     return f"{size / GB:.1f}"
+
+
+def gb(size_bytes: float) -> str:
+    """A size in GB with its unit, for messages."""
+    return f"{size_bytes / GB:.2f} GB"

@@ -28,7 +28,7 @@ from trilane.verbs.options import MOST_CORES, OptionError
 from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machine, machine_found
 
 if TYPE_CHECKING:
-    from realrun.llama_cpp.bench_engine import OpenModel
+    from realrun.llama_cpp.bench import OpenModel
 
 _MOST_TOKENS = 1 << 20
 _MEASURED = ("kernels.", "gpu_kernels.", "split.")  # sections of an engine's file
@@ -131,8 +131,7 @@ def refuse_without_engine(options: LlamaRun | LlamaProfile | LlamaValidation) ->
 
 def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
-    from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, time_points
-    from realrun.llama_cpp.bench_program import program_times
+    from realrun.llama_cpp.bench import BenchPoint, BenchSettings, program_times, time_points
     from trilane.output.pages.engine_times import engine_times_table, settings_line, times_of, work_words
 
     if run.gguf is None:
@@ -162,7 +161,7 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     from realrun.llama_cpp.benchmark_models import BLOCKS, bench_models, gpu_models, measure_samples
     from realrun.llama_cpp.kernel_engine import write_engine
     from realrun.llama_cpp.kernel_numbers import KernelNumbers
-    from realrun.llama_cpp.random_blocks import block_format
+    from realrun.llama_cpp.random_gguf import block_format
     from realrun.llama_cpp.split_numbers import gpu_numbers
 
     blocks = tuple(dict.fromkeys((BLOCKS[0], *choice.blocks.split(",")))) if choice.blocks else BLOCKS
@@ -223,8 +222,8 @@ def validate_llama(
 
 def _open_llama() -> OpenModel:
     """llama.cpp. Raises RefusedError where the package is not installed."""
-    from realrun.llama_cpp.library import llama_library
-    from realrun.llama_cpp.llama_bench_context import open_llama
+    from realrun.llama_cpp.abi import llama_library
+    from realrun.llama_cpp.timed_run import open_llama
 
     llama_library()
     return open_llama
@@ -232,8 +231,8 @@ def _open_llama() -> OpenModel:
 
 def _program() -> str | None:
     """A llama-bench that was found, where the package is not installed."""
-    from realrun.llama_cpp.bench_program import bench_program
-    from realrun.llama_cpp.library import has_library
+    from realrun.llama_cpp.abi import has_library
+    from realrun.llama_cpp.bench import bench_program
 
     return None if has_library() else bench_program()
 

@@ -83,7 +83,7 @@ def measure(
         measure_llama(llama, json)
         return
     refuse_without_engine(llama)
-    from realrun.machine.memory_check import host_memory_given
+    from realrun.machine.host_memory import host_memory_given
     from trilane.output.pages.run import record_of, run_page
 
     chosen = scenario_of(scenario, changes, policy)
@@ -114,8 +114,7 @@ def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, genera
 
 
 def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
-    from realrun.generation.generate import generate
-    from realrun.generation.preparation import GenerateRequest
+    from realrun.generation.generate import GenerateRequest, generate
     from realrun.replay.measure import machine_on
     from sim.machine.hardware import load_hardware
 

@@ -101,7 +101,7 @@ def profile(
         return
     refuse_without_engine(kernels)
     from policies.registry import system
-    from realrun.machine.memory_check import host_memory_given
+    from realrun.machine.host_memory import host_memory_given
     from realrun.profiling.lab import Points
     from realrun.profiling.timing import QUICK, Effort
     from traces.models.catalogue import load_model

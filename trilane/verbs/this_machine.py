@@ -37,7 +37,7 @@ def machine_found() -> str:
 
 def gpu_machine() -> str:
     """The GPU that llama.cpp finds, next to the CPU. Raises RefusedError without one."""
-    from realrun.llama_cpp.library import gpu_name
+    from realrun.llama_cpp.abi import gpu_name
 
     return f"{gpu_name()}, {cpu_machine()}"
 

@@ -113,7 +113,7 @@ def validate(
     refuse_without_engine(llama)
     from datetime import UTC, datetime
 
-    from realrun.machine.memory_check import host_memory_given
+    from realrun.machine.host_memory import host_memory_given
     from trilane.study.validation.stopping import stopping
 
     check_folder(out)

@@ -8,25 +8,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from policies.mechanism.views import ExpertId, Plan, Routing  # noqa: E402
-from realrun.execution import layer_execution  # noqa: E402
-from realrun.execution.layer_execution import LayerExecution  # noqa: E402
-from realrun.execution.layer_state import LayerSizes, RoutedInput  # noqa: E402
-from realrun.execution.recorder import MachineRecorder  # noqa: E402
-from realrun.execution.routed_tokens import routed, routing_of  # noqa: E402
-from realrun.experts.ffn import SwiGlu  # noqa: E402
-from realrun.experts.gpu_slots import GpuSlots  # noqa: E402
-from realrun.experts.layout import ExpertLayout  # noqa: E402
-from realrun.experts.store import ExpertStore, Slab  # noqa: E402
-from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.machine.lanes import Completion  # noqa: E402
-from realrun.machine.thread_lane import ThreadCompletion  # noqa: E402
-from sim.runs.spans import Span  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda  # noqa: E402
-from tests.kit.fake_torch import fake_machine  # noqa: E402
+from policies.mechanism.views import ExpertId, Plan, Routing
+from realrun.execution import layer_execution
+from realrun.execution.layer_execution import LayerExecution
+from realrun.execution.layer_state import LayerSizes, RoutedInput
+from realrun.execution.recorder import MachineRecorder
+from realrun.execution.routed_tokens import routed, routing_of
+from realrun.experts.ffn import SwiGlu
+from realrun.experts.gpu_slots import GpuSlots
+from realrun.experts.store import (
+    ExpertLayout,
+    ExpertStore,
+    Slab,
+)
+from realrun.machine.cuda_lanes import CudaLanes
+from realrun.machine.lanes import Completion
+from realrun.machine.thread_lane import ThreadCompletion
+from sim.runs.spans import Span
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import fake_machine
 
 pytestmark = pytest.mark.timeout(30)
 COPY_NS, CPU_NS, HOST_NS, HIDDEN = 3_000_000, 5_000_000, 1000, 8

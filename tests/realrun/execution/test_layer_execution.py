@@ -14,15 +14,14 @@ from torch import Tensor
 
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
-from realrun.execution.copy_future import CopyFuture
+from realrun.execution.copying import CopyFuture
 from realrun.execution.layer_execution import LayerExecution
 from realrun.execution.layer_state import CpuShare, LayerSizes, RoutedInput, Rows, places_of
 from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.experts.ffn import SwiGlu
 from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.layout import ExpertLayout
-from realrun.experts.store import ExpertStore, Slab
+from realrun.experts.store import ExpertLayout, ExpertStore, Slab
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane
 from sim.runs.spans import Span

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from realrun.execution.low_jitter import SWITCH_INTERVAL_S, low_jitter
+from realrun.machine.thread_lane import SWITCH_INTERVAL_S, low_jitter
 
 
 def state() -> tuple[float, bool, bool]:

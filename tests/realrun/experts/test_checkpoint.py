@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts import checkpoint  # noqa: E402
-from realrun.experts.checkpoint import load_streamed, move, take_experts  # noqa: E402
-from realrun.experts.store import ExpertStore  # noqa: E402
-from realrun.machine.memory_check import host_memory_given  # noqa: E402
-from realrun.machine.pinned import plain  # noqa: E402
-from tests.kit.tiny_experts import ALL, model_of  # noqa: E402
-from tests.kit.tiny_families import COMMON, LOCAL, build  # noqa: E402
-from traces.capture.layers import MoeLayer, find_moe_layers  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.experts import checkpoint
+from realrun.experts.checkpoint import load_streamed, move, take_experts
+from realrun.experts.store import ExpertStore
+from realrun.machine.host_memory import host_memory_given
+from realrun.machine.pinned import plain
+from tests.kit.tiny_experts import ALL, model_of
+from tests.kit.tiny_families import COMMON, LOCAL, build
+from traces.capture.layers import MoeLayer, find_moe_layers
 
 Experts = list[dict[str, Tensor]]  # of every layer: all experts, by parameter
 FAMILIES = pytest.mark.parametrize("family", ALL)

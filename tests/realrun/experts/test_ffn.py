@@ -7,19 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import grouped_mm_experts_forward
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-from torch import Tensor, nn  # noqa: E402
-from transformers.integrations.moe import grouped_mm_experts_forward  # noqa: E402
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.ffn import Choices, SwiGlu, addressed, check_kernel, compute_into, expert_ffn  # noqa: E402
-from realrun.experts.layout import ExpertLayout  # noqa: E402
-from realrun.experts.store import Slab  # noqa: E402
-from realrun.machine.pinned import plain  # noqa: E402
-from tests.kit.tiny_experts import ALL, model_of  # noqa: E402
-from traces.capture.layers import find_moe_layers  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.experts.ffn import Choices, SwiGlu, addressed, check_kernel, compute_into, expert_ffn
+from realrun.experts.store import (
+    ExpertLayout,
+    Slab,
+)
+from realrun.machine.pinned import plain
+from tests.kit.tiny_experts import ALL, model_of
+from traces.capture.layers import find_moe_layers
 
 TOKENS = 7
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.layout import ExpertLayout, WeightPart  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.experts.store import ExpertLayout, WeightPart
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = st.lists(

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts import shape as expert_shape  # noqa: E402
-from realrun.experts.cpu_kernels import BlockSwiGlu  # noqa: E402
-from realrun.experts.ffn import SwiGlu  # noqa: E402
-from realrun.experts.shape import ExpertShape  # noqa: E402
-from traces.models.catalogue import load_model  # noqa: E402
-from traces.models.shape import ModelShape  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.experts import ffn as expert_shape
+from realrun.experts.ffn import (
+    BlockSwiGlu,
+    ExpertShape,
+    SwiGlu,
+)
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
 
 TOY = ModelShape("toy", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=32, expert_width=16)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from realrun.experts import store as expert_store  # noqa: E402
-from realrun.experts.ffn import SwiGlu, expert_ffn  # noqa: E402
-from realrun.experts.layout import ExpertLayout  # noqa: E402
-from realrun.experts.store import ExpertStore, Slab, random_store  # noqa: E402
-from realrun.machine.pinned import plain  # noqa: E402
+from realrun.experts import store as expert_store
+from realrun.experts.ffn import SwiGlu, expert_ffn
+from realrun.experts.store import (
+    ExpertLayout,
+    ExpertStore,
+    Slab,
+    random_store,
+)
+from realrun.machine.pinned import plain
 
 LAYOUT = ExpertLayout.from_shape(hidden=32, width=48, weights=torch.bfloat16)
 

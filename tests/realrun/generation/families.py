@@ -23,9 +23,9 @@ import transformers
 from realrun.errors import RefusedError
 from realrun.experts.checkpoint import load_streamed
 from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
-from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
+from realrun.smoke.generation_checks import ModelOutput, output_of_executor, output_of_library
 from tests.kit.family_models import build, families, left_out
 from tests.kit.flips import flips
 from tests.kit.generating import CPU, PROMPTS, every_slot, request

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from realrun.generation.generate import generate_hosted  # noqa: E402
-from realrun.generation.hosted_model import look_at, taken_apart  # noqa: E402
-from realrun.machine.host_lanes import HostLanes  # noqa: E402
-from realrun.machine.pinned import plain  # noqa: E402
-from tests.kit.family_models import build, families, left_out  # noqa: E402
-from tests.kit.generating import CPU, request  # noqa: E402
-from tests.realrun.generation import families as tool  # noqa: E402
-from tests.realrun.generation.families import ATTEMPTS, PAGE, Row, line, tried  # noqa: E402
-from traces.capture.record import (  # noqa: E402
-    LayerRecord,
-    RouterRecorder,
-    scoring_rule,
-)
+from realrun.generation.generate import generate_hosted
+from realrun.generation.hosted_model import look_at, taken_apart
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.pinned import plain
+from tests.kit.family_models import build, families, left_out
+from tests.kit.generating import CPU, request
+from tests.realrun.generation import families as tool
+from tests.realrun.generation.families import ATTEMPTS, PAGE, Row, line, tried
+from traces.capture.record import LayerRecord, RouterRecorder, scoring_rule
 
 # Routers that read tokens, several residual streams, rows of a checkpoint by turns, shared experts that look routed,
 # experts without weights, no gate in an expert, a mixture that can be skipped.

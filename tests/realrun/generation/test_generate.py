@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from policies.registry import SYSTEMS
-from realrun.generation.generate import generate, generate_hosted
+from realrun.generation.generate import GenerateRequest, generate, generate_hosted
 from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
-from realrun.generation.model_output import output_of_executor, output_of_library
-from realrun.generation.preparation import GenerateRequest
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
+from realrun.smoke.generation_checks import output_of_executor, output_of_library
 from sim.runs.scenario import Scenario
 from tests.kit.depth import thinned
 from tests.kit.flips import following

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from realrun.generation.model_output import output_of_executor, output_of_library
 from realrun.machine.host_lanes import HostLanes
+from realrun.smoke.generation_checks import output_of_executor, output_of_library
 from tests.kit.generating import PROMPTS, expected, hosted, library, request
 from traces.capture.layers import find_moe_layers
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from policies.registry import SYSTEMS
 from realrun.generation.hosted_model import look_at, taken_apart
-from realrun.generation.model_output import ModelOutput, output_of_executor, output_of_library
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
+from realrun.smoke.generation_checks import ModelOutput, output_of_executor, output_of_library
 from tests.kit.flips import flips_against_library, following
 from tests.kit.generating import CPU, MINI_VECTORS, every_slot, hosted, library, request
 from tests.kit.tiny_families import VOCAB, build

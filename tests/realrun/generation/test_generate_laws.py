@@ -10,8 +10,7 @@ import pytest
 
 from policies.registry import SYSTEMS
 from realrun.execution.call_log import LoggedSession, replay
-from realrun.generation.generate import generate_hosted
-from realrun.generation.preparation import Generated
+from realrun.generation.generate import Generated, generate_hosted
 from realrun.machine.host_lanes import HostLanes
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario

@@ -9,10 +9,8 @@ import torch
 import transformers
 
 from realrun.errors import LaneError, RefusedError
-from realrun.generation.generate import generate, generate_hosted
-from realrun.generation.hf_experts import check_layers
-from realrun.generation.hosted_model import taken_apart
-from realrun.generation.preparation import GenerateRequest
+from realrun.generation.generate import GenerateRequest, generate, generate_hosted
+from realrun.generation.hosted_model import check_layers, taken_apart
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
 from sim.runs.memory import BudgetError

@@ -9,9 +9,9 @@ from policies.parts.routers import combine_weights, routing_of_tokens
 from policies.protocols import Needs
 from policies.registry import SYSTEMS
 from realrun.generation.generate import generate_hosted
-from realrun.generation.model_output import output_of_executor
 from realrun.generation.model_routing import own_routing, scale_of, scaled_by, weighed_like
 from realrun.machine.host_lanes import HostLanes
+from realrun.smoke.generation_checks import output_of_executor
 from tests.kit.depth import thinned
 from tests.kit.generating import MINI_VECTORS, assert_says_the_same, every_slot, expected, hosted, request
 

@@ -1,18 +1,24 @@
-"""Capture from a GGUF file with a fake in llama.cpp's place: rows, resumption, refusals."""
+"""Capture from a GGUF file, with a fake in place of llama.cpp, and by llama.cpp with the routing of PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from realrun.llama_cpp.capture import capture_routed, forecast_keys
-from realrun.llama_cpp.recorded_model import RoutedPass, draw
-from realrun.llama_cpp.routing_observer import BlockRouting
+from realrun.llama_cpp.recorded_model import BlockRouting, RoutedModel, RoutedPass, draw, open_routed
+from sim.runs.scenario import Scenario
+from sim.simulate import simulate
+from tests.kit.gguf_of_model import ARCHITECTURES, CHANGES, write_gguf_of
+from tests.kit.tiny_families import build
 from tests.kit.tiny_gguf import EXPERTS, HIDDEN, LAYERS, TOP_K, write_tiny_gguf
+from traces.capture.capture import capture_loaded
 from traces.capture.prompts import read_prompts
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.file import read_trace
@@ -129,3 +135,58 @@ def test_a_draw_depends_on_seed_sequence_and_step_alone() -> None:
     assert drawn == [draw(logits, warm, 0, step) for step in range(400)]
     assert np.bincount(drawn) / 400 == pytest.approx([0.1, 0.6, 0.3], abs=0.06)
     assert draw(logits, CaptureSettings(temperature=0.0), 0, 0) == 1
+
+
+TOKENS_OF_PROMPTS = "5 9 3 40 22 7 61 80\n11 50 4 33\n"
+CALIBRATION = "70 71 9\n"
+RESIDUAL_SETTINGS = CaptureSettings(generated_tokens=6, temperature=0.0, forecasts=("gate@1", "residual@1"))
+Ids = NDArray[np.int16]
+TOLERANCE = 5e-3  # of probabilities: rounding, and a KV cache in 16 bits
+
+
+class RoutedNumbers(RoutedModel):
+    """A model whose text is token numbers."""
+
+    def tokens_of(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+@contextmanager
+def opened(path: Path, shape: ModelShape, settings: CaptureSettings) -> Iterator[RoutedModel]:
+    with open_routed(path, shape, settings, threads=1, gpu_layers=0) as routed:
+        yield RoutedNumbers(**vars(routed))
+
+
+def overlap(ours: Ids, theirs: Ids, top_k: int) -> float:
+    """The share of a layer's first ``top_k`` experts that both forecast, without the last layer, which has no next."""
+    same = ours[:, :-1, :top_k, None] == theirs[:, :-1, None, :top_k]
+    return float(same.any(axis=-1).mean())
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_routing_is_that_of_pytorch_and_can_be_played(family: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text(TOKENS_OF_PROMPTS)
+    (tmp_path / "other.txt").write_text(CALIBRATION)
+    prompts, calibration = read_prompts(tmp_path / "prompts.txt"), read_prompts(tmp_path / "other.txt")
+    loaded = build(family, **CHANGES.get(family, {}))
+    gguf = write_gguf_of(loaded, tmp_path / f"{family}.gguf")
+    theirs = read_trace(capture_loaded(loaded, prompts, tmp_path / "torch.safetensors", RESIDUAL_SETTINGS, calibration))
+    ours_path = tmp_path / "llama.safetensors"
+    ours = read_trace(capture_routed(gguf, prompts, calibration, ours_path, RESIDUAL_SETTINGS, opened, lambda _: None))
+    rows = np.lexsort((theirs.position, theirs.sequence))
+    assert ours.shape.moe_layers == theirs.shape.moe_layers
+    assert theirs.scores is not None
+    assert ours.scores is not None
+    scores = theirs.scores[rows].astype(np.float64)
+    np.testing.assert_allclose(ours.scores, scores, atol=TOLERANCE)
+    chosen = np.take_along_axis(scores, theirs.topk_ids[rows].astype(np.int64), axis=-1)
+    clear = (np.sort(scores, axis=-1)[..., -3] < chosen.min(axis=-1) - 2 * TOLERANCE)  # two of a token's experts
+    assert clear.any()
+    assert (np.sort(ours.topk_ids)[clear] == np.sort(theirs.topk_ids[rows])[clear]).all()
+    np.testing.assert_allclose(ours.topk_weights[clear], theirs.topk_weights[rows][clear], atol=3 * TOLERANCE)
+    assert sorted(map(str, ours.forecasts)) == ["gate@1", "residual@1"]
+    for key, forecast in ours.forecasts.items():
+        assert overlap(forecast.ids, theirs.forecasts[key].ids[rows], ours.shape.top_k) >= 0.95, key
+    scenario = Scenario(trace=str(ours_path), model=None, policy="on-demand", cached_share=0.5)
+    assert simulate(scenario).metrics.tpot_ms is not None

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realrun.llama_cpp.random_blocks import random_blocks
-from realrun.llama_cpp.random_gguf import write_random_gguf
+from realrun.llama_cpp.random_gguf import random_blocks, write_random_gguf
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import read_gguf_model
 from traces.models.quantisation import WeightBlocks, weight_blocks
@@ -108,8 +107,7 @@ class Chosen:
 @pytest.mark.llama
 @pytest.mark.parametrize("family", FAMILIES)
 def test_llama_cpp_runs_it_and_every_expert_is_chosen_about_as_often(family: str, tmp_path: Path) -> None:
-    from realrun.llama_cpp.context import LlamaContext
-    from realrun.llama_cpp.model import LlamaModel
+    from realrun.llama_cpp.model import LlamaContext, LlamaModel
 
     write_random_gguf(FAMILIES[family], family, WeightBlocks.uniform("q8_0"), tmp_path / "m.gguf")
     chosen = Chosen()

@@ -1,12 +1,11 @@
-"""Numbers of a GPU, and of experts that stay with the CPU, from the times of small models: those of an engine of known
-kernels come out again."""
+"""Numbers of a GPU and of experts that stay with the CPU, from the times of an engine of known kernels."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from realrun.llama_cpp.bench_engine import BenchPoint, quartiles, time_points
+from realrun.llama_cpp.bench import BenchPoint, quartiles, time_points
 from realrun.llama_cpp.benchmark_models import ON_GPU, bench_models, split_models
 from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers, plausible_rates
 from realrun.llama_cpp.split_numbers import SplitNumbers

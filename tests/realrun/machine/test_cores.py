@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 
 import pytest
 
-pytest.importorskip("torch")
-
 from realrun.machine.cores import (
     Team,
     crowding,

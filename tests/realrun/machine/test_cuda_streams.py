@@ -88,7 +88,7 @@ class TestWhatIsSaidToTheDevice:
             machine.settle()
 
     def test_no_thread_but_the_host_gives_a_stream_anything_to_take_its_time(self, cuda, monkeypatch):
-        monkeypatch.setattr("realrun.machine.gpu_clock.BASE_LIFE_NS", -1)
+        monkeypatch.setattr("realrun.machine.cuda_streams.BASE_LIFE_NS", -1)
         with fake_machine(cuda) as machine:
             sent = machine.d2h.submit(lambda: None)
             cuda.log.clear()
@@ -224,7 +224,7 @@ class TestTimes:
                 assert abs(completion.start_ns - (second * GB + 51_000_000)) <= 3000
 
     def test_would_not_without_new_bases(self, monkeypatch):
-        monkeypatch.setattr("realrun.machine.gpu_clock.GpuClock.refresh", lambda self: None)
+        monkeypatch.setattr("realrun.machine.cuda_streams.GpuClock.refresh", lambda self: None)
         with pytest.raises(AssertionError):
             self.test_stay_right_over_a_long_run_though_clocks_drift()
 

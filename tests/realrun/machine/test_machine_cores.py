@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
-from realrun.machine.host_lanes import HostLanes, HostLaneSettings  # noqa: E402
-from realrun.machine.machines import LaneOptions, check_same, facts_of, machine_for, machine_of  # noqa: E402
-from realrun.profiling import cpu_threads  # noqa: E402
-from realrun.profiling.lab import Lab, Points  # noqa: E402
-from sim.machine.profile import Profile  # noqa: E402
-from tests.kit.fake_cores import SMT, FakeCores  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda  # noqa: E402
-from tests.kit.fake_torch import OnDevice, install  # noqa: E402
-from tests.kit.tiny_bench import Instead, bench_for, machine, prepared, run, tiny_lanes, tiny_setting  # noqa: E402
-from traces.models.catalogue import load_model  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+from realrun.machine.host_lanes import HostLanes, HostLaneSettings
+from realrun.machine.machines import LaneOptions, check_same, facts_of, machine_for, machine_of
+from realrun.profiling import cpu_threads
+from realrun.profiling.lab import Lab, Points
+from sim.machine.profile import Profile
+from tests.kit.fake_cores import SMT, FakeCores
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import OnDevice, install
+from tests.kit.tiny_bench import Instead, bench_for, machine, prepared, run, tiny_lanes, tiny_setting
+from traces.models.catalogue import load_model
 
 pytestmark = pytest.mark.timeout(60)
 SHAPE = load_model("mini-moe:3")

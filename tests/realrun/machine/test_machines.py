@@ -8,14 +8,12 @@ from typing import get_args
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine import LaneKind, ResultPathName  # noqa: E402
-from realrun.machine.cores import usable_cores  # noqa: E402
-from realrun.machine.cuda_lanes import CudaLanes, CudaSettings  # noqa: E402
-from realrun.machine.host_lanes import HostLanes  # noqa: E402
-from realrun.machine.machines import (  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.machine import LaneKind, ResultPathName
+from realrun.machine.cores import usable_cores
+from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.machines import (
     Facts,
     LaneOptions,
     check_asked,
@@ -24,12 +22,12 @@ from realrun.machine.machines import (  # noqa: E402
     machine_for,
     machine_of,
 )
-from realrun.machine.thread_lane import InlineLane  # noqa: E402
-from realrun.replay.measure import machine_on  # noqa: E402
-from sim.machine.devices import ResultPath  # noqa: E402
-from sim.machine.hardware import Hardware, load_hardware  # noqa: E402
-from sim.machine.profile import Kind, Profile  # noqa: E402
-from tests.kit.tiny_bench import tiny_lanes  # noqa: E402
+from realrun.machine.thread_lane import InlineLane
+from realrun.replay.measure import machine_on
+from sim.machine.devices import ResultPath
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.profile import Kind, Profile
+from tests.kit.tiny_bench import tiny_lanes
 
 
 def profile_of(facts: Facts) -> Profile:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.machine.host_memory import HostMemory
-from realrun.machine.memory_check import (
+from realrun.machine.host_memory import (
     RESERVE_BYTES,
     RETRIES,
     STEP_BYTES,
@@ -16,6 +15,7 @@ from realrun.machine.memory_check import (
     STILL_S,
     VARIABLE,
     GrowingMemory,
+    HostMemory,
     check_host_memory,
     host_memory_given,
 )

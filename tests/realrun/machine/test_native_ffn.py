@@ -9,22 +9,26 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from realrun.experts import shape as expert_shape  # noqa: E402
-from realrun.experts.cpu_kernels import NativeSwiGlu  # noqa: E402
-from realrun.experts.ffn import SwiGlu, addressed, compute_into, expert_ffn, weighted_ffn  # noqa: E402
-from realrun.experts.layout import ExpertLayout  # noqa: E402
-from realrun.experts.shape import ExpertShape  # noqa: E402
-from realrun.machine.native_ffn import SOURCE, NativeFfn, loaded  # noqa: E402
-from realrun.machine.native_library import NotCompiledError, find_compiler  # noqa: E402
-from realrun.replay.measure import ReplayBench, room_for  # noqa: E402
-from tests.kit.tiny_bench import machine, tiny_setting  # noqa: E402
-from tests.realrun.experts.test_shape import TOY  # noqa: E402
+from realrun.experts import ffn as expert_shape
+from realrun.experts.ffn import (
+    ExpertShape,
+    NativeSwiGlu,
+    SwiGlu,
+    addressed,
+    compute_into,
+    expert_ffn,
+    weighted_ffn,
+)
+from realrun.experts.store import ExpertLayout
+from realrun.machine.native_ffn import SOURCE, NativeFfn, NotCompiledError, find_compiler, loaded
+from realrun.replay.measure import ReplayBench, room_for
+from tests.kit.tiny_bench import machine, tiny_setting
+from tests.realrun.experts.test_shape import TOY
 
 VARIANTS: dict[str, Sequence[str]] = {
     "this processor": (),

@@ -13,21 +13,30 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.experts.ffn import SwiGlu  # noqa: E402
-from realrun.experts.shape import ExpertShape  # noqa: E402
-from realrun.machine import native_ffn as native  # noqa: E402
-from realrun.machine import native_library as library  # noqa: E402
-from realrun.machine.machines import facts_of  # noqa: E402
-from realrun.machine.native_ffn import CHOICE, SOURCE, NativeFfn, check, cpu_kernel, loaded  # noqa: E402
-from realrun.machine.native_library import NotCompiledError, cache_folder, compiled  # noqa: E402
-from tests.kit.depth import thinned  # noqa: E402
-from tests.kit.tiny_bench import machine  # noqa: E402
-from tests.realrun.experts.test_shape import TOY  # noqa: E402
-from tests.realrun.machine.test_native_ffn import needs_compiler  # noqa: E402
-from trilane.common.files import ASIDE  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.experts.ffn import (
+    ExpertShape,
+    SwiGlu,
+)
+from realrun.machine import native_ffn as library
+from realrun.machine import native_ffn as native
+from realrun.machine.machines import facts_of
+from realrun.machine.native_ffn import (
+    CHOICE,
+    SOURCE,
+    NativeFfn,
+    NotCompiledError,
+    cache_folder,
+    check,
+    compiled,
+    cpu_kernel,
+    loaded,
+)
+from tests.kit.depth import thinned
+from tests.kit.tiny_bench import machine
+from tests.realrun.experts.test_shape import TOY
+from tests.realrun.machine.test_native_ffn import needs_compiler
+from trilane.common.files import ASIDE
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("-O1",)  # to compile
@@ -169,7 +178,7 @@ class TestCache:
 
     def test_serves_processes_that_ask_at_once(self, cache: Path) -> None:
         code = (
-            "import sys; from pathlib import Path; from realrun.machine.native_library import compiled\n"
+            "import sys; from pathlib import Path; from realrun.machine.native_ffn import compiled\n"
             "print(compiled(Path(sys.argv[1]), sys.argv[2:]))"
         )
         command = [sys.executable, "-c", code, str(SOURCE), *QUICK]

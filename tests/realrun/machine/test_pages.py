@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine import pinned as pages  # noqa: E402
-from realrun.machine.pinned import HUGE_PAGE_BYTES, LEAST_BYTES, PIECE_BYTES, Pages, touch  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.machine import pinned as pages
+from realrun.machine.pinned import HUGE_PAGE_BYTES, LEAST_BYTES, PIECE_BYTES, Pages, touch
 
 LARGE = LEAST_BYTES + 5000
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine.pinned import HUGE_PAGE_BYTES, LEAST_BYTES, Pinned, plain  # noqa: E402  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.machine.pinned import HUGE_PAGE_BYTES, LEAST_BYTES, Pinned, plain
 
 
 class FakeCudart:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
 from realrun.machine.stream_flags import VARIABLE, driver_wait_value
 
 

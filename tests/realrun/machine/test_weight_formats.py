@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from realrun.experts.cpu_kernels import MOST_ROWS, BlockSwiGlu  # noqa: E402
-from realrun.experts.ffn import SwiGlu, addressed, compute_into, weighted_ffn  # noqa: E402
-from realrun.experts.layout import ExpertLayout  # noqa: E402
-from realrun.experts.store import random_store  # noqa: E402
-from realrun.machine.pinned import plain  # noqa: E402
-from realrun.machine.weight_formats import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat  # noqa: E402
-from tests.realrun.machine.test_native_ffn import VARIANTS, needs_compiler, variant  # noqa: E402
+from realrun.experts.ffn import MOST_ROWS, BlockSwiGlu, SwiGlu, addressed, compute_into, weighted_ffn
+from realrun.experts.store import (
+    ExpertLayout,
+    random_store,
+)
+from realrun.machine.pinned import plain
+from realrun.machine.weight_formats import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat
+from tests.realrun.machine.test_native_ffn import VARIANTS, needs_compiler, variant
 
 HALF = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)  # two bytes
 

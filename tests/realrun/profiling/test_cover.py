@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.profiling import cover  # noqa: E402
-from realrun.profiling import lab as lab_module  # noqa: E402
-from realrun.profiling.cover import COVER_NS, WARM_NS, GpuCover, cache_bytes, layers_beyond  # noqa: E402
-from realrun.profiling.lab import Lab, Points  # noqa: E402
-from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda  # noqa: E402
-from tests.kit.fake_machine import FakeMachine, FakeModel  # noqa: E402
-from traces.models.catalogue import load_model  # noqa: E402
+from realrun.machine.cuda_lanes import CudaLanes
+from realrun.profiling import lab as cover
+from realrun.profiling import lab as lab_module
+from realrun.profiling.lab import COVER_NS, WARM_NS, GpuCover, Lab, Points, cache_bytes, layers_beyond
+from tests.kit.fake_cuda import BOOST_GHZ, IDLE_GHZ, FakeCuda
+from tests.kit.fake_machine import FakeMachine, FakeModel
+from traces.models.catalogue import load_model
 
 pytestmark = pytest.mark.timeout(30)
 POINTS = Points((1,), (4,), (2,))

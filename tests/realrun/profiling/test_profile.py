@@ -11,25 +11,23 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine.host_lanes import HostLanes  # noqa: E402
-from realrun.machine.machines import machine_of  # noqa: E402
-from realrun.profiling.cpu_threads import counts_up_to, thread_times  # noqa: E402
-from realrun.profiling.decisions import fit  # noqa: E402
-from realrun.profiling.lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile import Findings, profile  # noqa: E402
-from realrun.profiling.rates import Aim  # noqa: E402
-from realrun.profiling.timing import Effort  # noqa: E402
-from sim.machine.hardware import load_hardware, write_hardware  # noqa: E402
-from sim.machine.interpolation import Table, TimeGrid  # noqa: E402
-from sim.machine.plan_costs import PlanCost  # noqa: E402
-from sim.machine.profile import MeasuredModel, MeasuredSizes, Profile  # noqa: E402
-from sim.runs.scenario import Scenario  # noqa: E402
-from sim.simulate import simulate  # noqa: E402
-from tests.kit.tiny_bench import machine as tiny_machine  # noqa: E402
-from traces.models.catalogue import load_model  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.machine.host_lanes import HostLanes
+from realrun.machine.machines import machine_of
+from realrun.profiling.cpu_threads import counts_up_to, thread_times
+from realrun.profiling.decisions import fit
+from realrun.profiling.hardware import Aim
+from realrun.profiling.lab import Lab, Points
+from realrun.profiling.profile import Findings, profile
+from realrun.profiling.timing import Effort
+from sim.machine.hardware import load_hardware, write_hardware
+from sim.machine.interpolation import Table, TimeGrid
+from sim.machine.plan_costs import PlanCost
+from sim.machine.profile import MeasuredModel, MeasuredSizes, Profile
+from sim.runs.scenario import Scenario
+from sim.simulate import simulate
+from tests.kit.tiny_bench import machine as tiny_machine
+from traces.models.catalogue import load_model
 
 SHAPE = load_model("mini-moe:3")
 POINTS = Points(batches=(1, 2), contexts=(4, 8), prompts=(2, 4))

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from realrun.profiling.profile import points_of  # noqa: E402
-from tests.kit.tiny_bench import tiny_setting  # noqa: E402
+from realrun.profiling.profile import points_of
+from tests.kit.tiny_bench import tiny_setting
 
 
 def test_sizes_are_those_that_the_settings_play() -> None:

@@ -8,16 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from realrun.execution import layer_execution  # noqa: E402
-from realrun.profiling import kernels  # noqa: E402
-from realrun.profiling.lab import Lab, Points  # noqa: E402
-from realrun.profiling.profile import measure, measured_model  # noqa: E402
-from realrun.profiling.timing import Effort, Samples  # noqa: E402
-from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table  # noqa: E402
-from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes  # noqa: E402
-from tests.kit.fake_machine import (  # noqa: E402
+from realrun.execution import layer_execution
+from realrun.profiling import kernels
+from realrun.profiling.lab import Lab, Points
+from realrun.profiling.profile import measure, measured_model
+from realrun.profiling.timing import Effort, Samples
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table
+from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes
+from tests.kit.fake_machine import (
     EACH_NS,
     FIRST_NS,
     HAND_OVER_NS,
@@ -26,8 +24,8 @@ from tests.kit.fake_machine import (  # noqa: E402
     FakeMachine,
     FakeModel,
 )
-from tests.kit.hand_measured import TOY  # noqa: E402
-from traces.models.shape import ModelShape  # noqa: E402
+from tests.kit.hand_measured import TOY
+from traces.models.shape import ModelShape
 
 POINTS = Points(batches=(1, 2), contexts=(4, 16), prompts=(2, 4))  # so steps of 1, 2, 4, 8 tokens
 SORTING_NS, UPLOAD_NS = 90, 11

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
-from realrun.profiling.timing import Effort, Probe, repeated  # noqa: E402
+from realrun.profiling.timing import Effort, Probe, repeated
 
 
 class Clock:

@@ -8,17 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-from torch import Tensor  # noqa: E402
-
-from policies.mechanism.views import Forecast  # noqa: E402
-from realrun.execution.recorder import MachineRecorder  # noqa: E402
-from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.machine.lanes import Completion  # noqa: E402
-from realrun.replay.replay import Launched, Replay  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda  # noqa: E402
-from tests.kit.fake_torch import fake_machine  # noqa: E402
+from policies.mechanism.views import Forecast
+from realrun.execution.recorder import MachineRecorder
+from realrun.machine.cuda_lanes import CudaLanes
+from realrun.machine.lanes import Completion
+from realrun.replay.replay import Launched, Replay
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import fake_machine
 
 pytestmark = pytest.mark.timeout(30)
 HIDDEN, TOKENS, SLOW_NS = 4, 3, 10_000_000

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from torch.nn import functional  # noqa: E402
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.machine.memory_check import host_memory_given  # noqa: E402
-from realrun.profiling.lab import Lab, Points  # noqa: E402
-from tests.kit.tiny_bench import bench_for, choices_of, machine, prepared, run, tiny_setting  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.machine.host_memory import host_memory_given
+from realrun.profiling.lab import Lab, Points
+from tests.kit.tiny_bench import bench_for, choices_of, machine, prepared, run, tiny_setting
 
 
 def test_experts_without_a_gate_are_computed_without_one() -> None:

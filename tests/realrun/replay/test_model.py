@@ -6,16 +6,15 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-from torch import Tensor  # noqa: E402
-
-from realrun.errors import RefusedError  # noqa: E402
-from realrun.replay.attention import AttentionPart  # noqa: E402
-from realrun.replay.model import ReplayModel  # noqa: E402
-from sim.costs.roofline_costs import _estimator_params  # noqa: E402
-from traces.models.catalogue import load_model  # noqa: E402
-from traces.models.shape import ModelShape  # noqa: E402
+from realrun.errors import RefusedError
+from realrun.replay.attention import AttentionPart
+from realrun.replay.model import ReplayModel
+from sim.costs.roofline_costs import _estimator_params
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
 
 GROUPED = ModelShape(
     "grouped", moe_layers=2, dense_layers=1, experts=6, top_k=2, hidden=24, expert_width=16, shared_experts=1,

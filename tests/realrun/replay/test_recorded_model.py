@@ -7,24 +7,28 @@ from statistics import median
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-from torch import Tensor  # noqa: E402
-
-from realrun.errors import LaneError  # noqa: E402
-from realrun.machine.cuda_graphs import CudaGraphs  # noqa: E402
-from realrun.machine.cuda_lanes import CudaLanes  # noqa: E402
-from realrun.profiling.host import host_probes  # noqa: E402
-from realrun.profiling.kernels import kernel_probes  # noqa: E402
-from realrun.profiling.lab import Lab, Points  # noqa: E402
-from realrun.profiling.timing import Effort, repeated  # noqa: E402
-from realrun.replay.model import ReplayModel  # noqa: E402
-from realrun.replay.recorded_model import FixedStep, RecordedModel  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda  # noqa: E402
-from tests.kit.fake_torch import fake_machine  # noqa: E402
-from tests.realrun.replay.test_model import GROUPED, LATENT  # noqa: E402
-from traces.models.catalogue import load_model  # noqa: E402
-from traces.models.shape import ModelShape  # noqa: E402
+from realrun.errors import LaneError
+from realrun.machine.cuda_lanes import CudaLanes
+from realrun.machine.cuda_streams import CudaGraphs
+from realrun.profiling.kernels import (
+    host_probes,
+    kernel_probes,
+)
+from realrun.profiling.lab import Lab, Points
+from realrun.profiling.timing import Effort, repeated
+from realrun.replay.model import (
+    FixedStep,
+    RecordedModel,
+    ReplayModel,
+)
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import fake_machine
+from tests.realrun.replay.test_model import GROUPED, LATENT
+from traces.models.catalogue import load_model
+from traces.models.shape import ModelShape
 
 pytestmark = pytest.mark.timeout(60)
 BATCH, CONTEXT = 2, 100

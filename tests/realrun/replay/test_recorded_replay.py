@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from realrun.replay.recorded_model import RecordedModel  # noqa: E402
-from tests.kit.fake_cuda import FakeCuda  # noqa: E402
-from tests.kit.fake_torch import fake_machine  # noqa: E402
-from tests.kit.tiny_bench import WatchedBench, bench_for, check_outputs, prepared, run, tiny_setting  # noqa: E402
+from realrun.replay.model import RecordedModel
+from tests.kit.fake_cuda import FakeCuda
+from tests.kit.fake_torch import fake_machine
+from tests.kit.tiny_bench import WatchedBench, bench_for, check_outputs, prepared, run, tiny_setting
 
 pytestmark = pytest.mark.timeout(120)
 

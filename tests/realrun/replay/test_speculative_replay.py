@@ -9,7 +9,7 @@ import pytest
 
 from realrun.errors import RefusedError
 from realrun.execution.call_log import replay
-from realrun.generation.preparation import GenerateRequest
+from realrun.generation.generate import GenerateRequest
 from realrun.replay.measure import room_for
 from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare

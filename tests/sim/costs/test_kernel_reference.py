@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from realrun.llama_cpp.piece_time import piece_ns
+from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
 from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
 from sim.machine.hardware import load_hardware

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.bench_engine import BenchPoint, time_points
+from realrun.llama_cpp.bench import BenchPoint, time_points
 from realrun.llama_cpp.benchmark_models import bench_models
-from realrun.llama_cpp.kernel_engine import write_engine
-from realrun.llama_cpp.piece_time import piece_ns
+from realrun.llama_cpp.kernel_engine import piece_ns, write_engine
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import load_hardware
@@ -67,15 +66,15 @@ def test_measure_runs_a_llama_bench_where_the_package_is_missing(
         asked.append((program, path))
         return {point: [5_000_000] * repeats for point, repeats in points}
 
-    monkeypatch.setattr("realrun.llama_cpp.bench_program.program_times", times)
-    monkeypatch.setattr("realrun.llama_cpp.library.has_library", lambda: False)
+    monkeypatch.setattr("realrun.llama_cpp.bench.program_times", times)
+    monkeypatch.setattr("realrun.llama_cpp.abi.has_library", lambda: False)
     monkeypatch.setenv("LLAMA_BENCH", "/opt/llama-bench")
     measure_llama(LlamaRun("model.gguf", threads=2, prompt=10, repeats=3), str(tmp_path / "m.json"))
     assert "model.gguf with llama.cpp (/opt/llama-bench), all on the CPU, 2 threads" in capsys.readouterr().out
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["program"] == "/opt/llama-bench"
     assert (found["decode at 0 tokens"]["repeats"], found["prompt of 10"]["tokens_per_s"]) == (12, 2000)
-    monkeypatch.setattr("realrun.llama_cpp.library.has_library", lambda: True)
+    monkeypatch.setattr("realrun.llama_cpp.abi.has_library", lambda: True)
     measure_llama(LlamaRun("model.gguf", llama_bench="./mine"), None)
     assert asked == [("/opt/llama-bench", Path("model.gguf")), ("./mine", Path("model.gguf"))]
 
@@ -125,7 +124,7 @@ def test_a_profile_of_a_gpu_names_it_and_has_both_sides(
         return found
 
     monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
-    monkeypatch.setattr("realrun.llama_cpp.library.gpu_name", lambda: "a card")
+    monkeypatch.setattr("realrun.llama_cpp.abi.gpu_name", lambda: "a card")
     monkeypatch.setattr("realrun.llama_cpp.benchmark_models.measure_samples", measured)
     profile_llama(LlamaProfile(threads="4,8", blocks="q4_0", gpu=True), str(tmp_path / "gpu.yaml"), None)
     engine = load_engine(str(tmp_path / "gpu.yaml"))
@@ -140,7 +139,7 @@ def test_a_profile_of_a_gpu_names_it_and_has_both_sides(
 
 def test_a_profile_of_a_gpu_needs_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
-    monkeypatch.setattr("realrun.llama_cpp.library.llama_library", NoGpu)
+    monkeypatch.setattr("realrun.llama_cpp.abi.llama_library", NoGpu)
     with pytest.raises(RefusedError, match=r"that finds a GPU, this one \(a.so\) does not; .*LLAMA_LIBRARY"):
         profile_llama(LlamaProfile(gpu=True), str(tmp_path / "gpu.yaml"), None)
     assert list(tmp_path.iterdir()) == []

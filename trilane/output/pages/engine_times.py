@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings, quartiles
+from realrun.llama_cpp.bench import BenchPoint, BenchSettings, quartiles
 from trilane.output.pages.output import Part, legend, table
 
 _HEADERS = ("", "tokens/s", "ms\nmedian", "ms\nquartiles", "+/-", "repeats")

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
-from realrun.llama_cpp.bench_engine import BenchPoint
-from realrun.llama_cpp.gguf_layouts import gguf_layout
+from realrun.llama_cpp.bench import BenchPoint
+from realrun.llama_cpp.random_gguf import gguf_layout
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import gguf_architecture, load_model
 from traces.models.names import parted

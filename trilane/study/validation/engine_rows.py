@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-from realrun.llama_cpp.bench_engine import BenchPoint, quartiles
-from realrun.llama_cpp.piece_time import piece_ns
+from realrun.llama_cpp.bench import BenchPoint, quartiles
+from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.engine import EngineError, FittedEngine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import Hardware

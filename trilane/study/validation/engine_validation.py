@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.bench_engine import BenchSettings, OpenModel, time_points
+from realrun.llama_cpp.bench import BenchSettings, OpenModel, time_points
 from realrun.llama_cpp.random_gguf import write_random_gguf
 from sim.costs.engine import FittedEngine
 from traces.models.catalogue import gguf_architecture, load_model

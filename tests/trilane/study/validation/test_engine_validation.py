@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from realrun.llama_cpp.bench_engine import BenchPoint
+from realrun.llama_cpp.bench import BenchPoint
 from sim.costs.engine import load_engine
 from tests.kit.fake_engine import FakeContext, known_kernels
 from traces.models.catalogue import load_model

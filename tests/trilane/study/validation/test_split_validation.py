@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.bench_engine import BenchContext, BenchPoint, BenchSettings, quartiles, time_points
+from realrun.llama_cpp.bench import BenchContext, BenchPoint, BenchSettings, quartiles, time_points
 from realrun.llama_cpp.benchmark_models import gpu_models
 from realrun.llama_cpp.kernel_engine import write_engine
 from realrun.llama_cpp.split_numbers import gpu_numbers

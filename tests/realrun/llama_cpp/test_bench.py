@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.bench_engine import BenchPoint, BenchSettings
-from realrun.llama_cpp.bench_program import VARIABLE, bench_program, program_times
+from realrun.llama_cpp.bench import VARIABLE, BenchPoint, BenchSettings, bench_program, program_times
 
 TOKEN, PROMPT = BenchPoint(2, 32, 1), BenchPoint(2, 0, 128)
 ANSWER = [

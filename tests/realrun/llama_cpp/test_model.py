@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.context import LlamaContext
-from realrun.llama_cpp.library import llama_library
-from realrun.llama_cpp.model import LlamaModel
-from realrun.llama_cpp.tensor_callback import GraphTensor
+from realrun.llama_cpp.abi import llama_library
+from realrun.llama_cpp.model import GraphTensor, LlamaContext, LlamaModel
 from tests.kit.tiny_gguf import HIDDEN, LAYERS, TOP_K, VOCABULARY, write_tiny_gguf
 
 pytestmark = pytest.mark.llama

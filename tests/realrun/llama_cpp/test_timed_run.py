@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from realrun.llama_cpp.bench_engine import BenchPoint, time_points
-from realrun.llama_cpp.llama_bench_context import LlamaBenchContext
+from realrun.llama_cpp.bench import BenchPoint, time_points
+from realrun.llama_cpp.timed_run import LlamaBenchContext
 
 
 class Cache(LlamaBenchContext):

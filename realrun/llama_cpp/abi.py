@@ -1,25 +1,126 @@
-"""The C library of llama.cpp through ctypes: of the package xllamacpp, or another build of the same source."""
+"""llama.cpp's C library through ctypes: its structures, the types of its functions, and checks of both.
+
+All that depends on a build of llama.cpp is in this file. Structures are laid out as in builds from b11480 on
+(``llama.h``, ``ggml.h``). The library is that of the package xllamacpp, which brings no programs, or another build of
+the same source.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Callable, Mapping
-from ctypes import CDLL, POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_size_t, c_ubyte, c_void_p, sizeof
+from ctypes import (
+    CDLL,
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_ubyte,
+    c_uint32,
+    c_void_p,
+    sizeof,
+)
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, Self
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.structs import (
-    CONTEXT_DEFAULTS,
-    MODEL_DEFAULTS,
-    ContextParams,
-    LogCallback,
-    ModelParams,
-    TokenBatch,
-)
+
+LogCallback = CFUNCTYPE(None, c_int32, c_char_p, c_void_p)  # level, text, user data
+EvalCallback = CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)  # tensor, whether it is asked for, user data
+
+
+def _fields(*declared: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
+    """ctypes fields from declarations as in C, each a type with the names that have it."""
+    return tuple((name, kind) for kind, *names in declared for name in names)
+
+
+class BufferOverride(Structure):
+    """``llama_model_tensor_buft_override``: tensors whose names match a pattern go to a buffer type."""
+
+    _fields_ = _fields((c_char_p, "pattern"), (c_void_p, "buffer_type"))
+
+
+class ModelParams(Structure):
+    """``llama_model_params``."""
+
+    _fields_ = _fields(
+        (c_void_p, "devices"),
+        (POINTER(BufferOverride), "tensor_buft_overrides"),
+        (c_int32, "n_gpu_layers", "split_mode", "load_mode", "lazy_mode", "main_gpu"),
+        (c_void_p, "tensor_split", "progress_callback", "progress_callback_user_data", "kv_overrides"),
+        (c_bool, "vocab_only", "check_tensors", "use_extra_bufts", "no_host", "no_alloc", "load_mtp"),
+    )
+
+
+class ContextParams(Structure):
+    """``llama_context_params``; ``moe_cache_size`` came with llama.cpp's pull request 29887."""
+
+    _fields_ = _fields(
+        (c_uint32, "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max", "n_outputs_max_per_seq"),
+        (c_int32, "n_threads", "n_threads_batch"),
+        (c_int32, "ctx_type", "rope_scaling_type", "pooling_type", "attention_type", "flash_attn_type"),
+        (c_float, "rope_freq_base", "rope_freq_scale"),
+        (c_float, "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+        (c_uint32, "yarn_orig_ctx"),
+        (c_float, "defrag_thold"),
+        (EvalCallback, "cb_eval"),
+        (c_void_p, "cb_eval_user_data"),
+        (c_int32, "type_k", "type_v"),
+        (c_void_p, "abort_callback", "abort_callback_data"),
+        (c_size_t, "moe_cache_size"),
+        (c_bool, "embeddings", "offload_kqv", "no_perf", "op_offload", "swa_full", "kv_unified"),
+        (c_void_p, "samplers"),
+        (c_size_t, "n_samplers"),
+        (c_void_p, "ctx_other"),
+    )
+
+
+class TokenBatch(Structure):
+    """``llama_batch``."""
+
+    _fields_ = _fields(
+        (c_int32, "n_tokens"),
+        (POINTER(c_int32), "token"),
+        (c_void_p, "embd", "pos", "n_seq_id", "seq_id"),
+        (POINTER(c_int8), "logits"),
+    )
+
+
+class TensorHead(Structure):
+    """The first fields of ``ggml_tensor``: elements and bytes from one to the next, by dimension, the fastest first;
+    ``src``: the tensors that it is computed from.
+    """
+
+    _fields_ = _fields(
+        (c_int32, "type"),
+        (c_void_p, "buffer"),
+        (c_int64 * 4, "ne"),
+        (c_size_t * 4, "nb"),
+        (c_int32, "op"),
+        (c_int32 * 16, "op_params"),
+        (c_int32, "flags"),
+        (c_void_p * 10, "src"),
+    )
+
+
+# Values in a default structure: a build that differs in one of them has another layout.
+MODEL_DEFAULTS: dict[str, Any] = {"n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "lazy_mode": 1,
+                                  "use_extra_bufts": True}
+CONTEXT_DEFAULTS: dict[str, Any] = {
+    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "rope_scaling_type": -1, "flash_attn_type": -1,
+    "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0, "type_k": 1, "type_v": 1, "moe_cache_size": 0, "offload_kqv": True,
+    "op_offload": True, "kv_unified": False, "n_samplers": 0,
+}
+
 
 KNOWN_PACKAGE = "xllamacpp 2026.10.11549"
 OWN_BUILD = f"own build, with the structures of {KNOWN_PACKAGE}"
@@ -64,7 +165,7 @@ _callbacks: dict[str, object] = {}  # the one that the library calls, kept alive
 
 
 class EngineLog:
-    """Collects the log of the library from its creation on; a later one takes over."""
+    """The library's log from the creation of this object on, until another one is created."""
 
     def __init__(self, library: CDLL) -> None:
         self._pieces: list[str] = []
@@ -87,7 +188,7 @@ class EngineLog:
 
 
 class Handle:
-    """Something that the library holds in memory; a context manager, with whose block it ends."""
+    """An object in the library's memory, freed at the end of the ``with`` block."""
 
     def __init__(self, handle: int, free: Callable[[int], None]) -> None:
         self.handle, self._free = handle, free
@@ -103,7 +204,7 @@ class Handle:
 def llama_library() -> CDLL:
     """The library, with its functions' types set and its structures checked.
 
-    Raises RefusedError where there is none, or one that lays its structures out in another way.
+    Raises RefusedError if there is none, or if it lays its structures out in another way.
     """
     path = _library_path()
     try:
@@ -128,11 +229,11 @@ def check_layout(kind: type[Structure], defaults: Mapping[str, object], written:
     ``written`` ends with the last byte that was written; what follows it in ``kind`` is padding.
     """
     room = written + bytes(max(0, sizeof(kind) - len(written)))
-    found = kind.from_buffer_copy(room)
-    other = [name for name, value in defaults.items() if getattr(found, name) != value]
+    structure = kind.from_buffer_copy(room)
+    other = [name for name, value in defaults.items() if getattr(structure, name) != value]
     padding = sizeof(kind) - len(written)
     if other or not 0 <= padding < 8:
-        what = f"{other[0]} = {getattr(found, other[0])!r}" if other else f"{len(written)} bytes"
+        what = f"{other[0]} = {getattr(structure, other[0])!r}" if other else f"{len(written)} bytes"
         raise RefusedError(
             f"llama.cpp: expected the structures of {KNOWN_PACKAGE}, found others ({kind.__name__}: {what}); "
             f"install that version: pip install '{KNOWN_PACKAGE.replace(' ', '==')}', or name a library of its source "
@@ -141,17 +242,17 @@ def check_layout(kind: type[Structure], defaults: Mapping[str, object], written:
 
 
 def has_library() -> bool:
-    """Whether a library is named, or the package that brings one is installed."""
+    """True if ``LLAMA_LIBRARY`` names a library, or the package xllamacpp is installed."""
     return bool(os.environ.get(VARIABLE) or find_spec("xllamacpp"))
 
 
 def library_version() -> dict[str, str]:
-    """What ``llama_library`` is, for provenance: the package's version; another build does not tell its own."""
+    """The package and version of ``llama_library``, for provenance; another build does not give its own version."""
     return {"llama.cpp": OWN_BUILD} if os.environ.get(VARIABLE) else {"xllamacpp": version("xllamacpp")}
 
 
 def gpu_name() -> str:
-    """What llama.cpp calls the first GPU that it can use. Raises RefusedError without one."""
+    """The name of the first GPU that llama.cpp can use. Raises RefusedError if there is none."""
     library = llama_library()
     device = library.ggml_backend_dev_by_type(GPU)
     if not device:

@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.library import EngineLog, check_layout, has_library, library_version, llama_library
-from realrun.llama_cpp.structs import CONTEXT_DEFAULTS, MODEL_DEFAULTS, ContextParams, ModelParams
+from realrun.llama_cpp.abi import (
+    CONTEXT_DEFAULTS,
+    MODEL_DEFAULTS,
+    ContextParams,
+    EngineLog,
+    ModelParams,
+    check_layout,
+    has_library,
+    library_version,
+    llama_library,
+)
 
 
 def default(kind: type[ModelParams] | type[ContextParams], **changes: object) -> bytes:

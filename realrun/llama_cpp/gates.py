@@ -1,22 +1,27 @@
-"""The routers' gate matrices in a GGUF file, and the experts that they choose, as llama.cpp chooses them.
+"""The routers of a GGUF file: their gate matrices, the experts that they choose, and rows of a trace made with them.
 
-Source of the rule: ggml-org/llama.cpp src/llama-graph.cpp, ``build_moe_ffn``. Weights are read with the package
-``gguf`` in whatever format the file has them; nothing else of the file is read.
+The rule of choice is that of ggml-org/llama.cpp src/llama-graph.cpp, ``build_moe_ffn``. Weights are read with the
+package ``gguf`` in whatever format the file has them; nothing else of the file is read.
+
+The forecasts are those of capture from PyTorch (``traces.capture.router_forecast``): ``gate@d`` applies the router of
+layer l + d to the input of layer l's, ``residual@1`` adds the mean change between the two first (DALI, eq. 10-11).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.library import INSTALL
+from realrun.llama_cpp.abi import INSTALL
+from realrun.llama_cpp.recorded_model import Routing
+from traces.layout import ForecastKey
 from traces.models.gguf_reader import GgufKeys, Tensor, read_gguf_header
 from traces.models.shape import MOST_EXPERTS, ShapeError
 from trilane.common.quoting import quoted
@@ -70,7 +75,7 @@ class Gates:
         return order[:, :count]
 
     def _in_used_groups(self, scores: Floats) -> NDArray[np.bool_]:
-        """Whether an expert [N, E] is in one of the groups with the largest sums of their two best scores."""
+        """Mask [N, E] of the experts in the groups with the largest sums of their two best scores."""
         by_group = scores.reshape(len(scores), self.groups, -1)
         sums = np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)
         used = np.argsort(-sums, axis=1, kind="stable")[:, : self.groups_used]
@@ -87,10 +92,10 @@ def read_gates(path: Path) -> Gates:
     header = read_gguf_header(path)
     keys = GgufKeys(header.metadata, str(path))
     experts, hidden = keys.count("expert_count", default=0), keys.count("embedding_length", least=1)
-    found = _gate_tensors(header.tensors, keys.layers)
-    if not found or not 1 <= experts <= MOST_EXPERTS:
+    tensors_by_block = _gate_tensors(header.tensors, keys.layers)
+    if not tensors_by_block or not 1 <= experts <= MOST_EXPERTS:
         raise ShapeError(f"{path}: expected gates (blk.N.ffn_gate_inp) of 1 to {MOST_EXPERTS:,} experts, got none")
-    by_block = {block: _gate(tensors, hidden, experts) for block, tensors in sorted(found.items())}
+    by_block = {block: _gate(tensors, hidden, experts) for block, tensors in sorted(tensors_by_block.items())}
     groups = max(keys.count("expert_group_count", default=1), 1)
     if experts % groups:
         raise ShapeError(f"{path}: expected groups of equal size, got {experts} experts in {groups} groups")
@@ -101,16 +106,16 @@ def read_gates(path: Path) -> Gates:
 
 
 def _gate_tensors(tensors: Iterable[Tensor], blocks: int) -> Mapping[int, Mapping[str, Tensor]]:
-    """By block and by name without ``.bias``."""
-    found: dict[int, dict[str, Tensor]] = {}
+    """Tensors of gates by block, and by name without ``.bias``."""
+    gates: dict[int, dict[str, Tensor]] = {}
     for tensor in tensors:
         if (match := _GATE.fullmatch(tensor.name)) and int(match[1]) < blocks:
-            found.setdefault(int(match[1]), {})[match[2].removesuffix(".bias")] = tensor
-    return found
+            gates.setdefault(int(match[1]), {})[match[2].removesuffix(".bias")] = tensor
+    return gates
 
 
 def scores_of(logits: Floats, scoring: Scoring) -> Floats:
-    """What the router chooses by, of logits [N, E]."""
+    """Scores [N, E] by which a router chooses, from its logits [N, E]."""
     scores: Floats = logits
     if scoring == "sigmoid":
         scores = np.exp(-np.logaddexp(0, -logits), dtype=np.float32)
@@ -123,7 +128,7 @@ def scores_of(logits: Floats, scoring: Scoring) -> Floats:
 
 
 def _scoring(keys: GgufKeys, by_block: Mapping[int, Gate]) -> Scoring:
-    """As the file says; where it does not, families whose choice has a bias of its own have sigmoids."""
+    """The scoring rule of the file's key, else of its family: sigmoid if the choice has a bias of its own."""
     biased = any(gate.selection_bias is not None for gate in by_block.values())
     usual = _OF_FAMILY.get(keys.architecture, 2 if biased else 1)
     number = keys.count("expert_gating_func", default=0) or usual
@@ -167,3 +172,56 @@ def _values(tensor: Tensor, shape: tuple[int, ...]) -> Floats:
             f"{tensor.file}: {quoted(tensor.name)} is in {tensor.type.name}, which the package gguf does not read"
         ) from None
     return np.ascontiguousarray(values, np.float32).reshape(*reversed(shape))
+
+
+def routing_rows(routing: Routing) -> dict[str, NDArray[Any]]:
+    """Ids and weights [N, L, k] by descending weight; equal weights stay in the router's order."""
+    weights = np.stack([router.weights for router in routing.values()], axis=1).astype(np.float16)
+    ids = np.stack([router.ids for router in routing.values()], axis=1).astype(np.int16)
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    return {
+        "topk_ids": np.take_along_axis(ids, order, axis=-1),
+        "topk_weights": np.take_along_axis(weights, order, axis=-1),
+    }
+
+
+def score_rows(routing: Routing, gates: Gates) -> NDArray[np.float16]:
+    """Probabilities of all experts [N, L, E]; of routers that choose by logits, their softmax."""
+    rule: Scoring = "softmax" if gates.scoring == "logits" else gates.scoring
+    logits = [gates.by_block[block].biased(router.logits) for block, router in routing.items()]
+    return np.stack([scores_of(of_router, rule) for of_router in logits], axis=1).astype(np.float16)
+
+
+@dataclass(frozen=True)
+class GateForecasts:
+    """Forecasts of ``count`` (m) experts a token; ``change`` [L - 1, H]: what residual@1 adds at each layer."""
+
+    gates: Gates
+    keys: Sequence[ForecastKey]
+    count: int
+    change: NDArray[np.float32] | None = None
+
+    def rows(self, routing: Routing) -> dict[str, NDArray[np.int16]]:
+        """Ids [N, L, m] by the tensors' names; -1 where no layer is that far ahead."""
+        return {key.ids_name: self._ids(key, routing) for key in self.keys}
+
+    def _ids(self, key: ForecastKey, routing: Routing) -> NDArray[np.int16]:
+        blocks = list(routing)
+        ids = np.full((len(routing[blocks[0]].ids), len(blocks), self.count), -1, np.int16)
+        for at, target in enumerate(blocks[key.lookahead :]):
+            seen = routing[blocks[at]].inputs
+            if key.kind == "residual":
+                assert self.change is not None
+                seen = seen + self.change[at]
+            ids[:, at] = self.gates.ranked(target, seen, self.count)
+        return ids
+
+
+def mean_change(passes: Iterable[Routing]) -> NDArray[np.float32]:
+    """The mean change [L - 1, H] of the routers' inputs from each layer to the next, over calibration text."""
+    total, tokens = np.zeros(()), 0
+    for routing in passes:
+        inputs = np.stack([router.inputs for router in routing.values()]).astype(np.float64)  # [L, N, H]
+        total = total + np.diff(inputs, axis=0).sum(axis=1)
+        tokens += inputs.shape[1]
+    return np.asarray(total / tokens, np.float32)
