@@ -57,8 +57,8 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.fit.answer import Fit as Fit
     from trilane.fit.fit import fit as fit
     from trilane.output import figures as figures
-    from trilane.output.figures.gantt import save_gantt as save_gantt
     from trilane.output.figures.perfetto import write_perfetto as write_perfetto
+    from trilane.output.figures.timelines import save_gantt as save_gantt
     from trilane.study.ablate import ablate as ablate
     from trilane.study.compare import compare as compare
     from trilane.study.draws import summary as summary

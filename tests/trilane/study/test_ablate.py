@@ -21,8 +21,8 @@ from sim.runs.demand import MissingFromTraceError
 from sim.runs.scenario import Scenario
 from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
+from trilane.output.figures.bars import plot_ladder
 from trilane.output.figures.figure_files import PictureError
-from trilane.output.figures.ladder import plot_ladder
 from trilane.study import ablate as ablation
 from trilane.study.ablate import Ablation, ablate, simulate_parts
 from trilane.study.compare import compare

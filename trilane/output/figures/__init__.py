@@ -4,7 +4,7 @@
 >>> from trilane.output.figures import plot_tpot_bars, save_figure
 >>> save_figure(plot_tpot_bars(compare(Scenario()).rows()), "tpot.png")
 
-Of a run
+Pictures of a run
 
 - ``plot_gantt(run)``: one decode step, lane by lane; ``save_gantt(run, path)`` writes it; by default the
   ``median_decode_step(run.spans)``;
@@ -20,7 +20,7 @@ of a study
 - ``plot_accuracy(scores)``: predicted against measured speeds of other people's machines (``trilane accuracy``);
 - ``plot_papers(board)``: simulated against published figures (``trilane papers``);
 - ``plot_leaderboard(standings)``: every policy in every setting (``trilane leaderboard``), as a ``Picture``;
-- ``plot_pays(found)``: what an idea gains and where its break-even is (``trilane pays``), as a ``Picture``;
+- ``plot_pays(gain_map)``: what an idea gains and where its break-even is (``trilane pays``), as a ``Picture``;
 - ``plot_measured_timeline(pairing)``: one decode step, measured and predicted, lane by lane;
 
 of a sweep, from ``means_of(results)``, with ``results`` of ``trilane.sweep`` or ``trilane.read_results``
@@ -43,28 +43,28 @@ from typing import TYPE_CHECKING
 from trilane.common.lazy import lazy_names
 
 if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
-    from trilane.output.figures.accuracy import plot_accuracy as plot_accuracy
-    from trilane.output.figures.agreement_scatter import plot_agreement as plot_agreement
-    from trilane.output.figures.engine_scatter import plot_engine as plot_engine
+    from trilane.output.figures.bars import plot_ladder as plot_ladder
+    from trilane.output.figures.bars import plot_tpot_bars as plot_tpot_bars
     from trilane.output.figures.figure_files import Picture as Picture
     from trilane.output.figures.figure_files import PictureError as PictureError
     from trilane.output.figures.figure_files import save_figure as save_figure
     from trilane.output.figures.figure_files import save_picture as save_picture
-    from trilane.output.figures.gantt import plot_gantt as plot_gantt
-    from trilane.output.figures.gantt import save_gantt as save_gantt
-    from trilane.output.figures.heat_map import plot_heat_map as plot_heat_map
-    from trilane.output.figures.hit_lines import plot_hit_lines as plot_hit_lines
-    from trilane.output.figures.hit_rate_curve import plot_hit_rate_curve as plot_hit_rate_curve
-    from trilane.output.figures.ladder import plot_ladder as plot_ladder
-    from trilane.output.figures.lanes import median_decode_step as median_decode_step
-    from trilane.output.figures.leaderboard import plot_leaderboard as plot_leaderboard
-    from trilane.output.figures.measured_timeline import plot_measured_timeline as plot_measured_timeline
-    from trilane.output.figures.papers import plot_papers as plot_papers
-    from trilane.output.figures.pays_map import plot_pays as plot_pays
+    from trilane.output.figures.hits import plot_hit_lines as plot_hit_lines
+    from trilane.output.figures.hits import plot_hit_rate_curve as plot_hit_rate_curve
+    from trilane.output.figures.lines import plot_tpot_lines as plot_tpot_lines
+    from trilane.output.figures.maps import plot_heat_map as plot_heat_map
+    from trilane.output.figures.maps import plot_leaderboard as plot_leaderboard
+    from trilane.output.figures.maps import plot_pays as plot_pays
     from trilane.output.figures.perfetto import write_perfetto as write_perfetto
+    from trilane.output.figures.published import plot_accuracy as plot_accuracy
+    from trilane.output.figures.published import plot_papers as plot_papers
+    from trilane.output.figures.scatter import plot_agreement as plot_agreement
+    from trilane.output.figures.scatter import plot_engine as plot_engine
     from trilane.output.figures.speedup_bars import plot_speedup_bars as plot_speedup_bars
     from trilane.output.figures.sweep_means import means_of as means_of
-    from trilane.output.figures.tpot_bars import plot_tpot_bars as plot_tpot_bars
-    from trilane.output.figures.tpot_lines import plot_tpot_lines as plot_tpot_lines
+    from trilane.output.figures.timelines import median_decode_step as median_decode_step
+    from trilane.output.figures.timelines import plot_gantt as plot_gantt
+    from trilane.output.figures.timelines import plot_measured_timeline as plot_measured_timeline
+    from trilane.output.figures.timelines import save_gantt as save_gantt
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -12,10 +12,9 @@ from matplotlib.axes import Axes
 from policies.protocols import PolicyKind
 from trilane.output.figures.bars import style_bars, whisker, write_value
 from trilane.output.figures.figure_files import Picture, PictureError, default_settings
-from trilane.output.figures.marks import marked
+from trilane.output.figures.marks import IMPOSSIBLE, WHISKER, look_of, marked
 from trilane.output.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
-from trilane.output.figures.policy_style import look_of
-from trilane.output.figures.style import IMPOSSIBLE, WHISKER, kinds_in_words, page
+from trilane.output.figures.style import kinds_in_words, page
 from trilane.output.figures.sweep_means import BOUND, SweepMeans, clairvoyant, policy_there
 
 BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # by default the first of these in the results

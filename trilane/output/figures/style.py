@@ -19,15 +19,10 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrM
 
 from policies.protocols import PolicyKind
 from trilane.common.quoting import printable
-from trilane.output.figures.marks import meanings
+from trilane.output.figures.marks import GRID, INK, meanings
 from trilane.output.figures.words import is_share, numeric, value_text
 from trilane.study.sweep.axes import axis_label
 
-# Okabe-Ito colours, which readers with any colour vision can tell apart; without yellow, which is too pale on white.
-BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
-ORANGE, SKY, PURPLE = "#E69F00", "#56B4E9", "#CC79A7"
-INK, GREY, GRID, WHISKER = "#444444", "#BBBBBB", "#E5E5E5", "#222222"
-IMPOSSIBLE = "#E8E8E8"  # beyond the lower bound
 _LARGEST, _SMALLEST = 14.0, 11.5  # points of a headline
 _LETTER = 0.6  # width of a bold letter over its size, with some to spare
 _POINTS = 72  # an inch

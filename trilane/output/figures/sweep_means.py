@@ -1,10 +1,13 @@
-"""The data of a sweep's pictures: means over draws, the axes that vary, and remarks on what was left out."""
+"""The data of a sweep's pictures: means over draws, the axes that vary, and remarks on what was left out.
+
+Every row has a value on every axis: null is text, and parameters are in short.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +17,10 @@ from policies.protocols import PolicyKind
 from sim.runs.vocabulary import kind_of
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
-from trilane.output.figures.axis_values import chosen, of_policies, on_axes, takers, values_of, with_words
 from trilane.output.figures.figure_files import PictureError
-from trilane.output.figures.words import about, tuned
-from trilane.study.sweep.axes import SCENARIO_KEYS
+from trilane.output.figures.marks import SIGNS
+from trilane.output.figures.words import about, null_text, numeric, parameters_text, tuned, value_text
+from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS
 
 _MEANS = ("tpot_ms", "decode_resident_hit_rate", "cache_share", "cache_bytes")
 _SHORT = 90  # letters of an error that is quoted
@@ -42,7 +45,7 @@ class SweepMeans:
     notes: tuple[str, ...]
 
     def frame(self) -> pd.DataFrame:
-        """What pictures of TPOT draw: policies from the fastest on, then the lower bound; times in ms."""
+        """Rows of a picture of TPOT: policies from the fastest on, then the lower bound; times in ms."""
         order = fastest_first(self.rows)
         rows = self.rows.sort_values("policy", key=lambda names: names.map(order.index), kind="stable")
         bounds = self.bounds.assign(kind=BOUND, policy=BOUND)
@@ -51,7 +54,7 @@ class SweepMeans:
 
     @property
     def real(self) -> pd.DataFrame:
-        """Without clairvoyant runs, which no system can have."""
+        """Rows without the clairvoyant runs, which no system can have."""
         return self.rows[~clairvoyant(self.rows)]
 
     @property
@@ -78,7 +81,7 @@ class SweepMeans:
 
 
 def clairvoyant(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of clairvoyant policies."""
+    """A column that is True for the rows of clairvoyant policies."""
     return rows["kind"] == PolicyKind.CLAIRVOYANT
 
 
@@ -120,7 +123,7 @@ def means_of(
 
 
 def _nothing_real(rows: pd.DataFrame) -> str:
-    """Why no run is left that a real system could have."""
+    """The message where no run is left that a real system could have."""
     errors = rows.loc[rows["error"] != "", "error"]
     others = f"; the others ended with an error, the first: {errors.iloc[0]}" if len(errors) else ""
     return f"expected a policy that a system can have, only clairvoyant runs are left{others}"
@@ -135,7 +138,7 @@ def fastest_first(rows: pd.DataFrame) -> list[str]:
 
 
 def axes_of(runs: pd.DataFrame, varied: Sequence[str], asked: Collection[str] = ()) -> dict[str, list[Any]]:
-    """What varies other than policy and draw, and the values of each axis.
+    """The values of each axis that varies, other than policy and draw.
 
     Of the axes that the sweep ``varied``, those that still vary when policy, draw and the axes before them are fixed
     (the others follow from those); and ``parameters``, if one policy has several sets of them.
@@ -174,7 +177,7 @@ def _bounds(runs: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
 
 
 def _notes(rows: pd.DataFrame, incomplete: int, kept: pd.DataFrame) -> list[str]:
-    """What was left out, and how far the results can be trusted."""
+    """Remarks on what was left out, and on how far the results can be trusted."""
     failed = int((rows["error"] != "").sum())
     notes = {
         f"left out: {failed} of {len(rows)} runs, which ended with an error{_such_as(rows)}": failed > 0,
@@ -200,3 +203,129 @@ def _such_as(rows: pd.DataFrame) -> str:
         return ""
     text = str(errors.mode().iloc[0])
     return f" (such as {text if len(text) <= _SHORT else f'{text[: _SHORT - 3]}...'})"
+
+
+def fastest_cells(means: SweepMeans) -> pd.DataFrame:
+    """A row a setting: the fastest policy, its kind and TPOT, the clairvoyant TPOT and the bound."""
+    axes = list(means.axes)
+    best = means.real.dropna(subset=axes).sort_values(["tpot_ms", "policy"], kind="stable").drop_duplicates(axes)
+    best = best.sort_index()[[*axes, "policy", "kind", "tpot_ms"]]
+    least = means.clairvoyant.groupby(axes, sort=False)["tpot_ms"].min().rename("clairvoyant_tpot_ms").reset_index()
+    bounds = means.bounds.rename(columns={"tpot_ms": "lower_bound_tpot_ms"})
+    return best.merge(least, on=axes, how="left").merge(bounds, on=axes, how="left")
+
+
+def left_to_gain(cell: Mapping[Hashable, Any], between: str) -> str:
+    """The clairvoyant run and the bound of a cell, in ms, where there are any."""
+    columns = {SIGNS[PolicyKind.CLAIRVOYANT]: "clairvoyant_tpot_ms", "bound": "lower_bound_tpot_ms"}
+    return between.join(f"{sign} {cell[key]:,.1f}" for sign, key in columns.items() if pd.notna(cell[key]))
+
+
+# --- values on the axes -----------------------------------------------------------------------------------------------
+
+_PARAMETERS = "parameters"
+
+
+def with_words(results: pd.DataFrame) -> pd.DataFrame:
+    """The results with text for null on every axis other than parameters: null is a value too, such as the card's own
+    memory. ``parameters`` keeps what differs between the runs of a policy, and is null where nothing does.
+    """
+    found = results.assign(**{_PARAMETERS: _in_short(results)})
+    for name in results.attrs["axes"]:
+        if not of_policies(name) and found[name].isna().any():
+            found = filled(found, name)
+    return found
+
+
+def of_policies(name: str) -> bool:
+    """True for an axis that some policies have and others lack."""
+    return name == _PARAMETERS or name.startswith(PARAMETER)
+
+
+def takers(results: pd.DataFrame, name: str) -> set[str]:
+    """The policies that have a value anywhere on an axis of parameters."""
+    return set(results.loc[results[name].notna(), "policy"])
+
+
+def values_of(column: pd.Series) -> list[Any]:
+    """The values of a column: numbers ascending, then text in the table's order."""
+    values = column.dropna().unique().tolist()
+    return sorted(value for value in values if numeric([value])) + [value for value in values if not numeric([value])]
+
+
+def on_axes(runs: pd.DataFrame, axes: Collection[str], results: pd.DataFrame) -> pd.DataFrame:
+    """Runs with a value on every axis. A policy that lacks a parameter is repeated at every value that other policies
+    were given in the same setting of the other axes; a policy that has it, but was given no value, used its default.
+
+    ``results``: all rows, including failed and hidden ones, which say which policies have a parameter.
+    """
+    setting = [name for name in axes if not of_policies(name)]
+    for name in filter(of_policies, axes):
+        having = takers(results, name)
+        has = runs["policy"].isin(having)
+        values = _given(results[results["policy"].isin(having)], runs[has], [*setting, name])
+        lacking = runs[~has].drop(columns=name)
+        copies = lacking.merge(values, on=setting, how="left") if setting else lacking.merge(values, how="cross")
+        runs = filled(pd.concat([runs[has].astype({name: object}), copies[runs.columns]], ignore_index=True), name)
+    return runs
+
+
+def _given(rows: pd.DataFrame, runs: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """The values of a parameter by setting, of those in ``runs``; the `parameters` of failed runs are not known."""
+    known = rows[rows["error"] == ""] if columns[-1] == _PARAMETERS else rows
+    values = filled(known[columns], columns[-1]).drop_duplicates()
+    return values[values[columns[-1]].isin(filled(runs, columns[-1])[columns[-1]])]
+
+
+def filled(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Rows with text for null on an axis."""
+    values = rows[name].astype(object).where(rows[name].notna(), null_text(name))
+    return rows.assign(**{name: values.infer_objects()})
+
+
+def _in_short(results: pd.DataFrame) -> pd.Series:
+    """Parameters as "window=8": for each policy those that differ between its completed runs."""
+    ran = results[results["error"] == ""]
+    short: dict[tuple[str, str], str | None] = {}
+    for policy, texts in ran.groupby("policy")[_PARAMETERS]:
+        documents = {str(text): json.loads(str(text)) for text in texts.unique()}
+        keys = dict.fromkeys(key for document in documents.values() for key in document)
+        differ = [key for key in keys if len({json.dumps(document.get(key)) for document in documents.values()}) > 1]
+        for text, document in documents.items():
+            short[str(policy), text] = parameters_text({key: document.get(key) for key in differ}) or None
+    pairs = zip(results["policy"], results[_PARAMETERS], strict=True)
+    return pd.Series([short.get(pair) for pair in pairs], index=results.index, dtype=object)
+
+
+def chosen(results: pd.DataFrame, where: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Rows that have one of the named values of every key; a policy that lacks a parameter has all of its values.
+
+    Raises PictureError for an unknown key or value.
+    """
+    keys = list(dict.fromkeys([*results.attrs["axes"], *SCENARIO_KEYS]))
+    kept = pd.Series(True, index=results.index)
+    for name, texts in where.items():
+        if name not in keys:
+            raise PictureError(f"--where: {unknown('key', name, keys)}")
+        column = filled(results, name)[name]
+        lacks = ~results["policy"].isin(takers(results, name)) & of_policies(name)
+        known = values_of(column[~lacks])
+        kept &= column.isin([value for text in texts for value in _named(name, text, known)]) | lacks
+    return results[kept]
+
+
+def _named(name: str, text: str, known: Sequence[Any]) -> list[Any]:
+    """The values that a text names. Raises PictureError if there is none."""
+    text = null_text(name) if text == "null" else text
+    wanted = [value for value in known if text in (str(value), value_text(name, value)) or _number(text) == value]
+    if not wanted:
+        words = ", ".join(value_text(name, value) for value in known) or "none"
+        raise PictureError(f"--where {name}={text}: expected one of the values in the table: {words}")
+    return wanted
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

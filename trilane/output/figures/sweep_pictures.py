@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from trilane.common.names import unknown
 from trilane.output.figures.figure_files import Picture, PictureError
-from trilane.output.figures.heat_map import plot_heat_map
-from trilane.output.figures.hit_lines import plot_hit_lines
+from trilane.output.figures.hits import plot_hit_lines
+from trilane.output.figures.lines import plot_tpot_lines
+from trilane.output.figures.maps import plot_heat_map
 from trilane.output.figures.speedup_bars import plot_speedup_bars
 from trilane.output.figures.sweep_means import SweepMeans
-from trilane.output.figures.tpot_lines import plot_tpot_lines
 from trilane.output.figures.words import numeric
 
 _X_FIRST = "cached_share"  # the axis of most questions

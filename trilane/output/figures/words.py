@@ -1,19 +1,27 @@
-"""Words for values and settings: "30% cached", "PCIe bandwidth 16 GB/s", and what was run."""
+"""Words for values and settings, for what was run, and for what a sweep shows, by stated rules.
+
+*Fastest*: the lowest mean TPOT. Along an axis the fastest policy stays the fastest as long as it is within 2 % of the
+lowest TPOT, since less is within the noise. *The policy hardly matters* from the value on at which, and at all later
+ones, half of the policies are within 10 % of the fastest.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
 from policies.baselines.best import TUNED_ON_SEQUENCES, TUNED_ON_TRACES, TUNED_POLICIES
+from policies.protocols import PolicyKind
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from trilane.common.quoting import printable
+from trilane.output.figures.marks import marked
 from trilane.study.sampling_error import MEASURED_RUNS, measured_error
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, axis_label
 
@@ -80,22 +88,22 @@ def setting_words(name: str, value: Any) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether the values of an axis are fractions, which are written as percentages."""
+    """True if the values of an axis are fractions, which are written as percentages."""
     return name.endswith("share")
 
 
 def is_null(name: str, value: Any) -> bool:
-    """Whether a value is missing, or the text that stands for a missing one."""
+    """True if a value is missing, or is the text that stands for a missing one."""
     return value is None or value != value or value == null_text(name)
 
 
 def null_text(name: str) -> str:
-    """What null means as a value of an axis, such as "the card's own" (memory)."""
+    """Text of null as a value of an axis, such as "the card's own" (memory)."""
     return _null(name)[0]
 
 
 def numeric(values: Sequence[Any]) -> bool:
-    """Whether all values are numbers."""
+    """True if all values are numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
@@ -131,16 +139,15 @@ def parameters_text(values: Mapping[str, Any]) -> str:
 
 def _parts(label: str) -> tuple[str, str]:
     """The name of an axis, and its unit."""
-    found = re.fullmatch(r"(.*?)(?: \((.*)\))?", label)
-    assert found is not None
-    return found[1], found[2] or ""
+    name, _, unit = label.removesuffix(")").partition(" (") if label.endswith(")") else (label, "", "")
+    return name, unit
 
 
 # --- what was run -----------------------------------------------------------------------------------------------------
 
 
 def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
-    """What the runs of a sweep have in common: model, machine, engine, memory, batch, lengths, trace and draws."""
+    """The settings that the runs of a sweep share: model, machine, engine, memory, batch, lengths, trace and draws."""
     fixed = {name: runs[name].iloc[0] for name in runs.columns if name in SCENARIO_KEYS and name not in axes}
     labels = {label for labels in runs["labels"] for label in json.loads(labels)}
     draws = runs["draw"].nunique()
@@ -161,7 +168,7 @@ def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
 
 
 def _changed(runs: pd.DataFrame, axes: Collection[str]) -> str:
-    """How many numbers of the machine all runs have changed to the same value."""
+    """Words for the numbers of the machine that all runs have changed to the same value."""
     if "hardware_overrides" in axes:
         return ""
     count = len(set.intersection(*(set(json.loads(text).items()) for text in runs["hardware_overrides"].unique())))
@@ -219,3 +226,100 @@ def sampled_in(results: pd.DataFrame) -> str:
     runs = results[fewer].sort_values(["decode_steps", "batch"])
     lengths = runs[["decode_steps", "generated_tokens", "batch"]].astype(int)
     return "" if runs.empty else sampled(*lengths.iloc[0].tolist())
+
+
+# --- what a sweep found -----------------------------------------------------------------------------------------------
+
+Policy: TypeAlias = tuple[str, PolicyKind]
+
+TIE = 0.02
+NEAR = 0.10
+_FEW = 3  # intervals, or policies, that one sentence names
+
+
+class Interval(NamedTuple):
+    """Neighbouring values of an axis with the same fastest policy."""
+
+    policy: Policy
+    values: tuple[Any, ...]
+
+
+def times_table(rows: pd.DataFrame, axis: str, values: Sequence[Any]) -> pd.DataFrame:
+    """Mean TPOT (ms): a row a value of ``axis``, a column a (policy, kind); NaN where a policy could not run.
+
+    ``rows`` are those of ``SweepMeans``, of one setting of the other axes.
+    """
+    columns = {key: mine.set_index(axis)["tpot_ms"] for key, mine in rows.groupby(["policy", "kind"], sort=False)}
+    return pd.DataFrame(columns).reindex(pd.Index(list(values), name=axis)).dropna(how="all")
+
+
+def best_of(times: pd.DataFrame) -> list[Policy]:
+    """The very fastest policy at each value."""
+    columns: list[Any] = times.idxmin(axis=1).tolist()
+    return [(str(policy), PolicyKind(kind)) for policy, kind in columns]
+
+
+def intervals(times: pd.DataFrame) -> list[Interval]:
+    """The fastest policies along the axis."""
+    winners: list[Policy] = []
+    for best, (_, row) in zip(best_of(times), times.iterrows(), strict=True):
+        stays = bool(winners) and row[winners[-1]] <= (1 + TIE) * row.min()
+        winners.append(winners[-1] if stays else best)
+    found = groupby(zip(winners, times.index.tolist(), strict=True), key=lambda pair: pair[0])
+    return [Interval(policy, tuple(value for _, value in pairs)) for policy, pairs in found]
+
+
+def settled_from(times: pd.DataFrame) -> Any | None:
+    """The value from which on the policy hardly matters; None if it matters at the last one."""
+    near = (times.median(axis=1) <= (1 + NEAR) * times.min(axis=1)).tolist()
+    tail = next((count for count, value in enumerate(reversed(near)) if not value), len(near))
+    return times.index[len(near) - tail] if tail and times.shape[1] > 2 else None
+
+
+def fastest(times: pd.DataFrame) -> str:
+    """Words for the fastest policies along the axis; of many intervals, for the settings that each is fastest in."""
+    found, axis, lowest = intervals(times), str(times.index.name), times.min(axis=1)
+    if len(found) > _FEW or (len(found) > 1 and not numeric(times.index.tolist())):
+        return tally(part.policy for part in found for _ in part.values)
+    tied = any((times.loc[list(part.values), part.policy] > lowest[list(part.values)]).any() for part in found)
+    first = f"{marked(*found[0].policy)} is fastest{f' or within {TIE:.0%} of the fastest' if tied else ''}"
+    if len(times) == 1:
+        return f"{first} at {value_words(axis, times.index[0])}: {lowest.iloc[0]:.1f} ms per token"
+    if len(found) == 1:
+        return f"{first} throughout: {lowest.iloc[0]:.1f} to {lowest.iloc[-1]:.1f} ms per token"
+    ends = [*(f"below {value_words(axis, after.values[0])}" for after in found[1:]), "from there on"]
+    others = (f"{marked(*part.policy)} {end}" for part, end in zip(found[1:], ends[1:], strict=True))
+    return ", ".join([f"{first} {ends[0]}", *others])
+
+
+def gain(times: pd.DataFrame) -> str:
+    """Words for the change of the lowest TPOT from the first to the last value; empty for a single value."""
+    if len(times) == 1:
+        return ""
+    lowest = times.min(axis=1)
+    first, last = lowest.iloc[0], lowest.iloc[-1]
+    where = " to ".join(value_words(str(times.index.name), value) for value in (times.index[0], times.index[-1]))
+    if abs(first / last - 1) <= TIE:
+        return f"from {where} the lowest time per token hardly changes, {first:.1f} to {last:.1f} ms"
+    by = f"falls by {first / last:.2f}x" if first > last else f"rises by {last / first:.2f}x"
+    return f"from {where} the lowest time per token {by}, from {first:.1f} to {last:.1f} ms"
+
+
+def hardly_matters(times: pd.DataFrame) -> str:
+    """Words for the value from which on the policy hardly matters; empty where it matters at the last one."""
+    settled = settled_from(times)
+    if settled is None:
+        return ""
+    where = f"from {value_words(str(times.index.name), settled)} on" if settled != times.index[0] else "throughout,"
+    return f"{where} the policy hardly matters: half of the policies are within {NEAR:.0%} of the fastest"
+
+
+def tally(best: Iterable[Policy], does: str = "is fastest") -> str:
+    """The best policy of each setting, counted: "dali is fastest in 3 of 4 settings, smoe ~ in 1"."""
+    counts = Counter(best).most_common()
+    settings = sum(count for _, count in counts)
+    if len(counts) == 1:
+        return f"{marked(*counts[0][0])} {does} in {f'all {settings} settings' if settings > 1 else 'the one setting'}"
+    named = [f"{marked(*policy)} in {count}" for policy, count in counts[1:_FEW]]
+    rest = [f"others in {sum(count for _, count in counts[_FEW:])}"] if len(counts) > _FEW else []
+    return ", ".join([f"{marked(*counts[0][0])} {does} in {counts[0][1]} of {settings} settings", *named, *rest])

@@ -8,11 +8,19 @@ from collections.abc import Sequence
 import pandas as pd
 
 from policies.protocols import PolicyKind
-from trilane.output.figures.heat_map import fastest_cells, left_to_gain
 from trilane.output.figures.marks import marked, meanings
-from trilane.output.figures.sweep_means import SweepMeans
-from trilane.output.figures.winners import fastest, gain, hardly_matters, intervals, tally, times_table
-from trilane.output.figures.words import setting_words, value_text, value_words
+from trilane.output.figures.sweep_means import SweepMeans, fastest_cells, left_to_gain
+from trilane.output.figures.words import (
+    fastest,
+    gain,
+    hardly_matters,
+    intervals,
+    setting_words,
+    tally,
+    times_table,
+    value_text,
+    value_words,
+)
 from trilane.output.pages.output import Part, heading, legend, number, reason_of, table
 from trilane.study.sweep.axes import axis_label
 
@@ -80,7 +88,7 @@ def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Part]:
 
 
 def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
-    """What the table shows, by the rules of ``figures.winners``; of two axes, for each value of the second."""
+    """What the table shows, by the rules of ``figures.words``; of two axes, for each value of the second."""
     if len(axes) == 1:
         return _findings(times_table(means.real, axes[0], means.axis(axes[0])))
     cells = fastest_cells(means)

@@ -15,9 +15,9 @@ from matplotlib.text import Text
 
 from tests.kit.reading import row, texts
 from tests.kit.small_disk import small_disk
+from trilane.output.figures.bars import plot_tpot_bars
 from trilane.output.figures.figure_files import Picture, PictureError, save_figure, save_picture
 from trilane.output.figures.style import drawable
-from trilane.output.figures.tpot_bars import plot_tpot_bars
 
 PNG = b"\x89PNG"
 KINDS = ("png", "svg", "pdf")
