@@ -17,6 +17,7 @@ from trilane.engines.memory_needed import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import FitError, Question
 from trilane.fit.policy_result import PlayedPolicy, host_bytes_of, play_policy
 from trilane.study import CLAIRVOYANT_POLICY
+from trilane.study.player import play_in
 from trilane.study.pool import WorkerPool
 
 RESIDENT = "llama.cpp"  # where every expert is on the GPU there is nothing to decide, and no staging
@@ -68,7 +69,7 @@ def run(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared
     """
     host_bytes = host_memory_of(question, pool.state.hardware)
     last_first = policies[::-1]  # the last take the longest: begun first, they keep no other process waiting
-    results = dict(zip(last_first, pool.map(partial(_play, host_bytes), last_first), strict=True))
+    results = {last_first[place]: one for place, one in play_in(pool, partial(_play, host_bytes), last_first)}
     outcomes = {name: results[name] for name in policies}
     refused = {name: one for name, one in outcomes.items() if isinstance(one, str)}
     played = [one for one in outcomes.values() if not isinstance(one, str)]

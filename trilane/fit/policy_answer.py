@@ -19,8 +19,8 @@ from trilane.fit.evidence import Evidence, evidence_of
 from trilane.fit.policy_result import PlayedPolicy, PolicyResult
 from trilane.fit.sensitivity import Gain, gains_of, limit_of, ranked
 from trilane.fit.warm_window import warm_window
+from trilane.study.player import check_workers
 from trilane.study.pool import WorkerPool
-from trilane.study.shared_policies import check_workers
 
 SHOWN = 4
 
@@ -60,14 +60,14 @@ def policy_answer(
     ranking = candidates.run(question, policies, pool)
     first, *others = ranking.exact[:SHOWN]
     best, prepared = first.result, pool.state.with_policy(first.result.policy)
-    bounds = pool.map(_bounds, [best.policy])  # another process works them out while this one plays the warm window
+    bounds = pool.submit(_bounds, best.policy)  # another process works them out while this one plays the warm window
     gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool))
     return PolicyAnswer(
         routing=routing_for(question).about,
         engine="measured" if prepared.hardware.measured else question.policy_engine,
         memory=memory_use(prepared.memory, prepared.shape, best.host_bytes),
         best=best,
-        bounds=next(bounds),
+        bounds=pool.result_of(bounds),
         steps=sum(step.phase == "decode" for step in prepared.steps),
         runners_up=tuple(other.result for other in others),
         equal=_equal(first, others, prepared.answer_tokens),

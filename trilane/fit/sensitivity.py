@@ -15,6 +15,7 @@ from sim.runs.prepare import Prepared
 from trilane.common.gc_paused import gc_paused
 from trilane.fit.prepared_question import on_machine
 from trilane.fit.warm_window import WarmWindow
+from trilane.study.player import play_in
 from trilane.study.pool import WorkerPool
 
 BETTER = 1.25
@@ -100,7 +101,7 @@ def gains_of(policy: str, window: WarmWindow, pool: WorkerPool[Prepared]) -> lis
     """The gain from every part that can be told apart; the processes of ``pool`` hold the question, prepared."""
     parts = parts_of(pool.state)
     longest_first = sorted(parts, key=lambda part: not part.steers)  # so that the processes end together
-    gains = dict(zip(longest_first, pool.map(partial(_gain, policy, window), longest_first), strict=True))
+    gains = {longest_first[place]: gain for place, gain in play_in(pool, partial(_gain, policy, window), longest_first)}
     return [gains[part] for part in parts]
 
 

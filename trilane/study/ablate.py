@@ -16,8 +16,8 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
-from trilane.study.draws import Outcome, Row, Watch, draws_of, play, refused, summary, tpot_ratio
-from trilane.study.shared_policies import check_workers
+from trilane.study.draws import Outcome, Row, draws_of, play_draws, refused, summary, tpot_ratio
+from trilane.study.player import Watch, check_workers
 
 
 class Ablation(NamedTuple):
@@ -50,7 +50,7 @@ class _Mix(NamedTuple):
         return " + ".join(self.on) or "no part"
 
 
-def ablate(scenario: Scenario, *, draws: int = DRAWS, jobs: int = 1, watch: Watch = iter) -> Ablation:
+def ablate(scenario: Scenario, *, draws: int = DRAWS, jobs: int = 1, watch: Watch | None = None) -> Ablation:
     """Take ``scenario.policy`` apart. Draws, jobs and watch are as in ``trilane.study.compare.compare``.
 
     Raises what ``simulate`` raises if the whole policy cannot run; ChoiceError if the other processes lack it.
@@ -64,7 +64,7 @@ def ablate(scenario: Scenario, *, draws: int = DRAWS, jobs: int = 1, watch: Watc
         mix.key: partial(simulate_parts, policy=policy, parameters=parameters, on=mix.on)
         for mix in (ladder[-1], *ladder, *all_but_one)  # the whole policy first: if it cannot run, nothing else need
     }
-    found = play(simulations, played, jobs, watch, insist=(ladder[-1].key,))
+    found = play_draws(simulations, played, jobs, watch, insist=(ladder[-1].key,))
     bare, full = found[ladder[0].key], found[ladder[-1].key]
     resolved = full[0].run.scenario.to_dict() if full[0].run else {}
     steps, gaps = ([_row(mix, found[mix.key], bare, full) for mix in mixes] for mixes in (ladder, all_but_one))

@@ -14,8 +14,8 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
-from trilane.study.draws import Row, Watch, draws_of, play, refused, summary, tpot_ratio
-from trilane.study.shared_policies import check_workers
+from trilane.study.draws import Row, draws_of, play_draws, refused, summary, tpot_ratio
+from trilane.study.player import Watch, check_workers
 
 
 class Comparison(NamedTuple):
@@ -42,14 +42,15 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    scenario: Scenario, policies: Sequence[str] | None = None, *, draws: int = DRAWS, jobs: int = 1, watch: Watch = iter
+    scenario: Scenario, policies: Sequence[str] | None = None, *, draws: int = DRAWS, jobs: int = 1,
+    watch: Watch | None = None,
 ) -> Comparison:
     """Simulate one scenario under several policies; by default under all that it can serve.
 
     Every policy plays the same ``draws``: the scenario itself, and others like it (``draws.draws_of``). ``jobs``
     processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
-    ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` goes through
-    the policies of all runs, to show progress. Raises what ``simulate`` raises, if a policy was named; ChoiceError
+    ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` is
+    called with the progress after every run. Raises what ``simulate`` raises, if a policy was named; ChoiceError
     with all reasons, if none can run, and for a policy that the other processes lack.
     """
     names = policy_names() if policies is None else policies
@@ -62,7 +63,7 @@ def compare(
         name: partial(_simulated, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
         for name in names
     }
-    found = play(simulations, draws_of(scenario, draws), jobs, watch, insist=policies or ())
+    found = play_draws(simulations, draws_of(scenario, draws), jobs, watch, insist=policies or ())
     refusals = {name: str(error) for name, outcomes in found.items() if (error := refused(outcomes))}
     if len(refusals) == len(found):
         raise ChoiceError(f"none of the policies can run: {_reasons(refusals)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,13 +16,12 @@ from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.layout import DECODE, PREFILL
-from trilane.study.pool import WorkerPool
+from trilane.study.player import LastPrepared, Watch, in_order, play
 
 REFUSALS = (BudgetError, ChoiceError, MissingFromTraceError, ScenarioError)
 
 Row: TypeAlias = dict[str, Any]
 Simulation: TypeAlias = Callable[[Prepared], Run]  # a function of a module, or a partial one: it is pickled
-Watch: TypeAlias = Callable[[Sequence[str]], Iterable[str]]
 
 
 class Outcome(NamedTuple):
@@ -78,54 +77,31 @@ def _long_enough(setting: Prepared) -> list[int]:
 # --- playing them -----------------------------------------------------------------------------------------------------
 
 
-def play(
-    simulations: Mapping[str, Simulation], draws: Sequence[Scenario], jobs: int = 1, watch: Watch = iter,
+def play_draws(
+    simulations: Mapping[str, Simulation], draws: Sequence[Scenario], jobs: int = 1, watch: Watch | None = None,
     insist: Collection[str] = (),
 ) -> dict[str, list[Outcome]]:
     """Run every simulation in every draw, over ``jobs`` processes; the results do not depend on their number.
 
-    ``watch`` goes through the names of all runs, to show progress. The first refusal of one that is named in ``insist``
-    is raised instead of noted.
+    The first refusal of one that is named in ``insist`` is raised instead of noted.
     """
     tasks = [(simulate, draw, draw is draws[0]) for draw in draws for simulate in simulations.values()]
-    found: dict[str, list[Outcome]] = {name: [] for name in simulations}
-    with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
-        outcomes = pool.map(_outcome, tasks, setting=lambda task: task[1].seed)
-        for name in watch(list(simulations) * len(draws)):
-            found[name].append(outcome := next(outcomes))
-            if name in insist and outcome.refusal:
-                raise _naming(name, outcome.refusal)
-    return found
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in simulations}
+    played = in_order(play(_outcome, tasks, lambda task: task[1].seed, jobs, watch))
+    for name, outcome in zip(list(simulations) * len(draws), played, strict=True):
+        outcomes[name].append(outcome)
+        if name in insist and outcome.refusal:
+            raise _naming(name, outcome.refusal)
+    return outcomes
 
 
 def _naming(policy: str, refusal: Exception) -> Exception:
-    """A refusal whose message says which of several policies it is of."""
+    """The refusal with the name of the policy, one of several, in its message."""
     return refusal if repr(policy) in str(refusal) else type(refusal)(f"{policy}: {refusal}")
 
 
-class LastPrepared:
-    """Prepares scenarios. Those in a row that differ in policy and parameters alone share all that they can."""
-
-    def __init__(self) -> None:
-        self._last: Prepared | None = None
-
-    def of(self, scenario: Scenario) -> Prepared:
-        """A scenario, prepared. Raises what ``prepare`` raises."""
-        if self._last is None or not self.shares(scenario):
-            self._last = prepare(scenario)
-        return self._last.with_policy(scenario.policy, scenario.parameters)
-
-    def shares(self, scenario: Scenario) -> bool:
-        """Whether a scenario differs from the last one in policy and parameters alone."""
-        return self._last is not None and _of_any_policy(self._last.scenario) == _of_any_policy(scenario)
-
-
-def _of_any_policy(scenario: Scenario) -> Scenario:
-    return scenario.with_(policy="", parameters={})
-
-
 def refused(outcomes: Sequence[Outcome]) -> Exception | None:
-    """Why a simulation cannot run in all draws, if so."""
+    """The first reason why a simulation cannot run in all draws; None if it can."""
     return next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
 
 

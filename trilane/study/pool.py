@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from trilane.study.setting_queue import PendingCall, SettingQueue
 from trilane.study.worker import Worker, WorkerDiedError
 
 S = TypeVar("S")
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -37,7 +36,7 @@ class WorkerPool(Generic[S]):
     ) -> None:
         self._make_state, self._copied, self._imports = state, copied, imports
         self._caller_works = caller_works or jobs <= 1
-        self._tasks = SettingQueue()
+        self._calls = SettingQueue()
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Exception | None = None
@@ -49,6 +48,7 @@ class WorkerPool(Generic[S]):
 
     @cached_property
     def state(self) -> S:
+        """This process's state, made when it is first needed."""
         return self._make_state()
 
     @cached_property
@@ -60,11 +60,11 @@ class WorkerPool(Generic[S]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Drop all tasks and kill the workers: their results are here, or no longer needed."""
+        """Drop all tasks and kill the workers: their results have been read, or are no longer needed."""
         with self._changed:
             self._closed = True
-            for task in self._tasks.clear():
-                task.future.cancel()
+            for call in self._calls.clear():
+                call.future.cancel()
             for worker in self._workers:
                 worker.process.kill()
             self._changed.notify_all()
@@ -80,23 +80,16 @@ class WorkerPool(Generic[S]):
         the result cannot be pickled. Of an error of another process that cannot be pickled it raises the text: as a
         WorkerError if it was a TrilaneError, otherwise as a RuntimeError.
         """
-        task = PendingCall(function, args, setting, Future())
+        call = Call(function, args, setting, Future())
         if self._copied and self._workers:
             _ = self._copy
         with self._changed:
             if self._failure is None:
-                self._tasks.add(task)
+                self._calls.add(call)
                 self._changed.notify()
             else:
-                task.future.set_exception(self._failure)
-        return task.future
-
-    def map(
-        self, function: Callable[[S, Item], Result], items: Iterable[Item],
-        setting: Callable[[Item], Hashable] = lambda item: None,
-    ) -> Iterator[Result]:
-        """``function(state, item)`` of all items, which are submitted at once; the results come in their order."""
-        return self._in_order([self.submit(function, item, setting=setting(item)) for item in items])
+                call.future.set_exception(self._failure)
+        return call.future
 
     def as_completed(self, futures: Sequence[Future[Result]]) -> Iterator[Future[Result]]:
         """Futures of this pool in the order in which they finish."""
@@ -104,26 +97,31 @@ class WorkerPool(Generic[S]):
         for future in futures:
             future.add_done_callback(finished.put)
         for _ in futures:
-            while finished.empty() and self._work_here():
+            while finished.empty() and self._work():
                 pass
             yield finished.get()
 
-    def _in_order(self, futures: Iterable[Future[Result]]) -> Iterator[Result]:
-        for future in futures:
-            while not future.done() and self._work_here():
-                pass
-            yield future.result()
+    def result_of(self, future: Future[Result]) -> Result:
+        """The result of a future of this pool, once it is done. Raises what the future raises."""
+        return next(self.as_completed([future])).result()
 
-    def _work_here(self) -> bool:
-        """Run one task in this process, if there is one and this process takes part."""
+    def together(self, tasks: int) -> int:
+        """Tasks of one setting that are best submitted as one: processes of this machine take them one by one."""
+        return 1
+
+    def _work(self) -> bool:
+        """Run one task in this process, if one waits and this process takes part."""
         if not self._caller_works:
             return False
         with self._changed:
-            task = self._tasks.next(self._last)
-        if task is None:
+            call = self._calls.next(self._last)
+        if call is None:
             return False
-        self._last = task.setting
-        _settle(task.future, *_outcome(lambda: task.function(self.state, *task.args)))
+        self._last = call.setting
+        try:
+            call.future.set_result(call.function(self.state, *call.args))
+        except Exception as error:
+            call.future.set_exception(error)
         return True
 
     # --- one thread for each worker -----------------------------------------------------------------------------------
@@ -132,25 +130,29 @@ class WorkerPool(Generic[S]):
         """Hand tasks to the worker at ``place`` until the pool is closed. Where it dies, another takes its place."""
         last = None
         try:
-            while task := self._wait_for_task(last):
-                last = task.setting
+            while call := self._wait_for_call(last):
+                last = call.setting
                 try:
-                    _settle(task.future, *self._worker(place).run(task.function, task.args, self._state_of_a_worker))
-                except WorkerDiedError as error:
-                    task.future.set_exception(error)
-                except Exception as error:
-                    task.future.set_exception(error)
+                    result, error = self._worker(place).run(call.function, call.args, self._state_of_a_worker)
+                except WorkerDiedError as died:
+                    result, error = None, died
+                except Exception as failure:
+                    call.future.set_exception(failure)
                     raise
-        except Exception as error:
-            self._fail(error)
+                if error is None:
+                    call.future.set_result(result)
+                else:
+                    call.future.set_exception(error)
+        except Exception as failure:
+            self._fail(failure)
         finally:
             self._workers[place].end()
 
-    def _wait_for_task(self, last: Hashable) -> PendingCall | None:
+    def _wait_for_call(self, last: Hashable) -> Call | None:
         """The next task; None once the pool is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._tasks or self._closed)
-            return None if self._closed else self._tasks.next(last)
+            self._changed.wait_for(lambda: self._calls or self._closed)
+            return None if self._closed else self._calls.next(last)
 
     def _worker(self, place: int) -> Worker:
         """The worker at ``place``, or a new one if it has died."""
@@ -163,26 +165,64 @@ class WorkerPool(Generic[S]):
         return self._workers[place]
 
     def _state_of_a_worker(self) -> Callable[[], S]:
-        """What makes it there."""
+        """The function that makes the state in a worker."""
         return partial(ForkingPickler.loads, self._copy) if self._copied else self._make_state
 
     def _fail(self, error: Exception) -> None:
-        """No worker can be started: every task that waits, or is submitted later, ends with this error."""
+        """End every task that waits, or is submitted later, with this error: no worker can be started."""
         with self._changed:
             self._failure = error
-            for task in self._tasks.clear():
-                task.future.set_exception(error)
+            for call in self._calls.clear():
+                call.future.set_exception(error)
 
 
-def _outcome(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
+# --- which task is next -----------------------------------------------------------------------------------------------
 
 
-def _settle(future: Future[Any], result: Any, error: Exception | None) -> None:
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+class Call(NamedTuple):
+    """A call to make, the setting that it shares with others, and where its result goes."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    setting: Hashable
+    future: Future[Any]
+
+
+class SettingQueue:
+    """Tasks by setting: a worker stays with a setting while it has tasks, and the last setting is shared."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, deque[Call]] = {}
+        self._begun: set[Hashable] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, call: Call) -> None:
+        """Put a task behind the others of its setting."""
+        self._waiting.setdefault(call.setting, deque()).append(call)
+
+    def next(self, last: Hashable = None) -> Call | None:
+        """The next task for a worker whose last setting was ``last``; None if the queue is empty.
+
+        A task of the same setting; else of a setting that no worker has begun; else of the one with most tasks left.
+        """
+        if not self._waiting:
+            return None
+        setting = last if last in self._waiting else self._other()
+        self._begun.add(setting)
+        calls = self._waiting[setting]
+        call = calls.popleft()
+        if not calls:
+            del self._waiting[setting]
+        return call
+
+    def clear(self) -> list[Call]:
+        """Remove all tasks, and return them."""
+        left = [call for calls in self._waiting.values() for call in calls]
+        self._waiting.clear()
+        return left
+
+    def _other(self) -> Hashable:
+        fresh = next((setting for setting in self._waiting if setting not in self._begun), None)
+        return max(self._waiting, key=lambda setting: len(self._waiting[setting])) if fresh is None else fresh

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_targets, heading, note, progress, report
+from trilane.output.pages.output import JsonOption, check_targets, heading, note, report, watching
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
@@ -39,7 +39,8 @@ def ablate(
 
     chosen = scenario_of(scenario, changes, policy)
     check_targets(json, picture=png, inputs=inputs_of(scenario, chosen))
-    found = switch_parts(chosen, draws=draws, jobs=processes(jobs), watch=lambda mixes: progress(mixes, "simulating"))
+    with watching("simulating") as watch:
+        found = switch_parts(chosen, draws=draws, jobs=processes(jobs), watch=watch)
     empty_line: list[dict[str, str]] = [{}] if found.all_but_one else []
     rows = [*found.ladder, *empty_line, *found.all_but_one]
     about = describe(chosen)

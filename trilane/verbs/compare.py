@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_folder, check_targets, heading, note, progress, report
+from trilane.output.pages.output import (
+    JsonOption,
+    check_folder,
+    check_targets,
+    heading,
+    note,
+    progress,
+    report,
+    watching,
+)
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, policies_in, scenario_of
 from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
@@ -48,9 +57,8 @@ def compare(
     chosen = scenario_of(scenario, changes)
     names = None if policies is None else policies_in(policies)
     check_targets(json, inputs=inputs_of(scenario, chosen))
-    found = run_all(
-        chosen, names, draws=draws, jobs=processes(jobs), watch=lambda names: progress(names, "simulating")
-    )
+    with watching("simulating") as watch:
+        found = run_all(chosen, names, draws=draws, jobs=processes(jobs), watch=watch)
     about = describe(chosen)
     for name, reason in found.refused.items():
         note(f"left out {name}: {reason}")

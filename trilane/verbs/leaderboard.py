@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_targets, note, report, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, watching
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, processes
 
@@ -63,11 +63,7 @@ def _entries(names: list[str], play: str | None, jobs: int) -> list[Entry]:
     from policies.registry import policy_names
     from trilane.study.leaderboard.entries import add_entries, read_entries, with_played
 
-    with working("simulating") as say:
-
-        def watch(setting: tuple[str, str, int], now: tuple[int, int, int, int]) -> None:
-            say(f"simulating, {', '.join(map(str, setting))}: {now[2]} of {now[0]}")
-
+    with watching("simulating") as watch:
         if play is not None:
             return add_entries(Path(play), names or policy_names(), jobs, watch)
         return with_played(read_entries(), names, jobs, watch)

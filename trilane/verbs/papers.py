@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_targets, note, progress, report
+from trilane.output.pages.output import JsonOption, check_targets, note, report, watching
 from trilane.verbs.options import JobsOption, OptionError, processes
 
 
@@ -46,7 +46,8 @@ def papers(
     figures = chosen_figures(paper, row, headlines)
     file = PLAYED if play is None else Path(play)
     if play is not None:
-        count = add_plays(file, needed(figures), processes(jobs), lambda names: progress(names, "plays"))
+        with watching("playing") as watch:
+            count = add_plays(file, needed(figures), processes(jobs), watch)
         note(f"{file}: {count} plays were added")
     plays = read_plays(file)
     board = scoreboard(figures, plays)

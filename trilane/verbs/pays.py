@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_targets, note, report, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, watching
 from trilane.verbs.inputs import policy_files, policy_named
 from trilane.verbs.options import OWN_POLICY, JobsOption, grouped, processes
 from trilane.verbs.question_options import MachineParts, ModelOption, Workload
@@ -65,11 +65,8 @@ def pays(
     named = None if policy is None else policy_named(policy)
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
     asked = workload.question(model=model, **vars(parts), trace=trace)
-    with working("simulating") as say:
-        found = gain_map(
-            PaysQuestion(idea, asked, draws, named, x, y), processes(jobs),
-            lambda done, total: say(f"simulating, {done} of {total}"),
-        )
+    with watching("simulating") as watch:
+        found = gain_map(PaysQuestion(idea, asked, draws, named, x, y), processes(jobs), watch)
     report(json, found.to_dict(), *pays_page(found))
     if out is not None:
         from trilane.output.figures import plot_pays, save_picture

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.output.pages.output import check_targets, errors, note, reason_of
+from trilane.output.pages.output import check_targets, note, reason_of, watching
 from trilane.verbs.inputs import names_in, policies_in
 from trilane.verbs.options import JobsOption, OptionError, processes
 
 if TYPE_CHECKING:
-    from trilane.study.sweep.sweep import Progress
+    from trilane.study.player import Progress
 
 DASK_HELP = (
     "Simulate on this Dask cluster, such as tcp://10.0.0.1:8786, instead. Its workers need the same Trilane, and the "
@@ -62,8 +61,13 @@ def sweep(
     grid = Grid.from_yaml(file)
     done: list[Progress] = []
     try:
-        with _watching(done) as watch:
-            table = play(grid, output, jobs=processes(jobs), dask=dask, watch=watch, retry_errors=retry_errors)
+        with watching("sweeping") as watch:
+
+            def noted(now: Progress) -> None:
+                done[:] = [now]
+                watch(now)
+
+            table = play(grid, output, jobs=processes(jobs), dask=dask, watch=noted, retry_errors=retry_errors)
     except KeyboardInterrupt:
         note(_interrupted(output, done))
         raise
@@ -87,32 +91,6 @@ def _load(policies: str, file: str) -> None:
             f"in {file}"
         )
     policies_in(policies)
-
-
-@contextmanager
-def _watching(done: list[Progress]) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar on standard error, if that is a terminal; ``done`` holds the latest progress."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = errors()
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"),
-    )
-    with Bar(
-        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=600
-    ) as bar:
-        task = bar.add_task("sweeping", total=None)
-
-        def watch(now: Progress) -> None:
-            if not done:  # rows of an earlier sweep took no time in this one
-                bar.reset(task, total=now.total, completed=now.kept)
-            done[:] = [now]
-            label = f"sweeping ({now.failed:,} failed)" if now.failed else "sweeping"
-            bar.update(task, completed=now.done, description=label)
-
-        yield watch
 
 
 def _interrupted(output: str, done: Sequence[Progress]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.output.pages.output import JsonOption, check_targets, note, report, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, watching
 from trilane.verbs.inputs import inputs_of, policies_in, scenario_of
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
@@ -131,5 +131,5 @@ def _simulated(
     grid = Grid(scenario, ({**axes, "policy": tuple(names)},), draws=draws)
     if (count := len(points(grid))) > MANY:
         note(f"{count:,} simulations")
-    with working("simulating") as say:
-        return sweep(grid, jobs=jobs, watch=lambda now: say(f"simulating, {now.done} of {now.total}"))
+    with watching("simulating") as watch:
+        return sweep(grid, jobs=jobs, watch=watch)

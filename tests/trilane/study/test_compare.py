@@ -23,7 +23,8 @@ from traces.library import load_trace
 from traces.trace import Trace
 from trilane.study import compare as comparison
 from trilane.study.compare import Comparison, compare
-from trilane.study.draws import draws_of, play, refused, summary
+from trilane.study.draws import draws_of, play_draws, refused, summary
+from trilane.study.player import Progress
 
 SHORT = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=3, cached_share=0.25)
 NAMES = ("on-demand", "fiddler", "dali", "oracle")
@@ -191,10 +192,10 @@ def test_the_number_of_processes_changes_no_byte(found: Comparison) -> None:
         assert list(theirs.spans.dtypes) == list(ours.spans.dtypes)
 
 
-def test_progress_goes_through_the_runs_by_their_policies() -> None:
-    seen: list[str] = []
-    compare(SHORT, NAMES[:2], draws=2, watch=lambda names: (seen.append(name) or name for name in names))
-    assert seen == [*NAMES[:2], *NAMES[:2]]
+def test_watchers_hear_of_every_run() -> None:
+    heard: list[Progress] = []
+    compare(SHORT, NAMES[:2], draws=2, watch=heard.append)
+    assert heard == [Progress(4, done) for done in (1, 2, 3, 4)]
 
 
 # --- what cannot run --------------------------------------------------------------------------------------------------
@@ -209,12 +210,12 @@ def refuses_seed_2(prepared: Prepared) -> Run:
 
 def test_who_cannot_run_in_one_draw_is_refused() -> None:
     draws = draws_of(SHORT, 4)
-    found = play({"mine": refuses_seed_2}, draws)
+    found = play_draws({"mine": refuses_seed_2}, draws)
     assert str(refused(found["mine"])) == "not with seed 2"
-    assert refused(play({"mine": refuses_seed_2}, draws[:2])["mine"]) is None
+    assert refused(play_draws({"mine": refuses_seed_2}, draws[:2])["mine"]) is None
     for jobs in (1, 2):
         with pytest.raises(ScenarioError, match="not with seed 2"):
-            play({"mine": refuses_seed_2}, draws, jobs, insist=["mine"])
+            play_draws({"mine": refuses_seed_2}, draws, jobs, insist=["mine"])
 
 
 def test_who_cannot_run_is_refused_once(tmp_path: Path) -> None:

@@ -7,15 +7,20 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from multiprocessing import parent_process
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kit.processes import is_running
 from trilane.common.errors import TrilaneError
-from trilane.study.pool import WorkerPool
+from trilane.study.player import in_order, play_in
+from trilane.study.pool import Call, SettingQueue, WorkerPool
 from trilane.study.worker import WorkerDiedError, WorkerError
 
 PATIENCE_S = 60
@@ -113,6 +118,11 @@ def is_imported(state: object, module: str) -> bool:
     return module in sys.modules
 
 
+def values(pool: WorkerPool[Any], function: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Results of all items in their order."""
+    return list(in_order(play_in(pool, function, items)))
+
+
 def _wait_for(folder: Path, files: int) -> None:
     until = time.monotonic() + PATIENCE_S
     while len(list(folder.iterdir())) < files:
@@ -130,8 +140,8 @@ def workers() -> Iterator[WorkerPool[dict[str, object]]]:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_come_in_the_order_of_items_and_every_process_makes_its_state_once(jobs: int) -> None:
     with WorkerPool(jobs, Counter) as pool:
-        found = list(pool.map(counted, range(50)))
-        assert list(pool.map(counted, [])) == []
+        found = values(pool, counted, range(50))
+        assert values(pool, counted, []) == []
     assert [value for value, _, _ in found] == list(range(50))
     for process in {pid for _, pid, _ in found}:
         calls = [count for _, pid, count in found if pid == process]
@@ -180,14 +190,14 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_the_caller_and_a_worker_work_at_the_same_time_and_the_worker_ignores_interrupts(tmp_path: Path) -> None:
     with WorkerPool(2, dict) as pool:
-        found = dict(pool.map(meet, [(tmp_path, 2)] * 2))
+        found = dict(values(pool, meet, [(tmp_path, 2)] * 2))
     assert found.pop(os.getpid()) is False
     assert list(found.values()) == [True]
 
 
 def test_a_caller_that_takes_no_part_has_as_many_workers_as_jobs(tmp_path: Path) -> None:
     with WorkerPool(2, dict, caller_works=False) as pool:
-        found = dict(pool.map(meet, [(tmp_path, 2)] * 2))
+        found = dict(values(pool, meet, [(tmp_path, 2)] * 2))
     assert len(found) == 2
     assert os.getpid() not in found
 
@@ -207,12 +217,16 @@ def test_futures_come_as_they_finish() -> None:
         assert sorted(done) == [(value, value) for value in range(9)]
 
 
-def test_an_error_comes_in_its_turn_wherever_it_happened() -> None:
-    with WorkerPool(2, dict) as pool:
-        results = pool.map(refuse_odd, range(8))
-        assert next(results) == 0
-        with pytest.raises(ValueError, match="not 1"):
-            next(results)
+def test_an_error_is_raised_wherever_it_happened() -> None:
+    with WorkerPool(2, dict) as pool, pytest.raises(ValueError, match=r"not [1357]"):
+        values(pool, refuse_odd, range(8))
+
+
+def test_results_come_in_the_order_of_their_places_as_soon_as_they_can() -> None:
+    given = iter([(1, "b"), (0, "a"), (3, "d"), (2, "c")])
+    ordered = in_order(given)
+    assert (next(ordered), next(given)) == ("a", (3, "d"))
+    assert list(in_order([(1, "b"), (0, "a"), (2, "c")])) == ["a", "b", "c"]
 
 
 def test_an_error_of_a_worker_says_where_it_was_raised(workers: WorkerPool[object]) -> None:
@@ -231,8 +245,8 @@ def test_a_state_that_cannot_be_made_is_the_error_of_every_task(jobs: int) -> No
 def test_a_worker_that_is_killed_costs_one_task(tmp_path: Path) -> None:
     with WorkerPool(2, dict) as pool:
         with pytest.raises(WorkerDiedError, match="use fewer jobs"):
-            list(pool.map(end_elsewhere, [tmp_path] * 2))
-        assert list(pool.map(refuse_odd, [0, 2, 4])) == [0, 2, 4]
+            values(pool, end_elsewhere, [tmp_path] * 2)
+        assert values(pool, refuse_odd, [0, 2, 4]) == [0, 2, 4]
 
 
 @pytest.mark.parametrize("function", [unsendable, give_renamed])
@@ -269,7 +283,7 @@ def test_an_error_that_cannot_be_sent_comes_as_text(
 
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
     with WorkerPool(3, dict, caller_works=False) as pool:
-        found = dict(pool.map(meet, [(tmp_path, 3)] * 3))
+        found = dict(values(pool, meet, [(tmp_path, 3)] * 3))
         pool.submit(time_out, None)
     assert len(found) == 3
     assert not any(is_running(pid) for pid in found)
@@ -277,3 +291,49 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
 
 def time_out(state: object, item: object) -> None:
     time.sleep(3600)
+
+
+# --- which task a worker gets next ------------------------------------------------------------------------------------
+
+
+def call(name: str, setting: str) -> Call:
+    return Call(print, (name,), setting, Future())
+
+
+def queue_of(settings: str) -> SettingQueue:
+    queue: SettingQueue = SettingQueue()
+    for place, setting in enumerate(settings):
+        queue.add(call(f"{setting}{place}", setting))
+    return queue
+
+
+def taken(queue: SettingQueue, lasts: str) -> str:
+    """Settings of the tasks that workers with these last settings get; ``-``: none."""
+    tasks = [queue.next(last) for last in lasts]
+    return "".join(task.setting if task else "-" for task in tasks)
+
+
+def test_a_worker_stays_with_its_setting_and_then_takes_one_that_none_has_begun() -> None:
+    assert taken(queue_of("ababc"), "..baaa") == "abbac-"
+
+
+def test_at_the_end_it_helps_where_most_is_left() -> None:
+    assert taken(queue_of("abccbcc"), "...aaaa") == "abcccbc"
+
+
+@given(settings=st.text("abc"), workers=st.integers(1, 4))
+def test_every_task_is_taken_once(settings: str, workers: int) -> None:
+    queue, last, found = queue_of(settings), [""] * workers, []
+    for turn in range(len(settings) + workers):
+        task = queue.next(last[turn % workers])
+        if task:
+            found.append(task.args[0])
+            last[turn % workers] = task.setting
+    assert sorted(found) == sorted(f"{setting}{place}" for place, setting in enumerate(settings))
+    assert not queue
+
+
+def test_a_cleared_queue_is_empty() -> None:
+    queue = queue_of("aba")
+    assert [task.args[0] for task in queue.clear()] == ["a0", "a2", "b1"]
+    assert not queue

@@ -10,17 +10,21 @@ from contextlib import contextmanager
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn, track
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from trilane.common.files import OutputError, atomic_path, errors_name, plain_target
 from trilane.common.quoting import printable, shortened
 from trilane.common.units import MIB
+
+if TYPE_CHECKING:
+    from trilane.study.player import Progress, Watch
 
 T = TypeVar("T")
 Part = Table | Text | str  # of a page
@@ -212,6 +216,30 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
     """``items``, with a progress bar if standard error is a terminal."""
     console = errors()
     return iter(track(items, label, console=console, transient=True, disable=not console.is_terminal))
+
+
+@contextmanager
+def watching(label: str) -> Iterator[Watch]:
+    """A progress bar on standard error, if that is a terminal, which the block moves by calls with a ``Progress``."""
+    console = errors()
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"),
+    )
+    with Bar(
+        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=600
+    ) as bar:
+        task = bar.add_task(label, total=None)
+        begun: list[str] = []  # the part that is played
+
+        def watch(now: Progress) -> None:
+            if begun != [now.what]:  # what an earlier study has kept took no time in this one
+                bar.reset(task, total=now.total, completed=now.kept)
+                begun[:] = [now.what]
+            failed = f" ({now.failed:,} failed)" if now.failed else ""
+            bar.update(task, completed=now.done, description=f"{label}{f', {now.what}' if now.what else ''}{failed}")
+
+        yield watch
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -13,11 +13,11 @@ from sim.runs.vocabulary import kind_of
 from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.units import MIB
 from trilane.study.leaderboard.settings import BoardSetting, LeaderboardError, all_settings, leaderboard_settings
+from trilane.study.player import Watch
 from trilane.study.sweep.grid import Grid
-from trilane.study.sweep.sweep import Progress, sweep
+from trilane.study.sweep.sweep import sweep
 
 ENTRIES = Path(__file__).with_name("entries.csv")
-Watch = Callable[[BoardSetting, Progress], None]
 
 
 class Entry(NamedTuple):
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 def played(setting: BoardSetting, policies: Sequence[str], jobs: int, watch: Watch) -> list[Entry]:
     """Simulate policies in a setting. Raises ChoiceError for an unknown policy, and one that other processes lack."""
     grid = Grid(setting.scenario(), ({"policy": tuple(policies)},), leaderboard_settings().draws, clairvoyant=False)
-    table = sweep(grid, jobs=jobs, watch=lambda now: watch(setting, now))
+    table = sweep(grid, jobs=jobs, watch=lambda now: watch(now._replace(what=setting.name)))
     by_policy = table.groupby("policy", sort=False)
     return [_entry(setting, str(policy), rows.to_dict("records")) for policy, rows in by_policy]
 

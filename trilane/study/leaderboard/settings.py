@@ -48,6 +48,11 @@ class BoardSetting(NamedTuple):
     family: str
     batch: int
 
+    @property
+    def name(self) -> str:
+        """Machine, family and batch."""
+        return f"{self.machine}, {self.family}, {self.batch}"
+
     def scenario(self) -> Scenario:
         """Of a policy that is still to be chosen; the trace has sequences for all draws."""
         settings = leaderboard_settings()

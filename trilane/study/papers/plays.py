@@ -10,11 +10,10 @@ from typing import TypeAlias
 
 from sim.runs.scenario import Scenario
 from trilane.common.csv_files import write_csv
-from trilane.study.draws import LastPrepared, Watch
 from trilane.study.papers.observe import FACTS, observed
 from trilane.study.papers.published import PapersError
 from trilane.study.papers.quantities import Facts
-from trilane.study.pool import WorkerPool
+from trilane.study.player import LastPrepared, Watch, play
 
 PLAYED = Path(__file__).with_name("plays.csv")
 _DIGITS = 6
@@ -28,18 +27,14 @@ def key(scenario: Scenario) -> str:
     return json.dumps({name: value for name, value in scenario.to_dict().items() if value != _DEFAULTS[name]})
 
 
-def played(scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch = iter) -> Iterator[tuple[str, Facts]]:
+def played(scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch | None = None) -> Iterator[tuple[str, Facts]]:
     """Play each different scenario once, and give its key and facts as soon as they are there.
 
     Scenarios of one trace are played one after the other. Raises what ``observed`` raises.
     """
     tasks = sorted({key(scenario): scenario for scenario in scenarios}.items(), key=lambda task: _setting(task[1]))
-    if not tasks:
-        return
-    with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
-        outcomes = pool.map(_observed, [scenario for _, scenario in tasks], setting=_setting)
-        for name in watch([name for name, _ in tasks]):
-            yield name, next(outcomes)
+    for place, facts in play(_observed, [scenario for _, scenario in tasks], _setting, jobs, watch):
+        yield tasks[place][0], facts
 
 
 def _setting(scenario: Scenario) -> tuple[str, str]:
@@ -66,7 +61,7 @@ def read_plays(path: Path = PLAYED) -> dict[str, Facts]:
         raise PapersError(f"{path}: expected a file of plays, as `trilane papers --play` writes it: {error}") from None
 
 
-def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch = iter) -> int:
+def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch | None = None) -> int:
     """Play the scenarios that a file lacks and add each as soon as it is there, so that an interrupted run can go on.
 
     Returns how many there were. Raises what ``played`` raises, PapersError and OSError.

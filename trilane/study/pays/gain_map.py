@@ -10,8 +10,9 @@ from sim.runs.prepare import Prepared, prepare
 from trilane.common.schema import to_dict
 from trilane.study.pays.dimensions import Dimension, Values
 from trilane.study.pays.ideas import PaysError
-from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, Watch, play_map
+from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, play_map
 from trilane.study.pays.question import PaysQuestion, prepared_with_idea
+from trilane.study.player import Watch
 from trilane.study.sweep.axes import vary
 
 

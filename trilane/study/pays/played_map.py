@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from statistics import fmean
 from typing import NamedTuple
@@ -14,12 +14,10 @@ from sim.runs.scenario import Scenario
 from sim.simulate import spans_of
 from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
-from trilane.study.draws import LastPrepared
 from trilane.study.pays.dimensions import Values
 from trilane.study.pays.ideas import Candidate
 from trilane.study.pays.question import PaysQuestion
-from trilane.study.pool import WorkerPool
-from trilane.study.shared_policies import check_workers
+from trilane.study.player import LastPrepared, Watch, check_workers, in_order, play
 from trilane.study.sweep.axes import policy_in
 from trilane.study.sweep.grid import Grid, Point, canonical, points
 
@@ -27,7 +25,6 @@ FACTS = (
     "decode_served_hit_rate", "pcie_bytes_per_token", "prefetch_accuracy", "stall_cpu_share", "stall_h2d_share",
 )
 Place = tuple[float, float]  # values of the two axes
-Watch = Callable[[int, int], None]  # is told how many simulations are done, and how many there are
 
 
 class PlayedSide(NamedTuple):
@@ -69,13 +66,7 @@ def play_map(
     ChoiceError for a policy that other processes lack."""
     check_workers([candidate.policy_name for candidate in (*question.without, *question.using)], jobs)
     tasks = points(_grid(question, prepared, list(product(xs, ys)), own))
-    with WorkerPool(min(jobs, len(tasks)), LastPrepared) as pool:
-        futures = [pool.submit(_play, point, setting=point.setting) for point in tasks]
-        for done, future in enumerate(pool.as_completed(futures), 1):
-            future.result()
-            if watch is not None:
-                watch(done, len(tasks))
-        return PlayedMap(question, tasks, [future.result() for future in futures])
+    return PlayedMap(question, tasks, list(in_order(play(_play, tasks, lambda point: point.setting, jobs, watch))))
 
 
 def _grid(question: PaysQuestion, prepared: Prepared, places: Sequence[Place], own: Place) -> Grid:

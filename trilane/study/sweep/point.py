@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play
 from traces.library import load_trace
 from traces.models.catalogue import load_model
-from trilane.study.draws import LastPrepared
+from trilane.study.player import LastPrepared
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS, SweepError, scenario_keys
 from trilane.study.sweep.code_fingerprint import code_fingerprint, own_source
 from trilane.study.sweep.grid import Point, canonical
@@ -112,8 +112,9 @@ class Player:
         self._prepared = LastPrepared()
         self._contents = Contents()
 
-    def rows(self, tasks: Sequence[PointTask]) -> list[Row]:
-        return [self.row(task.point, task.key) for task in tasks]
+    def row_of(self, task: PointTask) -> Row:
+        """The row of a task's point."""
+        return self.row(task.point, task.key)
 
     def row(self, point: Point, key: str | None = None) -> Row:
         """The point's row. Whatever goes wrong is in its ``error``: "NameOfError: message".

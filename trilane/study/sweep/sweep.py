@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import pandas as pd
 
@@ -13,29 +13,16 @@ from policies.user_files import loaded_policies
 from trilane.common.errors import TrilaneError
 from trilane.common.files import plain_target
 from trilane.common.parquet_files import write_parquet
+from trilane.study.player import Progress, Watch, check_shared, play_in
 from trilane.study.pool import WorkerPool
-from trilane.study.shared_policies import check_shared
 from trilane.study.sweep.axes import SweepError, policy_in
-from trilane.study.sweep.cluster import DaskPool, dask_pool
+from trilane.study.sweep.cluster import dask_pool
 from trilane.study.sweep.code_fingerprint import check_kept
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.point import Contents, Player, PointTask, Row, failed, key_of
 from trilane.study.sweep.table import COLUMNS, check_rows, frame_of, read_table, table_of
-from trilane.study.worker import WorkerDiedError
 
-
-class Progress(NamedTuple):
-    """How far a sweep is. ``kept``: points that an earlier, interrupted sweep has done; they count as ``done``."""
-
-    total: int
-    kept: int
-    done: int
-    failed: int
-
-
-Watch = Callable[[Progress], None]
-Pool: TypeAlias = WorkerPool[Player] | DaskPool  # of this machine, or of a cluster
 DIED = "WorkerDiedError: the process that played this point died, and died again when it played it alone"
 
 
@@ -80,7 +67,7 @@ def sweep(
                 rows[row["point"]] = row
                 failures += bool(row["error"])
                 if watch is not None:
-                    watch(Progress(len(tasks), kept, len(rows), failures))
+                    watch(Progress(len(tasks), len(rows), kept, failures))
         table = table_of(grid, [task.point.axes for task in tasks], [rows[task.key] for task in tasks])
         if journal is not None and target is not None:
             write_parquet(table, target)
@@ -160,38 +147,14 @@ def played_rows(tasks: Sequence[PointTask], jobs: int = 1, dask: str | None = No
     """
     if not tasks:
         return
-    if dask is not None:
-        with dask_pool(dask, Player) as cluster:
-            yield from _with_second_tries(cluster, _pieces(tasks, cluster.most_together(len(tasks))))
-    else:
-        with WorkerPool(min(jobs, max(2, len(tasks))), Player, caller_works=False) as pool:
-            yield from _with_second_tries(pool, _pieces(tasks, 1))
+    with dask_pool(dask, Player) if dask is not None else _pool(min(jobs, max(2, len(tasks)))) as pool:
+        for _, row in play_in(pool, Player.row_of, tasks, lambda task: task.point.setting, _died):
+            yield row
 
 
-def _pieces(tasks: Iterable[PointTask], most: int) -> list[list[PointTask]]:
-    """Tasks of one setting, at most ``most`` together."""
-    by_setting: dict[str, list[PointTask]] = {}
-    for task in tasks:
-        by_setting.setdefault(task.point.setting, []).append(task)
-    return [group[first : first + most] for group in by_setting.values() for first in range(0, len(group), most)]
+def _pool(jobs: int) -> WorkerPool[Player]:
+    return WorkerPool(jobs, Player, caller_works=False)
 
 
-def _with_second_tries(pool: Pool, pieces: Sequence[Sequence[PointTask]]) -> Iterator[Row]:
-    lost: list[PointTask] = []
-    yield from _rows(pool, pieces, lost)
-    for task in lost:
-        lost_again: list[PointTask] = []
-        yield from _rows(pool, [[task]], lost_again)
-        if lost_again:
-            yield failed(task.point, task.key, DIED)
-
-
-def _rows(pool: Pool, pieces: Sequence[Sequence[PointTask]], lost: list[PointTask]) -> Iterator[Row]:
-    """Rows as they finish; tasks whose worker has died become ``lost``."""
-    waiting = {pool.submit(Player.rows, piece, setting=piece[0].point.setting): piece for piece in pieces}
-    for future in pool.as_completed(list(waiting)):
-        piece = waiting.pop(future)
-        try:
-            yield from future.result()
-        except WorkerDiedError:
-            lost.extend(piece)
+def _died(task: PointTask) -> Row:
+    return failed(task.point, task.key, DIED)

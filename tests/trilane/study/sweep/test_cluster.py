@@ -14,11 +14,12 @@ from distributed import LocalCluster
 
 from tests.kit.depth import deep
 from tests.kit.small_sweeps import GRID, Deadly, kept_points
+from trilane.study.player import Progress
 from trilane.study.sweep import cluster
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.point import PointTask, key_of
-from trilane.study.sweep.sweep import DIED, Progress, played_rows, sweep
+from trilane.study.sweep.sweep import DIED, played_rows, sweep
 
 ROOT = Path(__file__).parents[4]
 

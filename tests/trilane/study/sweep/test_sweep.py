@@ -16,11 +16,12 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.depth import examples
 from tests.kit.small_sweeps import GRID, SMALL, keep, kept_points
+from trilane.study.player import Progress
 from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid
 from trilane.study.sweep.point import PointTask, Row
-from trilane.study.sweep.sweep import Progress, played_rows, sweep
+from trilane.study.sweep.sweep import played_rows, sweep
 from trilane.study.sweep.table import read_results
 
 
@@ -222,7 +223,7 @@ def test_watchers_hear_of_every_row_after_it_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "o.parquet.journal"
     grid = {"scenario": SMALL, "grid": {"batch": [1, 2, 999]}, "clairvoyant": False}
     sweep(grid, path.with_suffix(""), watch=lambda now: heard.append((now, len(kept_points(path)))))
-    assert heard == [(Progress(3, 0, 1, 0), 1), (Progress(3, 0, 2, 0), 2), (Progress(3, 0, 3, 1), 3)]
+    assert heard == [(Progress(3, 1, 0, 0), 1), (Progress(3, 2, 0, 0), 2), (Progress(3, 3, 0, 1), 3)]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -238,5 +239,5 @@ def test_an_interrupt_keeps_what_is_done_and_the_rest_follows(whole: Whole, tmp_
     assert not output.exists()
     heard: list[Progress] = []
     sweep(GRID, output, watch=heard.append)
-    assert (heard[0], heard[-1]) == (Progress(16, 3, 4, 0), Progress(16, 3, 16, 0))
+    assert (heard[0], heard[-1]) == (Progress(16, 4, 3, 0), Progress(16, 16, 3, 0))
     assert output.read_bytes() == whole.bytes
