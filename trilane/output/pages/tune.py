@@ -114,8 +114,8 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _rivals(tuning: Tuning) -> list[Part]:
-    settings = f"chosen from all {tuning.tried} settings, {tuning.without_room} of them without room"
-    about = f"{settings}, compared {_by(tuning)}"
+    without_room = f"{tuning.without_room} of them without room"
+    about = f"chosen from all {tuning.tried} settings, {without_room}, compared {_by(tuning)}"
     rows = [
         [name, *_numbers(rival.tuned), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
         for name, rival in _named(tuning).items()
