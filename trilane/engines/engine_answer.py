@@ -16,10 +16,10 @@ from trilane.engines.accuracy.regimes import Regime, regime_of
 from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.engine_choice import check_engine, check_setting, engine_of
 from trilane.engines.engine_speed import EngineGain, EngineSpeed, LargerPieces, larger_pieces
+from trilane.engines.gains import limit_of, ranked
 from trilane.engines.question import Question
 from trilane.engines.split_memory import SplitMemory
 from trilane.engines.split_speed import DecodeTime, PromptTime
-from trilane.fit.sensitivity import limit_of, ranked
 
 _BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
 _NS_PER_MS = 1e6

@@ -11,10 +11,10 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.command_line import command_words
+from trilane.engines.gains import BETTER, CPU_READS, PARTS, Gain, better_numbers, reads_all_it_can
 from trilane.engines.question import FitError, Question
 from trilane.engines.split_memory import Splitter
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
-from trilane.fit.sensitivity import BETTER, CPU_READS, PARTS, Gain, better_numbers, reads_all_it_can
 
 _CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")

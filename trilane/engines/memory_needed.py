@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from sim.machine.hardware import Hardware
-from sim.runs.memory import MemoryPlan
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
@@ -37,51 +36,6 @@ class Need(NamedTuple):
     def missing(self, gpu: int, host: int | None) -> tuple[int, int]:
         """Bytes that GPU and host lack; at most 0 where it fits."""
         return self.fixed - gpu, 0 if host is None else self.host - host
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """GPU memory divided, in bytes, as the recommended policy uses it, and the experts in it."""
-
-    gpu_bytes: int
-    every_token_bytes: int  # weights that every token needs
-    kv_bytes: int
-    staging_bytes: int
-    reserve_bytes: int
-    cache_bytes: int
-    cached_experts: int
-    experts: int
-    layers: int
-    routed_bytes: int  # of all experts
-    host_bytes: int  # of those that the host must hold
-    host_reserve_bytes: int = HOST_RESERVE_BYTES
-
-    @property
-    def fixed_bytes(self) -> int:
-        """All that is not the expert cache."""
-        return self.every_token_bytes + self.kv_bytes + self.staging_bytes + self.reserve_bytes
-
-    @property
-    def all_fits(self) -> bool:
-        """Whether every expert is on the GPU."""
-        return self.cached_experts == self.experts
-
-
-def memory_use(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> MemoryUse:
-    """The memory of a policy's plan."""
-    return MemoryUse(
-        gpu_bytes=plan.gpu_memory_bytes,
-        every_token_bytes=plan.non_expert_bytes,
-        kv_bytes=plan.kv_bytes,
-        staging_bytes=plan.staging_bytes,
-        reserve_bytes=plan.reserve_bytes,
-        cache_bytes=plan.cache_bytes,
-        cached_experts=plan.slots,
-        experts=shape.moe_layers * shape.experts,
-        layers=shape.moe_layers,
-        routed_bytes=shape.routed_bytes,
-        host_bytes=host_bytes,
-    )
 
 
 def host_memory_of(question: Question, hardware: Hardware) -> int | None:

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from sim.costs.engine import PLAIN
 from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import load_hardware
 from sim.machine.parts import letters_and_digits, part, unified_names
-from sim.runs.scenario import Scenario
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
@@ -42,12 +40,12 @@ class Question:
     ``weights``: a quantisation; None: q4_k_m, or the format of a model that is published in fewer than 16 bits, or the
     model's own weights where the machine is a profile, which was measured with these.
     ``prompt_tokens`` and ``generated``, tokens of the answer, are those of each of ``batch`` sequences. ``ram_gb``: all
-    memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of
-    other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
+    memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of other prompts; None: see
+    ``engines.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
     ``policy_engine``: on which policies are played (``sim.costs.engine``); a profile has the one that was measured.
-    ``engine``: the one that people run (``fit.engine_answer``); None: llama.cpp, for cards of AMD and Intel its Vulkan
-    build. Of it are ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the
-    fewest that the memory takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
+    ``engine``: the one that people run; None: llama.cpp, for cards of AMD and Intel its Vulkan build. Of it are
+    ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the fewest that the memory
+    takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
     ``kv``: format of the KV cache, of policies too; None: f16. ``window``: tokens of a sequence for which the KV cache
     has room at least; None: those of prompt and answer.
     """
@@ -111,7 +109,7 @@ class Question:
         """The name of the model with its weights, for ``load_model``."""
         if self.weights is not None:
             return with_weights(self.model, self.weights)
-        if parted(self.model).weights is not None or self._measured:
+        if parted(self.model).weights is not None or self.on_profile:
             return self.model
         formats = quantisations_of(load_model(self.model))
         usual = USUAL_WEIGHTS if USUAL_WEIGHTS in formats else next(iter(formats), None)
@@ -131,15 +129,6 @@ class Question:
         """Tokens of a sequence for which the KV cache has room: at least prompt and answer."""
         return max(self.prompt_tokens + self.generated, self.window or 0)
 
-    def scenario(self, trace: str, calibration: str | None) -> Scenario:
-        """The question as a scenario, of a policy that is still to be chosen."""
-        return Scenario(
-            trace=trace, model=self.shape, hardware=self.hardware, batch=self.batch, calibration=calibration,
-            prompt_tokens=self.prompt_tokens, generated_tokens=self.generated,
-            engine=PLAIN if self._measured else self.policy_engine,
-            sampled_steps=self.most_steps, sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
-        )
-
     @property
     def most_steps(self) -> int:
         """Decode steps that are played at most (``sim.runs.sampling`` has the measured error)."""
@@ -150,7 +139,8 @@ class Question:
         return letters_and_digits(self.gpu or "") in map(letters_and_digits, unified_names())
 
     @property
-    def _measured(self) -> bool:
+    def on_profile(self) -> bool:
+        """True if times are those of a measured profile."""
         return self.machine is not None and load_hardware(self.machine).measured
 
 

@@ -8,11 +8,11 @@ from sim.machine.hardware import Hardware
 from sim.machine.parts import part
 from sim.runs.prepare import Prepared
 from trilane.common.units import GIB, in_gb
+from trilane.engines.gains import WORTH_NAMING, Gain
 from trilane.engines.memory_needed import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import Question
 from trilane.fit.policy_result import PolicyResult
 from trilane.fit.prepared_question import all_on_gpu
-from trilane.fit.sensitivity import WORTH_NAMING, Gain
 
 LARGEST_DIMM_GIB = {"ddr4": 32, "ddr5": 64}  # unbuffered modules; vendors' catalogues, from memory
 DIMMS = 2  # a channel, on a desktop's board

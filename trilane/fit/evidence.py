@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sim.costs.engine import load_engine
 from sim.runs.prepare import Prepared
-from trilane.fit.sensitivity import PARTS, WORTH_NAMING, Gain
+from trilane.engines.gains import PARTS, WORTH_NAMING, Gain
 
 SHOWN = 5
 _DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence; affects the order alone

@@ -10,14 +10,15 @@ from sim.runs.prepare import Prepared
 from sim.runs.run import bounds_of
 from traces.models.shape import ModelShape
 from trilane.common.gc_paused import gc_paused
-from trilane.engines.memory_needed import MemoryUse, memory_use, need_of
+from trilane.engines.gains import Gain, limit_of, ranked
+from trilane.engines.memory_needed import need_of
 from trilane.engines.question import Question
-from trilane.engines.routing import routing_for
 from trilane.fit import candidates
 from trilane.fit.caveats import caveats_of
 from trilane.fit.evidence import Evidence, evidence_of
-from trilane.fit.policy_result import PlayedPolicy, PolicyResult
-from trilane.fit.sensitivity import Gain, gains_of, limit_of, ranked
+from trilane.fit.policy_result import MemoryUse, PlayedPolicy, PolicyResult, memory_use
+from trilane.fit.prepared_question import routing_of
+from trilane.fit.sensitivity import gains_of
 from trilane.fit.warm_window import warm_window
 from trilane.study.player import check_workers
 from trilane.study.pool import WorkerPool
@@ -63,7 +64,7 @@ def policy_answer(
     bounds = pool.submit(_bounds, best.policy)  # another process works them out while this one plays the warm window
     gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool))
     return PolicyAnswer(
-        routing=routing_for(question).about,
+        routing=routing_of(question).about,
         engine="measured" if prepared.hardware.measured else question.policy_engine,
         memory=memory_use(prepared.memory, prepared.shape, best.host_bytes),
         best=best,

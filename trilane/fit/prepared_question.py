@@ -12,14 +12,22 @@ from sim.machine.plan_costs import PlanCosts
 from sim.runs.prepare import Prepared, prepare
 from trilane.engines.memory_needed import need_of
 from trilane.engines.question import Question
-from trilane.engines.routing import routing_for
+from trilane.engines.routing import RoutingSource, routing_for
+from trilane.fit.candidates import forecasts_read
+from trilane.study.question_scenario import scenario_of
 
 
 def prepared_for(question: Question) -> Prepared:
     """A question, prepared for any policy. Raises TraceError, and what ``prepare`` raises."""
-    routing = routing_for(question, with_calibration=True)
-    prepared = prepare(question.scenario(routing.name, routing.calibration), routing.trace)
+    routing = routing_of(question, with_calibration=True)
+    prepared = prepare(scenario_of(question, routing.name, routing.calibration), routing.trace)
     return on_machine(replace(prepared, shape=question.with_cache(prepared.shape)), prepared.hardware)
+
+
+def routing_of(question: Question, *, with_calibration: bool = False) -> RoutingSource:
+    """Return the routing of a question, with the forecasts that its candidates read. Raises what ``routing_for`` and
+    ``forecasts_read`` raise."""
+    return routing_for(question, forecasts_read(question), with_calibration=with_calibration)
 
 
 def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:

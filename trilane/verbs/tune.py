@@ -82,7 +82,6 @@ def tune(
     """
     from trilane.common.schema import to_dict
     from trilane.engines.question import Question
-    from trilane.engines.tune.check import check, file_to_run
     from trilane.engines.tune.question import GOALS, TuneQuestion
     from trilane.engines.tune.tune import tune as answer
     from trilane.output.pages.tune import check_page, tune_page
@@ -99,6 +98,8 @@ def tune(
     )
     asked = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
+        from trilane.study.validation.tune_check import check, file_to_run
+
         file_to_run(asked)
     with working("trying settings"):
         found = answer(asked)

@@ -11,22 +11,21 @@ import pytest
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import check_plausible
 from sim.runs.prepare import Prepared
-from trilane.engines.question import Question
-from trilane.fit.policy_result import play_policy
-from trilane.fit.prepared_question import on_machine, prepared_for
-from trilane.fit.sensitivity import (
+from trilane.engines.gains import (
     BETTER,
     CPU_READS,
     PARTS,
     Gain,
     ScaledPart,
     better_numbers,
-    gain_of,
     limit_of,
-    parts_of,
     ranked,
     reads_all_it_can,
 )
+from trilane.engines.question import Question
+from trilane.fit.policy_result import play_policy
+from trilane.fit.prepared_question import on_machine, prepared_for
+from trilane.fit.sensitivity import gain_of, parts_of, with_better
 from trilane.fit.warm_window import warm_window
 
 HARDWARE = load_hardware("rtx-4080+ddr5-5600")
@@ -97,7 +96,7 @@ def test_a_cpu_that_reads_more_has_a_higher_ceiling() -> None:
 def test_a_profiles_tables_shrink_where_it_has_no_numbers() -> None:
     prepared = on_a_profile()
     before = prepared.costs.experts[0]
-    after = {part.name: part.better(prepared).costs.experts[0] for part in PARTS if part.tables}
+    after = {part.name: with_better(prepared, part).costs.experts[0] for part in PARTS if part.tables}
     assert after["PCIe"] == before._replace(copy_ns=round(before.copy_ns / BETTER))
     assert after["GPU bandwidth"] == before._replace(gpu_ns=tuple(round(ns / BETTER) for ns in before.gpu_ns))
     shorter = tuple(round(ns / BETTER) for ns in before.cpu_ns)

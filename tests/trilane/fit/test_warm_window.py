@@ -12,10 +12,11 @@ from policies.parts.placements import NoPlacement
 from policies.protocols import Budget
 from sim.runs.prepare import Prepared
 from tests.kit.depth import thinned
+from trilane.engines.gains import PARTS
 from trilane.engines.question import Question
 from trilane.fit.policy_result import PlayedPolicy, play_policy
 from trilane.fit.prepared_question import on_machine, prepared_for
-from trilane.fit.sensitivity import PARTS, gain_of
+from trilane.fit.sensitivity import gain_of, with_better
 from trilane.fit.warm_window import NEAR, WarmPlacement, half_tpot_ms, warm_tpot_ms, warm_window
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16",
@@ -57,7 +58,7 @@ def test_a_few_warm_steps_tell_what_half_of_the_answer_does(policy: str) -> None
 def test_a_part_by_which_it_is_decided_what_to_copy_is_compared_over_half_of_the_answer(name: str) -> None:
     one = asked("best-exact")
     short = warm_window(one, answered("best-exact"))
-    better = PART[name].better(one)
+    better = with_better(one, PART[name])
     expected = short.half_ms / half_tpot_ms(better) - 1
     assert gain_of(one, short, PART[name]).tpot == expected
     assert (expected == short.gain(better, other_copies=False)) == (name == "GPU memory")  # where others are placed
@@ -68,7 +69,7 @@ def test_a_part_by_which_it_is_decided_what_to_copy_is_compared_over_half_of_the
 def test_where_others_are_placed_half_of_the_answer_is_compared() -> None:
     """By a policy that places experts by what the machine costs; the residents of old would sit in other slots."""
     one, short = asked(STATIC), warm_window(asked(STATIC), answered(STATIC))
-    better = PART["GPU bandwidth"].better(one)
+    better = with_better(one, PART["GPU bandwidth"])
     elsewhere = replace(short, placed=((0,), *short.placed[1:]))
     assert elsewhere.gain(better, other_copies=False) == short.gain(better, other_copies=True)
     assert short.gain(better, other_copies=False) != short.gain(better, other_copies=True)
@@ -87,7 +88,7 @@ def test_a_cold_start_would_mislead_and_is_not_used() -> None:
     assert warm_tpot_ms(one, empty.residents) > (1 + NEAR) * played.result.tpot_ms
     window = warm_window(one, empty)
     assert window.residents is None
-    better = PART["GPU bandwidth"].better(one)
+    better = with_better(one, PART["GPU bandwidth"])
     assert window.gain(better, other_copies=False) == window.gain(better, other_copies=True)
 
 

@@ -16,6 +16,7 @@ from trilane.engines.accuracy.regimes import Regime, regime_of
 from trilane.engines.engine_answer import engine_about
 from trilane.engines.engine_choice import check_engine, check_setting, engine_of, fitted_engines
 from trilane.engines.engine_speed import EngineGain, EngineSpeed
+from trilane.engines.gains import limit_of, ranked
 from trilane.engines.memory_needed import check_fits, host_memory_of
 from trilane.engines.question import FitError
 from trilane.engines.tune.caveats import caveats_of, kept_free, to_lower
@@ -32,7 +33,6 @@ from trilane.engines.tune.settings import (
     may_be_pinned,
 )
 from trilane.engines.tune.tuned import Reason, Tuned, Workbench, why_lost
-from trilane.fit.sensitivity import limit_of, ranked
 
 LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up

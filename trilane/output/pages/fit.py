@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from sim.costs.engine import load_engine
 from trilane.common.units import in_gb
-from trilane.engines.memory_needed import MemoryUse
 from trilane.engines.question import Question
 from trilane.fit.answer import Fit
 from trilane.fit.policy_answer import PolicyAnswer
-from trilane.fit.policy_result import PolicyResult
+from trilane.fit.policy_result import MemoryUse, PolicyResult
 from trilane.output.pages.fit_engine import caveats, duration, engine_section, host_told, question_told, sizes_told
 from trilane.output.pages.fit_policies import policies_section, token_time
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
 from trilane.engines.accuracy.regime_errors import RegimeAccuracy
@@ -11,8 +12,10 @@ from trilane.engines.engine_answer import EngineAnswer
 from trilane.engines.engine_speed import EngineGain
 from trilane.engines.question import Question
 from trilane.engines.split_memory import SplitMemory
-from trilane.fit.answer import Fit
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+
+if TYPE_CHECKING:
+    from trilane.fit.answer import Fit  # imports what plays policies
 
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",

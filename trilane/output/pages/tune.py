@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trilane.common.units import GB, MIB, in_gb
 from trilane.engines.memory_needed import HOST_RESERVE_BYTES
 from trilane.engines.question import KV_BITS
-from trilane.engines.tune.check import Checked
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 from trilane.engines.tune.tune import Rival, Tuning
 from trilane.engines.tune.tuned import Tuned
@@ -28,6 +28,9 @@ from trilane.output.pages.fit_engine import (
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
 from trilane.output.pages.tune_drafts import drafts_section
+
+if TYPE_CHECKING:
+    from trilane.study.validation.tune_check import Checked  # runs llama.cpp
 
 _COMPARED = {
     "decode": "by the time per token alone", "prompt": "by the time to the first token alone",
