@@ -9,7 +9,7 @@ from sim.machine.parts import part
 from sim.runs.prepare import Prepared
 from trilane.common.units import GIB, in_gb
 from trilane.engines.gains import WORTH_NAMING, Gain
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES, host_memory_of
+from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import Question
 from trilane.fit.policy_result import PolicyResult
 from trilane.fit.prepared_question import all_on_gpu

@@ -19,7 +19,7 @@ from sim.runs.run import labels_of
 from sim.runs.sampling import weights_of
 from sim.simulate import spans_of
 from traces.models.shape import ModelShape
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES
+from trilane.engines.memory import HOST_RESERVE_BYTES
 
 Residents: TypeAlias = tuple[tuple[int, ...], ...]  # experts in the cache, by layer
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.runs.prepare import Prepared, prepare
-from trilane.engines.memory_needed import need_of
+from trilane.engines.memory import need_of
 from trilane.engines.question import Question
 from trilane.engines.routing import RoutingSource, routing_for
 from trilane.fit.candidates import forecasts_read

@@ -82,10 +82,9 @@ def tune(
     """
     from trilane.common.schema import to_dict
     from trilane.engines.question import Question
-    from trilane.engines.tune.question import GOALS, TuneQuestion
+    from trilane.engines.tune.settings import GOALS, TuneQuestion
     from trilane.engines.tune.tune import tune as answer
-    from trilane.output.pages.tune import check_page, tune_page
-    from trilane.output.pages.tune_timeline import timeline_page
+    from trilane.output.pages.tune import check_page, timeline_page, tune_page
 
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:

@@ -11,9 +11,8 @@ from sim.machine.hardware import load_hardware
 from tests.kit.fit_questions import QWEN, answered
 from traces.models.catalogue import model_names
 from traces.models.names import parted
-from trilane.engines.engine_answer import engine_answer
-from trilane.engines.engine_choice import engine_of, reads
-from trilane.engines.question import FitError, Question
+from trilane.engines.question import FitError, Question, engine_of, reads
+from trilane.engines.speed import engine_answer
 from trilane.fit.fit import fit
 
 

@@ -11,7 +11,7 @@ from tests.kit.depth import thinned
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES, ROUND, check_fits, need_of, surely_runs
+from trilane.engines.memory import HOST_RESERVE_BYTES, ROUND, check_fits, need_of, surely_runs
 from trilane.engines.question import FitError, Question
 from trilane.fit.fit import fit
 

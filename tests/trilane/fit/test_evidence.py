@@ -13,10 +13,10 @@ from sim.costs.engine import load_engine
 from sim.runs.prepare import Prepared
 from trilane.engines.gains import BETTER, Gain
 from trilane.engines.question import Question
-from trilane.fit.evidence import evidence_of
 from trilane.fit.fit import fit
 from trilane.fit.policy_result import play_policy
 from trilane.fit.prepared_question import on_machine, prepared_for
+from trilane.fit.sensitivity import evidence_of
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite:6", "trace": "mini-deepseek:6", "weights": "bf16",
                              "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 2048, "generated": 12}

@@ -12,10 +12,10 @@ import pytest
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.file import FOLDER
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES
+from trilane.engines.memory import HOST_RESERVE_BYTES
 from trilane.engines.question import FitError, Question
+from trilane.fit.answer import PolicyAnswer
 from trilane.fit.fit import fit
-from trilane.fit.policy_answer import PolicyAnswer
 from trilane.fit.prepared_question import routing_of
 
 MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16", "gpu": "rtx-3060",

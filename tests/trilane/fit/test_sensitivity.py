@@ -25,8 +25,7 @@ from trilane.engines.gains import (
 from trilane.engines.question import Question
 from trilane.fit.policy_result import play_policy
 from trilane.fit.prepared_question import on_machine, prepared_for
-from trilane.fit.sensitivity import gain_of, parts_of, with_better
-from trilane.fit.warm_window import warm_window
+from trilane.fit.sensitivity import gain_of, parts_of, warm_window, with_better
 
 HARDWARE = load_hardware("rtx-4080+ddr5-5600")
 [DRAM] = [part.keys for part in PARTS if part.name == "DRAM"]

@@ -16,8 +16,7 @@ from trilane.engines.gains import PARTS
 from trilane.engines.question import Question
 from trilane.fit.policy_result import PlayedPolicy, play_policy
 from trilane.fit.prepared_question import on_machine, prepared_for
-from trilane.fit.sensitivity import gain_of, with_better
-from trilane.fit.warm_window import NEAR, WarmPlacement, half_tpot_ms, warm_tpot_ms, warm_window
+from trilane.fit.sensitivity import NEAR, WarmPlacement, gain_of, half_tpot_ms, warm_tpot_ms, warm_window, with_better
 
 OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16",
                              "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 256, "generated": 56}

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from sim.machine.hardware import load_hardware
 from tests.kit.running import Result, Trilane
-from trilane.engines.engine_speed import LargerPieces
 from trilane.engines.gains import Gain
 from trilane.engines.question import Question
+from trilane.engines.speed import LargerPieces
 from trilane.fit.answer import Fit
 from trilane.fit.fit import fit
 from trilane.output.pages.fit import fit_page

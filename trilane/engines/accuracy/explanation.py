@@ -9,10 +9,9 @@ from typing import Literal
 from sim.costs.engine import load_fitted
 from sim.costs.fitted_costs import copy_bytes_per_s
 from traces.models.shape import ModelShape
-from trilane.engines.accuracy.closed_forms import token_bytes, weights_of_others
 from trilane.engines.accuracy.errors import Quantity
-from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.prediction import context_of, machine_of, predict, shape_of, split_of
+from trilane.engines.accuracy.measured_rows import MeasuredRow, context_of, machine_of, predict, shape_of, split_of
+from trilane.engines.accuracy.scores import token_bytes, weights_of_others
 from trilane.engines.split_speed import DecodeTime, PromptTime
 
 NS = 1e9

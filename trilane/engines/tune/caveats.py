@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trilane.engines.engine_speed import EngineSpeed
-from trilane.engines.tune.question import TuneQuestion
-from trilane.engines.tune.settings import WORTH_SETTING
+from trilane.engines.speed import EngineSpeed
+from trilane.engines.tune.settings import WORTH_SETTING, TuneQuestion
 from trilane.engines.tune.tuned import Tuned
 
 PINNED = (

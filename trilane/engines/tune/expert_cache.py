@@ -18,9 +18,9 @@ import numpy as np
 from traces.batches import LayerUse, layer_uses
 from traces.trace import Trace
 from trilane.common.units import MIB
-from trilane.engines.engine_speed import EngineSpeed
 from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for
+from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import ExpertCache, StaticSplit
 
 _SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)  # of the experts that the host keeps

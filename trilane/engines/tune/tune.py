@@ -11,24 +11,21 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.regime_errors import RegimeAccuracy, regime_error
-from trilane.engines.accuracy.regimes import Regime, regime_of
-from trilane.engines.engine_answer import engine_about
-from trilane.engines.engine_choice import check_engine, check_setting, engine_of, fitted_engines
-from trilane.engines.engine_speed import EngineGain, EngineSpeed
+from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy, regime_error, regime_of
 from trilane.engines.gains import limit_of, ranked
-from trilane.engines.memory_needed import check_fits, host_memory_of
-from trilane.engines.question import FitError
+from trilane.engines.memory import check_fits, host_memory_of
+from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
+from trilane.engines.speed import EngineGain, EngineSpeed, engine_about
 from trilane.engines.tune.caveats import caveats_of, kept_free, to_lower
 from trilane.engines.tune.drafts import DraftAnswer, draft_answer
 from trilane.engines.tune.expert_cache import hit_curve
-from trilane.engines.tune.question import TuneQuestion
 from trilane.engines.tune.settings import (
     WORTH_CACHING,
     WORTH_FEWER_BITS,
     WORTH_SETTING,
     Setting,
     SettingSpace,
+    TuneQuestion,
     choices,
     may_be_pinned,
 )

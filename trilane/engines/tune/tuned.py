@@ -9,13 +9,11 @@ from typing import NamedTuple
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from trilane.engines.command_line import cpu_layers_of
-from trilane.engines.engine_answer import time_parts
-from trilane.engines.engine_speed import EngineSpeed
+from trilane.engines.memory import SplitMemory
 from trilane.engines.question import KvFormat
-from trilane.engines.split_memory import SplitMemory
+from trilane.engines.speed import EngineSpeed, time_parts
 from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve
-from trilane.engines.tune.question import Goal, TuneQuestion
-from trilane.engines.tune.settings import Setting
+from trilane.engines.tune.settings import Goal, Setting, TuneQuestion
 
 _NS_PER_MS = 1e6
 

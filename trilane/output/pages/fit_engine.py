@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
-from trilane.engines.accuracy.regime_errors import RegimeAccuracy
-from trilane.engines.accuracy.regimes import Regime
-from trilane.engines.engine_answer import EngineAnswer
-from trilane.engines.engine_speed import EngineGain
+from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy
+from trilane.engines.memory import SplitMemory
 from trilane.engines.question import Question
-from trilane.engines.split_memory import SplitMemory
+from trilane.engines.speed import EngineAnswer, EngineGain
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
 
 if TYPE_CHECKING:

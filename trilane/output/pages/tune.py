@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trilane.common.units import GB, MIB, in_gb
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES
+from trilane.engines.memory import HOST_RESERVE_BYTES
 from trilane.engines.question import KV_BITS
+from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnswer, Drafted
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 from trilane.engines.tune.tune import Rival, Tuning
 from trilane.engines.tune.tuned import Tuned
@@ -27,10 +28,10 @@ from trilane.output.pages.fit_engine import (
     speed,
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
-from trilane.output.pages.tune_drafts import drafts_section
 
 if TYPE_CHECKING:
     from trilane.study.validation.tune_check import Checked  # runs llama.cpp
+
 
 _COMPARED = {
     "decode": "by the time per token alone", "prompt": "by the time to the first token alone",
@@ -225,3 +226,65 @@ def check_page(checked: Sequence[Checked]) -> list[Part]:
 
 def _sizes(sizes: tuple[int, int] | None) -> str:
     return "-" if sizes is None else " / ".join(f"{size / GB:.2f}" for size in sizes)
+
+
+_ABOUT = (
+    "accepted: drafts that the model would have written, of those behind accepted ones; it depends on the text, and is "
+    f"not predicted. On the one machine with published figures drafts gave {MEASURED_LESS} less than this predicts"
+)
+_PUBLISHED = "; 76% (Gemma 4 31B) and 88% (Qwen3.6-35B-A3B) were published of llama.cpp; --draft-acceptance names yours"
+
+
+def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
+    """Nothing without drafts. ``asked``: whether the acceptance was."""
+    if answer is None:
+        return []
+    rates = tuple(f"tokens/s, {percent(each)} accepted" for each in answer.acceptances)
+    title = f"drafts by the model's own layers (--spec-type draft-mtp), which take {in_gb(answer.layer_bytes)} GB"
+    plain = answer.plain_tokens_per_s
+    rows = [["none", number(1000 / plain, 2), "", *[number(plain)] * len(rates)]]
+    rows += map(_row, answer.choices)
+    shown = table(("drafts", "ms a step", "worth it from", *rates), rows)
+    return ["", heading(title), shown, "", f"{_ABOUT}{'' if asked else _PUBLISHED}", *_line(answer)]
+
+
+def _row(each: Drafted) -> list[str]:
+    least = "never" if each.break_even is None else percent(each.break_even)
+    return [number(each.drafts, 0), number(each.step_ms, 2), least, *map(number, each.tokens_per_s.values())]
+
+
+def _line(answer: DraftAnswer) -> list[str]:
+    least = percent(answer.acceptances[0])
+    if answer.command is None or answer.best is None:
+        return [f"with {least} accepted none saves {percent(WORTH_DRAFTING)}"]
+    return ["", f"best with {least} accepted: {answer.command}"]
+
+
+_BAR = 40  # letters of the longest bar
+
+
+def timeline_page(tuned: Tuned) -> list[Part]:
+    """What happens in the time of one token, part by part, and in how many layers."""
+    columns = ("part", "layers", "ms a layer", "ms", "share", "")
+    return ["", heading("one token, in the mean of the answer"), table(columns, _timeline(tuned), (0, 5))]
+
+
+def _timeline(tuned: Tuned) -> Iterator[list[str]]:
+    longest = max(tuned.decode_ms.values())
+    for part, ms in tuned.decode_ms.items():
+        if layers := _layers(tuned, part):
+            each = number(ms / layers, 3) if part != "others" else "-"
+            yield [PARTS[part], number(layers, 0), each, number(ms, 2), percent(ms / tuned.tpot_ms),
+                   "#" * round(_BAR * ms / longest)]
+
+
+def _layers(tuned: Tuned, part: str) -> int:
+    """In which a part takes time."""
+    host, cached = tuned.host_layers, tuned.cache_mib is not None
+    whole = tuned.layers
+    layers = {
+        "gpu_experts": whole if cached or tuned.gpu_experts else whole - host,
+        "cpu_experts": (0 if cached else host) if "gpu_experts" in tuned.decode_ms else whole,
+        "handing_over": host, "copies": host if cached else 0,
+    }
+    return layers.get(part, whole)

@@ -14,7 +14,7 @@ from traces.synthesis.named import nearest_routing
 from trilane.common.hints import between
 from trilane.common.schema import check
 from trilane.common.units import in_gb
-from trilane.engines.memory_needed import check_fits, need_of
+from trilane.engines.memory import check_fits, need_of
 from trilane.engines.question import Question
 from trilane.engines.routing import synthetic_names
 from trilane.study.pays.dimensions import RECALL

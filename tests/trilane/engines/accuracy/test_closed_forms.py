@@ -10,7 +10,7 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from tests.kit.measured_rows import row
 from traces.models.catalogue import load_model
-from trilane.engines.accuracy.closed_forms import data_sheet, llmfit, sheet_prompt_s, token_bytes
+from trilane.engines.accuracy.scores import data_sheet, llmfit, sheet_prompt_s, token_bytes
 from trilane.engines.split_speed import StaticSplit
 
 MACHINE = load_hardware("rtx-4080+ddr5-5600+ryzen-9-7950x")

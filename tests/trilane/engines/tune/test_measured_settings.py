@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.overlay import ROOT
 from trilane.engines.question import Question
-from trilane.engines.tune.question import TuneQuestion
+from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import tune
 from trilane.engines.tune.tuned import Tuned
 

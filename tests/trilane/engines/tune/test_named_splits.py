@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from sim.costs.engine import load_engine
-from trilane.engines.accuracy.measured_rows import MeasuredRow, read_rows
-from trilane.engines.accuracy.prediction import machine_of, shape_of
+from trilane.engines.accuracy.measured_rows import MeasuredRow, machine_of, read_rows, shape_of
 from trilane.engines.question import Question
-from trilane.engines.tune.question import TuneQuestion
+from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import searched
 
 WITHIN = 0.05

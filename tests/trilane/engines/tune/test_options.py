@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trilane.engines.question import Question
-from trilane.engines.tune.question import TuneQuestion
+from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import tune
 
 KNOWN = {  # ggml-org/llama.cpp tools/server/README.md at 00dc805

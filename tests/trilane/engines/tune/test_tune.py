@@ -16,11 +16,9 @@ from tests.kit.depth import DEEP
 from tests.kit.hand_measured import toy_machine
 from tests.kit.overlay import ROOT
 from trilane.common.units import MIB
-from trilane.engines.engine_choice import engine_of
-from trilane.engines.question import FitError, Question
+from trilane.engines.question import FitError, Question, engine_of
 from trilane.engines.tune.caveats import tensors_note, window_note
-from trilane.engines.tune.question import GOALS, TuneQuestion
-from trilane.engines.tune.settings import Setting, choices, may_be_pinned
+from trilane.engines.tune.settings import GOALS, Setting, TuneQuestion, choices, may_be_pinned
 from trilane.engines.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tune
 
 QWEN: dict[str, Any] = {

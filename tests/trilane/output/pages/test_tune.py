@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tests.kit.overlay import ROOT
 from trilane.engines.question import Question
-from trilane.engines.tune.question import Goal, TuneQuestion
+from trilane.engines.tune.settings import Goal, TuneQuestion
 from trilane.engines.tune.tune import Tuning, tune
 from trilane.output.pages.tune import tune_page
 
