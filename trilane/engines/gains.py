@@ -25,7 +25,7 @@ class ScaledPart:
     """
 
     name: str
-    owner: str  # in the sentence about the limit
+    owner: str  # in words
     keys: tuple[str, ...] = ()
     shrinking: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
@@ -82,14 +82,6 @@ def ranked(gains: Iterable[G]) -> tuple[G, ...]:
     return tuple(sorted(gains, key=lambda one: -one.tpot))
 
 
-def limit_of(gains: Sequence[Gain]) -> str:
-    """Sentence on ranked gains: the part that limits the answer, and what the first two parts would give."""
-    if not gains:
-        return "not known: times that were measured as a whole do not tell the machine's parts apart"
-    first, *others = gains
-    if first.tpot < LIMITING:
-        if first.tpot < WORTH_NAMING:
-            return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
-        return f"no part by itself: {first.part} {BETTER - 1:.0%} better gives most, {first.tpot:.0%}"
-    also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]
-    return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it about {first.tpot:.0%} faster{''.join(also)}"
+def limiting_part(gains: Sequence[Gain]) -> str | None:
+    """Name of the part that limits an answer, of ranked gains; None if no part does by itself, or none is known."""
+    return gains[0].part if gains and gains[0].tpot >= LIMITING else None

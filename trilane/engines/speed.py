@@ -15,7 +15,16 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy, regime_error, regime_of
 from trilane.engines.command_line import command_words, cpu_layers_of
-from trilane.engines.gains import BETTER, CPU_READS, PARTS, Gain, better_numbers, limit_of, ranked, reads_all_it_can
+from trilane.engines.gains import (
+    BETTER,
+    CPU_READS,
+    PARTS,
+    Gain,
+    better_numbers,
+    limiting_part,
+    ranked,
+    reads_all_it_can,
+)
 from trilane.engines.memory import SplitMemory, Splitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
@@ -166,7 +175,7 @@ class EngineAnswer:
     pieces: int
     larger_pieces: LargerPieces | None  # None: they give little
     gains: tuple[EngineGain, ...]
-    limited_by: str
+    limit: str | None  # the part that limits decoding; None: no part by itself, or not known
     regime: Regime
     error: RegimeAccuracy | None  # of decode speeds that others measured in the regime; None: of too few, or of batches
     measured: bool  # times are those of kernels that were measured on one machine
@@ -197,7 +206,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         pieces=question.batch * -(-question.prompt_tokens // piece),
         larger_pieces=larger_pieces(speed),
         gains=gains,
-        limited_by=limit_of(gains),
+        limit=limiting_part(gains),
         regime=regime,
         error=regime_error(regime, speed.engine) if question.batch == 1 and not speed.measured else None,
         measured=speed.measured,

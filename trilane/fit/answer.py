@@ -6,28 +6,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.machine.hardware import Hardware
+from sim.machine.parts import part
 from sim.runs.prepare import Prepared
 from sim.runs.run import bounds_of
 from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
 from trilane.common.gc_paused import gc_paused
 from trilane.common.schema import to_dict
-from trilane.engines.gains import Gain, limit_of, ranked
-from trilane.engines.memory import need_of
+from trilane.common.units import GIB
+from trilane.engines.gains import WORTH_NAMING, Gain, limiting_part, ranked
+from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
 from trilane.engines.question import FitError, Question
 from trilane.engines.speed import EngineAnswer, engine_answer
 from trilane.fit import candidates
-from trilane.fit.caveats import caveats_of
 from trilane.fit.policy_result import MemoryUse, PlayedPolicy, PolicyResult, memory_use
-from trilane.fit.prepared_question import routing_of
+from trilane.fit.prepared_question import all_on_gpu, routing_of
 from trilane.fit.sensitivity import Evidence, evidence_of, gains_of, warm_window
 from trilane.study.player import check_workers
 from trilane.study.pool import WorkerPool
 
 SHOWN = 4
+LARGEST_DIMM_GIB = {"ddr4": 32, "ddr5": 64}  # unbuffered modules; vendors' catalogues, from memory
+DIMMS = 2  # a channel, on a desktop's board
+DESKTOP_CHANNELS = 2
+PIECE = 512  # prompt tokens that llama.cpp computes at once by default
+
+
+class PinnedCopies(NamedTuple):
+    """Copies out of pinned memory, where they matter."""
+
+    bytes: int
+    pageable_fraction: float  # of the rate, where so much cannot be pinned
+
+
+class HostRoom(NamedTuple):
+    """Host memory that is needed beyond what a desktop's platform takes, where its size is not named."""
+
+    need_bytes: int
+    channels: int
+    memory: str  # kind of modules
+    modules: int  # of a channel
+    most_gib: int
+
+
+class FitCaveats(NamedTuple):
+    """What may make a real machine slower than its parts promise; None where it does not apply."""
+
+    pinned: PinnedCopies | None
+    room: HostRoom | None
+    one_piece_tokens: int | None  # of a prompt that policies compute at once, which engines do in pieces
 
 
 @dataclass(frozen=True)
@@ -47,9 +77,9 @@ class PolicyAnswer:
     clairvoyant: PolicyResult | None
     refused: Mapping[str, str]
     gains: tuple[Gain, ...]
-    limited_by: str
+    limit: str | None  # the part that limits decoding; None: no part by itself, or not known
     supports: tuple[Evidence, ...]
-    traps: tuple[str, ...]
+    caveats: FitCaveats
 
 
 @gc_paused()
@@ -81,9 +111,9 @@ def policy_answer(
         clairvoyant=next((other.result for other in ranking.clairvoyant), None),
         refused=ranking.refused,
         gains=gains,
-        limited_by=limit_of(gains),
+        limit=limiting_part(gains),
         supports=evidence_of(prepared, gains),
-        traps=caveats_of(question, prepared, best, gains),
+        caveats=_caveats(question, prepared, best, gains),
     )
 
 
@@ -152,3 +182,30 @@ def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[
         if named or hardware.cpu_only:
             raise
         return None, str(error)
+
+
+def _caveats(question: Question, prepared: Prepared, best: PolicyResult, gains: Sequence[Gain]) -> FitCaveats:
+    """``gains``: what better parts would give."""
+    hardware = prepared.hardware
+    tokens = (prepared.scenario.prompt_tokens or 0) * prepared.scenario.batch
+    whole = tokens > PIECE and not all_on_gpu(prepared)
+    return FitCaveats(_pinned(hardware, best, gains), _room(question, hardware, best), tokens if whole else None)
+
+
+def _pinned(hardware: Hardware, best: PolicyResult, gains: Sequence[Gain]) -> PinnedCopies | None:
+    matter = any(gain.part == "PCIe" and gain.tpot >= WORTH_NAMING for gain in gains)
+    if hardware.link.copies != "pinned" or hardware.measured or not matter:
+        return None
+    return PinnedCopies(best.host_bytes, hardware.link.pageable_fraction)
+
+
+def _room(question: Question, hardware: Hardware, best: PolicyResult) -> HostRoom | None:
+    if question.ram is None or host_memory_of(question, hardware) is not None:
+        return None
+    memory = part("memory", question.ram.lower())
+    channels = round(hardware.cpu.dram_bytes_per_s / memory.transfers_per_s.value / 8)
+    most_gib = channels * DIMMS * LARGEST_DIMM_GIB.get(memory.family, 0)
+    need = best.host_bytes + HOST_RESERVE_BYTES
+    if channels > DESKTOP_CHANNELS or not most_gib or need <= most_gib * GIB:
+        return None
+    return HostRoom(need, channels, memory.title, DIMMS, most_gib)

@@ -84,6 +84,7 @@ def tune(
     from trilane.engines.question import Question
     from trilane.engines.tune.settings import GOALS, TuneQuestion
     from trilane.engines.tune.tune import tune as answer
+    from trilane.output.pages.caveats import tune_record
     from trilane.output.pages.tune import check_page, timeline_page, tune_page
 
     check_targets(json, inputs=(model, parts.machine))
@@ -103,7 +104,7 @@ def tune(
     with working("trying settings"):
         found = answer(asked)
     show(json, *tune_page(found), *(timeline_page(found.best) if explain else ()))
-    record = found.to_dict()
+    record = tune_record(found)
     if checked:
         with working("running llama.cpp"):
             measured = list(check(found))

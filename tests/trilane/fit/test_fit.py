@@ -148,9 +148,11 @@ def test_a_host_that_no_desktop_can_be_is_told() -> None:
     """All experts of a large model in its own weights, and nobody said how much memory there is."""
     more: dict[str, Any] = {"model": "qwen3-235b-a22b:64", "gpu": "rtx-5090", "ram": "ddr5-5600", "generated": 2,
                             "prompt_tokens": 64, "policies": ("ktransformers",), "weights": "bf16"}
-    assert "2 channels of DDR5-5600 take about 256 GiB" in " ".join(policies(**more).traps)
-    assert "take about" not in " ".join(policies(**more, ram_gb=512).traps)
-    assert "take about" not in " ".join(policies(**{**more, "weights": "q4_k_m"}).traps)
+    room = policies(**more).caveats.room
+    assert room is not None
+    assert room[1:] == (2, "DDR5-5600", 2, 256)
+    assert policies(**more, ram_gb=512).caveats.room is None
+    assert policies(**{**more, "weights": "q4_k_m"}).caveats.room is None
 
 
 def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_up() -> None:

@@ -15,10 +15,8 @@ from trilane.engines.gains import (
     BETTER,
     CPU_READS,
     PARTS,
-    Gain,
     ScaledPart,
     better_numbers,
-    limit_of,
     ranked,
     reads_all_it_can,
 )
@@ -43,31 +41,6 @@ def test_a_better_part_changes_its_own_numbers_and_stays_plausible(part: ScaledP
 
 def test_whole_numbers_stay_whole() -> None:
     assert HARDWARE.with_numbers({"gpu.memory_bytes": 10.6}).gpu.memory_bytes == 11
-
-
-@pytest.mark.parametrize(
-    ("gains", "sentence"),
-    [
-        (
-            [Gain("DRAM", "the CPU's memory", 0.171), Gain("PCIe", "the link", 0.02)],
-            "the CPU's memory: DRAM 25% better makes it about 17% faster, PCIe 25% better 2%",
-        ),
-        (
-            [Gain("PCIe", "the link", 0.2), Gain("DRAM", "the CPU's memory", -0.01)],
-            "the link: PCIe 25% better makes it about 20% faster",
-        ),
-        (
-            [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
-            "no part by itself: none of them 25% better makes it 2% faster",
-        ),
-        (
-            [Gain("DRAM", "the CPU's memory", 0.03), Gain("PCIe", "the link", 0.01)],
-            "no part by itself: DRAM 25% better gives most, 3%",
-        ),
-    ],
-)
-def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list[Gain], sentence: str) -> None:
-    assert limit_of(gains) == sentence
 
 
 @pytest.mark.parametrize(

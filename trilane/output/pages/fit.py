@@ -10,6 +10,7 @@ from trilane.engines.question import Question
 from trilane.fit.answer import Fit, PolicyAnswer
 from trilane.fit.policy_result import MemoryUse, PolicyResult
 from trilane.output.figures.marks import SIGNS
+from trilane.output.pages.caveats import fit_caveats, limit_text
 from trilane.output.pages.fit_engine import (
     caveats,
     duration,
@@ -49,7 +50,7 @@ def _length(tokens: int, trained: int | None) -> str:
 def _policies(fit: Fit, played: PolicyAnswer) -> list[Part]:
     asked = fit.question
     return [*_answer(asked, played), *_disagreement(fit, played), *_memory(played), *policies_section(asked, played),
-            *_limits(played), *_supports(played), *caveats(played.traps)]
+            *_limits(played), *_supports(played), *caveats(fit_caveats(fit, played))]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ def _answer(asked: Question, fit: PolicyAnswer) -> list[Part]:
         ("time per output token", f"{token_time(best.tpot_ms, asked)}{spread} ms ({', '.join(_bounds(fit))})"),
         ("tokens/s", _speeds(best, asked)),
         ("time to first token", _first(fit)),
-        ("limited by", fit.limited_by),
+        ("limited by", limit_text(fit.gains)),
         *_waits(best),
         ("decode steps played", _steps(asked, fit)),
         ("routing", fit.routing),

@@ -10,6 +10,7 @@ from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy
 from trilane.engines.memory import SplitMemory
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineAnswer, EngineGain
+from trilane.output.pages.caveats import limit_text
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Part]:
         *_larger(answer, asked),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
-        ("limit", answer.limited_by),
+        ("limit", limit_text(answer.gains)),
         ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
     ]
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped

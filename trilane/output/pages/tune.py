@@ -12,6 +12,7 @@ from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnsw
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 from trilane.engines.tune.tune import Rival, Tuning
 from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.caveats import limit_text, tune_caveats
 from trilane.output.pages.fit_engine import (
     PARTS,
     caveats,
@@ -46,7 +47,7 @@ def tune_page(tuning: Tuning) -> list[Part]:
     """Everything that is printed, without the timeline."""
     drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
     return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
-            *gains_section(tuning.best.engine, tuning.gains), *caveats(tuning.notes)]
+            *gains_section(tuning.best.engine, tuning.gains), *caveats(tune_caveats(tuning))]
 
 
 def _title(tuning: Tuning) -> list[Part]:
@@ -68,7 +69,7 @@ def _best(tuning: Tuning) -> list[Part]:
         ("last token", duration(best.answer_ms)),
         *_cache(best),
         *_memory(tuning),
-        ("limit", tuning.limited_by if tuning.question.goal == "decode" else f"decode: {tuning.limited_by}"),
+        ("limit", f"{'' if tuning.question.goal == 'decode' else 'decode: '}{limit_text(tuning.gains)}"),
         ("error to expect", _error(tuning)),
         ("engine", f"{best.engine}: {tuning.engine_about}"),
         *_faster_engine(tuning),
