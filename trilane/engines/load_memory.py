@@ -1,8 +1,8 @@
-"""What llama.cpp allocates when it loads a model: weights, KV cache and compute buffers, on the GPU and on the host.
+"""Memory that llama.cpp allocates for a model, on the GPU and on the host: weights, KV cache and compute buffers.
 
-Source: ggml-org/llama.cpp build 11549, src/llama-kv-cache*.cpp and llama-graph.cpp,
-ggml/src/ggml-alloc.c and ggml-backend.cpp. Buffers of eight families were asked of that build
-itself (docs/validation/load-memory.md): the formulas are read from its graphs, not fitted.
+Source: ggml-org/llama.cpp build 11549, src/llama-kv-cache*.cpp and llama-graph.cpp, ggml/src/ggml-alloc.c and
+ggml-backend.cpp. Buffers of eight families were asked of that build itself (docs/validation/load-memory.md): the
+formulas are read from its graphs, not fitted.
 
 KV cache. A layer that attends to everything has a cell for each token of the context, in whole 256. A layer with a
 window has cells for the window and for one piece of a prompt, in whole 256, but no more than the others.
@@ -10,10 +10,9 @@ window has cells for the window and for one piece of a prompt, in whole 256, but
 The table of embeddings stays on the host.
 
 Compute buffers hold the intermediate results of one piece of a prompt, and are as large as the largest moment of it.
-Results have 32
-bits. At any moment there are the inputs: four rows of hidden states (embeddings that are given, those that are looked
-up, and both mixed) and, for each kind of cache, a mask, in 16 bits with flash attention and 32 without, and without it
-the 64-bit places of each value. Next to these there are, at the largest moments,
+Results have 32 bits. At any moment there are the inputs: four rows of hidden states (embeddings that are given, those
+that are looked up, and both mixed) and, for each kind of cache, a mask, in 16 bits with flash attention and 32 without,
+and without it the 64-bit places of each value. Next to these there are, at the largest moments,
 
 - the logits of all tokens of the piece;
 - without flash attention, the scores of all heads with all cells, next to the queries and the outputs;
@@ -60,7 +59,7 @@ class LoadSetting:
 
     @property
     def copies(self) -> bool:
-        """Whether experts are copied to the GPU for prompts."""
+        """True if experts are copied to the GPU for prompts."""
         return self.copied != "nothing" and self.cpu_layers > 0 and self.gpu
 
     @property
@@ -70,11 +69,11 @@ class LoadSetting:
 
     @property
     def cells(self) -> int:
-        """Of a sequence, in the cache of a layer that attends to everything."""
+        """Cells of a sequence, in the cache of a layer that attends to everything."""
         return _padded(-(-self.context_tokens // self.sequences))
 
     def cells_of(self, kind: Attention) -> int:
-        """Of a sequence, in the cache of a layer of this kind."""
+        """Cells of a sequence, in the cache of a layer of this kind."""
         if kind.reach == "state":
             return 0
         return self.cells if kind.reach == "full" else min(self.cells, _padded(kind.span + self.ubatch_tokens))
@@ -82,7 +81,7 @@ class LoadSetting:
 
 @dataclass(frozen=True)
 class ComputeBuffer:
-    """What is in it while one piece of a prompt is computed; sizes in bytes."""
+    """Results in the buffer while one piece of a prompt is computed; sizes in bytes."""
 
     shape: ModelShape
     setting: LoadSetting
@@ -140,14 +139,14 @@ class ComputeBuffer:
 
     @property
     def _matrices(self) -> tuple[int, int]:
-        """Of all experts of a layer: the matrix that is copied first, which may be gate and up in one, and down."""
+        """Bytes of all experts of a layer: matrices copied first, which may be gate and up in one, and last, down."""
         layer = max(self.shape.expert_bytes_by_layer[: self.setting.cpu_layers]) * self.shape.experts
         largest = layer if self.setting.copied == "layer" else self.shape.largest_expert_tensor_bytes
         return largest, layer - largest if layer < 2 * largest < 2 * layer else largest
 
     @property
     def _copies(self) -> list[int]:
-        """Of matrices that are copied, with the results before and after them."""
+        """Bytes of matrices that are copied, with the results before and after them."""
         if not self.setting.copies:
             return []
         (first, down), width = self._matrices, self.shape.expert_width
@@ -159,7 +158,7 @@ class ComputeBuffer:
 
     @property
     def _copies_above_hole(self) -> bool:
-        """Whether a matrix is copied while a mask lies above the hole, which does not take it: in the layer that the
+        """True if a matrix is copied while a mask lies above the hole, which does not take it: in the layer that the
         mask came for, one of its size fits, unless scores are there."""
         first, down = self._matrices
         near = 0 if first > down or not self.setting.flash_attention else 1
@@ -174,7 +173,7 @@ class ComputeBuffer:
         return self._matrices[1] if self._late > room and not self.shape.expert_biases else 0
 
     def _scores_above_hole(self, kind: Attention) -> int:
-        """The same of a kind whose mask comes late, with the queries; nothing where they fit into the hole."""
+        """Bytes of scores whose mask comes late, with hole and queries; 0 where they fit into the hole."""
         scores = self._row(kind.heads * self.setting.cells_of(kind))
         return self._hole + scores + self._row(kind.heads * kind.head_dim) if scores > self._hole > 0 else 0
 
@@ -188,7 +187,7 @@ class ComputeBuffer:
 
 
 def widest_values(shape: ModelShape) -> int:
-    """Of a token, in the layers with the widest."""
+    """Elements of a token's values, in the layers with the widest."""
     return max(values_width(kind) for kind, _ in shape.attention_counts)
 
 
@@ -198,7 +197,7 @@ def values_width(kind: Attention) -> int:
 
 
 def _is(kind: Attention, span: int) -> bool:
-    """Whether layers of a kind use the cache of a span."""
+    """True if layers of a kind use the cache of a span."""
     return kind.reach != "state" and kind.span == span
 
 

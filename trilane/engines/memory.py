@@ -37,7 +37,7 @@ class Need(NamedTuple):
 
     @property
     def all_on_gpu(self) -> bool:
-        """Whether the GPU has room for every expert."""
+        """True if the GPU has room for every expert."""
         return self.host == HOST_RESERVE_BYTES
 
     def missing(self, gpu: int, host: int | None) -> tuple[int, int]:
@@ -108,7 +108,7 @@ def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
 
 
 def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    """What helps: smaller weights by name, a shorter window or prompt."""
+    """Return what helps: smaller weights by name, a shorter window or prompt."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
     window = longest_prompt(lambda n: surely_runs(shape, hardware, replace(question, window=n)), question.tokens)
@@ -146,7 +146,7 @@ def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
 
 
 def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
-    """Whether some policy can certainly run. Counts more than ``need_of``: staging slots, and room in the host's memory
+    """True if some policy can certainly run. Counts more than ``need_of``: staging slots, and room in the host's memory
     for what no longer fits the cache then, or for all experts where the question names policies."""
     memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
     need = need_of(shape, hardware, question.batch, question.tokens)
@@ -175,7 +175,7 @@ class SplitMemory:
 
     @property
     def missing_bytes(self) -> int:
-        """What the GPU lacks; at most 0 where all of it fits."""
+        """Bytes that the GPU lacks; at most 0 where all of it fits."""
         held = self.every_token_bytes + self.kv_bytes + self.compute_bytes + self.reserve_bytes + self.experts_bytes
         return held - self.gpu_bytes
 
@@ -210,7 +210,7 @@ class Splitter:
         return split
 
     def memory(self, split: StaticSplit) -> SplitMemory:
-        """What a split takes."""
+        """Memory that a split takes, in bytes."""
         shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(split.cpu_layers)
         host = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
         return SplitMemory(
@@ -226,7 +226,7 @@ class Splitter:
         )
 
     def _loaded(self, cpu_layers: int) -> LoadMemory:
-        """What is allocated with the experts of so many layers on the host."""
+        """Memory that is allocated with the experts of ``cpu_layers`` layers on the host."""
         if cpu_layers not in self._known:
             setting = LoadSetting(
                 context_tokens=self.question.batch * self.question.tokens, sequences=self.question.batch,
@@ -237,7 +237,7 @@ class Splitter:
         return self._known[cpu_layers]
 
     def _splits(self) -> list[StaticSplit]:
-        """Those to choose from, most experts on the GPU first."""
+        """Splits to choose from, most experts on the GPU first."""
         layers, given = self.shape.moe_layers, self.question.n_cpu_moe
         if given is not None:
             return [self._split(sum(block < given for block in self.shape.expert_blocks))]
@@ -255,7 +255,7 @@ class Splitter:
 
     @property
     def _copied(self) -> Copied:
-        """What is copied to the GPU for prompts, at once, of experts on the host."""
+        """Part of a layer's experts on the host that prompts copy to the GPU at once."""
         if self.engine.prompt.experts.value == "computed":
             return "nothing"
         return self.engine.copies_at_once

@@ -209,7 +209,7 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
 
 
 def reads(engine: InferenceEngine, weights: str) -> bool:
-    """Whether an engine reads a format."""
+    """True if an engine reads a format."""
     return engine.reads is None or bool({*engine.reads} & {*quantisation_files(weights)})
 
 
@@ -220,6 +220,6 @@ def fitted_engines() -> dict[str, FittedEngine]:
 
 
 def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:
-    """Whether it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
+    """True if it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
     not every layer has a part on the CPU."""
     return isinstance(engine, FittedEngine) and not engine.decides and not engine.cpu_in_turn

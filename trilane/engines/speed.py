@@ -68,12 +68,12 @@ class EngineSpeed:
 
     @property
     def measured(self) -> bool:
-        """Whether times are those of kernels that were measured on one machine, whatever parts are named."""
+        """True if times are those of kernels that were measured on one machine, whatever parts are named."""
         return self.engine.measured_on(self.hardware)
 
     @property
     def has_room(self) -> bool:
-        """Whether there is a split with room for the model, the context and what is computed."""
+        """True if there is a split with room for the model, the context and what is computed."""
         try:
             return bool(self.split)
         except FitError:
@@ -119,7 +119,7 @@ class EngineSpeed:
             yield EngineGain(part, owner, tpot, self.prompt.total_ns / better.prompt.total_ns - 1)
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
-        """The same with some numbers of the machine 25 % better."""
+        """Return the speeds with some numbers of the machine 25 % better."""
         known = [key for key in keys if key in self.hardware.flat()]
         threads = self.question.threads
         more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
@@ -137,8 +137,8 @@ class LargerPieces:
 
 
 def larger_pieces(speed: EngineSpeed) -> LargerPieces | None:
-    """Those with which the answer ends soonest; None where the question names their size, and where the first token
-    would be no sooner by a tenth."""
+    """Piece size with which the answer ends soonest; None where the question names it, and where the first token would
+    be no sooner by a tenth."""
     own, question = speed.splitter.piece_tokens, speed.question
     if question.ubatch is not None:
         return None
@@ -223,7 +223,7 @@ def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
 
 
 def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
-    """What a time is made of, in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
+    """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
     parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items()}
     if cpu_only:  # where there is no GPU, the CPU takes its place
         parts["cpu_experts"] += parts.pop("gpu_experts")

@@ -53,7 +53,7 @@ class HostRoom(NamedTuple):
 
 
 class FitCaveats(NamedTuple):
-    """What may make a real machine slower than its parts promise; None where it does not apply."""
+    """Reasons for which a real machine may be slower than its parts promise; None where it does not apply."""
 
     pinned: PinnedCopies | None
     room: HostRoom | None
@@ -122,7 +122,7 @@ def _bounds(prepared: Prepared, policy: str) -> Mapping[str, float]:
 
 
 def _equal(best: PlayedPolicy, others: Sequence[PlayedPolicy], answer_tokens: int) -> tuple[str, ...]:
-    """Those whose answers end no later than the best one's by more than the spread of the difference."""
+    """Policies whose answers end no later than the best one's by more than the spread of the difference."""
     later = {one.result.policy: one.result.answer_ms - best.result.answer_ms for one in others}
     spread = {one.result.policy: one.decode.spread_of_difference_ms(best.decode) for one in others}
     return tuple(name for name, ms in later.items() if ms <= spread[name] * (answer_tokens - 1))

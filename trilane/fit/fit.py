@@ -31,7 +31,7 @@ def fit(question: Question, jobs: int = 1) -> Fit:
 
 
 def with_longest_prompt(question: Question) -> Question:
-    """The same question with the longest prompt that fits, and that the model was trained for, in whole 256 tokens.
+    """Return the question with the longest prompt that fits, and that the model was trained for, in whole 256 tokens.
 
     Raises FitError if none does.
     """

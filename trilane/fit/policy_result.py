@@ -44,7 +44,7 @@ class DecodeSteps(NamedTuple):
 
     @property
     def spread_ms(self) -> float:
-        """Of TPOT; 0 for fewer than two steps."""
+        """Spread of TPOT in ms; 0 for fewer than two steps."""
         if len(self.ms) < 2:
             return 0.0
         blocks = np.array_split(np.arange(len(self.ms)), min(BLOCKS, len(self.ms)))
@@ -52,14 +52,17 @@ class DecodeSteps(NamedTuple):
         return float(_ERRORS * ((len(blocks) - 1) * np.var(without)) ** 0.5)
 
     def spread_of_difference_ms(self, other: DecodeSteps) -> float:
-        """Of the difference from another policy's TPOT over the same steps."""
+        """Spread, in ms, of the difference from another policy's TPOT over the same steps."""
         return DecodeSteps(self.ms - other.ms, self.weights).spread_ms
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What one policy does. Times and rates are those of the whole answer (``sim.runs.sampling``); bytes are those of
-    the memory that it needs. ``ttft_ms`` is None, and ``answer_ms`` without it, where the prompt was not played."""
+    """Times and needs of one policy.
+
+    Times and rates are those of the whole answer (``sim.runs.sampling``); bytes are those of the memory that it needs.
+    ``ttft_ms`` is None, and ``answer_ms`` without it, where the prompt was not played.
+    """
 
     policy: str
     ttft_ms: float | None

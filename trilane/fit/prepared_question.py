@@ -31,7 +31,7 @@ def routing_of(question: Question, *, with_calibration: bool = False) -> Routing
 
 
 def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
-    """The same question on another machine.
+    """Return the same question on another machine.
 
     Where every expert is on the GPU and its kernels are recorded, no routing comes to the host, which neither waits nor
     decides.
@@ -42,7 +42,7 @@ def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
 
 
 def all_on_gpu(prepared: Prepared) -> bool:
-    """Whether there is room for every expert."""
+    """True if there is room for every expert."""
     tokens = prepared.tokens_per_sequence
     return need_of(prepared.shape, prepared.hardware, prepared.scenario.batch, tokens).all_on_gpu
 

@@ -166,14 +166,14 @@ def _gain(policy: str, window: WarmWindow, prepared: Prepared, part: ScaledPart)
 
 
 def gain_of(prepared: Prepared, window: WarmWindow, part: ScaledPart) -> Gain:
-    """What this part 25 % better gives."""
+    """Gain of this part 25 % better."""
     other = with_better(prepared, part)
     equal = _decode_costs(other) == _decode_costs(prepared)
     return Gain(part.name, part.owner, 0.0 if equal else window.gain(other, other_copies=part.steers))
 
 
 def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
-    """What a decode step costs, and the memory that it has: where these are equal, so is the TPOT."""
+    """Costs of a decode step, and the memory that it has: where these are equal, so is the TPOT."""
     costs, batch = prepared.costs, prepared.scenario.batch
     expert = costs.experts[0]
     return (

@@ -85,7 +85,7 @@ def error_table(rows: Sequence[MeasuredRow], predictions: Predictions) -> list[E
 
 
 def _groups(rows: Sequence[MeasuredRow], quantity: Quantity) -> Iterable[tuple[str, str, list[MeasuredRow]]]:
-    """What rows have in common, its value, and the rows that have it."""
+    """Yield a property of rows, its value, and the rows that have it."""
     for by, name_of in GROUPS.items():
         members: dict[str, list[MeasuredRow]] = {}
         for row in rows:
@@ -135,7 +135,7 @@ GROUPS: Mapping[str, Callable[[MeasuredRow], str]] = {
 
 
 def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[RegimeAccuracy]:
-    """Of every regime, of all engines and of each; medians to three digits."""
+    """Yield the errors of every regime, of all engines and of each; medians to three digits."""
     scored = [row for row in rows if row.quality in SCORED_QUALITIES]
     for regime in REGIMES:
         members = [row for row in scored if regime_of_row(row) == regime]

@@ -51,12 +51,12 @@ class Explanation:
 
     @property
     def measured_ns(self) -> float:
-        """The same time, as measured."""
+        """Time of all parts, as measured."""
         return NS * self.tokens / self.measured_tokens_per_s
 
     @property
     def needed_ns(self) -> float:
-        """What the longest part would have to take, for all to take as long as measured; it may be below 0."""
+        """Time that the longest part would have to take, for all to take as long as measured; it may be below 0."""
         return self.parts[0].ns + self.measured_ns - self.predicted_ns
 
 

@@ -104,7 +104,7 @@ NS = 1e9
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a row's setting should give; None where the row has no such speed."""
+    """Predicted times of a row's setting; None where the row has no such speed."""
 
     decode: DecodeTime | None
     prompt: PromptTime | None

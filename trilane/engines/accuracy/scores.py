@@ -173,7 +173,7 @@ def factor(error: float) -> float:
 
 
 def bundled_scores() -> Scores:
-    """Of the rows that come with the program. Raises RowsError."""
+    """Scores of the rows that come with the program. Raises RowsError."""
     rows = read_rows()
     asked = [row for row in rows if not row.left_out]
     reasons = {row.id: row.left_out for row in rows if row.left_out}
@@ -181,7 +181,7 @@ def bundled_scores() -> Scores:
 
 
 def scores_of(path: str) -> Scores:
-    """Of a user's rows, with the engines as shipped. Rows with names that are unknown are left out.
+    """Scores of a user's rows, with the engines as shipped. Rows with names that are unknown are left out.
 
     Raises RowsError for a file that cannot be read, and where no row can be asked.
     """

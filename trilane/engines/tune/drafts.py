@@ -90,7 +90,7 @@ class Drafted:
 
 @dataclass(frozen=True)
 class DraftAnswer:
-    """What drafts give with the best setting. ``layer_bytes``: of the layers that draft, and their cache."""
+    """Gains of drafts with the best setting. ``layer_bytes``: of the layers that draft, and their cache."""
 
     acceptances: tuple[float, ...]  # that were asked for, or the range that was published
     layer_bytes: int

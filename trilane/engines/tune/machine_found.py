@@ -101,7 +101,7 @@ def _cards(text: str) -> list[_Card]:
 
 
 def _gpus_told(cards: list[_Card]) -> list[str]:
-    """What is assumed about the GPUs: that there is none, or that one of several runs the model."""
+    """Assumptions about the GPUs: that there is none, or that one of several runs the model."""
     if not cards:
         return ["gpu: none, since nvidia-smi names none; name one with --gpu"]
     return [f"gpu: the first of {len(cards)}; name another with --gpu"] if len(cards) > 1 else []
@@ -150,7 +150,7 @@ def _usual_ram(cpu: str | None) -> str:
 
 
 def _answer(command: Sequence[str]) -> str:
-    """What a program prints; nothing where it is missing or fails."""
+    """Output of a program; nothing where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):

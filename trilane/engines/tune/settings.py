@@ -109,7 +109,7 @@ class SettingSpace:
 
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
-    """Of an engine. What the question fixes is not chosen."""
+    """Choices of an engine. What the question fixes is not chosen."""
     asked, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
@@ -120,7 +120,7 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
 
 
 def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[KvFormat, ...]:
-    """Those that a head's keys and values can have. Raises FitError if none is left.
+    """Formats that a head's keys and values can have. Raises FitError if none is left.
 
     ``measured``: by an engine's file with measured kernels, which knows the times of 16 bits alone.
     """
@@ -147,7 +147,7 @@ def _threads(hardware: Hardware) -> tuple[int, ...]:
 
 
 def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
-    """Whether prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
+    """True if prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
     prompt = engine.prompt
     copied = prompt.experts.value == "copied" and prompt.copies.value == "pageable"
     return copied and not hardware.one_memory and "whole_files" in engine.options and not engine.measured_on(hardware)

@@ -43,7 +43,7 @@ class Rival:
 
 
 class TuneCaveats(NamedTuple):
-    """What an answer leaves out, and what the question did not get."""
+    """Things that an answer leaves out, and that the question did not get."""
 
     short_window: bool  # the window that was named has no room for prompt and answer
     measured: bool  # times are those of the machine on which the engine was measured, whatever parts are named
@@ -124,7 +124,7 @@ class SettingSearch:
         return list(found.values())[:LEADING]
 
     def is_behind(self, setting: Setting) -> bool:
-        """Whether it is slower than the best one, and differs in more than its threads."""
+        """True if it is slower than the best one, and differs in more than its threads."""
         goal, best = self.bench.question.goal, self.tuned[self.best]
         near = setting._replace(threads=self.best.threads) == self.best
         return not near and self.tuned[setting].cost(goal) > (1 + AS_FAST) * best.cost(goal)

@@ -143,7 +143,7 @@ def _time(each: Explanation) -> Table:
 
 
 def _needed(each: Explanation) -> str:
-    """What would have to be true for the measured speed."""
+    """Sentence on what would have to be true for the measured speed."""
     part, rest = each.parts[0], each.predicted_ns - each.parts[0].ns
     if each.needed_ns <= 0:
         return (

@@ -39,7 +39,7 @@ def fit_page(fit: Fit) -> list[Part]:
 
 
 def _length(tokens: int, trained: int | None) -> str:
-    """What the model was trained for, where the question comes near it or goes beyond."""
+    """Sentence on the length that the model was trained for, where the question comes near it or goes beyond."""
     if trained is None or tokens <= trained - _NEAR:
         return ""
     if tokens <= trained:
@@ -74,7 +74,7 @@ def _answer(asked: Question, fit: PolicyAnswer) -> list[Part]:
 
 
 def _disagreement(fit: Fit, played: PolicyAnswer) -> list[str]:
-    """Where the engine's predicted speed is above that of the best policy."""
+    """Sentence where the engine's predicted speed is above that of the best policy."""
     engine, best = fit.engine, played.best
     if engine is None or fit.question.generated == 1 or best.tpot_ms < (1 + _DISAGREE) * engine.tpot_ms:
         return []
@@ -91,7 +91,7 @@ def _best(fit: PolicyAnswer) -> str:
 
 
 def _bounds(fit: PolicyAnswer) -> list[str]:
-    """What the time is compared with."""
+    """Times that the time is compared with."""
     seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
     bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
     return [f"simulated; lower bound {number(bound, 2)}", *seer, f"null model {number(null, 2)}"]

@@ -87,7 +87,7 @@ def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _error(tuning: Tuning) -> str:
-    """Of decode, with the speeds between which it then is."""
+    """Error of decode, with the speeds between which it then is."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
     told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
@@ -145,7 +145,7 @@ def _named(tuning: Tuning) -> dict[str, Rival]:
 
 
 def _rule(tuning: Tuning) -> str:
-    """What a setting must give to be chosen."""
+    """Sentence on what a setting must give to be chosen."""
     bits = f", a KV cache of fewer bits {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
     cache = f", a cache of experts {percent(WORTH_CACHING)}" if tuning.other_placement else ""
     return f"chosen where it saves enough of that time: a setting {percent(WORTH_SETTING)}{bits}{cache}"
@@ -201,7 +201,7 @@ def _compared(rival: Rival) -> str:
 
 
 def _faster(slower: float) -> str:
-    """Of a time over another, minus 1, below 0: by how much the speed is higher; twice or more as a factor."""
+    """Words for a time over another, minus 1, below 0: by how much the speed is higher; twice or more as a factor."""
     ratio = 1 / (1 + slower)
     return f"{percent(ratio - 1)} faster" if ratio < 2 else f"{number(ratio)}x as fast"
 
@@ -265,7 +265,7 @@ _BAR = 40  # letters of the longest bar
 
 
 def timeline_page(tuned: Tuned) -> list[Part]:
-    """What happens in the time of one token, part by part, and in how many layers."""
+    """Parts of the time of one token, part by part, and in how many layers."""
     columns = ("part", "layers", "ms a layer", "ms", "share", "")
     return ["", heading("one token, in the mean of the answer"), table(columns, _timeline(tuned), (0, 5))]
 
