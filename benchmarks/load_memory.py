@@ -10,8 +10,7 @@ from pathlib import Path
 from tests.kit.loadable_ggufs import FAMILIES, TWICE_AS_DEEP, write_loadable
 from tests.trilane.engines.test_load_memory import KV_TYPES, SETTINGS, planned
 from traces.models.gguf_model import read_gguf_model
-from trilane.engines.compute_buffer import LoadSetting
-from trilane.engines.load_memory import load_memory
+from trilane.engines.load_memory import LoadSetting, load_memory
 
 PAGE = Path(__file__).parents[1] / "docs" / "validation" / "load-memory.md"
 MACHINES = {

@@ -28,8 +28,9 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play as simulated
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
+from trilane.engines.gains import PARTS, ScaledPart
 from trilane.fit import candidates
-from trilane.fit.sensitivity import PARTS, ScaledPart
+from trilane.fit.sensitivity import with_better
 
 DATA = Path(__file__).parent / "data"
 TRACES = {  # recorded and fitted routing, flat (DeepSeek) and skewed; 12 layers of each
@@ -115,7 +116,7 @@ def drawn(task: tuple[str, str, bool]) -> list[dict[str, Any]]:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ("", *(part.name for part in parts))}
     for draw in draws_of(Scenario.from_dict(json.loads(scenario))):
         prepared = prepare(draw).with_policy(policy)
-        for name, machine in [("", prepared), *((part.name, part.better(prepared)) for part in parts)]:
+        for name, machine in [("", prepared), *((part.name, with_better(prepared, part)) for part in parts)]:
             row = simulated(machine).to_dict()
             times[name].append((row["tpot_ms"], row["makespan_ms"]))
     return [{"part": name, **_compared(times[""], each)} for name, each in times.items()]

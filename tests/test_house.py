@@ -185,7 +185,7 @@ def test_what_an_engine_does_is_asked_of_its_traits_alone() -> None:
     """Defaults are named: the plain engine, that of policies in a question, and the usual ones of cards."""
     assert list(comparisons_of_engines(parsed(), ENGINES)) == []
     rooms = {name: tree for name, tree in parsed().items() if name.startswith(("sim.", "trilane.engines."))}
-    defaults = {"sim.costs.engine", "trilane.engines.question", "trilane.engines.engine_choice"}
+    defaults = {"sim.costs.engine", "trilane.engines.question"}
     assert literals_of_engines(rooms, ENGINES) <= defaults
 
 

@@ -29,8 +29,7 @@ from tools.write_engines import write_engines
 from trilane.common.csv_files import write_csv
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
-from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, read_rows
-from trilane.engines.accuracy.prediction import predict
+from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, predict, read_rows
 
 STARTS = Path(__file__).with_name("engine_numbers.yaml")
 HELD_OUT = BUNDLED.with_name("held_out.csv")

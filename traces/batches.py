@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,31 @@ class StepRows:
     context: tuple[int, ...]  # tokens that each sequence has in its KV cache before this step
     drafted: int = 0  # of a step that verifies drafts: its tokens but the first
     generated: int = 1  # tokens by which the step lengthens each answer: 1, and the drafts that are accepted
+
+
+class LayerUse(NamedTuple):
+    """Distinct experts that one layer uses in one step, in order of id, and the tokens of each."""
+
+    step: int
+    layer: int
+    phase: Literal["prefill", "decode"]
+    active: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def layer_uses(trace: Trace) -> Iterator[LayerUse]:
+    """Yield every layer of every step, sequence by sequence, each alone. A prompt is one step."""
+    steps = (
+        rows for sequence in dict.fromkeys(trace.sequence.tolist())
+        for rows in compose(trace, batch=1, sequences=[sequence])
+    )
+    for step, rows in enumerate(steps):
+        workloads = step_workloads(trace, rows.rows)
+        layer, expert = np.nonzero(workloads)
+        tokens, experts = workloads[layer, expert].tolist(), expert.tolist()
+        ends = np.searchsorted(layer, np.arange(1, len(workloads) + 1)).tolist()
+        for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            yield LayerUse(step, number, rows.phase, tuple(experts[start:end]), tuple(tokens[start:end]))
 
 
 def compose(

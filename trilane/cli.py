@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -15,49 +17,20 @@ from trilane.common.errors import TrilaneError
 from trilane.common.files import errors_name
 from trilane.common.quoting import printable, shortened
 from trilane.output.pages.output import STANDARD_OUTPUT
-from trilane.verbs.ablate import ablate
-from trilane.verbs.accuracy import accuracy
-from trilane.verbs.cache_curve import cache_curve
-from trilane.verbs.catalogues import hardware, models, policies
-from trilane.verbs.compare import compare
-from trilane.verbs.engines import engines
-from trilane.verbs.fit import fit
 from trilane.verbs.inputs import command_line
-from trilane.verbs.leaderboard import leaderboard
-from trilane.verbs.measure import measure
 from trilane.verbs.options import help_of
-from trilane.verbs.papers import papers
-from trilane.verbs.pays import pays
-from trilane.verbs.plot import plot
-from trilane.verbs.profile import profile
-from trilane.verbs.simulate import simulate
-from trilane.verbs.smoke import smoke
-from trilane.verbs.sweep import sweep
-from trilane.verbs.trace import app as trace
-from trilane.verbs.tune import tune
-from trilane.verbs.validate import validate
-from trilane.verbs.whatif import whatif
 
 _BAD_INPUT, _NOT_WRITTEN = 2, 74  # exit statuses; the second is EX_IOERR of sysexits.h
 _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended it
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
-app = typer.Typer(
-    name="trilane",
-    help="Predict and explain the time per token of policies that offload Mixture-of-Experts models.",
-    epilog="Start with [bold]trilane tune[/] for a command line, or [bold]trilane compare[/] for policies: their times "
-    "are simulated from a routing trace, for a machine known from data sheets or by [bold]profile[/]; "
-    "[bold]measure[/] and [bold]validate[/] run the same policies for real.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for verb in (tune, compare, simulate, whatif, pays, fit, accuracy, papers, leaderboard, ablate, sweep, plot,
-             cache_curve, smoke, profile, measure, validate, policies, models, hardware, engines):
-    app.command(verb.__name__.replace("_", "-"), help=help_of(verb))(verb)
-app.add_typer(trace, name="trace")
+_VERBS = {  # in the order of --help, with their modules
+    "tune": "tune", "compare": "compare", "simulate": "simulate", "whatif": "whatif", "pays": "pays", "fit": "fit",
+    "accuracy": "accuracy", "papers": "papers", "leaderboard": "leaderboard", "ablate": "ablate", "sweep": "sweep",
+    "plot": "plot", "cache-curve": "cache_curve", "smoke": "smoke", "profile": "profile", "measure": "measure",
+    "validate": "validate", "policies": "catalogues", "models": "catalogues", "hardware": "catalogues",
+    "engines": "engines", "trace": "trace",
+}
 
 
 def _version() -> str:
@@ -72,7 +45,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -81,10 +53,35 @@ def _options(
     pass
 
 
+def app_of(names: Iterable[str] = _VERBS) -> typer.Typer:
+    """Return the command line with some of its verbs."""
+    app = typer.Typer(
+        name="trilane",
+        help="Predict and explain the time per token of policies that offload Mixture-of-Experts models.",
+        epilog="Start with [bold]trilane tune[/] for a command line, or [bold]trilane compare[/] for policies: their "
+        "times are simulated from a routing trace, for a machine known from data sheets or by [bold]profile[/]; "
+        "[bold]measure[/] and [bold]validate[/] run the same policies for real.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in names:
+        module = import_module(f"trilane.verbs.{_VERBS[name]}")
+        if name == "trace":
+            app.add_typer(module.app, name=name)
+        else:
+            verb = getattr(module, name.replace("-", "_"))
+            app.command(name, help=help_of(verb))(verb)
+    return app
+
+
 @cache
-def command() -> Any:
-    """The command that ``app`` describes, made once for any number of command lines: it takes 30 ms."""
-    return get_command(app)
+def command(verb: str | None = None) -> Any:
+    """Return the command of one verb, which alone is imported, or of all of them; made once, which takes 30 ms."""
+    return get_command(app_of(_VERBS if verb is None else [verb]))
 
 
 def main() -> None:
@@ -96,7 +93,8 @@ def main() -> None:
     """
     _check_streams()
     try:
-        status = command()(prog_name="trilane", standalone_mode=False) or 0
+        named = sys.argv[1] if sys.argv[1:] and sys.argv[1] in _VERBS else None
+        status = command(named)(prog_name="trilane", standalone_mode=False) or 0
         with errors_name(STANDARD_OUTPUT):
             sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):

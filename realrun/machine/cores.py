@@ -8,9 +8,12 @@ at the same time get physical cores of their own, as long as there are enough.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+
+from trilane.common.computer import physical_core_count, threads_a_core
 
 TOPOLOGY = Path("/sys/devices/system/cpu")  # https://docs.kernel.org/admin-guide/cputopology.html
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # in a container: https://docs.kernel.org/admin-guide/cgroup-v2.html
@@ -23,12 +26,13 @@ def usable_cores() -> set[int]:
 
 
 def physical_cores() -> list[Cores]:
-    """The usable logical cores of every physical core, ascending; one each if the system does not tell them apart.
+    """Usable logical cores of every physical core, ascending; one each if the system does not tell them apart.
 
+    Other systems than Linux number the logical cores of a physical one in succession.
     A container's quota of CPU time limits their number: more threads would all be halted when the quota is used up.
     """
     usable = usable_cores()
-    return sorted({tuple(sorted(_siblings(core) & usable)) for core in usable})[: _quota_cores()]
+    return sorted({tuple(sorted(_siblings(core) & usable)) for core in usable})[: _most_cores()]
 
 
 def most_cpu_threads(cpu_cores: Collection[int] | None = None) -> int:
@@ -101,8 +105,11 @@ def _free(taken: Collection[int]) -> list[int]:
     return [core[0] for core in physical_cores() if set(core).isdisjoint(taken)]
 
 
-def _quota_cores() -> int | None:
-    """The container's quota of CPU time, in cores, at least one; None without a limit."""
+def _most_cores() -> int | None:
+    """Quota of CPU time of the container, in cores, at least one; the computer's cores where Linux does not list them;
+    None without a limit."""
+    if sys.platform != "linux":
+        return physical_core_count()
     try:
         quota, period = CPU_QUOTA.read_text().split()
         return max(1, int(quota) // int(period))
@@ -112,6 +119,9 @@ def _quota_cores() -> int | None:
 
 def _siblings(core: int) -> set[int]:
     """Logical cores of the same physical core, itself included; the file has a form such as "0,8" or "0-1"."""
+    if sys.platform != "linux":
+        threads = threads_a_core()
+        return {*range(core - core % threads, core - core % threads + threads)}
     try:
         text = (TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
         ends = [part.split("-") for part in text.strip().split(",")]

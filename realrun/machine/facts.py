@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-import re
 import subprocess
 
 import torch
 
 from realrun.machine.cores import usable_cores
-from realrun.machine.native_ffn import CPU_LIST, cpu_kernel
+from realrun.machine.native_ffn import cpu_kernel
+from trilane.common.computer import cpu_name
 
 UNKNOWN = "unknown"
 SMI_FIELDS = {
@@ -22,7 +22,7 @@ SMI_FIELDS = {
 def cpu_facts() -> dict[str, str]:
     """Model and usable cores of the CPU, the system's kernel, and the kernel of CPU experts in replays."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_name() or platform.machine() or UNKNOWN,
         "cores": str(len(usable_cores())),
         "kernel": platform.release() or UNKNOWN,
         "cpu_kernel": cpu_kernel(),
@@ -39,13 +39,6 @@ def gpu_facts(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         **_smi(f"GPU-{properties.uuid}"),
     }
-
-
-def _cpu_model() -> str:
-    """The name of the processor, which Linux gives on x86 and few others."""
-    text = CPU_LIST.read_text() if CPU_LIST.exists() else ""
-    named = re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE)
-    return named[1] if named else platform.processor() or platform.machine() or UNKNOWN
 
 
 def _smi(gpu: str) -> dict[str, str]:

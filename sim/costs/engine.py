@@ -41,7 +41,7 @@ class EngineError(HardwareError):
 
 
 class Software(NamedTuple):
-    """What a system's own program makes of a machine, where kernels are counted; what is absent is the machine's.
+    """Numbers of a system's own program on a machine, where kernels are counted; what is absent is the machine's.
 
     Up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` for each, and reaches
     ``small_batch_flops_share`` of the arithmetic.
@@ -65,7 +65,7 @@ class Software(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Engine:
-    """What engines of both kinds state.
+    """Facts that engines of both kinds state.
 
     ``copied_run``: whether an expert that is copied for its layer runs as soon as it is there, in a graph of its own,
     or in the kernels of all. ``starts``: how the host starts kernels; ``graphs`` need ``replay_ns`` and ``spin_ns``,
@@ -193,16 +193,16 @@ class FittedEngine(_Engine):
 
     @property
     def cpu_in_turn(self) -> bool:
-        """Whether the CPU takes its turn in every layer, after the GPU."""
+        """True if the CPU takes its turn in every layer, after the GPU."""
         return bool(self.cpu.every_layer and self.cpu.every_layer.value)
 
     @property
     def measured(self) -> bool:
-        """Whether kernels were measured on some machine."""
+        """True if kernels were measured on some machine."""
         return self.kernels is not None or self.gpu_kernels is not None
 
     def measured_on(self, hardware: Hardware) -> bool:
-        """Whether its times on such a machine, with or without a GPU, are those of kernels measured on one."""
+        """True if its times on such a machine, with or without a GPU, are those of kernels measured on one."""
         return (self.kernels if hardware.cpu_only else self.gpu_kernels) is not None
 
 
@@ -230,7 +230,7 @@ def load_engine(name_or_path: str) -> InferenceEngine:
 
 
 def load_fitted(name_or_path: str) -> FittedEngine:
-    """The same of an engine with times of whole layers. Raises EngineError for one whose kernels are counted."""
+    """Return an engine with times of whole layers. Raises EngineError for one whose kernels are counted."""
     engine = load_engine(name_or_path)
     if not isinstance(engine, FittedEngine):
         raise EngineError(f"engine {engine.name!r}: its kernels are counted, it has no times of whole layers")

@@ -1,4 +1,4 @@
-"""What an engine makes of a machine, fitted to measured speeds: the times of whole layers, and shares of a data sheet's
+"""Numbers of an engine on a machine, fitted to measured speeds: the times of whole layers, and shares of a data sheet's
 rates.
 """
 

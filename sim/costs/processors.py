@@ -44,7 +44,7 @@ class Processor(ABC):
         """Rate of reading weights of 8 bits or more."""
 
     def unpacked_share(self, bits: float) -> float:
-        """Of that rate, reached with weights of so many bits."""
+        """Share of ``read_bytes_per_s`` reached with weights of ``bits`` bits."""
         return 1.0
 
     def read_ns(self, size: float, bits: float) -> float:

@@ -17,10 +17,11 @@ from sim.runs.demand import MissingFromTraceError
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import spans_of
 from traces.library import load_trace
+from trilane.engines.gains import PARTS, ScaledPart
 from trilane.engines.question import Question
 from trilane.fit.policy_result import decode_steps_of
 from trilane.fit.prepared_question import prepared_for
-from trilane.fit.sensitivity import PARTS, ScaledPart
+from trilane.fit.sensitivity import with_better
 
 SLOWER = 0.01  # at most: what is copied is chosen anew
 STEPS = 24  # decode steps: enough to fill a cache anew, few enough for all policies
@@ -80,7 +81,7 @@ def slower(model: str, policy: str) -> Iterator[Slower]:
 def _losses(prepared: Prepared, part: ScaledPart, before_ms: float) -> Iterator[float]:
     """Of each improvement, over the machine before it."""
     for _ in range(TIMES):
-        prepared = part.better(prepared)
+        prepared = with_better(prepared, part)
         after_ms = _tpot_ms(prepared)
         yield after_ms / before_ms - 1
         before_ms = after_ms

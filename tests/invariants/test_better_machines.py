@@ -17,10 +17,11 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play, spans_of
 from tests.invariants.better_parts import QUESTIONS, slower
 from tests.kit.depth import deep, thinned
+from trilane.engines.gains import PARTS
 from trilane.engines.question import Question
 from trilane.fit.policy_result import decode_steps_of
 from trilane.fit.prepared_question import on_machine, prepared_for
-from trilane.fit.sensitivity import PARTS
+from trilane.fit.sensitivity import with_better
 
 POLICY = "best-exact"  # the policy whose parts all weigh costs
 SLOWER = 1.01  # at most: what is copied is chosen anew
@@ -71,7 +72,7 @@ def test_kernels_that_end_before_the_next_is_launched_draw_no_expert_to_the_gpu(
     costs = prepared.costs
     assert costs.experts[0].gpu_ns[1] < costs.experts[0].cpu_ns[1] < costs.expert_launch_ns
     kernels = next(part for part in PARTS if part.name == "GPU kernels")
-    before, after = (play(machine).to_dict()["tpot_ms"] for machine in (prepared, kernels.better(prepared)))
+    before, after = (play(machine).to_dict()["tpot_ms"] for machine in (prepared, with_better(prepared, kernels)))
     assert after <= SLOWER * before
 
 
@@ -96,7 +97,7 @@ def test_a_prompt_leaves_no_colder_cache_on_a_faster_cpu(
             trace=trace, model=model, hardware=hardware, policy=POLICY, cached_share=share, batch=batch,
             sequences=tuple(10 + (first + n) % 10 for n in range(batch)), prompt_tokens=32, generated_tokens=32,
         ))
-        before, after = (play(machine).to_dict()["tpot_ms"] for machine in (prepared, cpu.better(prepared)))
+        before, after = (play(machine).to_dict()["tpot_ms"] for machine in (prepared, with_better(prepared, cpu)))
         longer.append(after / before)
     assert fmean(longer) <= SLOWER
 

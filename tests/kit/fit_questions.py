@@ -6,10 +6,9 @@ from functools import cache
 from typing import Any
 
 from sim.machine.hardware import load_hardware
-from trilane.engines.engine_answer import EngineAnswer, engine_answer
-from trilane.engines.engine_choice import engine_of
-from trilane.engines.question import Question
-from trilane.engines.split_memory import Splitter
+from trilane.engines.memory import Splitter
+from trilane.engines.question import Question, engine_of
+from trilane.engines.speed import EngineAnswer, engine_answer
 
 QWEN: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 16}
 GEMMA: dict[str, Any] = {"model": "gemma-4-26b-a4b", "gpu": "rtx-3060", "ram": "ddr4-3200"}

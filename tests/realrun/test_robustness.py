@@ -27,7 +27,7 @@ from realrun.machine.pinned import Pinned
 from tests.kit.depth import DEEP, deep, thinned
 from tests.kit.tiny_bench import WatchedBench, bench_for, machine, prepared, run, tiny_setting
 from tests.realrun.machine.test_pinned import FakeCudart
-from trilane.cli import app
+from trilane.cli import app_of
 
 pytestmark = pytest.mark.timeout(120)
 SETTING = tiny_setting(0.1)
@@ -125,7 +125,7 @@ def test_a_run_killed_while_it_writes_leaves_no_half_written_file(
 def test_what_a_killed_run_has_left_is_in_nobodys_way(tmp_path: Path, options: list[str]) -> None:
     assert killed_at("os.rename", 2, options) == -signal.SIGKILL
     assert complete(tmp_path) == {"out.json"}
-    assert CliRunner().invoke(app, options).exit_code == 0
+    assert CliRunner().invoke(app_of(), options).exit_code == 0
     assert complete(tmp_path) == {"out.json", "s.parquet", "t.json"}
     assert not list(tmp_path.glob(".*"))
 

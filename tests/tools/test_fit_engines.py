@@ -11,8 +11,7 @@ import pytest
 from sim.costs.engine import load_engine
 from tools import fit_engines, write_engines
 from tools.fit_engines import ENGINES, engines_of, errors, fitted, log_residuals, read_starts, rows_to_fit
-from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.prediction import predict
+from trilane.engines.accuracy.measured_rows import MeasuredRow, predict
 
 STARTS = read_starts()
 ROW = MeasuredRow(

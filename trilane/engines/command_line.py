@@ -26,7 +26,7 @@ _KT_METHODS = {"bf16": "BF16", "fp8": "FP8", "int4": "RAWINT4", "gptq": "GPTQ_IN
 def command_words(
     question: Question, shape: ModelShape, engine: FittedEngine, split: StaticSplit, hardware: Hardware
 ) -> list[str]:
-    """What to type, each argument with its value. The model's file or folder is named after it."""
+    """Return what to type, each argument with its value. The model's file or folder is named after it."""
     if engine.dialect == "sglang":
         return _ktransformers(question, shape, split, hardware)
     return _llama_cpp(question, shape, split, hardware.cpu_only, engine.dialect)

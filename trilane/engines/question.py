@@ -1,19 +1,18 @@
-"""The question of ``trilane fit``: what will this model do on that machine?"""
+"""The question of ``trilane fit``: what will this model do on that machine, and with which engine?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeGuard
 
-from sim.costs.engine import PLAIN
+from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.assembly import NO_GPU, assembled_name
-from sim.machine.hardware import load_hardware
-from sim.machine.parts import letters_and_digits, part, unified_names
-from sim.runs.scenario import Scenario
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.parts import Vendor, letters_and_digits, part, unified_names
 from traces.models.catalogue import load_model
 from traces.models.names import parted
-from traces.models.quantisation import quantisations_of
+from traces.models.quantisation import quantisation_files, quantisations_of
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, at_least
@@ -42,12 +41,12 @@ class Question:
     ``weights``: a quantisation; None: q4_k_m, or the format of a model that is published in fewer than 16 bits, or the
     model's own weights where the machine is a profile, which was measured with these.
     ``prompt_tokens`` and ``generated``, tokens of the answer, are those of each of ``batch`` sequences. ``ram_gb``: all
-    memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of
-    other prompts; None: see ``fit.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
+    memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of other prompts; None: see
+    ``engines.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
     ``policy_engine``: on which policies are played (``sim.costs.engine``); a profile has the one that was measured.
-    ``engine``: the one that people run (``fit.engine_answer``); None: llama.cpp, for cards of AMD and Intel its Vulkan
-    build. Of it are ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the
-    fewest that the memory takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
+    ``engine``: the one that people run; None: llama.cpp, for cards of AMD and Intel its Vulkan build. Of it are
+    ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the fewest that the memory
+    takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
     ``kv``: format of the KV cache, of policies too; None: f16. ``window``: tokens of a sequence for which the KV cache
     has room at least; None: those of prompt and answer.
     """
@@ -111,7 +110,7 @@ class Question:
         """The name of the model with its weights, for ``load_model``."""
         if self.weights is not None:
             return with_weights(self.model, self.weights)
-        if parted(self.model).weights is not None or self._measured:
+        if parted(self.model).weights is not None or self.on_profile:
             return self.model
         formats = quantisations_of(load_model(self.model))
         usual = USUAL_WEIGHTS if USUAL_WEIGHTS in formats else next(iter(formats), None)
@@ -131,15 +130,6 @@ class Question:
         """Tokens of a sequence for which the KV cache has room: at least prompt and answer."""
         return max(self.prompt_tokens + self.generated, self.window or 0)
 
-    def scenario(self, trace: str, calibration: str | None) -> Scenario:
-        """The question as a scenario, of a policy that is still to be chosen."""
-        return Scenario(
-            trace=trace, model=self.shape, hardware=self.hardware, batch=self.batch, calibration=calibration,
-            prompt_tokens=self.prompt_tokens, generated_tokens=self.generated,
-            engine=PLAIN if self._measured else self.policy_engine,
-            sampled_steps=self.most_steps, sampled_prompt_tokens=max(PROMPT_ROWS // self.batch, 1),
-        )
-
     @property
     def most_steps(self) -> int:
         """Decode steps that are played at most (``sim.runs.sampling`` has the measured error)."""
@@ -150,7 +140,8 @@ class Question:
         return letters_and_digits(self.gpu or "") in map(letters_and_digits, unified_names())
 
     @property
-    def _measured(self) -> bool:
+    def on_profile(self) -> bool:
+        """True if times are those of a measured profile."""
         return self.machine is not None and load_hardware(self.machine).measured
 
 
@@ -172,3 +163,63 @@ def with_weights(model: str, weights: str) -> str:
 
 def _and(names: list[str]) -> str:
     return ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
+
+
+USUAL_ENGINE = "llama.cpp"
+_OF_VENDOR = {"amd": "llama.cpp-vulkan", "intel": "llama.cpp-vulkan", "apple": "llama.cpp-metal"}
+_UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
+_THREADS_A_CORE = 2
+_TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
+
+
+def engine_of(question: Question, hardware: Hardware) -> FittedEngine:
+    """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
+    engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
+    if not serves_users(engine):
+        raise FitError(
+            f"engine {engine.name!r} serves policies, which are played on it: use `trilane fit --policy-engine "
+            f"{engine.name}`; --engine takes one whose speeds were fitted, such as {USUAL_ENGINE}"
+        )
+    return engine
+
+
+def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) -> None:
+    """Raises FitError for an engine and for settings that such a machine has no use for."""
+    if hardware.one_memory and question.n_cpu_moe:
+        raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
+    if hardware.cpu_only and engine.needs_gpu:
+        raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
+    if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
+        raise FitError(
+            f"threads {question.threads}: expected at most {_THREADS_A_CORE * hardware.cpu.cores}, "
+            f"{_THREADS_A_CORE} on each of the {hardware.cpu.cores} cores"
+        )
+
+
+def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware) -> None:
+    """Raises FitError for a card that the engine does not run on, and for weights that it does not read."""
+    vendor, weights = hardware.gpu.vendor or _UNSTATED, parted(shape.name).weights
+    if not hardware.cpu_only and not engine.runs_on(vendor):
+        others = [name for name, other in fitted_engines().items() if other.runs_on(vendor)]
+        raise FitError(f"{engine.name} does not run on {_TITLES[vendor]}'s GPUs; use {' or '.join(others)}")
+    if weights is not None and not reads(engine, weights):
+        others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]
+        use = f"; {' or '.join(others)} does" if others else "; choose other weights (trilane models --quantisations)"
+        raise FitError(f"{engine.name} does not read weights in {weights}{use}")
+
+
+def reads(engine: InferenceEngine, weights: str) -> bool:
+    """True if an engine reads a format."""
+    return engine.reads is None or bool({*engine.reads} & {*quantisation_files(weights)})
+
+
+def fitted_engines() -> dict[str, FittedEngine]:
+    """Engines of today that people run, by name."""
+    engines = {name: load_engine(name) for name in engine_names()}
+    return {name: one for name, one in engines.items() if serves_users(one) and one.superseded_by is None}
+
+
+def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:
+    """True if it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
+    not every layer has a part on the CPU."""
+    return isinstance(engine, FittedEngine) and not engine.decides and not engine.cpu_in_turn

@@ -9,7 +9,7 @@ routing has neither forecasts nor prompts. The page says which was used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,7 +20,6 @@ from traces.models.names import parted
 from traces.synthesis.named import with_lengths
 from traces.trace import Trace
 from trilane.engines.question import PROMPT_ROWS, Question
-from trilane.fit.candidates import forecasts_read
 
 CALIBRATION = (16, 8, 8)  # sequences and their tokens: enough to tell which experts are popular, and quickly made
 
@@ -48,9 +47,14 @@ def synthetic_names(
     return f"{with_lengths(whole, *lengths, forecasts)}{cut}", f"{calibration}{cut}"
 
 
-def routing_for(question: Question, *, with_calibration: bool = False) -> RoutingSource:
-    """Raises TraceError for a trace that does not exist. ``with_calibration``: of synthetic routing that is made at the
-    same time, for ``load_trace``."""
+def routing_for(
+    question: Question, forecasts: Sequence[str] = (), *, with_calibration: bool = False
+) -> RoutingSource:
+    """Return the routing that answers a question. Raises TraceError for a trace that does not exist.
+
+    ``forecasts``: those of synthetic routing, such as ``gate@1``. ``with_calibration``: for ``load_trace``, make that
+    of synthetic routing at the same time.
+    """
     model, _, layers = parted(load_model(question.model).name)  # of a folder, the file in it
     cut = "" if layers is None else f":{layers}"
     bundled = bundled_trace(model)
@@ -61,10 +65,9 @@ def routing_for(question: Question, *, with_calibration: bool = False) -> Routin
         synthetic = trace.provenance.get("synthetic")
         about = f"{recorded} ({f'synthetic, {synthetic}' if synthetic else 'recorded'})"
         return RoutingSource(recorded, question.calibration or calibration_of(recorded), about, trace)
-    read = forecasts_read(question)
     lengths = question.batch, max(PROMPT_ROWS // question.batch, 1), question.most_steps
-    calibrated = read if question.policies else ()  # no default candidate reads how good forecasts were
-    counted, others = synthetic_names(question.model, lengths, read, calibrated)
+    calibrated = forecasts if question.policies else ()  # no default candidate reads how good forecasts were
+    counted, others = synthetic_names(question.model, lengths, forecasts, calibrated)
     calibration = question.calibration or others
     names = (counted, calibration) if with_calibration else (counted,)
     with ThreadPoolExecutor(len(names)) as threads:  # numpy draws numbers without the interpreter's lock

@@ -18,7 +18,7 @@ from traces.models.shape import ExpertWork, ModelShape
 
 @dataclass(frozen=True)
 class StaticSplit:
-    """Where experts are, and how the engine runs.
+    """Placement of experts, and how the engine runs.
 
     ``cpu_layers``: MoE layers, from the first on, whose experts the CPU computes; ``gpu_experts``: how many of each of
     them the GPU has nevertheless, the same in all. ``threads``: None is one a core. ``piece_tokens``: None is the
@@ -178,7 +178,7 @@ class _Pieces:
         return gpu_ns, cpu_ns, copies_ns
 
     def _computed(self, tokens: int) -> bool:
-        """Whether the CPU computes its experts, with so many tokens of a layer."""
+        """True if the CPU computes its experts, with this number of tokens of a layer."""
         prompt = self.engine.prompt
         computed = self.split.repacked or prompt.experts.value == "computed"
         return computed or tokens < prompt.copies_from_tokens.value

@@ -13,7 +13,7 @@ from sim.runs.vocabulary import kind_of
 from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
 from trilane.common.units import in_gb
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES, host_memory_of
+from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import FitError, Question
 from trilane.fit.policy_result import PlayedPolicy, host_bytes_of, play_policy
 from trilane.study import CLAIRVOYANT_POLICY
@@ -46,7 +46,7 @@ class Ranking:
 
 
 def names(question: Question) -> tuple[str, ...]:
-    """Where experts are offloaded, the policies to play: those to choose from, llama.cpp and the clairvoyant run.
+    """Policies to play where experts are offloaded: those to choose from, llama.cpp and the clairvoyant run.
 
     Raises ChoiceError for an unknown name.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.machine.hardware import load_hardware
 from traces.models.catalogue import trained_tokens
-from trilane.engines.memory_needed import check_fits, longest_prompt, surely_runs
+from trilane.engines.memory import check_fits, longest_prompt, surely_runs
 from trilane.engines.question import Question
 from trilane.fit.workers import workers
 
@@ -31,12 +31,12 @@ def fit(question: Question, jobs: int = 1) -> Fit:
 
 
 def with_longest_prompt(question: Question) -> Question:
-    """The same question with the longest prompt that fits, and that the model was trained for, in whole 256 tokens.
+    """Return the question with the longest prompt that fits, and that the model was trained for, in whole 256 tokens.
 
     Raises FitError if none does.
     """
-    from trilane.engines.engine_choice import engine_of
-    from trilane.engines.engine_speed import EngineSpeed
+    from trilane.engines.question import engine_of
+    from trilane.engines.speed import EngineSpeed
 
     shape, hardware = question.model_shape, load_hardware(question.hardware)
 

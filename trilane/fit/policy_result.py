@@ -12,12 +12,14 @@ import numpy.typing as npt
 from policies.mechanism.session import Session
 from policies.parts.caches import StaticCache
 from sim.runs.columns import Columns, columns_of_rows
+from sim.runs.memory import MemoryPlan
 from sim.runs.metrics import metrics_of, played_steps
 from sim.runs.prepare import Prepared
 from sim.runs.run import labels_of
 from sim.runs.sampling import weights_of
 from sim.simulate import spans_of
 from traces.models.shape import ModelShape
+from trilane.engines.memory import HOST_RESERVE_BYTES
 
 Residents: TypeAlias = tuple[tuple[int, ...], ...]  # experts in the cache, by layer
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -42,7 +44,7 @@ class DecodeSteps(NamedTuple):
 
     @property
     def spread_ms(self) -> float:
-        """Of TPOT; 0 for fewer than two steps."""
+        """Spread of TPOT in ms; 0 for fewer than two steps."""
         if len(self.ms) < 2:
             return 0.0
         blocks = np.array_split(np.arange(len(self.ms)), min(BLOCKS, len(self.ms)))
@@ -50,14 +52,17 @@ class DecodeSteps(NamedTuple):
         return float(_ERRORS * ((len(blocks) - 1) * np.var(without)) ** 0.5)
 
     def spread_of_difference_ms(self, other: DecodeSteps) -> float:
-        """Of the difference from another policy's TPOT over the same steps."""
+        """Spread, in ms, of the difference from another policy's TPOT over the same steps."""
         return DecodeSteps(self.ms - other.ms, self.weights).spread_ms
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What one policy does. Times and rates are those of the whole answer (``sim.runs.sampling``); bytes are those of
-    the memory that it needs. ``ttft_ms`` is None, and ``answer_ms`` without it, where the prompt was not played."""
+    """Times and needs of one policy.
+
+    Times and rates are those of the whole answer (``sim.runs.sampling``); bytes are those of the memory that it needs.
+    ``ttft_ms`` is None, and ``answer_ms`` without it, where the prompt was not played.
+    """
 
     policy: str
     ttft_ms: float | None
@@ -74,6 +79,51 @@ class PolicyResult:
     pcie_bytes_per_token: float | None
     stall_shares: Mapping[str, float | None]  # of the GPU, by the lane that it waits for
     labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """GPU memory divided, in bytes, as the recommended policy uses it, and the experts in it."""
+
+    gpu_bytes: int
+    every_token_bytes: int  # weights that every token needs
+    kv_bytes: int
+    staging_bytes: int
+    reserve_bytes: int
+    cache_bytes: int
+    cached_experts: int
+    experts: int
+    layers: int
+    routed_bytes: int  # of all experts
+    host_bytes: int  # of those that the host must hold
+    host_reserve_bytes: int = HOST_RESERVE_BYTES
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All that is not the expert cache."""
+        return self.every_token_bytes + self.kv_bytes + self.staging_bytes + self.reserve_bytes
+
+    @property
+    def all_fits(self) -> bool:
+        """True if every expert is on the GPU."""
+        return self.cached_experts == self.experts
+
+
+def memory_use(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> MemoryUse:
+    """The memory of a policy's plan."""
+    return MemoryUse(
+        gpu_bytes=plan.gpu_memory_bytes,
+        every_token_bytes=plan.non_expert_bytes,
+        kv_bytes=plan.kv_bytes,
+        staging_bytes=plan.staging_bytes,
+        reserve_bytes=plan.reserve_bytes,
+        cache_bytes=plan.cache_bytes,
+        cached_experts=plan.slots,
+        experts=shape.moe_layers * shape.experts,
+        layers=shape.moe_layers,
+        routed_bytes=shape.routed_bytes,
+        host_bytes=host_bytes,
+    )
 
 
 class PlayedPolicy(NamedTuple):

@@ -10,20 +10,28 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.runs.prepare import Prepared, prepare
-from trilane.engines.memory_needed import need_of
+from trilane.engines.memory import need_of
 from trilane.engines.question import Question
-from trilane.engines.routing import routing_for
+from trilane.engines.routing import RoutingSource, routing_for
+from trilane.fit.candidates import forecasts_read
+from trilane.study.question_scenario import scenario_of
 
 
 def prepared_for(question: Question) -> Prepared:
     """A question, prepared for any policy. Raises TraceError, and what ``prepare`` raises."""
-    routing = routing_for(question, with_calibration=True)
-    prepared = prepare(question.scenario(routing.name, routing.calibration), routing.trace)
+    routing = routing_of(question, with_calibration=True)
+    prepared = prepare(scenario_of(question, routing.name, routing.calibration), routing.trace)
     return on_machine(replace(prepared, shape=question.with_cache(prepared.shape)), prepared.hardware)
 
 
+def routing_of(question: Question, *, with_calibration: bool = False) -> RoutingSource:
+    """Return the routing of a question, with the forecasts that its candidates read. Raises what ``routing_for`` and
+    ``forecasts_read`` raise."""
+    return routing_for(question, forecasts_read(question), with_calibration=with_calibration)
+
+
 def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
-    """The same question on another machine.
+    """Return the same question on another machine.
 
     Where every expert is on the GPU and its kernels are recorded, no routing comes to the host, which neither waits nor
     decides.
@@ -34,7 +42,7 @@ def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
 
 
 def all_on_gpu(prepared: Prepared) -> bool:
-    """Whether there is room for every expert."""
+    """True if there is room for every expert."""
     tokens = prepared.tokens_per_sequence
     return need_of(prepared.shape, prepared.hardware, prepared.scenario.batch, tokens).all_on_gpu
 

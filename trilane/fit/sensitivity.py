@@ -1,84 +1,132 @@
-"""Sensitivity: the gain from each part of the machine made 25 % better, one at a time, with the same policy."""
+"""Sensitivity: the gain from each part of the machine made 25 % better, one at a time, with the same policy; and the
+weakest of the numbers that an answer depends on most, with their sources.
+
+Warm windows: TPOT on another machine over a few steps that start from where the answer has led a policy.
+
+Where the other machine leads a policy to copy other experts, such steps would not show the effect of that, and the
+prompt and half of the decode steps are played. (The GPU's own rates have little effect on what is copied.) Compared
+with gains from all steps (parts 25 % better, in eleven questions; best-exact, dali and mixtral-offloading@impl), those
+from half of the steps were off by 2 percentage points in the mean and 9 at most; those from a few warm ones by 0.3 and
+2.2 (with parts that do not change what is copied).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from policies.mechanism.views import ExpertCosts
-from sim.costs.cost_table import LAUNCHES, CostTable
-from sim.machine.dials import DIALS, scaled_numbers
-from sim.machine.hardware import Hardware
+from policies.protocols import Budget, InitialPlacement, Placement
+from sim.costs.cost_table import CostTable
+from sim.costs.engine import load_engine
+from sim.machine.dials import scaled_numbers
+from sim.runs.columns import columns_of_rows
 from sim.runs.prepare import Prepared
+from sim.runs.spans import Row
+from sim.simulate import spans_of
 from trilane.common.gc_paused import gc_paused
+from trilane.engines.gains import (
+    BETTER,
+    CPU_READS,
+    PARTS,
+    WORTH_NAMING,
+    Gain,
+    ScaledPart,
+    better_numbers,
+    reads_all_it_can,
+)
+from trilane.fit.policy_result import PlayedPolicy, Residents, decode_steps_of, half_of
 from trilane.fit.prepared_question import on_machine
-from trilane.fit.warm_window import WarmWindow
 from trilane.study.player import play_in
 from trilane.study.pool import WorkerPool
 
-BETTER = 1.25
-WORTH_NAMING = 0.02  # the least gain that matters
-LIMITING = 0.05  # the least gain of a limit: of a part that takes a quarter of the time
-_NEARLY = 0.999
+STEPS = 8  # from the middle of those that were played
+NEAR = 0.25  # relative difference of the window's TPOT from the answer's up to which the window is used
+
+
+class WarmPlacement:
+    """The slots of a placement, with other experts in them from the first token on."""
+
+    def __init__(self, placement: Placement, residents: Residents) -> None:
+        self._placement, self._residents = placement, residents
+
+    def place(self, budget: Budget) -> InitialPlacement:
+        """Divide the budget as the placement does; it must be that of the run that left the residents."""
+        return replace(self._placement.place(budget), residents=self._residents)
 
 
 @dataclass(frozen=True)
-class ScaledPart:
-    """A part of a machine, and the numbers that grow with its quality (``keys``) or shrink (``shrinking``).
+class WarmWindow:
+    """The base of comparisons of one policy between machines.
 
-    ``tables``: times of experts that shrink, where a measured profile has tables in place of such numbers. ``program``:
-    times of the host program that shrink. ``steers``: whether the policy's copies depend on it.
+    ``placed``: the experts in the cache before the first token. ``residents``: those after the answer, with which the
+    window starts; None where the window's TPOT is not near the answer's. ``base_ms`` and ``half_ms``: TPOT of the
+    window, and of half of the decode steps.
     """
 
-    name: str
-    owner: str  # in the sentence about the limit
-    keys: tuple[str, ...] = ()
-    shrinking: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
-    program: tuple[str, ...] = ()
-    steers: bool = False
+    placed: Residents
+    residents: Residents | None
+    base_ms: float
+    half_ms: float
 
-    def better(self, prepared: Prepared) -> Prepared:
-        """The same question on a machine with this part 25 % better, all else being equal."""
-        hardware, costs = prepared.hardware, prepared.costs
-        if hardware.measured and self.tables:
-            return prepared.with_costs(costs.map_experts(partial(_shorter, self.tables)))
-        if self.program:
-            return prepared.with_costs(quicker(costs, self.program, 1 / BETTER))
-        more, less = better_numbers(hardware, self.keys), scaled_numbers(hardware, self.shrinking, 1 / BETTER)
-        return on_machine(prepared, hardware.with_numbers({**more, **less}))
+    def gain(self, better: Prepared, *, other_copies: bool) -> float:
+        """Old TPOT over that of ``better``, minus 1. ``other_copies``: whether the policy may copy other experts."""
+        if other_copies or self.residents is None or placed_in(better) != self.placed:
+            return self.half_ms / half_tpot_ms(better) - 1
+        return self.base_ms / warm_tpot_ms(better, self.residents) - 1
 
 
-_READ, _CEILING = "cpu.read_bytes_per_s", "cpu.read_ceiling_bytes_per_s"
-CPU_READS = "CPU reads"  # a part where they are the limit, and faster memory would not be read faster
-PARTS = (
-    ScaledPart("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True),
-    ScaledPart("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"), steers=True),
-    ScaledPart(CPU_READS, "what the CPU reads of any memory", (_READ, _CEILING), steers=True),
-    ScaledPart("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys, steers=True),
-    ScaledPart("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",)),
-    ScaledPart("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
-    ScaledPart("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), steers=True),
-    ScaledPart("GPU kernels", "the fixed time of every kernel on the GPU", shrinking=("gpu.kernel_ns",)),
-    ScaledPart("kernel launches", "the host program, which launches kernels", program=(*LAUNCHES, "lead_ns")),
-    ScaledPart("synchronisation", "the host program, which waits for the GPU", program=("sync_ns",)),
-    ScaledPart("decisions", "the host program, which decides", program=("plan_factor",)),
-)
+def warm_window(prepared: Prepared, played: PlayedPolicy) -> WarmWindow:
+    """``played``: the policy on its own machine."""
+    base_ms = warm_tpot_ms(prepared, played.residents)
+    near = abs(base_ms / played.result.tpot_ms - 1) < NEAR
+    return WarmWindow(placed_in(prepared), played.residents if near else None, base_ms, played.half_tpot_ms)
+
+
+def placed_in(prepared: Prepared) -> Residents:
+    """The experts that the policy places in the cache before the first token."""
+    residents = prepared.compose().placement.place(prepared.checked().budget).residents
+    return tuple(tuple(sorted(experts)) for experts in residents)
+
+
+def half_tpot_ms(prepared: Prepared) -> float:
+    """TPOT of the answer from the prompt and half of its decode steps."""
+    prompt = [step for step in prepared.demand if step.phase == "prefill"]
+    decode = [step for step in prepared.demand if step.phase == "decode"]
+    some = prepared.over([*prompt, *decode[: half_of(len(decode))]])
+    return _mean_ms(spans_of(some), prepared.answer_tokens)
+
+
+def warm_tpot_ms(prepared: Prepared, residents: Residents) -> float:
+    """TPOT of a few decode steps alone, with these experts on the GPU before them."""
+    composition = prepared.compose()
+    warm = replace(composition, placement=WarmPlacement(composition.placement, residents))
+    decode = [step for step in prepared.demand if step.phase == "decode"]
+    first = max(len(decode) - STEPS, 0) // 2
+    steps = decode[first : first + STEPS]
+    return _mean_ms(spans_of(prepared.with_composition(warm).over(steps)), len(steps))
+
+
+def _mean_ms(rows: list[Row], answer_tokens: int) -> float:
+    """TPOT, from the ends of the steps alone."""
+    ends = [row for row in rows if row[4] == "wait"]
+    return decode_steps_of(columns_of_rows(ends), answer_tokens).mean_ms
+
+
 _NOT_IN_TABLES = (CPU_READS, "CPU compute", "GPU compute", "GPU kernels")
 
 
-@dataclass(frozen=True)
-class Gain:
-    """What a part 25 % better gives: old TPOT over new TPOT, minus 1."""
-
-    part: str
-    owner: str
-    tpot: float
-
-
-G = TypeVar("G", bound=Gain)
+def with_better(prepared: Prepared, part: ScaledPart) -> Prepared:
+    """Return the same question on a machine with a part 25 % better, all else being equal."""
+    hardware, costs = prepared.hardware, prepared.costs
+    if hardware.measured and part.tables:
+        return prepared.with_costs(costs.map_experts(partial(_shorter, part.tables)))
+    if part.program:
+        return prepared.with_costs(quicker(costs, part.program, 1 / BETTER))
+    more, less = better_numbers(hardware, part.keys), scaled_numbers(hardware, part.shrinking, 1 / BETTER)
+    return on_machine(prepared, hardware.with_numbers({**more, **less}))
 
 
 def quicker(costs: CostTable, names: Sequence[str], factor: float) -> CostTable:
@@ -112,35 +160,20 @@ def parts_of(prepared: Prepared) -> list[ScaledPart]:
     return [part for part in parts if part.name != CPU_READS or reads_all_it_can(hardware)]
 
 
-def reads_all_it_can(hardware: Hardware) -> bool:
-    """Whether the CPU itself, rather than its memory, limits what it reads."""
-    ceiling = hardware.cpu.read_ceiling_bytes_per_s
-    return ceiling is not None and hardware.cpu.read_bytes_per_s >= _NEARLY * ceiling
-
-
-def better_numbers(hardware: Hardware, keys: Iterable[str]) -> dict[str, float]:
-    """Some numbers of a machine 25 % better, by dotted key. Of faster memory the CPU reads no more than it can."""
-    numbers = scaled_numbers(hardware, keys, BETTER)
-    most = numbers.get(_CEILING, hardware.cpu.read_ceiling_bytes_per_s)
-    if _READ in numbers and most is not None:
-        numbers[_READ] = min(numbers[_READ], max(most, hardware.cpu.read_bytes_per_s))
-    return numbers
-
-
 @gc_paused()
 def _gain(policy: str, window: WarmWindow, prepared: Prepared, part: ScaledPart) -> Gain:
     return gain_of(prepared.with_policy(policy), window, part)
 
 
 def gain_of(prepared: Prepared, window: WarmWindow, part: ScaledPart) -> Gain:
-    """What this part 25 % better gives."""
-    better = part.better(prepared)
-    equal = _decode_costs(better) == _decode_costs(prepared)
-    return Gain(part.name, part.owner, 0.0 if equal else window.gain(better, other_copies=part.steers))
+    """Gain of this part 25 % better."""
+    other = with_better(prepared, part)
+    equal = _decode_costs(other) == _decode_costs(prepared)
+    return Gain(part.name, part.owner, 0.0 if equal else window.gain(other, other_copies=part.steers))
 
 
 def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
-    """What a decode step costs, and the memory that it has: where these are equal, so is the TPOT."""
+    """Costs of a decode step, and the memory that it has: where these are equal, so is the TPOT."""
     costs, batch = prepared.costs, prepared.scenario.batch
     expert = costs.experts[0]
     return (
@@ -150,19 +183,51 @@ def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
     )
 
 
-def ranked(gains: Iterable[G]) -> tuple[G, ...]:
-    """Largest first."""
-    return tuple(sorted(gains, key=lambda one: -one.tpot))
+SHOWN = 5
+_DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence; affects the order alone
+_NUMBERS = {  # on which the effect of a part rests
+    "PCIe": ("link.h2d_bytes_per_s",),
+    "DRAM": ("cpu.read_bytes_per_s",),
+    "CPU reads": ("cpu.read_bytes_per_s",),
+    "CPU compute": ("cpu.flops_per_s",),
+    "GPU bandwidth": ("gpu.bandwidth_bytes_per_s", "gpu.bandwidth_fraction"),
+    "GPU compute": ("gpu.flops_per_s", "gpu.flops_fraction"),
+    "GPU memory": ("gpu.memory_bytes",),
+    "GPU kernels": ("gpu.kernel_ns",),
+    "kernel launches": ("host.launch_ns",),
+    "synchronisation": ("host.sync_ns",),
+    "decisions": ("host.plan_factor",),
+}
+_IN_GRAPHS = {"host.launch_ns": "replay_ns", "host.sync_ns": "spin_ns"}  # the numbers that replace them
+assert set(_NUMBERS) == {part.name for part in PARTS}
 
 
-def limit_of(gains: Sequence[Gain]) -> str:
-    """Of ranked gains, one sentence: the part that limits the answer, and what the first two parts would give."""
-    if not gains:
-        return "not known: times that were measured as a whole do not tell the machine's parts apart"
-    first, *others = gains
-    if first.tpot < LIMITING:
-        if first.tpot < WORTH_NAMING:
-            return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
-        return f"no part by itself: {first.part} {BETTER - 1:.0%} better gives most, {first.tpot:.0%}"
-    also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]
-    return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it about {first.tpot:.0%} faster{''.join(also)}"
+@dataclass(frozen=True)
+class Evidence:
+    """A number that an answer rests on. ``gain``: of TPOT, if its part is 25 % better."""
+
+    key: str
+    value: float
+    source: str
+    confidence: str
+    gain: float
+
+
+def evidence_of(prepared: Prepared, gains: Sequence[Gain]) -> tuple[Evidence, ...]:
+    """The numbers with the largest product of doubt and gain, largest first."""
+    found = [
+        Evidence(*_number(prepared, key), gain.tpot)
+        for gain in gains
+        if gain.tpot >= WORTH_NAMING
+        for key in _NUMBERS[gain.part]
+    ]
+    return tuple(sorted(found, key=lambda one: -one.gain * _DOUBT[one.confidence])[:SHOWN])
+
+
+def _number(prepared: Prepared, key: str) -> tuple[str, float, str, str]:
+    """Name, value, source and confidence of a machine's number, or of the one that replaces it in an engine."""
+    hardware = prepared.hardware
+    engine = load_engine(prepared.scenario.engine)
+    if (name := _IN_GRAPHS.get(key)) and name in engine.flat():
+        return f"{engine.name}: {name}", *engine.flat()[name]
+    return key, *hardware.numbers()[key]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
-from trilane.engines.memory_needed import need_of
+from trilane.engines.memory import need_of
 from trilane.engines.question import Question
 from trilane.study.pool import WorkerPool
 

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
-import numpy as np
-
 from policies.mechanism.cache_replay import ReplayEvent, replay
-from policies.mechanism.views import Phase
 from policies.parts.belady import BeladyBypassCache, BeladyCache
 from policies.parts.caches import LfuCache, LruCache, RandomCache
 from policies.parts.future import Future
 from policies.parts.placements import NoPlacement, PoolPlacement
 from policies.protocols import Budget, Cache, Placement
 from policies.registry import SYSTEMS, BuildContext, added, system
-from traces.batches import compose, step_workloads
+from traces.batches import layer_uses
 from traces.trace import Trace
 from trilane.common.errors import TrilaneError
 from trilane.common.names import unknown
@@ -72,13 +69,7 @@ class CacheCurve:
     @cached_property
     def events(self) -> list[ReplayEvent]:
         """Every layer of every step; a prefill is one step, so an expert counts once a layer however many tokens."""
-        events: list[ReplayEvent] = []
-        step = 0
-        for sequence in dict.fromkeys(self.trace.sequence.tolist()):
-            for rows in compose(self.trace, batch=1, sequences=[sequence]):
-                events += _layers(self.trace, rows.rows, step, rows.phase)
-                step += 1
-        return events
+        return [ReplayEvent(*use) for use in layer_uses(self.trace)]
 
     @cached_property
     def future(self) -> Future:
@@ -143,16 +134,3 @@ def _cache_of(policy: str, curve: CacheCurve) -> Cache:
     context = BuildContext(shape.name, shape.experts, shape.moe_layers, shape.top_k, seed=curve.seed)
     entry = system(policy)
     return entry.build(entry.parse({}), context).cache
-
-
-def _layers(trace: Trace, rows: np.ndarray, step: int, phase: Phase) -> list[ReplayEvent]:
-    """The events of one step, layer by layer."""
-    workloads = step_workloads(trace, rows)
-    layer, expert = np.nonzero(workloads)
-    tokens = workloads[layer, expert].tolist()
-    ends = np.searchsorted(layer, np.arange(1, len(workloads) + 1)).tolist()
-    experts = expert.tolist()
-    return [
-        ReplayEvent(step, number, phase, tuple(experts[start:end]), tuple(tokens[start:end]))
-        for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
-    ]

@@ -72,8 +72,9 @@ def fit(
     with working("simulating the policies"), gc_paused():
         found = answer(question, processes(jobs))
         leave_garbage()
+    from trilane.output.pages.caveats import fit_record
     from trilane.output.pages.fit import (
         fit_page,  # here: it imports much, and the processes of an answer begin before that
     )
 
-    report(json, found.to_dict(), *fit_page(found))
+    report(json, fit_record(found), *fit_page(found))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MachineParts:
-    """What was named, None where nothing was; by the names of ``trilane.engines.question.Question``."""
+    """Parts that were named, None where none was; by the names of ``trilane.engines.question.Question``."""
 
     gpu: Annotated[
         str | None,

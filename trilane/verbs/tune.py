@@ -82,11 +82,10 @@ def tune(
     """
     from trilane.common.schema import to_dict
     from trilane.engines.question import Question
-    from trilane.engines.tune.check import check, file_to_run
-    from trilane.engines.tune.question import GOALS, TuneQuestion
+    from trilane.engines.tune.settings import GOALS, TuneQuestion
     from trilane.engines.tune.tune import tune as answer
-    from trilane.output.pages.tune import check_page, tune_page
-    from trilane.output.pages.tune_timeline import timeline_page
+    from trilane.output.pages.caveats import tune_record
+    from trilane.output.pages.tune import check_page, timeline_page, tune_page
 
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
@@ -99,11 +98,13 @@ def tune(
     )
     asked = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
+        from trilane.study.validation.tune_check import check, file_to_run
+
         file_to_run(asked)
     with working("trying settings"):
         found = answer(asked)
     show(json, *tune_page(found), *(timeline_page(found.best) if explain else ()))
-    record = found.to_dict()
+    record = tune_record(found)
     if checked:
         with working("running llama.cpp"):
             measured = list(check(found))

@@ -34,7 +34,7 @@ class TestFacts:
     def test_of_a_cpu(self, tmp_path, monkeypatch):
         machine, listed = HostLanes.__new__(HostLanes), tmp_path / "cpuinfo"
         listed.write_text("processor\t: 0\nmodel name\t: A Fast One\nprocessor\t: 1\nmodel name\t: Another\n")
-        monkeypatch.setattr("realrun.machine.facts.CPU_LIST", listed)
+        monkeypatch.setattr("trilane.common.computer.CPU_LIST", listed)
         assert machine.facts()["cpu"] == "A Fast One"
         listed.unlink()
         assert machine.facts()["cpu"] not in ("", "A Fast One")

@@ -17,8 +17,7 @@ from tests.kit.loadable_ggufs import FAMILIES, TWICE_AS_DEEP, write_loadable
 from traces.models.attention import Attention
 from traces.models.gguf_model import read_gguf_model
 from traces.models.shape import ModelShape
-from trilane.engines.compute_buffer import LoadSetting
-from trilane.engines.load_memory import LoadMemory, load_memory
+from trilane.engines.load_memory import LoadMemory, LoadSetting, load_memory
 
 GROUPED = ModelShape(
     name="hand", moe_layers=2, dense_layers=0, experts=4, top_k=2, hidden=8, expert_width=16, heads=4, kv_heads=1,

@@ -17,14 +17,12 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.measured_rows import row
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.errors import read_predictions
-from trilane.engines.accuracy.measured_rows import read_rows
-from trilane.engines.accuracy.prediction import predict
-from trilane.engines.accuracy.regime_errors import regime_error
-from trilane.engines.accuracy.regimes import REGIMES, regime_of_row
-from trilane.engines.engine_answer import engine_answer
+from trilane.engines.accuracy.errors import read_predictions, regime_of_row
+from trilane.engines.accuracy.measured_rows import predict, read_rows
+from trilane.engines.accuracy.regimes import REGIMES, regime_error
 from trilane.engines.question import FitError, Question
-from trilane.engines.tune.question import TuneQuestion
+from trilane.engines.speed import engine_answer
+from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import tune
 
 OWN = "of_my_own"

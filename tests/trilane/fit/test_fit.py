@@ -12,11 +12,11 @@ import pytest
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.file import FOLDER
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES
+from trilane.engines.memory import HOST_RESERVE_BYTES
 from trilane.engines.question import FitError, Question
-from trilane.engines.routing import routing_for
+from trilane.fit.answer import PolicyAnswer
 from trilane.fit.fit import fit
-from trilane.fit.policy_answer import PolicyAnswer
+from trilane.fit.prepared_question import routing_of
 
 MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16", "gpu": "rtx-3060",
                         "ram": "ddr4-3200", "prompt_tokens": 64, "generated": 16,
@@ -148,20 +148,22 @@ def test_a_host_that_no_desktop_can_be_is_told() -> None:
     """All experts of a large model in its own weights, and nobody said how much memory there is."""
     more: dict[str, Any] = {"model": "qwen3-235b-a22b:64", "gpu": "rtx-5090", "ram": "ddr5-5600", "generated": 2,
                             "prompt_tokens": 64, "policies": ("ktransformers",), "weights": "bf16"}
-    assert "2 channels of DDR5-5600 take about 256 GiB" in " ".join(policies(**more).traps)
-    assert "take about" not in " ".join(policies(**more, ram_gb=512).traps)
-    assert "take about" not in " ".join(policies(**{**more, "weights": "q4_k_m"}).traps)
+    room = policies(**more).caveats.room
+    assert room is not None
+    assert room[1:] == (2, "DDR5-5600", 2, 256)
+    assert policies(**more, ram_gb=512).caveats.room is None
+    assert policies(**{**more, "weights": "q4_k_m"}).caveats.room is None
 
 
 def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_up() -> None:
     assert mini().routing == "mini-deepseek (recorded)"
-    made_up = routing_for(Question("deepseek-v2-lite", machine="rtx3090-ddr4", batch=2))
+    made_up = routing_of(Question("deepseek-v2-lite", machine="rtx3090-ddr4", batch=2))
     assert made_up.name == "synthetic:deepseek-v2-lite/2x128+32/quasi_hidden@1,residual@1"
     assert made_up.about.startswith("synthetic, like ")
     assert made_up.calibration == "synthetic:deepseek-v2-lite-calibration/16x8+8/none"
-    cut = routing_for(Question("deepseek-v2-lite@q8_0:2", machine="rtx3090-ddr4"))
+    cut = routing_of(Question("deepseek-v2-lite@q8_0:2", machine="rtx3090-ddr4"))
     assert cut.trace.shape.moe_layers == 2
-    assert routing_for(Question("mini-moe", machine="rtx3090-ddr4")).about == "mini-moe (recorded)"
+    assert routing_of(Question("mini-moe", machine="rtx3090-ddr4")).about == "mini-moe (recorded)"
 
 
 def test_runners_up_within_the_spread_of_the_steps_are_equal_to_the_best() -> None:

@@ -1,33 +1,47 @@
-"""What limits an answer: one part better at a time, and the sentence about it."""
+"""What limits an answer: one part better at a time, over warm windows, and the numbers that it rests on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from policies.parts.placements import NoPlacement
+from policies.protocols import Budget
+from sim.costs import engine_costs
+from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import check_plausible
 from sim.runs.prepare import Prepared
-from trilane.engines.question import Question
-from trilane.fit.policy_result import play_policy
-from trilane.fit.prepared_question import on_machine, prepared_for
-from trilane.fit.sensitivity import (
+from tests.kit.depth import thinned
+from trilane.engines.gains import (
     BETTER,
     CPU_READS,
     PARTS,
     Gain,
     ScaledPart,
     better_numbers,
-    gain_of,
-    limit_of,
-    parts_of,
     ranked,
     reads_all_it_can,
 )
-from trilane.fit.warm_window import warm_window
+from trilane.engines.question import Question
+from trilane.fit.fit import fit
+from trilane.fit.policy_result import PlayedPolicy, play_policy
+from trilane.fit.prepared_question import on_machine, prepared_for
+from trilane.fit.sensitivity import (
+    NEAR,
+    WarmPlacement,
+    evidence_of,
+    gain_of,
+    half_tpot_ms,
+    parts_of,
+    warm_tpot_ms,
+    warm_window,
+    with_better,
+)
 
 HARDWARE = load_hardware("rtx-4080+ddr5-5600")
 [DRAM] = [part.keys for part in PARTS if part.name == "DRAM"]
@@ -45,31 +59,6 @@ def test_a_better_part_changes_its_own_numbers_and_stays_plausible(part: ScaledP
 
 def test_whole_numbers_stay_whole() -> None:
     assert HARDWARE.with_numbers({"gpu.memory_bytes": 10.6}).gpu.memory_bytes == 11
-
-
-@pytest.mark.parametrize(
-    ("gains", "sentence"),
-    [
-        (
-            [Gain("DRAM", "the CPU's memory", 0.171), Gain("PCIe", "the link", 0.02)],
-            "the CPU's memory: DRAM 25% better makes it about 17% faster, PCIe 25% better 2%",
-        ),
-        (
-            [Gain("PCIe", "the link", 0.2), Gain("DRAM", "the CPU's memory", -0.01)],
-            "the link: PCIe 25% better makes it about 20% faster",
-        ),
-        (
-            [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
-            "no part by itself: none of them 25% better makes it 2% faster",
-        ),
-        (
-            [Gain("DRAM", "the CPU's memory", 0.03), Gain("PCIe", "the link", 0.01)],
-            "no part by itself: DRAM 25% better gives most, 3%",
-        ),
-    ],
-)
-def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list[Gain], sentence: str) -> None:
-    assert limit_of(gains) == sentence
 
 
 @pytest.mark.parametrize(
@@ -97,7 +86,7 @@ def test_a_cpu_that_reads_more_has_a_higher_ceiling() -> None:
 def test_a_profiles_tables_shrink_where_it_has_no_numbers() -> None:
     prepared = on_a_profile()
     before = prepared.costs.experts[0]
-    after = {part.name: part.better(prepared).costs.experts[0] for part in PARTS if part.tables}
+    after = {part.name: with_better(prepared, part).costs.experts[0] for part in PARTS if part.tables}
     assert after["PCIe"] == before._replace(copy_ns=round(before.copy_ns / BETTER))
     assert after["GPU bandwidth"] == before._replace(gpu_ns=tuple(round(ns / BETTER) for ns in before.gpu_ns))
     shorter = tuple(round(ns / BETTER) for ns in before.cpu_ns)
@@ -122,3 +111,154 @@ def on_a_profile() -> Prepared:
     question = Question("deepseek-v2-lite:2", machine=profile, trace="mini-deepseek:2", prompt_tokens=32, generated=4)
     prepared = prepared_for(question)
     return on_machine(prepared, prepared.hardware.with_numbers({"gpu.memory_bytes": 2.4e9}))
+
+
+OFFLOADED: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16",
+                             "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 256, "generated": 56}
+PART = {part.name: part for part in PARTS}
+ADAPTIVE, STATIC = "mixtral-offloading@impl", "ktransformers"
+
+
+def test_a_warm_placement_keeps_the_slots_and_changes_who_sits_in_them() -> None:
+    budget = Budget(experts=4, expert_bytes=(10, 10), cache_bytes=30)
+    placed = WarmPlacement(NoPlacement(), ((3, 1), (2,))).place(budget)
+    assert placed == replace(NoPlacement().place(budget), residents=((3, 1), (2,)))
+
+
+def test_an_answer_ends_with_the_experts_that_the_next_run_begins_with() -> None:
+    one, played = asked(ADAPTIVE), answered(ADAPTIVE)
+    assert warm_window(one, played).residents == played.residents
+    placed = one.session().residency.resident
+    assert [set(experts) for experts in played.residents] != placed
+    assert [len(experts) for experts in played.residents] == [len(experts) for experts in placed]
+
+
+@thinned(2)
+@pytest.mark.parametrize("policy", [ADAPTIVE, STATIC, "dali", "best-exact"])
+def test_a_few_warm_steps_tell_what_half_of_the_answer_does(policy: str) -> None:
+    """Of parts by which no policy decides what to copy; to two in a hundred of TPOT."""
+    one = asked(policy)
+    short = warm_window(one, answered(policy))
+    assert short.residents is not None
+    assert short.base_ms == pytest.approx(answered(policy).result.tpot_ms, rel=NEAR)
+    half = replace(short, residents=None)
+    for name in ("GPU bandwidth", "GPU kernels", "synchronisation"):
+        told = gain_of(one, short, PART[name]).tpot
+        assert told == pytest.approx(gain_of(one, half, PART[name]).tpot, abs=0.02)
+        assert told >= -0.02
+
+
+@pytest.mark.parametrize("name", ["PCIe", "DRAM", "GPU memory"])
+def test_a_part_by_which_it_is_decided_what_to_copy_is_compared_over_half_of_the_answer(name: str) -> None:
+    one = asked("best-exact")
+    short = warm_window(one, answered("best-exact"))
+    better = with_better(one, PART[name])
+    expected = short.half_ms / half_tpot_ms(better) - 1
+    assert gain_of(one, short, PART[name]).tpot == expected
+    assert (expected == short.gain(better, other_copies=False)) == (name == "GPU memory")  # where others are placed
+    whole_ms = play_policy(better).result.tpot_ms
+    assert expected == pytest.approx(answered("best-exact").result.tpot_ms / whole_ms - 1, abs=0.09)
+
+
+def test_where_others_are_placed_half_of_the_answer_is_compared() -> None:
+    """By a policy that places experts by what the machine costs; the residents of old would sit in other slots."""
+    one, short = asked(STATIC), warm_window(asked(STATIC), answered(STATIC))
+    better = with_better(one, PART["GPU bandwidth"])
+    elsewhere = replace(short, placed=((0,), *short.placed[1:]))
+    assert elsewhere.gain(better, other_copies=False) == short.gain(better, other_copies=True)
+    assert short.gain(better, other_copies=False) != short.gain(better, other_copies=True)
+
+
+def test_the_same_machine_is_no_faster() -> None:
+    one, window = asked(ADAPTIVE), warm_window(asked(ADAPTIVE), answered(ADAPTIVE))
+    assert window.gain(one, other_copies=False) == 0
+    assert window.gain(one, other_copies=True) == 0
+
+
+def test_a_cold_start_would_mislead_and_is_not_used() -> None:
+    """The broken twin: an answer that ended with nothing in the cache is compared over half of it."""
+    one, played = asked(STATIC), answered(STATIC)
+    empty = played._replace(residents=((),) * 26)
+    assert warm_tpot_ms(one, empty.residents) > (1 + NEAR) * played.result.tpot_ms
+    window = warm_window(one, empty)
+    assert window.residents is None
+    better = with_better(one, PART["GPU bandwidth"])
+    assert window.gain(better, other_copies=False) == window.gain(better, other_copies=True)
+
+
+@cache
+def machine() -> Prepared:
+    found = prepared_for(Question(**OFFLOADED))
+    return on_machine(found, found.hardware.with_numbers({"gpu.memory_bytes": 12e9}))
+
+
+def asked(policy: str) -> Prepared:
+    return machine().with_policy(policy)
+
+
+@cache
+def answered(policy: str) -> PlayedPolicy:
+    return play_policy(asked(policy))
+
+
+FEW_LAYERS: dict[str, Any] = {"model": "deepseek-v2-lite:6", "trace": "mini-deepseek:6", "weights": "bf16",
+                              "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 2048, "generated": 12}
+EVERY_PART = [
+    Gain(part, "", 0.1)
+    for part in ("PCIe", "DRAM", "CPU compute", "GPU bandwidth", "GPU compute", "GPU memory", "GPU kernels",
+                 "kernel launches", "synchronisation", "decisions")
+]
+
+
+@cache
+def on_engine(how: str) -> Prepared:
+    found = prepared_for(Question(**FEW_LAYERS, policy_engine=how))
+    return on_machine(found, found.hardware.with_numbers({"gpu.memory_bytes": 4.2e9}))
+
+
+def tpot_ms(one: Prepared, policy: str) -> float:
+    return play_policy(one.with_policy(policy)).result.tpot_ms
+
+
+def test_recorded_graphs_have_their_own_numbers_in_place_of_the_machines() -> None:
+    kept = {"kernel launches": "ideal: replay_ns", "synchronisation": "ideal: spin_ns"}
+    ideal = load_engine("ideal").flat()
+    for part, name in kept.items():
+        (support,) = evidence_of(on_engine("ideal"), [Gain(part, "", 0.1)])
+        assert (support.key, support.value) == (name, ideal[name.partition(": ")[2]].value)
+        assert support.source
+    eager = [evidence_of(on_engine("pytorch"), [Gain(part, "", 0.1)])[0].key for part in kept]
+    assert eager == ["host.launch_ns", "host.sync_ns"]
+
+
+@pytest.mark.parametrize("how", ["ideal", "pytorch"])
+@pytest.mark.parametrize("factor", [BETTER, 1 / BETTER])
+def test_every_number_that_is_listed_changes_the_time_per_token(
+    how: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a policy that copies, computes on both sides and decides; of parts that gain nothing none would be listed."""
+    base = tpot_ms(on_engine(how), "dali")
+    for part in EVERY_PART:
+        if part.part.endswith("compute"):
+            continue  # one token's products wait for bytes: their gain is none
+        for support in evidence_of(on_engine(how), [part]):
+            one = on_engine(how)
+            with monkeypatch.context() as patched:
+                if support.key.startswith("ideal: "):
+                    name, ideal = support.key.removeprefix("ideal: "), load_engine("ideal")
+                    other = ideal.flat()[name]._replace(value=round(support.value * factor))
+                    changed_engine = replace(ideal, **{name: other})
+                    patched.setattr(engine_costs, "load_engine", lambda _, given=changed_engine: given)
+                    changed = on_machine(one, one.hardware)
+                else:
+                    changed = on_machine(one, one.hardware.with_numbers({support.key: support.value * factor}))
+                assert tpot_ms(changed, "dali") != base, support.key
+
+
+def test_the_weakest_come_first_and_only_where_their_part_matters() -> None:
+    found = fit(Question(**FEW_LAYERS, policies=("ktransformers",))).policies
+    assert found is not None
+    doubt = {"high": 0.1, "medium": 0.5, "low": 1.0}
+    weights = [support.gain * doubt[support.confidence] for support in found.supports]
+    assert weights == sorted(weights, reverse=True)
+    assert all(support.gain >= 0.02 for support in found.supports)

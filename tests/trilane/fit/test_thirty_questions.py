@@ -14,9 +14,9 @@ from sim.machine.hardware import Hardware, load_hardware
 from tests.kit.depth import deep
 from traces.models.shape import ModelShape
 from trilane.common.yaml_files import read_yaml
-from trilane.engines.accuracy.closed_forms import token_bytes
-from trilane.engines.engine_answer import EngineAnswer, engine_answer
+from trilane.engines.accuracy.scores import token_bytes
 from trilane.engines.question import Question
+from trilane.engines.speed import EngineAnswer, engine_answer
 from trilane.engines.split_speed import StaticSplit
 from trilane.fit.fit import fit
 from trilane.output.pages.fit import fit_page

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from sim.machine.hardware import load_hardware
 from tests.kit.running import Result, Trilane
-from trilane.engines.engine_speed import LargerPieces
+from trilane.engines.gains import Gain
 from trilane.engines.question import Question
+from trilane.engines.speed import LargerPieces
 from trilane.fit.answer import Fit
 from trilane.fit.fit import fit
-from trilane.fit.sensitivity import Gain
+from trilane.output.pages.caveats import fit_record
 from trilane.output.pages.fit import fit_page
 
 MINI = ("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", "--weights", "bf16", "--gpu", "rtx-3060",
@@ -231,7 +232,8 @@ def test_a_prompt_in_one_piece_is_a_caveat_that_ends_its_sentence() -> None:
     found = fit(Question("deepseek-v2-lite", gpu="rtx-3050", ram="ddr4-3200", prompt_tokens=513, generated=1,
                          policies=("on-demand",)))
     assert found.policies is not None
-    assert any(trap.endswith("are copied once for each piece") for trap in found.policies.traps)
+    assert found.policies.caveats.one_piece_tokens == 513
+    assert fit_record(found)["policies"]["traps"][-1].endswith("are copied once for each piece")
 
 
 def test_the_help_says_when_llama_cpp_and_the_clairvoyant_run_are_added(trilane: Trilane) -> None:

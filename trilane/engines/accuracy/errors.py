@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
+from sim.costs.engine import load_fitted
 from trilane.common.csv_files import read_csv
-from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError
-from trilane.engines.accuracy.regimes import regime_of_row
+from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError, machine_of, shape_of, split_of
+from trilane.engines.accuracy.regimes import REGIMES, Regime, RegimeAccuracy, regime_of
 
 HELD_OUT = BUNDLED.with_name("held_out.csv")
 SCORED_QUALITIES = ("", "A", "B")  # C is shown apart
@@ -83,7 +85,7 @@ def error_table(rows: Sequence[MeasuredRow], predictions: Predictions) -> list[E
 
 
 def _groups(rows: Sequence[MeasuredRow], quantity: Quantity) -> Iterable[tuple[str, str, list[MeasuredRow]]]:
-    """What rows have in common, its value, and the rows that have it."""
+    """Yield a property of rows, its value, and the rows that have it."""
     for by, name_of in GROUPS.items():
         members: dict[str, list[MeasuredRow]] = {}
         for row in rows:
@@ -111,6 +113,12 @@ def errors_of(rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Q
     )
 
 
+@cache
+def regime_of_row(row: MeasuredRow) -> Regime:
+    """The regime of a measured row. Raises what ``load_model``, ``load_hardware`` and ``load_fitted`` raise."""
+    return regime_of(shape_of(row), machine_of(row.machine), load_fitted(row.engine), split_of(row))
+
+
 def family_of(row: MeasuredRow) -> str:
     """The model's name up to its size, two words at most: ``deepseek-v2`` of ``deepseek-v2-lite``."""
     words = Path(row.model).stem.split("-") if "/" in row.model else row.model.split("-")
@@ -124,6 +132,19 @@ GROUPS: Mapping[str, Callable[[MeasuredRow], str]] = {
     "format": lambda row: row.weights or "as published",
     "engine": lambda row: row.engine,
 }
+
+
+def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[RegimeAccuracy]:
+    """Yield the errors of every regime, of all engines and of each; medians to three digits."""
+    scored = [row for row in rows if row.quality in SCORED_QUALITIES]
+    for regime in REGIMES:
+        members = [row for row in scored if regime_of_row(row) == regime]
+        for engine in ("", *sorted({load_fitted(row.engine).scored_as for row in members})):
+            own = [row for row in members if engine in ("", load_fitted(row.engine).scored_as)]
+            if found := errors_of(own, predictions, "decode"):
+                yield RegimeAccuracy(
+                    regime, engine, round(found.by_machine, 3), found.machines_within_25, found.machines, found.rows
+                )
 
 
 def read_predictions(path: str | Path = HELD_OUT) -> dict[str, Speeds]:

@@ -9,10 +9,9 @@ from typing import Literal
 from sim.costs.engine import load_fitted
 from sim.costs.fitted_costs import copy_bytes_per_s
 from traces.models.shape import ModelShape
-from trilane.engines.accuracy.closed_forms import token_bytes, weights_of_others
 from trilane.engines.accuracy.errors import Quantity
-from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.prediction import context_of, machine_of, predict, shape_of, split_of
+from trilane.engines.accuracy.measured_rows import MeasuredRow, context_of, machine_of, predict, shape_of, split_of
+from trilane.engines.accuracy.scores import token_bytes, weights_of_others
 from trilane.engines.split_speed import DecodeTime, PromptTime
 
 NS = 1e9
@@ -52,12 +51,12 @@ class Explanation:
 
     @property
     def measured_ns(self) -> float:
-        """The same time, as measured."""
+        """Time of all parts, as measured."""
         return NS * self.tokens / self.measured_tokens_per_s
 
     @property
     def needed_ns(self) -> float:
-        """What the longest part would have to take, for all to take as long as measured; it may be below 0."""
+        """Time that the longest part would have to take, for all to take as long as measured; it may be below 0."""
         return self.parts[0].ns + self.measured_ns - self.predicted_ns
 
 

@@ -1,16 +1,21 @@
-"""Regimes: kinds of machine and split, in each of which other parts of a cost model decide."""
+"""Regimes: kinds of machine and split, in each of which other parts of a cost model decide; and the error that each had
+on the bundled rows, kept in ``regime_errors.csv`` for answers of ``trilane fit``.
+
+Every machine has one vote: rigs with many rows would weigh most otherwise.
+"""
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
 
-from sim.costs.engine import FittedEngine, load_fitted
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
-from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.prediction import machine_of, shape_of, split_of
+from trilane.common.csv_files import read_csv
+from trilane.engines.accuracy.measured_rows import RowsError
 from trilane.engines.split_speed import StaticSplit
 
 Regime = Literal["all GPU", "mixed", "experts on CPU", "server", "CPU only", "laptop", "Vulkan", "unified"]
@@ -34,9 +39,34 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split
     if hardware.cpu.dram_bytes_per_s > SERVER_BYTES_PER_S:
         return "server"
     return "experts on CPU" if split.cpu_layers >= shape.moe_layers and not split.gpu_experts else "mixed"
+REGIME_ERRORS = Path(__file__).with_name("regime_errors.csv")
+FEWEST_MACHINES = 3  # of fewer, a median says nothing
+
+
+class RegimeAccuracy(NamedTuple):
+    """Errors of decode speeds that were predicted without the row's machine.
+
+    ``engine``: the program, of whichever builds; empty: all of them. ``median``: of the machines' own medians;
+    ``within_25``: machines whose own is at most 25 %.
+    """
+
+    regime: str
+    engine: str
+    median: float
+    within_25: int
+    machines: int
+    rows: int
+
+
+def regime_error(regime: Regime, engine: FittedEngine) -> RegimeAccuracy | None:
+    """The error that an engine had in a regime, or all engines where fewer than three machines ran it; None where
+    fewer than three machines are of the regime."""
+    of_engine = {each.engine: each for each in kept_errors() if each.regime == regime}
+    found = (of_engine.get(name) for name in (engine.scored_as, ""))
+    return next((each for each in found if each and each.machines >= FEWEST_MACHINES), None)
 
 
 @cache
-def regime_of_row(row: MeasuredRow) -> Regime:
-    """The regime of a measured row. Raises what ``load_model``, ``load_hardware`` and ``load_fitted`` raise."""
-    return regime_of(shape_of(row), machine_of(row.machine), load_fitted(row.engine), split_of(row))
+def kept_errors() -> tuple[RegimeAccuracy, ...]:
+    """All of the file: to find the regimes of all rows takes too long for an answer."""
+    return tuple(read_csv(RegimeAccuracy, REGIME_ERRORS, "the errors of regimes", RowsError))

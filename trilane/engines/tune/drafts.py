@@ -24,12 +24,11 @@ from traces.batches import tokens_per_step
 from traces.layout import DECODE
 from traces.models.shape import ModelShape
 from traces.trace import Trace
-from trilane.engines.engine_speed import EngineSpeed
 from trilane.engines.question import FitError
 from trilane.engines.routing import routing_for
+from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import decode_time
-from trilane.engines.tune.question import TuneQuestion
-from trilane.engines.tune.settings import Setting
+from trilane.engines.tune.settings import Setting, TuneQuestion
 from trilane.engines.tune.tuned import Workbench
 
 PUBLISHED = (0.76, 0.88)
@@ -91,7 +90,7 @@ class Drafted:
 
 @dataclass(frozen=True)
 class DraftAnswer:
-    """What drafts give with the best setting. ``layer_bytes``: of the layers that draft, and their cache."""
+    """Gains of drafts with the best setting. ``layer_bytes``: of the layers that draft, and their cache."""
 
     acceptances: tuple[float, ...]  # that were asked for, or the range that was published
     layer_bytes: int

@@ -8,18 +8,20 @@ synthetic routing of Qwen3-Next-80B, which has as many experts and chooses as ma
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from traces.batches import LayerUse, layer_uses
 from traces.trace import Trace
 from trilane.common.units import MIB
-from trilane.engines.engine_speed import EngineSpeed
 from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for
+from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import ExpertCache, StaticSplit
-from trilane.study.cache_curve import CacheCurve
 
 _SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)  # of the experts that the host keeps
 
@@ -37,16 +39,59 @@ class HitCurve:
 
 
 def hit_curve(question: Question) -> HitCurve:
-    """By replays of the routing. Raises TraceError."""
+    """Return the hit rates of the routing that answers a question. Raises TraceError."""
     return _replayed(routing_for(question).trace)
 
 
 @lru_cache(maxsize=4)
 def _replayed(trace: Trace) -> HitCurve:
-    """Of a trace, whatever the machine and the goal are."""
-    curve = CacheCurve(trace)
-    sizes = [max(round(share * curve.trace.shape.routed_bytes), curve.least_bytes) for share in _SHARES]
-    return HitCurve(_SHARES, tuple(curve.point("lru", size).hit_rate_decode for size in sizes))
+    """Hit rates of a trace, whatever the machine and the goal are."""
+    shape, uses = trace.shape, list(layer_uses(trace))
+    least = max(shape.expert_bytes_by_layer)
+    sizes = [max(round(share * shape.routed_bytes), least) for share in _SHARES]
+    return HitCurve(_SHARES, tuple(lru_hit_rate(uses, shape.expert_bytes_by_layer, size) for size in sizes))
+
+
+def lru_hit_rate(uses: Iterable[LayerUse], expert_bytes: Sequence[int], cache_bytes: int) -> float:
+    """Share of the experts of decode steps that are in an LRU cache, empty at first, when their layer needs them.
+
+    ``expert_bytes``: of an expert, by layer. A layer's experts are looked up together, and none of them makes room for
+    another. (``trilane cache-curve`` has this cache among others; a test compares them.)
+    """
+    held: OrderedDict[tuple[int, int], None] = OrderedDict()  # least recently used first
+    hits = lookups = 0
+    free_bytes = cache_bytes
+    for use in uses:
+        keys = [(use.layer, expert) for expert in use.active]
+        present = [key for key in keys if key in held]
+        if use.phase == "decode":
+            hits, lookups = hits + len(present), lookups + len(keys)
+        missing = [key for key in keys if key not in held]
+        for key in present:
+            held.move_to_end(key)
+        for key in missing:
+            free_bytes = _admit(held, key, {*keys}, expert_bytes, free_bytes)
+    return hits / lookups if lookups else 0.0
+
+
+def _admit(
+    held: OrderedDict[tuple[int, int], None], key: tuple[int, int], kept: set[tuple[int, int]],
+    expert_bytes: Sequence[int], free_bytes: int,
+) -> int:
+    """Put an expert into the cache in place of the oldest, unless ``kept`` leave no room; return the free bytes."""
+    size, victims, room = expert_bytes[key[0]], [], free_bytes
+    for other in held:
+        if room >= size:
+            break
+        if other not in kept:
+            victims.append(other)
+            room += expert_bytes[other[0]]
+    if room < size:
+        return free_bytes
+    for victim in victims:
+        del held[victim]
+    held[key] = None
+    return room - size
 
 
 @dataclass(frozen=True, kw_only=True)

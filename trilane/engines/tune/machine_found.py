@@ -6,21 +6,19 @@ assumed, which is said.
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from realrun.machine.cores import physical_cores
 from sim.machine.assembly import NO_GPU
 from sim.machine.parts import cpu_names, gpu_names, part
+from trilane.common.computer import cpu_name, memory_bytes
 from trilane.common.units import GIB, MIB
 from trilane.engines.question import FitError
 
-CPU_LIST, MEMORY_LIST = Path("/proc/cpuinfo"), Path("/proc/meminfo")  # of Linux
 USUAL_RAM = {"ddr4": "ddr4-3200", "ddr5": "ddr5-5600"}  # of each family
 _UNKNOWN_CPUS_RAM = "ddr4-3200"
 _FIELDS = "name,memory.total,pcie.link.gen.max,pcie.link.width.max"
@@ -74,7 +72,7 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
     Raises UnknownCardError for a GPU that is not in the catalogue.
     """
     cards, cores = _cards(_answer(_QUERY)), len(physical_cores())
-    known = named_cpu or _cpu(_read(CPU_LIST))
+    known = named_cpu or _cpu(cpu_name())
     cpu = known or _generic_cpu(cores)
     ram = _usual_ram(known)
     assumed = [*_gpus_told(cards), f"ram: {ram}, which is usual; name the memory modules with --ram"]
@@ -87,7 +85,7 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
         cpu=cpu,
         cores=None if named_cpu else cores,
         pcie=cards[0].pcie if cards else None,
-        ram_gb=_ram_gib(_read(MEMORY_LIST)),
+        ram_gb=-(-memory_bytes() // GIB),  # whole, as modules have it: a little less is reported
         assumed=tuple(assumed),
     )
 
@@ -103,7 +101,7 @@ def _cards(text: str) -> list[_Card]:
 
 
 def _gpus_told(cards: list[_Card]) -> list[str]:
-    """What is assumed about the GPUs: that there is none, or that one of several runs the model."""
+    """Assumptions about the GPUs: that there is none, or that one of several runs the model."""
     if not cards:
         return ["gpu: none, since nvidia-smi names none; name one with --gpu"]
     return [f"gpu: the first of {len(cards)}; name another with --gpu"] if len(cards) > 1 else []
@@ -130,10 +128,9 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z]+\d+\w*|\d+\w*|[a-z]+", text.lower()))
 
 
-def _cpu(text: str) -> str | None:
-    """The name of the CPU's part, None for one that is not in the catalogue."""
-    titles = re.findall(r"^model name\s*:\s*(.+)$", text, re.MULTILINE) or [platform.processor()]
-    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", titles[0].lower()))
+def _cpu(title: str) -> str | None:
+    """Name of the CPU's part; None for one that is not in the catalogue."""
+    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", title.lower()))
     named = [name for name in cpu_names() if re.search(rf"(^|-){re.escape(name)}(-|$)", slug)]
     return max(named, key=len, default=None)
 
@@ -152,21 +149,8 @@ def _usual_ram(cpu: str | None) -> str:
     return next((USUAL_RAM[family] for family in reversed(families) if family in USUAL_RAM), _UNKNOWN_CPUS_RAM)
 
 
-def _ram_gib(text: str) -> int | None:
-    """Memory of the host in whole GiB, as modules have it: the system reports a little less than there is."""
-    total = re.search(r"^MemTotal:\s*(\d+) kB", text, re.MULTILINE)
-    return None if total is None else -(-int(total[1]) * 1024 // GIB)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _answer(command: Sequence[str]) -> str:
-    """What a program prints; nothing where it is missing or fails."""
+    """Output of a program; nothing where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):

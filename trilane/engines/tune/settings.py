@@ -1,18 +1,68 @@
-"""Settings of an engine: the choices that there are for a model on a machine, all of which are tried."""
+"""The question of ``trilane tune``, which command line is best for this model on that machine, and the settings of an
+engine, all of which are tried.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from sim.costs.engine import FittedEngine
-from sim.machine.hardware import Hardware
+from sim.machine.hardware import Hardware, load_hardware
 from traces.models.shape import ModelShape
+from trilane.common.hints import Share, between
+from trilane.common.quoting import quoted
+from trilane.common.schema import check
+from trilane.common.units import GB
 from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.question import KV_BITS, FitError, KvFormat, Question
-from trilane.engines.tune.question import TuneQuestion
+
+Goal = Literal["decode", "prompt", "both"]
+GOALS: tuple[Goal, ...] = get_args(Goal)
+KV_FORMATS: tuple[KvFormat, ...] = ("f16", "q8_0")  # that are tried unless the question names others
+
+
+@dataclass(frozen=True)
+class TuneQuestion:
+    """A question of ``trilane fit``, and what is asked of the settings that it leaves open.
+
+    ``fit``: model, machine and engine; a prompt and an answer, by whose times settings are compared; the window for
+    which the KV cache has room. ``goal``: the least time per token ("decode"), until the first token ("prompt"), or
+    until the last one ("both"). ``kv``: formats of the KV cache to choose from, in any order (kept as
+    most bits first: the engine itself takes f16). ``keep_free_gb``: of the GPU's memory
+    (of all memory where there is no GPU), in GB. ``draft_acceptance``: the share of drafts of the model's own layers
+    that are accepted behind accepted ones; None: a range that was published.
+    """
+
+    fit: Question
+    goal: Goal = "both"
+    kv: tuple[KvFormat, ...] = KV_FORMATS
+    keep_free_gb: Annotated[float, between(0, 1e5)] = 0.0
+    draft_acceptance: Share | None = None
+
+    def __post_init__(self) -> None:
+        check(self, FitError)
+        object.__setattr__(self, "kv", tuple(sorted({*self.kv}, key=lambda kv: -KV_BITS[kv])))
+        if not self.kv:
+            raise FitError(f"tune: kv: expected at least one format of the KV cache, of {', '.join(KV_BITS)}")
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine without the memory that is kept free. Raises HardwareError, and FitError for a profile."""
+        hardware = load_hardware(self.fit.hardware)
+        if hardware.measured:
+            raise FitError(
+                f"tune: {quoted(hardware.name)} is a profile of one engine's times, which have no settings: expected "
+                f"parts or a preset"
+            )
+        reserve = hardware.gpu.reserve_bytes + round(self.keep_free_gb * GB)
+        return hardware.with_numbers({"gpu.reserve_bytes": reserve})
+
+    def shape_with(self, kv: KvFormat) -> ModelShape:
+        return replace(self.fit, kv=kv).model_shape
+
 
 _PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
 _THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
@@ -59,7 +109,7 @@ class SettingSpace:
 
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
-    """Of an engine. What the question fixes is not chosen."""
+    """Choices of an engine. What the question fixes is not chosen."""
     asked, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
@@ -70,7 +120,7 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
 
 
 def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[KvFormat, ...]:
-    """Those that a head's keys and values can have. Raises FitError if none is left.
+    """Formats that a head's keys and values can have. Raises FitError if none is left.
 
     ``measured``: by an engine's file with measured kernels, which knows the times of 16 bits alone.
     """
@@ -97,7 +147,7 @@ def _threads(hardware: Hardware) -> tuple[int, ...]:
 
 
 def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
-    """Whether prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
+    """True if prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
     prompt = engine.prompt
     copied = prompt.experts.value == "copied" and prompt.copies.value == "pageable"
     return copied and not hardware.one_memory and "whole_files" in engine.options and not engine.measured_on(hardware)

@@ -5,34 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.regime_errors import RegimeAccuracy, regime_error
-from trilane.engines.accuracy.regimes import Regime, regime_of
-from trilane.engines.engine_answer import engine_about
-from trilane.engines.engine_choice import check_engine, check_setting, engine_of, fitted_engines
-from trilane.engines.engine_speed import EngineGain, EngineSpeed
-from trilane.engines.memory_needed import check_fits, host_memory_of
-from trilane.engines.question import FitError
-from trilane.engines.tune.caveats import caveats_of, kept_free, to_lower
+from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.gains import limiting_part, ranked
+from trilane.engines.memory import check_fits, host_memory_of
+from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
+from trilane.engines.speed import EngineGain, EngineSpeed, engine_about
 from trilane.engines.tune.drafts import DraftAnswer, draft_answer
 from trilane.engines.tune.expert_cache import hit_curve
-from trilane.engines.tune.question import TuneQuestion
 from trilane.engines.tune.settings import (
     WORTH_CACHING,
     WORTH_FEWER_BITS,
     WORTH_SETTING,
     Setting,
     SettingSpace,
+    TuneQuestion,
     choices,
     may_be_pinned,
 )
 from trilane.engines.tune.tuned import Reason, Tuned, Workbench, why_lost
-from trilane.fit.sensitivity import limit_of, ranked
 
 LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
@@ -44,6 +40,15 @@ class Rival:
 
     tuned: Tuned
     reason: Reason
+
+
+class TuneCaveats(NamedTuple):
+    """Things that an answer leaves out, and that the question did not get."""
+
+    short_window: bool  # the window that was named has no room for prompt and answer
+    measured: bool  # times are those of the machine on which the engine was measured, whatever parts are named
+    pinned: bool  # the file is read into pinned memory, of which there may not be enough
+    single_tensors_ms: float | None  # of a token, which single tensors of one more layer on the GPU would save
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,13 @@ class Tuning:
     tried: int
     without_room: int
     drafts: DraftAnswer | None  # by the model's own layers; None where there are none
-    limited_by: str
+    limit: str | None  # the part that limits decoding; None: no part by itself, or not known
     gains: tuple[EngineGain, ...]
     regime: Regime
     error: RegimeAccuracy | None  # of decode speeds that others measured; None: of too few, of batches, or with a cache
     measured: bool  # times are those of kernels that were measured on one machine
-    notes: tuple[str, ...]
+    caveats: TuneCaveats
+    machine_notes: tuple[str, ...]  # on the machine's parts
     memory_known: bool  # False: no GPU, and the size of the host's memory is not named
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +98,7 @@ class SettingSearch:
     def best(self) -> Setting:
         """The best one, by ``score``. Raises FitError for none."""
         if not self.tuned:
-            raise FitError(f"{self.refused[min(self.refused, key=self.size)]}{to_lower(self.bench.question)}")
+            raise FitError(f"{self.refused[min(self.refused, key=self.size)]}{_to_lower(self.bench.question)}")
         return min(self.tuned, key=self.score)
 
     def score(self, setting: Setting) -> float:
@@ -118,7 +124,7 @@ class SettingSearch:
         return list(found.values())[:LEADING]
 
     def is_behind(self, setting: Setting) -> bool:
-        """Whether it is slower than the best one, and differs in more than its threads."""
+        """True if it is slower than the best one, and differs in more than its threads."""
         goal, best = self.bench.question.goal, self.tuned[self.best]
         near = setting._replace(threads=self.best.threads) == self.best
         return not near and self.tuned[setting].cost(goal) > (1 + AS_FAST) * best.cost(goal)
@@ -137,7 +143,7 @@ def tune(question: TuneQuestion) -> Tuning:
     try:
         check_fits(shape, hardware, question.fit)
     except FitError as error:
-        raise FitError(f"{error}{kept_free(question)}") from None
+        raise FitError(f"{error}{_kept_free(question)}") from None
     engine = engine_of(question.fit, hardware)
     check_setting(question.fit, engine, hardware)
     check_engine(engine, shape, hardware)
@@ -164,12 +170,13 @@ def tune(question: TuneQuestion) -> Tuning:
         tried=len(done.tuned) + len(done.refused),
         without_room=len(done.refused),
         drafts=draft_answer(question, done.bench, done.best),
-        limited_by=limit_of(gains),
+        limit=limiting_part(gains),
         gains=gains,
         regime=regime,
         error=_error(question, regime, speed, best),
         measured=speed.measured,
-        notes=caveats_of(question, speed, best),
+        caveats=_caveats(question, speed, best),
+        machine_notes=speed.hardware.notes,
         memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 
@@ -219,3 +226,31 @@ def _other_engines(
             continue
         found.append(Rival(tuned, why_lost(best, tuned, question)))
     return tuple(sorted(found, key=lambda rival: rival.tuned.cost(question.goal))), refused
+
+
+def _caveats(question: TuneQuestion, speed: EngineSpeed, best: Tuned) -> TuneCaveats:
+    window = question.fit.window
+    short = window is not None and window < question.fit.tokens
+    return TuneCaveats(short, speed.measured, best.pinned, single_tensors_ms(best))
+
+
+def single_tensors_ms(best: Tuned) -> float | None:
+    """Time of a token, in ms, that single tensors of one more layer on the GPU would save at most: those that there is
+    room for. None where that is too little, or no layer is on the host without a cache."""
+    if not best.host_layers or best.gpu_experts or best.cache_mib is not None:
+        return None
+    layer_bytes, layer_ms = best.memory.host_bytes / best.host_layers, best.decode_ms["cpu_experts"] / best.host_layers
+    saved_ms = min(-best.memory.missing_bytes / layer_bytes, 1.0) * layer_ms
+    return saved_ms if saved_ms / best.tpot_ms >= WORTH_SETTING else None
+
+
+def _kept_free(question: TuneQuestion) -> str:
+    """The end of a message on memory that is short, where some is kept free."""
+    return f"; or lower --keep-free-gb {question.keep_free_gb:g}" if question.keep_free_gb else ""
+
+
+def _to_lower(question: TuneQuestion) -> str:
+    """The end of such a message where the window may be too long, too."""
+    window = question.fit.window
+    longer = window is not None and window > question.fit.prompt_tokens + question.fit.generated
+    return (f"; or lower --context {window}" if longer else "") + _kept_free(question)

@@ -1,4 +1,4 @@
-"""What one setting gives: its command line, speeds, what they are made of, and memory; and why it lost to another."""
+"""Results of one setting: its command line, speeds, what they are made of, and memory; and why it lost to another."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import NamedTuple
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from trilane.engines.command_line import cpu_layers_of
-from trilane.engines.engine_answer import time_parts
-from trilane.engines.engine_speed import EngineSpeed
+from trilane.engines.memory import SplitMemory
 from trilane.engines.question import KvFormat
-from trilane.engines.split_memory import SplitMemory
+from trilane.engines.speed import EngineSpeed, time_parts
 from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve
-from trilane.engines.tune.question import Goal, TuneQuestion
-from trilane.engines.tune.settings import Setting
+from trilane.engines.tune.settings import Goal, Setting, TuneQuestion
 
 _NS_PER_MS = 1e6
 
@@ -73,7 +71,7 @@ class Workbench:
         return CachedSpeed(asked, shape, self.hardware, engine, curve=self.curve)
 
     def tuned(self, setting: Setting) -> Tuned:
-        """What a setting gives. Raises FitError where it cannot run."""
+        """Return what a setting gives. Raises FitError where it cannot run."""
         speed = self.speed(setting)
         split, cpu_only = speed.split, self.hardware.cpu_only
         return Tuned(
@@ -113,7 +111,7 @@ class Workbench:
 
 
 class Reason(NamedTuple):
-    """Of two settings, the second's over the first's, minus 1; and the part of the time that grows most.
+    """Times of a second setting over those of a first, minus 1; and the part of the time that grows most.
 
     ``part_ms``: by how much, in the mean of a token or until the first one (``phase``); None where nothing grows.
     """

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from trilane.engines.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, measured
+from trilane.engines.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, measured, regime_of_row
 from trilane.engines.accuracy.explanation import Explanation, TimePart
 from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.regimes import regime_of_row
 from trilane.engines.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Scores, factor
 from trilane.output.pages.output import Part, heading, legend, number, percent, reasons_table, signed_percent, table
 
@@ -144,7 +143,7 @@ def _time(each: Explanation) -> Table:
 
 
 def _needed(each: Explanation) -> str:
-    """What would have to be true for the measured speed."""
+    """Sentence on what would have to be true for the measured speed."""
     part, rest = each.parts[0], each.predicted_ns - each.parts[0].ns
     if each.needed_ns <= 0:
         return (

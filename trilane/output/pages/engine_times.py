@@ -41,5 +41,5 @@ def settings_line(threads: int, settings: BenchSettings) -> str:
 
 
 def work_words(point: BenchPoint) -> str:
-    """What is computed, in words."""
+    """Words for what is computed."""
     return f"prompt of {point.tokens:,}" if point.tokens > 1 else f"decode at {point.depth:,} tokens"

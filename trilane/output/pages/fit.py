@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from policies.protocols import PolicyKind
 from sim.costs.engine import load_engine
+from sim.runs.vocabulary import kind_of
 from trilane.common.units import in_gb
-from trilane.engines.memory_needed import MemoryUse
 from trilane.engines.question import Question
-from trilane.fit.answer import Fit
-from trilane.fit.policy_answer import PolicyAnswer
-from trilane.fit.policy_result import PolicyResult
-from trilane.output.pages.fit_engine import caveats, duration, engine_section, host_told, question_told, sizes_told
-from trilane.output.pages.fit_policies import policies_section, token_time
-from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+from trilane.fit.answer import Fit, PolicyAnswer
+from trilane.fit.policy_result import MemoryUse, PolicyResult
+from trilane.output.figures.marks import SIGNS
+from trilane.output.pages.caveats import fit_caveats, limit_text
+from trilane.output.pages.fit_engine import (
+    caveats,
+    duration,
+    engine_section,
+    host_told,
+    question_told,
+    seconds,
+    sizes_told,
+)
+from trilane.output.pages.output import Part, heading, legend, mebibytes, number, pairs, percent, table
 
 _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
-_WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.fit.warm_window)
+_WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.fit.sensitivity)
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
 _NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
@@ -30,7 +39,7 @@ def fit_page(fit: Fit) -> list[Part]:
 
 
 def _length(tokens: int, trained: int | None) -> str:
-    """What the model was trained for, where the question comes near it or goes beyond."""
+    """Sentence on the length that the model was trained for, where the question comes near it or goes beyond."""
     if trained is None or tokens <= trained - _NEAR:
         return ""
     if tokens <= trained:
@@ -41,7 +50,7 @@ def _length(tokens: int, trained: int | None) -> str:
 def _policies(fit: Fit, played: PolicyAnswer) -> list[Part]:
     asked = fit.question
     return [*_answer(asked, played), *_disagreement(fit, played), *_memory(played), *policies_section(asked, played),
-            *_limits(played), *_supports(played), *caveats(played.traps)]
+            *_limits(played), *_supports(played), *caveats(fit_caveats(fit, played))]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -55,7 +64,7 @@ def _answer(asked: Question, fit: PolicyAnswer) -> list[Part]:
         ("time per output token", f"{token_time(best.tpot_ms, asked)}{spread} ms ({', '.join(_bounds(fit))})"),
         ("tokens/s", _speeds(best, asked)),
         ("time to first token", _first(fit)),
-        ("limited by", fit.limited_by),
+        ("limited by", limit_text(fit.gains)),
         *_waits(best),
         ("decode steps played", _steps(asked, fit)),
         ("routing", fit.routing),
@@ -65,7 +74,7 @@ def _answer(asked: Question, fit: PolicyAnswer) -> list[Part]:
 
 
 def _disagreement(fit: Fit, played: PolicyAnswer) -> list[str]:
-    """Where the engine's predicted speed is above that of the best policy."""
+    """Sentence where the engine's predicted speed is above that of the best policy."""
     engine, best = fit.engine, played.best
     if engine is None or fit.question.generated == 1 or best.tpot_ms < (1 + _DISAGREE) * engine.tpot_ms:
         return []
@@ -82,7 +91,7 @@ def _best(fit: PolicyAnswer) -> str:
 
 
 def _bounds(fit: PolicyAnswer) -> list[str]:
-    """What the time is compared with."""
+    """Times that the time is compared with."""
     seer = [] if fit.clairvoyant is None else [f"clairvoyant run {number(fit.clairvoyant.tpot_ms, 2)}"]
     bound, null = fit.bounds["lower_bound_tpot_ms"], fit.bounds["null_model_tpot_ms"]
     return [f"simulated; lower bound {number(bound, 2)}", *seer, f"null model {number(null, 2)}"]
@@ -162,3 +171,67 @@ def _supports(fit: PolicyAnswer) -> list[Part]:
         return []
     return ["", heading("the weakest numbers that it depends on most"),
             table(("confidence", "number", "value", "source"), rows, text_columns=4, wrap=True)]
+
+
+_OTHER, _EQUAL = "+", "="
+_COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
+_LEGEND = {
+    "answer": "until the last of the generated tokens is there; the order of the table",
+    "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
+    "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
+}
+_MARK_LEGEND = {
+    SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
+    _EQUAL: "as fast as the best, within the spread of the steps that were played",
+    _OTHER: "for comparison: not among those to choose from",
+    SIGNS[PolicyKind.CHANGES]: (
+        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
+    ),
+}
+
+
+def policies_section(asked: Question, fit: PolicyAnswer) -> list[Part]:
+    """The table, what its marks mean, and the policies that were refused."""
+    if fit.memory.all_fits:
+        return []
+    seer = [] if fit.clairvoyant is None else [fit.clairvoyant]
+    shown = [(one, _sign(fit, one)) for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]
+    signs = {sign: text for sign, text in _MARK_LEGEND.items() if any(sign == one for _, one in shown)}
+    refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
+    rows = [_row(one, sign, asked) for one, sign in shown]
+    return ["", heading("compared with others"), table(_COLUMNS, rows),
+            legend({**_LEGEND, **signs}), *_slower_seer(fit), *refused]
+
+
+def _slower_seer(fit: PolicyAnswer) -> list[str]:
+    """Why the clairvoyant run may be slower."""
+    seer, best = fit.clairvoyant, fit.best
+    if seer is None or seer.tpot_ms <= best.tpot_ms:
+        return []
+    copied = [answer.pcie_bytes_per_token or 0 for answer in (seer, best)]
+    why = f"it copies {copied[0] / 2**20:,.0f} MiB a token where {best.policy} copies {copied[1] / 2**20:,.0f}, and "
+    return [f"the clairvoyant run is slower here: {why * (copied[0] > copied[1])}knowing the future, it still decides "
+            f"layer by layer"]
+
+
+def _row(answer: PolicyResult, sign: str, asked: Question) -> list[str]:
+    whole = answer.ttft_ms is not None
+    return [
+        f"{answer.policy} {sign}".strip(), seconds(answer.ttft_ms), token_time(answer.tpot_ms, asked),
+        number(answer.tokens_per_s if asked.generated > 1 else None),
+        number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate),
+        mebibytes(answer.pcie_bytes_per_token), in_gb(answer.host_bytes),
+    ]
+
+
+def _sign(fit: PolicyAnswer, answer: PolicyResult) -> str:
+    if answer in fit.compared:
+        return _OTHER
+    if answer.policy in fit.equal:
+        return _EQUAL
+    return SIGNS.get(kind_of(answer.labels), "")
+
+
+def token_time(ms: float, asked: Question) -> str:
+    """TPOT; an answer of one token has none."""
+    return number(ms if asked.generated > 1 else None, 2)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
-from trilane.engines.accuracy.regime_errors import RegimeAccuracy
-from trilane.engines.accuracy.regimes import Regime
-from trilane.engines.engine_answer import EngineAnswer
-from trilane.engines.engine_speed import EngineGain
+from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy
+from trilane.engines.memory import SplitMemory
 from trilane.engines.question import Question
-from trilane.engines.split_memory import SplitMemory
-from trilane.fit.answer import Fit
+from trilane.engines.speed import EngineAnswer, EngineGain
+from trilane.output.pages.caveats import limit_text
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+
+if TYPE_CHECKING:
+    from trilane.fit.answer import Fit  # imports what plays policies
 
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
@@ -51,7 +53,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Part]:
         *_larger(answer, asked),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
-        ("limit", answer.limited_by),
+        ("limit", limit_text(answer.gains)),
         ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
     ]
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
@@ -67,7 +69,7 @@ def _decode(answer: EngineAnswer, asked: Question) -> str:
 
 
 def speed(tpot_ms: float, batch: int) -> str:
-    """Of one sequence, and of all where there are several."""
+    """Speed of one sequence, and of all where there are several."""
     each = f"{number(1000 / tpot_ms)} tokens/s"
     return each if batch == 1 else f"{each} per sequence, {number(batch * 1000 / tpot_ms)} in all"
 
@@ -79,7 +81,7 @@ def _first(answer: EngineAnswer, asked: Question) -> str:
 
 
 def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
-    """What larger pieces of the prompt give."""
+    """Row on what larger pieces of the prompt give."""
     if (larger := answer.larger_pieces) is None:
         return []
     decode = f" and {speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
@@ -93,13 +95,13 @@ def question_told(asked: Question) -> str:
 
 
 def gains_section(engine: str, gains: Iterable[EngineGain]) -> list[Part]:
-    """What better parts of the machine give with an engine."""
+    """Table of what better parts of the machine give with an engine."""
     rows = [[gain.part, percent(gain.tpot), percent(gain.ttft)] for gain in gains]
     return ["", table((f"25% better, {engine}", "more tokens/s", "more prompt tokens/s"), rows)] if rows else []
 
 
 def memory_parts(memory: SplitMemory) -> dict[str, float]:
-    """What an engine keeps on the GPU, in bytes."""
+    """Bytes that an engine keeps on the GPU, by name."""
     return {
         "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
         "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
@@ -129,7 +131,7 @@ def parts_told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
 
 
 def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
-    """Of decode; that of prompts is larger."""
+    """Error of decode speeds, in words; that of prompts is larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
     if batch > 1:

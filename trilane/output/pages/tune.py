@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from trilane.common.units import GB, MIB, in_gb
-from trilane.engines.memory_needed import HOST_RESERVE_BYTES
+from trilane.engines.memory import HOST_RESERVE_BYTES
 from trilane.engines.question import KV_BITS
-from trilane.engines.tune.check import Checked
+from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnswer, Drafted
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 from trilane.engines.tune.tune import Rival, Tuning
 from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.caveats import limit_text, tune_caveats
 from trilane.output.pages.fit_engine import (
     PARTS,
     caveats,
@@ -27,7 +29,10 @@ from trilane.output.pages.fit_engine import (
     speed,
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
-from trilane.output.pages.tune_drafts import drafts_section
+
+if TYPE_CHECKING:
+    from trilane.study.validation.tune_check import Checked  # runs llama.cpp
+
 
 _COMPARED = {
     "decode": "by the time per token alone", "prompt": "by the time to the first token alone",
@@ -42,7 +47,7 @@ def tune_page(tuning: Tuning) -> list[Part]:
     """Everything that is printed, without the timeline."""
     drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
     return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
-            *gains_section(tuning.best.engine, tuning.gains), *caveats(tuning.notes)]
+            *gains_section(tuning.best.engine, tuning.gains), *caveats(tune_caveats(tuning))]
 
 
 def _title(tuning: Tuning) -> list[Part]:
@@ -64,7 +69,7 @@ def _best(tuning: Tuning) -> list[Part]:
         ("last token", duration(best.answer_ms)),
         *_cache(best),
         *_memory(tuning),
-        ("limit", tuning.limited_by if tuning.question.goal == "decode" else f"decode: {tuning.limited_by}"),
+        ("limit", f"{'' if tuning.question.goal == 'decode' else 'decode: '}{limit_text(tuning.gains)}"),
         ("error to expect", _error(tuning)),
         ("engine", f"{best.engine}: {tuning.engine_about}"),
         *_faster_engine(tuning),
@@ -82,7 +87,7 @@ def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _error(tuning: Tuning) -> str:
-    """Of decode, with the speeds between which it then is."""
+    """Error of decode, with the speeds between which it then is."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
     told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
@@ -114,8 +119,8 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _rivals(tuning: Tuning) -> list[Part]:
-    settings = f"chosen from all {tuning.tried} settings, {tuning.without_room} of them without room"
-    about = f"{settings}, compared {_by(tuning)}"
+    without_room = f"{tuning.without_room} of them without room"
+    about = f"chosen from all {tuning.tried} settings, {without_room}, compared {_by(tuning)}"
     rows = [
         [name, *_numbers(rival.tuned), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
         for name, rival in _named(tuning).items()
@@ -140,7 +145,7 @@ def _named(tuning: Tuning) -> dict[str, Rival]:
 
 
 def _rule(tuning: Tuning) -> str:
-    """What a setting must give to be chosen."""
+    """Sentence on what a setting must give to be chosen."""
     bits = f", a KV cache of fewer bits {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
     cache = f", a cache of experts {percent(WORTH_CACHING)}" if tuning.other_placement else ""
     return f"chosen where it saves enough of that time: a setting {percent(WORTH_SETTING)}{bits}{cache}"
@@ -196,7 +201,7 @@ def _compared(rival: Rival) -> str:
 
 
 def _faster(slower: float) -> str:
-    """Of a time over another, minus 1, below 0: by how much the speed is higher; twice or more as a factor."""
+    """Words for a time over another, minus 1, below 0: by how much the speed is higher; twice or more as a factor."""
     ratio = 1 / (1 + slower)
     return f"{percent(ratio - 1)} faster" if ratio < 2 else f"{number(ratio)}x as fast"
 
@@ -222,3 +227,65 @@ def check_page(checked: Sequence[Checked]) -> list[Part]:
 
 def _sizes(sizes: tuple[int, int] | None) -> str:
     return "-" if sizes is None else " / ".join(f"{size / GB:.2f}" for size in sizes)
+
+
+_ABOUT = (
+    "accepted: drafts that the model would have written, of those behind accepted ones; it depends on the text, and is "
+    f"not predicted. On the one machine with published figures drafts gave {MEASURED_LESS} less than this predicts"
+)
+_PUBLISHED = "; 76% (Gemma 4 31B) and 88% (Qwen3.6-35B-A3B) were published of llama.cpp; --draft-acceptance names yours"
+
+
+def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
+    """Nothing without drafts. ``asked``: whether the acceptance was."""
+    if answer is None:
+        return []
+    rates = tuple(f"tokens/s, {percent(each)} accepted" for each in answer.acceptances)
+    title = f"drafts by the model's own layers (--spec-type draft-mtp), which take {in_gb(answer.layer_bytes)} GB"
+    plain = answer.plain_tokens_per_s
+    rows = [["none", number(1000 / plain, 2), "", *[number(plain)] * len(rates)]]
+    rows += map(_row, answer.choices)
+    shown = table(("drafts", "ms a step", "worth it from", *rates), rows)
+    return ["", heading(title), shown, "", f"{_ABOUT}{'' if asked else _PUBLISHED}", *_line(answer)]
+
+
+def _row(each: Drafted) -> list[str]:
+    least = "never" if each.break_even is None else percent(each.break_even)
+    return [number(each.drafts, 0), number(each.step_ms, 2), least, *map(number, each.tokens_per_s.values())]
+
+
+def _line(answer: DraftAnswer) -> list[str]:
+    least = percent(answer.acceptances[0])
+    if answer.command is None or answer.best is None:
+        return [f"with {least} accepted none saves {percent(WORTH_DRAFTING)}"]
+    return ["", f"best with {least} accepted: {answer.command}"]
+
+
+_BAR = 40  # letters of the longest bar
+
+
+def timeline_page(tuned: Tuned) -> list[Part]:
+    """Parts of the time of one token, part by part, and in how many layers."""
+    columns = ("part", "layers", "ms a layer", "ms", "share", "")
+    return ["", heading("one token, in the mean of the answer"), table(columns, _timeline(tuned), (0, 5))]
+
+
+def _timeline(tuned: Tuned) -> Iterator[list[str]]:
+    longest = max(tuned.decode_ms.values())
+    for part, ms in tuned.decode_ms.items():
+        if layers := _layers(tuned, part):
+            each = number(ms / layers, 3) if part != "others" else "-"
+            yield [PARTS[part], number(layers, 0), each, number(ms, 2), percent(ms / tuned.tpot_ms),
+                   "#" * round(_BAR * ms / longest)]
+
+
+def _layers(tuned: Tuned, part: str) -> int:
+    """In which a part takes time."""
+    host, cached = tuned.host_layers, tuned.cache_mib is not None
+    whole = tuned.layers
+    layers = {
+        "gpu_experts": whole if cached or tuned.gpu_experts else whole - host,
+        "cpu_experts": (0 if cached else host) if "gpu_experts" in tuned.decode_ms else whole,
+        "handing_over": host, "copies": host if cached else 0,
+    }
+    return layers.get(part, whole)

@@ -14,11 +14,12 @@ from traces.synthesis.named import nearest_routing
 from trilane.common.hints import between
 from trilane.common.schema import check
 from trilane.common.units import in_gb
-from trilane.engines.memory_needed import check_fits, need_of
+from trilane.engines.memory import check_fits, need_of
 from trilane.engines.question import Question
 from trilane.engines.routing import synthetic_names
 from trilane.study.pays.dimensions import RECALL
 from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
+from trilane.study.question_scenario import scenario_of
 from trilane.study.sweep.axes import PARAMETER, takers, vary
 
 MOST_STEPS, FEWEST_STEPS = 48, 20  # decode steps that are played of an answer: fewer of models with more layers
@@ -103,7 +104,7 @@ class PaysQuestion:
         if self.fit.trace is not None:
             calibration = calibration_of(self.fit.trace) or calibration
             trace = f"{self.fit.trace}{NO_FORECASTS if self.idea.x.axis == RECALL.axis else ''}"
-        scenario = self.fit.scenario(trace, self.fit.calibration or calibration)
+        scenario = scenario_of(self.fit, trace, self.fit.calibration or calibration)
         asked = scenario.with_(
             sampled_steps=self.steps, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
         )

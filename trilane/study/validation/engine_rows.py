@@ -20,8 +20,8 @@ from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.hints import Name, between
-from trilane.engines.accuracy.closed_forms import sheet_prompt_s, token_bytes, weights_of_others
 from trilane.engines.accuracy.measured_rows import RowsError
+from trilane.engines.accuracy.scores import sheet_prompt_s, token_bytes, weights_of_others
 from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 from trilane.study.validation.engine_plan import EngineScenario
 

@@ -9,10 +9,9 @@ import pytest
 
 from sim.costs.engine import load_fitted
 from tests.kit.measured_rows import row
-from trilane.engines.accuracy.errors import Speeds, read_predictions
+from trilane.engines.accuracy.errors import Speeds, read_predictions, regime_errors, regime_of_row
 from trilane.engines.accuracy.measured_rows import read_rows
-from trilane.engines.accuracy.regime_errors import FEWEST_MACHINES, kept_errors, regime_error, regime_errors
-from trilane.engines.accuracy.regimes import REGIMES, Regime, regime_of_row
+from trilane.engines.accuracy.regimes import FEWEST_MACHINES, REGIMES, Regime, kept_errors, regime_error
 
 UNKNOWN = replace(load_fitted("llama.cpp"), program="mine")
 

@@ -11,8 +11,7 @@ import pytest
 
 from traces.layout import DECODE
 from traces.library import load_trace
-from trilane.engines.engine_choice import engine_of
-from trilane.engines.question import FitError, Question
+from trilane.engines.question import FitError, Question, engine_of
 from trilane.engines.split_speed import decode_time
 from trilane.engines.tune.drafts import (
     MEASURED_LESS,
@@ -23,8 +22,7 @@ from trilane.engines.tune.drafts import (
     draft_answer,
     drafted_step,
 )
-from trilane.engines.tune.question import TuneQuestion
-from trilane.engines.tune.settings import Setting
+from trilane.engines.tune.settings import Setting, TuneQuestion
 from trilane.engines.tune.tuned import Workbench
 
 SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 512}

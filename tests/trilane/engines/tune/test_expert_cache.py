@@ -8,10 +8,11 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
+from traces.batches import LayerUse, layer_uses
 from trilane.common.units import MIB
 from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for
-from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve
+from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve, lru_hit_rate
 from trilane.study.cache_curve import CacheCurve
 
 # logged on an R9700: repository audiagentic/bigcherry, patch 1337 (docs/planning, BCOP39)
@@ -77,3 +78,26 @@ def test_no_room_for_the_experts_of_a_token_is_refused(slots: float, runs: bool)
         return
     with pytest.raises(FitError, match="no room for a cache of the experts of one token"):
         _ = own.split
+
+
+@pytest.mark.parametrize("model", ["deepseek-v2-lite:4", "mixtral-8x7b:3", "gpt-oss-20b:4"])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.6, 1.0])
+def test_hit_rates_are_those_of_the_simulators_lru_cache(model: str, share: float) -> None:
+    curve = CacheCurve(routing_for(Question(model=model, gpu="rtx-3060", ram="ddr4-3200")).trace)
+    shape = curve.trace.shape
+    size = round(share * shape.routed_bytes)
+    rate = lru_hit_rate(layer_uses(curve.trace), shape.expert_bytes_by_layer, size)
+    assert rate == curve.point("lru", size).hit_rate_decode
+
+
+def test_an_lru_cache_by_hand() -> None:
+    """Room for two experts of layer 0, or one of layer 1: A B, C, A, then both layers in turn."""
+    uses = [
+        LayerUse(0, 0, "prefill", (0, 1), (1, 1)), LayerUse(1, 0, "decode", (1,), (1,)),  # hit
+        LayerUse(2, 0, "decode", (2,), (1,)),  # in place of 0
+        LayerUse(3, 0, "decode", (1, 2), (1, 1)),  # two hits
+        LayerUse(3, 1, "decode", (5,), (1,)),  # in place of both
+        LayerUse(4, 0, "decode", (0, 1, 2), (1, 1, 1)),  # room for two, none of which makes room for the third
+        LayerUse(5, 0, "decode", (0, 2), (1, 1)),  # one hit
+    ]
+    assert lru_hit_rate(uses, (10, 20), 20) == 4 / 10

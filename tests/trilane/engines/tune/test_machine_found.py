@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from sim.machine.assembly import assembled_name
@@ -13,24 +11,20 @@ from trilane.engines.question import FitError
 from trilane.engines.tune import machine_found
 from trilane.engines.tune.machine_found import found_machine
 
-CPU = "processor\t: 0\nmodel name\t: {}\ncpu MHz\t: 3000\n"
-
 
 def found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smi: str, cpu: str, named_cpu: str | None = None, cores: int = 4
+    monkeypatch: pytest.MonkeyPatch, smi: str, cpu: str, named_cpu: str | None = None, cores: int = 4
 ) -> machine_found.MachineFound:
     """The machine of a driver's answer and a CPU's name, with 31.9 GiB of memory."""
-    (tmp_path / "cpuinfo").write_text(CPU.format(cpu))
-    (tmp_path / "meminfo").write_text("MemTotal:       33449000 kB\nMemFree:        7244444 kB\n")
-    monkeypatch.setattr(machine_found, "CPU_LIST", tmp_path / "cpuinfo")
-    monkeypatch.setattr(machine_found, "MEMORY_LIST", tmp_path / "meminfo")
+    monkeypatch.setattr(machine_found, "cpu_name", lambda: cpu)
+    monkeypatch.setattr(machine_found, "memory_bytes", lambda: 33_449_000 * 1024)
     monkeypatch.setattr(machine_found, "_answer", lambda command: smi)
     monkeypatch.setattr(machine_found, "physical_cores", lambda: [(core,) for core in range(cores)])
     return found_machine(named_cpu)
 
 
-def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    one = found(monkeypatch, tmp_path, "NVIDIA GeForce RTX 3060, 12288, 4, 16\n", "AMD Ryzen 5 5600X 6-Core Processor")
+def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = found(monkeypatch, "NVIDIA GeForce RTX 3060, 12288, 4, 16\n", "AMD Ryzen 5 5600X 6-Core Processor")
     assert one.parts() == {
         "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600x", "cores": 4, "pcie": "4x16", "ram_gb": 32,
     }
@@ -39,9 +33,9 @@ def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert one.parts(ram="ddr4-3600")["ram"] == "ddr4-3600"
 
 
-def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     card, own = "NVIDIA GeForce RTX 3060, 12288, 4, 16\n", "AMD Ryzen 5 5600X 6-Core Processor"
-    one = found(monkeypatch, tmp_path, card, own, "core-i9-13900k")
+    one = found(monkeypatch, card, own, "core-i9-13900k")
     assert one.parts() == {
         "gpu": "rtx-3060", "ram": "ddr5-5600", "cpu": "core-i9-13900k", "cores": None, "pcie": "4x16", "ram_gb": 32,
     }
@@ -49,17 +43,17 @@ def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.Mo
 
 
 def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = found(monkeypatch, tmp_path, "", "Some CPU")
+    one = found(monkeypatch, "", "Some CPU")
     assert (one.gpu, one.cpu, one.ram, one.pcie) == ("none", None, "ddr4-3200", None)
     assert [text.partition(":")[0] for text in one.assumed] == ["gpu", "ram", "cpu"]
 
 
 def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, more = (found(monkeypatch, tmp_path, "", "Some CPU", cores=cores) for cores in (32, 33))
+    most, more = (found(monkeypatch, "", "Some CPU", cores=cores) for cores in (32, 33))
     assert (most.cpu, more.cpu) == (None, "server")
     assert more.assumed[-1] == (
         "cpu: a generic server's, for its 33 cores, since this one is not in the catalogue; name one like it with --cpu"
@@ -81,9 +75,9 @@ def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(
     ],
 )
 def test_a_card_is_known_by_its_words_and_its_memory(
-    name: str, mib: int, gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, mib: int, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert found(monkeypatch, tmp_path, f"{name}, {mib}, 4, 16\n", "Some CPU").gpu == gpu
+    assert found(monkeypatch, f"{name}, {mib}, 4, 16\n", "Some CPU").gpu == gpu
 
 
 @pytest.mark.parametrize(
@@ -96,29 +90,29 @@ def test_a_card_is_known_by_its_words_and_its_memory(
     ],
 )
 def test_a_cpu_is_known_by_its_name(
-    name: str, cpu: str, ram: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, cpu: str, ram: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = found(monkeypatch, tmp_path, "", name)
+    one = found(monkeypatch, "", name)
     assert (one.cpu, one.ram) == (cpu, ram)
 
 
-def test_a_card_that_is_not_in_the_catalogue_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_card_that_is_not_in_the_catalogue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FitError, match=r"the GPU 'NVIDIA RTX 9999' with 12 GiB is not in the catalogue; name one"):
-        found(monkeypatch, tmp_path, f"NVIDIA RTX 9999, {12 * 1024**3 // MIB}, 5, 16\n", "Some CPU")
+        found(monkeypatch, f"NVIDIA RTX 9999, {12 * 1024**3 // MIB}, 5, 16\n", "Some CPU")
 
 
 @pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed", "a, b\n", "GPU, [N/A], 4, 16\n"])
-def test_answers_of_another_form_are_no_card(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    one = found(monkeypatch, tmp_path, text, "Some CPU")
+def test_answers_of_another_form_are_no_card(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = found(monkeypatch, text, "Some CPU")
     assert one.gpu == "none"
     assert one.assumed[0] == "gpu: none, since nvidia-smi names none; name one with --gpu"
 
 
-def test_of_several_cards_the_first_is_meant_which_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_several_cards_the_first_is_meant_which_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "NVIDIA GeForce RTX 3060, 12288, 4, 16\nNVIDIA GeForce RTX 4090, 24564, 4, 16\n"
-    one = found(monkeypatch, tmp_path, text, "AMD Ryzen 5 5600X 6-Core Processor")
+    one = found(monkeypatch, text, "AMD Ryzen 5 5600X 6-Core Processor")
     assert (one.gpu, one.assumed[0]) == ("rtx-3060", "gpu: the first of 2; name another with --gpu")
 
 
-def test_a_slot_that_the_driver_does_not_know_is_left_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert found(monkeypatch, tmp_path, "Tesla T4, 15360, [N/A], [N/A]\n", "Some CPU").pcie is None
+def test_a_slot_that_the_driver_does_not_know_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(monkeypatch, "Tesla T4, 15360, [N/A], [N/A]\n", "Some CPU").pcie is None

@@ -16,12 +16,9 @@ from tests.kit.depth import DEEP
 from tests.kit.hand_measured import toy_machine
 from tests.kit.overlay import ROOT
 from trilane.common.units import MIB
-from trilane.engines.engine_choice import engine_of
-from trilane.engines.question import FitError, Question
-from trilane.engines.tune.caveats import tensors_note, window_note
-from trilane.engines.tune.question import GOALS, TuneQuestion
-from trilane.engines.tune.settings import Setting, choices, may_be_pinned
-from trilane.engines.tune.tune import AS_FAST, SettingSearch, Tuning, searched, tune
+from trilane.engines.question import FitError, Question, engine_of
+from trilane.engines.tune.settings import GOALS, Setting, TuneQuestion, choices, may_be_pinned
+from trilane.engines.tune.tune import AS_FAST, SettingSearch, Tuning, searched, single_tensors_ms, tune
 
 QWEN: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32,
@@ -80,14 +77,6 @@ def test_a_cache_of_experts_has_its_size_in_mib_and_the_number_of_layers_for_whi
     assert found.n_cpu_moe == min(others, key=lambda one: one.tpot_ms).n_cpu_moe
 
 
-def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
-    [note] = window_note(question(**SMALL, prompt_tokens=600, generated=16, window=100))
-    assert note.startswith("--context 100 has no room for a prompt of 600 tokens and 16 generated: ")
-    assert "the answer has a window of 616" in note
-    assert window_note(question(**SMALL, prompt_tokens=600, generated=16, window=616)) == []
-    assert window_note(question(**SMALL)) == []
-
-
 def test_memory_that_is_kept_free_is_named_where_it_is_short() -> None:
     with pytest.raises(FitError, match=r"GB are missing.*; or lower --keep-free-gb 11$"):
         tune(question(keep_free_gb=11, **QWEN))
@@ -107,10 +96,9 @@ def test_single_tensors_would_save_what_there_is_room_for() -> None:
     memory = replace(found.memory, host_bytes=3 * layers * 10**8)
     memory = replace(memory, experts_bytes=memory.experts_bytes - 2 * 10**8 - missing)
     best = replace(found, memory=memory, tpot_ms=20.0, decode_ms={"cpu_experts": 0.6 * layers})
-    [note] = tensors_note(best)
-    assert note.endswith("save 0.40 ms a token at most, 2%")
-    assert tensors_note(replace(best, tpot_ms=50.0)) == []
-    assert tensors_note(replace(best, host_layers=0)) == []
+    assert single_tensors_ms(best) == pytest.approx(0.4)
+    assert single_tensors_ms(replace(best, tpot_ms=50.0)) is None
+    assert single_tensors_ms(replace(best, host_layers=0)) is None
 
 
 def test_several_sequences_have_their_slots() -> None:
@@ -322,3 +310,37 @@ def test_a_profile_is_refused(tmp_path: Path) -> None:
     write_hardware(toy_machine(), tmp_path / "mine.yaml")
     with pytest.raises(FitError, match=r"is a profile of one engine's times.*expected parts or a preset"):
         tune(question(model="deepseek-v2-lite", machine=str(tmp_path / "mine.yaml")))
+
+
+KNOWN = {  # ggml-org/llama.cpp tools/server/README.md at 00dc805
+    "-m": "--model", "-ngl": "--n-gpu-layers", "--n-cpu-moe": "--n-cpu-moe", "--moe-cache-mib": "--moe-cache-mib",
+    "-c": "--ctx-size", "-fa": "--flash-attn", "-b": "--batch-size", "-ub": "--ubatch-size", "-t": "--threads",
+    "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-np": "--parallel", "--load-mode": "--load-mode",
+    "--spec-type": "--spec-type", "--spec-draft-n-max": "--spec-draft-n-max",
+}
+
+
+def printed() -> set[str]:
+    """The options of all lines that a question leads to, on a card, with a cache of experts and with drafts."""
+    asked = Question(
+        model="qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=2000, generated=16, threads=8
+    )
+    found = tune(TuneQuestion(asked, "prompt", ("f16", "q8_0"), draft_acceptance=0.95))
+    assert found.drafts is not None
+    rivals = (rival.tuned for rival in (found.usual, found.runner_up, found.other_placement) if rival)
+    lines = [found.best.command, found.drafts.command or "", *(one.command for one in rivals)]
+    return {word for line in lines for word in line.split() if word.startswith("-")}
+
+
+def test_every_option_is_known() -> None:
+    assert printed() == set(KNOWN)
+
+
+@pytest.mark.llama
+def test_every_option_is_in_the_library() -> None:
+    """Its long name; short ones may be parts of other texts."""
+    library = pytest.importorskip("xllamacpp.xllamacpp")
+    with open(library.__file__, "rb") as file:
+        held = file.read()
+    missing = [name for name in KNOWN.values() if f"{name}\0".encode() not in held]
+    assert missing == []

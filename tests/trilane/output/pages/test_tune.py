@@ -9,8 +9,9 @@ from rich.table import Table
 
 from tests.kit.overlay import ROOT
 from trilane.engines.question import Question
-from trilane.engines.tune.question import Goal, TuneQuestion
+from trilane.engines.tune.settings import Goal, TuneQuestion
 from trilane.engines.tune.tune import Tuning, tune
+from trilane.output.pages.caveats import limit_text
 from trilane.output.pages.tune import tune_page
 
 
@@ -83,9 +84,10 @@ def test_times_that_were_measured_have_no_other_engines_parts_or_errors_next_to_
 
 
 def test_what_limits_decode_is_told_as_that_where_more_is_asked() -> None:
-    assert facts(tuned("decode"))["limit"] == tuned("decode").limited_by
-    assert facts(tuned("prompt"))["limit"] == f"decode: {tuned('prompt').limited_by}"
-    assert facts(tuned("both"))["limit"] == f"decode: {tuned('both').limited_by}"
+    text = limit_text(tuned("decode").gains)
+    assert [facts(tuned(goal))["limit"] for goal in ("decode", "prompt", "both")] == [
+        text, f"decode: {text}", f"decode: {text}"
+    ]
 
 
 def test_memory_that_was_not_named_has_no_size() -> None:

@@ -13,13 +13,12 @@ from realrun.errors import RefusedError
 from realrun.llama_cpp.timed_run import RunSettings, TimedRun, reported_bytes
 from tests.kit.overlay import ROOT
 from traces.models.catalogue import load_model
-from trilane.engines.compute_buffer import LoadSetting
-from trilane.engines.load_memory import load_memory
+from trilane.engines.load_memory import LoadSetting, load_memory
 from trilane.engines.question import FitError, Question
-from trilane.engines.tune.check import Checked, check, file_to_run
-from trilane.engines.tune.question import TuneQuestion
+from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import Tuning, tune
 from trilane.output.pages.tune import check_page
+from trilane.study.validation.tune_check import Checked, check, file_to_run
 
 LOG = """load_tensors:   CPU_Mapped model buffer size =  1142.91 MiB
 load_tensors:   CPU_REPACK model buffer size =   864.00 MiB

@@ -1,21 +1,27 @@
-"""Memory that a question needs on the GPU and on the host, and what helps where it is missing."""
+"""Memory that a question needs on the GPU and on the host, splits that have room, and what helps where there is none.
+
+A split is what an engine puts on the GPU, and the fewest layers whose experts it must leave out; ``load_memory`` says
+what an engine allocates. llama.cpp copies one matrix of a layer's experts to the GPU at a time, others a layer: 4,353
+MiB were logged where a layer's experts take 4,228 (GLM-5 in ik_llama.cpp).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
-from sim.runs.memory import MemoryPlan
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.units import GIB, in_gb
-from trilane.engines.engine_choice import engine_of, reads
-from trilane.engines.question import FitError, Question, with_weights
+from trilane.engines.load_memory import Copied, LoadMemory, LoadSetting, load_memory
+from trilane.engines.question import FitError, Question, engine_of, reads, with_weights
+from trilane.engines.split_speed import StaticSplit
 
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
 STAGED = 2  # slots with which ktransformers and best-exact stage experts
@@ -31,57 +37,12 @@ class Need(NamedTuple):
 
     @property
     def all_on_gpu(self) -> bool:
-        """Whether the GPU has room for every expert."""
+        """True if the GPU has room for every expert."""
         return self.host == HOST_RESERVE_BYTES
 
     def missing(self, gpu: int, host: int | None) -> tuple[int, int]:
         """Bytes that GPU and host lack; at most 0 where it fits."""
         return self.fixed - gpu, 0 if host is None else self.host - host
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """GPU memory divided, in bytes, as the recommended policy uses it, and the experts in it."""
-
-    gpu_bytes: int
-    every_token_bytes: int  # weights that every token needs
-    kv_bytes: int
-    staging_bytes: int
-    reserve_bytes: int
-    cache_bytes: int
-    cached_experts: int
-    experts: int
-    layers: int
-    routed_bytes: int  # of all experts
-    host_bytes: int  # of those that the host must hold
-    host_reserve_bytes: int = HOST_RESERVE_BYTES
-
-    @property
-    def fixed_bytes(self) -> int:
-        """All that is not the expert cache."""
-        return self.every_token_bytes + self.kv_bytes + self.staging_bytes + self.reserve_bytes
-
-    @property
-    def all_fits(self) -> bool:
-        """Whether every expert is on the GPU."""
-        return self.cached_experts == self.experts
-
-
-def memory_use(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> MemoryUse:
-    """The memory of a policy's plan."""
-    return MemoryUse(
-        gpu_bytes=plan.gpu_memory_bytes,
-        every_token_bytes=plan.non_expert_bytes,
-        kv_bytes=plan.kv_bytes,
-        staging_bytes=plan.staging_bytes,
-        reserve_bytes=plan.reserve_bytes,
-        cache_bytes=plan.cache_bytes,
-        cached_experts=plan.slots,
-        experts=shape.moe_layers * shape.experts,
-        layers=shape.moe_layers,
-        routed_bytes=shape.routed_bytes,
-        host_bytes=host_bytes,
-    )
 
 
 def host_memory_of(question: Question, hardware: Hardware) -> int | None:
@@ -147,7 +108,7 @@ def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
 
 
 def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    """What helps: smaller weights by name, a shorter window or prompt."""
+    """Return what helps: smaller weights by name, a shorter window or prompt."""
     smaller = _weights_that_fit(shape, hardware, question)
     ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
     window = longest_prompt(lambda n: surely_runs(shape, hardware, replace(question, window=n)), question.tokens)
@@ -185,7 +146,7 @@ def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
 
 
 def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
-    """Whether some policy can certainly run. Counts more than ``need_of``: staging slots, and room in the host's memory
+    """True if some policy can certainly run. Counts more than ``need_of``: staging slots, and room in the host's memory
     for what no longer fits the cache then, or for all experts where the question names policies."""
     memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
     need = need_of(shape, hardware, question.batch, question.tokens)
@@ -196,3 +157,116 @@ def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bo
     left_over = (STAGED + shape.moe_layers) * largest  # slots are whole ones, layer by layer
     on_host = shape.routed_bytes + HOST_RESERVE_BYTES if question.policies else need.host + left_over
     return max(Need(staged, on_host).missing(memory, host)) <= 0
+
+
+@dataclass(frozen=True)
+class SplitMemory:
+    """GPU memory divided, and what the host holds, in bytes."""
+
+    gpu_bytes: int
+    every_token_bytes: int  # weights that every token needs
+    kv_bytes: int
+    compute_bytes: int
+    reserve_bytes: int
+    experts_bytes: int  # of experts on the GPU
+    host_bytes: int  # of all others
+    host_table_bytes: int  # of embeddings, where a GPU computes
+    host_compute_bytes: int  # inputs, where a GPU computes
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the GPU lacks; at most 0 where all of it fits."""
+        held = self.every_token_bytes + self.kv_bytes + self.compute_bytes + self.reserve_bytes + self.experts_bytes
+        return held - self.gpu_bytes
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """The splits of a model in one engine."""
+
+    question: Question
+    shape: ModelShape
+    hardware: Hardware
+    engine: FittedEngine
+    _known: dict[int, LoadMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def piece_tokens(self) -> int:
+        """Prompt tokens that are computed at once."""
+        return self.question.ubatch or self.engine.prompt.piece_tokens.value
+
+    def best(self) -> StaticSplit:
+        """The split with as many experts on the GPU as there is room for, or with the layers that the question names.
+
+        Raises FitError where there is none, saying by how many GB.
+        """
+        choices = self._splits()
+        split = next((split for split in choices if self.memory(split).missing_bytes <= 0), None)
+        if split is None:
+            raise FitError(self._too_large(choices[-1]))
+        host, needed = host_memory_of(self.question, self.hardware), self.memory(split).host_bytes + HOST_RESERVE_BYTES
+        if host is not None and needed > host:
+            raise FitError(f"{self.engine.name}: {short_host(needed, host)}")
+        return split
+
+    def memory(self, split: StaticSplit) -> SplitMemory:
+        """Memory that a split takes, in bytes."""
+        shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(split.cpu_layers)
+        host = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
+        return SplitMemory(
+            gpu_bytes=self.hardware.gpu.memory_bytes,
+            every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes,
+            kv_bytes=all_on_gpu.kv_bytes,
+            compute_bytes=own.compute_bytes,
+            reserve_bytes=self.hardware.gpu.reserve_bytes,
+            experts_bytes=shape.routed_bytes - host,
+            host_bytes=host,
+            host_table_bytes=all_on_gpu.host_weights_bytes,
+            host_compute_bytes=own.host_compute_bytes,
+        )
+
+    def _loaded(self, cpu_layers: int) -> LoadMemory:
+        """Memory that is allocated with the experts of ``cpu_layers`` layers on the host."""
+        if cpu_layers not in self._known:
+            setting = LoadSetting(
+                context_tokens=self.question.batch * self.question.tokens, sequences=self.question.batch,
+                ubatch_tokens=self.piece_tokens, cpu_layers=cpu_layers, gpu=not self.hardware.cpu_only,
+                copied=self._copied,
+            )
+            self._known[cpu_layers] = load_memory(self.shape, setting)
+        return self._known[cpu_layers]
+
+    def _splits(self) -> list[StaticSplit]:
+        """Splits to choose from, most experts on the GPU first."""
+        layers, given = self.shape.moe_layers, self.question.n_cpu_moe
+        if given is not None:
+            return [self._split(sum(block < given for block in self.shape.expert_blocks))]
+        if self.hardware.one_memory:
+            return [self._split(0)]
+        if self.engine.splits == "experts":
+            some = [self._split(layers, experts) for experts in range(self.shape.experts - 1, -1, -1)]
+            return [self._split(0), *some]
+        return [self._split(count) for count in range(layers + 1)]
+
+    def _split(self, cpu_layers: int, gpu_experts: int = 0) -> StaticSplit:
+        """Weights are put in the CPU's order of rows where it computes everything, and the engine can."""
+        repacked = self.hardware.cpu_only and self.engine.prompt.repacked_thread_flops_per_s is not None
+        return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, repacked)
+
+    @property
+    def _copied(self) -> Copied:
+        """Part of a layer's experts on the host that prompts copy to the GPU at once."""
+        if self.engine.prompt.experts.value == "computed":
+            return "nothing"
+        return self.engine.copies_at_once
+
+    def _too_large(self, split: StaticSplit) -> str:
+        memory = self.memory(split)
+        where = f"with the experts of {split.cpu_layers} layers on the CPU " if split.cpu_layers else ""
+        return (
+            f"{self.engine.name} {where}needs {in_gb(memory.gpu_bytes + memory.missing_bytes)} GB of GPU memory "
+            f"(weights that every token needs {in_gb(memory.every_token_bytes)}, KV cache {in_gb(memory.kv_bytes)}, "
+            f"compute buffers {in_gb(memory.compute_bytes)}, reserve {in_gb(memory.reserve_bytes)}, experts "
+            f"{in_gb(memory.experts_bytes)}), and there are {in_gb(memory.gpu_bytes)}: "
+            f"{in_gb(memory.missing_bytes)} GB are missing"
+        )

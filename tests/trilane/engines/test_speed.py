@@ -1,7 +1,8 @@
-"""The engine's answer: speeds of a closed form, gains of better parts, machines with one memory, profiles."""
+"""The answer for an engine: its parts, gains and errors, and larger pieces of a prompt."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ from tests.kit.fit_questions import GEMMA, QWEN, SMALL, answered
 from tests.kit.hand_measured import toy_machine, toy_model
 from traces.models.catalogue import load_model
 from trilane.common.units import GIB
-from trilane.engines.accuracy.regime_errors import regime_error
-from trilane.engines.accuracy.regimes import Regime
+from trilane.engines.accuracy.regimes import Regime, regime_error
 from trilane.engines.question import FitError, Question
 from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 from trilane.fit.fit import fit
@@ -106,7 +106,41 @@ def test_a_better_part_is_never_slower_and_the_first_gain_is_the_limit() -> None
     for asked in (QWEN, {**QWEN, "weights": "q8_0"}, {**QWEN, "gpu": "rtx-5090"}, GEMMA):
         one = answered(**asked)
         assert all(gain.tpot >= 0 and gain.ttft >= 0 for gain in one.gains), asked
-        assert one.gains[0].part in one.limited_by
+        assert one.limit in (one.gains[0].part, None)
     gains = {gain.part: gain for gain in answered(**QWEN).gains}
     assert gains["GPU memory"].tpot > gains["DRAM"].tpot > 0
     assert gains["PCIe"].ttft > gains["PCIe"].tpot == 0
+
+
+def test_larger_pieces_are_told_where_copies_of_experts_rule() -> None:
+    """Most experts of DeepSeek-V3 are in the host's memory, and are copied for each piece."""
+    server = {"model": "deepseek-v3", "gpu": "rtx-4090", "ram": "ddr5-4800-ecc", "cpu": "epyc-9354"}
+    one = answered(**server)
+    larger = one.larger_pieces
+    assert larger is not None
+    assert larger.arguments == "-b 4096 -ub 4096"
+    assert one.ttft_ms > 6 * larger.ttft_ms
+    told = answered(**server, ubatch=4096)
+    assert (told.ttft_ms, told.tpot_ms, told.larger_pieces) == (larger.ttft_ms, larger.tpot_ms, None)
+
+
+def test_larger_pieces_name_the_layers_that_no_longer_fit() -> None:
+    larger = answered(**QWEN).larger_pieces
+    assert larger is not None
+    layers, ubatch = (int(number) for number in re.findall(r"--n-cpu-moe (\d+) .*-ub (\d+)", larger.arguments)[0])
+    told = answered(**QWEN, ubatch=ubatch)
+    assert told.cpu_layers == layers > answered(**QWEN).cpu_layers
+    assert (told.ttft_ms, told.tpot_ms) == (larger.ttft_ms, larger.tpot_ms)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {**QWEN, "prompt_tokens": 500},
+        {**QWEN, "ubatch": 512},
+        {"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"},
+        {**QWEN, "generated": 10_000},  # the answer as a whole would end later
+    ],
+)
+def test_larger_pieces_are_not_told_where_they_give_little(asked: dict[str, Any]) -> None:
+    assert answered(**asked).larger_pieces is None

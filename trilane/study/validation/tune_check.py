@@ -10,9 +10,8 @@ from realrun.errors import RefusedError
 from realrun.llama_cpp.timed_run import RunSettings, TimedRun, timed_run
 from traces.models.names import parted
 from trilane.common.quoting import quoted
-from trilane.engines.engine_choice import engine_of
-from trilane.engines.question import FitError
-from trilane.engines.tune.question import TuneQuestion
+from trilane.engines.question import FitError, engine_of
+from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import Tuning
 from trilane.engines.tune.tuned import Tuned
 

@@ -1,5 +1,8 @@
-"""The speeds of an engine that people run, with the split that it uses: as it is, with better parts of the machine, and
-with a prompt in larger pieces, where experts are copied less often and fewer have room on the GPU."""
+"""The answer for an engine that people run: its split, speeds, what they are made of, what better parts would give, and
+what a prompt in larger pieces would, where experts are copied less often and fewer have room on the GPU.
+
+All of it is in closed form (``trilane.engines.split_speed``), on times that were fitted to measured speeds.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,21 @@ from functools import cached_property
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
-from trilane.engines.command_line import command_words
-from trilane.engines.question import FitError, Question
-from trilane.engines.split_memory import Splitter
+from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.command_line import command_words, cpu_layers_of
+from trilane.engines.gains import (
+    BETTER,
+    CPU_READS,
+    PARTS,
+    Gain,
+    better_numbers,
+    limiting_part,
+    ranked,
+    reads_all_it_can,
+)
+from trilane.engines.memory import SplitMemory, Splitter
+from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
-from trilane.fit.sensitivity import BETTER, CPU_READS, PARTS, Gain, better_numbers, reads_all_it_can
 
 _CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
@@ -55,12 +68,12 @@ class EngineSpeed:
 
     @property
     def measured(self) -> bool:
-        """Whether times are those of kernels that were measured on one machine, whatever parts are named."""
+        """True if times are those of kernels that were measured on one machine, whatever parts are named."""
         return self.engine.measured_on(self.hardware)
 
     @property
     def has_room(self) -> bool:
-        """Whether there is a split with room for the model, the context and what is computed."""
+        """True if there is a split with room for the model, the context and what is computed."""
         try:
             return bool(self.split)
         except FitError:
@@ -106,7 +119,7 @@ class EngineSpeed:
             yield EngineGain(part, owner, tpot, self.prompt.total_ns / better.prompt.total_ns - 1)
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
-        """The same with some numbers of the machine 25 % better."""
+        """Return the speeds with some numbers of the machine 25 % better."""
         known = [key for key in keys if key in self.hardware.flat()]
         threads = self.question.threads
         more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
@@ -124,8 +137,8 @@ class LargerPieces:
 
 
 def larger_pieces(speed: EngineSpeed) -> LargerPieces | None:
-    """Those with which the answer ends soonest; None where the question names their size, and where the first token
-    would be no sooner by a tenth."""
+    """Piece size with which the answer ends soonest; None where the question names it, and where the first token would
+    be no sooner by a tenth."""
     own, question = speed.splitter.piece_tokens, speed.question
     if question.ubatch is not None:
         return None
@@ -136,3 +149,82 @@ def larger_pieces(speed: EngineSpeed) -> LargerPieces | None:
         return None
     changed = [word for word in best.words if word not in speed.words]
     return LargerPieces(" ".join(changed), best.prompt.total_ns / 1e6, best.decode.total_ns / 1e6)
+
+
+_BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """Times in ms; parts of a time by name. Decode times are the mean over the answer."""
+
+    engine: str
+    about: str
+    command: str
+    cpu_layers: int  # N of --n-cpu-moe: layers, from the first on, whose experts the CPU computes
+    layers: int  # up to the last one with experts
+    gpu_experts: int  # of each of those layers that the GPU has nevertheless
+    cpu_only: bool  # the machine has no GPU
+    memory: SplitMemory
+    tpot_ms: float
+    decode_ms: Mapping[str, float]
+    ttft_ms: float
+    prompt_ms: Mapping[str, float]
+    piece_tokens: int
+    pieces: int
+    larger_pieces: LargerPieces | None  # None: they give little
+    gains: tuple[EngineGain, ...]
+    limit: str | None  # the part that limits decoding; None: no part by itself, or not known
+    regime: Regime
+    error: RegimeAccuracy | None  # of decode speeds that others measured in the regime; None: of too few, or of batches
+    measured: bool  # times are those of kernels that were measured on one machine
+
+
+def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
+    """Raises FitError for what the engine has no room for, does not run on or does not read."""
+    speed = EngineSpeed(question, shape, hardware, engine_of(question, hardware))
+    check_setting(question, speed.engine, hardware)
+    check_engine(speed.engine, shape, hardware)
+    split, gains = speed.split, ranked(speed.gains())
+    regime = regime_of(shape, hardware, speed.engine, split)
+    piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
+    return EngineAnswer(
+        engine=speed.engine.name,
+        about=engine_about(speed.engine, hardware),
+        command=" ".join(speed.words),
+        cpu_layers=cpu_layers_of(shape, split.cpu_layers),
+        layers=shape.expert_blocks[-1] + 1,
+        gpu_experts=split.gpu_experts,
+        cpu_only=hardware.cpu_only,
+        memory=speed.splitter.memory(split),
+        tpot_ms=speed.decode.total_ns / _NS_PER_MS,
+        decode_ms=time_parts(speed.decode, hardware.cpu_only),
+        ttft_ms=speed.prompt.total_ns / _NS_PER_MS,
+        prompt_ms=time_parts(speed.prompt, hardware.cpu_only),
+        piece_tokens=piece,
+        pieces=question.batch * -(-question.prompt_tokens // piece),
+        larger_pieces=larger_pieces(speed),
+        gains=gains,
+        limit=limiting_part(gains),
+        regime=regime,
+        error=regime_error(regime, speed.engine) if question.batch == 1 and not speed.measured else None,
+        measured=speed.measured,
+    )
+
+
+def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
+    """The engine, and what it runs on."""
+    if hardware.cpu_only:
+        return f"{engine.about}, the CPU alone"
+    if engine.back_end is not None:  # the text names it
+        return engine.about
+    return f"{engine.about}, {_BACK_END.get(hardware.gpu.vendor or '', 'CUDA')}"
+
+
+def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
+    """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
+    parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items()}
+    if cpu_only:  # where there is no GPU, the CPU takes its place
+        parts["cpu_experts"] += parts.pop("gpu_experts")
+    return parts

@@ -1,0 +1,103 @@
+"""Sentences of ``trilane fit`` and ``trilane tune``: what limits an answer, and its caveats; beside numbers in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trilane.common.units import in_gb
+from trilane.engines.gains import BETTER, LIMITING, WORTH_NAMING, Gain
+from trilane.engines.tune.tune import Tuning
+
+if TYPE_CHECKING:
+    from trilane.fit.answer import Fit, PolicyAnswer  # imports what plays policies
+
+PINNED = (
+    "--load-mode none reads the file into pinned memory: it loads more slowly, and where so much cannot be pinned "
+    "(Windows, WSL2, containers) prompts take as long as without it; builds before ggml-org/llama.cpp PR 20834 call it "
+    "--no-mmap"
+)
+
+
+def limit_text(gains: Sequence[Gain]) -> str:
+    """Sentence on ranked gains: the part that limits an answer, and what the first two parts would give."""
+    if not gains:
+        return "not known: times that were measured as a whole do not tell the machine's parts apart"
+    first, *others = gains
+    if first.tpot < LIMITING:
+        if first.tpot < WORTH_NAMING:
+            return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
+        return f"no part by itself: {first.part} {BETTER - 1:.0%} better gives most, {first.tpot:.0%}"
+    also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]
+    return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it about {first.tpot:.0%} faster{''.join(also)}"
+
+
+def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
+    """One sentence per caveat."""
+    caveats, asked = tuning.caveats, tuning.question.fit
+    texts = []
+    if caveats.short_window:
+        texts.append(
+            f"--context {asked.window:,} has no room for a prompt of {asked.prompt_tokens:,} tokens and "
+            f"{asked.generated:,} generated: the answer has a window of {asked.tokens:,}; --prompt and --generated "
+            f"name shorter ones"
+        )
+    if caveats.measured:
+        where = f"the machine on which {tuning.best.engine} was measured"
+        texts.append(f"times are those of {where}; named parts say what fits, not how fast")
+    if caveats.pinned:
+        texts.append(PINNED)
+    if (saved_ms := caveats.single_tensors_ms) is not None:
+        texts.append(
+            f"single tensors of one more layer (-ot), in the room that is left, save {saved_ms:.2f} ms a token at "
+            f"most, {saved_ms / tuning.best.tpot_ms:.0%}"
+        )
+    return (*texts, *tuning.machine_notes)
+
+
+def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
+    """One sentence per caveat, those of the machine's parts first."""
+    pinned, room, tokens = played.caveats
+    texts = []
+    if pinned is not None:
+        texts.append(
+            f"{played.best.policy} copies experts out of {in_gb(pinned.bytes)} GB of pinned memory. Where so much "
+            f"cannot be pinned (Windows, WSL2, containers), copies reach {pinned.pageable_fraction:.0%} of the rate "
+            f"counted here"
+        )
+    if room is not None:
+        texts.append(
+            f"The host must hold {in_gb(room.need_bytes)} GB, and {room.channels} channels of {room.memory} take about "
+            f"{room.most_gib} GiB ({room.modules} modules each): name a server's CPU or channels, or the memory that "
+            f"there is (--ram-gb)"
+        )
+    if tokens is not None:
+        texts.append(
+            f"Policies compute the prompt of {tokens:,} tokens in one piece, for whose buffers no memory is set aside. "
+            f"In pieces, as engines do, experts that are not on the GPU are copied once for each piece"
+        )
+    return (*fit.notes, *texts)
+
+
+def tune_record(tuning: Tuning) -> dict[str, Any]:
+    """Return the answer for JSON, with its sentences beside the numbers."""
+    record = _beside(tuning.to_dict(), "limit", limited_by=limit_text(tuning.gains))
+    return _beside(record, "machine_notes", notes=list(tune_caveats(tuning)))
+
+
+def fit_record(fit: Fit) -> dict[str, Any]:
+    """Return the answer for JSON, with its sentences beside the numbers."""
+    record = fit.to_dict()
+    if fit.engine is not None:
+        record["engine"] = _beside(record["engine"], "limit", limited_by=limit_text(fit.engine.gains))
+    if (played := fit.policies) is not None:
+        policies = _beside(record["policies"], "limit", limited_by=limit_text(played.gains))
+        record["policies"] = _beside(policies, "caveats", traps=list(fit_caveats(fit, played)))
+    return record
+
+
+def _beside(record: dict[str, Any], key: str, **texts: Any) -> dict[str, Any]:
+    """A record with texts behind one of its keys."""
+    place = [*record].index(key) + 1
+    items = [*record.items()]
+    return dict([*items[:place], *texts.items(), *items[place:]])
