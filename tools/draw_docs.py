@@ -41,13 +41,14 @@ ROOMS: Mapping[str, Room] = {
     "trilane.fit": Room(8, 5.0, 4.6, "an engine and the best policy, side by side"),
     "trilane.study": Room(7, 5.0, 4.6, "many simulated runs: compare, sweep, pays, papers"),
     "trilane.testing": Room(7, 8.8, 2.2, "the laws, as tests"),
-    "trilane.engines": Room(6, 2.0, 3.4, "engines in use, in closed form"),
+    "trilane.engines": Room(6, 2.1, 3.8, "engines in use, in closed form"),
     "realrun": Room(5, 4.9, 1.8, "the executor"),
     "sim.timeline": Room(5, 7.9, 3.6, "the simulator, with sim.simulate", ("sim.simulate",)),
     "sim.runs": Room(4, 6.5, 4.6, "what a run is: scenario, spans, metrics, bounds"),
-    "sim.costs": Room(3, 5.0, 4.6, "what work costs; engines as data"),
-    "sim.machine": Room(2, 3.2, 4.2, "what a machine is, by parts or measured"),
-    "traces": Room(1, 3.2, 4.2, "what a model routed; models"),
+    "realrun.machine": Room(4, 1.8, 3.0, "this machine: cores, memory, lanes", ("realrun.errors",)),
+    "sim.costs": Room(3, 5.4, 4.2, "what work costs; engines as data"),
+    "sim.machine": Room(2, 2.9, 3.6, "what a machine is, by parts or measured"),
+    "traces": Room(1, 2.9, 3.6, "what a model routed; models"),
     "policies": Room(1, 7.8, 4.0, "what to do about it, and the mechanism"),
     "trilane.common": Room(0, 5.0, 9.6, "the ground floor, under everything: errors, schema, files, names"),
 }
@@ -69,10 +70,9 @@ def imports() -> dict[str, set[str]]:
 
 def room_of(module: str) -> str | None:
     """The room of a module; None for the public names, ``trilane`` and ``trilane.parts``, which are in none."""
-    for name, room in ROOMS.items():
-        if any(module == home or module.startswith(f"{home}.") for home in (name, *room.also)):
-            return name
-    return None
+    homes = [(home, name) for name, room in ROOMS.items() for home in (name, *room.also)
+             if module == home or module.startswith(f"{home}.")]
+    return max(homes, key=lambda home: len(home[0]))[1] if homes else None
 
 
 def upward(found: Mapping[str, set[str]]) -> list[tuple[str, str]]:
