@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="with --number: a folder for its files")
     parser.add_argument("--valid", type=int, default=0, metavar="N", help="and first, inputs before they are changed")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="renew the table in docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="renew the table in docs/notes/reliability.md")
     given = parser.parse_args()
     readers: Sequence[str] = given.reader or list(READERS)
     tallies, valid, begin = {reader: Tally() for reader in readers}, Tally(), time.monotonic()

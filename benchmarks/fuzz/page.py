@@ -1,4 +1,4 @@
-"""What came of a campaign: as a table, which docs/reliability.md shows too, and as a list of faults."""
+"""What came of a campaign: as a table, which docs/notes/reliability.md shows too, and as a list of faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.fuzz.campaign import Tally
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "notes" / "reliability.md"
 _BLOCK = re.compile(r"(?<=<!-- fuzz -->\n).*?(?=<!-- /fuzz -->)", re.DOTALL)
 _COLUMNS = ("read", "inputs", "accepted", "refused", "faults", "mean ms", "slowest s", "most memory MiB")
 

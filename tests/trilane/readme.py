@@ -11,24 +11,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from textwrap import wrap
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers", "tune",
-              "pays", "leaderboard")
+              "pays", "leaderboard", "notes/accuracy", "notes/leaderboard", "notes/papers")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png")
 ACCURACY = "trilane accuracy --plot"
 PAPERS = "trilane papers --plot"
 LEADERBOARD = "trilane leaderboard"
-
-
-def whole(output: str) -> str:
-    """All of what was printed."""
-    return output
+WIDEST = 120  # characters of a line in a block
+_KEPT = "\N{NO-BREAK SPACE}"
 
 
 def answer(output: str) -> str:
@@ -36,11 +34,27 @@ def answer(output: str) -> str:
     return "\n".join(takewhile(lambda line: not line.startswith("routing"), output.splitlines()))
 
 
+def over_all(output: str) -> str:
+    """The tables of ``trilane accuracy`` over all rows."""
+    return "\n\n".join([output.split("\n\n")[0], *(table.partition("\nby regime")[0] for table in _errors(output))])
+
+
 def by_regime(output: str) -> str:
-    """The tables of ``trilane accuracy`` without models, formats and engines, and what their columns mean."""
-    about, decode, prompts, *_, meanings = output.split("\n\n")
-    tables = (table.partition("\nby model family")[0] for table in (decode, prompts))
-    return "\n\n".join([about, *tables, meanings])
+    """The tables of ``trilane accuracy`` by regime, and what their columns mean."""
+    about, *_, meanings = output.split("\n\n")
+    return "\n\n".join([about, *(table.partition("\nby model family")[0] for table in _errors(output)), meanings])
+
+
+def by_model(output: str) -> str:
+    """The tables of ``trilane accuracy`` by model, format and engine, and the rows that were not asked."""
+    tables = [table.splitlines() for table in _errors(output)]
+    some = ["\n".join([*lines[:3], *lines[lines.index("by model family"):]]) for lines in tables]  # 3: title and header
+    return "\n\n".join([*some, *output.split("\n\n")[4:-1]])
+
+
+def _errors(output: str) -> list[str]:
+    """The tables of decode and of prompts."""
+    return output.split("\n\n")[1:3]
 
 
 def command_line(output: str) -> str:
@@ -53,16 +67,74 @@ def by_paper(output: str) -> str:
     return output.split("\n\n")[0]
 
 
+def by_figure(output: str) -> str:
+    """``trilane papers`` without that table."""
+    return output.partition("\n\n")[2]
+
+
+def without_meanings(output: str) -> str:
+    """A comparison without the meanings of its columns, for which the page has a table."""
+    return "\n\n".join(part for part in output.split("\n\n") if not part.startswith("TPOT "))
+
+
+def standings(output: str) -> str:
+    """The first fifteen of ``trilane leaderboard``, and what the columns mean."""
+    table, meanings = output.split("\n\n")[:2]
+    said = [line for line in meanings.splitlines() if "runs in no setting" not in line]
+    return "\n".join([*table.splitlines()[:17], "...", "", *said])
+
+
+def whole(output: str) -> str:
+    """All of what was printed."""
+    return output
+
+
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
-    "demo": whole, "real": whole, "fit": answer, "accuracy": whole, "regimes": by_regime,
-    "papers": whole, "by-paper": by_paper, "tune": command_line, "leaderboard": whole,
+    "tune": command_line, "fit": answer, "accuracy": over_all, "regimes": by_regime, "models": by_model,
+    "by-paper": by_paper, "papers": by_figure, "demo": without_meanings, "real": without_meanings,
+    "leaderboard": standings, "leaderboard-whole": whole,
 }
 
 
 def block(name: str, output: str) -> str:
     """The output of a command, as a page shows it."""
-    lines = "\n".join(line.rstrip() for line in SHOWN[name](output).strip().splitlines())
-    return f"```text\n{lines}\n```\n"
+    lines = SHOWN[name](output).strip().splitlines()
+    return "\n".join(["```text", *folded(line.rstrip() for line in lines), "```\n"])
+
+
+def folded(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of at most ``WIDEST`` characters: a longer one goes on below its last column, a command after a \\.
+
+    Lines below a column are part of the text above them, which is folded as a whole.
+    """
+    texts = iter(lines)
+    text = next(texts)
+    indent = _last_column(text)
+    for line in texts:
+        if indent and line.startswith(" " * indent) and line[indent] != " ":
+            text += f" {line.strip()}"
+            continue
+        yield from _folded(text, indent)
+        text, indent = line, _last_column(line)
+    yield from _folded(text, indent)
+
+
+def _last_column(line: str) -> int:
+    """Where the last column of a line begins that is too long; 0 without columns, and for other lines."""
+    gaps = [gap.end() for gap in re.finditer(r" {2,}", line) if gap.end() < WIDEST]
+    return gaps[-1] if len(line) > WIDEST and gaps else 0
+
+
+def _folded(line: str, indent: int) -> list[str]:
+    if len(line) <= WIDEST:
+        return [line]
+    if line.startswith("llama-server "):
+        kept = re.sub(r" (?!-)", _KEPT, line)  # options stay with their values
+        parts = wrap(kept, WIDEST - 2, subsequent_indent="  ", break_on_hyphens=False)
+        return " \\\n".join(parts).replace(_KEPT, " ").splitlines()
+    head = line[:indent]
+    return wrap(line[indent:], WIDEST, initial_indent=head, subsequent_indent=" " * (indent or 4),
+                break_on_hyphens=False, break_long_words=False)
 
 
 def shown_block(name: str) -> str:
@@ -81,8 +153,9 @@ def blocks(language: str, page: Path = README) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every command line of the shell blocks of all pages, once, comments removed."""
-    lines = [line for page in PAGES for block in blocks("sh", page) for line in block.splitlines()]
+    """Every command line of the shell blocks of all pages, once, comments removed; a \\ joins two lines."""
+    texts = [re.sub(r"\\\n *", "", text) for page in PAGES for text in blocks("sh", page)]
+    lines = [line for text in texts for line in text.splitlines()]
     found = [line.partition(" #")[0].strip() for line in lines]
     return [command for command in dict.fromkeys(found) if command]
 
@@ -107,8 +180,9 @@ def update() -> None:
         board = _run(command_with(LEADERBOARD).replace("leaderboard.png", f"{folder}/leaderboard.png"))
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
                    "fit": _run(command_with("trilane fit")), "tune": _run(command_with("trilane tune")),
-                   "accuracy": accuracy, "regimes": accuracy,
-                   "papers": papers, "by-paper": papers, "leaderboard": board}
+                   **dict.fromkeys(("accuracy", "regimes", "models"), accuracy),
+                   **dict.fromkeys(("papers", "by-paper"), papers),
+                   **dict.fromkeys(("leaderboard", "leaderboard-whole"), board)}
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:
             shutil.copyfile(Path(folder) / name, ROOT / "docs" / name)

@@ -28,11 +28,13 @@ from tests.trilane.readme import (
     PICTURES,
     README,
     ROOT,
+    WIDEST,
     block,
     blocks,
     command_with,
     commands,
     demo,
+    folded,
     shown_block,
 )
 from traces.importers import import_trace
@@ -244,7 +246,7 @@ def test_python_examples_run(
     "name",
     [
         *(pytest.param(each, marks=deep) for each in ("demo", "real")),
-        *("fit", "accuracy", "regimes", "papers", "by-paper", "tune", "leaderboard"),
+        *("fit", "accuracy", "regimes", "models", "papers", "by-paper", "tune", "leaderboard", "leaderboard-whole"),
     ],
 )
 def test_blocks_are_what_the_commands_print(
@@ -252,8 +254,8 @@ def test_blocks_are_what_the_commands_print(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
-    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, **papers,
-             "leaderboard": command_with(LEADERBOARD)}
+    boards = dict.fromkeys(("leaderboard", "leaderboard-whole"), command_with(LEADERBOARD))
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, **papers, **boards}
     command = known.get(name, command_with(ACCURACY))
     if command not in printed:
         run(command, folder, monkeypatch)
@@ -286,11 +288,13 @@ def test_pictures_are_shown_and_small() -> None:
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
+FOR_USERS, NOTES = sorted((ROOT / "docs").glob("*.md")), sorted((ROOT / "docs/notes").glob("*.md"))
 LINKING = [
-    README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "traces/bundled/README.md",
-    *sorted((ROOT / "benchmarks").glob("*.md")),
+    README, *FOR_USERS, *NOTES, ROOT / "traces/bundled/README.md", *sorted((ROOT / "benchmarks").glob("*.md")),
+    *sorted((ROOT / ".github").rglob("*.md")),
 ]
-NAMING = [ROOT / "NOTICE", README, *sorted((ROOT / "docs").glob("*.md"))]
+NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
+MOST_WORDS = 35_000  # of the pages for users together
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
@@ -309,6 +313,38 @@ def test_files_that_are_named_exist(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     named = re.findall(rf"(?<![\w/.])(?:{packages})/[\w./-]+(?!\S* \(new\))", prose)
     assert [path for path in named if not (ROOT / path.rstrip(".")).exists()] == []
+
+
+def test_pages_for_users_can_be_read() -> None:
+    assert sum(len(page.read_text().split()) for page in FOR_USERS) <= MOST_WORDS
+
+
+def test_every_note_is_in_their_list() -> None:
+    listed = {target for target, _ in LINK.findall((ROOT / "docs/notes/README.md").read_text())}
+    assert {page.name for page in NOTES} - {"README.md"} <= listed
+
+
+@pytest.mark.parametrize("page", [README, *FOR_USERS, *NOTES], ids=lambda page: page.name)
+def test_code_is_not_cut_off_on_the_page(page: Path) -> None:
+    lines = [line for code in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+             for line in code.splitlines()]
+    assert [line for line in lines if len(line) > WIDEST] == []
+
+
+def test_long_lines_of_a_block_go_on_below_their_last_column() -> None:
+    long = f"row  1  {'word ' * 30}".rstrip()
+    lines = list(folded(["a  b  c", long, "        word word", "row  2  end", "no columns " * 12]))
+    assert max(map(len, lines)) <= WIDEST
+    assert lines[:3] == ["a  b  c", f"row  1  {('word ' * 22).rstrip()}", f"        {('word ' * 10).rstrip()}"]
+    assert lines[3] == "row  2  end"
+    assert lines[5].startswith("    ")
+
+
+def test_a_long_command_line_stays_one_for_the_shell() -> None:
+    command = "llama-server -m model.gguf " + " ".join(f"--option-{n} {n}" for n in range(12))
+    lines = list(folded([command]))
+    assert len(lines) > 1
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,8 +1,8 @@
 """What every text family of the installed transformers can do here, tried on tiny random models.
 
-``python -m tests.realrun.generation.families`` tries all of them (minutes) and writes ``docs/families.md``; with names
-of families it tries these alone and writes nothing. It fails where a result is wrong, or where an error is not one of
-ours.
+``python -m tests.realrun.generation.families`` tries all of them (minutes) and writes
+``docs/notes/families.md``; with names of families it tries these alone and writes nothing. It fails where a result is
+wrong, or where an error is not one of ours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from traces.capture.settings import FORECASTS, CaptureError, CaptureSettings
 from traces.capture.vectors import write_vectors
 from traces.file import read_trace
 
-PAGE = Path(__file__).parents[3] / "docs" / "families.md"
+PAGE = Path(__file__).parents[3] / "docs" / "notes" / "families.md"
 FORECAST_KINDS = tuple(dict.fromkeys(key.kind for key in parse_forecasts(FORECASTS)))
 REFUSALS = (CaptureError, RefusedError)
 SETTINGS = CaptureSettings(prompt_tokens=8, generated_tokens=3, batch_size=2)
