@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
-JOURNAL = "journal"  # the folder next to them
+JOURNAL = "journal"  # the file next to them
 STOPPED = 3  # exit status: the time limit came before the last run
 _OF_THE_PROFILE = {"date": "profile made", "load_average": "load average then"}
 

@@ -18,8 +18,7 @@ from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
-from trilane.study.validation.journal import ValidationJournal, journal_of, question_of
-from trilane.study.validation.journal_files import Kept
+from trilane.study.validation.journal import Kept, ValidationJournal, journal_of, question_of
 from trilane.study.validation.parity import answers_of, parity_of_repeats
 from trilane.study.validation.plan import ValidationPlan, alternating
 from trilane.study.validation.stopping import Stop
