@@ -22,6 +22,7 @@ from realrun.profiling.timing import Samples
 from sim.machine.devices import Power
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
+from sim.runs.scenario import Scenario
 from sim.runs.spans import TEXTS, Span
 from trilane.common.errors import TrilaneError
 from trilane.common.json_text import parse_json
@@ -157,7 +158,7 @@ class _Repetition(NamedTuple):
 class _Described(NamedTuple):
     """A run without its spans."""
 
-    scenario: Mapping[str, Any]
+    scenario: Scenario
     policy: str
     labels: tuple[str, ...]
     trace_checksum: str
