@@ -17,8 +17,7 @@ from trilane.common.units import in_gb
 from trilane.engines.memory_needed import check_fits, need_of
 from trilane.engines.question import Question
 from trilane.engines.routing import synthetic_names
-from trilane.study.pays.dimensions import RECALL
-from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
+from trilane.study.pays.ideas import RECALL, Candidate, Idea, PaysError, candidate_of, idea_named
 from trilane.study.sweep.axes import PARAMETER, takers, vary
 
 MOST_STEPS, FEWEST_STEPS = 48, 20  # decode steps that are played of an answer: fewer of models with more layers
