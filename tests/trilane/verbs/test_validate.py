@@ -26,7 +26,7 @@ from tests.kit.running import ROOT, Trilane
 from tests.kit.small_sweeps import kept_blobs
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
-from trilane.study.validation.stopping import Stop
+from trilane.study.validation.validate import Stop
 from trilane.verbs.validate import FILES, JOURNAL, STOPPED
 
 PLAN = """

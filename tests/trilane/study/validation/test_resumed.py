@@ -12,6 +12,7 @@ import pytest
 from realrun.replay.measure import Measurement, ReplayBench
 from tests.kit.depth import thinned
 from tests.kit.journals import ALL, PLAN, ROUND, WARM, Validate, contents
+from trilane.output.pages.validation_words import notes_of
 from trilane.study.validation.journal import ValidationJournal
 
 
@@ -112,6 +113,7 @@ def test_another_question_begins_anew_and_says_so(
     found = run(text, **changes)
     assert len(measured) == len(ALL)
     assert found.ended.changed == what
-    assert "a new journal was begun: the earlier one was for another plan, and is kept in journal.before" in found.notes
+    said = "a new journal was begun: the earlier one was for another plan, and is kept in journal.before"
+    assert said in notes_of(found)
     assert contents(tmp_path / "journal.before") == kept
     assert contents(tmp_path / "journal").keys() >= {"question", "run-000-00"}
