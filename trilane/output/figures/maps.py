@@ -25,8 +25,7 @@ from trilane.output.figures.pays_words import gain_text, remarks_of, shown_text,
 from trilane.output.figures.style import kinds_in_words, legend_of, page, round_ticks, wrapped
 from trilane.output.figures.sweep_means import SweepMeans, fastest_cells, left_to_gain
 from trilane.output.figures.words import tally, value_text
-from trilane.study.leaderboard.settings import BoardSetting, all_settings, leaderboard_settings
-from trilane.study.leaderboard.standings import TIE, Standing
+from trilane.study.leaderboard.standings import TIE, BoardSetting, Standing, all_settings, leaderboard_settings
 from trilane.study.pays.gain_map import Cell, GainMap
 from trilane.study.sweep.axes import axis_label
 

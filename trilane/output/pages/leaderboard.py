@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from policies.protocols import PolicyKind
 from trilane.output.figures.marks import marked, meanings
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
-from trilane.study.leaderboard.entries import Entry
-from trilane.study.leaderboard.settings import BoardSetting, all_settings, leaderboard_settings
-from trilane.study.leaderboard.standings import TIE, Standing
+from trilane.study.leaderboard.standings import TIE, BoardSetting, Entry, Standing, all_settings, leaderboard_settings
 
 _MEANINGS = {
     "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",

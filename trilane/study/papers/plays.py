@@ -12,9 +12,8 @@ from sim.runs.scenario import Scenario
 from trilane.common.csv_files import write_csv
 from trilane.common.schema import from_dict
 from trilane.study.journal import Journal, Study, journal_next_to, journal_of
-from trilane.study.papers.observe import FACTS, observed
-from trilane.study.papers.published import PapersError
-from trilane.study.papers.quantities import Facts
+from trilane.study.papers.paper import PapersError
+from trilane.study.papers.quantities import FACTS, Facts, observed
 from trilane.study.player import LastPrepared, Watch, play
 
 PLAYED = Path(__file__).with_name("plays.csv")

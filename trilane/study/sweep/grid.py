@@ -26,14 +26,15 @@ from trilane.study.sweep.axes import (
     SweepError,
     check_axis,
     check_together,
+    distinct,
     machine_of,
     policy_in,
     takers,
+    values_of,
     varied,
     vary,
     with_floats,
 )
-from trilane.study.sweep.values import distinct, values_of
 
 T = TypeVar("T")
 MOST_COMBINATIONS = 1_000_000  # of a grid: more of them take days to play
