@@ -46,7 +46,7 @@ class Ranking:
 
 
 def names(question: Question) -> tuple[str, ...]:
-    """Where experts are offloaded, the policies to play: those to choose from, llama.cpp and the clairvoyant run.
+    """The policies to play where experts are offloaded: those to choose from, llama.cpp and the clairvoyant run.
 
     Raises ChoiceError for an unknown name.
     """

@@ -27,7 +27,7 @@ _HEADERS = ("threads", "depth", "tokens", "ms\nmeasured", "+/-", "ms\npredicted"
 
 
 def engine_page(rows: Sequence[EngineRow], predicted_by: str) -> list[Part]:
-    """What is printed: a table of all scenarios, and the errors in words."""
+    """The page on a terminal: a table of all scenarios, and the errors in words."""
     title = heading(f"{len(rows)} scenarios, predicted by {predicted_by}")
     return [title, table(*engine_table(rows)), legend(_MEANINGS), "", *summary_lines(EngineSummary.of(rows))]
 

@@ -39,7 +39,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
 
 
 def _standing(mine: Standing, running: Sequence[Standing]) -> str:
-    """Where one's own policy stands: its rank, the settings in which it is best, and the one that suits it least."""
+    """The standing of one's own policy: its rank, the settings in which it is best, and the one that suits it least."""
     rank = 1 + running.index(mine)
     best = [_named(setting) for setting, share in mine.relative.items() if share >= 1 - TIE]
     where = f": {', '.join(best)}" if best else ""

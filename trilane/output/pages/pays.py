@@ -33,7 +33,7 @@ def pays_page(found: GainMap) -> list[Part]:
 
 
 def _side(what: str, named: NamedSide, side: PlayedSide) -> list[str]:
-    """What one side does on the machine."""
+    """Cells of one side on the machine."""
     name = ", ".join([f"{what}: {marked(named.policy, named.kind)}", *named.values])
     facts = side.facts
     shares = [percent(facts[fact]) for fact in ("decode_served_hit_rate", "stall_cpu_share", "stall_h2d_share")]

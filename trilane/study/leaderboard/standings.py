@@ -66,7 +66,7 @@ class BoardSetting(NamedTuple):
         return f"{self.machine}, {self.family}, {self.batch}"
 
     def scenario(self) -> Scenario:
-        """Of a policy that is still to be chosen; the trace has sequences for all draws."""
+        """The scenario of a policy that is still to be chosen; the trace has sequences for all draws."""
         settings = leaderboard_settings()
         model = settings.families[self.family][self.machine]
         common = settings.scenario
@@ -80,7 +80,7 @@ class BoardSetting(NamedTuple):
 
 @cache
 def leaderboard_settings() -> LeaderboardSettings:
-    """Those that come with the program."""
+    """The settings that come with the program."""
     path = Path(__file__).with_name("settings.yaml")
     return from_dict(LeaderboardSettings, read_yaml(path, LeaderboardError), path.name, LeaderboardError)
 

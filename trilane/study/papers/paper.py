@@ -51,7 +51,7 @@ class PublishedFigure:
         return {"upper_bound": "<=", "lower_bound": ">="}.get(self.kind, "")
 
     def meets_bound(self, simulated: float) -> bool:
-        """Whether it is a bound, and the value on its right side."""
+        """True if it is a bound, and the value on its right side."""
         assert self.value is not None
         return {"<=": simulated <= self.value, ">=": simulated >= self.value}.get(self.bound, False)
 
@@ -80,8 +80,8 @@ Values = Mapping[str, Any]  # fields of a scenario
 
 @dataclass(frozen=True, kw_only=True)
 class PaperQuestion:
-    """What a figure asks: a quantity of ``method``, compared with the best of the methods ``over``, in the setting
-    ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says whether
+    """The question of a figure: a quantity of ``method``, compared with the best of the methods ``over``, in the
+    setting ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says whether
     the mean of the quantity or an end is meant.
     """
 
@@ -99,13 +99,13 @@ class PaperQuestion:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What may differ between two questions, by name."""
+        """The fields in which two questions may differ, by name."""
         return {"ask": self.ask, "method": self.method, "over": self.baselines, "at": self.at,
                 "take": self.take, **self.set}
 
 
 class FigureNote(NamedTuple):
-    """What is to be said of some figures."""
+    """A remark on some figures."""
 
     why: str
     figures: tuple[str, ...]
@@ -200,7 +200,7 @@ class Paper:
 
 
 def reasons(notes: Iterable[FigureNote], figure_id: str) -> str:
-    """What notes say of a figure, or nothing."""
+    """The texts of the notes on a figure; empty without any."""
     return "; ".join(note.why for note in notes if figure_id in note.figures)
 
 

@@ -56,7 +56,7 @@ def _points(name: str) -> Callable[[Facts, Facts], float]:
 
 
 def _change_s(name: str) -> Callable[[Facts, Facts], float]:
-    """Of the whole answer."""
+    """Seconds of the whole answer."""
     return lambda mine, base: (mine[name] - base[name]) * mine["generated_tokens"] / 1e3
 
 
@@ -65,7 +65,7 @@ def _answer_tokens_per_s(mine: Facts, base: Facts) -> float:
 
 
 def _answer_j(mine: Facts) -> float:
-    """Of a token of the answer, its share of the prompt included."""
+    """Joules of a token of the answer, its share of the prompt included."""
     return mine["energy_j_per_token"] + mine["prompt_j"] / mine["generated_tokens"]
 
 
@@ -184,8 +184,8 @@ def observed(prepared: Prepared) -> Facts:
 
 
 def _expert_times(run: Run) -> Facts:
-    """Of a decode step, ms: the experts' part of all layers, as long as anything of it lasts; CPU experts, one after
-    the other; and loads and GPU experts, from the first to the last of a layer."""
+    """Times of a decode step in ms: the experts' part of all layers, as long as anything of it lasts; CPU experts, one
+    after the other; and loads and GPU experts, from the first to the last of a layer."""
     spans = run.spans[(run.spans.phase == "decode") & (run.spans.layer >= 0)]
     experts = spans[spans.kind.isin([SpanKind.EXPERT, SpanKind.DEMAND])]
     steps = run.metrics.decode_steps or 1
@@ -204,7 +204,7 @@ def _stretches_ns(spans: pd.DataFrame) -> float:
 
 
 def _costs(prepared: Prepared) -> Facts:
-    """Of one expert and one token, ms."""
+    """Times of one expert and one token in ms."""
     expert, step = prepared.costs.experts[0], prepared.costs.step(1, (1,))
     return {
         "copy_ms": expert.copy_ns / 1e6,
@@ -273,7 +273,7 @@ def _busiest(routing: Routing) -> list[int]:
 
 
 def _recall(demand: Sequence[StepDemand]) -> float | None:
-    """Of forecasts and routings by expert: tokens that are forecast where they go, of all."""
+    """Share of tokens that are forecast where they go, by expert."""
     found = total = 0
     for step in demand:
         for layer, routing in enumerate(step.routings):

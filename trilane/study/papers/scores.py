@@ -41,7 +41,7 @@ class FigureScore:
 
     @property
     def question(self) -> PaperQuestion:
-        """What it asks."""
+        """The question that the figure answers."""
         return self.paper.questions[self.figure.id]
 
     @property
@@ -57,7 +57,7 @@ class FigureScore:
 
     @property
     def counts(self) -> bool:
-        """Whether it is part of the score."""
+        """True if it is part of the score."""
         return not self.put_in and self.simulated is not None
 
     @property
@@ -67,12 +67,12 @@ class FigureScore:
         return self.figure.log_ratio(self.simulated)
 
     def within(self, band: float) -> bool:
-        """Whether it differs from the published value by ``band`` of that at most."""
+        """True if it differs from the published value by ``band`` of that at most."""
         return 1 - band <= math.exp(self.log_ratio) <= 1 + band
 
     @property
     def same_direction(self) -> bool | None:
-        """Whether the same side is better; None where nothing is compared, or neither is better in print."""
+        """True if the same side is better as in print; None where nothing is compared, or neither is better."""
         even, value = QUANTITIES[self.question.ask].even, self.figure.value
         if even is None or value is None or value == even or self.simulated is None:
             return None
@@ -80,7 +80,7 @@ class FigureScore:
 
     @property
     def wrong_way(self) -> bool:
-        """Whether another side is better than in print."""
+        """True if another side is better than in print."""
         return self.same_direction is False
 
 
@@ -282,6 +282,6 @@ def _apart(one: float | None, other: float | None, band: float) -> bool:
 
 
 def in_order(one: FigureScore, other: FigureScore) -> bool:
-    """Whether the simulated values are in the order of the published ones."""
+    """True if the simulated values are in the order of the published ones."""
     assert None not in (one.simulated, other.simulated, one.figure.value, other.figure.value)
     return (one.simulated > other.simulated) == (one.figure.value > other.figure.value)  # type: ignore[operator]

@@ -89,7 +89,7 @@ class PaysQuestion:
 
     @property
     def recalls(self) -> tuple[float, ...]:
-        """Of gates one to three layers ahead, of this model or the nearest that was measured."""
+        """Recall of gates one to three layers ahead, of this model or the nearest that was measured."""
         known = nearest_routing(self.fit.model_shape).forecast_accuracy
         return tuple(known[name] for name in ("gate@1", "gate@2", "gate@3") if name in known)
 

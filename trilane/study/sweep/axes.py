@@ -146,7 +146,7 @@ def scenario_keys(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, An
 
 
 def with_floats(scenario: Scenario) -> Scenario:
-    """The same scenario; 0 and 0.0 are one value, and are written as one."""
+    """The scenario with whole numbers as floats where its keys hold floats: 0 and 0.0 are one value."""
     return scenario.with_(**{name: key_value(name, getattr(scenario, name)) for name in NUMBERS})
 
 
@@ -205,7 +205,7 @@ def values_in(name: str, text: str) -> tuple[Any, ...]:
 
 
 def values_of(name: str, given: object) -> tuple[Any, ...]:
-    """The same from a sweep file: a list, one value, or text as on the command line. Raises SweepError."""
+    """The values of an axis in a sweep file: a list, one value, or text as on the command line. Raises SweepError."""
     check_axis(name)
     if isinstance(given, str):
         return values_in(name, given)
@@ -224,7 +224,7 @@ def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _identity(value: Any) -> Any:
-    """The same for values that are one."""
+    """A key that is equal for values that are one."""
     if isinstance(value, Mapping):
         return frozenset((name, _identity(item)) for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -248,14 +248,14 @@ def number_in(text: str) -> Any:
 
 
 def is_number(name: str) -> bool:
-    """Whether the values of an axis are numbers (of some, text or null as well)."""
+    """True if the values of an axis are numbers (of some, text or null as well)."""
     if name.startswith(PARAMETER):
         return bool(_kinds(name) & {int, float})
     return name in DIALS or "." in name or name in NUMBERS
 
 
 def _counts(name: str) -> bool:
-    """Whether an axis counts something: batches, tokens, a policy's window."""
+    """True if an axis counts something: batches, tokens, a policy's window."""
     return float not in _kinds(name) if name.startswith(PARAMETER) else NUMBERS.get(name) is int
 
 
@@ -286,7 +286,7 @@ def _range(name: str, text: str, match: re.Match[str]) -> tuple[Any, ...]:
 
 
 def _is_even(name: str) -> bool:
-    """Whether a range goes in even steps: shares do, and what policies weigh with, which is mostly 0 to 1."""
+    """True if a range goes in even steps: shares do, and weights of policies, which are mostly 0 to 1."""
     return name.endswith(_EVEN) or (name.startswith(PARAMETER) and not _counts(name))
 
 

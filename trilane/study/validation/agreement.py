@@ -290,7 +290,7 @@ def _tau(measured: Sequence[float] | Any, predicted: Sequence[float] | Any) -> f
 
 
 def _tied(one: RunComparison, other: RunComparison) -> bool:
-    """Whether the repeats do not show which of the two is faster."""
+    """True if the repeats do not show which of the two is faster."""
     room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
     return abs(one.tpot_ms.median - other.tpot_ms.median) <= room
 

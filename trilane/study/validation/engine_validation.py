@@ -103,8 +103,8 @@ class EnginePlan:
         return tuple(sorted({n_cpu_moe(load_model(model), part) for part in self.cpu_parts}, reverse=True))
 
     def points(self) -> Iterator[tuple[BenchPoint, int]]:
-        """What is timed on each model, and how often: the fullest cache first, with most threads, which fill it; in two
-        passes, so that a short disturbance spoils no point.
+        """The points to time on each model, and how often: the fullest cache first, with most threads, which fill it; in
+        two passes, so that a short disturbance spoils no point.
         """
         of_a_pass, threads = -(-self.repeats // _PASSES), sorted(self.threads, reverse=True)
         for depth in sorted(self.depths, reverse=True):
@@ -163,7 +163,7 @@ class EngineRow:
 
     @property
     def null_error(self) -> float:
-        """The same of the null model."""
+        """Time by the null model / measured - 1."""
         return self.null_ms / self.measured_ms - 1
 
     @property
@@ -186,8 +186,8 @@ def row_of(
 
 
 def predicted_anew(row: EngineRow, hardware: Hardware, engine: FittedEngine) -> EngineRow:
-    """The same measurement with what ``engine`` predicts, and the null model on ``hardware``. Raises what the model's
-    name and the predictions raise."""
+    """A row's measurement with the predictions of ``engine``, and the null model on ``hardware``. Raises what the
+    model's name and the predictions raise."""
     if hardware.cpu_only != (row.n_cpu_moe is None):
         with_gpu, asked = ("without", "with") if row.n_cpu_moe is None else ("with", "without")
         raise RowsError(
