@@ -81,8 +81,8 @@ Values = Mapping[str, Any]  # fields of a scenario
 @dataclass(frozen=True, kw_only=True)
 class PaperQuestion:
     """The question of a figure: a quantity of ``method``, compared with the best of the methods ``over``, in the
-    setting ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says whether
-    the mean of the quantity or an end is meant.
+    setting ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says
+    whether the mean of the quantity or an end is meant.
     """
 
     ask: Name

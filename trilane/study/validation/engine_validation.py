@@ -103,8 +103,8 @@ class EnginePlan:
         return tuple(sorted({n_cpu_moe(load_model(model), part) for part in self.cpu_parts}, reverse=True))
 
     def points(self) -> Iterator[tuple[BenchPoint, int]]:
-        """The points to time on each model, and how often: the fullest cache first, with most threads, which fill it; in
-        two passes, so that a short disturbance spoils no point.
+        """The points to time on each model, and how often: the fullest cache first, with most threads, which fill it;
+        in two passes, so that a short disturbance spoils no point.
         """
         of_a_pass, threads = -(-self.repeats // _PASSES), sorted(self.threads, reverse=True)
         for depth in sorted(self.depths, reverse=True):
