@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trilane.study.validation.agreement import MEDIAN_AIM, TAU_AIM, WORST_AIM, Agreement, Aim, Verdict
+from trilane.study.validation.agreement import MEDIAN_AIM, TAU_AIM, WORST_AIM, Agreement, AgreementAim, Verdict
 from trilane.study.validation.comparison import ErrorPart, Repeated, RunComparison, error_parts, lanes_behind, parts_of
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ def verdict_lines(agreement: Agreement) -> list[str]:
 def verdict_text(agreement: Agreement, verdict: Verdict) -> str:
     """The result that a verdict is about, and the aim."""
     summary = agreement.summary
-    if verdict.aim is Aim.MEDIAN:
+    if verdict.aim is AgreementAim.MEDIAN:
         return f"median TPOT error {summary.median_error:.1%} (aim: at most {MEDIAN_AIM:.0%})"
-    if verdict.aim is Aim.RANKING:
+    if verdict.aim is AgreementAim.RANKING:
         tau = "no two policies in one setting" if summary.tau is None else f"{summary.tau:.2f}"
         return (
             f"ranking of policies, Kendall's tau: {tau} (aim: at least {TAU_AIM}); "
             f"{summary.discordant_pairs} of {summary.pairs} pairs in the wrong order"
         )
-    if verdict.aim is Aim.WORST:
+    if verdict.aim is AgreementAim.WORST:
         return (
             f"worst TPOT error {summary.worst_error:.1%} (aim: none above {WORST_AIM:.0%}); "
             f"{len(agreement.far_off)} of {summary.scenarios} above"

@@ -101,7 +101,7 @@ def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
 
 
 def _findings(times: pd.DataFrame) -> list[str]:
-    """Sentences about the gain, the fastest policy, also of those that keep the routing, and where it matters little."""
+    """Sentences about the gain, the fastest policy, also of those that keep the routing, where it matters little."""
     exact = times[[policy for policy in times.columns if policy[1] == PolicyKind.KEEPS]]
     said = [gain(times), _throughput(times), fastest(times)]
     if any(part.policy[1] != PolicyKind.KEEPS for part in intervals(times)) and exact.shape[1]:

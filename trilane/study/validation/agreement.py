@@ -24,7 +24,7 @@ _NOT_SETTINGS = ("policy", "parameters", "hardware_overrides")
 _OF_THE_POLICY = ("policy", "parameters")
 
 
-class Aim(StrEnum):
+class AgreementAim(StrEnum):
     """A number that a validation is judged by."""
 
     MEDIAN = "median"  # error of TPOT
@@ -36,7 +36,7 @@ class Aim(StrEnum):
 class Verdict(NamedTuple):
     """One aim, and whether it was reached; None: there is nothing to judge by."""
 
-    aim: Aim
+    aim: AgreementAim
     held: bool | None
 
 
@@ -144,14 +144,14 @@ class Agreement:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The verdict on each aim, in the order of ``Aim``."""
+        """The verdict on each aim, in the order of ``AgreementAim``."""
         found = self.summary
         parities = [comparison.parity for comparison in self.comparisons if comparison.parity]
         return [
-            Verdict(Aim.MEDIAN, found.median_error <= MEDIAN_AIM),
-            Verdict(Aim.RANKING, None if found.tau is None else found.tau >= TAU_AIM),
-            Verdict(Aim.WORST, not self.far_off),
-            Verdict(Aim.PARITY, all(parity.held for parity in parities) if parities else None),
+            Verdict(AgreementAim.MEDIAN, found.median_error <= MEDIAN_AIM),
+            Verdict(AgreementAim.RANKING, None if found.tau is None else found.tau >= TAU_AIM),
+            Verdict(AgreementAim.WORST, not self.far_off),
+            Verdict(AgreementAim.PARITY, all(parity.held for parity in parities) if parities else None),
         ]
 
     @cached_property

@@ -7,7 +7,15 @@ import json
 import pytest
 
 from tests.kit.agreement_runs import agreement, comparison
-from trilane.study.validation.agreement import Agreement, Aim, RankAgreement, Verdict, groups_of, names_of, ranking_of
+from trilane.study.validation.agreement import (
+    Agreement,
+    AgreementAim,
+    RankAgreement,
+    Verdict,
+    groups_of,
+    names_of,
+    ranking_of,
+)
 from trilane.study.validation.comparison import AgreementError, RunComparison
 from trilane.study.validation.parity import Counts, Parity
 
@@ -69,8 +77,8 @@ class TestSummary:
 
 def test_verdicts_say_whether_each_aim_is_reached() -> None:
     parity = agreement(comparison("dali", parity=KEPT), comparison("fiddler", parity=BROKEN)).verdicts[-1]
-    assert parity == Verdict(Aim.PARITY, False)
-    assert agreement(comparison("dali")).verdicts[1] == Verdict(Aim.RANKING, None)
+    assert parity == Verdict(AgreementAim.PARITY, False)
+    assert agreement(comparison("dali")).verdicts[1] == Verdict(AgreementAim.RANKING, None)
     assert [verdict.held for verdict in broken().verdicts] == [True, False, False, None]
 
 
