@@ -8,7 +8,6 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
-from hashlib import blake2b
 from random import Random
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.fuzz.octets import changed_bytes
 from benchmarks.fuzz.trees import NUMBERS, TEXTS, Raw, changed, strange, written
+from trilane.study.journal import checksum_of
 
 # --- safetensors ------------------------------------------------------------------------------------------------------
 
@@ -162,27 +162,32 @@ def _remark(random: Random, table: pa.Table) -> pa.Table:
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 _STATEMENTS = (
-    "UPDATE sweep_rows SET point = NULL", "UPDATE sweep_rows SET point = 7 WHERE rowid = 1", "DELETE FROM sweep_rows",
-    "UPDATE sweep_rows SET content = x'ff00'", "UPDATE sweep_rows SET content = 1e999", "DROP TABLE sweep_rows",
-    "ALTER TABLE sweep_rows RENAME COLUMN content TO other", "ALTER TABLE sweep_rows RENAME TO other",
-    "ALTER TABLE sweep_rows ADD COLUMN more", "CREATE TABLE other (x)", "PRAGMA application_id = 1",
-    "CREATE VIEW other AS SELECT * FROM sweep_rows", "PRAGMA user_version = 9", "VACUUM",
-    "CREATE TRIGGER t AFTER INSERT ON sweep_rows BEGIN DELETE FROM sweep_rows; END",
+    "UPDATE {0} SET key = NULL", "UPDATE {0} SET key = 7 WHERE rowid = 1", "DELETE FROM {0}",
+    "UPDATE {0} SET content = x'ff00'", "UPDATE {0} SET content = 1e999", "DROP TABLE {0}",
+    "ALTER TABLE {0} RENAME COLUMN content TO other", "ALTER TABLE {0} RENAME TO other",
+    "ALTER TABLE {0} ADD COLUMN more", "CREATE TABLE other (x)", "PRAGMA application_id = 1",
+    "CREATE VIEW other AS SELECT * FROM {0}", "PRAGMA user_version = 9", "VACUUM",
+    "CREATE TRIGGER t AFTER INSERT ON {0} BEGIN DELETE FROM {0}; END",
 )
 
 
 def changed_journal(random: Random, data: bytes) -> bytes:
-    """A journal of a sweep with other rows and their checksums, or another schema."""
+    """A journal of a study with other entries and their checksums, or another schema."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         database.deserialize(data[:18] + b"\1\1" + data[20:])  # without the write-ahead log that memory cannot have
+        [(table,)] = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         if random.random() < 0.3:
-            database.execute(random.choice(_STATEMENTS))
+            database.execute(random.choice(_STATEMENTS).format(table))
         else:
-            rows = database.execute("SELECT rowid, content FROM sweep_rows").fetchall()
-            for rowid, content in random.sample(rows, random.choice((1, len(rows)))):
-                text = written(changed(random, json.loads(content))).encode("utf-8", "replace").decode()
-                checksum = blake2b(text.encode(), digest_size=16).hexdigest() if random.random() < 0.9 else text[:32]
+            rows = database.execute(f"SELECT rowid, key, content, blob FROM {table}").fetchall()
+            for rowid, key, content, blob in random.sample(rows, random.choice((1, len(rows)))):
+                if blob and random.random() < 0.8:
+                    blob = changed_table(random, blob)
+                else:
+                    content = written(changed(random, json.loads(content))).encode("utf-8", "replace").decode()
+                checksum = checksum_of(key.encode(), content.encode(), blob) if random.random() < 0.9 else content[:32]
                 database.execute(
-                    "UPDATE sweep_rows SET content = ?, checksum = ? WHERE rowid = ?", (text, checksum, rowid)
+                    f"UPDATE {table} SET content = ?, blob = ?, checksum = ? WHERE rowid = ?",
+                    (content, blob, checksum, rowid),
                 )
         return database.serialize()

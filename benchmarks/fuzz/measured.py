@@ -13,26 +13,26 @@ from sim.machine.interpolation import Table, TimeGrid
 from sim.machine.profile import MeasuredModel
 from sim.runs.prepare import prepare
 from sim.simulate import play
-from trilane.study.validation.journal import ValidationJournal, question_of
-from trilane.study.validation.journal_files import Kept
+from trilane.study.validation.journal import Kept, journal_of, question_of
 from trilane.study.validation.parity import answers_of
 from trilane.study.validation.plan import ValidationPlan
 
 
 def measured_journal(folder: Path, plan: str, profile: str) -> dict[str, bytes]:
-    """The files of the journal of a plan in ``folder``, by their names there; it is made in ``out/journal``."""
+    """The journal of a plan in ``folder``, by its name there; it is made in ``out/journal``."""
     with chdir(folder):
         chosen = ValidationPlan.from_yaml(plan, {"hardware": profile})
         settings = [prepare(scenario) for scenario in chosen.scenarios]
-        journal = ValidationJournal(Path("out/journal"), question_of(settings))
-        for place, setting in enumerate(settings):
-            session = setting.session_of(LoggedSession)
-            kept = Kept(play(setting, session), answers_of(session), True)
-            for turn in range(chosen.repeats):
-                journal.add(place, turn, kept)
-        model = settings[0].hardware.measured_profile().model_of(settings[0].shape, profile)
-        journal.add_samples(chosen.repeats, dict(_samples(model)))
-        return {str(file): file.read_bytes() for file in sorted(journal.folder.iterdir())}
+        path = Path("out/journal")
+        with journal_of(path, question_of(settings)) as journal:
+            for place, setting in enumerate(settings):
+                session = setting.session_of(LoggedSession)
+                kept = Kept(play(setting, session), answers_of(session), True)
+                for turn in range(chosen.repeats):
+                    journal.add(place, turn, kept)
+            model = settings[0].hardware.measured_profile().model_of(settings[0].shape, profile)
+            journal.add_samples(chosen.repeats, dict(_samples(model)))
+        return {str(path): path.read_bytes()}
 
 
 def _samples(model: MeasuredModel) -> Iterator[tuple[Any, list[float]]]:

@@ -134,12 +134,10 @@ def in_set(random: Random, samples: Samples, damaged: bool = True) -> Case:
 
 
 def in_measured(random: Random, samples: Samples, damaged: bool = True) -> Case:
-    """A file of the journal of a validation, of which nothing is left to be measured."""
+    """The journal of a validation, of which nothing is left to be measured."""
     files = {**samples.measured, "m.yaml": samples.profile}
     if damaged:
-        name = random.choice([name for name in files if name.startswith("out/")])
-        change = in_grammar(changed_table if name.endswith(".parquet") else in_document)
-        files[name] = change(random, files[name])
+        files["out/journal"] = in_grammar(changed_journal)(random, files["out/journal"])
     words = ("validate", "p.yaml", "--profile", "m.yaml", "--out", "out")
     return Case(words, files, ("out/journal*",), runs=8)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from trilane.study.validation.journal import journal_of
+from trilane.study.journal import journal_of as any_journal
+from trilane.study.validation.journal import VALIDATION, journal_of
 from trilane.study.validation.validate import Validated
 
 PLAN = """
@@ -20,11 +22,13 @@ ALL = WARM + ROUND[::-1]
 Validate = Callable[..., Validated]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+def contents(path: Path) -> dict[str, tuple[Any, bytes]]:
+    """The JSON and the bytes of the entries of a journal, by key."""
+    with any_journal(path, VALIDATION) as journal:
+        return {key: (content, journal.blob(key)) for key, content in journal.entries.items()}
 
 
-def kept_in(folder: Path, question: str) -> None:
+def kept_in(path: Path, question: str) -> None:
     """A journal with one repetition of the microbenchmarks."""
-    with journal_of(folder, {"plan": question}) as journal:
+    with journal_of(path, {"plan": question}) as journal:
         journal.add_samples(0, {("gate", 1): [5.0]})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.protocols import PolicyKind
-from trilane.study.leaderboard.entries import Entry
-from trilane.study.leaderboard.settings import all_settings
+from trilane.study.leaderboard.standings import Entry, all_settings
 
 
 def entries_of(policy: str, *speeds: float | None, kind: PolicyKind = PolicyKind.KEEPS) -> list[Entry]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trilane.common.schema import from_dict
-from trilane.study.papers.paper import Paper
-from trilane.study.papers.published import PublishedFigure
+from trilane.study.papers.paper import Paper, PublishedFigure
 from trilane.study.papers.scores import FigureScore
 
 VALUES: dict[str, Any] = {

@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from trilane.engines.question import Question
-from trilane.study.pays.dimensions import Dimension, Values
-from trilane.study.pays.gain_map import Cell, GainMap
-from trilane.study.pays.ideas import Idea
-from trilane.study.pays.played_map import FACTS, PlayedSide
+from trilane.study.pays.gain_map import FACTS, Cell, GainMap, PlayedSide
+from trilane.study.pays.ideas import Dimension, Idea, Values
 from trilane.study.pays.question import PaysQuestion
 
 MACHINE = {"gpu": "gtx-1650-super", "ram": "ddr4-3200"}  # a card that holds 4 of the 16 experts

@@ -7,12 +7,14 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trilane.study.journal import Journal, journal_next_to, journal_of
 from trilane.study.sweep.grid import Point
-from trilane.study.sweep.journal import journal_of
+from trilane.study.sweep.sweep import SWEEP
 
 SMALL: dict[str, Any] = {"trace": "mini-moe", "model": None, "prompt_tokens": 4, "generated_tokens": 2}
 GRID: dict[str, Any] = {
@@ -40,21 +42,31 @@ def arrive(scenario: Any, axes: Any, home: int) -> Deadly:
 
 def keep(output: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows to the journal of an output."""
-    with journal_of(output) as journal:
+    with journal_of_sweep(output) as journal:
         for row in rows:
-            journal.add(row)
+            journal.add(row["point"], row)
+
+
+def journal_of_sweep(output: Path) -> AbstractContextManager[Journal]:
+    """The journal of an output."""
+    return journal_of(journal_next_to(output), SWEEP)
 
 
 def kept_points(journal: Path) -> list[str]:
     """The points of a journal, in the order played, also while a sweep holds it."""
+    return list(kept_blobs(journal, "sweep"))
+
+
+def kept_blobs(journal: Path, study: str) -> dict[str, bytes]:
+    """The bytes of the entries of a journal by key, in the order kept, also while a study holds it."""
     with tempfile.TemporaryDirectory() as folder:
         for path in (journal, journal.with_name(f"{journal.name}-wal")):
             if path.exists():
                 shutil.copy(path, folder)
         copied = sqlite3.connect(Path(folder) / journal.name)
         try:
-            return [point for (point,) in copied.execute("SELECT point FROM sweep_rows ORDER BY rowid")]
+            return dict(copied.execute(f"SELECT key, blob FROM {study}_entries ORDER BY rowid"))
         except sqlite3.DatabaseError:  # it has not begun
-            return []
+            return {}
         finally:
             copied.close()

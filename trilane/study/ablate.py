@@ -1,4 +1,4 @@
-"""What each part of a policy brings: its parts switched on one after the other, and off one by one."""
+"""The contribution of each part of a policy: its parts switched on one after the other, and off one by one."""
 
 from __future__ import annotations
 

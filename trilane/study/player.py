@@ -65,7 +65,7 @@ def play_in(
     pool: Pool, function: Callable[[Any, Item], Result], items: Sequence[Item],
     setting: Callable[[Item], Hashable] = lambda item: None, died: Callable[[Item], Result] | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """The same in processes that the caller has started, with their own state as the first argument.
+    """Call ``function(state, item)`` in processes that the caller has started; otherwise as ``play``.
 
     ``died``: the result of an item whose process died, and died again when it played that item alone; without it,
     WorkerDiedError is raised.

@@ -80,7 +80,7 @@ class WorkerPool(Generic[S]):
         the result cannot be pickled. Of an error of another process that cannot be pickled it raises the text: as a
         WorkerError if it was a TrilaneError, otherwise as a RuntimeError.
         """
-        call = Call(function, args, setting, Future())
+        call = PendingCall(function, args, setting, Future())
         if self._copied and self._workers:
             _ = self._copy
         with self._changed:
@@ -148,7 +148,7 @@ class WorkerPool(Generic[S]):
         finally:
             self._workers[place].end()
 
-    def _wait_for_call(self, last: Hashable) -> Call | None:
+    def _wait_for_call(self, last: Hashable) -> PendingCall | None:
         """The next task; None once the pool is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._calls or self._closed)
@@ -179,7 +179,7 @@ class WorkerPool(Generic[S]):
 # --- which task is next -----------------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
+class PendingCall(NamedTuple):
     """A call to make, the setting that it shares with others, and where its result goes."""
 
     function: Callable[..., Any]
@@ -192,17 +192,17 @@ class SettingQueue:
     """Tasks by setting: a worker stays with a setting while it has tasks, and the last setting is shared."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, deque[Call]] = {}
+        self._waiting: dict[Hashable, deque[PendingCall]] = {}
         self._begun: set[Hashable] = set()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PendingCall) -> None:
         """Put a task behind the others of its setting."""
         self._waiting.setdefault(call.setting, deque()).append(call)
 
-    def next(self, last: Hashable = None) -> Call | None:
+    def next(self, last: Hashable = None) -> PendingCall | None:
         """The next task for a worker whose last setting was ``last``; None if the queue is empty.
 
         A task of the same setting; else of a setting that no worker has begun; else of the one with most tasks left.
@@ -217,7 +217,7 @@ class SettingQueue:
             del self._waiting[setting]
         return call
 
-    def clear(self) -> list[Call]:
+    def clear(self) -> list[PendingCall]:
         """Remove all tasks, and return them."""
         left = [call for calls in self._waiting.values() for call in calls]
         self._waiting.clear()

@@ -12,7 +12,7 @@ from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, processes
 
 if TYPE_CHECKING:
-    from trilane.study.leaderboard.entries import Entry
+    from trilane.study.leaderboard.standings import Entry
 
 
 def leaderboard(
@@ -61,7 +61,7 @@ def leaderboard(
 
 def _entries(names: list[str], play: str | None, jobs: int) -> list[Entry]:
     from policies.registry import policy_names
-    from trilane.study.leaderboard.entries import add_entries, read_entries, with_played
+    from trilane.study.leaderboard.standings import add_entries, read_entries, with_played
 
     with watching("simulating") as watch:
         if play is not None:

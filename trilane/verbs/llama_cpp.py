@@ -195,9 +195,7 @@ def validate_llama(
     """
     from sim.costs.engine import load_fitted
     from trilane.output.pages.engine_validation import engine_page, write_engine_report
-    from trilane.study.validation.engine_plan import EnginePlan
-    from trilane.study.validation.engine_rows import predicted_anew, read_rows
-    from trilane.study.validation.engine_validation import measure_plan
+    from trilane.study.validation.engine_validation import EnginePlan, measure_plan, predicted_anew, read_rows
 
     if changes.get("hardware") == HERE:
         changes = {**changes, "hardware": machine_found()}

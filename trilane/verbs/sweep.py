@@ -94,7 +94,7 @@ def _load(policies: str, file: str) -> None:
 
 
 def _interrupted(output: str, done: Sequence[Progress]) -> str:
-    """What is kept, and how to continue."""
+    """A note on the rows that are kept, and how to continue."""
     if not done:
         return "interrupted before the first point ended; the same command starts again"
     [now] = done

@@ -28,12 +28,11 @@ from trilane.verbs.options import OWN_POLICY, OptionError, SetOption, grouped
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
     from trilane.study.validation.plan import ValidationPlan
-    from trilane.study.validation.stopping import Stop
-    from trilane.study.validation.validate import Validated
+    from trilane.study.validation.validate import Stop, Validated
 
 
 FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
-JOURNAL = "journal"  # the folder next to them
+JOURNAL = "journal"  # the file next to them
 STOPPED = 3  # exit status: the time limit came before the last run
 _OF_THE_PROFILE = {"date": "profile made", "load_average": "load average then"}
 
@@ -114,7 +113,7 @@ def validate(
     from datetime import UTC, datetime
 
     from realrun.machine.host_memory import host_memory_given
-    from trilane.study.validation.stopping import stopping
+    from trilane.study.validation.validate import stopping
 
     check_folder(out)
     files = [Path(out) / name for name in FILES] if out and Path(out).is_dir() else []
@@ -170,12 +169,13 @@ def _run(chosen: ValidationPlan, profile: str, journal: Path | None, stop: Stop)
 
 def _print(found: Validated, chosen: ValidationPlan, json: str | None) -> None:
     from trilane.output.pages.validation import MEANINGS, failure_lines, summary_lines, table_of
+    from trilane.output.pages.validation_words import notes_of, record_of
 
     agreement, ended = found.agreement, found.ended
     runs = {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
     title = heading(f"{len(chosen.scenarios)} scenarios, {chosen.repeats} runs each, on {found.hardware.name}")
-    report(json, {**agreement.to_dict(), "runs": runs}, title, table(*table_of(agreement)), legend(MEANINGS), "",
-           *summary_lines(agreement), *found.notes, "", *failure_lines(agreement))
+    report(json, {**record_of(agreement), "runs": runs}, title, table(*table_of(agreement)), legend(MEANINGS), "",
+           *summary_lines(agreement), *notes_of(found), "", *failure_lines(agreement))
 
 
 def _report(found: Validated, folder: Path, when: str) -> None:
@@ -183,6 +183,7 @@ def _report(found: Validated, folder: Path, when: str) -> None:
     from sim.machine.hardware import write_hardware
     from trilane.output.figures import plot_agreement, plot_measured_timeline, save_figure
     from trilane.output.pages.validation import write_report
+    from trilane.output.pages.validation_words import notes_of, title_of
 
     agreement, hardware = found.agreement, found.hardware
     report, dots, timeline, repeated = FILES
@@ -190,7 +191,7 @@ def _report(found: Validated, folder: Path, when: str) -> None:
     write_hardware(hardware, folder / repeated)
     errors = [abs(comparison.tpot_ms.error or 0.0) for comparison in agreement.comparisons]
     worst = errors.index(max(errors))
-    title, error = agreement.title(worst), agreement.comparisons[worst].tpot_ms.error
+    title, error = title_of(agreement, worst), agreement.comparisons[worst].tpot_ms.error
     facts = hardware.measured_profile().machine.items()
     save_figure(plot_agreement(agreement, hardware.name), folder / dots)
     save_figure(plot_measured_timeline(agreement.comparisons[worst], about=title), folder / timeline)
@@ -202,6 +203,6 @@ def _report(found: Validated, folder: Path, when: str) -> None:
             timeline: f"A decode step of the scenario with the largest error of time per output token, {error:+.1%}: "
                       f"{title}. Measured above, predicted below, lane by lane.",
         },
-        notes=found.notes,
+        notes=notes_of(found),
     )
     note(f"report, pictures and the profile of the predictions are in {folder}/")

@@ -94,7 +94,7 @@ def whatif(
 
 def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Axes and values of ``--vary AXIS=VALUES``. Raises OptionError, and SweepError for an unknown axis or value."""
-    from trilane.study.sweep.values import values_in
+    from trilane.study.sweep.axes import values_in
 
     axes: dict[str, tuple[Any, ...]] = {}
     for text in vary:

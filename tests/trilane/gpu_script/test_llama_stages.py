@@ -13,7 +13,7 @@ from tests.kit.gpu_script import LLAMA_STAGES, Play, called, changes
 from tests.kit.script_tools import tools
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import blocks_of
-from trilane.study.validation.engine_plan import EnginePlan
+from trilane.study.validation.engine_validation import EnginePlan
 from trilane.verbs.llama_cpp import _threads
 from trilane.verbs.this_machine import HERE
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.kit.processes import is_running
 from trilane.common.errors import TrilaneError
 from trilane.study.player import in_order, play_in
-from trilane.study.pool import Call, SettingQueue, WorkerPool
+from trilane.study.pool import PendingCall, SettingQueue, WorkerPool
 from trilane.study.worker import WorkerDiedError, WorkerError
 
 PATIENCE_S = 60
@@ -296,8 +296,8 @@ def time_out(state: object, item: object) -> None:
 # --- which task a worker gets next ------------------------------------------------------------------------------------
 
 
-def call(name: str, setting: str) -> Call:
-    return Call(print, (name,), setting, Future())
+def call(name: str, setting: str) -> PendingCall:
+    return PendingCall(print, (name,), setting, Future())
 
 
 def queue_of(settings: str) -> SettingQueue:

@@ -8,9 +8,8 @@ import pytest
 
 from tests.kit.leaderboard_entries import some_entries
 from tests.kit.running import Trilane
-from trilane.study.leaderboard import entries as module
-from trilane.study.leaderboard.entries import Entry, read_entries, write_entries
-from trilane.study.leaderboard.settings import BoardSetting
+from trilane.study.leaderboard import standings as module
+from trilane.study.leaderboard.standings import BoardSetting, Entry, read_entries, write_entries
 
 MINE = (
     "from dataclasses import dataclass\n"

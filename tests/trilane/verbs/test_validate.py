@@ -23,9 +23,10 @@ from sim.machine.hardware import load_hardware, write_hardware
 from tests.kit.depth import deep
 from tests.kit.measuring import LOCKED, as_if_quiet
 from tests.kit.running import ROOT, Trilane
+from tests.kit.small_sweeps import kept_blobs
 from tests.kit.waiting import wait_until
 from traces.models.catalogue import load_model
-from trilane.study.validation.stopping import Stop
+from trilane.study.validation.validate import Stop
 from trilane.verbs.validate import FILES, JOURNAL, STOPPED
 
 PLAN = """
@@ -114,7 +115,9 @@ def begun(profiled: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def measured_runs() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path("out/journal").glob("run-*.parquet")}
+    """The measured runs in the journal, also while a validation holds it."""
+    blobs = kept_blobs(Path("out/journal"), "validation")
+    return {key: blob for key, blob in blobs.items() if key.startswith("run-")}
 
 
 @deep

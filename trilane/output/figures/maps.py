@@ -21,14 +21,12 @@ from policies.protocols import PolicyKind
 from trilane.output.figures.figure_files import Picture, PictureError, default_settings
 from trilane.output.figures.marks import BLUE, INK, VERMILLION, marked
 from trilane.output.figures.panels import GRID, axes_of_panels, panels_of
+from trilane.output.figures.pays_words import gain_text, remarks_of, shown_text, verdict_of
 from trilane.output.figures.style import kinds_in_words, legend_of, page, round_ticks, wrapped
 from trilane.output.figures.sweep_means import SweepMeans, fastest_cells, left_to_gain
 from trilane.output.figures.words import tally, value_text
-from trilane.study.leaderboard.settings import BoardSetting, all_settings, leaderboard_settings
-from trilane.study.leaderboard.standings import TIE, Standing
+from trilane.study.leaderboard.standings import TIE, BoardSetting, Standing, all_settings, leaderboard_settings
 from trilane.study.pays.gain_map import Cell, GainMap
-from trilane.study.pays.remarks import remarks_of
-from trilane.study.pays.words import gain_text, shown_text, verdict_of
 from trilane.study.sweep.axes import axis_label
 
 _SLOW_IS_DARK = colormaps["viridis_r"]  # readable in grey, and with any colour vision

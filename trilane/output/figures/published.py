@@ -17,8 +17,7 @@ from trilane.output.figures.figure_files import PictureError, default_settings
 from trilane.output.figures.marks import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 from trilane.output.figures.scatter import BAND, Dot, band_handles, draw_dots, line_handle, point_handle
 from trilane.output.figures.style import legend_of, page
-from trilane.study.papers.board import Scoreboard
-from trilane.study.papers.scores import FAR, NEAR, FigureScore
+from trilane.study.papers.scores import FAR, NEAR, FigureScore, Scoreboard
 
 # --- speeds of other people's machines --------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from trilane.output.figures.marks import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMI
 from trilane.output.figures.style import legend_of, page, round_ticks, tidy
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
-from trilane.study.validation.engine_rows import WORST_AIM, EngineRow, EngineSummary
+from trilane.study.validation.engine_validation import WORST_AIM, EngineRow, EngineSummary
 
 Bands = Mapping[float, str]  # colours by error, a fraction
 BAND = "#E3F1EA"

@@ -9,7 +9,14 @@ from sim.costs.engine import InferenceEngine
 from trilane.common.files import atomic_path
 from trilane.output.pages.markdown import bullets, markdown_table
 from trilane.output.pages.output import Part, heading, legend, signed_percent, table
-from trilane.study.validation.engine_rows import MEDIAN_AIM, QUIET, WORST_AIM, EngineRow, EngineSummary, write_rows
+from trilane.study.validation.engine_validation import (
+    MEDIAN_AIM,
+    QUIET,
+    WORST_AIM,
+    EngineRow,
+    EngineSummary,
+    write_rows,
+)
 
 _MEANINGS = {
     "measured": "median time of a step: one token behind `depth` others, or a piece of a prompt of so many tokens",
@@ -20,7 +27,7 @@ _HEADERS = ("threads", "depth", "tokens", "ms\nmeasured", "+/-", "ms\npredicted"
 
 
 def engine_page(rows: Sequence[EngineRow], predicted_by: str) -> list[Part]:
-    """What is printed: a table of all scenarios, and the errors in words."""
+    """The page on a terminal: a table of all scenarios, and the errors in words."""
     title = heading(f"{len(rows)} scenarios, predicted by {predicted_by}")
     return [title, table(*engine_table(rows)), legend(_MEANINGS), "", *summary_lines(EngineSummary.of(rows))]
 

@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from policies.protocols import PolicyKind
 from trilane.output.figures.marks import marked, meanings
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
-from trilane.study.leaderboard.entries import Entry
-from trilane.study.leaderboard.settings import BoardSetting, all_settings, leaderboard_settings
-from trilane.study.leaderboard.standings import TIE, Standing
+from trilane.study.leaderboard.standings import TIE, BoardSetting, Entry, Standing, all_settings, leaderboard_settings
 
 _MEANINGS = {
     "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
@@ -41,7 +39,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
 
 
 def _standing(mine: Standing, running: Sequence[Standing]) -> str:
-    """Where one's own policy stands: its rank, the settings in which it is best, and the one that suits it least."""
+    """The standing of one's own policy: its rank, the settings in which it is best, and the one that suits it least."""
     rank = 1 + running.index(mine)
     best = [_named(setting) for setting, share in mine.relative.items() if share >= 1 - TIE]
     where = f": {', '.join(best)}" if best else ""

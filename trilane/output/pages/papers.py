@@ -18,11 +18,20 @@ from trilane.output.pages.output import (
     signed_percent,
     table,
 )
-from trilane.study.papers.board import DEAD_BAND, PaperSummary, Scoreboard, left_out
 from trilane.study.papers.paper import reasons
 from trilane.study.papers.plays import Plays
 from trilane.study.papers.quantities import QUANTITIES
-from trilane.study.papers.scores import FAR, NEAR, FigureScore, case_values, mean_facts
+from trilane.study.papers.scores import (
+    DEAD_BAND,
+    FAR,
+    NEAR,
+    FigureScore,
+    PaperSummary,
+    Scoreboard,
+    case_values,
+    left_out,
+    mean_facts,
+)
 
 _MOST_FAR = 12
 _MEANINGS = {

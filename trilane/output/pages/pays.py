@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from trilane.output.figures.marks import marked
+from trilane.output.figures.pays_words import (
+    NamedSide,
+    answer_of,
+    break_even,
+    gain_text,
+    other_caches,
+    remarks_of,
+    shown_text,
+    using_side,
+    without_side,
+)
 from trilane.output.pages.output import Part, heading, mebibytes, number, pairs, percent, table
-from trilane.study.pays.gain_map import GainMap
-from trilane.study.pays.played_map import PlayedSide
-from trilane.study.pays.remarks import other_caches, remarks_of
-from trilane.study.pays.words import NamedSide, answer_of, break_even, gain_text, shown_text, using_side, without_side
+from trilane.study.pays.gain_map import GainMap, PlayedSide
 
 _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU waits\nfor the CPU", "\nfor copies")
 
@@ -25,7 +33,7 @@ def pays_page(found: GainMap) -> list[Part]:
 
 
 def _side(what: str, named: NamedSide, side: PlayedSide) -> list[str]:
-    """What one side does on the machine."""
+    """Cells of one side on the machine."""
     name = ", ".join([f"{what}: {marked(named.policy, named.kind)}", *named.values])
     facts = side.facts
     shares = [percent(facts[fact]) for fact in ("decode_served_hit_rate", "stall_cpu_share", "stall_h2d_share")]

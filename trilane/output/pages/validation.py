@@ -12,10 +12,9 @@ from trilane.common.files import atomic_path
 from trilane.common.units import MIB
 from trilane.output.pages.markdown import bullets, markdown_table
 from trilane.output.pages.output import number, percent, signed_percent
-from trilane.study.validation.agreement import Agreement, in_words, name_of
-from trilane.study.validation.agreement_summary import WORST_AIM
+from trilane.output.pages.validation_words import causes_of, in_words, name_of, settings_of, title_of, verdict_lines
+from trilane.study.validation.agreement import WORST_AIM, Agreement
 from trilane.study.validation.comparison import RunComparison
-from trilane.study.validation.error_breakdown import error_breakdown
 
 MEANINGS = {
     "measured": "median TPOT of the repeated runs; +/-: half their interquartile range over the median (noise floor)",
@@ -49,7 +48,7 @@ def summary_lines(agreement: Agreement) -> list[str]:
     found = agreement.summary
     within = ", ".join(f"{count} within {limit}" for limit, count in found.within.items())
     return [
-        *map(str, agreement.verdicts),
+        *verdict_lines(agreement),
         f"TPOT error of {found.scenarios} scenarios: median {found.median_error:.1%}, 90th percentile "
         f"{found.p90_error:.1%}, worst {found.worst_error:.1%}; {within}",
         f"errors of the null model {percent(found.median_null_error, 1)} (median), spread of repeated runs "
@@ -66,10 +65,10 @@ def failure_lines(agreement: Agreement) -> list[str]:
     for place in agreement.far_off:
         tpot = agreement.comparisons[place].tpot_ms
         lines.append(
-            f"{agreement.title(place)}: {signed_percent(tpot.error)} ({tpot.predicted:.4g} ms predicted, "
+            f"{title_of(agreement, place)}: {signed_percent(tpot.error)} ({tpot.predicted:.4g} ms predicted, "
             f"{tpot.median:.4g} measured)"
         )
-        lines += [f"  - {cause}" for cause in error_breakdown(agreement.comparisons[place])]
+        lines += [f"  - {cause}" for cause in causes_of(agreement.comparisons[place])]
     return lines
 
 
@@ -89,7 +88,7 @@ def write_report(
         f"{found.scenarios} scenarios, each measured at least {found.repeats} times and predicted from "
         f"microbenchmarks alone: the median TPOT error is {found.median_error:.1%}, that of the null model "
         f"{percent(found.median_null_error, 1)}.",
-        bullets(map(str, agreement.verdicts)),
+        bullets(verdict_lines(agreement)),
         "## The machine", bullets([f"{name}: {fact}" for name, fact in machine.items()] + [f"measured: {when}"]),
         "## Settings", bullets(_settings(agreement)),
         "## Results", bullets([*summary_lines(agreement)[len(agreement.verdicts) :], *notes]),
@@ -126,7 +125,7 @@ def _line(agreement: Agreement, place: int) -> list[str]:
     plans = f"{parity.changed_plans_share:.0%}{'' if parity.held else ' !'}" if parity else ""
     copies = [memory[f"{kind}_copies"].difference for kind in ("demand", "prefetch", "swap")]
     return [
-        agreement.names[place], *agreement.settings(place).values(),
+        agreement.names[place], *settings_of(agreement, place).values(),
         f"{tpot.median:,.2f}", percent(tpot.spread, 1), f"{tpot.predicted:,.2f}", signed_percent(tpot.error),
         signed_percent(comparison.null_error), number(ttft.median if ttft else None),
         signed_percent(ttft.error if ttft else None),
@@ -139,7 +138,7 @@ def _lanes(agreement: Agreement) -> str:
     headers = ["lane", "median error of busy time / TPOT", "/ busy time", "largest / TPOT", "scenario"]
     lines = [
         [lane, f"{error.median_of_tpot:.1%}", percent(error.median_of_lane, 1), f"{error.worst_of_tpot:.1%}",
-         agreement.title(error.worst_place)]
+         title_of(agreement, error.worst_place)]
         for lane, error in agreement.lane_errors.items()
     ]
     return markdown_table(headers, lines, text_columns=(0, 4))
@@ -195,7 +194,7 @@ def _memory(agreement: Agreement) -> str:
     same = f"Equal in {len(agreement.comparisons) - len(places)} of {len(agreement.comparisons)} scenarios."
     if not places:
         return same
-    lines = [[agreement.title(place), *_memory_cells(agreement.comparisons[place])] for place in places]
+    lines = [[title_of(agreement, place), *_memory_cells(agreement.comparisons[place])] for place in places]
     headers = ["measured (median) / predicted", "hits", "demand", "prefetches", "swaps", "MiB copied"]
     return f"{same} The others:\n\n{markdown_table(headers, lines)}"
 
@@ -212,7 +211,8 @@ def _rankings(agreement: Agreement) -> str:
         return "No setting has two policies."
     headers = ["setting", "policies", "tau", "null model's", "without ties", "in the wrong order", "ties of repeats"]
     lines = [
-        [", ".join(f"{name_of(k)} {v}" for k, v in agreement.settings(place).items()) or "all", str(len(r.policies)),
+        [", ".join(f"{name_of(k)} {v}" for k, v in settings_of(agreement, place).items()) or "all",
+         str(len(r.policies)),
          number(r.tau, 2), number(r.null_tau, 2), number(r.tau_beyond_spread, 2),
          ", ".join(f"{fast} before {slow}" for fast, slow in r.discordant) or "none", str(len(r.ties))]
         for place, r in agreement.rankings.items()
@@ -225,7 +225,7 @@ def _law(agreement: Agreement) -> list[str]:
     if not any(comparison.parity for comparison in agreement.comparisons):
         return []
     broken = [
-        f"{agreement.title(place)}: {comparison.parity.to_dict()}"
+        f"{title_of(agreement, place)}: {comparison.parity.to_dict()}"
         for place, comparison in enumerate(agreement.comparisons) if comparison.parity and not comparison.parity.held
     ]
-    return ["## Parity", f"{agreement.verdicts[-1]}.", *([bullets(broken)] if broken else [])]
+    return ["## Parity", f"{verdict_lines(agreement)[-1]}.", *([bullets(broken)] if broken else [])]

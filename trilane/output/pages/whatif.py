@@ -88,7 +88,7 @@ def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Part]:
 
 
 def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
-    """What the table shows, by the rules of ``figures.words``; of two axes, for each value of the second."""
+    """Sentences about the table, by the rules of ``figures.words``; of two axes, for each value of the second."""
     if len(axes) == 1:
         return _findings(times_table(means.real, axes[0], means.axis(axes[0])))
     cells = fastest_cells(means)
@@ -101,7 +101,7 @@ def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:
 
 
 def _findings(times: pd.DataFrame) -> list[str]:
-    """What is gained, which policy is fastest, also of those that keep the routing, and where it hardly matters."""
+    """Sentences about the gain, the fastest policy, also of those that keep the routing, where it matters little."""
     exact = times[[policy for policy in times.columns if policy[1] == PolicyKind.KEEPS]]
     said = [gain(times), _throughput(times), fastest(times)]
     if any(part.policy[1] != PolicyKind.KEEPS for part in intervals(times)) and exact.shape[1]:
@@ -125,7 +125,7 @@ def _sentence(text: str) -> str:
 
 
 def failures(results: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """What could not run, and why: a line a reason, with its values and policies."""
+    """The runs that were refused, and why: a line a reason, with its values and policies."""
     failed = results[results["error"] != ""]
     lines = []
     for _, rows in failed.groupby(failed["error"].map(reason_of), sort=False):

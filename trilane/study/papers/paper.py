@@ -1,4 +1,4 @@
-"""A paper as data: its setting, its methods, how it is read, and the question that each of its figures is."""
+"""Figures that papers print (``published.csv``), and papers as ``trilane papers`` asks them: settings and questions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,71 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from sim.costs.engine import load_engine
 from sim.runs.scenario import Scenario
 from traces.models.names import parted
-from trilane.common.hints import Count, Name
+from trilane.common.csv_files import read_csv
+from trilane.common.errors import TrilaneError
+from trilane.common.hints import Count, Name, at_most
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
-from trilane.study.papers.published import PapersError, PublishedFigure, read_figures
 from trilane.study.papers.quantities import QUANTITIES
+
+FIGURES = Path(__file__).with_name("published.csv")
+
+
+class PapersError(TrilaneError):
+    """Papers, figures or plays that cannot be read, or names that are not among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFigure:
+    """A figure and its place. ``kind``: what the text says of it; ``left_out``: why it is not asked."""
+
+    id: Name
+    paper: Name
+    where: str
+    quantity: Name
+    method: str
+    baseline: str
+    model: str
+    value: Annotated[float, at_most(1e9)] | None
+    unit: str
+    kind: Literal["exact", "approx", "range_lo", "range_hi", "upper_bound", "lower_bound", "maximum", "derived",
+                  "missing"]
+    left_out: str
+
+    @property
+    def bound(self) -> str:
+        """The sign in front of a bound; empty for other figures."""
+        return {"upper_bound": "<=", "lower_bound": ">="}.get(self.kind, "")
+
+    def meets_bound(self, simulated: float) -> bool:
+        """True if it is a bound, and the value on its right side."""
+        assert self.value is not None
+        return {"<=": simulated <= self.value, ">=": simulated >= self.value}.get(self.bound, False)
+
+    def log_ratio(self, simulated: float) -> float:
+        """ln(simulated / published); 0 on the right side of a bound, infinite where the signs differ."""
+        assert self.value is not None
+        if self.meets_bound(simulated):
+            return 0.0
+        ratio = simulated / self.value
+        return math.log(ratio) if ratio > 0 else -math.inf
+
+
+@cache
+def read_figures(path: Path = FIGURES) -> Mapping[str, PublishedFigure]:
+    """By id. Raises PapersError."""
+    figures = read_csv(PublishedFigure, path, "a CSV file of published figures", PapersError)
+    found = {figure.id: figure for figure in figures}
+    if len(found) < len(figures):
+        raise PapersError(f"{path}: expected an id of its own for every figure")
+    return found
+
 
 FOLDER = Path(__file__).parent
 Values = Mapping[str, Any]  # fields of a scenario
@@ -26,9 +80,9 @@ Values = Mapping[str, Any]  # fields of a scenario
 
 @dataclass(frozen=True, kw_only=True)
 class PaperQuestion:
-    """What a figure asks: a quantity of ``method``, compared with the best of the methods ``over``, in the setting
-    ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says whether
-    the mean of the quantity or an end is meant.
+    """The question of a figure: a quantity of ``method``, compared with the best of the methods ``over``, in the
+    setting ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says
+    whether the mean of the quantity or an end is meant.
     """
 
     ask: Name
@@ -45,13 +99,13 @@ class PaperQuestion:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What may differ between two questions, by name."""
+        """The fields in which two questions may differ, by name."""
         return {"ask": self.ask, "method": self.method, "over": self.baselines, "at": self.at,
                 "take": self.take, **self.set}
 
 
 class FigureNote(NamedTuple):
-    """What is to be said of some figures."""
+    """A remark on some figures."""
 
     why: str
     figures: tuple[str, ...]
@@ -146,7 +200,7 @@ class Paper:
 
 
 def reasons(notes: Iterable[FigureNote], figure_id: str) -> str:
-    """What notes say of a figure, or nothing."""
+    """The texts of the notes on a figure; empty without any."""
     return "; ".join(note.why for note in notes if figure_id in note.figures)
 
 

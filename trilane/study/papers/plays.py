@@ -10,13 +10,15 @@ from typing import TypeAlias
 
 from sim.runs.scenario import Scenario
 from trilane.common.csv_files import write_csv
-from trilane.study.papers.observe import FACTS, observed
-from trilane.study.papers.published import PapersError
-from trilane.study.papers.quantities import Facts
+from trilane.common.schema import from_dict
+from trilane.study.journal import Journal, Study, journal_next_to, journal_of
+from trilane.study.papers.paper import PapersError
+from trilane.study.papers.quantities import FACTS, Facts, observed
 from trilane.study.player import LastPrepared, Watch, play
 
 PLAYED = Path(__file__).with_name("plays.csv")
 _DIGITS = 6
+_PLAYS = Study("scoreboard", PapersError)
 _DEFAULTS = Scenario().to_dict()
 
 Plays: TypeAlias = Mapping[str, Facts]  # by ``key``
@@ -62,16 +64,31 @@ def read_plays(path: Path = PLAYED) -> dict[str, Facts]:
 
 
 def add_plays(path: Path, scenarios: Iterable[Scenario], jobs: int = 1, watch: Watch | None = None) -> int:
-    """Play the scenarios that a file lacks and add each as soon as it is there, so that an interrupted run can go on.
+    """Play the scenarios that a file lacks and add them. Each is kept in FILE.journal as soon as it is there, so that
+    an interrupted run can go on.
 
-    Returns how many there were. Raises what ``played`` raises, PapersError and OSError.
+    Returns how many were added. Raises what ``played`` raises, PapersError and OSError.
     """
-    plays, count = read_plays(path), 0
-    missing = [scenario for scenario in scenarios if key(scenario) not in plays]
-    for count, (name, facts) in enumerate(played(missing, jobs, watch), start=1):  # noqa: B007
-        plays[name] = facts
-        write_csv(_lines(plays), path)
-    return count
+    plays = read_plays(path)
+    count = len(plays)
+    with journal_of(journal_next_to(path), _PLAYS) as journal:
+        plays |= _kept(journal)
+        missing = [scenario for scenario in scenarios if key(scenario) not in plays]
+        for name, facts in played(missing, jobs, watch):
+            journal.add(name, facts)
+            plays[name] = facts
+        if len(plays) > count:
+            write_csv(_lines(plays), path)
+            journal.discard()
+    return len(plays) - count
+
+
+def _kept(journal: Journal) -> dict[str, Facts]:
+    """The plays of an earlier, interrupted run. Raises PapersError."""
+    try:
+        return dict(from_dict(Mapping[str, Mapping[str, float]], journal.entries, "plays", PapersError))
+    except PapersError as error:
+        raise journal.damaged(str(error)) from None
 
 
 def _lines(plays: Plays) -> Iterator[tuple[str, ...]]:

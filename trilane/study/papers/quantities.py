@@ -1,9 +1,22 @@
-"""The quantities that papers print, each made from the facts of one play and, where it compares, of a baseline's."""
+"""The facts of one play, and the quantities that figures ask of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from policies.mechanism.views import Forecast, Routing
+from policies.papers.edgemoe import ActivationProfile, ProfilePrefetcher
+from sim.runs.demand import StepDemand
+from sim.runs.hits import layer_frame
+from sim.runs.prepare import Prepared
+from sim.runs.run import Run, watts
+from sim.runs.vocabulary import Device, SpanKind
+from sim.simulate import play
 
 Facts: TypeAlias = Mapping[str, float]  # of one play, by ``observe.FACTS``
 
@@ -43,7 +56,7 @@ def _points(name: str) -> Callable[[Facts, Facts], float]:
 
 
 def _change_s(name: str) -> Callable[[Facts, Facts], float]:
-    """Of the whole answer."""
+    """Seconds of the whole answer."""
     return lambda mine, base: (mine[name] - base[name]) * mine["generated_tokens"] / 1e3
 
 
@@ -52,7 +65,7 @@ def _answer_tokens_per_s(mine: Facts, base: Facts) -> float:
 
 
 def _answer_j(mine: Facts) -> float:
-    """Of a token of the answer, its share of the prompt included."""
+    """Joules of a token of the answer, its share of the prompt included."""
     return mine["energy_j_per_token"] + mine["prompt_j"] / mine["generated_tokens"]
 
 
@@ -135,3 +148,211 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
     "cpu_over_copy": PaperQuantity("one expert on the CPU / its copy", "x",
                                    lambda mine, base: mine["cpu_expert_ms"] / mine["copy_ms"]),
 }
+
+
+_OF_RUNS = (
+    "tpot_ms", "ttft_ms", "decode_resident_hit_rate", "h2d_busy_share", "gpu_busy_share", "cpu_busy_share",
+    "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
+)
+FACTS = (
+    *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
+    "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
+    "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share", "prompt_j",
+    "served_hit_rate", "last_hits_max",
+)
+LAST = 8  # tokens that DALI's Fig. 18d takes together
+_ALPHA = 0.25  # of Qwen2 (Section VI-B), whose loads SMoE's Table I shows, unless a policy has another one
+
+
+def observed(prepared: Prepared) -> Facts:
+    """Play it. Facts that it does not have are left out. Raises what ``sim.simulate.play`` raises."""
+    run = play(prepared)
+    row = run.to_dict()
+    facts = {name: row.get(name) for name in _OF_RUNS}
+    facts |= {"generated_tokens": prepared.answer_tokens, "layer_ms": run.metrics.tpot_ms}
+    facts |= {**_expert_times(run), **_costs(prepared), **_forecasts(prepared)}
+    if tops := _top_scores(prepared, run.spans):
+        facts |= {**tops, "stall_h2d_share": row["stall_h2d_share"], "served_hit_rate": row["decode_served_hit_rate"]}
+    facts |= {"phase_likeness": _phase_likeness(prepared), "prompt_j": _prompt_j(run)}
+    facts |= {"last_hits_max": _last_hits_max(prepared, run.spans)}
+    if run.metrics.tpot_ms is not None:
+        facts["layer_ms"] = run.metrics.tpot_ms / prepared.shape.moe_layers
+    return {name: float(value) for name, value in facts.items() if value is not None and np.isfinite(value)}
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def _expert_times(run: Run) -> Facts:
+    """Times of a decode step in ms: the experts' part of all layers, as long as anything of it lasts; CPU experts, one
+    after the other; and loads and GPU experts, from the first to the last of a layer."""
+    spans = run.spans[(run.spans.phase == "decode") & (run.spans.layer >= 0)]
+    experts = spans[spans.kind.isin([SpanKind.EXPERT, SpanKind.DEMAND])]
+    steps = run.metrics.decode_steps or 1
+    on_gpu, on_cpu = experts[experts.lane != "cpu"], experts[experts.lane == "cpu"]
+    return {
+        "expert_ms": _stretches_ns(experts) / steps / 1e6,
+        "expert_cpu_ms": float((on_cpu.end_ns - on_cpu.start_ns).sum()) / steps / 1e6,
+        "expert_gpu_ms": _stretches_ns(on_gpu) / steps / 1e6,
+    }
+
+
+def _stretches_ns(spans: pd.DataFrame) -> float:
+    """From the first start to the last end in each layer of each step."""
+    by_layer = spans.groupby(["step", "layer"])
+    return float((by_layer.end_ns.max() - by_layer.start_ns.min()).sum())
+
+
+def _costs(prepared: Prepared) -> Facts:
+    """Times of one expert and one token in ms."""
+    expert, step = prepared.costs.experts[0], prepared.costs.step(1, (1,))
+    return {
+        "copy_ms": expert.copy_ns / 1e6,
+        "cpu_expert_ms": expert.cpu_ns[1] / 1e6,
+        "exchange_ms": (step.activations_ns + step.result_ns) / 1e6,
+    }
+
+
+def _prompt_j(run: Run) -> float | None:
+    """Joules of the prompt, of the whole platform; None where its watts are not known."""
+    ttft_ms, power = run.metrics.ttft_ms, run.power
+    if power is None or power.platform_w is None or not ttft_ms:
+        return None
+    spans = run.spans[run.spans.phase == "prefill"]
+    works = [spans[spans.lane == device] for device in (Device.GPU, Device.CPU)]
+    gpu_share, cpu_share = (float((each.end_ns - each.start_ns).sum()) / 1e6 / ttft_ms for each in works)
+    return watts(power, gpu_share, cpu_share) * ttft_ms / 1e3
+
+
+def _last_hits_max(prepared: Prepared, spans: pd.DataFrame) -> float | None:
+    """Hit rate of the layer with most hits in the last ``LAST`` steps; None where the answer was not played whole."""
+    steps = [step.index for step in prepared.demand if step.phase == "decode"]
+    if len(steps) < max(LAST, prepared.answer_tokens):
+        return None
+    layers = layer_frame(spans)
+    sums = layers[layers.step.isin(steps[-LAST:])].groupby("layer")[["hits", "active"]].sum()
+    return float((sums.hits / sums.active).max())
+
+
+# --- forecasts --------------------------------------------------------------------------------------------------------
+
+
+def _forecasts(prepared: Prepared) -> dict[str, float | None]:
+    """How often the experts with most forecast tokens are those with most tokens, in decode, and the mean recall of a
+    token's experts."""
+    hits: dict[int, list[float]] = {1: [], 2: []}
+    prefetcher = prepared.composition.prefetcher
+    profile = prefetcher.profile if isinstance(prefetcher, ProfilePrefetcher) else None
+    for step in (step for step in prepared.demand if step.phase == "decode"):
+        for layer in range(1, len(step.routings)):
+            guess = _guess(step, layer, profile)
+            if guess is not None:
+                for top, found in hits.items():
+                    found.append(len(set(guess[:top]) & set(_busiest(step.routings[layer])[:top])) / top)
+    return {f"top{top}_accuracy": fmean(found) if found else None for top, found in hits.items()} | {
+        "recall": _recall(prepared.demand)
+    }
+
+
+def _guess(step: StepDemand, layer: int, profile: ActivationProfile | None) -> Sequence[int] | None:
+    """Experts of a layer by descending forecast, or the two that a profile expects to be busiest."""
+    if profile is not None:
+        earlier = step.routings[layer - 2].token_ids if layer > 1 else None
+        expected = profile.workloads(layer, step.routings[layer - 1].token_ids, earlier)
+        return [int(expert) for expert in np.argsort(-expected, kind="stable")[:2]]
+    made = _next_layers(step.forecasts[layer - 1], layer) if any(step.forecasts) else None
+    return made and made.active
+
+
+def _next_layers(forecasts: Iterable[Forecast], layer: int) -> Forecast | None:
+    return next((forecast for forecast in forecasts if forecast.layer == layer), None)
+
+
+def _busiest(routing: Routing) -> list[int]:
+    return [expert for _, expert in sorted(zip((-n for n in routing.tokens), routing.active, strict=True))]
+
+
+def _recall(demand: Sequence[StepDemand]) -> float | None:
+    """Share of tokens that are forecast where they go, by expert."""
+    found = total = 0
+    for step in demand:
+        for layer, routing in enumerate(step.routings):
+            made = _next_layers(step.forecasts[layer - 1], layer) if layer and step.phase == "decode" else None
+            if made is not None:
+                forecast = dict(zip(made.active, made.tokens, strict=True))
+                found += sum(min(n, forecast.get(e, 0)) for e, n in zip(routing.active, routing.tokens, strict=True))
+                total += sum(routing.tokens)
+    return found / total if total else None
+
+
+def _phase_likeness(prepared: Prepared) -> float | None:
+    """Cosine of the experts' tokens in prompt and answer, mean over layers."""
+    counts = {phase: np.zeros((prepared.shape.moe_layers, prepared.shape.experts)) for phase in ("prefill", "decode")}
+    for step in prepared.demand:
+        for layer, routing in enumerate(step.routings):
+            counts[step.phase][layer, list(routing.active)] += routing.tokens
+    prompt, answer = counts["prefill"], counts["decode"]
+    norms = np.linalg.norm(prompt, axis=1) * np.linalg.norm(answer, axis=1)
+    return float(np.mean((prompt * answer).sum(axis=1) / norms)) if norms.all() else None
+
+
+# --- SMoE's top-score experts: what is loaded, and how well they are forecast -----------------------------------------
+
+
+def _top_scores(prepared: Prepared, spans: pd.DataFrame) -> dict[str, float | None]:
+    """Shares of loads that are of low-score and of top-score experts; the share of those forecast as top-score that
+    are, and that of the others which are active. In decode, for policies that read tokens and scores; else nothing."""
+    if not (prepared.needs.tokens and prepared.needs.scores):
+        return {}
+    alpha = float(prepared.scenario.parameters.get("alpha") or _ALPHA)
+    steps = [step for step in prepared.demand if step.phase == "decode"]
+    tops = {(s.index, layer): _tops(s, layer, alpha) for s in steps for layer in range(len(s.routings))}
+    return {**_loads(spans, tops), **_accuracy(steps, tops, alpha)}
+
+
+def _tops(step: StepDemand, layer: int, alpha: float) -> set[int]:
+    """Selected experts with a score above (1 + alpha) times the highest not selected, of any token."""
+    assert step.scores is not None
+    found: set[int] = set()
+    for ids, own in zip(step.routings[layer].token_ids, step.scores[:, layer], strict=True):
+        bound = (1 + alpha) * np.delete(own, list(ids)).max()
+        found.update(expert for expert in ids if own[expert] > bound)
+    return found
+
+
+def _loads(spans: pd.DataFrame, tops: dict[tuple[int, int], set[int]]) -> dict[str, float | None]:
+    mine = spans[(spans.kind == SpanKind.DEMAND) & (spans.phase == "decode")]
+    loads = zip(mine.step, mine.layer, mine.expert, strict=True)
+    is_top = [expert in tops[step, layer] for step, layer, expert in loads]
+    share = float(np.mean(is_top)) if is_top else None
+    return {"top_score_loads": share, "low_score_loads": None if share is None else 1 - share}
+
+
+def _accuracy(steps: Sequence[StepDemand], tops: dict[tuple[int, int], set[int]], alpha: float) -> dict[str, Any]:
+    right: list[bool] = []
+    others_active: list[bool] = []
+    for step in steps:
+        for forecast in (one for made in step.forecasts for one in made if one.kind == "partial"):
+            active = set(step.routings[forecast.layer].active)
+            for expert in _forecast_tops(forecast.token_ids, forecast.token_scores, step, alpha):
+                right.append(expert in tops[step.index, forecast.layer])
+                if not right[-1]:
+                    others_active.append(expert in active)
+    return {"top_score_accuracy": _mean(right), "top_score_active": _mean(others_active)}
+
+
+def _forecast_tops(
+    ids: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], step: StepDemand, alpha: float
+) -> set[int]:
+    """The forecast's top-score experts of any token."""
+    k = len(step.routings[0].token_ids[0])
+    return {
+        expert
+        for some, own in zip(ids, scores, strict=True)
+        for expert, score in zip(some[:k], own, strict=False)
+        if score > (1 + alpha) * own[k]
+    }
+
+
+def _mean(values: Sequence[bool]) -> float | None:
+    return float(np.mean(values)) if values else None

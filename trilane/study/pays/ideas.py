@@ -1,27 +1,156 @@
-"""The ideas that ``trilane pays`` judges: what each changes, and the two numbers that decide."""
+"""The ideas that ``trilane pays`` judges: what each changes, and the two numbers that decide whether it pays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+from sim.machine.dials import DIALS
 from sim.runs.prepare import Prepared
 from trilane.common.errors import TrilaneError
 from trilane.common.names import unknown
-from trilane.study.pays.dimensions import (
-    ACCEPTANCE,
-    DEFERRED,
-    DRAFTS,
-    DRAM,
-    LINK,
-    MEMORY,
-    RECALL,
-    SHARE,
-    UPLOAD,
-    Dimension,
-)
+from trilane.common.units import GB
 from trilane.study.sweep.axes import policy_in
+
+Values = tuple[float, ...]
+Bounds = tuple[float, float]
+_NEAR = 0.4  # of a step: values that are nearer to the machine's own are left out
+_MOST_DRAFTS = 64  # that a scenario takes
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One of the two numbers that decide.
+
+    ``axis``: its name in a sweep. ``label``: what is shown, with its unit. ``own``: the machine's value, of a question
+    that is prepared with the idea. ``around``: the values of a map, ascending as they are shown, with the machine's own
+    among them. ``bounds``: the lowest and the highest value that means something. ``shown``: what is shown of the
+    question prepared with a value; None: the value. ``is_share``: in percent. ``in_words``: what a side with a value is
+    said to have, where the two sides differ in it.
+    """
+
+    axis: str
+    label: str
+    own: Callable[[Prepared], float]
+    around: Callable[[float], Values]
+    bounds: Callable[[Prepared], Bounds]
+    shown: Callable[[Prepared], float] | None = None
+    is_share: bool = False
+    in_words: str = ""
+
+    def values(self, prepared: Prepared, own: float) -> Values:
+        """Values of a map within the bounds, the own one among them."""
+        low, high = self.bounds(prepared)
+        return tuple(value for value in self.around(own) if low <= value <= high)
+
+
+def fixed(low: float, high: float) -> Callable[[Prepared], Bounds]:
+    """Bounds that are the same for every model and machine."""
+    return lambda prepared: (low, high)
+
+
+def with_own(values: Values, own: float) -> Values:
+    """Fixed values and the machine's own, without those next to it."""
+    step = (values[-1] - values[0]) / (len(values) - 1)
+    return tuple(sorted([own, *(value for value in values if abs(value - own) > _NEAR * step)]))
+
+
+def multiples(ratio: float, below: int, above: int, own: float) -> Values:
+    """The own value times powers of a ratio, ``below`` of them smaller and ``above`` of them larger."""
+    return tuple(own * ratio**power for power in range(-below, above + 1))
+
+
+# --- own values -------------------------------------------------------------------------------------------------------
+
+
+def _dial(name: str, prepared: Prepared) -> float:
+    dial = DIALS[name]
+    return float(prepared.hardware.flat()[dial.keys[0]]) / dial.unit
+
+
+def _share(prepared: Prepared) -> float:
+    """The share of the experts that fit the GPU's memory, rounded down so that they do."""
+    return prepared.memory.slots * 1000 // (prepared.shape.moe_layers * prepared.shape.experts) / 1000
+
+
+def _recall(prepared: Prepared) -> float:
+    """The recall of forecasts of the next layer."""
+    recalls = prepared.scenario.noisy_forecast_recall
+    assert recalls is not None  # a question states them
+    return recalls[0]
+
+
+def _deferred(prepared: Prepared) -> int:
+    """Half of a token's experts (ours; KTransformers' artefact has 4 of 6, 4 of 8 and 6 of 8: docs/readings.md)."""
+    return prepared.shape.top_k // 2
+
+
+def _up_to_top_k(prepared: Prepared) -> Bounds:
+    return 1, prepared.shape.top_k
+
+
+def _counted(own: float) -> Values:
+    """Whole numbers from 1, or six below the own, to one more than that."""
+    return tuple(range(max(round(own) - 6, 1), round(own) + 2))
+
+
+def _memory(prepared: Prepared) -> float:
+    return prepared.hardware.gpu.memory_bytes / GB
+
+
+def _upload_us(prepared: Prepared) -> float:
+    """Time to copy the mean expert, in us."""
+    experts = prepared.costs.experts
+    return sum(expert.copy_ns for expert in experts) / len(experts) / 1e3
+
+
+# --- the dimensions ---------------------------------------------------------------------------------------------------
+
+ACCEPTED = 0.7  # assumed: 42 % were measured (ik_llama.cpp issue 2369), 85 to 90 % published (DeepSeek-V3, 5.4.3)
+DRAFTED = 3  # assumed (ours)
+_SHARES = fixed(0.0, 1.0)
+_GB_PER_S = fixed(0.1, 10_000.0)
+
+SHARE = Dimension(
+    "cached_share", "experts on the GPU (share of all)", _share, partial(with_own, (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)),
+    _SHARES, is_share=True,
+)
+LINK = Dimension(
+    "pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2), _GB_PER_S,
+    in_words="{} GB/s",
+)
+UPLOAD = Dimension(
+    "pcie_gbps", "upload of an expert (us)", partial(_dial, "pcie_gbps"), partial(multiples, 0.5, 1, 4), _GB_PER_S,
+    _upload_us,
+)
+DRAM = Dimension(
+    "dram_gbps", "DRAM bandwidth that CPU experts reach (GB/s)", partial(_dial, "dram_gbps"),
+    partial(multiples, 2**0.5, 3, 3), _GB_PER_S,
+)
+MEMORY = Dimension(
+    "gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3), fixed(0.1, 10_000.0),
+    in_words="{} GB",
+)
+RECALL = Dimension(
+    "noisy_forecast_recall", "recall of forecasts (share of the experts)", _recall,
+    partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), _SHARES, is_share=True,
+)
+ACCEPTANCE = Dimension(
+    "draft_acceptance", "chance that the next draft is accepted", lambda _: ACCEPTED,
+    partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), _SHARES, is_share=True,
+)
+DRAFTS = Dimension(
+    "draft_tokens", "drafts a step", lambda _: DRAFTED, partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS),
+    in_words="{} drafts a step",
+)
+DEFERRED = Dimension(
+    "parameters.deferred", "deferred experts of a token", _deferred, _counted, _up_to_top_k, in_words="{} deferred"
+)
+
+
+# --- the ideas --------------------------------------------------------------------------------------------------------
 
 PolicyValue = str | Mapping[str, Mapping[str, Any]]  # a name, or a name and parameters, as a sweep takes them
 
@@ -34,7 +163,7 @@ class Candidate(NamedTuple):
 
     @property
     def policy_name(self) -> str:
-        """Without its parameters."""
+        """The policy's name, without its parameters."""
         return policy_in(self.policy)[0]
 
 
@@ -65,12 +194,12 @@ class Idea:
 
     @property
     def is_policy(self) -> bool:
-        """Whether the policy itself is what the idea brings."""
+        """True if the policy itself is what the idea brings."""
         return self.without != self.using
 
     @property
     def of_parts(self) -> bool:
-        """Whether both sides are compositions of parts, one of which is the idea."""
+        """True if both sides are compositions of parts, one of which is the idea."""
         return self.is_policy and self.without[0].policy_name == self.using[0].policy_name
 
     def place_without(self, x: float, y: float) -> tuple[float, float]:
@@ -78,7 +207,7 @@ class Idea:
         return self.off.get(self.x.axis, x), self.off.get(self.y.axis, y)
 
     def place_using(self, x: float, y: float) -> tuple[float, float]:
-        """Those that are played with it."""
+        """The values of the axes that are played with it."""
         return x * self.times.get(self.x.axis, 1), y * self.times.get(self.y.axis, 1)
 
     def own(self, prepared: Prepared, x: float | None, y: float | None) -> tuple[float, float]:
@@ -87,7 +216,7 @@ class Idea:
 
 
 def _value(dimension: Dimension, prepared: Prepared, given: float | None) -> float:
-    """As a whole number where the own is one."""
+    """The given value, or else the machine's own; a whole number where the own is one. Raises PaysError."""
     own, (low, high) = dimension.own(prepared), dimension.bounds(prepared)
     value, whole = own if given is None else given, isinstance(own, int)
     if not low <= value <= high or (whole and value != int(value)):
@@ -135,7 +264,7 @@ IDEAS: Mapping[str, Idea] = {
 
 
 def idea_named(name: str) -> Idea:
-    """Raises PaysError for an unknown idea."""
+    """The idea of this name. Raises PaysError for an unknown one."""
     if name not in IDEAS:
         raise PaysError(unknown("idea", name, IDEAS))
     return IDEAS[name]

@@ -17,8 +17,7 @@ from trilane.common.units import in_gb
 from trilane.engines.memory import check_fits, need_of
 from trilane.engines.question import Question
 from trilane.engines.routing import synthetic_names
-from trilane.study.pays.dimensions import RECALL
-from trilane.study.pays.ideas import Candidate, Idea, PaysError, candidate_of, idea_named
+from trilane.study.pays.ideas import RECALL, Candidate, Idea, PaysError, candidate_of, idea_named
 from trilane.study.question_scenario import scenario_of
 from trilane.study.sweep.axes import PARAMETER, takers, vary
 
@@ -91,7 +90,7 @@ class PaysQuestion:
 
     @property
     def recalls(self) -> tuple[float, ...]:
-        """Of gates one to three layers ahead, of this model or the nearest that was measured."""
+        """Recall of gates one to three layers ahead, of this model or the nearest that was measured."""
         known = nearest_routing(self.fit.model_shape).forecast_accuracy
         return tuple(known[name] for name in ("gate@1", "gate@2", "gate@3") if name in known)
 

@@ -24,12 +24,13 @@ _COVERED = {"policies", *sys.stdlib_module_names}  # whose files every key cover
 
 @cache
 def code_fingerprint(*more: str) -> str:
-    """Of the code and the numbers of traces, policies and simulator, of what they import, and of ``more`` packages."""
+    """Checksum of the code and numbers of traces, policies and simulator, of what they import, and of ``more``
+    packages."""
     return fingerprint_of([Path(str(files(package))) for package in (*_PACKAGES, *more)])
 
 
 def fingerprint_of(folders: list[Path]) -> str:
-    """Of names and contents of the sources in some folders and below."""
+    """Checksum of names and contents of the sources in some folders and below."""
     digest = hashlib.sha256()
     for name, path in sorted(sources_in(folders).items()):
         digest.update(f"{name}\0".encode())
@@ -70,7 +71,7 @@ def check_kept(names: Iterable[str]) -> None:
 
 
 def _files(name: str) -> list[Path]:
-    """Where a registered policy's class and its bases are defined, if not in Trilane."""
+    """The files outside Trilane that define a registered policy's class and its bases."""
     modules = dict.fromkeys(kind.__module__ for kind in SYSTEMS[name].parameters.__mro__)
     return [_file(name, module) for module in modules if module.split(".")[0] not in _COVERED]
 

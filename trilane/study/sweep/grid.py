@@ -26,14 +26,15 @@ from trilane.study.sweep.axes import (
     SweepError,
     check_axis,
     check_together,
+    distinct,
     machine_of,
     policy_in,
     takers,
+    values_of,
     varied,
     vary,
     with_floats,
 )
-from trilane.study.sweep.values import distinct, values_of
 
 T = TypeVar("T")
 MOST_COMBINATIONS = 1_000_000  # of a grid: more of them take days to play
@@ -54,13 +55,13 @@ class Point:
 
     @cached_property
     def setting(self) -> str:
-        """The same for points that differ in policy and parameters alone; those without a scenario share nothing."""
+        """A text that is equal for points that differ in policy and parameters alone; empty without a scenario."""
         return "" if self.scenario is None else setting_key(self.scenario)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a sweep plays: every combination of the values of its axes, of each product in ``axes`` one after the other.
+    """The points of a sweep: every combination of values of its axes, of each product in ``axes`` one after the other.
 
     Axes are named as in ``sweep.axes.vary``; the policy ``all`` means every one. ``parameters.X`` applies to
     those policies that have X; the others appear once. ``clairvoyant`` adds the policy ``oracle`` to every setting.
@@ -227,14 +228,14 @@ def _remembered(make: Callable[[Scenario], T], key: Callable[[Scenario], str]) -
 
 
 def _identity(point: Point) -> str:
-    """The same for points that are one."""
+    """A text that is equal for equal points."""
     if point.scenario is None:
         return canonical([point.axes, point.problem])
     return canonical([point.scenario.to_dict(), point.draw])
 
 
 def setting_key(scenario: Scenario) -> str:
-    """The same for scenarios that differ in policy and parameters alone."""
+    """A text that is equal for scenarios that differ in policy and parameters alone."""
     return canonical(scenario.with_(policy="", parameters={}).to_dict())
 
 

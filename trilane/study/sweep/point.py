@@ -30,7 +30,7 @@ _FILES = {"trace": "trace info", "calibration": "trace info", "hardware": "hardw
 
 @cache
 def trilane_version() -> str:
-    """Of the package that plays."""
+    """Version of the package that plays."""
     return version("trilane")
 
 

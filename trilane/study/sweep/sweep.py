@@ -13,16 +13,17 @@ from policies.user_files import loaded_policies
 from trilane.common.errors import TrilaneError
 from trilane.common.files import plain_target
 from trilane.common.parquet_files import write_parquet
+from trilane.study.journal import Journal, Study, journal_next_to, journal_of
 from trilane.study.player import Progress, Watch, check_shared, play_in
 from trilane.study.pool import WorkerPool
 from trilane.study.sweep.axes import SweepError, policy_in
 from trilane.study.sweep.cluster import dask_pool
 from trilane.study.sweep.code_fingerprint import check_kept
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.journal import SweepJournal, journal_of
 from trilane.study.sweep.point import Contents, Player, PointTask, Row, failed, key_of
 from trilane.study.sweep.table import COLUMNS, check_rows, frame_of, read_table, table_of
 
+SWEEP = Study("sweep", SweepError)
 DIED = "WorkerDiedError: the process that played this point died, and died again when it played it alone"
 
 
@@ -55,7 +56,7 @@ def sweep(
     grid = grid_of(grid)
     target = None if output is None else _target(output)
     _check_policies(grid, target, jobs, dask)
-    with nullcontext() if target is None else journal_of(target) as journal:
+    with nullcontext() if target is None else journal_of(journal_next_to(target), SWEEP) as journal:
         tasks = _tasks(grid)
         rows = {} if journal is None or target is None else _kept(target, journal, tasks, retry_errors)
         waiting = [task for task in tasks if task.key not in rows]
@@ -63,7 +64,7 @@ def sweep(
         with closing(played_rows(waiting, jobs, dask)) as played:
             for row in played:
                 if journal is not None:
-                    journal.add(row)
+                    journal.add(row["point"], row)
                 rows[row["point"]] = row
                 failures += bool(row["error"])
                 if watch is not None:
@@ -111,13 +112,13 @@ def _tasks(grid: Grid) -> list[PointTask]:
     return [PointTask(key_of(point, contents), point) for point in points(grid)]
 
 
-def _kept(target: Path, journal: SweepJournal, tasks: Sequence[PointTask], retry_errors: bool) -> dict[str, Row]:
+def _kept(target: Path, journal: Journal, tasks: Sequence[PointTask], retry_errors: bool) -> dict[str, Row]:
     """Rows that are done already, of this grid's points. Raises SweepError rather than lose those of another grid."""
     try:
-        check_rows(list(journal.rows.values()))
+        check_rows(list(journal.entries.values()))
     except TrilaneError as error:
         raise SweepError(f"{journal.path}: no sweep has written this: {error}; move it away") from None
-    held = {**_rows_of(target), **journal.rows}
+    held = {**_rows_of(target), **{row["point"]: row for row in journal.entries.values()}}
     wanted = {task.key for task in tasks}
     others = sum(not row["error"] for key, row in held.items() if key not in wanted)
     if others:

@@ -1,30 +1,73 @@
-"""The agreement of predictions with measurements over many scenarios, compared with the aims."""
+"""The agreement of predictions with measurements over many scenarios: errors, verdicts on the aims, and ranks."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import kendalltau
 
 from sim.runs.vocabulary import LANES
 from trilane.common.schema import to_dict
-from trilane.study.validation.agreement_summary import (
-    MEDIAN_AIM,
-    TAU_AIM,
-    WORST_AIM,
-    LaneAccuracy,
-    Summary,
-    Verdict,
-)
-from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison
-from trilane.study.validation.error_breakdown import error_breakdown, parts_of
-from trilane.study.validation.rank_agreement import RankAgreement, groups_of, names_of, ranking_of
+from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison, parts_of
 
+MEDIAN_AIM, WORST_AIM, TAU_AIM = 0.05, 0.15, 0.9
 _WITHIN = (0.05, 0.10, 0.15)
 _NOT_SETTINGS = ("policy", "parameters", "hardware_overrides")
+_OF_THE_POLICY = ("policy", "parameters")
+
+
+class AgreementAim(StrEnum):
+    """A number that a validation is judged by."""
+
+    MEDIAN = "median"  # error of TPOT
+    RANKING = "ranking"  # of policies, Kendall's tau
+    WORST = "worst"  # error of TPOT
+    PARITY = "parity"  # law 10 (docs/design.md)
+
+
+class Verdict(NamedTuple):
+    """One aim, and whether it was reached; None: there is nothing to judge by."""
+
+    aim: AgreementAim
+    held: bool | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors are absolute, as fractions of the measured values; None if no scenario has the number."""
+
+    scenarios: int
+    repeats: int  # the least number for any scenario
+    median_error: float  # of TPOT, like all errors except that of TTFT
+    p90_error: float
+    worst_error: float
+    within: Mapping[str, int]  # number of scenarios by limit of the error
+    median_null_error: float | None
+    median_ttft_error: float | None
+    median_spread: float | None  # of repeated runs: the noise floor
+    tau: float | None  # mean over the groups that have one
+    null_tau: float | None
+    tau_beyond_spread: float | None
+    pairs: int
+    discordant_pairs: int
+    tied_pairs: int
+
+
+class LaneAccuracy(NamedTuple):
+    """Absolute errors of a lane's busy time over all scenarios."""
+
+    median_of_tpot: float  # as a fraction of the measured TPOT
+    worst_of_tpot: float
+    worst_place: int  # place of that comparison
+    median_of_lane: float | None  # as a fraction of the lane's own busy time; None if it was never used
 
 
 @dataclass(frozen=True)
@@ -59,14 +102,9 @@ class Agreement:
         keys = [key for key in first[0] if key not in _NOT_SETTINGS and any(s[key] != first[0][key] for s in first)]
         return [key for key in keys if key != "sequences" or "batch" not in keys]
 
-    def settings(self, place: int) -> dict[str, str]:
-        """The settings that distinguish a comparison's group from others, in words."""
-        scenario = self.comparisons[place].scenario
-        return {key: in_words(key, scenario[key]) for key in self.varying}
-
-    def title(self, place: int) -> str:
-        """A title for a comparison: its name and settings."""
-        return ", ".join([self.names[place], *(f"{name_of(k)} {v}" for k, v in self.settings(place).items())])
+    def settings(self, place: int) -> dict[str, Any]:
+        """The values of ``varying`` in a comparison, which distinguish its group from others."""
+        return {key: self.comparisons[place].scenario[key] for key in self.varying}
 
     @cached_property
     def rankings(self) -> dict[int, RankAgreement]:
@@ -106,32 +144,15 @@ class Agreement:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The verdict on each aim."""
-        found, off = self.summary, len(self.far_off)
-        tau = "no two policies in one setting" if found.tau is None else f"{found.tau:.2f}"
+        """The verdict on each aim, in the order of ``AgreementAim``."""
+        found = self.summary
+        parities = [comparison.parity for comparison in self.comparisons if comparison.parity]
         return [
-            Verdict(
-                found.median_error <= MEDIAN_AIM,
-                f"median TPOT error {found.median_error:.1%} (aim: at most {MEDIAN_AIM:.0%})",
-            ),
-            Verdict(
-                None if found.tau is None else found.tau >= TAU_AIM,
-                f"ranking of policies, Kendall's tau: {tau} (aim: at least {TAU_AIM}); "
-                f"{found.discordant_pairs} of {found.pairs} pairs in the wrong order",
-            ),
-            Verdict(
-                not off,
-                f"worst TPOT error {found.worst_error:.1%} (aim: none above {WORST_AIM:.0%}); "
-                f"{off} of {found.scenarios} above",
-            ),
-            self._parity_verdict(),
+            Verdict(AgreementAim.MEDIAN, found.median_error <= MEDIAN_AIM),
+            Verdict(AgreementAim.RANKING, None if found.tau is None else found.tau >= TAU_AIM),
+            Verdict(AgreementAim.WORST, not self.far_off),
+            Verdict(AgreementAim.PARITY, all(parity.held for parity in parities) if parities else None),
         ]
-
-    def _parity_verdict(self) -> Verdict:
-        checked = [comparison.parity for comparison in self.comparisons if comparison.parity]
-        kept = sum(parity.held for parity in checked)
-        text = f"parity of plans, hits, loads and bytes (law 10) in {kept} of {len(checked)} scenarios checked"
-        return Verdict(kept == len(checked) if checked else None, text)
 
     @cached_property
     def lane_errors(self) -> dict[str, LaneAccuracy]:
@@ -160,7 +181,6 @@ class Agreement:
             "null_model_tpot_ms": comparison.null_tpot_ms, "null_model_error": comparison.null_error,
             "lane_ms": lanes, "work": _work(comparison), "memory": _dicts(comparison.memory),
             "stall_ms": _dicts(comparison.stall_ms), "parts": [part.to_dict() for part in parts_of(comparison)],
-            "causes": [str(cause) for cause in error_breakdown(comparison)],
             "parity": comparison.parity and comparison.parity.to_dict(),
         }
 
@@ -170,23 +190,9 @@ class Agreement:
             "summary": to_dict(self.summary),
             "verdicts": [to_dict(verdict) for verdict in self.verdicts],
             "lanes": {lane: to_dict(error) for lane, error in self.lane_errors.items()},
-            "rankings": [{"setting": self.settings(place), **to_dict(r)} for place, r in self.rankings.items()],
+            "rankings": [{"values": self.settings(place), **to_dict(r)} for place, r in self.rankings.items()],
             "scenarios": self.rows(),
         }
-
-
-def name_of(key: str) -> str:
-    """A key of a scenario, for display."""
-    return {"cached_share": "cached", "gpu_memory_gb": "GPU memory"}.get(key, key.replace("_", " "))
-
-
-def in_words(key: str, value: Any) -> str:
-    """The value of a key of a scenario, for display."""
-    if value is None:
-        return "-"
-    if key == "cached_share":
-        return f"{value:.0%}"
-    return f"{value:g} GB" if key == "gpu_memory_gb" else str(value)
 
 
 def _work(comparison: RunComparison) -> list[dict[str, Any]]:
@@ -208,3 +214,87 @@ def _median(values: Sequence[float | None]) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Policies in one setting, by TPOT. A tau is None if all policies are equal on one side.
+
+    ``tau`` is Kendall's tau-b of the measured medians and the predictions. It includes pairs that the measurement
+    itself cannot order (``ties``: their medians differ by no more than the sum of their half interquartile ranges).
+    ``tau_beyond_spread`` leaves these out: (pairs in the right order - pairs in the wrong order) / pairs.
+    """
+
+    policies: tuple[str, ...]  # fastest first, as measured
+    tau: float | None
+    null_tau: float | None
+    tau_beyond_spread: float | None
+    pairs: int
+    discordant: tuple[tuple[str, str], ...]  # faster first, as measured; predicted in the other order
+    ties: tuple[tuple[str, str], ...]
+
+
+def setting_key(scenario: Mapping[str, Any]) -> str:
+    """A key that is the same for scenarios that differ only in policy."""
+    return json.dumps({key: scenario[key] for key in scenario if key not in _OF_THE_POLICY}, sort_keys=True)
+
+
+def groups_of(comparisons: Sequence[RunComparison]) -> list[list[int]]:
+    """Places of the comparisons that differ only in policy, in the given order."""
+    groups: dict[str, list[int]] = {}
+    for place, comparison in enumerate(comparisons):
+        groups.setdefault(setting_key(comparison.scenario), []).append(place)
+    return list(groups.values())
+
+
+def names_of(comparisons: Sequence[RunComparison]) -> list[str]:
+    """A name for each: its policy, with the parameters that distinguish it from others of its policy in its setting."""
+    telling: dict[str, set[str]] = {}
+    for group in groups_of(comparisons):
+        for one, other in combinations([comparisons[place].scenario for place in group], 2):
+            if one["policy"] == other["policy"]:
+                mine, others = one["parameters"], other["parameters"]
+                differing = {key for key in {*mine, *others} if mine.get(key) != others.get(key)}
+                telling.setdefault(one["policy"], set()).update(differing)
+    scenarios = [comparison.scenario for comparison in comparisons]
+    return [_name(scenario, sorted(telling.get(scenario["policy"], ()))) for scenario in scenarios]
+
+
+def ranking_of(names: Sequence[str], comparisons: Sequence[RunComparison]) -> RankAgreement | None:
+    """The agreement of ranks in one setting; None if there are fewer than two policies."""
+    if len(comparisons) < 2:
+        return None
+    order = sorted(range(len(names)), key=lambda place: comparisons[place].tpot_ms.median)
+    sides = np.array(list(combinations(order, 2)))
+    measured = np.array([comparison.tpot_ms.median for comparison in comparisons])
+    predicted = np.array([comparison.tpot_ms.predicted for comparison in comparisons])
+    signs = np.prod([np.sign(times[sides[:, 1]] - times[sides[:, 0]]) for times in (measured, predicted)], axis=0)
+    tied = np.array([_tied(comparisons[a], comparisons[b]) for a, b in sides])
+    return RankAgreement(
+        policies=tuple(names[place] for place in order),
+        tau=_tau(measured, predicted),
+        null_tau=_tau(measured, [math.nan if p.null_tpot_ms is None else p.null_tpot_ms for p in comparisons]),
+        tau_beyond_spread=None if tied.all() else float(signs[~tied].mean()),
+        pairs=len(sides),
+        discordant=tuple((names[a], names[b]) for a, b in sides[signs < 0]),
+        ties=tuple((names[a], names[b]) for a, b in sides[tied]),
+    )
+
+
+def _tau(measured: Sequence[float] | Any, predicted: Sequence[float] | Any) -> float | None:
+    tau = float(kendalltau(measured, predicted).statistic)
+    return None if math.isnan(tau) else tau
+
+
+def _tied(one: RunComparison, other: RunComparison) -> bool:
+    """True if the repeats do not show which of the two is faster."""
+    room = (one.tpot_ms.half_iqr or 0.0) + (other.tpot_ms.half_iqr or 0.0)
+    return abs(one.tpot_ms.median - other.tpot_ms.median) <= room
+
+
+def _name(scenario: Mapping[str, Any], parameters: Sequence[str]) -> str:
+    shown = ", ".join(f"{key}={scenario['parameters'][key]}" for key in parameters if key in scenario["parameters"])
+    return f"{scenario['policy']}({shown})" if shown else str(scenario["policy"])

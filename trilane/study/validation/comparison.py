@@ -117,7 +117,7 @@ class RunComparison:
 
     @property
     def tpot_error(self) -> float:
-        """Absolute, as a fraction of the measured value."""
+        """Absolute error of TPOT, as a fraction of the measured value."""
         return abs(self.tpot_ms.error or 0.0)
 
     @cached_property
@@ -232,3 +232,63 @@ def _memory(run: Run) -> dict[str, float]:
         **{f"{kind}_copies": int((copies["kind"] == kind).sum()) for kind in COPIES},
         "copied_bytes": int(copies["bytes"].sum()),
     }
+
+
+# --- the parts of an error --------------------------------------------------------------------------------------------
+
+_BEHIND = {"h2d": ("h2d",), "cpu": ("cpu", "d2h"), "host": ("host", "d2h")}  # lanes whose work may cause a wait
+_MOST = 3  # parts that are named
+_WORTH_NAMING = 0.1  # least share of the TPOT error, or of the wait to be explained
+
+
+@dataclass(frozen=True)
+class ErrorPart:
+    """A part of a decode step, measured and predicted: the GPU's work of one kind, or its waits for one lane (``kind``
+    is None). ``behind``: the lane and kind of the work that likely causes a wait's error; None where none does."""
+
+    lane: str
+    kind: str | None
+    ms: Repeated
+    behind: tuple[str, str] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "lane": self.lane, "kind": self.kind, "measured_ms": self.ms.median, "predicted_ms": self.ms.predicted,
+            "difference_ms": self.ms.difference, "work_behind": self.behind and list(self.behind),
+        }
+
+
+def parts_of(comparison: RunComparison) -> list[ErrorPart]:
+    """All parts of a mean decode step: the GPU's work by kind, and its waits by lane.
+
+    They add up to its TPOT, except that medians over repeats do not add up exactly.
+    """
+    work = [ErrorPart(lane, kind, ms) for (lane, kind), ms in comparison.work_ms.items() if lane == "gpu"]
+    return work + [ErrorPart(lane, None, ms, _behind(comparison, lane)) for lane, ms in comparison.stall_ms.items()]
+
+
+def error_parts(comparison: RunComparison) -> list[ErrorPart]:
+    """The parts that differ most, in either direction, largest first; without those that are small compared with the
+    error of the whole.
+
+    Parts may differ more than the whole: errors that cancel out are errors.
+    """
+    parts = sorted(parts_of(comparison), key=lambda part: -abs(part.ms.difference))
+    least = _WORTH_NAMING * abs(comparison.tpot_ms.difference)
+    return [part for part in parts[:_MOST] if part.ms.difference and abs(part.ms.difference) >= least]
+
+
+def lanes_behind(waited_for: str) -> tuple[str, ...]:
+    """The lanes whose work may cause the GPU's wait for a lane."""
+    return _BEHIND[waited_for]
+
+
+def _behind(comparison: RunComparison, waited_for: str) -> tuple[str, str] | None:
+    """The work of the awaited lane with an error in the same direction as that of the wait, if there is any."""
+    wait = comparison.stall_ms[waited_for].difference
+    if not wait:
+        return None
+    same = {key: ms.difference / wait for key, ms in comparison.work_ms.items() if key[0] in _BEHIND[waited_for]}
+    key = max(same, key=lambda key: same[key], default=None)
+    return None if key is None or same[key] < _WORTH_NAMING else key

@@ -33,7 +33,7 @@ class Parity(NamedTuple):
 
     @property
     def held(self) -> bool:
-        """Whether the law holds: logs may differ if they depend on timing."""
+        """True if the law holds: logs may differ if they depend on timing."""
         agrees = self.logs_identical and self.measured == self.predicted
         return self.replay_identical and (agrees or not self.timing_free)
 

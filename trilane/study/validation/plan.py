@@ -1,4 +1,4 @@
-"""What is to be validated: scenarios that share a base, written as strict YAML.
+"""The plan of a validation: scenarios that share a base, written as strict YAML.
 
 repeats: 5                                  # measured runs of each scenario, after one that warms up
 scenario: {trace: ..., model: ..., ...}     # what all have in common; keys of a Scenario

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import NamedTuple
 
 from realrun.errors import LaneError, RefusedError
@@ -18,13 +22,12 @@ from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
-from trilane.study.validation.journal import ValidationJournal, journal_of, question_of
-from trilane.study.validation.journal_files import Kept
+from trilane.study.validation.journal import Kept, ValidationJournal, journal_of, question_of
 from trilane.study.validation.parity import answers_of, parity_of_repeats
 from trilane.study.validation.plan import ValidationPlan, alternating
-from trilane.study.validation.stopping import Stop
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]  # called with what is done next
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ValidationEnd(NamedTuple):
@@ -53,29 +56,9 @@ class Validated(NamedTuple):
     ended: ValidationEnd
     remarks: tuple[str, ...] = ()
 
-    @property
-    def notes(self) -> list[str]:
-        """Notes: what is missing, remarks on the machine, the predictions' source, and the agreement by file."""
-        found, ended = self.by_file.summary, self.ended
-        partly = f"stopped early: {ended.why}; {ended.runs} of {ended.planned} runs are measured, the rest is left out"
-        anew = (
-            f"a new journal was begun: the earlier one was for another {' and '.join(ended.changed)}, and is kept in "
-            "journal.before"
-        )
-        return [
-            *([partly] if ended.why else []),
-            *([anew] if ended.changed else []),
-            *self.remarks,
-            "predictions: from medians of microbenchmarks that were repeated before every round of runs and after the "
-            "last; decision costs, and the costs that policies plan with, are those of the file",
-            f"predicted from the profile in its file, measured earlier: median TPOT error "
-            f"{found.median_error:.1%}, worst {found.worst_error:.1%}, tau "
-            f"{'-' if found.tau is None else format(found.tau, '.2f')}",
-        ]
-
 
 def validate(
-    plan: ValidationPlan, machine: RealMachine, progress: Progress = lambda _: None, *, folder: Path | None = None,
+    plan: ValidationPlan, machine: RealMachine, progress: Say = lambda _: None, *, folder: Path | None = None,
     stop: Stop | None = None,
 ) -> Validated:
     """Measure and predict every scenario of the plan, all of one model, on the machine of their profile.
@@ -112,7 +95,7 @@ class _Rounds(NamedTuple):
     settings: Sequence[Prepared]
     journal: ValidationJournal
     stop: Stop
-    progress: Progress
+    progress: Say
 
     def measure(self, machine: RealMachine) -> ValidationEnd:
         """Measure all that is not in the journal, until it is stopped."""
@@ -201,3 +184,47 @@ def _comparison(setting: Prepared, measured: Sequence[Kept], hardware: Hardware)
     predicted = play(elsewhere, session)
     parity = parity_of_repeats([(each.answers, each.replayed) for each in measured], answers_of(session))
     return RunComparison(tuple(each.run for each in measured), predicted, parity)
+
+
+# --- reasons to stop --------------------------------------------------------------------------------------------------
+
+
+class Stop:
+    """A check that is made before every run. ``limit_s``: seconds from now; None: no limit."""
+
+    def __init__(self, limit_s: float | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s, self._now_s, self._began_s = limit_s, now_s, now_s()
+        self.signal: signal.Signals | None = None
+
+    def why(self) -> str | None:
+        """The reason to stop, if there is one."""
+        if self.signal is not None:
+            return f"{self.signal.name} was received"
+        if self._limit_s is not None and self._now_s() - self._began_s >= self._limit_s:
+            return f"the time limit of {self._limit_s:g} s is used up"
+        return None
+
+
+@contextmanager
+def stopping(limit_s: float | None = None) -> Iterator[Stop]:
+    """A Stop that records the first SIGINT or SIGTERM; a second one ends the process as usual.
+
+    Outside the main thread, where Python cannot handle signals, only the time limit applies.
+    """
+    stop = Stop(limit_s)
+    before: dict[signal.Signals, signal._HANDLER] = {}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        stop.signal = signal.Signals(number)
+        restore()
+
+    if threading.current_thread() is threading.main_thread():
+        before |= {each: signal.signal(each, handle) or signal.SIG_DFL for each in SIGNALS}
+    try:
+        yield stop
+    finally:
+        restore()

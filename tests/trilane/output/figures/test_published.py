@@ -14,8 +14,7 @@ from trilane.engines.accuracy.errors import Speeds
 from trilane.engines.accuracy.scores import HELD_OUT, Scores
 from trilane.output.figures import PictureError, plot_accuracy, plot_papers
 from trilane.output.figures.marks import GREY
-from trilane.study.papers.board import Scoreboard
-from trilane.study.papers.scores import FigureScore
+from trilane.study.papers.scores import FigureScore, Scoreboard
 
 ROWS = [
     row("near", 100.0, prompt_tokens=512, prompt_tokens_per_s=1000.0), row("fast", 50.0), row("slow", 80.0),

@@ -8,8 +8,8 @@ from io import StringIO
 from rich.console import Console
 
 from tests.kit.pays_questions import hand_made_map
+from trilane.output.figures.pays_words import break_even, verdict_of
 from trilane.output.pages.pays import pays_page
-from trilane.study.pays.words import break_even, verdict_of
 
 
 def test_the_page_whole() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from sim.runs.scenario import Scenario
 from tests.kit.small_disk import small_disk
+from trilane.study.papers.paper import PapersError
 from trilane.study.papers.plays import add_plays, key, played, read_plays
-from trilane.study.papers.published import PapersError
 
 SMALL = Scenario(trace="mini-moe", model=None, cached_share=0.25, prompt_tokens=4, generated_tokens=3)
 POLICIES = [SMALL.with_(policy=policy) for policy in ("on-demand", "naive-cpu")]

@@ -1,4 +1,4 @@
-"""Quantities by hand, and the facts of a play that they are made of."""
+"""The facts of a play and the quantities that are made of them, by hand and as the file of plays has them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from sim.runs.hits import layer_frame
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import play
-from trilane.study.papers.observe import FACTS, observed
-from trilane.study.papers.quantities import QUANTITIES
+from tests.kit.depth import deep
+from trilane.study.papers.plays import key, read_plays
+from trilane.study.papers.quantities import FACTS, QUANTITIES, observed
+from trilane.study.papers.scores import asked, chosen_figures, needed
 
 MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
         "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gib": 8.0,
@@ -100,3 +102,27 @@ def test_loads_are_of_low_score_or_of_top_score_experts() -> None:
     smoe = observed(prepare(SMALL.with_(policy="smoe", batch=2)))
     assert 0 < smoe["top_score_accuracy"] <= 1
     assert smoe["decode_resident_hit_rate"] <= smoe["served_hit_rate"] <= 1  # prefetches on their way count as well
+
+
+RENEW = "remove trilane/study/papers/plays.csv, and: trilane papers --play trilane/study/papers/plays.csv"
+
+
+def test_the_file_holds_what_figures_need_and_nothing_else() -> None:
+    assert set(read_plays()) == {key(scenario) for scenario in needed(chosen_figures())}, RENEW
+
+
+@pytest.mark.parametrize(
+    "figure_id",
+    [
+        *("dali-t9-mixtral-4-1", "hybrimoe-f9-mixtral-mrs", "daop-f9-mixtral-tps"),
+        *(
+            pytest.param(slow, marks=deep)
+            for slow in ("hybrimoe-t3-decode-all-s", "smoe-intro-hit", "se-copy-share-lo")
+        ),
+    ],
+)
+def test_a_play_gives_what_the_file_holds(figure_id: str) -> None:
+    paper, question = asked(figure_id)
+    scenario = paper.cases(question, question.method)[0].draws[0]
+    kept = read_plays()[key(scenario)]
+    assert observed(prepare(scenario)) == pytest.approx(kept, rel=1e-4, abs=1e-9), RENEW

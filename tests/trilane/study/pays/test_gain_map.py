@@ -9,9 +9,9 @@ import pytest
 
 from policies.registry import ChoiceError
 from sim.simulate import simulate
-from tests.kit.pays_questions import narrowed, small_question
+from tests.kit.pays_questions import hand_made_map, narrowed, small_question
 from trilane.study.pays import ideas
-from trilane.study.pays.gain_map import GainMap, gain_map
+from trilane.study.pays.gain_map import GainMap, Range, gain_map, paying
 from trilane.study.pays.ideas import Candidate, PaysError
 from trilane.study.pays.question import PaysQuestion, prepared_with_idea
 from trilane.study.sweep.axes import vary
@@ -186,3 +186,46 @@ def test_the_recall_counts_where_the_trace_has_forecasts_of_its_own() -> None:
     found = gain_map(small_question("prefetch", **fields))
     assert len({cell.using.tokens_per_s for cell in found.own_row}) == len(found.own_row) > 1
     assert len({cell.without.tokens_per_s for cell in found.own_row}) == 1
+
+
+# --- where an idea begins to pay --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gains", "ranges"),
+    [
+        ([1.0, 1.0, 1.0], [Range(None, None)]),
+        ([-1.0, 0.0, -1.0], []),
+        ([-1.0, 1.0, 1.0], [Range(15.0, None)]),
+        ([3.0, -1.0, -1.0], [Range(None, 17.5)]),
+        ([-1.0, 1.0, -3.0], [Range(15.0, 22.5)]),
+        ([1.0, -1.0, 1.0], [Range(None, 15.0), Range(25.0, None)]),
+        ([-1.0, None, 1.0], [Range(30.0, None)]),
+        ([1.0, None, -1.0], [Range(None, 10.0)]),
+        ([1.0, None, 1.0], [Range(None, 10.0), Range(30.0, None)]),
+        ([None, 1.0, 1.0], [Range(None, None)]),
+        ([None, -1.0, 1.0], [Range(25.0, None)]),
+        ([1.0, -1.0, None], [Range(None, 15.0)]),
+        ([None, None, None], []),
+    ],
+)
+def test_lines_between_values_cross_the_break_even_where_a_gain_is_nothing(
+    gains: list[float | None], ranges: list[Range]
+) -> None:
+    assert paying(list(zip([10.0, 20.0, 30.0], gains, strict=True)), 0.0) == ranges
+
+
+def test_no_line_is_drawn_across_a_value_that_cannot_run() -> None:
+    gains = [-1.0, None, 1.0, None, -1.0]
+    assert paying(list(zip([10.0, 20.0, 30.0, 40.0, 50.0], gains, strict=True)), 0.0) == [Range(30.0, 30.0)]
+
+
+def test_what_must_be_bought_pays_from_a_gain_on() -> None:
+    assert paying(list(zip([10.0, 20.0], [0.0, 0.1], strict=True)), 0.05) == [Range(15.0, None)]
+    assert paying(list(zip([10.0, 20.0], [0.0, 0.05], strict=True)), 0.05) == []
+
+
+def test_json_has_the_verdict_and_the_ranges() -> None:
+    record = hand_made_map().to_dict()
+    assert record["paying"] == "pays"
+    assert record["paying_at"] == {"x": [{"low": None, "high": None}], "y": [{"low": None, "high": 250.0}]}

@@ -16,7 +16,7 @@ from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
 from tests.kit.toy_traces import toy_trace
 from traces.file import write_trace
-from trilane.study import draws
+from trilane.study import player as player_file
 from trilane.study.sweep import point as point_file
 from trilane.study.sweep.grid import Grid, Point, points
 from trilane.study.sweep.point import Player, key_of
@@ -33,7 +33,7 @@ def test_a_row_is_the_run_and_its_resolved_scenario() -> None:
     row, run = Player().row(at(SCENARIO, 3)), simulate(SCENARIO)
     numbers = {name: value for name, value in run.to_dict().items() if name not in ("labels", "parameters")}
     assert {name: row[name] for name in numbers} == numbers
-    for name, value in run.scenario.items():
+    for name, value in run.scenario.to_dict().items():
         assert (json.loads(row[name]) if isinstance(value, list | dict) else row[name]) == value
     assert list(row) == ["point", *COLUMNS]
     assert row["point"] == key_of(at(SCENARIO, 3))
@@ -101,8 +101,8 @@ def test_whatever_is_raised_is_the_points_own(monkeypatch: pytest.MonkeyPatch) -
 
 def test_points_of_one_setting_share_it_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Scenario] = []
-    real = draws.prepare
-    monkeypatch.setattr(draws, "prepare", lambda scenario: made.append(scenario) or real(scenario))
+    real = player_file.prepare
+    monkeypatch.setattr(player_file, "prepare", lambda scenario: made.append(scenario) or real(scenario))
     player = Player()
     names = ("dali", "fiddler", "oracle")
     played = [SCENARIO.with_(batch=batch, policy=policy) for batch in (1, 2) for policy in names]

@@ -20,8 +20,7 @@ from tests.kit.measuring import as_if_quiet
 from tests.kit.tiny_bench import machine
 from traces.models.catalogue import load_model
 from trilane.study.validation.plan import ValidationPlan
-from trilane.study.validation.stopping import Stop
-from trilane.study.validation.validate import Validated, validate
+from trilane.study.validation.validate import Stop, Validated, validate
 
 
 @pytest.fixture(scope="session")

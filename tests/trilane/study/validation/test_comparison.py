@@ -11,7 +11,7 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import LANES
 from sim.simulate import simulate
 from tests.kit.agreement_runs import comparison, decode_spans, run
-from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison, work_of
+from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison, error_parts, parts_of, work_of
 from trilane.study.validation.parity import Counts, Parity
 
 
@@ -155,3 +155,39 @@ class TestWhatCannotBeCompared:
 
     def test_the_hardware_has_another_name_when_predicted(self) -> None:
         assert RunComparison((run(hardware="here"),), run(hardware="profile.yaml")).tpot_ms.error == 0
+
+
+# --- the parts of an error: 12 ms of other work and a copy (tests/kit/agreement_runs.py), predicted otherwise --------
+
+
+def test_errors_that_cancel_out_are_named_both() -> None:
+    shifted = run(spans=decode_spans(copy=10, attention=2))
+    got = RunComparison((run(),), shifted)
+    assert got.tpot_ms.error == 0
+    named = {(cause.lane, cause.kind): cause.ms.difference for cause in error_parts(got)}
+    assert named == {("gpu", "attention"): -2, ("h2d", None): 2}
+
+
+def test_a_perfect_prediction_has_none() -> None:
+    assert error_parts(comparison()) == []
+
+
+def test_what_is_small_beside_the_error_is_not_named() -> None:
+    """The copy is 4 ms off, attention 0.3 (less than a tenth of 4.3)."""
+    both = run(spans=decode_spans(copy=12, attention=4.3))
+    assert [(cause.lane, cause.kind) for cause in error_parts(RunComparison((run(),), both))] == [("h2d", None)]
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    asked = Scenario(prompt_tokens=4, generated_tokens=3, cached_share=0.4)
+    slower = simulate(asked.with_(hardware_overrides={"link.h2d_bytes_per_s": 9e9}))
+    got = RunComparison((slower,), simulate(asked))
+    parts = [part.ms for part in parts_of(got)]
+    assert sum(ms.median for ms in parts) == pytest.approx(got.tpot_ms.median)
+    assert sum(ms.predicted for ms in parts) == pytest.approx(got.tpot_ms.predicted)
+
+
+def test_to_dict_gives_ms() -> None:
+    [cause] = error_parts(comparison(measured=(20,), predicted=24))
+    assert (cause.to_dict()["measured_ms"], cause.to_dict()["difference_ms"]) == (10, 4)
+    assert cause.to_dict()["work_behind"] == ["h2d", "demand"]

@@ -1,9 +1,12 @@
-"""Files of a journal that are damaged or crafted are refused, and stay."""
+"""Entries of a journal that are damaged or crafted are refused, and stay."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,49 +14,51 @@ from pyarrow import parquet
 
 from realrun.errors import RefusedError
 from tests.kit.journals import Validate, contents, kept_in
-from trilane.common.parquet_files import write_parquet
-from trilane.study.validation.journal import journal_of
-
-DAMAGED = (b"", b"{", b"[]", b'{"plan": 1}', b"\xff", 100_000 * b"[", b'{"plan": "\\ud800"}')
+from trilane.study.journal import journal_of as any_journal
+from trilane.study.validation.journal import VALIDATION, journal_of
 
 
-@pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_question_is_refused_and_its_journal_stays(tmp_path: Path, content: bytes) -> None:
-    kept_in(tmp_path / "journal", "first")
-    (tmp_path / "journal" / "question.json").write_bytes(content)
-    before = contents(tmp_path / "journal")
-    with pytest.raises(RefusedError, match=r"question\.json: expected a file of the journal .*; move the folder"):
+def craft(path: Path, key: str, content: dict[str, Any], blob: bytes = b"") -> None:
+    """Put an entry with its checksum into a journal."""
+    with any_journal(path, VALIDATION) as journal:
+        journal.add(key, content, blob)
+
+
+def test_a_journal_without_a_question_is_refused_and_stays(tmp_path: Path) -> None:
+    craft(tmp_path / "journal", "run-000-00", {})
+    with pytest.raises(RefusedError, match=r"journal: expected the journal of a validation, .* it has no question"):
         kept_in(tmp_path / "journal", "second")
-    assert contents(tmp_path / "journal") == before
+    assert contents(tmp_path / "journal").keys() == {"run-000-00"}
     assert not (tmp_path / "journal.before").exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"{}",
-        b"[1]",
-        b"[",
-        b'{"samples": [{"key": [[1]], "ns": [1]}], "checksum": ""}',
-        b'{"samples": [], "checksum": ""}',
-    ],
-)
-def test_damaged_samples_are_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [{}, {"samples": 1}, {"samples": [{"key": [[1]], "ns": [1]}]}, {"other": []}])
+def test_damaged_samples_are_refused(tmp_path: Path, content: dict[str, Any]) -> None:
     kept_in(tmp_path / "journal", "first")
-    (tmp_path / "journal" / "microbenchmarks-00-000.json").write_bytes(content)
-    refused = pytest.raises(RefusedError, match=r"microbenchmarks-00-000\.json: expected a file of the journal")
+    craft(tmp_path / "journal", "microbenchmarks-00-000", content)
+    refused = pytest.raises(RefusedError, match=r"journal: expected the journal of a validation, .*microbenchmarks-00")
     with journal_of(tmp_path / "journal", {"plan": "first"}) as journal, refused:
         journal.samples()
 
 
 def test_a_damaged_or_crafted_run_is_refused(run: Validate, tmp_path: Path) -> None:
     run()
-    file = tmp_path / "journal" / "run-000-00.parquet"
-    whole, table = file.read_bytes(), parquet.read_table(file)
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 4
+    path = tmp_path / "journal"
+    content, whole = contents(path)["run-000-00"]
+    for blob in (b"", whole[:-9], *crafted(whole)):
+        craft(path, "run-000-00", content, blob)
+        with pytest.raises(RefusedError, match=r"journal: expected the journal of a validation, .*run-000-00"):
+            run()
+        assert contents(path)["run-000-00"] == (content, blob)
+    craft(path, "run-000-00", content, whole)
+    assert run().ended.runs == 6
+
+
+def crafted(whole: bytes) -> Iterator[bytes]:
+    """Runs with other columns, or another description."""
+    table = parquet.read_table(BytesIO(whole))
     described = json.loads(table.schema.metadata[b"trilane"])
-    others = [
+    tables = [
         table.replace_schema_metadata({}),
         table.replace_schema_metadata({b"trilane": b"["}),
         table.drop_columns(["bytes"]),
@@ -66,14 +71,6 @@ def test_a_damaged_or_crafted_run_is_refused(run: Validate, tmp_path: Path) -> N
             )
         ),
     ]
-    crafted = []
-    for each in others:
-        write_parquet(each, file)
-        crafted.append(file.read_bytes())
-    for content in (b"", whole[:-9], bytes(flipped), *crafted):
-        file.write_bytes(content)
-        with pytest.raises(RefusedError, match=r"run-000-00\.parquet: expected a file of the journal"):
-            run()
-        assert file.read_bytes() == content
-    file.write_bytes(whole)
-    assert run().ended.runs == 6
+    for one in tables:
+        parquet.write_table(one, sink := BytesIO())
+        yield sink.getvalue()

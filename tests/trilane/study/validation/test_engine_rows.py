@@ -11,7 +11,7 @@ import pytest
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from trilane.engines.accuracy.measured_rows import RowsError
-from trilane.study.validation.engine_rows import EngineRow, predicted_anew, read_rows, write_rows
+from trilane.study.validation.engine_validation import EngineRow, predicted_anew, read_rows, write_rows
 
 ROWS = [
     EngineRow("olmoe-1b-7b@q4_0", None, 2, 2048, 1, 10, 50.5, 50.0, 51.25, 48.0, 12.0),

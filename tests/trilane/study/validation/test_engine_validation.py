@@ -13,9 +13,15 @@ from tests.kit.fake_engine import FakeContext, known_kernels
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from trilane.output.pages.engine_validation import summary_lines, write_engine_report
-from trilane.study.validation.engine_plan import EnginePlan, EngineScenario
-from trilane.study.validation.engine_rows import EngineRow, EngineSummary, predicted_ns
-from trilane.study.validation.engine_validation import measure_plan, settings_of
+from trilane.study.validation.engine_validation import (
+    EnginePlan,
+    EngineRow,
+    EngineScenario,
+    EngineSummary,
+    measure_plan,
+    predicted_ns,
+    settings_of,
+)
 
 PLAN = EnginePlan("none+ddr5-4800+2-cores", ("olmoe-1b-7b@q8_0:1",), (1, 2), (0, 64), (16,), repeats=2)
 ENGINE = replace(load_engine("llama.cpp"), name="mine", kernels=known_kernels(("q8_0",)))

@@ -1,8 +1,7 @@
-"""The folder of a journal: begun anew for another question, shared with nothing else, and kept once."""
+"""The file of a journal: begun anew for another question, shared with nothing else, and kept once."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,48 +9,39 @@ import pytest
 
 from policies.registry import SYSTEMS
 from realrun.errors import RefusedError
-from tests.kit.journals import kept_in
-from trilane.common.files import ASIDE
+from tests.kit.journals import contents, kept_in
 from trilane.study.sweep.code_fingerprint import fingerprint_of
 from trilane.study.validation.journal import code_of, journal_of
 
 
-def test_what_was_left_next_to_a_complete_run_by_a_kill_is_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "journal"
-    kept_in(folder, "first")
-    names = set(folder.iterdir())
-    (folder / f".run-000-00.parquet.abc{ASIDE}").mkdir()
-    with journal_of(folder, {"plan": "first"}):
-        assert set(folder.iterdir()) == names
-
-
-def test_what_the_system_writes_into_a_folder_that_is_shown_is_no_other_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["journal", "journal.before"])
+def test_another_file_is_left_as_it_is(tmp_path: Path, name: str) -> None:
     kept_in(tmp_path / "journal", "first")
-    (tmp_path / "journal" / ".DS_Store").write_bytes(b"Bud1")
-    kept_in(tmp_path / "journal", "first")
-    kept_in(tmp_path / "journal", "second")
-    assert (tmp_path / "journal.before" / ".DS_Store").exists()
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RefusedError, match=rf"{name}: expected the journal of a validation, .*; move it away"):
+        kept_in(tmp_path / "journal", "second")
+    assert (tmp_path / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["journal", "journal.before"])
-def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path, name: str) -> None:
-    kept_in(tmp_path / "journal", "first")
-    (tmp_path / "journal" / "question.json").unlink()
-    (tmp_path / name).mkdir(exist_ok=True)
-    (tmp_path / name / "diary.txt").write_text("mine")
-    with pytest.raises(RefusedError, match=rf"{name}: expected a journal or no such folder, it holds diary\.txt"):
+def test_a_folder_as_of_an_earlier_version_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    if name != "journal":
+        kept_in(tmp_path / "journal", "first")
+    (tmp_path / name).mkdir()
+    with pytest.raises(RefusedError, match=rf"{name}: this journal was written by another version of Trilane"):
         kept_in(tmp_path / "journal", "second")
-    assert (tmp_path / name / "diary.txt").read_text() == "mine"
+    assert (tmp_path / name).is_dir()
 
 
 def test_of_earlier_journals_only_the_last_is_kept_and_what_was_never_begun_replaces_none(tmp_path: Path) -> None:
     folder, before = tmp_path / "journal", tmp_path / "journal.before"
     for question in ("first", "second", "third"):
         kept_in(folder, question)
-    assert json.loads((before / "question.json").read_text()) == {"plan": "second"}
-    (folder / "question.json").unlink()  # as of a process that was killed while it began
-    kept_in(folder, "fourth")
-    assert json.loads((before / "question.json").read_text()) == {"plan": "second"}
+    assert contents(before)["question"] == ({"plan": "second"}, b"")
+    with journal_of(folder, {"plan": "fourth"}) as journal:
+        assert (journal.changed, journal.samples()) == (("plan",), [])
+    assert contents(folder)["question"] == ({"plan": "third"}, b"")
+    assert contents(before)["question"] == ({"plan": "second"}, b"")
     assert {path.name for path in tmp_path.iterdir()} == {"journal", "journal.before"}
 
 

@@ -14,6 +14,7 @@ from sim.machine.hardware import write_hardware
 from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine
 from traces.models.catalogue import load_model
+from trilane.output.pages.validation_words import notes_of
 from trilane.study.validation.plan import ValidationPlan, alternating
 from trilane.study.validation.validate import validate
 
@@ -128,8 +129,8 @@ def test_every_scenario_is_measured_and_predicted(tmp_path: Path) -> None:
     assert found.hardware.profile is not None
     again, before = (hardware.profile.models["mini-moe"] for hardware in (validated.hardware, found.hardware))
     assert again != before, "predictions are made from what was measured meanwhile"
-    assert validated.notes[:-2] == list(lanes.remarks())
-    assert [note.split()[0] for note in validated.notes[-2:]] == ["predictions:", "predicted"]
+    assert notes_of(validated)[:-2] == list(lanes.remarks())
+    assert [note.split()[0] for note in notes_of(validated)[-2:]] == ["predictions:", "predicted"]
 
 
 def test_scenarios_of_two_models_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A validation that is given again: nothing is measured twice, and nothing half-written counts."""
+"""A validation that is given again: nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from realrun.replay.measure import Measurement, ReplayBench
 from tests.kit.depth import thinned
 from tests.kit.journals import ALL, PLAN, ROUND, WARM, Validate, contents
+from trilane.output.pages.validation_words import notes_of
 from trilane.study.validation.journal import ValidationJournal
 
 
@@ -34,6 +35,10 @@ def kill_after(runs: int, ran: list[str], run: Validate, monkeypatch: pytest.Mon
             run()
 
 
+def runs_in(path: Path) -> dict[str, bytes]:
+    return {key: blob for key, (_, blob) in contents(path).items() if key.startswith("run-")}
+
+
 def test_every_scenario_is_warmed_up_once_and_measured_in_every_round(run: Validate, measured: list[str]) -> None:
     found = run()
     assert measured == ALL
@@ -46,7 +51,7 @@ def test_killed_and_begun_again_gives_every_run_once(
     run: Validate, measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed_after: int
 ) -> None:
     kill_after(killed_after, measured, run, monkeypatch)
-    kept = {file.name: file.read_bytes() for file in (tmp_path / "journal").glob("run-*")}
+    kept = runs_in(tmp_path / "journal")
     before, measured[:] = len(kept), []
     found = run()
     left = Counter(dict.fromkeys(ROUND, 2)) - Counter(ROUND[int(name[4:7])] for name in kept)
@@ -54,7 +59,7 @@ def test_killed_and_begun_again_gives_every_run_once(
     assert Counter(measured) == left + again
     assert (found.ended.runs, found.ended.why) == (6, None)
     assert [len(comparison.measured) for comparison in found.agreement.comparisons] == [2, 2, 2]
-    assert all((tmp_path / "journal" / name).read_bytes() == content for name, content in kept.items())
+    assert kept.items() <= runs_in(tmp_path / "journal").items()
     assert len(kept) == before == (killed_after // 2 if killed_after <= 6 else killed_after - 3)
 
 
@@ -108,15 +113,7 @@ def test_another_question_begins_anew_and_says_so(
     found = run(text, **changes)
     assert len(measured) == len(ALL)
     assert found.ended.changed == what
-    assert "a new journal was begun: the earlier one was for another plan, and is kept in journal.before" in found.notes
+    said = "a new journal was begun: the earlier one was for another plan, and is kept in journal.before"
+    assert said in notes_of(found)
     assert contents(tmp_path / "journal.before") == kept
-    assert contents(tmp_path / "journal").keys() >= {"question.json", "run-000-00.parquet"}
-
-
-def test_a_file_that_is_half_written_does_not_count(run: Validate, measured: list[str], tmp_path: Path) -> None:
-    run()
-    whole = tmp_path / "journal" / "run-001-00.parquet"
-    whole.rename(f"{whole}.part")
-    measured.clear()
-    assert run().ended.runs == 6
-    assert measured == ["smoe", "smoe"]
+    assert contents(tmp_path / "journal").keys() >= {"question", "run-000-00"}

@@ -21,9 +21,15 @@ from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, kno
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import blocks_of
 from trilane.output.pages.engine_validation import engine_table
-from trilane.study.validation.engine_plan import EnginePlan, EnginePlanError, EngineScenario
-from trilane.study.validation.engine_rows import EngineRow, null_ns, predicted_ns
-from trilane.study.validation.engine_validation import measure_plan
+from trilane.study.validation.engine_validation import (
+    EnginePlan,
+    EnginePlanError,
+    EngineRow,
+    EngineScenario,
+    measure_plan,
+    null_ns,
+    predicted_ns,
+)
 
 PLAN_FILE = Path("examples/gpu-llama.yaml")
 PLAN = replace(EnginePlan.from_yaml(PLAN_FILE), repeats=2)

@@ -10,7 +10,8 @@ from realrun.errors import LaneError, RefusedError
 from realrun.replay.measure import Measurement, ReplayBench
 from sim.runs.prepare import Prepared
 from tests.kit.journals import ROUND, WARM, Validate
-from trilane.study.validation.stopping import Stop
+from trilane.output.pages.validation_words import notes_of
+from trilane.study.validation.validate import Stop
 
 
 class After(Stop):
@@ -30,7 +31,7 @@ def test_what_was_measured_before_the_end_of_time_is_reported(run: Validate, mea
     assert measured == WARM[:4]
     assert (found.ended.runs, found.ended.planned) == (2, 6)
     assert [comparison.predicted.policy for comparison in found.agreement.comparisons] == ROUND[:2]
-    assert found.notes[0] == "stopped early: enough is enough; 2 of 6 runs are measured, the rest is left out"
+    assert notes_of(found)[0] == "stopped early: enough is enough; 2 of 6 runs are measured, the rest is left out"
 
 
 def test_with_nothing_measured_there_is_nothing_to_report(run: Validate) -> None:

@@ -1,4 +1,4 @@
-"""The journal: the rows that it has taken are there again, whatever happened to the process or the file."""
+"""The journal: the entries that it has taken are there again, whatever happened to the process or the file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from realrun.errors import RefusedError
+from tests.kit.running import ROOT
+from tests.kit.small_sweeps import journal_of_sweep
+from trilane.study.journal import journal_of
 from trilane.study.sweep.axes import SweepError
-from trilane.study.sweep.journal import journal_of
+from trilane.study.validation.journal import VALIDATION
 
-ROOT = Path(__file__).parents[4]
 ROWS = [{"point": f"sha256:{n}", "tpot_ms": n / 3, "policy": "dali — ü\n", "error": ""} for n in range(3)]
 CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.booleans()
 
@@ -33,15 +36,15 @@ def changed(path: Path, *statements: str) -> bytes:
 
 
 def write(output: Path, rows: list[dict[str, Any]]) -> Path:
-    with journal_of(output) as journal:
+    with journal_of_sweep(output) as journal:
         for row in rows:
-            journal.add(row)
+            journal.add(row["point"], row)
         return journal.path
 
 
 def read(output: Path) -> list[dict[str, Any]]:
-    with journal_of(output) as journal:
-        return list(journal.rows.values())
+    with journal_of_sweep(output) as journal:
+        return list(journal.entries.values())
 
 
 @settings(max_examples=15)
@@ -61,8 +64,8 @@ def test_the_later_of_two_rows_of_one_point_replaces_the_earlier(tmp_path: Path)
 def test_a_journal_without_rows_is_removed_and_so_is_one_that_is_discarded(tmp_path: Path) -> None:
     write(tmp_path / "o.parquet", [])
     assert list(tmp_path.iterdir()) == []
-    with journal_of(tmp_path / "o.parquet") as journal:
-        journal.add(ROWS[0])
+    with journal_of_sweep(tmp_path / "o.parquet") as journal:
+        journal.add("sha256:0", ROWS[0])
         journal.discard()
     assert list(tmp_path.iterdir()) == []
 
@@ -74,10 +77,10 @@ def test_rows_are_there_after_the_process_was_killed(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from trilane.study.sweep.journal import journal_of\n"
-        "with journal_of(Path(sys.argv[1])) as journal:\n"
+        "from tests.kit.small_sweeps import journal_of_sweep\n"
+        "with journal_of_sweep(Path(sys.argv[1])) as journal:\n"
         "    for n in range(5):\n"
-        "        journal.add({'point': str(n)})\n"
+        "        journal.add(str(n), {'point': str(n)})\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "o.parquet")], cwd=ROOT)
@@ -89,11 +92,11 @@ def test_a_torn_end_costs_the_last_row_alone(tmp_path: Path) -> None:
     """Cut anywhere in what the last row has written."""
     live, cut = tmp_path / "live.parquet", tmp_path / "cut.parquet"
     log = tmp_path / "live.parquet.journal-wal"
-    with journal_of(live) as journal:
+    with journal_of_sweep(live) as journal:
         for row in ROWS[:2]:
-            journal.add(row)
+            journal.add(row["point"], row)
         before = log.stat().st_size
-        journal.add(ROWS[2])
+        journal.add("sha256:2", ROWS[2])
         whole = log.read_bytes()
         for end in range(before, len(whole), 997):
             shutil.copy(journal.path, tmp_path / "cut.parquet.journal")
@@ -105,10 +108,10 @@ def test_a_torn_end_costs_the_last_row_alone(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_the_row_that_it_refused(tmp_path: Path) -> None:
     rows = [{"point": str(n), "policy": 1000 * "x"} for n in range(99)]
-    with journal_of(tmp_path / "o.parquet") as journal:
+    with journal_of_sweep(tmp_path / "o.parquet") as journal:
         journal._connection.execute("PRAGMA max_page_count = 9")
         with pytest.raises(OSError, match=r"No space left on device: .*o\.parquet\.journal"):
-            [journal.add(row) for row in rows]
+            [journal.add(row["point"], row) for row in rows]
     kept = read(tmp_path / "o.parquet")
     assert kept == rows[: len(kept)]
     assert 0 < len(kept) < 99
@@ -118,21 +121,21 @@ def test_a_full_disk_costs_the_row_that_it_refused(tmp_path: Path) -> None:
 
 def test_two_sweeps_do_not_share_one(tmp_path: Path) -> None:
     output = tmp_path / "o.parquet"
-    with journal_of(output) as first:
-        first.add(ROWS[0])
+    with journal_of_sweep(output) as first:
+        first.add("sha256:0", ROWS[0])
         with pytest.raises(SweepError, match="another sweep is writing there"):
             read(output)
-        first.add(ROWS[1])
+        first.add("sha256:1", ROWS[1])
     assert read(output) == ROWS[:2]
 
 
 def test_a_refused_second_sweep_does_not_unlock_the_first(tmp_path: Path) -> None:
     """Closing a file drops all POSIX locks that the process has on it, those of SQLite too."""
     output = tmp_path / "o.parquet"
-    program = "import sys; from pathlib import Path; from trilane.study.sweep.journal import journal_of\n"
-    program += "with journal_of(Path(sys.argv[1])): pass"
-    with journal_of(output) as first:
-        first.add(ROWS[0])
+    program = "import sys; from pathlib import Path; from tests.kit.small_sweeps import journal_of_sweep\n"
+    program += "with journal_of_sweep(Path(sys.argv[1])): pass"
+    with journal_of_sweep(output) as first:
+        first.add("sha256:0", ROWS[0])
         with pytest.raises(SweepError, match="another sweep is writing there"):
             read(output)
         other = subprocess.run([sys.executable, "-c", program, str(output)], cwd=ROOT, capture_output=True, text=True)
@@ -168,16 +171,16 @@ def test_what_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_became_read_only_says_so(tmp_path: Path) -> None:
-    with journal_of(tmp_path / "o.parquet") as journal:
+    with journal_of_sweep(tmp_path / "o.parquet") as journal:
         journal._connection.execute("PRAGMA query_only = ON")
         with pytest.raises(SweepError, match=r"o\.parquet\.journal: cannot be opened or written: .*readonly"):
-            journal.add(ROWS[0])
+            journal.add("sha256:0", ROWS[0])
 
 
 @pytest.mark.parametrize("content", ["'{'", "'[]'", "'{}'", "7", "CAST(x'22ff22' AS TEXT)"])
 def test_a_damaged_row_is_said_to_be(tmp_path: Path, content: str) -> None:
     path = write(tmp_path / "o.parquet", ROWS)
-    changed(path, f"UPDATE sweep_rows SET content = {content} WHERE rowid = 2")
+    changed(path, f"UPDATE sweep_entries SET content = {content} WHERE rowid = 2")
     with pytest.raises(SweepError, match=r"o\.parquet\.journal: .*damaged.*move it away"):
         read(tmp_path / "o.parquet")
 
@@ -199,7 +202,7 @@ def test_a_damaged_page_is_said_to_be(tmp_path: Path) -> None:
         (b"notes of mine\n", "expected the journal of a sweep"),
         (b"x", "expected the journal of a sweep"),
         (b"SQLite format 3\0 and no more", "expected the journal of a sweep"),
-        (b'{"journal": "trilane sweep", "format": 1}\n', "written by another version of Trilane"),
+        (b'{"journal": "trilane sweep", "format": 1}\n', "expected the journal of a sweep"),
     ],
 )
 def test_another_file_is_left_alone(tmp_path: Path, content: bytes, expected: str) -> None:
@@ -208,6 +211,23 @@ def test_another_file_is_left_alone(tmp_path: Path, content: bytes, expected: st
     with pytest.raises(SweepError, match=expected):
         read(tmp_path / "o.parquet")
     assert path.read_bytes() == content
+
+
+def test_a_journal_of_another_study_is_left_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "o.parquet", ROWS)
+    before = path.read_bytes()
+    with pytest.raises(RefusedError, match="written by another version"), journal_of(path, VALIDATION):
+        pass
+    assert path.read_bytes() == before
+
+
+def test_an_entry_may_have_bytes(tmp_path: Path) -> None:
+    with journal_of(tmp_path / "journal", VALIDATION) as journal:
+        journal.add("run", {"policy": "dali"}, b"\0spans")
+        journal.add("samples", {})
+    with journal_of(tmp_path / "journal", VALIDATION) as journal:
+        assert journal.entries == {"run": {"policy": "dali"}, "samples": {}}
+        assert (journal.blob("run"), journal.blob("samples")) == (b"\0spans", b"")
 
 
 @pytest.mark.parametrize("application_id", [0, 7])
@@ -220,15 +240,16 @@ def test_another_database_is_left_alone(tmp_path: Path, application_id: int) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
-ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS content, x AS checksum FROM n"
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS key, "
+ENDLESS += "x AS content, x AS blob, x AS checksum FROM n"
 
 
 @pytest.mark.parametrize(
     "statements",
     [
-        ["DROP TABLE sweep_rows", f"CREATE VIEW sweep_rows AS {ENDLESS}"],
-        ["CREATE TRIGGER t AFTER INSERT ON sweep_rows BEGIN DELETE FROM sweep_rows; END"],
-        ["DROP TABLE sweep_rows", "CREATE TABLE sweep_rows (point TEXT PRIMARY KEY, content TEXT NOT NULL)"],
+        ["DROP TABLE sweep_entries", f"CREATE VIEW sweep_entries AS {ENDLESS}"],
+        ["CREATE TRIGGER t AFTER INSERT ON sweep_entries BEGIN DELETE FROM sweep_entries; END"],
+        ["DROP TABLE sweep_entries", "CREATE TABLE sweep_entries (key TEXT PRIMARY KEY, content TEXT NOT NULL)"],
     ],
 )
 def test_a_journal_with_anything_else_in_it_is_refused(tmp_path: Path, statements: list[str]) -> None:

@@ -10,11 +10,9 @@ from policies.protocols import PolicyKind
 from tests.kit.pays_questions import hand_made_map, small_question
 from traces.models.shape import ModelShape
 from trilane.engines.question import Question
-from trilane.study.pays.gain_map import Cell, GainMap
-from trilane.study.pays.played_map import PlayedSide
+from trilane.output.figures.pays_words import NamedSide, other_caches, remarks_of, using_side, without_side
+from trilane.study.pays.gain_map import Cell, GainMap, PlayedSide
 from trilane.study.pays.question import PaysQuestion
-from trilane.study.pays.remarks import other_caches, remarks_of
-from trilane.study.pays.words import NamedSide, using_side, without_side
 
 OWN_CACHE = "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`"
 

@@ -7,11 +7,18 @@ import math
 import pytest
 
 from tests.kit.papers import put_in, score, toy_paper
-from trilane.study.papers.board import Scoreboard, in_order, pairs_of, scoreboard
-from trilane.study.papers.paper import Paper, read_papers
+from trilane.study.papers.paper import Paper, PapersError, read_papers
 from trilane.study.papers.plays import key, read_plays
-from trilane.study.papers.published import PapersError
-from trilane.study.papers.scores import FigureScore, case_values, chosen_figures, needed
+from trilane.study.papers.scores import (
+    FigureScore,
+    Scoreboard,
+    case_values,
+    chosen_figures,
+    in_order,
+    needed,
+    pairs_of,
+    scoreboard,
+)
 
 
 @pytest.mark.parametrize(
