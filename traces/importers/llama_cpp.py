@@ -137,7 +137,7 @@ def _scattered(path: Path, shape: ModelShape, rows: _Rows) -> tuple[Ints, _Passe
 
 
 def _changes(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where something begins: at the first place, and wherever it differs from what is before."""
+    """Mask of the places that begin something: the first, and those that differ from the one before."""
     return np.concatenate([[True], differs[1:]])[: len(differs)]
 
 
@@ -178,7 +178,7 @@ def _trace(path: Path, shape: ModelShape, ids: Ints, passes: _Passes) -> Trace:
 
 
 def _misread(shape: ModelShape, ids: Ints) -> bool:
-    """Whether ids of a pass are the ranking of its first token, in which none occurs twice."""
+    """True if the ids of a pass are the ranking of its first token, in which none occurs twice."""
     tokens = min(len(ids), shape.experts // shape.top_k)
     ranked = np.sort(np.swapaxes(ids[:tokens, : max(shape.moe_layers - 1, 1)], 0, 1).reshape(-1, tokens * shape.top_k))
     return tokens > 1 and not (ranked[:, 1:] == ranked[:, :-1]).any()
