@@ -73,7 +73,8 @@ def _format_of(path: Path) -> str:
     if len(formats) != 1:
         raise TraceError(
             f"{path}: expected a log of one of the formats {', '.join(FORMATS)}, this looks like "
-            f"{' or '.join(formats) or 'none of them'}: it begins {quoted(_beginning(path)[:60])}; name one with --format"
+            f"{' or '.join(formats) or 'none of them'}: it begins {quoted(_beginning(path)[:60])}; "
+            "name one with --format"
         )
     return formats[0]
 
