@@ -24,10 +24,8 @@ __all__ = [
 ]
 
 MODULES = (  # a module's policies are listed in the order of their definition
-    "policies.baselines.on_demand",
-    "policies.baselines.whole_layers",
+    "policies.baselines.static",
     "policies.papers.llama_cpp",
-    "policies.papers.llama_cpp_patches",
     "policies.papers.ktransformers",
     "policies.papers.moe_lightning",
     "policies.papers.deepspeed",
@@ -43,7 +41,7 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.papers.hybrimoe.system",
     "policies.papers.prescope",
     "policies.papers.dali.controls",
-    "policies.papers.smoe.system",
+    "policies.papers.smoe",
     "policies.papers.daop",
     "policies.papers.speculating_experts",
     "policies.papers.cache_prior",

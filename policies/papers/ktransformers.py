@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from policies.baselines.whole_layers import whole_layers
+from policies.baselines.static import whole_layers
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.parts.assigners import ByPhase, LoadAll, ResidentOrCpu
 from policies.parts.caches import StaticCache

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from policies.baselines.whole_layers import streamed_layers
+from policies.baselines.static import streamed_layers
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView, PolicyError
 from policies.parts.assigners import settle
 from policies.parts.caches import StaticCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.mechanism.views import ExpertId, LayerInput, LayerView, Routing
-from policies.papers.smoe.parts import ScoreWindowCache
+from policies.papers.smoe import ScoreWindowCache
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.scripted_session import Placed, session, start

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.papers.smoe.alpha import choose_alpha
+from policies.papers.smoe import choose_alpha
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4)
 LINE = (100.0, 90.0, 80.0, 70.0, 60.0)  # 100 - 100 alpha

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.papers.smoe.router import CacheRouter
+from policies.papers.smoe import CacheRouter
 from tests.kit.views_with_scores import scored_view
 
 ALPHA = 0.25

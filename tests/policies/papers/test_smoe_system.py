@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from policies.mechanism.views import ExpertId, Forecast, LayerView, PolicyError, ResidencyView
-from policies.papers.smoe.parts import TopScorePrefetcher
+from policies.papers.smoe import TopScorePrefetcher
 from policies.parts.assigners import LoadAll
 from policies.parts.placements import Pooled, PopularityPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter

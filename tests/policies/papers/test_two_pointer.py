@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.mechanism.views import Assignment, LayerView
-from policies.papers.smoe.parts import TwoPointer, best_scores, split
+from policies.papers.smoe import TwoPointer, best_scores, split
 from tests.kit.views_for_tests import costs
 from tests.kit.views_with_scores import scored_view
 
