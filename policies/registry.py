@@ -68,7 +68,7 @@ SYSTEMS.update(_OURS | _users)
 
 
 def added(name: str) -> bool:
-    """Whether this process has registered the policy itself, so that other processes do not have it."""
+    """True if this process has registered the policy itself, so that other processes do not have it."""
     return name in SYSTEMS and SYSTEMS[name] is not _OURS.get(name)
 
 
@@ -107,7 +107,7 @@ def compose(name: str, parameters: Mapping[str, object] | None = None, *, contex
 
 
 def _place_in(error: Exception, module: str) -> str | None:
-    """Where an error was raised, if that is a line of this module's file."""
+    """The line of this module's file at which an error was raised, if it is one."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     if isinstance(error, TrilaneError) or last.filename != getattr(sys.modules[module], "__file__", None):
         return None

@@ -124,7 +124,7 @@ def _gaps(fit: RoutingModel) -> np.ndarray:
 
 
 def _layer_gaps(logits: np.ndarray) -> list[float]:
-    """The same of one layer, by token and expert."""
+    """Gaps in one layer, by token and expert."""
     recent: list[int] = []
     gaps: list[float] = []
     for token, own in enumerate(logits):

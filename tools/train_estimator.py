@@ -124,7 +124,7 @@ class Recall:
 
     def __init__(self, top_k: int) -> None:
         self._top_k, self._tokens = top_k, 0
-        self._found: dict[str, list[int]] = {}
+        self._hits: dict[str, list[int]] = {}
 
     def add(
         self, layers: list[MoeLayer], records: list[LayerRecord], guesses: Mapping[str, Tensor],
@@ -141,7 +141,7 @@ class Recall:
 
     def by_layer(self) -> dict[str, list[float]]:
         """Recall in 0..1 by kind, for every source layer 0..L-2."""
-        return {kind: [n / (self._tokens * self._top_k) for n in found] for kind, found in self._found.items()}
+        return {kind: [n / (self._tokens * self._top_k) for n in hits] for kind, hits in self._hits.items()}
 
     def _routed(self, layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> Tensor:
         logits, chosen = run_router(layer, record, hidden)
@@ -149,9 +149,9 @@ class Recall:
 
     def _note(self, kind: str, at: int, record: LayerRecord, guessed: Tensor) -> None:
         assert record.ids is not None
-        found = self._found.setdefault(kind, [])
-        found.extend([0] * (at + 1 - len(found)))
-        found[at] += int((guessed.unsqueeze(-1) == record.ids.unsqueeze(-2)).any(-1).sum())
+        hits = self._hits.setdefault(kind, [])
+        hits.extend([0] * (at + 1 - len(hits)))
+        hits[at] += int((guessed.unsqueeze(-1) == record.ids.unsqueeze(-2)).any(-1).sum())
 
 
 def table(recall: Recall) -> str:
@@ -275,7 +275,7 @@ def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[s
         "loss": "KL(router || estimator), nats a token and layer",
         "first_loss": round(losses[0], 4) if losses else None,
         "last_loss": round(sum(recent) / len(recent), 4) if losses else None,
-        "held_out_recall": {kind: round(sum(found) / len(found), 4) for kind, found in recall.by_layer().items()},
+        "held_out_recall": {kind: round(sum(hits) / len(hits), 4) for kind, hits in recall.by_layer().items()},
     }
 
 

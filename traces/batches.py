@@ -178,10 +178,10 @@ def _last(trace: Trace, sequence: int, prompt_tokens: int | None) -> Rows:
     return rows[len(rows) - count :]
 
 
-def _check_enough(sequence: int, name: str, wanted: int, there: int, kind: str) -> None:
-    if wanted > there:
+def _check_enough(sequence: int, name: str, wanted: int, available: int, kind: str) -> None:
+    if wanted > available:
         raise BatchError(
-            f"expected {wanted} {kind} tokens ({name}) in sequence {sequence}, it has {there}; "
+            f"expected {wanted} {kind} tokens ({name}) in sequence {sequence}, it has {available}; "
             f"lower {name} or choose other sequences"
         )
 

@@ -82,10 +82,10 @@ def read_trace(path: str | Path) -> Trace:
     shape, provenance, checksum = _parse_metadata(where, _read_metadata(Path(path)))
     tensors = _map_tensors(Path(path))
     check_layout(where, specs_of(where, shape, tensors), tensors)
-    found = trace_checksum(where, shape, tensors, provenance)
-    if found != checksum:
+    actual = trace_checksum(where, shape, tensors, provenance)
+    if actual != checksum:
         raise TraceError(
-            f"{where}: expected content with checksum {checksum}, got {found}; the file was damaged: copy it again"
+            f"{where}: expected content with checksum {checksum}, got {actual}; the file was damaged: copy it again"
         )
     validate(where, shape, tensors)
     return Trace.trusted(shape, tensors, provenance, checksum)

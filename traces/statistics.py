@@ -193,7 +193,7 @@ def _frequencies(trace: Trace, rows: NDArray[np.intp]) -> Floats:
 
 
 def cosines(left: Floats, right: Floats) -> Floats:
-    """Of each row of ``left`` with that of ``right``."""
+    """Cosines of the rows of ``left`` with those of ``right``."""
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     return np.asarray((left * right).sum(axis=1) / norms)
 
@@ -220,8 +220,8 @@ def one_sequence_statistics(trace: Trace) -> dict[str, float | None]:
     """
     pooled = popularity(trace)
     parts = list(sequences(trace))
-    found = [{**_of_one(part), "likeness": _likeness(popularity(part), pooled)} for part in parts]
-    means = pd.DataFrame(found, columns=[*_SKEWS, "chance", "likeness"], dtype=float).mean()
+    measures = [{**_of_one(part), "likeness": _likeness(popularity(part), pooled)} for part in parts]
+    means = pd.DataFrame(measures, columns=[*_SKEWS, "chance", "likeness"], dtype=float).mean()
     if len(parts) == 1:
         means["likeness"] = np.nan  # like itself
     return {str(name): None if pd.isna(value) else float(value) for name, value in means.items()}
@@ -248,8 +248,8 @@ def _likeness(one: Floats, pooled: Floats) -> float:
     """[layers, experts] each; layers in which all experts are used alike say nothing."""
     centred = [values - values.mean(axis=1, keepdims=True) for values in (one, pooled)]
     with np.errstate(invalid="ignore"):
-        found = cosines(*centred)
-    return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else float("nan")
+        correlations = cosines(*centred)
+    return float(correlations[np.isfinite(correlations)].mean()) if np.isfinite(correlations).any() else float("nan")
 
 
 def lru_hit_rates(ids: NDArray[np.int16], experts: int) -> Floats:

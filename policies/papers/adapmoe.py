@@ -91,8 +91,8 @@ class SlotsByMisses:
 
 
 class SlotsByMissesFull:
-    """The same slots, filled with each layer's most popular experts by ``popularity`` [layers, experts]; ties go to the
-    lower id."""
+    """Slots by misses, filled with each layer's most popular experts by ``popularity`` [layers, experts]; ties go to
+    the lower id."""
 
     def __init__(self, misses: Counts, popularity: Floats) -> None:
         self._slots = SlotsByMisses(misses)

@@ -82,9 +82,9 @@ class ProfilePrefetcher:
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Absent experts of the next layer, the likeliest first."""
         ranked = self._predicted(view)
-        there = view.residency.resident[view.layer + 1]
+        resident = view.residency.resident[view.layer + 1]
         first = ranked[: self.size] if self._among_all else ranked
-        return [key for key in first if key.expert not in there][: self.size]
+        return [key for key in first if key.expert not in resident][: self.size]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         return frozenset(self._predicted(view)[: self.size])

@@ -58,7 +58,7 @@ class LlamaCppImpl(Policy):
     offload_min_tokens: Count = 32
 
     def compose(self, context: BuildContext) -> Composition:
-        """The same placement; large steps go through one staging slot."""
+        """Compose with whole layers; large steps go through one staging slot."""
         assigner = FromTokens(self.offload_min_tokens * context.top_k, LoadAll(), ResidentOrCpu())
         return replace(whole_layers(assigner, demand_slots=1), decision_cost="")
 
@@ -86,7 +86,7 @@ class HostLayersPool:
         return sum(view.routing.tokens) // self._top_k
 
     def serves(self, view: LayerView) -> bool:
-        """Whether the layer's experts come from the pool, whatever the step's tokens may choose."""
+        """True if the layer's experts come from the pool, whatever the step's tokens may choose."""
         tokens = self.tokens(view)
         return tokens <= self._most_tokens and min(tokens * self._top_k, self._experts) <= self.slots
 
@@ -154,7 +154,7 @@ class LlamaCppCache(Policy):
     offload_min_tokens: Count = 32
 
     def compose(self, context: BuildContext) -> Composition:
-        """The same pool, and the same rule when it is used, for the placement, the assigner and the cache."""
+        """Compose with one pool, and one rule when it is used, for the placement, the assigner and the cache."""
         host = context.layers if self.host_layers is None else min(self.host_layers, context.layers)
         pool = HostLayersPool(host, context.top_k, self.most_tokens)
         return Composition(

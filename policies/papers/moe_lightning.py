@@ -52,8 +52,8 @@ class LayerModel:
         uses = [_use(min(1.0, top_k * share), batch, len(costs.gpu_ns) - 1) for share in popularity]
         unused = accumulate((ONE - chance for chance, _ in uses), _both, initial=ONE)
         first = (costs.first_gpu_ns * (ONE - chance) for chance in unused)
-        each = accumulate((chance * costs.gpu_ns[tokens] for chance, tokens in uses), initial=0)
-        self._gpu = [sum(parts) for parts in zip(first, each, strict=True)]
+        active = accumulate((chance * costs.gpu_ns[tokens] for chance, tokens in uses), initial=0)
+        self._gpu = [sum(parts) for parts in zip(first, active, strict=True)]
         cpu = list(accumulate((chance * costs.cpu_ns[tokens] for chance, tokens in reversed(uses)), initial=0))
         read = list(accumulate((chance * costs.cpu_ns[1] for chance, _ in reversed(uses)), initial=0))
         idle = list(accumulate((ONE - chance for chance, _ in reversed(uses)), _both, initial=ONE))
@@ -84,15 +84,15 @@ def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: i
     the one with most residents. Residents fit the budget; no layer streams more than ``streamed`` experts."""
     everything, times = budget.layers * budget.experts, [cache(model.time) for model in models]
     grid = {total: spread(total, budget.layers) for total in (everything * step // steps for step in range(steps + 1))}
-    found: list[tuple[int, int, int]] = []
+    candidates: list[tuple[int, int, int]] = []
     for resident, staying in grid.items():
         if sum(count * size for count, size in zip(staying, budget.expert_bytes, strict=True)) > budget.cache_bytes:
             break
         for gpu in (gpu for gpu in grid if 0 <= gpu - resident <= streamed * budget.layers):
             layers = list(zip(times, staying, grid[gpu], strict=True))
             if all(run - stay <= streamed for _, stay, run in layers):
-                found.append((sum(time(stay, run) for time, stay, run in layers), gpu - resident, -resident))
-    _, streams, residents = min(found)
+                candidates.append((sum(time(stay, run) for time, stay, run in layers), gpu - resident, -resident))
+    _, streams, residents = min(candidates)
     return Split(-residents, streams - residents)
 
 

@@ -122,8 +122,8 @@ class DeadlinePrefetcher(NoProtection):
             if deadline < 1:
                 continue
             layer = (view.layer + ahead) % self._layers
-            there = view.residency.resident[layer]
-            absent = [ExpertId(layer, expert) for expert in cache.next_turn(layer) if expert not in there]
+            resident = view.residency.resident[layer]
+            absent = [ExpertId(layer, expert) for expert in cache.next_turn(layer) if expert not in resident]
             valued = ((cache.expected_uses(key), key) for key in absent)
             jobs += [(-uses, deadline, key) for uses, key in valued if uses > least]
         return _sequenced(sorted(jobs))

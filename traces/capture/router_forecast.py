@@ -143,7 +143,7 @@ def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord], promp
 
 
 def has_scores(key: ForecastKey) -> bool:
-    """Whether the scores of this forecast are recorded: for ``partial`` only, since SMoE compares them; scores of all
+    """True if the scores of this forecast are recorded: for ``partial`` only, since SMoE compares them; scores of all
     kinds would double the file."""
     return key.kind == "partial"
 

@@ -105,7 +105,7 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
 
 
 def gguf_architecture(name: str) -> str:
-    """What GGUF files call the architecture of a model of the catalogue, in whatever format and however cut.
+    """The name that GGUF files give the architecture of a model of the catalogue, in whatever format and however cut.
 
     Raises ShapeError for a model that is not in it.
     """
@@ -167,7 +167,10 @@ class TrainedLength(NamedTuple):
 
 
 def trained_tokens(name: str) -> int | None:
-    """Of a model that ``load_model`` knows, prompt and answer together; None: not known. Raises ShapeError."""
+    """Tokens of prompt and answer together that a model of ``load_model`` was trained for; None: not known.
+
+    Raises ShapeError.
+    """
     model = parted(name).model
     for known in (model, original(model)):
         if known in trained_lengths():
@@ -212,5 +215,5 @@ class Published:
 @cache
 def published_figures() -> tuple[Published, ...]:
     """All of ``published.yaml``, in its order. Raises SchemaError for a faulty file."""
-    found: tuple[Published, ...] = read_bundled(tuple[Published, ...], _PUBLISHED, SchemaError)
-    return found
+    figures: tuple[Published, ...] = read_bundled(tuple[Published, ...], _PUBLISHED, SchemaError)
+    return figures

@@ -105,7 +105,7 @@ class GgufFamily(NamedTuple):
 
 @cache
 def gguf_families() -> Mapping[str, GgufFamily]:
-    """By the name of the architecture."""
+    """Families by the name of the architecture."""
     known: Mapping[str, GgufFamily] = read_bundled(Mapping[str, GgufFamily], _FILE, ShapeError)
     return known
 

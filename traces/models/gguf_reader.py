@@ -103,7 +103,7 @@ def read_gguf_part(path: Path) -> GgufPart:
 
 
 class _Reader:
-    """Reads on from the place that it is at."""
+    """A place in a file, from which values are read one after the other."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
@@ -132,11 +132,13 @@ class _Reader:
         return metadata
 
     def _alignment(self, metadata: Mapping[str, Value]) -> int:
-        """Of the tensors in the file, in bytes."""
-        found = metadata.get(_ALIGNMENT, _USUAL_ALIGNMENT)
-        if type(found) is not int or not 1 <= found <= _MOST_ALIGNMENT or found & (found - 1):
-            raise self._fault(f"{_ALIGNMENT}: expected a power of two up to {_MOST_ALIGNMENT:,}, got {quoted(found)}")
-        return found
+        """Alignment of the tensors in the file, in bytes."""
+        alignment = metadata.get(_ALIGNMENT, _USUAL_ALIGNMENT)
+        if type(alignment) is not int or not 1 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
+            raise self._fault(
+                f"{_ALIGNMENT}: expected a power of two up to {_MOST_ALIGNMENT:,}, got {quoted(alignment)}"
+            )
+        return alignment
 
     def _tensor(self) -> Tensor:
         """An entry of the table, whose ``begin`` is relative to the first tensor."""
@@ -183,8 +185,8 @@ class _Reader:
         if kind == _TEXT:
             return self._text(f"the text at {quoted(key)}")
         if kind in _SCALARS:
-            found: Value = self._number(_SCALARS[kind])
-            return found
+            number: Value = self._number(_SCALARS[kind])
+            return number
         if kind != _LIST:
             raise self._fault(f"{quoted(key)}: expected a type of value from 0 to 12, got {kind}")
         inner, count = self._number("I"), self._number("Q")
@@ -207,7 +209,7 @@ class _Reader:
         return struct.unpack(form, self._bytes(struct.calcsize(form)))
 
     def _pass_texts(self, count: int) -> None:
-        """Past a list of texts: at least eight bytes each, so that the header's limit ends it."""
+        """Skip a list of texts, of at least eight bytes each, so that the header's limit ends it."""
         data, at, end = self._data, self._at, min(len(self._data), _MOST_BYTES) - 8
         length = struct.Struct("<Q").unpack_from
         for _ in range(count):
@@ -296,7 +298,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _check_part(file: Path, part: GgufPart, number: int, count: int) -> None:
-    """Its keys say what its name says. Raises ShapeError."""
+    """Check that the keys of a part say what its name says. Raises ShapeError."""
     said = part.metadata.get(_PART_NUMBER, number), part.metadata.get(_PART_COUNT, count) or 1
     if said != (number, count):
         raise ShapeError(
@@ -307,7 +309,7 @@ def _check_part(file: Path, part: GgufPart, number: int, count: int) -> None:
 
 
 def _check_tensors(path: Path, tensors: tuple[Tensor, ...], count: Value) -> None:
-    """As many as the first part says, each once. Raises ShapeError."""
+    """Check that there are as many tensors as the first part says, each once. Raises ShapeError."""
     if len(tensors) > MOST_TENSORS:
         raise ShapeError(f"{path}: expected at most {MOST_TENSORS:,} tensors in all parts, got {len(tensors):,}")
     if len(tensors) != count:
@@ -326,7 +328,7 @@ class GgufKeys:
 
     @property
     def architecture(self) -> str:
-        """As llama.cpp names it."""
+        """The architecture, as llama.cpp names it."""
         return str(self.metadata.get("general.architecture", ""))
 
     @property
@@ -361,5 +363,5 @@ class GgufKeys:
         return bool(value)
 
     def is_list(self, key: str) -> bool:
-        """Whether there is a value for each layer."""
+        """True if there is a value for each layer."""
         return isinstance(self.metadata.get(f"{self.architecture}.{key}"), tuple)

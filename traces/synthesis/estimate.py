@@ -207,7 +207,7 @@ def _of_best_width(real: OverlapStatistics, start: RoutingModel, layout: Layout)
 
 
 def _sharpness(trace: Trace, fit: RoutingModel) -> float:
-    """That makes the weights by rank as the trace's."""
+    """The sharpness that makes the weights by rank as the trace's."""
     logits = np.concatenate(list(layer_logits(fit, _TEXT)))
     wanted = _mean_weights(trace)
 
@@ -218,7 +218,7 @@ def _sharpness(trace: Trace, fit: RoutingModel) -> float:
 
 
 def _weights(logits: np.ndarray, top_k: int, sharpness: float, norm_topk: bool) -> Floats:
-    """[k]: mean weight by rank."""
+    """Mean weights by rank [k]."""
     weights = np.sort(softmax(logits, sharpness), axis=1)[:, : -top_k - 1 : -1]
     return np.asarray((weights / weights.sum(axis=1, keepdims=True) if norm_topk else weights).mean(axis=0), np.float64)
 
@@ -256,7 +256,7 @@ def _residuals(trace: Trace, fit: RoutingModel, real: OverlapStatistics, made: O
         ("weight of the last expert", wanted[-1], weights[-1], True),
     ]
     return [
-        Residual(name, float(there), float(here), bool(fitted))
-        for name, there, here, fitted in rows
-        if np.isfinite(there)
+        Residual(name, float(of_trace), float(synthetic), bool(fitted))
+        for name, of_trace, synthetic, fitted in rows
+        if np.isfinite(of_trace)
     ]

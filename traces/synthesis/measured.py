@@ -53,10 +53,10 @@ def measure_trace(trace: Trace) -> OverlapStatistics:
     """Statistics of a trace, without the last layer of prompts if its importer filled that in, and without prompts that
     were made up."""
     layers = trace.shape.moe_layers - bool(trace.provenance.get("filled_rows"))
-    found = measure(choices_of(trace), trace.shape.experts, layers)
+    statistics = measure(choices_of(trace), trace.shape.experts, layers)
     if trace.provenance.get("synthetic_prompts"):
-        return replace(found, prompt=np.nan, prompt_answer=np.nan, prompt_distinct=np.nan)
-    return found
+        return replace(statistics, prompt=np.nan, prompt_answer=np.nan, prompt_distinct=np.nan)
+    return statistics
 
 
 def middle(several: list[OverlapStatistics]) -> OverlapStatistics:

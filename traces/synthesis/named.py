@@ -89,11 +89,11 @@ def _taken(shape: ModelShape, fit: RoutingModel) -> str:
 
 def _published(shape: ModelShape) -> dict[str, float]:
     """Published accuracies of the model's forecasts."""
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for figure in published_figures():
         if "@" in figure.quantity and figure.model.lower().startswith(_base_name(shape)):
-            found.setdefault(figure.quantity, []).append(float(np.mean(figure.ends)))
-    return {name: float(np.median(values)) for name, values in found.items() if not name.startswith("overlap@")}
+            accuracies.setdefault(figure.quantity, []).append(float(np.mean(figure.ends)))
+    return {name: float(np.median(values)) for name, values in accuracies.items() if not name.startswith("overlap@")}
 
 
 PREFIX = "synthetic:"

@@ -143,7 +143,7 @@ _Seed = Annotated[int, between(0, 1e18)]
 
 @dataclass(frozen=True)
 class Synthesis:
-    """What to generate. Another ``seed`` gives other texts of the same model, another ``model_seed`` another model.
+    """A synthetic trace to make. Another ``seed`` gives other texts of the model, another ``model_seed`` another model.
 
     ``forecasts``: these alone (as far as ``routing`` has them), such as ``("gate@1",)``; None: all. The rest of the
     trace is the same.
@@ -215,8 +215,8 @@ def _routed(shape: ModelShape, request: Synthesis) -> dict[str, NDArray[Any]]:
         "topk_weights": np.empty((tokens, layers, shape.top_k), np.float16),
         "scores": np.empty((tokens, layers, shape.experts), np.float16),
     }
-    found = correlations(request.routing, request.model_seed, request.forecast_names)
-    makers = [SyntheticForecast(shape, name, how, request.routing.sharpness, tokens) for name, how in found.items()]
+    by_name = correlations(request.routing, request.model_seed, request.forecast_names)
+    makers = [SyntheticForecast(shape, name, how, request.routing.sharpness, tokens) for name, how in by_name.items()]
     errors = np.random.default_rng((_ERRORS, request.seed))
     for layer, exact in enumerate(layer_logits(request.routing, request.texts, request.model_seed)):
         logits = coarse(exact)
