@@ -133,7 +133,7 @@ def log_residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> 
 
 
 def errors(row: MeasuredRow, engines: Mapping[str, FittedEngine]) -> tuple[float | None, float | None]:
-    """log(predicted / measured) of decode and prompt speed."""
+    """Errors of decode and prompt speed, log(predicted / measured)."""
     found = predict(row, engines)
     pairs = (
         (found.decode_tokens_per_s, row.decode_tokens_per_s), (found.prompt_tokens_per_s, row.prompt_tokens_per_s),
@@ -150,7 +150,7 @@ def rows_to_fit() -> list[MeasuredRow]:
 
 
 def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, FittedEngine]]:
-    """For each machine, the engines fitted to the rows of all others, from the same start as the fit to all."""
+    """Engines fitted to the rows of all other machines, by machine, from the same start as the fit to all."""
     machines = sorted({row.machine for row in rows})
     without = [[row for row in rows if row.machine != machine] for machine in machines]
     with ProcessPoolExecutor(max_workers=2) as pool:

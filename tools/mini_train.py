@@ -142,7 +142,7 @@ def _domain(
 
 
 def _balance(counts: Tensor) -> dict[str, Any]:
-    """From counts [domains, layers, experts]: how uneven the experts' shares are, and how much domains differ."""
+    """Unevenness of the experts' shares, and difference of domains, from counts [domains, layers, experts]."""
     by_domain = counts / counts.sum(-1, keepdim=True)
     share = by_domain.mean(0)
     experts = share.shape[1]

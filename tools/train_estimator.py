@@ -155,7 +155,7 @@ class Recall:
 
 
 def table(recall: Recall) -> str:
-    """One line a layer, and their mean."""
+    """A table of recalls: one line a layer, and their mean."""
     kinds = recall.by_layer()
     rows = [(str(at), *values) for at, values in enumerate(zip(*kinds.values(), strict=True))]
     rows.append(("mean", *(sum(values) / len(values) for values in kinds.values())))
@@ -267,7 +267,7 @@ def _tell(losses: list[float], settings: Settings) -> None:
 
 
 def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[str, Any]:
-    """How the estimator was trained and how well it does, for the provenance."""
+    """Settings, losses and recall of the training, for the provenance."""
     recent = losses[-25:]
     return {
         **asdict(settings),

@@ -113,14 +113,14 @@ def compose(
 
 
 def count_experts(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
-    """How often each expert occurs in ``ids`` [tokens, layers, k], ignoring negative entries: [layers, experts]."""
+    """Counts [layers, experts] of the experts in ``ids`` [tokens, layers, k], ignoring negative entries."""
     layers = ids.shape[1]
     slots = ids.astype(np.intp) + np.arange(layers)[:, None] * experts
     return np.bincount(slots[ids >= 0], minlength=layers * experts).reshape(layers, experts)
 
 
 def count_by_sequence(trace: Trace, rows: Rows) -> NDArray[np.int64]:
-    """[sequences, layers, experts]: tokens of ``rows`` by sequence of the trace, in order of first appearance."""
+    """Tokens of ``rows`` [sequences, layers, experts], by sequence of the trace in order of first appearance."""
     sequences = dict.fromkeys(trace.sequence.tolist())
     mine = [rows[trace.sequence[rows] == sequence] for sequence in sequences]
     counts = [count_experts(trace.topk_ids[some], trace.shape.experts) for some in mine]
@@ -258,7 +258,7 @@ def verifying_steps(
 
 
 def _even_numbers(seed: int) -> Iterator[float]:
-    """From 0 to 1, any number of the first of them evenly spread."""
+    """Numbers from 0 to 1, any number of the first of them evenly spread."""
     value = float(np.random.default_rng((seed % 2**32, _ACCEPTED)).random())
     while True:
         yield value

@@ -85,7 +85,7 @@ class NoisyForecasts(NamedTuple):
 
 
 def noisy_ids(trace: Trace, rows: NDArray[np.intp], lookahead: int, recall: float, seed: int) -> NDArray[np.int16]:
-    """[rows, L, m], m = min(2k, E): made at layer l for layer l + lookahead, -1 past the last layer.
+    """Noisy forecasts [rows, L, m], m = min(2k, E): made at layer l for layer l + lookahead, -1 past the last layer.
 
     Each true expert keeps its place among the first k with probability ``recall``; otherwise a random other expert
     takes it. The places after k go to further random experts, and to missed true experts only when no other is left
@@ -101,7 +101,7 @@ def noisy_ids(trace: Trace, rows: NDArray[np.intp], lookahead: int, recall: floa
 def _noisy(
     true: NDArray[np.int16], rows: NDArray[np.intp], shape: ModelShape, recall: float, seeds: tuple[int, ...]
 ) -> NDArray[np.int16]:
-    """[rows, layers, m] for what is true of these rows [rows, layers, k]."""
+    """Noisy forecasts [rows, layers, m] of the true experts of these rows [rows, layers, k]."""
     k, experts, (_, made, _) = shape.top_k, shape.experts, true.shape
     if not true.size:
         return np.empty((*true.shape[:2], min(2 * k, experts)), np.int16)

@@ -55,7 +55,7 @@ def layer_statistics(trace: Trace) -> pd.DataFrame:
 
 
 def popularity(trace: Trace, phase: int | None = None) -> Floats:
-    """[layers, experts]: tokens routed to the expert / tokens, in one phase or both. A row sums to top_k.
+    """Tokens routed to an expert / tokens [layers, experts], in one phase or both. A row sums to top_k.
 
     NaN where there are no tokens.
     """
@@ -114,9 +114,11 @@ def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
 
 
 def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
-    """How well a layer predicts a later one, in one sequence. A token's experts ``ahead`` layers later are predicted to
-    be those of the token that shares most experts with it in this layer (the mean of several such). Returns (accuracy -
-    accuracy of a random token) / (1 - accuracy of a random token): 0 no better, 1 perfect; NaN without such layers.
+    """Gain of predicting a later layer from a layer, in one sequence: (accuracy - accuracy of a random token) /
+    (1 - accuracy of a random token): 0 no better, 1 perfect; NaN without such layers.
+
+    A token's experts ``ahead`` layers later are predicted to be those of the token that shares most experts with it in
+    this layer (the mean of several such).
 
     ``likeness`` [layers, tokens, tokens]: shares of experts in common.
     """
@@ -132,14 +134,14 @@ def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
 
 
 def experts_used(ids: NDArray[np.int16], experts: int) -> NDArray[np.float32]:
-    """[layers, tokens, experts]: 1 where a token of ``ids`` [tokens, layers, k] has the expert."""
+    """Mask [layers, tokens, experts]: 1 where a token of ``ids`` [tokens, layers, k] has the expert."""
     used = np.zeros((ids.shape[1], ids.shape[0], experts), np.float32)
     np.put_along_axis(used, np.moveaxis(ids, 1, 0).astype(np.intp), 1, axis=2)
     return used
 
 
 def overlaps(one: NDArray[np.float32], other: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """[layers, tokens of one, tokens of the other]: shares of experts in common; of as many layers as both have."""
+    """Shares of experts in common [layers, tokens of one, tokens of the other], of as many layers as both have."""
     layers = min(len(one), len(other))
     return np.asarray(one[:layers] @ np.swapaxes(other[:layers], 1, 2) / np.float32(k))
 
@@ -163,7 +165,7 @@ def forecast_statistics(trace: Trace) -> pd.DataFrame:
 
 
 def _overlaps(trace: Trace, lags: range) -> Floats:
-    """[lags, layers]: mean share of a decode token's experts that its sequence uses again ``lag`` steps later."""
+    """Mean shares [lags, layers] of a decode token's experts that its sequence uses again ``lag`` steps later."""
     rows, sequence, _ = _decode_rows(trace)
     overlaps = np.full((len(lags), trace.shape.moe_layers), np.nan)
     for layer in range(trace.shape.moe_layers):
@@ -245,7 +247,7 @@ def _of_one(part: Trace) -> dict[str, float]:
 
 
 def _likeness(one: Floats, pooled: Floats) -> float:
-    """[layers, experts] each; layers in which all experts are used alike say nothing."""
+    """Mean correlation of two popularities [layers, experts], without layers in which all experts are used alike."""
     centred = [values - values.mean(axis=1, keepdims=True) for values in (one, pooled)]
     with np.errstate(invalid="ignore"):
         correlations = cosines(*centred)
@@ -253,7 +255,7 @@ def _likeness(one: Floats, pooled: Floats) -> float:
 
 
 def lru_hit_rates(ids: NDArray[np.int16], experts: int) -> Floats:
-    """[experts]: decode hit rates of LRU caches of 1, 2, ... experts a layer, each text from an empty cache.
+    """Decode hit rates [experts] of LRU caches of 1, 2, ... experts a layer, each text from an empty cache.
 
     ``ids`` [texts, tokens, layers, k]. An expert hits a cache that is larger than the number of others used since.
     """

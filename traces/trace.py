@@ -116,8 +116,7 @@ def validate(where: str, shape: ModelShape, tensors: Tensors) -> None:
 
 @lru_cache(maxsize=4)
 def rows_apart(trace: Trace, tokens: int) -> NDArray[np.intp]:
-    """[T]: the row of the token that comes so many tokens later in the same sequence (earlier, if negative), -1 where
-    there is none."""
+    """Rows [T] of the tokens that come so many tokens later in the sequence (earlier, if negative), -1 for none."""
     order = np.argsort(trace.sequence, kind="stable")
     earlier, later = order[: -abs(tokens)], order[abs(tokens) :]
     same = trace.sequence[earlier] == trace.sequence[later]

@@ -42,7 +42,7 @@ class WeakExpertsRouter(TrueRouter):
         return routing_of_tokens(strong_ids, [_scaled(row, count) for row, count in zip(weights, kept, strict=True)])
 
     def _strong(self, weights: Sequence[float]) -> int:
-        """How many of a token's experts stay."""
+        """Number of a token's experts that stay."""
         least = self.drop_below * sum(weights)
         return max(1, sum(weight >= least for weight in weights))
 

@@ -52,7 +52,7 @@ class PromptSwapCache(StaticCache):
         self._members.remove(key)
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
-        """As soon as a prompt is routed; at the end of the layer those that have not begun, with ``retry``."""
+        """Swaps as soon as a prompt is routed; at the end of the layer those that have not begun, with ``retry``."""
         if view.phase != "prefill" or when == "step_end":
             return ()
         if when == "routed":

@@ -45,7 +45,7 @@ class Thresholds:
 
 
 class Copies:
-    """Which copy of an expert to use: of ``experts`` a layer, number e + ``experts`` is the narrow copy of e."""
+    """Choice among the copies of an expert: of ``experts`` a layer, number e + ``experts`` is the narrow copy of e."""
 
     def __init__(self, experts: int) -> None:
         self.experts = experts

@@ -125,7 +125,7 @@ class DeferLowest:
         return made._replace(cpu=tuple(e for e in made.cpu if e in first) + deferred, deferred=deferred)
 
     def _immediate(self, chosen: int, view: LayerView) -> int:
-        """How many of a token's ``chosen`` experts the layer waits for."""
+        """Number of a token's ``chosen`` experts that the layer waits for."""
         if self.deferred is not None:
             return max(0, chosen - self.deferred)
         least = min(self.immediate, max(1, chosen - 1))

@@ -60,8 +60,8 @@ class LayerModel:
         self._cpu, self._read, self._idle = cpu[::-1], read[::-1], idle[::-1]
 
     def time(self, resident: int, gpu: int) -> int:
-        """max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are streamed, all of them.
-        Copies and the CPU slow each other down."""
+        """Time of a layer x ONE, max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are
+        streamed, all of them. Copies and the CPU slow each other down."""
         copies = (gpu - resident) * self._costs.copy_ns * ONE
         first = self._costs.first_cpu_ns * (ONE - self._idle[gpu])
         ends = together(self._costs, self._cpu[gpu] + first, self._read[gpu] + first, copies)
@@ -137,7 +137,7 @@ class FixedPlan(NoProtection):
 
 
 def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int]]]:
-    """By layer: its model, and its experts by popularity in calibrated decode steps."""
+    """Models of the layers, and their experts by popularity in calibrated decode steps."""
     calibration = context.required_calibration()
     if len(context.costs) != context.layers:
         raise ChoiceError(

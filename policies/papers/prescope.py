@@ -31,10 +31,11 @@ class LayerWork:
         self._cpu_ns = [0, *accumulate(costs.cpu_ns[tokens] for tokens in absent)]
 
     def takes_ns(self, loads: int, link_ns: int, copied: int = 0, ahead: int = 0, start_ns: int = 0) -> int:
-        """With ``copied`` absent experts copied ahead and ``loads`` of the others loaded, the rest on the CPU.
+        """Time of the layer in ns, with ``copied`` absent experts copied ahead and ``loads`` of the others loaded.
 
-        The link is busy for ``link_ns`` at the beginning, with the last of those copied if there are any; ``ahead``
-        copies for later layers follow, which slow the CPU. The layer begins ``start_ns`` from now.
+        The rest runs on the CPU. The link is busy for ``link_ns`` at the beginning, with the last of those copied if
+        there are any; ``ahead`` copies for later layers follow, which slow the CPU. The layer begins ``start_ns`` from
+        now.
         """
         costs, on_gpu = self.costs, copied + loads
         copies_ns, rest = link_ns + loads * costs.copy_ns, len(self.absent) - on_gpu
@@ -58,7 +59,7 @@ class LayerWork:
         return self.costs.gpu_ns[self.absent[place]] + self.costs.first_gpu_ns
 
     def copies_ahead(self, takes_ns: int, loads: int, link_ns: int) -> int:
-        """How many copies for later layers end before the next one is routed."""
+        """Number of copies for later layers that end before the next one is routed."""
         return max((takes_ns + self.costs.between_ns - link_ns) // self.costs.copy_ns - loads, 0)
 
 

@@ -45,7 +45,7 @@ class ForecastCache(RankedCache):
             self._rerank_layer(layer)
 
     def expected_uses(self, key: ExpertId) -> float:
-        """In the turns of its layer to come."""
+        """Expected uses of an expert in the turns of its layer to come."""
         layer, expert = key
         share, turn = self._shares[layer].get(expert, 0.0), self._turn[layer]
         uses = self._rest * share

@@ -216,7 +216,7 @@ class ScoreWindowCache(DemandCache):
 
 
 def split(missing: int, load_cost: int, cpu_cost: int, sooner: bool) -> int:
-    """How many of ``missing`` experts to load, given the costs of a load and of a CPU expert, in any unit.
+    """Number of ``missing`` experts to load, given the costs of a load and of a CPU expert, in any unit.
 
     Algorithm 2 gives the next expert to the side with less work so far, loads first. ``sooner``: to the side
     that would finish it sooner, loads on ties, which minimises max(n_load C_load, n_cpu C_cpu), Eq. 4.
@@ -261,13 +261,13 @@ class TwoPointer:
         return assignment_of(view, order, on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, first_cpu_ns, first_gpu_ns))
 
     def _loads(self, view: LayerView, cpu_ns: Sequence[int]) -> int:
-        """How many missing experts to load; both costs times the length of the history, to stay whole numbers."""
+        """Number of missing experts to load; both costs times the length of the history, to stay whole numbers."""
         past = self._past or cpu_ns
         return split(len(cpu_ns), view.costs[view.layer].copy_ns * len(past), sum(past), self.sooner)
 
 
 def best_scores(view: LayerView) -> dict[int, float]:
-    """For every active expert, the highest score among the tokens that are routed to it."""
+    """Highest score among the tokens that are routed to each active expert."""
     assert view.scores is not None
     best: dict[int, float] = {}
     for ids, own in zip(view.routing.token_ids, view.scores, strict=True):

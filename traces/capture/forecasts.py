@@ -52,7 +52,7 @@ class DefaultVectorMean:
             self._stream.after(number, partial(self._note, number))
 
     def mean(self) -> Tensor:
-        """[L, E, H] float32; zero for an expert that no token was routed to."""
+        """Mean outputs [L, E, H], float32; zero for an expert that no token was routed to."""
         return (self._sum / self._tokens.clamp_min(1).unsqueeze(-1)).float()
 
     def _note(self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def _guesses(
     run: HookedModel, probe: Probe, stack: ExitStack, stream: ResidualStream | None, vectors: Vectors | None,
     kinds: set[str],
 ) -> Mapping[str, Guess]:
-    """For every kind that needs vectors, how to guess the next gate input."""
+    """Guesses at the next gate input, for every kind that needs vectors."""
     if vectors is None:
         return {}
     residual = torch.from_numpy(vectors.residual)
@@ -234,7 +234,7 @@ def _quasi(stream: ResidualStream, vectors: Vectors) -> Guess:
 
 
 def quasi_hidden(stream: ResidualStream, vectors: Tensor, number: int) -> Tensor:
-    """q_l [N, H] of layer ``number``, which is not the last: norm_(l+1)(r_l + sum of g_e * vectors[l][e]).
+    """Quasi-hidden state q_l [N, H] of a layer but the last: norm_(l+1)(r_l + sum of g_e * vectors[l][e]).
 
     ``vectors`` are default vectors [L, E, H]. The paper sums routed experts alone. Where there are shared ones,
     their true output is added: they run whatever is routed, and need no copy, so it is known by then. The norm is that

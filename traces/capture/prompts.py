@@ -115,7 +115,7 @@ class PromptFile:
 
     @property
     def description(self) -> str:
-        """For the provenance of a trace."""
+        """Number, file and digest of the prompts, for the provenance of a trace."""
         return f"{len(self.prompts)} prompts of {self.path.name} (sha256 {self.digest})"
 
     @property
@@ -129,7 +129,7 @@ class PromptFile:
         return sketch(p.text for p in self.prompts)
 
     def overlap(self, read: TextSketch | None) -> str:
-        """How much of the prompts was read in calibration, for the provenance of a trace."""
+        """Part of the prompts that was read in calibration, for the provenance of a trace."""
         if read is None:
             return "not checked: the vectors do not name the text that they are from"
         matches, looked_up = read.shared(p.text for p in self.prompts)

@@ -45,7 +45,7 @@ def import_moe_beyond(path: Path, model: str | None) -> Trace:
 
 
 def _csv_texts(path: Path) -> Iterator[NDArray[np.int64]]:
-    """ids [tokens, layers, k] of each text of a batch."""
+    """Ids [tokens, layers, k] of each text of a batch."""
     frame = _csv_frame(path)
     for name in ("Layer ID", "Batch Number"):
         _check_column(path, frame[name], ~frame[name].str.fullmatch(r"[0-9]{1,9}"), "a whole number")
@@ -168,7 +168,7 @@ def import_parquet_layers(path: Path, model: str | None) -> Trace:
 
 
 def _parquet_layer(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """ids and weights [tokens, k] of the first tokens."""
+    """Ids and weights [tokens, k] of the first tokens."""
     try:
         with parquet.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=2**13, columns=["indices", "scores"], use_threads=False)

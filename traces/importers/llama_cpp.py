@@ -112,7 +112,7 @@ def _narrow(path: Path, shape: ModelShape, layer: Ints, table: Ints) -> _Rows:
 
 
 def _scattered(path: Path, shape: ModelShape, rows: _Rows) -> tuple[Ints, _Passes]:
-    """ids [tokens, layers, k], -1 where the last layer was not computed, and the passes; a last one that was cut off is
+    """Ids [tokens, layers, k], -1 where the last layer was not computed, and the passes; a last one that was cut off is
     not among them.
     """
     begins = _changes(rows.layer != np.roll(rows.layer, 1))
@@ -144,7 +144,7 @@ def _changes(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _whole_passes(
     path: Path, shape: ModelShape, rows: _Rows, start: Ints, layer: Ints, length: Ints, of_pass: Ints, tokens: Ints
 ) -> int:
-    """How many passes have all layers; the last may lack some. Raises TraceError if another does."""
+    """Number of passes that have all layers; the last may lack some. Raises TraceError if another does."""
     last = shape.moe_layers - 1
     skipped = (tokens > 1) & (np.bincount(of_pass, layer == last, len(tokens)) == 0)
     complete = np.bincount(of_pass, minlength=len(tokens)) + skipped == shape.moe_layers

@@ -212,7 +212,7 @@ def import_megatron(path: Path, model: str | None) -> Trace:
 
 
 def _megatron_steps(path: Path) -> list[Ints]:
-    """ids [tokens, layers, k] of each step. A layer's second record in a step is that of the next micro-batch."""
+    """Ids [tokens, layers, k] of each step. A layer's second record in a step is that of the next micro-batch."""
     turns: Counter[tuple[int, int]] = Counter()
     steps: dict[tuple[int, int], dict[int, tuple[str, Ints]]] = {}
     for where, line in answers(path):
@@ -238,7 +238,7 @@ def _is_row(row: Any, k: int) -> bool:
 
 
 def _step_ids(number: int, records: dict[int, tuple[str, Ints]], layers: list[int]) -> Ints:
-    """ids [tokens, layers, k] of a step's records by layer. Raises TraceError if it lacks some."""
+    """Ids [tokens, layers, k] of a step's records by layer. Raises TraceError if it lacks some."""
     shapes = {ids.shape for _, ids in records.values()}
     if list(records) != layers or len(shapes) != 1:
         where, _ = next(iter(records.values()))

@@ -71,7 +71,7 @@ def _widths(keys: GgufKeys, layer: int, tensors: Mapping[str, Tensor]) -> tuple[
 
 
 def _reach(keys: GgufKeys, layer: int) -> tuple[Reach, int]:
-    """How far a layer of grouped queries attends, and the tokens of its window or chunk."""
+    """Reach of a layer of grouped queries, and the tokens of its window or chunk."""
     family, pattern = family_of(keys), "attention.sliding_window_pattern"
     if keys.is_list(pattern):
         near = keys.flag(pattern, layer)

@@ -32,7 +32,7 @@ TYPES_FILE = Path(__file__).with_name("gguf_types.yaml")
 
 
 class TensorType(NamedTuple):
-    """How weights are stored: bytes of a block, and its weights."""
+    """A storage type: bytes of a block, and its weights."""
 
     name: str
     size_bytes: Annotated[float, above(0)]

@@ -359,7 +359,7 @@ def _paired(keys: ConfigKeys, blocks: list[str]) -> tuple[list[Attention], list[
 
 
 def _shared(keys: ConfigKeys, expert_width: int) -> tuple[int, int]:
-    """How many shared experts there are, and their width together. Gemma 4 and Llama 4 have no key for theirs."""
+    """Number of shared experts, and their width together. Gemma 4 and Llama 4 have no key for theirs."""
     if keys.text("model_type").startswith("llama4") or "top_k_experts" in keys:
         return 1, keys.count("intermediate_size")
     count = keys.count(*_SHARED, default=0, least=0)

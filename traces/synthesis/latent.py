@@ -42,7 +42,7 @@ class Texts:
 
 
 def layer_logits(fit: RoutingModel, texts: Texts, model_seed: int = 0) -> Iterator[Singles]:
-    """For each layer the logits [tokens, experts] of all texts, one after the other; prompt first."""
+    """Logits [tokens, experts] of all texts, one after the other, layer by layer; prompt first."""
     streams = [np.random.default_rng((_TEXT, *seed)) for seed in texts.seeds]
     quantiles = skewed_scores(fit.experts, fit.preference_tail).astype(np.float32)
     states = _fresh_states(fit, texts, streams)

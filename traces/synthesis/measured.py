@@ -108,7 +108,7 @@ def _mean(values: Sequence[Any]) -> Floats:
 
 
 def _apart(overlap: NDArray[np.float32], least: int) -> NDArray[np.float32]:
-    """[layers, pairs]: of tokens at least ``least`` apart."""
+    """Overlaps [layers, pairs] of tokens at least ``least`` apart."""
     row, column = np.triu_indices(overlap.shape[1], least)
     pairs = overlap[:, row, column]
     return pairs if pairs.shape[1] else np.full((len(overlap), 1), np.nan, np.float32)

@@ -74,7 +74,7 @@ class SyntheticForecast:
 
 
 def correlations(routing: RoutingModel, model_seed: int, names: Iterable[str]) -> Mapping[str, float]:
-    """For each forecast, the correlation of guess and truth that gives the wanted accuracy (on a short text)."""
+    """Correlations of guess and truth that give the wanted accuracies (on a short text), by forecast."""
     return {name: _correlation(routing, model_seed, name) for name in names}
 
 
@@ -86,7 +86,7 @@ class _Piece(NamedTuple):
     error: Singles
 
     def hits(self, correlation: float) -> int:
-        """How many of the true choices a guess contains: those that are no less than the last that it has."""
+        """Number of true choices that a guess contains: those that are no less than the last that it has."""
         keys, count = sortable(_guess(self.logits, self.error, correlation)), self.true.shape[1]
         last = np.partition(keys, -count, axis=1)[:, -count, None]
         return int(np.count_nonzero(np.take_along_axis(keys, self.true, axis=1) >= last))
