@@ -36,6 +36,9 @@ from traces.trace import Trace
 from trilane.common.errors import TrilaneError
 
 Rows: TypeAlias = NDArray[np.intp]
+Acceptance: TypeAlias = float | Sequence[float]
+_ACCEPTED = 0xACCE97  # makes other draws than the scenario's other uses of its seed
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class BatchError(TrilaneError):
@@ -214,11 +217,6 @@ def _decode_steps(
 def _brief(numbers: Sequence[int]) -> str:
     """The numbers, or the first few of them."""
     return ", ".join(map(str, numbers[:8])) + (f", ... ({len(numbers)} in all)" if len(numbers) > 8 else "")
-
-
-Acceptance: TypeAlias = float | Sequence[float]
-_ACCEPTED = 0xACCE97  # makes other draws than the scenario's other uses of its seed
-_GOLDEN = (5**0.5 - 1) / 2
 
 
 def accepted_shares(draft_tokens: int, acceptance: Acceptance) -> tuple[float, ...]:

@@ -36,6 +36,10 @@ from trilane.common.quoting import quoted
 FOLDER = Path(__file__).parent / "bundled"
 CALIBRATION = "-calibration"
 _COMPANIONS = (CALIBRATION, "-vectors")  # endings of files that belong to a trace
+__all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
+FORMAT = "trilane-trace"
+_CODES = {"int32": "I32", "uint8": "U8", "int16": "I16", "float16": "F16"}  # numpy's name -> safetensors' name
+_DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 
 
 def trace_names() -> list[str]:
@@ -64,13 +68,6 @@ def find_trace(name_or_path: str | Path) -> Path:
     raise TraceError(
         f"no file {quoted(str(name_or_path))}, and {unknown('bundled trace', str(name_or_path), trace_names())}"
     )
-
-
-__all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
-
-FORMAT = "trilane-trace"
-_CODES = {"int32": "I32", "uint8": "U8", "int16": "I16", "float16": "F16"}  # numpy's name -> safetensors' name
-_DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 
 
 def read_trace(path: str | Path) -> Trace:

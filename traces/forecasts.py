@@ -16,6 +16,8 @@ from traces.layout import DECODE, ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace, rows_apart
 
+_BY_TOKEN = 1  # makes other draws for forecasts of later tokens
+
 
 class ForecastAccuracy(NamedTuple):
     """Accuracy of one forecast about one layer. ``accuracy_at_k``: |first k forecast experts ∩ the k true ones| / k;
@@ -54,9 +56,6 @@ def _of_layers(trace: Trace, key: ForecastKey, rows: NDArray[np.intp]) -> Iterat
         hits = (forecast[:, :, None] == trace.topk_ids[about, layer][:, None, :]).any(axis=2)
         accuracy, recall = hits[:, :k].sum(axis=1).mean() / k, hits.sum(axis=1).mean() / k
         yield ForecastAccuracy(str(key), layer, accuracy, recall)
-
-
-_BY_TOKEN = 1  # makes other draws for forecasts of later tokens
 
 
 class NoisyForecasts(NamedTuple):

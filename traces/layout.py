@@ -24,6 +24,11 @@ MOST_BYTES = 4 * 10**9  # of a trace that is made at once, in memory
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
 _FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]{0,39})@([1-9][0-9]{0,3})/(ids|scores)")
+SCORE_SLACK = 1e-3  # float16 probabilities may round above 1
+_MOST_PROBABLE, _MINUS_ZERO = np.array([1 + SCORE_SLACK, -0.0], "<f2").view("<u2")
+BLOCK_TOKENS = 2048  # rules run on blocks, so that a trace larger than memory can be checked
+Array: TypeAlias = NDArray[Any]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 class TraceError(TrilaneError):
@@ -152,14 +157,6 @@ def check_layout(where: str, specs: Mapping[str, TensorSpec], tensors: Tensors) 
                 "convert it, or check that the model shape in the metadata is that of the captured model"
             )
     return tokens
-
-
-SCORE_SLACK = 1e-3  # float16 probabilities may round above 1
-_MOST_PROBABLE, _MINUS_ZERO = np.array([1 + SCORE_SLACK, -0.0], "<f2").view("<u2")
-BLOCK_TOKENS = 2048  # rules run on blocks, so that a trace larger than memory can be checked
-
-Array: TypeAlias = NDArray[Any]
-Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Rule(NamedTuple):

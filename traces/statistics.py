@@ -21,6 +21,7 @@ LAGS = range(1, 17)
 
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
+_SKEWS = ("gini", "top_10_percent_share", "entropy")
 
 
 def trace_statistics(trace: Trace) -> dict[str, Any]:
@@ -209,9 +210,6 @@ def _per_layer(**columns: Floats) -> pd.DataFrame:
 def _number(value: Any) -> float | None:
     """A float for JSON, which has no NaN."""
     return float(value) if np.isfinite(value) else None
-
-
-_SKEWS = ("gini", "top_10_percent_share", "entropy")
 
 
 def one_sequence_statistics(trace: Trace) -> dict[str, float | None]:

@@ -31,6 +31,11 @@ from trilane.common.json_text import parse_json
 
 _PLAIN = ("sequence", "position", "phase", "topk_ids", "topk_weights", "scores")  # fields that are one tensor each
 _BY_LAYER = ("topk_ids", "topk_weights", "scores")
+# A trace does not hold the text, but the same tokens are routed alike. Of the bundled traces' prompts no two share more
+# than 0.88 of the choices of their first TELLING_TOKENS; the same prompt in another float type, or under a policy that
+# changes the routing, shares 0.98. Shorter prompts say too little: many begin with the same words.
+SAME_PROMPT = 0.9  # of the choices
+TELLING_TOKENS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,13 +191,6 @@ def without_forecasts(trace: Trace) -> Trace:
     """``trace`` without what was forecast. Its checksum is that of the whole trace followed by ``:no-forecasts``."""
     tensors = {name: array for name, array in trace.tensors().items() if not parse_forecast_name(name)}
     return Trace.trusted(trace.shape, tensors, trace.provenance, f"{trace.checksum}:no-forecasts")
-
-
-# A trace does not hold the text, but the same tokens are routed alike. Of the bundled traces' prompts no two share more
-# than 0.88 of the choices of their first TELLING_TOKENS; the same prompt in another float type, or under a policy that
-# changes the routing, shares 0.98. Shorter prompts say too little: many begin with the same words.
-SAME_PROMPT = 0.9  # of the choices
-TELLING_TOKENS = 4
 
 
 def shared_prompt(trace: Trace, other: Trace) -> int | None:

@@ -26,6 +26,9 @@ from policies.protocols import Budget, Composition, InitialPlacement, Needs, Pla
 from policies.system import BuildContext, NonNegative, Policy, register
 from trilane.common.hints import Count, at_least
 
+Start = Literal["empty", "popular"]
+OFFLOAD_MIN_TOKENS = 32  # GGML_OP_OFFLOAD_MIN_BATCH: from so many tokens on, missing experts are copied, and not kept
+
 
 @register(
     "llama.cpp",
@@ -165,10 +168,6 @@ class LlamaCppCache(Policy):
             decision_cost="mixtral-offloading@impl",
             parameters={"host_layers": host},
         )
-
-
-Start = Literal["empty", "popular"]
-OFFLOAD_MIN_TOKENS = 32  # GGML_OP_OFFLOAD_MIN_BATCH: from so many tokens on, missing experts are copied, and not kept
 
 
 def _placement(start: Start, context: BuildContext) -> Placement:

@@ -34,6 +34,8 @@ from policies.protocols import Assigner, Composition, Needs
 from policies.system import BuildContext, ChoiceError, Policy, register
 from trilane.common.hints import Count, Share
 
+_STEPS = 1000  # of the one-dimensional search over the measured range
+
 
 class CacheRouter:
     """Exchanges low-score experts that miss. With S the (k+1)-th highest score of a token (the highest not selected):
@@ -275,9 +277,6 @@ def best_scores(view: LayerView) -> dict[int, float]:
             if own[expert] > best.get(expert, -1.0):
                 best[expert] = own[expert]
     return best
-
-
-_STEPS = 1000  # of the one-dimensional search over the measured range
 
 
 class AlphaChoice(NamedTuple):

@@ -34,6 +34,9 @@ from traces.capture.vectors import Vectors, popular_half
 from traces.layout import ForecastKey
 
 RESIDENT = "the most popular half of each layer's experts"
+CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
+QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
+STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
 
 
 class DefaultVectorMean:
@@ -108,11 +111,6 @@ def _counts(records: list[LayerRecord]) -> Tensor:
     """Tokens routed to every expert, [L, E]."""
     experts = records[0].logits.shape[1]
     return torch.stack([torch.bincount(r.ids.flatten().cpu(), minlength=experts) for r in records if r.ids is not None])
-
-
-CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
-QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
-STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
 
 
 def choose(run: HookedModel, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:

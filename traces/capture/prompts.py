@@ -29,6 +29,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BATCH = 1 << 18  # hashes that are collected before the smallest are chosen
 
 Hashes = NDArray[np.uint64]
+MOST_SHARED = 0.02  # of the passages looked up: set phrases may coincide
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +93,6 @@ def _scattered(values: Hashes) -> Hashes:
         values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
     mixed: Hashes = values ^ (values >> np.uint64(31))
     return mixed
-
-
-MOST_SHARED = 0.02  # of the passages looked up: set phrases may coincide
 
 
 @dataclass(frozen=True)

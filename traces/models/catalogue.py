@@ -28,6 +28,9 @@ _MINI_MODELS = ("mini-deepseek", "mini-moe")
 _CONFIG, _GGUF = "config.json", ".gguf"
 _OTHERS = "any other: give the path of its config.json or GGUF file, or write an entry in traces/models/models.yaml"
 _NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
+_LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
+_PUBLISHED = Path(__file__).with_name("published.yaml")
+_Text = Annotated[str, NOT_EMPTY]
 
 
 def model_names() -> list[str]:
@@ -156,9 +159,6 @@ def _shape(name: str, entry: Mapping[str, Any]) -> ModelShape:
     return ModelShape.from_dict({**values, "name": name, "sources": {key: given.get(key, rest) for key in values}})
 
 
-_LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
-
-
 class TrainedLength(NamedTuple):
     """Tokens of prompt and answer together."""
 
@@ -190,10 +190,6 @@ def trained_tokens(name: str) -> int | None:
 def trained_lengths() -> Mapping[str, TrainedLength]:
     known: Mapping[str, TrainedLength] = read_bundled(Mapping[str, TrainedLength], _LENGTHS, ShapeError)
     return known
-
-
-_PUBLISHED = Path(__file__).with_name("published.yaml")
-_Text = Annotated[str, NOT_EMPTY]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,12 @@ from trilane.common.quoting import quoted
 from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).with_name("gguf_families.yaml")
+_LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
+_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.(weight|bias)")
+_AHEAD = "nextn."  # tensors of a layer that predicts several tokens
+_ON_HOST = "per_layer_token_embd"
+_CACHE_BITS = 16.0
+_ROUTER = "ffn_gate_inp"
 
 
 def mixing_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -118,13 +124,6 @@ def family_of(keys: GgufKeys) -> GgufFamily:
             f"architecture {quoted(keys.architecture)}; give its config.json instead"
         )
     return gguf_families()[keys.architecture]
-
-
-_LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
-_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.(weight|bias)")
-_AHEAD = "nextn."  # tensors of a layer that predicts several tokens
-_ON_HOST = "per_layer_token_embd"
-_CACHE_BITS = 16.0
 
 
 @dataclass
@@ -234,9 +233,6 @@ def _counted(tensors: Iterable[Tensor], layers: list[_Layer]) -> Iterable[Tensor
         match = _LAYER.fullmatch(tensor.name)
         if not tensor.name.startswith(_ON_HOST) and (match is None or int(match[1]) < len(layers)):
             yield tensor
-
-
-_ROUTER = "ffn_gate_inp"
 
 
 def blocks_of(shape: ModelShape) -> WeightBlocks:

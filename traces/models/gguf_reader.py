@@ -29,6 +29,21 @@ from trilane.common.quoting import quoted
 from trilane.common.yaml_files import read_bundled
 
 TYPES_FILE = Path(__file__).with_name("gguf_types.yaml")
+Value = int | float | bool | str | tuple[int | float | bool, ...]
+MOST_TENSORS = 200_000
+_MOST_BYTES = 2**27  # of a header; that of a vocabulary of 250,000 has 12 MB
+_MOST_KEYS, _MOST_DIMENSIONS = 10_000, 4
+_MOST_TEXT, _MOST_KEPT = 2**20, 4096  # bytes of a text; entries of a list that is kept
+_MOST_VALUES = 2**18  # entries of all lists that are kept; ten lists of 1,000 layers have 10,000
+_MOST_ELEMENTS = 2**45  # of a tensor
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_ALIGNMENT, _USUAL_ALIGNMENT, _MOST_ALIGNMENT = "general.alignment", 32, 2**20
+_MOST_PARTS = 1000
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+_PART_NUMBER, _PART_COUNT, _TENSOR_COUNT = "split.no", "split.count", "split.tensors.count"
+_MOST_COUNT = 10**9
+_MOST_LAYERS = 1000
 
 
 class TensorType(NamedTuple):
@@ -71,19 +86,6 @@ def tensor_types() -> Mapping[int, TensorType]:
     """Types of tensors by their number."""
     known: Mapping[int, TensorType] = read_bundled(Mapping[int, TensorType], TYPES_FILE, ShapeError)
     return known
-
-
-Value = int | float | bool | str | tuple[int | float | bool, ...]
-
-MOST_TENSORS = 200_000
-_MOST_BYTES = 2**27  # of a header; that of a vocabulary of 250,000 has 12 MB
-_MOST_KEYS, _MOST_DIMENSIONS = 10_000, 4
-_MOST_TEXT, _MOST_KEPT = 2**20, 4096  # bytes of a text; entries of a list that is kept
-_MOST_VALUES = 2**18  # entries of all lists that are kept; ten lists of 1,000 layers have 10,000
-_MOST_ELEMENTS = 2**45  # of a tensor
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TEXT, _LIST = 8, 9
-_ALIGNMENT, _USUAL_ALIGNMENT, _MOST_ALIGNMENT = "general.alignment", 32, 2**20
 
 
 class GgufPart(NamedTuple):
@@ -251,13 +253,6 @@ class _Reader:
 
     def _fault(self, problem: str) -> ShapeError:
         return ShapeError(f"{self._path}: {problem}")
-
-
-_MOST_PARTS = 1000
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
-_PART_NUMBER, _PART_COUNT, _TENSOR_COUNT = "split.no", "split.count", "split.tensors.count"
-_MOST_COUNT = 10**9
-_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,23 @@ from trilane.common.quoting import quoted
 
 _NESTED = ("text_config", "llm_config", "language_config")  # the language model in that of a model that sees or hears
 _MOST_VALUE = 10**9
+_REACH: dict[str, Reach] = {
+    "full_attention": "full", "indexed_attention": "full", "attention": "full", "sliding_attention": "window",
+    "chunked_attention": "chunk", "linear_attention": "state", "mamba": "state", "mamba2": "state", "conv": "state",
+}
+_MOST_BYTES = 2**22
+_MOST_LAYERS = 1000
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+_SHARED_WIDTH = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
+    "shared_intermediate_size",
+)
+_DENSE = ("dense", "mlp")  # entries of mlp_layer_types and layers_block_type
+_PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # of hybrid_override_pattern
+_NOT_NORMALISED = ("phimoe", "llama4")  # families whose chosen weights do not sum to 1, and that have no key for it
+_MXFP4_BITS = 4.25
 
 
 @dataclass(frozen=True)
@@ -94,12 +111,6 @@ class ConfigKeys:
     def nested(self, key: str) -> ConfigKeys:
         """The keys of the object at ``key``."""
         return ConfigKeys.of(self.values[key], f"{self.where}: {key}")
-
-
-_REACH: dict[str, Reach] = {
-    "full_attention": "full", "indexed_attention": "full", "attention": "full", "sliding_attention": "window",
-    "chunked_attention": "chunk", "linear_attention": "state", "mamba": "state", "mamba2": "state", "conv": "state",
-}
 
 
 def attention_of_layers(keys: ConfigKeys, layers: int) -> list[Attention]:
@@ -237,21 +248,6 @@ _STATES: dict[str, Callable[[ConfigKeys], Attention]] = {  # what is not attenti
     "linear_num_value_heads": _gated_delta, "linear_num_heads": _kimi_delta, "linear_attn_config": _kimi_delta,
     "conv_L_cache": _short_convolution,
 }
-
-
-_MOST_BYTES = 2**22
-_MOST_LAYERS = 1000
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
-_SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
-_SHARED_WIDTH = (
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
-    "shared_intermediate_size",
-)
-_DENSE = ("dense", "mlp")  # entries of mlp_layer_types and layers_block_type
-_PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # of hybrid_override_pattern
-_NOT_NORMALISED = ("phimoe", "llama4")  # families whose chosen weights do not sum to 1, and that have no key for it
-_MXFP4_BITS = 4.25
 
 
 def read_config(path: Path) -> ModelShape:

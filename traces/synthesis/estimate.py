@@ -54,6 +54,12 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "noise_share": (0.0, 0.9),
 }
 _GRID = np.linspace(-0.95, 0.9999, 4000)
+WIDTHS = (3, 4, 5, 6, 8, 10, 12, 16, 24)
+MODEL_SHARE = 0.04  # for traces of one text: that of mini-deepseek; 0.03 gives the 10 % of llama.cpp#27861
+_OTHER_SEED = 10_000  # residuals come from other random numbers than the estimate
+_SHARPNESS = (0.05, 12.0)
+_TEXT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # to which the shape of the weights is fitted
+DIGITS = 4
 
 
 class Layout(NamedTuple):
@@ -146,14 +152,6 @@ def overlap_of(correlation: Floats, share: float) -> Floats:
 def correlation_of(overlap: Floats | float, share: float) -> Floats:
     """The correlation that gives ``overlap``; the inverse of ``overlap_of``, clipped to -0.95 .. 0.9999."""
     return np.asarray(np.interp(overlap, overlap_of(_GRID, share), _GRID))
-
-
-WIDTHS = (3, 4, 5, 6, 8, 10, 12, 16, 24)
-MODEL_SHARE = 0.04  # for traces of one text: that of mini-deepseek; 0.03 gives the 10 % of llama.cpp#27861
-_OTHER_SEED = 10_000  # residuals come from other random numbers than the estimate
-_SHARPNESS = (0.05, 12.0)
-_TEXT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # to which the shape of the weights is fitted
-DIGITS = 4
 
 
 def estimate_routing(trace: Trace, name: str, model: str, source: str) -> RoutingModel:

@@ -25,6 +25,7 @@ from traces.synthesis.routing_model import RoutingModel
 
 Singles = NDArray[np.float32]
 _MODEL, _TEXT = 1, 2  # kinds of random streams
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,6 @@ def skewed_scores(count: int, tail: float) -> NDArray[np.float64]:
     normal = np.array([NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)])
     scores = -np.expm1(-tail * normal) / tail if tail else normal
     return np.asarray((scores - scores.mean()) / max(float(scores.std()), np.finfo(float).tiny))
-
-
-_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 def sortable(values: Singles) -> NDArray[np.int32]:

@@ -35,6 +35,9 @@ _PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # the text on whi
 _CACHED = 2**17  # logits that fit a processor's cache together with the arrays computed from them
 _TOLERANCE = 1e-5
 _ROUNDING = 4 * np.finfo(float).eps
+_ERRORS = 3  # kind of random stream
+_Number = Annotated[int, between(1, 1e9)]
+_Seed = Annotated[int, between(0, 1e18)]
 
 
 def softmax(logits: Singles, sharpness: float) -> Singles:
@@ -134,11 +137,6 @@ def _guess(logits: Singles, error: Singles, correlation: float) -> Singles:
     guess = np.float32(correlation) * logits
     guess += np.float32(np.sqrt(1 - correlation**2)) * error
     return coarse(guess)
-
-
-_ERRORS = 3  # kind of random stream
-_Number = Annotated[int, between(1, 1e9)]
-_Seed = Annotated[int, between(0, 1e18)]
 
 
 @dataclass(frozen=True)
