@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policies.mechanism.views import Eviction, ExpertId, LayerView, Upload
-from policies.papers.llama_cpp_patches import OFFLOAD_MIN_TOKENS
+from policies.papers.llama_cpp import OFFLOAD_MIN_TOKENS
 from policies.parts.admission import Admission
 from policies.parts.assigners import FromTokens, LoadAll
 from policies.parts.caches import LruCache

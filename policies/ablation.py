@@ -82,8 +82,8 @@ def rungs(composition: Composition) -> tuple[str, ...]:
 
 
 def without(composition: Composition, parts: Collection[str]) -> Composition:
-    """The same policy with ``parts`` switched off, and without the needs of these alone. Raises ChoiceError for a
-    name that is no part.
+    """A policy with ``parts`` switched off, and without the needs of these alone. Raises ChoiceError for a name that is
+    no part.
 
     The parts that stay are those of ``composition``, which hold the state of a run: pass a fresh one for every run.
     """

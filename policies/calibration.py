@@ -37,7 +37,7 @@ class Calibration:
 
     @cached_property
     def decode_popularity(self) -> Floats:
-        """The same over decode tokens alone; where none was decoded, over all."""
+        """Popularity over decode tokens alone; where none was decoded, over all."""
         return _shares(self.decode_activations) if self.decode_activations.any() else self.popularity
 
 

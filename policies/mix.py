@@ -13,8 +13,7 @@ from policies.papers.dali.parts import BeamAssigner, GreedyAssigner
 from policies.papers.hybrimoe.mrs import MrsCache
 from policies.papers.hybrimoe.prefetch import ImpactPrefetcher
 from policies.papers.hybrimoe.schedule import Schedule, SimulationAssigner
-from policies.papers.smoe.parts import ScoreWindowCache, TwoPointer
-from policies.papers.smoe.router import CacheRouter
+from policies.papers.smoe import CacheRouter, ScoreWindowCache, TwoPointer
 from policies.parts.assigners import ByPhase, CostRule, LoadAll, ResidentOrCpu
 from policies.parts.caches import FifoCache, LfuCache, LruCache, StaticCache
 from policies.parts.exact_assignment import ExactAssigner

@@ -62,7 +62,7 @@ class Placement(Protocol):
 
 
 class Router(Protocol):
-    """Whether a layer runs the experts that its router has chosen, and what is decided ahead for the next layer.
+    """The experts that a layer runs, the router's choice or others, and a choice made ahead for the next layer.
 
     Lifetime: created when a policy is composed, used for one run. In each layer the session calls ``route`` first,
     unless ``commit`` has decided the layer before, and ``commit`` once forecasts are known (only where the policy
@@ -151,7 +151,7 @@ class Cache(Protocol):
 
 
 class PolicyKind(StrEnum):
-    """What a policy does to the routing, and whether it could run at all."""
+    """A policy's effect on the routing, and whether it could run at all."""
 
     KEEPS = "keeps the routing"
     CHANGES = "changes the routing"
@@ -160,7 +160,7 @@ class PolicyKind(StrEnum):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a policy must be given. Anything missing is refused before the run, with the way to get it."""
+    """Requirements of a policy. Anything missing is refused before the run, with the way to get it."""
 
     scores: bool = False
     tokens: bool = False  # token by token: ids and weights of routings, ids and scores of forecasts, sequences
@@ -177,7 +177,7 @@ class Needs:
 
     @property
     def live(self) -> bool:
-        """Whether a model that runs can give all of it: not the future, forecasts of later tokens, or narrow copies."""
+        """True if a model that runs can give all of it: not the future, forecasts of later tokens, or narrow copies."""
         later = self.future or any(kind == "token" for kind, _ in self.forecasts)
         return not later and self.narrow_share is None
 

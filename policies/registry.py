@@ -24,10 +24,8 @@ __all__ = [
 ]
 
 MODULES = (  # a module's policies are listed in the order of their definition
-    "policies.baselines.on_demand",
-    "policies.baselines.whole_layers",
+    "policies.baselines.static",
     "policies.papers.llama_cpp",
-    "policies.papers.llama_cpp_patches",
     "policies.papers.ktransformers",
     "policies.papers.moe_lightning",
     "policies.papers.deepspeed",
@@ -43,7 +41,7 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.papers.hybrimoe.system",
     "policies.papers.prescope",
     "policies.papers.dali.controls",
-    "policies.papers.smoe.system",
+    "policies.papers.smoe",
     "policies.papers.daop",
     "policies.papers.speculating_experts",
     "policies.papers.cache_prior",
@@ -70,7 +68,7 @@ SYSTEMS.update(_OURS | _users)
 
 
 def added(name: str) -> bool:
-    """Whether this process has registered the policy itself, so that other processes do not have it."""
+    """True if this process has registered the policy itself, so that other processes do not have it."""
     return name in SYSTEMS and SYSTEMS[name] is not _OURS.get(name)
 
 
@@ -109,7 +107,7 @@ def compose(name: str, parameters: Mapping[str, object] | None = None, *, contex
 
 
 def _place_in(error: Exception, module: str) -> str | None:
-    """Where an error was raised, if that is a line of this module's file."""
+    """The line of this module's file at which an error was raised, if it is one."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     if isinstance(error, TrilaneError) or last.filename != getattr(sys.modules[module], "__file__", None):
         return None

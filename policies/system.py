@@ -25,7 +25,7 @@ class ChoiceError(TrilaneError):
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a policy may look at when it is composed: the model, the batch, and what was learnt offline.
+    """Facts for the composition of a policy: the model, the batch, and what was learnt offline.
 
     ``costs`` are the planner's, by layer. ``norm_topk``: does the model scale a token's weights to a sum of 1?
     ``policy`` is the name of the policy that is composed; the registry fills it in.
@@ -52,7 +52,7 @@ class BuildContext:
         return self.future
 
     def required_calibration(self) -> Calibration:
-        """What was counted on calibration prompts. Raises ChoiceError if there is none."""
+        """Counts on calibration prompts. Raises ChoiceError if there are none."""
         if self.calibration is None:
             raise ChoiceError(
                 f"policy {self.policy!r} needs calibration: a trace of the same model on prompts other than those "
@@ -72,7 +72,7 @@ class Policy(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What the policy must be given with these parameters. A constant may be a plain class attribute."""
+        """Requirements of the policy with these parameters. A constant may be a plain class attribute."""
         return Needs()
 
     @abstractmethod
@@ -122,15 +122,15 @@ _PARTS = {"placement": Placement, "router": Router, "assigner": Assigner, "prefe
 
 
 def wrong_part(made: object) -> str:
-    """What ``compose`` returned that is no composition, or has a part that is none; otherwise empty."""
+    """The fault of what ``compose`` returned: no composition, or a part that is none; empty if there is none."""
     if not isinstance(made, Composition):
         return f"compose: expected to return a Composition, got {quoted(made)}"
     for name, protocol in _PARTS.items():
-        found = getattr(made, name)
+        part = getattr(made, name)
         methods = [method for method in vars(protocol) if callable(vars(protocol)[method]) and method[0] != "_"]
-        optional = name == "prefetcher" and found is None
-        if not optional and (isinstance(found, type) or any(not hasattr(found, method) for method in methods)):
-            kind = f"the class {found.__name__}" if isinstance(found, type) else quoted(found)
+        optional = name == "prefetcher" and part is None
+        if not optional and (isinstance(part, type) or any(not hasattr(part, method) for method in methods)):
+            kind = f"the class {part.__name__}" if isinstance(part, type) else quoted(part)
             return f"{name}: expected an object with {', '.join(methods)}, got {kind}; trilane.parts has such parts"
     return ""
 

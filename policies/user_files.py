@@ -30,7 +30,7 @@ _loaded: dict[str, UserFile] = {}  # by the names of the policies in them
 
 
 def names_file(text: str) -> bool:
-    """Whether ``text`` has the form ``FILE.py`` or ``FILE.py:NAME``, which no name of a policy has."""
+    """True if ``text`` has the form ``FILE.py`` or ``FILE.py:NAME``, which no name of a policy has."""
     return _FILE.fullmatch(text) is not None
 
 
@@ -55,13 +55,13 @@ def load_policies(text: str) -> tuple[str, ...]:
     if match is None:
         raise ChoiceError(f"expected FILE.py or FILE.py:NAME, got {quoted(text)}")
     path = Path(match["file"]).resolve()
-    found = _load(path, match["file"])
+    policies = _load(path, match["file"])
     if match["name"] is None:
-        return tuple(found)
+        return tuple(policies)
     classes = _classes(sys.modules[path.stem])
-    chosen = tuple(name for name, policy in found.items() if policy is classes.get(match["name"]))
+    chosen = tuple(name for name, policy in policies.items() if policy is classes.get(match["name"]))
     if not chosen:
-        has = ", ".join(variable for variable, value in classes.items() if value in found.values())
+        has = ", ".join(variable for variable, value in classes.items() if value in policies.values())
         raise ChoiceError(_no_policy(text, has))
     return chosen
 
@@ -82,12 +82,12 @@ def _load(path: Path, file: str, source: bytes | None = None) -> dict[str, type[
     with _undone_on_error(path.stem):
         if module is None or any(known != read for known in before.values()):
             module = _executed(read, file)
-        if not (found := _policies(module)):
+        if not (policies := _policies(module)):
             raise ChoiceError(_no_policy(file, "none"))
     for name in before:
         del _loaded[name]
-    _loaded.update(dict.fromkeys(found, read))
-    return found
+    _loaded.update(dict.fromkeys(policies, read))
+    return policies
 
 
 def _read(path: Path, file: str) -> bytes:

@@ -77,7 +77,7 @@ class Starts(NamedTuple):
 
     @property
     def logs(self) -> Vector:
-        """Where they start."""
+        """Logarithms of the numbers to start from."""
         return np.log([each.start for each in self.unknowns.values()])
 
 
@@ -108,7 +108,7 @@ def fitted(starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
     """The best logarithms for some rows."""
 
     def slopes(logs: Vector) -> Vector:
-        """Of the residuals, over steps of a hundredth: shorter ones vanish in whole nanoseconds."""
+        """Slopes of the residuals over steps of a hundredth: shorter ones vanish in whole nanoseconds."""
         here = log_residuals(logs, starts, rows)
         steps = STEP * np.eye(len(logs))
         return np.stack([(log_residuals(logs + step, starts, rows) - here) / STEP for step in steps], axis=1)
@@ -119,7 +119,7 @@ def fitted(starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
 
 
 def log_residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> Vector:
-    """What the fit makes small."""
+    """Weighted logarithms of errors, then of changes, which the fit makes small."""
     engines = engines_of(starts, logs)
     counts = Counter(row.machine for row in rows)
     off = [
@@ -133,7 +133,7 @@ def log_residuals(logs: Vector, starts: Starts, rows: Sequence[MeasuredRow]) -> 
 
 
 def errors(row: MeasuredRow, engines: Mapping[str, FittedEngine]) -> tuple[float | None, float | None]:
-    """log(predicted / measured) of decode and prompt speed."""
+    """Errors of decode and prompt speed, log(predicted / measured)."""
     found = predict(row, engines)
     pairs = (
         (found.decode_tokens_per_s, row.decode_tokens_per_s), (found.prompt_tokens_per_s, row.prompt_tokens_per_s),
@@ -150,7 +150,7 @@ def rows_to_fit() -> list[MeasuredRow]:
 
 
 def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, FittedEngine]]:
-    """For each machine, the engines fitted to the rows of all others, from the same start as the fit to all."""
+    """Engines fitted to the rows of all other machines, by machine, from the same start as the fit to all."""
     machines = sorted({row.machine for row in rows})
     without = [[row for row in rows if row.machine != machine] for machine in machines]
     with ProcessPoolExecutor(max_workers=2) as pool:
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _sources(starts: Starts, rows: Sequence[MeasuredRow], moved: float) -> dict[str, str]:
-    """What to say of every number, by its key. ``moved``: the largest change by the fit, as a share."""
+    """Sources of the numbers by key. ``moved``: the largest change by the fit, as a share."""
     most = math.ceil(100 * moved)
     counted = f"{len(rows)} rows of {len({row.machine for row in rows})} machines"
     fit = f"before the fit to {counted}, which moves no number by more than {most} % (tools/fit_engines.py)"

@@ -1,4 +1,4 @@
-"""From a finished training run to what is bundled: an evaluated and a calibration trace, vectors, the training record.
+"""Bundles a finished training run: an evaluated and a calibration trace, vectors, the training record.
 
 ``python -m tools.mini_bundle --model mini-moe --corpus FOLDER --run DIR --vectors FILE -o traces/bundled``. Evaluated
 sequences are prompts cut from held-out text. The calibration trace continues prompts cut from the last tenth of the
@@ -90,7 +90,7 @@ def bundle(
 
 
 def _copy_vectors(name: str, vectors: Path, output: Path) -> Path:
-    """Under the model's name, which the folder that it was trained in does not tell."""
+    """Write vectors under the model's name, which the folder that it was trained in does not tell."""
     known = read_vectors(vectors)
     named = replace(known, provenance={**known.provenance, "model": name})
     return write_vectors(named, output / f"{name}-vectors.safetensors")

@@ -1,4 +1,4 @@
-"""From a folder of text to a tokenizer and token batches, one domain a file (``<domain>.train.txt``, ``.eval.txt``)."""
+"""A tokenizer and token batches of a folder of text, one domain a file (``<domain>.train.txt``, ``.eval.txt``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Train a mini model on a folder of text, on one CPU thread, within a number of minutes or of steps.
 
 ``python -m tools.mini_train --model mini-moe --corpus FOLDER -o DIR --minutes 50``. Run again to resume: DIR holds the
-checkpoint, the log (``log.jsonl``) and, in ``DIR/model``, the model as the Hugging Face library loads it.
+checkpoint, the log (``log.jsonl``) and, in ``DIR/model``, the model as the Hugging Face library loads it. The two
+models have real routing topologies, and are small enough for one core.
 """
 
 from __future__ import annotations
@@ -11,25 +12,151 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from tokenizers import Tokenizer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from torch import Tensor, nn
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from tools.mini_data import PAD, Corpus, load_corpus, train_tokenizer
-from tools.mini_eval import RouterTap, evaluate
-from tools.mini_models import VOCAB, build_model
 from trilane.common.files import atomic_path
+
+VOCAB = 2048
+COMMON: Mapping[str, Any] = {  # token 0 is padding, and nothing ends a text
+    "hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+    "initializer_range": 0.04, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}
+
+
+def deepseek_config(vocab: int = VOCAB, layers: int = 27) -> DeepseekV2Config:
+    """DeepSeek-V2-Lite's routing, layer for layer (its config.json: 27 layers of which the first is dense, 64 routed
+    experts, 2 shared, top-6 of a plain softmax, weights not renormalised), at 1/16 of its hidden width. Values are as
+    wide as keys, so that fused attention kernels apply.
+    """
+    return DeepseekV2Config(
+        vocab_size=vocab, num_hidden_layers=layers, intermediate_size=352, moe_intermediate_size=32,
+        first_k_dense_replace=1, n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6, topk_method="greedy",
+        n_group=1, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.0, num_key_value_heads=4,
+        q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32, **COMMON,
+    )
+
+
+def moe_config(vocab: int = VOCAB, layers: int = 8) -> Qwen3MoeConfig:
+    """A model to run in tests and on small machines: 8 MoE layers, 16 experts, top-2 renormalised, 5.5 M weights."""
+    return Qwen3MoeConfig(
+        vocab_size=vocab, num_hidden_layers=layers, intermediate_size=256, moe_intermediate_size=96, num_experts=16,
+        num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], num_key_value_heads=2,
+        **{"head_dim": 32, **COMMON},
+    )
+
+
+MODELS = {"mini-deepseek": (DeepseekV2ForCausalLM, deepseek_config), "mini-moe": (Qwen3MoeForCausalLM, moe_config)}
+
+
+def build_model(name: str, seed: int, **sizes: int) -> PreTrainedModel:
+    """A freshly initialised float32 model. ``sizes``: ``vocab`` and ``layers``, where they differ from the default.
+    Raises KeyError, naming the known models, on another name.
+    """
+    if name not in MODELS:
+        raise KeyError(f"no mini model {name!r}; known: {sorted(MODELS)}")
+    model_class, config = MODELS[name]
+    torch.manual_seed(seed)
+    model: PreTrainedModel = model_class(config(**sizes)).float()
+    return model
+
+
+class RouterTap:
+    """Forward hooks that keep the logits and ids of every router in the last pass, in layer order."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        routers = [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
+        self.layers = len(routers)
+        self._logits: list[Tensor] = [torch.empty(0)] * self.layers
+        self._ids: list[Tensor] = [torch.empty(0)] * self.layers
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(partial(self._keep, layer))
+
+    def _keep(self, layer: int, _module: nn.Module, _inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        self._logits[layer], self._ids[layer] = output[0].flatten(0, -2), output[-1].flatten(0, -2)
+
+    def losses(self) -> tuple[Tensor, Tensor]:
+        """(load balance, z-loss), each summed over layers; balance is 1 a layer when all experts are used alike."""
+        pairs = [_router_losses(logits.float(), ids) for logits, ids in zip(self._logits, self._ids, strict=True)]
+        balance, z = (torch.stack(values).sum() for values in zip(*pairs, strict=True))
+        return balance, z
+
+    def counts(self) -> Tensor:
+        """Tokens that each expert got in the last pass, [layers, experts]."""
+        pairs = zip(self._logits, self._ids, strict=True)
+        return torch.stack([torch.bincount(ids.flatten(), minlength=logits.shape[1]) for logits, ids in pairs])
+
+
+def _router_losses(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    experts = logits.shape[1]
+    share = torch.bincount(ids.flatten(), minlength=experts) / ids.numel()
+    balance = experts * (share * logits.softmax(-1).mean(0)).sum()
+    return balance, logits.logsumexp(-1).square().mean()
+
+
+@torch.no_grad()
+def evaluate(model: PreTrainedModel, tap: RouterTap, corpus: Corpus, windows: int, length: int = 128) -> dict[str, Any]:
+    """Held-out loss by domain, with that of the unigram on the same tokens, and the load balance on all of them."""
+    model.train(False)
+    results = [_domain(model, tap, corpus, d, windows, length) for d in range(len(corpus.domains))]
+    counts = torch.stack([c for _, c in results]).double()
+    losses = {name: loss for name, (loss, _) in zip(corpus.domains, results, strict=True)}
+    return {"loss": losses, "balance": _balance(counts)}
+
+
+def _domain(
+    model: PreTrainedModel, tap: RouterTap, corpus: Corpus, domain: int, windows: int, length: int
+) -> tuple[dict[str, float], Tensor]:
+    tokens = corpus.held_out_windows(domain, windows, length)
+    nats, counts = 0.0, torch.zeros(())
+    for rows in torch.split(tokens, 8):
+        nats += model(input_ids=rows, labels=rows, use_cache=False).loss.item() * rows[:, 1:].numel()
+        counts = counts + tap.counts()
+    scored = tokens[:, 1:].numpy()
+    size = corpus.token_bytes[scored].sum()
+    unigram = corpus.unigram_nats()[scored].sum()
+    return {
+        "nats_per_token": round(nats / scored.size, 4),
+        "bits_per_byte": round(nats / size / math.log(2), 4),
+        "unigram_nats_per_token": round(float(unigram) / scored.size, 4),
+        "unigram_bits_per_byte": round(float(unigram) / size / math.log(2), 4),
+    }, counts
+
+
+def _balance(counts: Tensor) -> dict[str, Any]:
+    """Unevenness of the experts' shares, and difference of domains, from counts [domains, layers, experts]."""
+    by_domain = counts / counts.sum(-1, keepdim=True)
+    share = by_domain.mean(0)
+    experts = share.shape[1]
+    apart = 0.5 * (by_domain - share).abs().sum(-1).mean(0)
+    return {
+        "max_over_mean": np.round((share.amax(1) * experts).tolist(), 2).tolist(),
+        "dead_fraction": np.round((share == 0).double().mean(1).tolist(), 4).tolist(),
+        "domain_distance": np.round(apart.tolist(), 3).tolist(),  # total variation between a domain's use and the mean
+    }
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What a training run is. With ``minutes`` the schedule follows the clock; with ``steps`` it is reproducible."""
+    """A training run. With ``minutes`` the schedule follows the clock; with ``steps`` it can be repeated."""
 
     model: str
     minutes: float = 50.0
@@ -61,11 +188,7 @@ class Trainer:
     """One training run in ``folder``: everything that a checkpoint must bring back is a field of it."""
 
     def __init__(
-        self,
-        settings: TrainingSettings,
-        corpus: Corpus,
-        folder: Path,
-        model: PreTrainedModel,
+        self, settings: TrainingSettings, corpus: Corpus, folder: Path, model: PreTrainedModel,
         clock: Callable[[], float],
     ) -> None:
         self.settings, self.corpus, self.folder, self.model, self.clock = settings, corpus, folder, model, clock
@@ -148,9 +271,8 @@ def export(model: PreTrainedModel, folder: Path) -> None:
     aside, final = folder / "model.new", folder / "model"
     shutil.rmtree(aside, ignore_errors=True)
     copy.deepcopy(model).bfloat16().save_pretrained(aside)
-    wrapped: Any = PreTrainedTokenizerFast
-    wrapped = wrapped(tokenizer_file=str(folder / "tokenizer.json"), pad_token=PAD)
-    wrapped.save_pretrained(aside)
+    tokenizer: Any = PreTrainedTokenizerFast
+    tokenizer(tokenizer_file=str(folder / "tokenizer.json"), pad_token=PAD).save_pretrained(aside)
     shutil.rmtree(final, ignore_errors=True)
     aside.rename(final)
 

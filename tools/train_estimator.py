@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tools.estimator_teacher import Settings, Teacher
 from tools.mini_data import Corpus, CorpusError, domains_of, load_corpus
-from traces.capture.forecasts import CalibrationSums, stream_if_any
+from traces.capture.forecasts import CalibrationSums, quasi_hidden, stream_if_any
 from traces.capture.layers import MoeLayer
 from traces.capture.load import Loaded, load
-from traces.capture.passes import HookedModel, Probe
+from traces.capture.passes import Batch, HookedModel, Probe
 from traces.capture.prompts import sketch
-from traces.capture.record import LayerRecord, RouterRecorder
+from traces.capture.record import LayerRecord, RouterRecorder, probabilities
 from traces.capture.residual_stream import ResidualStream
 from traces.capture.router_forecast import Estimator, check_forecastable, run_router
 from traces.capture.settings import CaptureError, CaptureSettings, check_model
@@ -39,12 +38,93 @@ from trilane.common.files import check_folder_of
 TRAINED_ON = 0.8  # of each training text, from its start; the rest is left to calibration traces
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Settings of an estimator's training."""
+
+    tokens: int = 300_000
+    width: int = 96
+    mlp: int = 384
+    seed: int = 17
+    peak_lr: float = 1e-3
+    batch: int = 4  # windows
+    length: int = 128  # tokens of a window
+    calibration_tokens: int = 40_000  # for residual and default vectors
+    held_out_windows: int = 8  # of each domain
+
+    def __post_init__(self) -> None:
+        """Raise CaptureError naming a setting that cannot be."""
+        for name in ("width", "mlp", "batch"):
+            if getattr(self, name) < 1:
+                raise CaptureError(f"{name} must be >= 1, got {getattr(self, name)}")
+        step = self.batch * self.length
+        if self.calibration_tokens < step:
+            raise CaptureError(
+                f"batch: expected at most {self.calibration_tokens // self.length} windows of {self.length} tokens, as "
+                f"vectors are taken over {self.calibration_tokens} tokens, got {self.batch}"
+            )
+        if self.tokens and self.tokens < step:
+            raise CaptureError(
+                f"tokens: expected 0 (no estimator) or at least one batch of {self.batch} x {self.length} = {step} "
+                f"tokens, got {self.tokens}"
+            )
+
+    @property
+    def calibration_steps(self) -> int:
+        """Batches from which vectors are taken."""
+        return self.calibration_tokens // (self.batch * self.length)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, one a batch."""
+        return self.tokens // (self.batch * self.length)
+
+    def calibration_batch(self, corpus: Corpus, step: int) -> Tensor:
+        """Windows [B, S] that vectors are taken from."""
+        return corpus.batch(self.seed + 1, step, self.batch, self.length)
+
+    def training_batch(self, corpus: Corpus, step: int) -> Tensor:
+        """Windows [B, S] that the estimator learns from."""
+        return corpus.batch(self.seed, step, self.batch, self.length)
+
+
+class Teacher:
+    """The frozen model: guesses at its gates' inputs, and its routers' probabilities to be learnt."""
+
+    def __init__(self, run: HookedModel, stream: ResidualStream | None, probe: Probe) -> None:
+        self.run, self.stream, self.probe = run, stream, probe
+
+    def read(self, tokens: Tensor) -> list[LayerRecord]:
+        """Run one pass over windows [B, S]."""
+        [(_, records)] = self.run.passes(Batch(tuple(range(len(tokens))), tokens), new_tokens=0)
+        return records
+
+    def lesson(self, records: list[LayerRecord], default: Tensor) -> tuple[Tensor, Tensor]:
+        """Quasi-hidden states [L-1, N, H] of the pass just read, and the next routers' probabilities [L-1, N, E]."""
+        scores = torch.stack([probabilities(record.logits, self.probe.rule) for record in records[1:]])
+        return self.quasi_hidden(records, default).float(), scores / scores.sum(-1, keepdim=True)
+
+    def guesses(self, records: list[LayerRecord], vectors: Vectors) -> dict[str, Tensor]:
+        """Guesses [L-1, N, H] at the next gates' inputs in the pass just read, by forecast."""
+        seen = torch.stack([record.gate_input for record in records[:-1]])
+        residual = torch.from_numpy(vectors.residual).to(seen).unsqueeze(1)
+        guesses = {"gate@1": seen, "residual@1": seen + residual}
+        if vectors.default is None:
+            return guesses
+        return {**guesses, "quasi_hidden@1": self.quasi_hidden(records, torch.from_numpy(vectors.default))}
+
+    def quasi_hidden(self, records: list[LayerRecord], default: Tensor) -> Tensor:
+        """Quasi-hidden states [L-1, N, H] of the pass just read."""
+        assert self.stream is not None
+        return torch.stack([quasi_hidden(self.stream, default, at) for at in range(len(records) - 1)])
+
+
 class Recall:
     """Sums over tokens: of the ``top_k`` experts that each is routed to in layer l + 1, how many were forecast at l."""
 
     def __init__(self, top_k: int) -> None:
         self._top_k, self._tokens = top_k, 0
-        self._found: dict[str, list[int]] = {}
+        self._hits: dict[str, list[int]] = {}
 
     def add(
         self, layers: list[MoeLayer], records: list[LayerRecord], guesses: Mapping[str, Tensor],
@@ -61,7 +141,7 @@ class Recall:
 
     def by_layer(self) -> dict[str, list[float]]:
         """Recall in 0..1 by kind, for every source layer 0..L-2."""
-        return {kind: [n / (self._tokens * self._top_k) for n in found] for kind, found in self._found.items()}
+        return {kind: [n / (self._tokens * self._top_k) for n in hits] for kind, hits in self._hits.items()}
 
     def _routed(self, layer: MoeLayer, record: LayerRecord, hidden: Tensor) -> Tensor:
         logits, chosen = run_router(layer, record, hidden)
@@ -69,13 +149,13 @@ class Recall:
 
     def _note(self, kind: str, at: int, record: LayerRecord, guessed: Tensor) -> None:
         assert record.ids is not None
-        found = self._found.setdefault(kind, [])
-        found.extend([0] * (at + 1 - len(found)))
-        found[at] += int((guessed.unsqueeze(-1) == record.ids.unsqueeze(-2)).any(-1).sum())
+        hits = self._hits.setdefault(kind, [])
+        hits.extend([0] * (at + 1 - len(hits)))
+        hits[at] += int((guessed.unsqueeze(-1) == record.ids.unsqueeze(-2)).any(-1).sum())
 
 
 def table(recall: Recall) -> str:
-    """One line a layer, and their mean."""
+    """A table of recalls: one line a layer, and their mean."""
     kinds = recall.by_layer()
     rows = [(str(at), *values) for at, values in enumerate(zip(*kinds.values(), strict=True))]
     rows.append(("mean", *(sum(values) / len(values) for values in kinds.values())))
@@ -187,7 +267,7 @@ def _tell(losses: list[float], settings: Settings) -> None:
 
 
 def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[str, Any]:
-    """How the estimator was trained and how well it does, for the provenance."""
+    """Settings, losses and recall of the training, for the provenance."""
     recent = losses[-25:]
     return {
         **asdict(settings),
@@ -195,7 +275,7 @@ def _training(settings: Settings, losses: list[float], recall: Recall) -> dict[s
         "loss": "KL(router || estimator), nats a token and layer",
         "first_loss": round(losses[0], 4) if losses else None,
         "last_loss": round(sum(recent) / len(recent), 4) if losses else None,
-        "held_out_recall": {kind: round(sum(found) / len(found), 4) for kind, found in recall.by_layer().items()},
+        "held_out_recall": {kind: round(sum(hits) / len(hits), 4) for kind, hits in recall.by_layer().items()},
     }
 
 

@@ -36,6 +36,9 @@ from traces.trace import Trace
 from trilane.common.errors import TrilaneError
 
 Rows: TypeAlias = NDArray[np.intp]
+Acceptance: TypeAlias = float | Sequence[float]
+_ACCEPTED = 0xACCE97  # makes other draws than the scenario's other uses of its seed
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class BatchError(TrilaneError):
@@ -113,14 +116,14 @@ def compose(
 
 
 def count_experts(ids: NDArray[np.int16], experts: int) -> NDArray[np.intp]:
-    """How often each expert occurs in ``ids`` [tokens, layers, k], ignoring negative entries: [layers, experts]."""
+    """Counts [layers, experts] of the experts in ``ids`` [tokens, layers, k], ignoring negative entries."""
     layers = ids.shape[1]
     slots = ids.astype(np.intp) + np.arange(layers)[:, None] * experts
     return np.bincount(slots[ids >= 0], minlength=layers * experts).reshape(layers, experts)
 
 
 def count_by_sequence(trace: Trace, rows: Rows) -> NDArray[np.int64]:
-    """[sequences, layers, experts]: tokens of ``rows`` by sequence of the trace, in order of first appearance."""
+    """Tokens of ``rows`` [sequences, layers, experts], by sequence of the trace in order of first appearance."""
     sequences = dict.fromkeys(trace.sequence.tolist())
     mine = [rows[trace.sequence[rows] == sequence] for sequence in sequences]
     counts = [count_experts(trace.topk_ids[some], trace.shape.experts) for some in mine]
@@ -178,10 +181,10 @@ def _last(trace: Trace, sequence: int, prompt_tokens: int | None) -> Rows:
     return rows[len(rows) - count :]
 
 
-def _check_enough(sequence: int, name: str, wanted: int, there: int, kind: str) -> None:
-    if wanted > there:
+def _check_enough(sequence: int, name: str, wanted: int, available: int, kind: str) -> None:
+    if wanted > available:
         raise BatchError(
-            f"expected {wanted} {kind} tokens ({name}) in sequence {sequence}, it has {there}; "
+            f"expected {wanted} {kind} tokens ({name}) in sequence {sequence}, it has {available}; "
             f"lower {name} or choose other sequences"
         )
 
@@ -214,11 +217,6 @@ def _decode_steps(
 def _brief(numbers: Sequence[int]) -> str:
     """The numbers, or the first few of them."""
     return ", ".join(map(str, numbers[:8])) + (f", ... ({len(numbers)} in all)" if len(numbers) > 8 else "")
-
-
-Acceptance: TypeAlias = float | Sequence[float]
-_ACCEPTED = 0xACCE97  # makes other draws than the scenario's other uses of its seed
-_GOLDEN = (5**0.5 - 1) / 2
 
 
 def accepted_shares(draft_tokens: int, acceptance: Acceptance) -> tuple[float, ...]:
@@ -258,7 +256,7 @@ def verifying_steps(
 
 
 def _even_numbers(seed: int) -> Iterator[float]:
-    """From 0 to 1, any number of the first of them evenly spread."""
+    """Numbers from 0 to 1, any number of the first of them evenly spread."""
     value = float(np.random.default_rng((seed % 2**32, _ACCEPTED)).random())
     while True:
         yield value

@@ -36,6 +36,10 @@ from trilane.common.quoting import quoted
 FOLDER = Path(__file__).parent / "bundled"
 CALIBRATION = "-calibration"
 _COMPANIONS = (CALIBRATION, "-vectors")  # endings of files that belong to a trace
+__all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
+FORMAT = "trilane-trace"
+_CODES = {"int32": "I32", "uint8": "U8", "int16": "I16", "float16": "F16"}  # numpy's name -> safetensors' name
+_DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 
 
 def trace_names() -> list[str]:
@@ -66,13 +70,6 @@ def find_trace(name_or_path: str | Path) -> Path:
     )
 
 
-__all__ = ["ForecastKey", "RecordedForecast", "Trace", "TraceError", "TraceWriter", "read_trace", "write_trace"]
-
-FORMAT = "trilane-trace"
-_CODES = {"int32": "I32", "uint8": "U8", "int16": "I16", "float16": "F16"}  # numpy's name -> safetensors' name
-_DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
-
-
 def read_trace(path: str | Path) -> Trace:
     """Map the trace file at ``path`` and validate all of it.
 
@@ -82,10 +79,10 @@ def read_trace(path: str | Path) -> Trace:
     shape, provenance, checksum = _parse_metadata(where, _read_metadata(Path(path)))
     tensors = _map_tensors(Path(path))
     check_layout(where, specs_of(where, shape, tensors), tensors)
-    found = trace_checksum(where, shape, tensors, provenance)
-    if found != checksum:
+    actual = trace_checksum(where, shape, tensors, provenance)
+    if actual != checksum:
         raise TraceError(
-            f"{where}: expected content with checksum {checksum}, got {found}; the file was damaged: copy it again"
+            f"{where}: expected content with checksum {checksum}, got {actual}; the file was damaged: copy it again"
         )
     validate(where, shape, tensors)
     return Trace.trusted(shape, tensors, provenance, checksum)

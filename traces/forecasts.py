@@ -16,9 +16,11 @@ from traces.layout import DECODE, ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace, rows_apart
 
+_BY_TOKEN = 1  # makes other draws for forecasts of later tokens
+
 
 class ForecastAccuracy(NamedTuple):
-    """Of one forecast about one layer. ``accuracy_at_k``: |first k forecast experts ∩ the k true ones| / k;
+    """Accuracy of one forecast about one layer. ``accuracy_at_k``: |first k forecast experts ∩ the k true ones| / k;
     ``recall_at_m``: the same with all m recorded."""
 
     forecast: str
@@ -28,7 +30,8 @@ class ForecastAccuracy(NamedTuple):
 
 
 def forecast_accuracies(trace: Trace) -> Iterator[ForecastAccuracy]:
-    """Of every forecast, in order, and every layer that was forecast, over decode tokens (all if there are none)."""
+    """Accuracies of every forecast, in order, and every layer that was forecast, over decode tokens (over all if there
+    are none)."""
     decode = np.flatnonzero(trace.phase == DECODE)
     rows = decode if len(decode) else np.arange(len(trace))
     for key in sorted(trace.forecasts):
@@ -38,8 +41,8 @@ def forecast_accuracies(trace: Trace) -> Iterator[ForecastAccuracy]:
 def accuracies_by_layer(trace: Trace) -> dict[tuple[str, int], NDArray[np.float64]]:
     """``accuracy_at_k`` of each forecast (kind, lookahead), [layers]; NaN where a layer was not forecast."""
     accuracies = {str(key): np.full(trace.shape.moe_layers, np.nan) for key in trace.forecasts}
-    for found in forecast_accuracies(trace):
-        accuracies[found.forecast][found.layer] = found.accuracy_at_k
+    for accuracy in forecast_accuracies(trace):
+        accuracies[accuracy.forecast][accuracy.layer] = accuracy.accuracy_at_k
     return {(key.kind, key.lookahead): accuracies[str(key)] for key in trace.forecasts}
 
 
@@ -50,12 +53,9 @@ def _of_layers(trace: Trace, key: ForecastKey, rows: NDArray[np.intp]) -> Iterat
         rows, about = rows[np.isin(later, rows)], later[np.isin(later, rows)]
     for layer in range(key.layers_ahead, trace.shape.moe_layers) if len(rows) else ():
         forecast = trace.forecasts[key].ids[rows, layer - key.layers_ahead]
-        found = (forecast[:, :, None] == trace.topk_ids[about, layer][:, None, :]).any(axis=2)
-        accuracy, recall = found[:, :k].sum(axis=1).mean() / k, found.sum(axis=1).mean() / k
+        hits = (forecast[:, :, None] == trace.topk_ids[about, layer][:, None, :]).any(axis=2)
+        accuracy, recall = hits[:, :k].sum(axis=1).mean() / k, hits.sum(axis=1).mean() / k
         yield ForecastAccuracy(str(key), layer, accuracy, recall)
-
-
-_BY_TOKEN = 1  # makes other draws for forecasts of later tokens
 
 
 class NoisyForecasts(NamedTuple):
@@ -84,7 +84,7 @@ class NoisyForecasts(NamedTuple):
 
 
 def noisy_ids(trace: Trace, rows: NDArray[np.intp], lookahead: int, recall: float, seed: int) -> NDArray[np.int16]:
-    """[rows, L, m], m = min(2k, E): made at layer l for layer l + lookahead, -1 past the last layer.
+    """Noisy forecasts [rows, L, m], m = min(2k, E): made at layer l for layer l + lookahead, -1 past the last layer.
 
     Each true expert keeps its place among the first k with probability ``recall``; otherwise a random other expert
     takes it. The places after k go to further random experts, and to missed true experts only when no other is left
@@ -100,7 +100,7 @@ def noisy_ids(trace: Trace, rows: NDArray[np.intp], lookahead: int, recall: floa
 def _noisy(
     true: NDArray[np.int16], rows: NDArray[np.intp], shape: ModelShape, recall: float, seeds: tuple[int, ...]
 ) -> NDArray[np.int16]:
-    """[rows, layers, m] for what is true of these rows [rows, layers, k]."""
+    """Noisy forecasts [rows, layers, m] of the true experts of these rows [rows, layers, k]."""
     k, experts, (_, made, _) = shape.top_k, shape.experts, true.shape
     if not true.size:
         return np.empty((*true.shape[:2], min(2 * k, experts)), np.int16)

@@ -24,6 +24,11 @@ MOST_BYTES = 4 * 10**9  # of a trace that is made at once, in memory
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
 _FORECAST_NAME = re.compile(r"forecast/([a-z][a-z_]{0,39})@([1-9][0-9]{0,3})/(ids|scores)")
+SCORE_SLACK = 1e-3  # float16 probabilities may round above 1
+_MOST_PROBABLE, _MINUS_ZERO = np.array([1 + SCORE_SLACK, -0.0], "<f2").view("<u2")
+BLOCK_TOKENS = 2048  # rules run on blocks, so that a trace larger than memory can be checked
+Array: TypeAlias = NDArray[Any]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 class TraceError(TrilaneError):
@@ -31,8 +36,8 @@ class TraceError(TrilaneError):
 
 
 class ForecastKey(NamedTuple):
-    """Which forecast: made by ``kind`` at layer l for layer l + ``lookahead``. Those of the kind ``token`` are made by
-    a token for the layers of the token ``lookahead`` places later in its sequence.
+    """The name of a forecast, made by ``kind`` at layer l for layer l + ``lookahead``. Those of the kind ``token`` are
+    made by a token for the layers of the token ``lookahead`` places later in its sequence.
     """
 
     kind: str
@@ -40,12 +45,12 @@ class ForecastKey(NamedTuple):
 
     @property
     def by_token(self) -> bool:
-        """Whether it looks ahead to a later token, rather than to a later layer."""
+        """True if it looks ahead to a later token, rather than to a later layer."""
         return self.kind == BY_TOKEN
 
     @property
     def layers_ahead(self) -> int:
-        """From the layer of a row to the layer that the row is about."""
+        """Number of layers from that of a row to that which the row is about."""
         return 0 if self.by_token else self.lookahead
 
     def __str__(self) -> str:
@@ -154,14 +159,6 @@ def check_layout(where: str, specs: Mapping[str, TensorSpec], tensors: Tensors) 
     return tokens
 
 
-SCORE_SLACK = 1e-3  # float16 probabilities may round above 1
-_MOST_PROBABLE, _MINUS_ZERO = np.array([1 + SCORE_SLACK, -0.0], "<f2").view("<u2")
-BLOCK_TOKENS = 2048  # rules run on blocks, so that a trace larger than memory can be checked
-
-Array: TypeAlias = NDArray[Any]
-Mask: TypeAlias = NDArray[np.bool_]
-
-
 class Rule(NamedTuple):
     """``broken`` marks the entries that are not as ``expected``; the mask's leading axes are token and layer."""
 
@@ -185,7 +182,7 @@ def check_rows(where: str, shape: ModelShape, tensors: Tensors, first_row: int =
 
 
 def check_order(where: str, tensors: Tensors) -> None:
-    """Within each sequence, positions increase and prefill precedes decode. Raises TraceError."""
+    """Check that positions increase within each sequence, and prefill precedes decode. Raises TraceError."""
     order = np.argsort(tensors["sequence"], kind="stable")
     sequence, position, phase = (tensors[name][order].astype(np.int64) for name in ("sequence", "position", "phase"))
     same = np.diff(sequence) == 0
@@ -237,8 +234,11 @@ def _forecast_id_rules(shape: ModelShape, reach: int) -> Iterator[Rule]:
 
 
 def no_probability(scores: Array) -> Mask:
-    """Compares bit patterns, since arithmetic on half-precision numbers is slow: from 0 up they sort as the numbers do,
-    infinity and nan come after them, and negative numbers last."""
+    """Mask of scores that are not from 0 to 1.
+
+    Compares bit patterns, since arithmetic on half-precision numbers is slow: from 0 up they sort as the numbers do,
+    infinity and nan come after them, and negative numbers last.
+    """
     bits = scores.view("<u2")
     return np.asarray((bits > _MOST_PROBABLE) & (bits != _MINUS_ZERO))
 
@@ -248,13 +248,13 @@ def _outside(ids: Array, experts: int) -> Mask:
 
 
 def _repeated(ids: Array) -> Mask:
-    """[tokens, layers]: does the row hold an id twice?"""
+    """Mask [tokens, layers] of rows that hold an id twice."""
     ordered = np.sort(ids, axis=-1)
     return np.asarray((ordered[..., 1:] == ordered[..., :-1]).any(axis=-1))
 
 
 def _ascending(values: Array) -> Mask:
-    """[tokens, layers]: does the row rise anywhere?"""
+    """Mask [tokens, layers] of rows that rise anywhere."""
     return np.asarray((values[..., 1:] > values[..., :-1]).any(axis=-1))
 
 

@@ -21,6 +21,7 @@ LAGS = range(1, 17)
 
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
+_SKEWS = ("gini", "top_10_percent_share", "entropy")
 
 
 def trace_statistics(trace: Trace) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def layer_statistics(trace: Trace) -> pd.DataFrame:
 
 
 def popularity(trace: Trace, phase: int | None = None) -> Floats:
-    """[layers, experts]: tokens routed to the expert / tokens, in one phase or both. A row sums to top_k.
+    """Tokens routed to an expert / tokens [layers, experts], in one phase or both. A row sums to top_k.
 
     NaN where there are no tokens.
     """
@@ -114,9 +115,11 @@ def lag_profile(trace: Trace, lags: range = LAGS) -> pd.DataFrame:
 
 
 def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
-    """How well a layer predicts a later one, in one sequence. A token's experts ``ahead`` layers later are predicted to
-    be those of the token that shares most experts with it in this layer (the mean of several such). Returns (accuracy -
-    accuracy of a random token) / (1 - accuracy of a random token): 0 no better, 1 perfect; NaN without such layers.
+    """Gain of predicting a later layer from a layer, in one sequence: (accuracy - accuracy of a random token) /
+    (1 - accuracy of a random token): 0 no better, 1 perfect; NaN without such layers.
+
+    A token's experts ``ahead`` layers later are predicted to be those of the token that shares most experts with it in
+    this layer (the mean of several such).
 
     ``likeness`` [layers, tokens, tokens]: shares of experts in common.
     """
@@ -132,14 +135,14 @@ def likeness_gain(likeness: NDArray[np.float32], ahead: int) -> float:
 
 
 def experts_used(ids: NDArray[np.int16], experts: int) -> NDArray[np.float32]:
-    """[layers, tokens, experts]: 1 where a token of ``ids`` [tokens, layers, k] has the expert."""
+    """Mask [layers, tokens, experts]: 1 where a token of ``ids`` [tokens, layers, k] has the expert."""
     used = np.zeros((ids.shape[1], ids.shape[0], experts), np.float32)
     np.put_along_axis(used, np.moveaxis(ids, 1, 0).astype(np.intp), 1, axis=2)
     return used
 
 
 def overlaps(one: NDArray[np.float32], other: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """[layers, tokens of one, tokens of the other]: shares of experts in common; of as many layers as both have."""
+    """Shares of experts in common [layers, tokens of one, tokens of the other], of as many layers as both have."""
     layers = min(len(one), len(other))
     return np.asarray(one[:layers] @ np.swapaxes(other[:layers], 1, 2) / np.float32(k))
 
@@ -163,7 +166,7 @@ def forecast_statistics(trace: Trace) -> pd.DataFrame:
 
 
 def _overlaps(trace: Trace, lags: range) -> Floats:
-    """[lags, layers]: mean share of a decode token's experts that its sequence uses again ``lag`` steps later."""
+    """Mean shares [lags, layers] of a decode token's experts that its sequence uses again ``lag`` steps later."""
     rows, sequence, _ = _decode_rows(trace)
     overlaps = np.full((len(lags), trace.shape.moe_layers), np.nan)
     for layer in range(trace.shape.moe_layers):
@@ -193,7 +196,7 @@ def _frequencies(trace: Trace, rows: NDArray[np.intp]) -> Floats:
 
 
 def cosines(left: Floats, right: Floats) -> Floats:
-    """Of each row of ``left`` with that of ``right``."""
+    """Cosines of the rows of ``left`` with those of ``right``."""
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     return np.asarray((left * right).sum(axis=1) / norms)
 
@@ -209,9 +212,6 @@ def _number(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-_SKEWS = ("gini", "top_10_percent_share", "entropy")
-
-
 def one_sequence_statistics(trace: Trace) -> dict[str, float | None]:
     """Means over layers, then over sequences; None where no sequence says anything.
 
@@ -220,8 +220,8 @@ def one_sequence_statistics(trace: Trace) -> dict[str, float | None]:
     """
     pooled = popularity(trace)
     parts = list(sequences(trace))
-    found = [{**_of_one(part), "likeness": _likeness(popularity(part), pooled)} for part in parts]
-    means = pd.DataFrame(found, columns=[*_SKEWS, "chance", "likeness"], dtype=float).mean()
+    measures = [{**_of_one(part), "likeness": _likeness(popularity(part), pooled)} for part in parts]
+    means = pd.DataFrame(measures, columns=[*_SKEWS, "chance", "likeness"], dtype=float).mean()
     if len(parts) == 1:
         means["likeness"] = np.nan  # like itself
     return {str(name): None if pd.isna(value) else float(value) for name, value in means.items()}
@@ -245,15 +245,15 @@ def _of_one(part: Trace) -> dict[str, float]:
 
 
 def _likeness(one: Floats, pooled: Floats) -> float:
-    """[layers, experts] each; layers in which all experts are used alike say nothing."""
+    """Mean correlation of two popularities [layers, experts], without layers in which all experts are used alike."""
     centred = [values - values.mean(axis=1, keepdims=True) for values in (one, pooled)]
     with np.errstate(invalid="ignore"):
-        found = cosines(*centred)
-    return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else float("nan")
+        correlations = cosines(*centred)
+    return float(correlations[np.isfinite(correlations)].mean()) if np.isfinite(correlations).any() else float("nan")
 
 
 def lru_hit_rates(ids: NDArray[np.int16], experts: int) -> Floats:
-    """[experts]: decode hit rates of LRU caches of 1, 2, ... experts a layer, each text from an empty cache.
+    """Decode hit rates [experts] of LRU caches of 1, 2, ... experts a layer, each text from an empty cache.
 
     ``ids`` [texts, tokens, layers, k]. An expert hits a cache that is larger than the number of others used since.
     """

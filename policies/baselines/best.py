@@ -21,8 +21,8 @@ TUNED_ON_SEQUENCES = range(10)
 )
 @dataclass(frozen=True)
 class BestExact(Mix):
-    """Those of ``mix``. The defaults have the least mean time per token that the search found among the mixes that keep
-    the model's routing."""
+    """Parameters of ``mix``. The defaults have the least mean time per token that the search found among the mixes that
+    keep the model's routing."""
 
     placement: Literal["none", "random", "popular"] = "popular"
     pool: bool = True
@@ -43,8 +43,8 @@ class BestExact(Mix):
 )
 @dataclass(frozen=True)
 class BestApprox(BestExact):
-    """Those of ``mix``. The defaults are best-exact's, with the strongest substitution that changed at most 5 % of the
-    routing weight on average where it was searched."""
+    """Parameters of ``mix``. The defaults are best-exact's, with the strongest substitution that changed at most 5 % of
+    the routing weight on average where it was searched."""
 
     substitution: Share = 0.2
 

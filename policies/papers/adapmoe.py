@@ -42,7 +42,7 @@ class WeakExpertsRouter(TrueRouter):
         return routing_of_tokens(strong_ids, [_scaled(row, count) for row, count in zip(weights, kept, strict=True)])
 
     def _strong(self, weights: Sequence[float]) -> int:
-        """How many of a token's experts stay."""
+        """Number of a token's experts that stay."""
         least = self.drop_below * sum(weights)
         return max(1, sum(weight >= least for weight in weights))
 
@@ -91,8 +91,8 @@ class SlotsByMisses:
 
 
 class SlotsByMissesFull:
-    """The same slots, filled with each layer's most popular experts by ``popularity`` [layers, experts]; ties go to the
-    lower id."""
+    """Slots by misses, filled with each layer's most popular experts by ``popularity`` [layers, experts]; ties go to
+    the lower id."""
 
     def __init__(self, misses: Counts, popularity: Floats) -> None:
         self._slots = SlotsByMisses(misses)

@@ -24,7 +24,7 @@ Buddies = Sequence[Sequence[Sequence[int]]]  # by layer and expert, the most sim
 
 
 def buddies_of(ids: NDArray[np.int16], experts: int, most: int) -> Buddies:
-    """Of each expert, up to ``most`` others that most tokens of ``ids`` [tokens, layers, k] use together with it, ties
+    """For each expert, up to ``most`` others that most tokens of ``ids`` [tokens, layers, k] use together with it, ties
     to the lower id; none that no token does."""
     table = []
     for layer in range(ids.shape[1]):
@@ -51,28 +51,28 @@ class BuddyRouter(TrueRouter):
     def route(self, view: LayerView) -> Routing:
         """The routing in force; ``view.routing`` itself if nothing changes. Needs tokens."""
         routing, layer = view.routing, view.layer
-        here = {*view.residency.resident[layer], *view.residency.staged[layer]}
-        here.update(expert for expert, ready in view.ready_ns.items() if ready != INFINITE_NS)
-        if view.phase != "decode" or here.issuperset(routing.active):
+        on_gpu = {*view.residency.resident[layer], *view.residency.staged[layer]}
+        on_gpu.update(expert for expert, ready in view.ready_ns.items() if ready != INFINITE_NS)
+        if view.phase != "decode" or on_gpu.issuperset(routing.active):
             return routing
         tokens = zip(routing.token_ids, routing.token_weights, strict=True)
-        ids = [self._exchange(layer, own, here) if self._tolerant(weights) else own for own, weights in tokens]
+        ids = [self._exchange(layer, own, on_gpu) if self._tolerant(weights) else own for own, weights in tokens]
         if all(new is old for new, old in zip(ids, routing.token_ids, strict=True)):
             return routing
         return routing_of_tokens(ids, routing.token_weights)
 
-    def _exchange(self, layer: int, own: Sequence[int], here: Container[int]) -> Sequence[int]:
+    def _exchange(self, layer: int, own: Sequence[int], on_gpu: Container[int]) -> Sequence[int]:
         """One token's experts, each in its place; ``own`` itself if they stay."""
         chosen = list(own)
         for place in range(self.keep, len(own)):
-            if own[place] in here:
+            if own[place] in on_gpu:
                 continue
-            spare = (other for other in self.buddies[layer][own[place]] if other in here and other not in chosen)
+            spare = (other for other in self.buddies[layer][own[place]] if other in on_gpu and other not in chosen)
             chosen[place] = next(spare, own[place])
         return own if chosen == list(own) else chosen
 
     def _tolerant(self, weights: Sequence[float]) -> bool:
-        """Whether a token spreads its weight."""
+        """True if a token spreads its weight."""
         if len(weights) < 2 or not self.entropy:
             return True
         total = sum(weights)

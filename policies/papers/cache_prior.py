@@ -39,10 +39,10 @@ class CachePriorRouter(TrueRouter):
         if view.phase != "decode":
             return routing
         assert scores is not None
-        here = {*view.residency.resident[view.layer], *view.residency.staged[view.layer]}
+        on_gpu = {*view.residency.resident[view.layer], *view.residency.staged[view.layer]}
         bonus = self.bonus * (self._range(view) if self.unit == "range" else 1.0)
         tokens = list(zip(routing.token_ids, routing.token_weights, scores, strict=True))
-        ids = [self._choose(own, row, here, bonus) for own, _, row in tokens]
+        ids = [self._choose(own, row, on_gpu, bonus) for own, _, row in tokens]
         changed = [set(new) != set(own) for new, (own, _, _) in zip(ids, tokens, strict=True)]
         if not any(changed):
             return routing
@@ -61,12 +61,12 @@ class CachePriorRouter(TrueRouter):
             mean[1] += 1
         return mean[0] / mean[1]
 
-    def _choose(self, own: Sequence[int], row: Sequence[float], here: Container[int], bonus: float) -> list[int]:
+    def _choose(self, own: Sequence[int], row: Sequence[float], on_gpu: Container[int], bonus: float) -> list[int]:
         """One token's experts by descending score."""
         value = [log(max(score, LEAST_SCORE)) for score in row] if self.unit == "range" else row
         kept = own[: self.keep]
         others = [expert for expert in range(len(row)) if expert not in kept]
-        others.sort(key=lambda expert: -value[expert] - (bonus if expert in here else 0.0))
+        others.sort(key=lambda expert: -value[expert] - (bonus if expert in on_gpu else 0.0))
         return sorted([*kept, *others[: len(own) - len(kept)]], key=lambda expert: (-row[expert], expert))
 
 

@@ -52,7 +52,7 @@ class PromptSwapCache(StaticCache):
         self._members.remove(key)
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
-        """As soon as a prompt is routed; at the end of the layer those that have not begun, with ``retry``."""
+        """Swaps as soon as a prompt is routed; at the end of the layer those that have not begun, with ``retry``."""
         if view.phase != "prefill" or when == "step_end":
             return ()
         if when == "routed":
@@ -100,7 +100,7 @@ class AfterSwaps:
         return plan._replace(gpu=plan.gpu[: len(plan.gpu) - len(loads)] + loads, loads=loads)
 
     def _cheaper(self, view: LayerView) -> list[bool]:
-        """Of every active expert: would it be cheaper on the GPU?"""
+        """For every active expert, True if it would be cheaper on the GPU."""
         if (most := self.cpu_tokens) is None:
             return sooner_on_gpu(view)
         active = zip(view.routing.active, view.routing.tokens, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.baselines.whole_layers import streamed_layers
+from policies.baselines.static import streamed_layers
 from policies.parts.placements import NoPlacement
 from policies.protocols import Composition, Needs
 from policies.system import BuildContext, Policy, register

@@ -37,7 +37,7 @@ class ActivationProfile:
         self._used = used
 
     def workloads(self, layer: int, before: TokenIds, earlier: TokenIds | None = None) -> Floats:
-        """[experts]: expected tokens of each expert of ``layer``. ``before``: what the tokens used in the layer before
+        """Expected tokens [experts] of each expert of ``layer``. ``before``: what the tokens used in the layer before
         it; ``earlier``: in the one before that, if there is one. Tokens without a known key expect nothing."""
         if self._together:
             before, earlier = _active(before), None if earlier is None else _active(earlier)
@@ -52,7 +52,7 @@ class ActivationProfile:
         return total
 
     def _in_common(self, layer: int, ids: TokenIds) -> NDArray[np.float32]:
-        """[tokens, counted tokens]: experts of the layer that both use."""
+        """Numbers [tokens, counted tokens] of experts of the layer that both use."""
         experts = np.zeros((len(ids), self._used.shape[2]), np.float32)
         np.put_along_axis(experts, np.asarray(ids, np.intp), 1.0, axis=1)
         return np.asarray(experts @ self._used[layer].T)
@@ -82,9 +82,9 @@ class ProfilePrefetcher:
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Absent experts of the next layer, the likeliest first."""
         ranked = self._predicted(view)
-        there = view.residency.resident[view.layer + 1]
+        resident = view.residency.resident[view.layer + 1]
         first = ranked[: self.size] if self._among_all else ranked
-        return [key for key in first if key.expert not in there][: self.size]
+        return [key for key in first if key.expert not in resident][: self.size]
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         return frozenset(self._predicted(view)[: self.size])
@@ -118,7 +118,7 @@ class DistanceLfuCache(DemandCache):
         self._distances = self._from(0)
 
     def _from(self, layer: int) -> Floats:
-        """[layers, 1]: how far each layer is from the one at work."""
+        """Distances [layers, 1] of the layers from the one at work."""
         layers = len(self._counts)
         return np.asarray((np.arange(layers) - layer - 1) % layers + 1, np.float64)[:, None]
 

@@ -61,7 +61,7 @@ class FiddlerImpl(Policy):
     costs: Literal["constants", "planner"] = "constants"
 
     def compose(self, context: BuildContext) -> Composition:
-        """The same by popularity alone, and one placeholder."""
+        """Compose by popularity alone, with one placeholder."""
         most_on_cpu = (GPU_MS - 1) // CPU_MS_PER_TOKEN  # tokens that cost less there
         return Composition(
             placement=PopularityPlacement(),

@@ -29,14 +29,14 @@ class Thresholds:
     skip: float
 
     def of_token(self, weights: Sequence[float]) -> Iterator[int]:
-        """What each expert of a token needs, by descending weight."""
+        """The need of each expert of a token, by descending weight."""
         total = sum(weights) or 1.0
         for before in accumulate(weights[:-1], initial=0.0):
             share = before / total
             yield WIDE if share <= self.narrow else NARROW if share <= self.skip else SKIPPED
 
     def of_tokens(self, ids: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]) -> dict[int, int]:
-        """What each expert needs: the most that any token asks of it (ours)."""
+        """The need of each expert: the largest of any token (ours)."""
         needed: dict[int, int] = {}
         for chosen, shares in zip(ids, weights, strict=True):
             for expert, need in zip(chosen, self.of_token(shares), strict=True):
@@ -45,17 +45,17 @@ class Thresholds:
 
 
 class Copies:
-    """Which copy of an expert to use: of ``experts`` a layer, number e + ``experts`` is the narrow copy of e."""
+    """Choice among the copies of an expert: of ``experts`` a layer, number e + ``experts`` is the narrow copy of e."""
 
     def __init__(self, experts: int) -> None:
         self.experts = experts
 
-    def chosen(self, expert: int, need: int, here: Container[int]) -> int | None:
-        """The widest that is ``here``, if it is wide enough; else the one that is needed. None: neither."""
+    def chosen(self, expert: int, need: int, on_gpu: Container[int]) -> int | None:
+        """The widest that is ``on_gpu``, if it is wide enough; else the one that is needed. None: neither."""
         narrow = expert + self.experts
-        if expert in here or need == WIDE:
+        if expert in on_gpu or need == WIDE:
             return expert
-        return narrow if need == NARROW or narrow in here else None
+        return narrow if need == NARROW or narrow in on_gpu else None
 
 
 class MixedWidthRouter(TrueRouter):
@@ -72,9 +72,9 @@ class MixedWidthRouter(TrueRouter):
         """The routing in force; ``view.routing`` itself if it names wide copies alone. Needs tokens."""
         routing, layer = view.routing, view.layer
         coming = {expert for expert, ready_ns in view.ready_ns.items() if ready_ns < INFINITE_NS}
-        here = coming.union(view.residency.resident[layer], view.residency.staged[layer])
+        on_gpu = coming.union(view.residency.resident[layer], view.residency.staged[layer])
         self.needed = self.thresholds.of_tokens(routing.token_ids, routing.token_weights)
-        used = {expert: self.copies.chosen(expert, need, here) for expert, need in self.needed.items()}
+        used = {expert: self.copies.chosen(expert, need, on_gpu) for expert, need in self.needed.items()}
         if all(expert == copy for expert, copy in used.items()):
             return routing
         pairs = [
@@ -97,8 +97,8 @@ class AdaptivePrefetcher:
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """The absent copies of the first layer that lacks any, those that need most bits first."""
         for forecast in sorted(forecasts, key=lambda forecast: forecast.layer):
-            here = view.residency.resident[forecast.layer]
-            absent = [key for key in self._copies_of(view, forecast) if key.expert not in here]
+            resident = view.residency.resident[forecast.layer]
+            absent = [key for key in self._copies_of(view, forecast) if key.expert not in resident]
             if absent:
                 return absent
         return ()
@@ -111,8 +111,8 @@ class AdaptivePrefetcher:
         ids = [chosen[: self.top_k] for chosen in forecast.token_ids]
         scores = [shares[: self.top_k] for shares in forecast.token_scores] or [[1.0] * len(own) for own in ids]
         needed = self.thresholds.of_tokens(ids, scores)
-        here = view.residency.resident[forecast.layer]
-        used = [(need, self.copies.chosen(e, need, here)) for e, need in sorted(needed.items(), key=lambda it: it[1])]
+        on_gpu = view.residency.resident[forecast.layer]
+        used = [(need, self.copies.chosen(e, need, on_gpu)) for e, need in sorted(needed.items(), key=lambda it: it[1])]
         return [ExpertId(forecast.layer, copy) for need, copy in used if copy is not None]
 
 
@@ -148,7 +148,7 @@ class FourScoresCache(RankedCache):
             self.rerank(key)
 
     def rank_of(self, key: ExpertId) -> float:
-        """What is known of its uses, also of those before it was admitted."""
+        """Rank by all known uses of a copy, also of those before it was admitted."""
         return self._rank.get(key, 0.0)
 
     def admitted(self, key: ExpertId, group: int) -> None:
@@ -194,7 +194,7 @@ class Hobbit(Policy):
     demand_slots: Count = 2
 
     def __post_init__(self) -> None:
-        """What needs fewer bits comes before what needs none."""
+        """Check that the threshold of fewer bits comes before that of none."""
         if self.narrow_above > self.skip_above:
             raise ChoiceError(f"skip_above: expected at least narrow_above, {self.narrow_above}, got {self.skip_above}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from policies.baselines.whole_layers import whole_layers
+from policies.baselines.static import whole_layers
 from policies.mechanism.views import Assignment, ExpertCosts, LayerView
 from policies.parts.assigners import ByPhase, LoadAll, ResidentOrCpu
 from policies.parts.caches import StaticCache
@@ -125,7 +125,7 @@ class DeferLowest:
         return made._replace(cpu=tuple(e for e in made.cpu if e in first) + deferred, deferred=deferred)
 
     def _immediate(self, chosen: int, view: LayerView) -> int:
-        """How many of a token's ``chosen`` experts the layer waits for."""
+        """Number of a token's ``chosen`` experts that the layer waits for."""
         if self.deferred is not None:
             return max(0, chosen - self.deferred)
         least = min(self.immediate, max(1, chosen - 1))

@@ -40,8 +40,8 @@ class SpeculativeLruCache(LruCache):
         """Note the active experts that are staged or in flight without being resident."""
         super().observe(view)
         layer, ready = view.layer, view.ready_ns
-        there = view.residency.resident[layer]
-        came = (e for e in view.routing.active if ready.get(e, INFINITE_NS) != INFINITE_NS and e not in there)
+        resident = view.residency.resident[layer]
+        came = (e for e in view.routing.active if ready.get(e, INFINITE_NS) != INFINITE_NS and e not in resident)
         self._speculated = [ExpertId(layer, expert) for expert in came]
 
     def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
@@ -49,11 +49,11 @@ class SpeculativeLruCache(LruCache):
         if when != "layer_end" or not self._speculated:
             return ()
         layer, swaps = view.layer, []
-        there = view.residency.resident[layer]
+        resident = view.residency.resident[layer]
         blocked = {ExpertId(layer, expert) for expert in view.routing.active}
         for key in self._speculated:
             outgoing = self.victim(key, layer, blocked)
-            if outgoing is not None and key.expert not in there:
+            if outgoing is not None and key.expert not in resident:
                 blocked.add(outgoing)
                 swaps.append(Swap(key, outgoing))
         return swaps

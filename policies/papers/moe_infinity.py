@@ -71,7 +71,7 @@ class ActivationMatcher:
         self.priority = (self.predicted + _LEAST) * self._nearness[layer]
 
     def chances(self, layers: slice) -> Floats:
-        """[layers, experts]: the probability that a step of as many tokens as this one uses them at all, if each token
+        """Probabilities [layers, experts] that a step of as many tokens as this one uses them at all, if each token
         of a sequence chooses as those of the matched one did, independently of the others."""
         idle = self._log_idle[self._closest, layers]  # of one token
         chances: Floats = 1 - np.exp(np.tensordot(self._tokens[: len(idle)], idle, axes=1))

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from policies.baselines.whole_layers import streamed_layers
+from policies.baselines.static import streamed_layers
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, ExpertId, Forecast, LayerView, PolicyError
 from policies.parts.assigners import settle
 from policies.parts.caches import StaticCache
@@ -52,16 +52,16 @@ class LayerModel:
         uses = [_use(min(1.0, top_k * share), batch, len(costs.gpu_ns) - 1) for share in popularity]
         unused = accumulate((ONE - chance for chance, _ in uses), _both, initial=ONE)
         first = (costs.first_gpu_ns * (ONE - chance) for chance in unused)
-        each = accumulate((chance * costs.gpu_ns[tokens] for chance, tokens in uses), initial=0)
-        self._gpu = [sum(parts) for parts in zip(first, each, strict=True)]
+        active = accumulate((chance * costs.gpu_ns[tokens] for chance, tokens in uses), initial=0)
+        self._gpu = [sum(parts) for parts in zip(first, active, strict=True)]
         cpu = list(accumulate((chance * costs.cpu_ns[tokens] for chance, tokens in reversed(uses)), initial=0))
         read = list(accumulate((chance * costs.cpu_ns[1] for chance, _ in reversed(uses)), initial=0))
         idle = list(accumulate((ONE - chance for chance, _ in reversed(uses)), _both, initial=ONE))
         self._cpu, self._read, self._idle = cpu[::-1], read[::-1], idle[::-1]
 
     def time(self, resident: int, gpu: int) -> int:
-        """max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are streamed, all of them.
-        Copies and the CPU slow each other down."""
+        """Time of a layer x ONE, max(copy, cpu, gpu): ``resident`` experts stay, as many more as make ``gpu`` are
+        streamed, all of them. Copies and the CPU slow each other down."""
         copies = (gpu - resident) * self._costs.copy_ns * ONE
         first = self._costs.first_cpu_ns * (ONE - self._idle[gpu])
         ends = together(self._costs, self._cpu[gpu] + first, self._read[gpu] + first, copies)
@@ -84,15 +84,15 @@ def search(models: Sequence[LayerModel], budget: Budget, steps: int, streamed: i
     the one with most residents. Residents fit the budget; no layer streams more than ``streamed`` experts."""
     everything, times = budget.layers * budget.experts, [cache(model.time) for model in models]
     grid = {total: spread(total, budget.layers) for total in (everything * step // steps for step in range(steps + 1))}
-    found: list[tuple[int, int, int]] = []
+    candidates: list[tuple[int, int, int]] = []
     for resident, staying in grid.items():
         if sum(count * size for count, size in zip(staying, budget.expert_bytes, strict=True)) > budget.cache_bytes:
             break
         for gpu in (gpu for gpu in grid if 0 <= gpu - resident <= streamed * budget.layers):
             layers = list(zip(times, staying, grid[gpu], strict=True))
             if all(run - stay <= streamed for _, stay, run in layers):
-                found.append((sum(time(stay, run) for time, stay, run in layers), gpu - resident, -resident))
-    _, streams, residents = min(found)
+                candidates.append((sum(time(stay, run) for time, stay, run in layers), gpu - resident, -resident))
+    _, streams, residents = min(candidates)
     return Split(-residents, streams - residents)
 
 
@@ -137,7 +137,7 @@ class FixedPlan(NoProtection):
 
 
 def layer_models(context: BuildContext) -> tuple[list[LayerModel], list[list[int]]]:
-    """By layer: its model, and its experts by popularity in calibrated decode steps."""
+    """Models of the layers, and their experts by popularity in calibrated decode steps."""
     calibration = context.required_calibration()
     if len(context.costs) != context.layers:
         raise ChoiceError(

@@ -23,23 +23,24 @@ class LayerWork:
     Those that are there when the layer begins share kernels; one that is loaded runs by itself (``first_gpu_ns``).
     """
 
-    def __init__(self, costs: ExpertCosts, here: Sequence[int], absent: Sequence[int], arrives_ns: int = 0) -> None:
-        """``here``, ``absent``: workloads. ``arrives_ns``: when the last of those on their way is there, from now."""
-        self.costs, self.absent, self.arrives_ns, self._shared = costs, absent, arrives_ns, bool(here)
-        self._here_ns = sum(costs.gpu_ns[tokens] for tokens in here)
+    def __init__(self, costs: ExpertCosts, present: Sequence[int], absent: Sequence[int], arrives_ns: int = 0) -> None:
+        """``present``, ``absent``: workloads. ``arrives_ns``: until the last of those on their way is there."""
+        self.costs, self.absent, self.arrives_ns, self._shared = costs, absent, arrives_ns, bool(present)
+        self._present_ns = sum(costs.gpu_ns[tokens] for tokens in present)
         self._gpu_ns = [0, *accumulate(costs.gpu_ns[tokens] for tokens in absent)]
         self._cpu_ns = [0, *accumulate(costs.cpu_ns[tokens] for tokens in absent)]
 
     def takes_ns(self, loads: int, link_ns: int, copied: int = 0, ahead: int = 0, start_ns: int = 0) -> int:
-        """With ``copied`` absent experts copied ahead and ``loads`` of the others loaded, the rest on the CPU.
+        """Time of the layer in ns, with ``copied`` absent experts copied ahead and ``loads`` of the others loaded.
 
-        The link is busy for ``link_ns`` at the beginning, with the last of those copied if there are any; ``ahead``
-        copies for later layers follow, which slow the CPU. The layer begins ``start_ns`` from now.
+        The rest runs on the CPU. The link is busy for ``link_ns`` at the beginning, with the last of those copied if
+        there are any; ``ahead`` copies for later layers follow, which slow the CPU. The layer begins ``start_ns`` from
+        now.
         """
         costs, on_gpu = self.costs, copied + loads
         copies_ns, rest = link_ns + loads * costs.copy_ns, len(self.absent) - on_gpu
         kernels = loads + (self._shared or copied > 0)
-        gpu_ns = self._here_ns + self._gpu_ns[on_gpu] + kernels * costs.first_gpu_ns
+        gpu_ns = self._present_ns + self._gpu_ns[on_gpu] + kernels * costs.first_gpu_ns
         takes_ns = max(gpu_ns, self.arrives_ns - start_ns)
         if copied and link_ns:
             takes_ns = max(takes_ns, link_ns + self._alone_ns(copied - 1))
@@ -54,11 +55,11 @@ class LayerWork:
         return takes_ns
 
     def _alone_ns(self, place: int) -> int:
-        """Of an absent expert that has been copied, by itself."""
+        """GPU time of one copied expert by itself, in ns."""
         return self.costs.gpu_ns[self.absent[place]] + self.costs.first_gpu_ns
 
     def copies_ahead(self, takes_ns: int, loads: int, link_ns: int) -> int:
-        """How many copies for later layers end before the next one is routed."""
+        """Number of copies for later layers that end before the next one is routed."""
         return max((takes_ns + self.costs.between_ns - link_ns) // self.costs.copy_ns - loads, 0)
 
 
@@ -111,7 +112,7 @@ def best_copies(work: LayerWork, later: Sequence[LayerWork], loads: int, link_ns
     """The copies ahead, next to ``loads``, for which this layer and the later ones take the least time together; one of
     them may end too late, since the next layer decides anew."""
     best = Least(INFINITE_NS, 0)
-    for ahead in range(sum(len(each.absent) for each in later) + 1):
+    for ahead in range(sum(len(layer.absent) for layer in later) + 1):
         takes_ns = work.takes_ns(loads, link_ns, ahead=ahead)
         start_ns = takes_ns + work.costs.between_ns
         late_ns = max(link_ns + (loads + ahead) * work.costs.copy_ns - start_ns, 0)
@@ -136,28 +137,28 @@ class Horizon:
 
     def layers(self, view: LayerView) -> list[Forecast]:
         """Forecasts of the layers that follow, without a gap."""
-        found = []
+        following = []
         for layer in range(view.layer + 1, view.layer + 1 + self._lookahead):
             if view.step != self._step or layer not in self._forecasts:
                 break
-            found.append(self._forecasts[layer])
-        return found
+            following.append(self._forecasts[layer])
+        return following
 
 
 def absent_of(view: LayerView, forecast: Forecast) -> dict[ExpertId, int]:
     """The forecast experts that are neither on the GPU nor on their way there, with their workloads."""
-    there = view.residency.resident[forecast.layer]
+    resident = view.residency.resident[forecast.layer]
     named = zip([ExpertId(forecast.layer, expert) for expert in forecast.active], forecast.tokens, strict=True)
-    return {key: tokens for key, tokens in named if key.expert not in there and key not in view.flying}
+    return {key: tokens for key, tokens in named if key.expert not in resident and key not in view.flying}
 
 
 def forecast_work(view: LayerView, forecast: Forecast) -> LayerWork:
     """The workloads of a forecast layer, as its experts are now."""
     layer, absent = forecast.layer, absent_of(view, forecast)
     pairs = zip(forecast.active, forecast.tokens, strict=True)
-    here = [tokens for expert, tokens in pairs if ExpertId(layer, expert) not in absent]
+    present = [tokens for expert, tokens in pairs if ExpertId(layer, expert) not in absent]
     coming = any(ExpertId(layer, expert) in view.flying for expert in forecast.active)
-    return LayerWork(view.costs[layer], here, list(absent.values()), view.h2d_backlog_ns if coming else 0)
+    return LayerWork(view.costs[layer], present, list(absent.values()), view.h2d_backlog_ns if coming else 0)
 
 
 class CrossLayerAssigner:
@@ -172,10 +173,10 @@ class CrossLayerAssigner:
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
         order = by_tokens(view)
         absent = [i for i in order if ready[active[i]] == INFINITE_NS]
-        here = [i for i in order if ready[active[i]] < INFINITE_NS]
-        arrives_ns = max((ready[active[i]] for i in here), default=0)
+        present = [i for i in order if ready[active[i]] < INFINITE_NS]
+        arrives_ns = max((ready[active[i]] for i in present), default=0)
         work = LayerWork(
-            view.costs[view.layer], [tokens[i] for i in here], [tokens[i] for i in absent], arrives_ns
+            view.costs[view.layer], [tokens[i] for i in present], [tokens[i] for i in absent], arrives_ns
         )
         later = [forecast_work(view, forecast) for forecast in self._horizon.layers(view)]
         loads = best_loads(work, later, view.h2d_backlog_ns)
@@ -206,9 +207,9 @@ class CrossLayerPrefetcher:
         works = [forecast_work(view, forecast) for forecast in later]
         workload, costs = view.routing.workload(), view.costs[view.layer]
         loaded = set(plan.loads)
-        here = [workload[expert] for expert in plan.gpu if expert not in loaded]
+        present = [workload[expert] for expert in plan.gpu if expert not in loaded]
         absent = [workload[expert] for expert in (*plan.loads, *plan.cpu)]
-        work = LayerWork(costs, here, absent, plan.makespan_ns)
+        work = LayerWork(costs, present, absent, plan.makespan_ns)
         wanted = [key for forecast in later for key in absent_of(view, forecast)]
         return wanted[: best_copies(work, works, len(plan.loads), view.h2d_backlog_ns)]
 

@@ -45,7 +45,7 @@ class ForecastCache(RankedCache):
             self._rerank_layer(layer)
 
     def expected_uses(self, key: ExpertId) -> float:
-        """In the turns of its layer to come."""
+        """Expected uses of an expert in the turns of its layer to come."""
         layer, expert = key
         share, turn = self._shares[layer].get(expert, 0.0), self._turn[layer]
         uses = self._rest * share
@@ -122,8 +122,8 @@ class DeadlinePrefetcher(NoProtection):
             if deadline < 1:
                 continue
             layer = (view.layer + ahead) % self._layers
-            there = view.residency.resident[layer]
-            absent = [ExpertId(layer, expert) for expert in cache.next_turn(layer) if expert not in there]
+            resident = view.residency.resident[layer]
+            absent = [ExpertId(layer, expert) for expert in cache.next_turn(layer) if expert not in resident]
             valued = ((cache.expected_uses(key), key) for key in absent)
             jobs += [(-uses, deadline, key) for uses, key in valued if uses > least]
         return _sequenced(sorted(jobs))

@@ -67,7 +67,8 @@ class BufferPrefetcher(NoProtection):
 
 
 class LayerPrefetcher(BufferPrefetcher):
-    """The same in decode; in prefill, all experts of the next layer (yalis, offloading/manager.py)."""
+    """Prefetches as those of BufferPrefetcher in decode; in prefill, all experts of the next layer (yalis,
+    offloading/manager.py)."""
 
     def __init__(self, layers: int, experts: int) -> None:
         super().__init__()
@@ -184,7 +185,7 @@ class EstPfExact(EstPf):
 @register("hybrid-pf", "two buffers, quasi-hidden state or estimator; forecasts are run", ESTIMATOR_SOURCE)
 @dataclass(frozen=True)
 class HybridPf(Speculation):
-    """Those of every speculation, and the layers that the estimator forecasts.
+    """Parameters of every speculation, and the layers that the estimator forecasts.
 
     router_side: forecast of the other layers, "quasi_hidden" (Section 6.3) or "gate".
     threshold: the estimator forecasts a layer whose recall@K by the router side is lower on calibration prompts. 0.8 is

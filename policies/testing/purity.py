@@ -49,22 +49,22 @@ class Watched:
         return self._watch(name, value) if callable(value) else value
 
     def _watch(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        told = f"{type(self._part).__name__}.{name}"
+        name_of_call = f"{type(self._part).__name__}.{name}"
 
         def watched(*given: Any) -> Any:
             before = [snapshot(value) for value in given]
             answer = call(*given)
             for place, value in enumerate(given):
-                assert snapshot(value) == before[place], f"purity: {told} changes its argument {place + 1}"
-            self._answers.append((told, answer, snapshot(answer)))
+                assert snapshot(value) == before[place], f"purity: {name_of_call} changes its argument {place + 1}"
+            self._answers.append((name_of_call, answer, snapshot(answer)))
             return answer
 
         return watched
 
     def check_answers(self) -> None:
         """Answers have not changed since they were given."""
-        for told, answer, then in self._answers:
-            assert snapshot(answer) == then, f"purity: an answer of {told} was changed after it was given"
+        for name_of_call, answer, then in self._answers:
+            assert snapshot(answer) == then, f"purity: an answer of {name_of_call} was changed after it was given"
 
 
 def watched(policy: Composition) -> Composition:
@@ -85,7 +85,7 @@ def check_answers(policy: Composition) -> None:
 
 
 def shared_state(one: Composition, two: Composition, given: object) -> list[str]:
-    """Where state can be reached from the parts of both policies, though not from what both were ``given``."""
+    """Places of state that can be reached from the parts of both policies, though not from what both were ``given``."""
     common = {id(value) for value, _ in reachable(given, "")}
     mine = [{id(v): (v, path) for n in PARTS for v, path in reachable(getattr(p, n), n)} for p in (one, two)]
     return sorted(
@@ -144,5 +144,5 @@ def _state(value: object) -> dict[str, object]:
 
 
 def _ours(kind: type) -> bool:
-    """Whether it is a class of the project or of a user, not of a library."""
+    """True for a class of the project or of a user, not of a library."""
     return kind.__module__.partition(".")[0] not in {*sys.stdlib_module_names, "numpy"}

@@ -10,7 +10,7 @@ import pytest
 from policies.ablation import PARTS, PREFETCH_SLOTS, EmptyPlacement, FrozenCache, StagedPrefetcher, rungs, without
 from policies.mechanism.views import ExpertCosts, ExpertId
 from policies.papers.hybrimoe.mrs import MrsCache
-from policies.papers.smoe.router import CacheRouter
+from policies.papers.smoe import CacheRouter
 from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.parts.placements import RandomPlacement
 from policies.parts.routers import TrueRouter

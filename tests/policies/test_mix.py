@@ -6,8 +6,7 @@ import pytest
 
 from policies.mechanism.views import Phase
 from policies.papers.hybrimoe.mrs import MrsCache
-from policies.papers.smoe.parts import TwoPointer
-from policies.papers.smoe.router import CacheRouter
+from policies.papers.smoe import CacheRouter, TwoPointer
 from policies.parts.caches import FifoCache, LruCache
 from policies.parts.placements import Pooled, PopularityPlacement
 from policies.parts.prefetchers import TopPrefetcher

@@ -19,9 +19,18 @@ from tokenizers import Tokenizer  # noqa: E402
 
 from tools.mini_bundle import cut_passages, cut_prompts  # noqa: E402
 from tools.mini_data import CorpusError, load_corpus, train_tokenizer  # noqa: E402
-from tools.mini_eval import RouterTap, _balance, _router_losses  # noqa: E402
-from tools.mini_models import build_model, deepseek_config, moe_config  # noqa: E402
-from tools.mini_train import Trainer, TrainingSettings, learning_rate, train  # noqa: E402
+from tools.mini_train import (  # noqa: E402
+    RouterTap,
+    Trainer,
+    TrainingSettings,
+    _balance,
+    _router_losses,
+    build_model,
+    deepseek_config,
+    learning_rate,
+    moe_config,
+    train,
+)
 
 VOCAB = 320
 TOY = TrainingSettings("mini-moe", steps=3, batch=2, length=16, vocab=VOCAB, eval_windows=2)

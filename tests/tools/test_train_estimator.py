@@ -19,8 +19,7 @@ from torch import Tensor  # noqa: E402
 from tests.kit.tiny_families import build  # noqa: E402
 from tools import train_estimator  # noqa: E402
 from tools.mini_data import load_corpus, train_tokenizer  # noqa: E402
-from tools.mini_models import build_model  # noqa: E402
-from tools.mini_train import export  # noqa: E402
+from tools.mini_train import build_model, export  # noqa: E402
 from tools.train_estimator import Settings, main, train_file, training_head  # noqa: E402
 from traces.capture.capture import CaptureError, capture  # noqa: E402
 from traces.capture.layers import find_moe_layers  # noqa: E402

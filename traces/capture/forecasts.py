@@ -34,6 +34,9 @@ from traces.capture.vectors import Vectors, popular_half
 from traces.layout import ForecastKey
 
 RESIDENT = "the most popular half of each layer's experts"
+CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
+QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
+STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
 
 
 class DefaultVectorMean:
@@ -52,7 +55,7 @@ class DefaultVectorMean:
             self._stream.after(number, partial(self._note, number))
 
     def mean(self) -> Tensor:
-        """[L, E, H] float32; zero for an expert that no token was routed to."""
+        """Mean outputs [L, E, H], float32; zero for an expert that no token was routed to."""
         return (self._sum / self._tokens.clamp_min(1).unsqueeze(-1)).float()
 
     def _note(self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -108,11 +111,6 @@ def _counts(records: list[LayerRecord]) -> Tensor:
     """Tokens routed to every expert, [L, E]."""
     experts = records[0].logits.shape[1]
     return torch.stack([torch.bincount(r.ids.flatten().cpu(), minlength=experts) for r in records if r.ids is not None])
-
-
-CALIBRATION_FIRST_SEQUENCE = 1 << 20  # so that calibration draws other random numbers than any traced sequence
-QUASI = ("quasi_hidden", "estimator")  # kinds that need default vectors
-STREAMED = (*QUASI, "partial")  # kinds that need the residual stream
 
 
 def choose(run: HookedModel, probe: Probe) -> tuple[tuple[ForecastKey, ...], list[str]]:
@@ -211,7 +209,7 @@ def _guesses(
     run: HookedModel, probe: Probe, stack: ExitStack, stream: ResidualStream | None, vectors: Vectors | None,
     kinds: set[str],
 ) -> Mapping[str, Guess]:
-    """For every kind that needs vectors, how to guess the next gate input."""
+    """Guesses at the next gate input, for every kind that needs vectors."""
     if vectors is None:
         return {}
     residual = torch.from_numpy(vectors.residual)
@@ -234,7 +232,7 @@ def _quasi(stream: ResidualStream, vectors: Vectors) -> Guess:
 
 
 def quasi_hidden(stream: ResidualStream, vectors: Tensor, number: int) -> Tensor:
-    """q_l [N, H] of layer ``number``, which is not the last: norm_(l+1)(r_l + sum of g_e * vectors[l][e]).
+    """Quasi-hidden state q_l [N, H] of a layer but the last: norm_(l+1)(r_l + sum of g_e * vectors[l][e]).
 
     ``vectors`` are default vectors [L, E, H]. The paper sums routed experts alone. Where there are shared ones,
     their true output is added: they run whatever is routed, and need no copy, so it is known by then. The norm is that

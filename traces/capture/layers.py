@@ -15,6 +15,8 @@ from torch import nn
 from traces.capture.settings import CaptureError
 from traces.models.shape import ModelShape
 
+SHARED = ("shared_experts", "shared_expert", "shared_mlp", "mlp")  # mlp: next to the mixture in Gemma 4
+
 
 @dataclass(frozen=True)
 class MoeLayer:
@@ -107,9 +109,6 @@ def config_value(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
-SHARED = ("shared_experts", "shared_expert", "shared_mlp", "mlp")  # mlp: next to the mixture in Gemma 4
-
-
 def shape_of(model: nn.Module, layers: list[MoeLayer], name: str, top_k: int, bits: int) -> ModelShape:
     """Describe ``model``, whose weights take ``bits`` each at rest; ``top_k`` is what its experts were called with.
 
@@ -125,28 +124,16 @@ def shape_of(model: nn.Module, layers: list[MoeLayer], name: str, top_k: int, bi
     hidden = int(config_value(config, "hidden_size", "d_model"))
     heads = int(config_value(config, "num_attention_heads", default=1))
     return ModelShape(
-        name=name,
-        moe_layers=len(layers),
-        dense_layers=len(dense),
-        experts=first.experts_count,
-        top_k=top_k,
-        hidden=hidden,
-        expert_width=first.width,
-        shared_experts=_shared_experts(config, decoder[0]),
+        name=name, moe_layers=len(layers), dense_layers=len(dense), experts=first.experts_count, top_k=top_k,
+        hidden=hidden, expert_width=first.width, shared_experts=_shared_experts(config, decoder[0]),
         shared_width=_width_of(decoder[0], SHARED),
-        dense_width=_width_of(dense[0], ("mlp", "feed_forward", "mixer")) if dense else 0,
-        heads=heads,
+        dense_width=_width_of(dense[0], ("mlp", "feed_forward", "mixer")) if dense else 0, heads=heads,
         kv_heads=int(config_value(config, "num_key_value_heads", default=heads)),
-        head_dim=_head_dim(config, hidden, heads),
-        kv_width=_kv_width(config, hidden, heads),
-        attention_params=_attention_params(decoder[0]),
-        vocab=int(config_value(config, "vocab_size", default=0)),
+        head_dim=_head_dim(config, hidden, heads), kv_width=_kv_width(config, hidden, heads),
+        attention_params=_attention_params(decoder[0]), vocab=int(config_value(config, "vocab_size", default=0)),
         tied_embeddings=bool(config_value(config, "tie_word_embeddings", default=False)),
-        norm_topk=bool(config_value(config, "norm_topk_prob", default=True)),
-        matrices_per_expert=first.matrices,
-        weight_bits=float(bits),
-        dense_bits=float(bits),
-        expert_bytes=_expert_bytes(layers, hidden, bits),
+        norm_topk=bool(config_value(config, "norm_topk_prob", default=True)), matrices_per_expert=first.matrices,
+        weight_bits=float(bits), dense_bits=float(bits), expert_bytes=_expert_bytes(layers, hidden, bits),
         sources={"*": f"read from the loaded {type(model).__name__}"},
     )
 

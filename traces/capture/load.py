@@ -45,7 +45,7 @@ class Loaded:
         return ids
 
     def describe(self) -> dict[str, Any]:
-        """For the provenance of a trace: what ran, and on which libraries."""
+        """Model, revision and libraries, for the provenance of a trace."""
         return {
             "model": self.name,
             "revision": self.revision,

@@ -153,6 +153,6 @@ def routing_rows(records: Sequence[LayerRecord]) -> dict[str, NDArray[Any]]:
 
 
 def score_rows(records: Sequence[LayerRecord], rule: str) -> NDArray[Any]:
-    """[N, L, E] float16."""
+    """Router probabilities [N, L, E], float16."""
     scores: NDArray[Any] = torch.stack([probabilities(r.logits, rule) for r in records], 1).half().cpu().numpy()
     return scores

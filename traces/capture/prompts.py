@@ -29,6 +29,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BATCH = 1 << 18  # hashes that are collected before the smallest are chosen
 
 Hashes = NDArray[np.uint64]
+MOST_SHARED = 0.02  # of the passages looked up: set phrases may coincide
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +40,13 @@ class TextSketch:
 
     def shared(self, texts: Iterable[str]) -> tuple[int, int]:
         """(found, looked up): passages of ``texts`` in the sketch, and those that would be in it if read."""
-        asked = smallest(texts, None)
+        looked_up = smallest(texts, None)
         if len(self.hashes) == KEPT:
-            asked = asked[asked <= self.hashes[-1]]
-        return int(np.isin(asked, self.hashes).sum()), len(asked)
+            looked_up = looked_up[looked_up <= self.hashes[-1]]
+        return int(np.isin(looked_up, self.hashes).sum()), len(looked_up)
 
     def write(self) -> str:
-        """As text for a file's metadata."""
+        """The hashes as text for a file's metadata."""
         return base64.b64encode(self.hashes.astype(">u8").view(np.uint8).reshape(-1, 8)[:, -_BYTES:].tobytes()).decode()
 
 
@@ -58,20 +59,20 @@ def read_sketch(written: str) -> TextSketch:
 
 
 def sketch(texts: Iterable[str]) -> TextSketch:
-    """Of texts that were read."""
+    """The sketch of texts that were read."""
     return TextSketch(smallest(texts, KEPT))
 
 
 def smallest(texts: Iterable[str], count: int | None) -> Hashes:
     """The ``count`` smallest hashes (None: all) of the texts' passages, ascending, each once."""
     kept, waiting = np.zeros(0, np.uint64), 0
-    found: list[Hashes] = []
+    pending: list[Hashes] = []
     for text in texts:
-        found.append(hashes(text))
-        waiting += len(found[-1])
+        pending.append(hashes(text))
+        waiting += len(pending[-1])
         if waiting >= _BATCH:
-            kept, found, waiting = np.unique(np.concatenate([kept, *found]))[:count], [], 0
-    return np.unique(np.concatenate([kept, *found]))[:count]
+            kept, pending, waiting = np.unique(np.concatenate([kept, *pending]))[:count], [], 0
+    return np.unique(np.concatenate([kept, *pending]))[:count]
 
 
 def hashes(text: str) -> Hashes:
@@ -94,9 +95,6 @@ def _scattered(values: Hashes) -> Hashes:
     return mixed
 
 
-MOST_SHARED = 0.02  # of the passages looked up: set phrases may coincide
-
-
 @dataclass(frozen=True)
 class Prompt:
     """A text and the domain that it belongs to ("" where unknown)."""
@@ -115,7 +113,7 @@ class PromptFile:
 
     @property
     def description(self) -> str:
-        """For the provenance of a trace."""
+        """Number, file and digest of the prompts, for the provenance of a trace."""
         return f"{len(self.prompts)} prompts of {self.path.name} (sha256 {self.digest})"
 
     @property
@@ -129,11 +127,11 @@ class PromptFile:
         return sketch(p.text for p in self.prompts)
 
     def overlap(self, read: TextSketch | None) -> str:
-        """How much of the prompts was read in calibration, for the provenance of a trace."""
+        """Part of the prompts that was read in calibration, for the provenance of a trace."""
         if read is None:
             return "not checked: the vectors do not name the text that they are from"
-        found, asked = read.shared(p.text for p in self.prompts)
-        return f"{found} of {asked} passages that were looked up"
+        matches, looked_up = read.shared(p.text for p in self.prompts)
+        return f"{matches} of {looked_up} passages that were looked up"
 
 
 def read_prompts(path: str | Path) -> PromptFile:
@@ -173,11 +171,11 @@ def check_unseen(evaluated: PromptFile, read: TextSketch | None, where: Path) ->
 
     Where that is not known there is no check, and the trace says so (``PromptFile.overlap``).
     """
-    found, asked = read.shared(p.text for p in evaluated.prompts) if read else (0, 0)
-    if found > MOST_SHARED * asked:
+    matches, looked_up = read.shared(p.text for p in evaluated.prompts) if read else (0, 0)
+    if matches > MOST_SHARED * looked_up:
         raise CaptureError(
-            f"{where}: was calibrated on text of the prompts in {evaluated.path} ({found} of {asked} passages that "
-            "were looked up); calibrate on other text"
+            f"{where}: was calibrated on text of the prompts in {evaluated.path} ({matches} of {looked_up} passages "
+            "that were looked up); calibrate on other text"
         )
 
 

@@ -21,6 +21,14 @@ from torch import Tensor, nn
 from traces.capture.layers import MoeLayer
 from traces.capture.settings import CaptureError
 
+# How logits [N, E] become what the chosen weights are proportional to.
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda logits: logits,
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": lambda logits: logits.sigmoid(),
+}
+TOLERANCE = 0.02  # bfloat16 weights are within 0.4 %; the wrong function is off by much more
+
 
 @dataclass
 class LayerRecord:
@@ -155,15 +163,6 @@ def find_ids(output: Any) -> Tensor | None:
         if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
             return value.detach().reshape(-1, value.shape[-1])
     return None
-
-
-# How logits [N, E] become what the chosen weights are proportional to.
-RULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda logits: logits,
-    "softmax": lambda logits: logits.softmax(-1),
-    "sigmoid": lambda logits: logits.sigmoid(),
-}
-TOLERANCE = 0.02  # bfloat16 weights are within 0.4 %; the wrong function is off by much more
 
 
 def scoring_rule(records: list[LayerRecord]) -> tuple[str, bool]:

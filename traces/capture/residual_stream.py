@@ -76,7 +76,7 @@ class ResidualStream(Hooks):
                 )
 
     def _computes_the_same(self, number: int, record: LayerRecord) -> bool:
-        """Whether a layer that is run again from its residual gives its recorded gate input and output."""
+        """True if a layer that is run again from its residual gives its recorded gate input and output."""
         try:
             seen = self.parts[number].mixture_norm.forward(self.residuals[number])
             again = self.after(number, lambda own, *call: own(*call))
@@ -92,15 +92,15 @@ class ResidualStream(Hooks):
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether the elements of two tensors, of any shape, are equal up to rounding."""
+    """True if the elements of two tensors, of any shape, are equal up to rounding."""
     first, second = a.flatten().double(), b.flatten().double()
     return len(first) == len(second) and bool((first - second).norm() <= TOLERANCE * second.norm())
 
 
 def first_tensor(output: Any) -> Tensor:
     """The tensor that a module returned, alone or as the first of several."""
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+    tensor: Tensor = output[0] if isinstance(output, tuple) else output
+    return tensor
 
 
 def _decoder_layer(model: nn.Module, mixture: MoeLayer, forecast: str) -> DecoderLayer:
@@ -172,13 +172,13 @@ class PartialPass(Hooks):
     def _resident_only(
         self, number: int, own: Callable[..., Tensor], hidden: Tensor, ids: Tensor, weights: Tensor
     ) -> Tensor:
-        here = self._resident[number].to(ids.device)[ids]
-        return own(hidden, ids, torch.where(here, weights, 0))
+        resident = self._resident[number].to(ids.device)[ids]
+        return own(hidden, ids, torch.where(resident, weights, 0))
 
 
 def gate_input_after(part: DecoderLayer, stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What the gate of a layer would see [N, H], were ``stream`` [B, S, H] the layer's input; the other arguments of
-    its attention are ``args`` and ``kwargs``, whose cache stays as it is.
+    """The gate input [N, H] of a layer, were ``stream`` [B, S, H] the layer's input; the other arguments of its
+    attention are ``args`` and ``kwargs``, whose cache stays as it is.
     """
     args, kwargs = _on_other_input(part.attention_norm.forward(stream), args, kwargs)
     attended = stream + first_tensor(part.attention.forward(*args, **kwargs))

@@ -24,6 +24,11 @@ from traces.capture.settings import CaptureError
 from traces.layout import ForecastKey
 from trilane.common.quoting import quoted
 
+KINDS = ("gate", "residual", "quasi_hidden", "partial", "estimator")
+# (records of the pass that just ran, layer l) -> a guess [N, H] at the gate input of a later layer
+Guess: TypeAlias = Callable[[list[LayerRecord], int], Tensor]
+GATE_INPUT: Mapping[str, Guess] = {"gate": lambda records, layer: records[layer].gate_input}
+
 
 class Estimator(nn.Module):
     """z = W_in q + b + pos[l];  y = z + W2 SiLU(W1 z);  logits of layer l + 1 = W_out LayerNorm(y).
@@ -62,13 +67,6 @@ def estimator_from(tensors: Mapping[str, NDArray[Any]]) -> Estimator:
     network = Estimator(layers, hidden, experts, width, mlp)
     network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in tensors.items()})
     return network.train(False)
-
-
-KINDS = ("gate", "residual", "quasi_hidden", "partial", "estimator")
-
-# (records of the pass that just ran, layer l) -> a guess [N, H] at the gate input of a later layer
-Guess: TypeAlias = Callable[[list[LayerRecord], int], Tensor]
-GATE_INPUT: Mapping[str, Guess] = {"gate": lambda records, layer: records[layer].gate_input}
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def check_forecastable(layers: list[MoeLayer], records: list[LayerRecord], promp
 
 
 def has_scores(key: ForecastKey) -> bool:
-    """Whether the scores of this forecast are recorded: for ``partial`` only, since SMoE compares them; scores of all
+    """True if the scores of this forecast are recorded: for ``partial`` only, since SMoE compares them; scores of all
     kinds would double the file."""
     return key.kind == "partial"
 

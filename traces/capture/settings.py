@@ -22,7 +22,7 @@ class CaptureError(TrilaneError):
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """How to run the model and what to keep. Every sequence has prompt + generated rows."""
+    """Settings of a run and of what is kept. Every sequence has prompt + generated rows."""
 
     prompt_tokens: Annotated[int, between(1, 1e6)] = 64  # a longer prompt is cut
     generated_tokens: Annotated[int, between(0, 1e6)] = 64
@@ -37,7 +37,7 @@ class CaptureSettings:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """How the text came about, for the provenance of a trace."""
+        """Origin of the text, for the provenance of a trace."""
         return {
             "seed": self.seed,
             "text": "generated",

@@ -31,7 +31,7 @@ _METADATA = "trilane"  # the one key, so that equal vectors give equal bytes
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Of a model with L MoE layers of E experts, hidden width H. All of it is from text that is not evaluated."""
+    """Vectors of a model with L MoE layers of E experts, hidden width H, all from text that is not evaluated."""
 
     residual: NDArray[np.float32]  # [L-1, H], mean change of the gate input from a layer to the next
     default: NDArray[np.float32] | None  # [L, E, H], mean raw output of every expert; None: not taken
@@ -72,8 +72,8 @@ def read_vectors(path: str | Path) -> Vectors:
             "this is no file of vectors, or one of another version: make it with python -m tools.train_estimator"
         )
     _check(str(path), tensors)
-    if (found := _checksum(tensors)) != (written := metadata.get("checksum")):
-        raise CaptureError(f"{path}: expected content with checksum {written}, got {found}; copy it again")
+    if (checksum := _checksum(tensors)) != (written := metadata.get("checksum")):
+        raise CaptureError(f"{path}: expected content with checksum {written}, got {checksum}; copy it again")
     estimator = {n.removeprefix(ESTIMATOR): a for n, a in tensors.items() if n.startswith(ESTIMATOR)}
     plain = (tensors["residual"], tensors.get("default"), tensors["tokens"], tensors["resident"])
     return Vectors(*plain, estimator, metadata["provenance"], _sketch(path, metadata.get("read")))

@@ -1,4 +1,4 @@
-"""Importers of other programs' routing logs, one file per format."""
+"""Importers of other programs' routing logs, in a table of formats."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _BEGINNING = 1 << 16  # bytes of a file that formats are told apart by
 
 
 class Format(NamedTuple):
-    """A kind of log. ``sign`` tells it from others with the same suffix: it is found in the beginning of its files, or
-    in the list of its folder's.
+    """A kind of log. ``sign``, a pattern in the beginning of its files or in the list of its folder's, distinguishes it
+    from others with the same suffix.
     """
 
     importer: str  # module and function
@@ -30,18 +30,18 @@ class Format(NamedTuple):
 FORMATS = {
     "route-trace": Format("route_trace_v1.import_route_trace", (".csv",), r"\A# route_trace"),
     "llama-cpp": Format("llama_cpp.import_llama_cpp", (".csv",), r"\A-?\d+(,\d+)+\s"),
-    "moe-beyond": Format("moe_beyond.import_moe_beyond", (".csv", FOLDER), r"\ALayer ID,|^prompt_\d+_data\.csv$"),
-    "vllm": Format("vllm.import_vllm", (".json", ".jsonl", ".npz"), r'"choices"|(prompt|generated)_\d+\.npy'),
-    "sglang": Format("sglang.import_sglang", (".json", ".jsonl"), '"meta_info"'),
-    "sglang-recorder": Format("sglang_recorder.import_sglang_recorder", (".pt", ".npz"), r"topk_ids\.npy"),
-    "megatron": Format("megatron.import_megatron", (".jsonl",), '"num_tokens"'),
-    "moe-cache-eval": Format("moe_cache_eval.import_moe_cache_eval", (".json", FOLDER), r'"shards"|^manifest\.json$'),
-    "parquet-layers": Format("parquet_layers.import_parquet_layers", (FOLDER,), r"^layer_\d+\.parquet$"),
+    "moe-beyond": Format("datasets.import_moe_beyond", (".csv", FOLDER), r"\ALayer ID,|^prompt_\d+_data\.csv$"),
+    "vllm": Format("servers.import_vllm", (".json", ".jsonl", ".npz"), r'"choices"|(prompt|generated)_\d+\.npy'),
+    "sglang": Format("servers.import_sglang", (".json", ".jsonl"), '"meta_info"'),
+    "sglang-recorder": Format("servers.import_sglang_recorder", (".pt", ".npz"), r"topk_ids\.npy"),
+    "megatron": Format("servers.import_megatron", (".jsonl",), '"num_tokens"'),
+    "moe-cache-eval": Format("datasets.import_moe_cache_eval", (".json", FOLDER), r'"shards"|^manifest\.json$'),
+    "parquet-layers": Format("datasets.import_parquet_layers", (FOLDER,), r"^layer_\d+\.parquet$"),
 }
 
 
 def importable(path: str | Path) -> bool:
-    """Whether a file has the suffix of a format that can be imported, or a folder has its files."""
+    """True for a file with the suffix of a format, and for a folder with its files."""
     path = Path(path)
     return bool(_formats_of(path) if path.is_dir() else _with_suffix(path.suffix))
 
@@ -69,22 +69,23 @@ def import_trace(
 
 def _format_of(path: Path) -> str:
     """The one format that a log looks like."""
-    found = _formats_of(path)
-    if len(found) != 1:
+    formats = _formats_of(path)
+    if len(formats) != 1:
         raise TraceError(
             f"{path}: expected a log of one of the formats {', '.join(FORMATS)}, this looks like "
-            f"{' or '.join(found) or 'none of them'}: it begins {quoted(_beginning(path)[:60])}; name one with --format"
+            f"{' or '.join(formats) or 'none of them'}: it begins {quoted(_beginning(path)[:60])}; "
+            "name one with --format"
         )
-    return found[0]
+    return formats[0]
 
 
 def _formats_of(path: Path) -> list[str]:
     """The formats that a log looks like; a suffix of one format alone is enough."""
-    found = _with_suffix(FOLDER if path.is_dir() else path.suffix)
-    if len(found) == 1:
-        return found
+    formats = _with_suffix(FOLDER if path.is_dir() else path.suffix)
+    if len(formats) == 1:
+        return formats
     beginning = _beginning(path)
-    return [name for name in found if re.search(FORMATS[name].sign, beginning, re.MULTILINE)]
+    return [name for name in formats if re.search(FORMATS[name].sign, beginning, re.MULTILINE)]
 
 
 def _with_suffix(suffix: str) -> list[str]:
@@ -93,6 +94,6 @@ def _with_suffix(suffix: str) -> list[str]:
 
 def _beginning(path: Path) -> str:
     if path.is_dir():
-        return "\n".join(sorted(each.name for each in path.iterdir()))[:_BEGINNING]
+        return "\n".join(sorted(file.name for file in path.iterdir()))[:_BEGINNING]
     with path.open("rb") as file:
         return file.read(_BEGINNING).decode("utf-8", "replace")

@@ -112,7 +112,7 @@ def _narrow(path: Path, shape: ModelShape, layer: Ints, table: Ints) -> _Rows:
 
 
 def _scattered(path: Path, shape: ModelShape, rows: _Rows) -> tuple[Ints, _Passes]:
-    """ids [tokens, layers, k], -1 where the last layer was not computed, and the passes; a last one that was cut off is
+    """Ids [tokens, layers, k], -1 where the last layer was not computed, and the passes; a last one that was cut off is
     not among them.
     """
     begins = _changes(rows.layer != np.roll(rows.layer, 1))
@@ -137,14 +137,14 @@ def _scattered(path: Path, shape: ModelShape, rows: _Rows) -> tuple[Ints, _Passe
 
 
 def _changes(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where something begins: at the first place, and wherever it differs from what is before."""
+    """Mask of the places that begin something: the first, and those that differ from the one before."""
     return np.concatenate([[True], differs[1:]])[: len(differs)]
 
 
 def _whole_passes(
     path: Path, shape: ModelShape, rows: _Rows, start: Ints, layer: Ints, length: Ints, of_pass: Ints, tokens: Ints
 ) -> int:
-    """How many passes have all layers; the last may lack some. Raises TraceError if another does."""
+    """Number of passes that have all layers; the last may lack some. Raises TraceError if another does."""
     last = shape.moe_layers - 1
     skipped = (tokens > 1) & (np.bincount(of_pass, layer == last, len(tokens)) == 0)
     complete = np.bincount(of_pass, minlength=len(tokens)) + skipped == shape.moe_layers
@@ -178,7 +178,7 @@ def _trace(path: Path, shape: ModelShape, ids: Ints, passes: _Passes) -> Trace:
 
 
 def _misread(shape: ModelShape, ids: Ints) -> bool:
-    """Whether ids of a pass are the ranking of its first token, in which none occurs twice."""
+    """True if the ids of a pass are the ranking of its first token, in which none occurs twice."""
     tokens = min(len(ids), shape.experts // shape.top_k)
     ranked = np.sort(np.swapaxes(ids[:tokens, : max(shape.moe_layers - 1, 1)], 0, 1).reshape(-1, tokens * shape.top_k))
     return tokens > 1 and not (ranked[:, 1:] == ranked[:, :-1]).any()

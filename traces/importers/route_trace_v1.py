@@ -140,7 +140,7 @@ def _tokens(frame: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
 def _scatter(
     path: Path, header: _Header, frame: pd.DataFrame, token: NDArray[np.int64], steps: pd.DataFrame
 ) -> tuple[NDArray[np.int16], NDArray[np.float16]]:
-    """ids and weights [tokens, layers, top_k]; ids are -1 where the file has no row."""
+    """Ids and weights [tokens, layers, top_k]; ids are -1 where the file has no row."""
     mixed = frame["phase"].to_numpy() != steps["phase"].to_numpy()[token]
     twice = frame.duplicated(["turn", "step", "layer", "slot"]).to_numpy()
     for bad, what in ((mixed, "one phase for all rows of a step"), (twice, "one row for a step, layer and slot")):

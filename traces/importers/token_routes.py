@@ -1,4 +1,4 @@
-"""What importers share: the routing of tokens, as a log has it, and the trace made of it."""
+"""The routing of tokens as a log has it, and the trace made of it: shared by all importers."""
 
 from __future__ import annotations
 
@@ -48,24 +48,17 @@ def shape_for(path: Path, model: str | None, layers: int, top_k: int, experts: i
             f"`trilane trace import {path} --model NAME -o FILE`"
         )
     shape = load_model(model)
-    for words, found, known in (
+    for words, logged, known in (
         ("MoE layers", layers, shape.moe_layers),
         ("experts per token", top_k, shape.top_k),
         ("experts", experts, shape.experts),
     ):
-        if found not in (known, None):
+        if logged not in (known, None):
             raise TraceError(
-                f"{path}: expected {known} {words}, as {shape.name} has, found {found}; name the model that was "
+                f"{path}: expected {known} {words}, as {shape.name} has, found {logged}; name the model that was "
                 "recorded (--model), or one of the same sizes"
             )
     return shape
-
-
-def plain_file(path: Path) -> Path:
-    """A file of a folder. Raises TraceError if there is none; a pipe would keep its reader waiting."""
-    if not path.is_file():
-        raise TraceError(f"{path}: expected a file of the log, found none there; copy the folder again")
-    return path
 
 
 def trace_of_texts(

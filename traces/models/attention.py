@@ -34,7 +34,7 @@ class Attention:
 
     @property
     def latent(self) -> bool:
-        """Whether all heads share one compressed vector a token (DeepSeek's MLA), which is no whole number of heads."""
+        """True if all heads share one compressed vector a token (DeepSeek's MLA), which is no whole number of heads."""
         return self.kv_width > 0 and self.kv_width % (2 * self.head_dim) != 0
 
     @property

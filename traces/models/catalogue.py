@@ -28,6 +28,9 @@ _MINI_MODELS = ("mini-deepseek", "mini-moe")
 _CONFIG, _GGUF = "config.json", ".gguf"
 _OTHERS = "any other: give the path of its config.json or GGUF file, or write an entry in traces/models/models.yaml"
 _NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
+_LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
+_PUBLISHED = Path(__file__).with_name("published.yaml")
+_Text = Annotated[str, NOT_EMPTY]
 
 
 def model_names() -> list[str]:
@@ -105,7 +108,7 @@ def _cut(shape: ModelShape, layers: str) -> ModelShape:
 
 
 def gguf_architecture(name: str) -> str:
-    """What GGUF files call the architecture of a model of the catalogue, in whatever format and however cut.
+    """The name that GGUF files give the architecture of a model of the catalogue, in whatever format and however cut.
 
     Raises ShapeError for a model that is not in it.
     """
@@ -156,9 +159,6 @@ def _shape(name: str, entry: Mapping[str, Any]) -> ModelShape:
     return ModelShape.from_dict({**values, "name": name, "sources": {key: given.get(key, rest) for key in values}})
 
 
-_LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
-
-
 class TrainedLength(NamedTuple):
     """Tokens of prompt and answer together."""
 
@@ -167,7 +167,10 @@ class TrainedLength(NamedTuple):
 
 
 def trained_tokens(name: str) -> int | None:
-    """Of a model that ``load_model`` knows, prompt and answer together; None: not known. Raises ShapeError."""
+    """Tokens of prompt and answer together that a model of ``load_model`` was trained for; None: not known.
+
+    Raises ShapeError.
+    """
     model = parted(name).model
     for known in (model, original(model)):
         if known in trained_lengths():
@@ -189,10 +192,6 @@ def trained_lengths() -> Mapping[str, TrainedLength]:
     return known
 
 
-_PUBLISHED = Path(__file__).with_name("published.yaml")
-_Text = Annotated[str, NOT_EMPTY]
-
-
 @dataclass(frozen=True)
 class Published:
     """One figure: a number, or the two ends of a range."""
@@ -212,5 +211,5 @@ class Published:
 @cache
 def published_figures() -> tuple[Published, ...]:
     """All of ``published.yaml``, in its order. Raises SchemaError for a faulty file."""
-    found: tuple[Published, ...] = read_bundled(tuple[Published, ...], _PUBLISHED, SchemaError)
-    return found
+    figures: tuple[Published, ...] = read_bundled(tuple[Published, ...], _PUBLISHED, SchemaError)
+    return figures

@@ -26,6 +26,12 @@ from trilane.common.quoting import quoted
 from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).with_name("gguf_families.yaml")
+_LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
+_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.(weight|bias)")
+_AHEAD = "nextn."  # tensors of a layer that predicts several tokens
+_ON_HOST = "per_layer_token_embd"
+_CACHE_BITS = 16.0
+_ROUTER = "ffn_gate_inp"
 
 
 def mixing_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,7 +77,7 @@ def _widths(keys: GgufKeys, layer: int, tensors: Mapping[str, Tensor]) -> tuple[
 
 
 def _reach(keys: GgufKeys, layer: int) -> tuple[Reach, int]:
-    """How far a layer of grouped queries attends, and the tokens of its window or chunk."""
+    """Reach of a layer of grouped queries, and the tokens of its window or chunk."""
     family, pattern = family_of(keys), "attention.sliding_window_pattern"
     if keys.is_list(pattern):
         near = keys.flag(pattern, layer)
@@ -105,7 +111,7 @@ class GgufFamily(NamedTuple):
 
 @cache
 def gguf_families() -> Mapping[str, GgufFamily]:
-    """By the name of the architecture."""
+    """Families by the name of the architecture."""
     known: Mapping[str, GgufFamily] = read_bundled(Mapping[str, GgufFamily], _FILE, ShapeError)
     return known
 
@@ -118,13 +124,6 @@ def family_of(keys: GgufKeys) -> GgufFamily:
             f"architecture {quoted(keys.architecture)}; give its config.json instead"
         )
     return gguf_families()[keys.architecture]
-
-
-_LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
-_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)(_exps|\.\d+)\.(weight|bias)")
-_AHEAD = "nextn."  # tensors of a layer that predicts several tokens
-_ON_HOST = "per_layer_token_embd"
-_CACHE_BITS = 16.0
 
 
 @dataclass
@@ -234,9 +233,6 @@ def _counted(tensors: Iterable[Tensor], layers: list[_Layer]) -> Iterable[Tensor
         match = _LAYER.fullmatch(tensor.name)
         if not tensor.name.startswith(_ON_HOST) and (match is None or int(match[1]) < len(layers)):
             yield tensor
-
-
-_ROUTER = "ffn_gate_inp"
 
 
 def blocks_of(shape: ModelShape) -> WeightBlocks:

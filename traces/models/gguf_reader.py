@@ -29,10 +29,25 @@ from trilane.common.quoting import quoted
 from trilane.common.yaml_files import read_bundled
 
 TYPES_FILE = Path(__file__).with_name("gguf_types.yaml")
+Value = int | float | bool | str | tuple[int | float | bool, ...]
+MOST_TENSORS = 200_000
+_MOST_BYTES = 2**27  # of a header; that of a vocabulary of 250,000 has 12 MB
+_MOST_KEYS, _MOST_DIMENSIONS = 10_000, 4
+_MOST_TEXT, _MOST_KEPT = 2**20, 4096  # bytes of a text; entries of a list that is kept
+_MOST_VALUES = 2**18  # entries of all lists that are kept; ten lists of 1,000 layers have 10,000
+_MOST_ELEMENTS = 2**45  # of a tensor
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_ALIGNMENT, _USUAL_ALIGNMENT, _MOST_ALIGNMENT = "general.alignment", 32, 2**20
+_MOST_PARTS = 1000
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+_PART_NUMBER, _PART_COUNT, _TENSOR_COUNT = "split.no", "split.count", "split.tensors.count"
+_MOST_COUNT = 10**9
+_MOST_LAYERS = 1000
 
 
 class TensorType(NamedTuple):
-    """How weights are stored: bytes of a block, and its weights."""
+    """A storage type: bytes of a block, and its weights."""
 
     name: str
     size_bytes: Annotated[float, above(0)]
@@ -73,19 +88,6 @@ def tensor_types() -> Mapping[int, TensorType]:
     return known
 
 
-Value = int | float | bool | str | tuple[int | float | bool, ...]
-
-MOST_TENSORS = 200_000
-_MOST_BYTES = 2**27  # of a header; that of a vocabulary of 250,000 has 12 MB
-_MOST_KEYS, _MOST_DIMENSIONS = 10_000, 4
-_MOST_TEXT, _MOST_KEPT = 2**20, 4096  # bytes of a text; entries of a list that is kept
-_MOST_VALUES = 2**18  # entries of all lists that are kept; ten lists of 1,000 layers have 10,000
-_MOST_ELEMENTS = 2**45  # of a tensor
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TEXT, _LIST = 8, 9
-_ALIGNMENT, _USUAL_ALIGNMENT, _MOST_ALIGNMENT = "general.alignment", 32, 2**20
-
-
 class GgufPart(NamedTuple):
     """One file: its metadata by key, without long lists, and its tensors."""
 
@@ -103,7 +105,7 @@ def read_gguf_part(path: Path) -> GgufPart:
 
 
 class _Reader:
-    """Reads on from the place that it is at."""
+    """A place in a file, from which values are read one after the other."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
@@ -132,11 +134,13 @@ class _Reader:
         return metadata
 
     def _alignment(self, metadata: Mapping[str, Value]) -> int:
-        """Of the tensors in the file, in bytes."""
-        found = metadata.get(_ALIGNMENT, _USUAL_ALIGNMENT)
-        if type(found) is not int or not 1 <= found <= _MOST_ALIGNMENT or found & (found - 1):
-            raise self._fault(f"{_ALIGNMENT}: expected a power of two up to {_MOST_ALIGNMENT:,}, got {quoted(found)}")
-        return found
+        """Alignment of the tensors in the file, in bytes."""
+        alignment = metadata.get(_ALIGNMENT, _USUAL_ALIGNMENT)
+        if type(alignment) is not int or not 1 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
+            raise self._fault(
+                f"{_ALIGNMENT}: expected a power of two up to {_MOST_ALIGNMENT:,}, got {quoted(alignment)}"
+            )
+        return alignment
 
     def _tensor(self) -> Tensor:
         """An entry of the table, whose ``begin`` is relative to the first tensor."""
@@ -183,8 +187,8 @@ class _Reader:
         if kind == _TEXT:
             return self._text(f"the text at {quoted(key)}")
         if kind in _SCALARS:
-            found: Value = self._number(_SCALARS[kind])
-            return found
+            number: Value = self._number(_SCALARS[kind])
+            return number
         if kind != _LIST:
             raise self._fault(f"{quoted(key)}: expected a type of value from 0 to 12, got {kind}")
         inner, count = self._number("I"), self._number("Q")
@@ -207,7 +211,7 @@ class _Reader:
         return struct.unpack(form, self._bytes(struct.calcsize(form)))
 
     def _pass_texts(self, count: int) -> None:
-        """Past a list of texts: at least eight bytes each, so that the header's limit ends it."""
+        """Skip a list of texts, of at least eight bytes each, so that the header's limit ends it."""
         data, at, end = self._data, self._at, min(len(self._data), _MOST_BYTES) - 8
         length = struct.Struct("<Q").unpack_from
         for _ in range(count):
@@ -251,13 +255,6 @@ class _Reader:
         return ShapeError(f"{self._path}: {problem}")
 
 
-_MOST_PARTS = 1000
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
-_PART_NUMBER, _PART_COUNT, _TENSOR_COUNT = "split.no", "split.count", "split.tensors.count"
-_MOST_COUNT = 10**9
-_MOST_LAYERS = 1000
-
-
 @dataclass(frozen=True)
 class GgufHeader:
     """Metadata by key, without long lists, and all tensors, of every part of a file that is split."""
@@ -296,7 +293,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _check_part(file: Path, part: GgufPart, number: int, count: int) -> None:
-    """Its keys say what its name says. Raises ShapeError."""
+    """Check that the keys of a part say what its name says. Raises ShapeError."""
     said = part.metadata.get(_PART_NUMBER, number), part.metadata.get(_PART_COUNT, count) or 1
     if said != (number, count):
         raise ShapeError(
@@ -307,7 +304,7 @@ def _check_part(file: Path, part: GgufPart, number: int, count: int) -> None:
 
 
 def _check_tensors(path: Path, tensors: tuple[Tensor, ...], count: Value) -> None:
-    """As many as the first part says, each once. Raises ShapeError."""
+    """Check that there are as many tensors as the first part says, each once. Raises ShapeError."""
     if len(tensors) > MOST_TENSORS:
         raise ShapeError(f"{path}: expected at most {MOST_TENSORS:,} tensors in all parts, got {len(tensors):,}")
     if len(tensors) != count:
@@ -326,7 +323,7 @@ class GgufKeys:
 
     @property
     def architecture(self) -> str:
-        """As llama.cpp names it."""
+        """The architecture, as llama.cpp names it."""
         return str(self.metadata.get("general.architecture", ""))
 
     @property
@@ -361,5 +358,5 @@ class GgufKeys:
         return bool(value)
 
     def is_list(self, key: str) -> bool:
-        """Whether there is a value for each layer."""
+        """True if there is a value for each layer."""
         return isinstance(self.metadata.get(f"{self.architecture}.{key}"), tuple)

@@ -23,6 +23,23 @@ from trilane.common.quoting import quoted
 
 _NESTED = ("text_config", "llm_config", "language_config")  # the language model in that of a model that sees or hears
 _MOST_VALUE = 10**9
+_REACH: dict[str, Reach] = {
+    "full_attention": "full", "indexed_attention": "full", "attention": "full", "sliding_attention": "window",
+    "chunked_attention": "chunk", "linear_attention": "state", "mamba": "state", "mamba2": "state", "conv": "state",
+}
+_MOST_BYTES = 2**22
+_MOST_LAYERS = 1000
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+_SHARED_WIDTH = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
+    "shared_intermediate_size",
+)
+_DENSE = ("dense", "mlp")  # entries of mlp_layer_types and layers_block_type
+_PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # of hybrid_override_pattern
+_NOT_NORMALISED = ("phimoe", "llama4")  # families whose chosen weights do not sum to 1, and that have no key for it
+_MXFP4_BITS = 4.25
 
 
 @dataclass(frozen=True)
@@ -34,7 +51,7 @@ class ConfigKeys:
 
     @classmethod
     def of(cls, values: object, where: str) -> ConfigKeys:
-        """Those of the language model. Raises ShapeError for what is no mapping."""
+        """The keys of the language model. Raises ShapeError for what is no mapping."""
         if not isinstance(values, Mapping):
             raise ShapeError(f"{where}: expected a JSON object with keys such as hidden_size, got {quoted(values)}")
         for key in _NESTED:
@@ -60,7 +77,7 @@ class ConfigKeys:
                 f"model, or a family's that is not known: give the model's GGUF file, or an entry in models.yaml"
             )
         value = self.values[key]
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
         if type(value) is not int or not least <= value <= _MOST_VALUE:
             raise ShapeError(f"{self.where}: {key}: expected a whole number of at least {least}, got {quoted(value)}")
@@ -80,26 +97,20 @@ class ConfigKeys:
     def whole_numbers(self, key: str) -> tuple[int, ...]:
         """A list of layers, or of a value for each; empty if it is not there. Raises ShapeError for other values."""
         value = self.values.get(key) or []
-        if not isinstance(value, list) or not all(type(each) is int for each in value):
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise ShapeError(f"{self.where}: {key}: expected a list of whole numbers, got {quoted(value)}")
         return tuple(value)
 
     def per_layer(self, key: str, layers: int) -> tuple[str, ...]:
         """A text for each of ``layers``. Raises ShapeError for other values."""
         value = self.values[key]
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value) or len(value) != layers:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or len(value) != layers:
             raise ShapeError(f"{self.where}: {key}: expected a text for each of {layers} layers, got {quoted(value)}")
         return tuple(value)
 
     def nested(self, key: str) -> ConfigKeys:
         """The keys of the object at ``key``."""
         return ConfigKeys.of(self.values[key], f"{self.where}: {key}")
-
-
-_REACH: dict[str, Reach] = {
-    "full_attention": "full", "indexed_attention": "full", "attention": "full", "sliding_attention": "window",
-    "chunked_attention": "chunk", "linear_attention": "state", "mamba": "state", "mamba2": "state", "conv": "state",
-}
 
 
 def attention_of_layers(keys: ConfigKeys, layers: int) -> list[Attention]:
@@ -144,7 +155,7 @@ def _where(holds: Callable[[int], bool], layers: int, yes: str, no: str) -> list
 
 
 def _every(interval: int) -> Callable[[int], bool]:
-    """Whether a layer, counted from 0, is the last of so many."""
+    """A test for layers, counted from 0, that are the last of so many."""
     return lambda layer: (layer + 1) % interval == 0
 
 
@@ -157,7 +168,7 @@ def _positionless(keys: ConfigKeys) -> Callable[[int], bool]:
 
 
 def _has_window(keys: ConfigKeys) -> bool:
-    """Whether there is a window, and it is narrower than the longest sequence."""
+    """True if there is a window, and it is narrower than the longest sequence."""
     if "sliding_window" not in keys or not keys.flag("use_sliding_window", True):
         return False
     longest = keys.count("max_position_embeddings", default=2**62)
@@ -239,21 +250,6 @@ _STATES: dict[str, Callable[[ConfigKeys], Attention]] = {  # what is not attenti
 }
 
 
-_MOST_BYTES = 2**22
-_MOST_LAYERS = 1000
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
-_SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
-_SHARED_WIDTH = (
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
-    "shared_intermediate_size",
-)
-_DENSE = ("dense", "mlp")  # entries of mlp_layer_types and layers_block_type
-_PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # of hybrid_override_pattern
-_NOT_NORMALISED = ("phimoe", "llama4")  # families whose chosen weights do not sum to 1, and that have no key for it
-_MXFP4_BITS = 4.25
-
-
 def read_config(path: Path) -> ModelShape:
     """The shape in the config.json at ``path``, which is its name. Raises ShapeError naming the file and the key."""
     with path.open("rb") as file:
@@ -311,12 +307,12 @@ def _moe_blocks(keys: ConfigKeys, dense: int) -> tuple[int, ...] | None:
     """The numbers of the blocks with experts; None where these come after all others."""
     names = _blocks(keys)
     layers = len(names) or keys.count("num_hidden_layers")
-    found = tuple(n for n in range(layers) if (names[n] == "moe" if names else _is_mixture(keys, n, layers)))
-    return None if found == tuple(range(dense, dense + len(found))) else found
+    blocks = tuple(n for n in range(layers) if (names[n] == "moe" if names else _is_mixture(keys, n, layers)))
+    return None if blocks == tuple(range(dense, dense + len(blocks))) else blocks
 
 
 def _is_mixture(keys: ConfigKeys, layer: int, layers: int) -> bool:
-    """Whether a layer has experts, by whichever key says it."""
+    """True for a layer with experts, by whichever key says it."""
     if "mlp_layer_types" in keys:
         return keys.per_layer("mlp_layer_types", layers)[layer] not in _DENSE
     if keys.values.get("moe_layers"):
@@ -359,7 +355,7 @@ def _paired(keys: ConfigKeys, blocks: list[str]) -> tuple[list[Attention], list[
 
 
 def _shared(keys: ConfigKeys, expert_width: int) -> tuple[int, int]:
-    """How many shared experts there are, and their width together. Gemma 4 and Llama 4 have no key for theirs."""
+    """Number of shared experts, and their width together. Gemma 4 and Llama 4 have no key for theirs."""
     if keys.text("model_type").startswith("llama4") or "top_k_experts" in keys:
         return 1, keys.count("intermediate_size")
     count = keys.count(*_SHARED, default=0, least=0)

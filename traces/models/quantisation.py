@@ -125,7 +125,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
 
 
 def _allowed(shape: ModelShape, name: str) -> bool:
-    """Whether ``shape`` has 16 bits or more, or is published with its experts in this very format."""
+    """True if ``shape`` has 16 bits or more, or is published with its experts in this very format."""
     if shape.expert_bytes or parted(shape.name).weights:
         return False
     return shape.weight_bits >= 16 or _expert_bits(shape, _entry(name)) == shape.weight_bits
@@ -156,11 +156,11 @@ def _bits(blocks: _Mix, row: int) -> float:
 def _blocks(mix: _Mix, row: int) -> dict[str, float]:
     """The blocks of a mix for rows of ``row`` weights; parts of 1."""
     parts = {mix: 1.0} if isinstance(mix, str) else mix
-    found: dict[str, float] = {}
+    mixed: dict[str, float] = {}
     for block, part in parts.items():
         kept = block_of_row(block, row)
-        found[kept] = found.get(kept, 0.0) + part / sum(parts.values())
-    return found
+        mixed[kept] = mixed.get(kept, 0.0) + part / sum(parts.values())
+    return mixed
 
 
 def bits_of_block(name: str) -> float:

@@ -91,7 +91,7 @@ class ModelShape:
             yield f"moe_blocks {entries} {len(self.moe_blocks)}"
 
     def _attention_faults(self) -> Iterator[str]:
-        """Where a layer has none of the kinds of attention, or a kind has no meaning."""
+        """Faults of layers that have none of the kinds of attention, and of kinds that have no meaning."""
         kinds, layers = self.attention or (), self.attention_layers or ()
         if (bool(kinds), len(layers)) not in ((False, 0), (True, self.layers)) or len(kinds) > self.layers:
             yield (
@@ -132,7 +132,7 @@ class ModelShape:
         return tuple((kind, self.attention_layers.count(number)) for number, kind in enumerate(self.attention))
 
     def mean_of_layers(self, of: Callable[[Attention], float]) -> float:
-        """What depends on the attention of a layer, in the mean over all layers."""
+        """A quantity of a layer that depends on its attention, in the mean over all layers."""
         return sum(of(kind) * layers for kind, layers in self.attention_counts) / self.layers
 
     def first_layers(self, count: int) -> ModelShape:
@@ -231,14 +231,14 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ExpertWork:
-    """What the experts of a layer do in a step, in the mean: how many are ``active``, with how many ``rows`` each."""
+    """Work of a layer's experts in a step, in the mean: how many are ``active``, with how many ``rows`` each."""
 
     active: float
     rows: float
 
     @classmethod
     def of(cls, shape: ModelShape, tokens: int) -> ExpertWork:
-        """Of ``tokens`` that choose independently, if all experts are equally popular."""
+        """The work for ``tokens`` that choose independently, if all experts are equally popular."""
         active = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
         return cls(active, max(tokens * shape.top_k / active, 1.0))
 

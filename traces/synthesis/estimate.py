@@ -54,6 +54,12 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "noise_share": (0.0, 0.9),
 }
 _GRID = np.linspace(-0.95, 0.9999, 4000)
+WIDTHS = (3, 4, 5, 6, 8, 10, 12, 16, 24)
+MODEL_SHARE = 0.04  # for traces of one text: that of mini-deepseek; 0.03 gives the 10 % of llama.cpp#27861
+_OTHER_SEED = 10_000  # residuals come from other random numbers than the estimate
+_SHARPNESS = (0.05, 12.0)
+_TEXT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # to which the shape of the weights is fitted
+DIGITS = 4
 
 
 class Layout(NamedTuple):
@@ -148,14 +154,6 @@ def correlation_of(overlap: Floats | float, share: float) -> Floats:
     return np.asarray(np.interp(overlap, overlap_of(_GRID, share), _GRID))
 
 
-WIDTHS = (3, 4, 5, 6, 8, 10, 12, 16, 24)
-MODEL_SHARE = 0.04  # for traces of one text: that of mini-deepseek; 0.03 gives the 10 % of llama.cpp#27861
-_OTHER_SEED = 10_000  # residuals come from other random numbers than the estimate
-_SHARPNESS = (0.05, 12.0)
-_TEXT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # to which the shape of the weights is fitted
-DIGITS = 4
-
-
 def estimate_routing(trace: Trace, name: str, model: str, source: str) -> RoutingModel:
     """The parameters of routing like that of ``trace``, with the residuals. Takes seconds.
 
@@ -207,7 +205,7 @@ def _of_best_width(real: OverlapStatistics, start: RoutingModel, layout: Layout)
 
 
 def _sharpness(trace: Trace, fit: RoutingModel) -> float:
-    """That makes the weights by rank as the trace's."""
+    """The sharpness that makes the weights by rank as the trace's."""
     logits = np.concatenate(list(layer_logits(fit, _TEXT)))
     wanted = _mean_weights(trace)
 
@@ -218,7 +216,7 @@ def _sharpness(trace: Trace, fit: RoutingModel) -> float:
 
 
 def _weights(logits: np.ndarray, top_k: int, sharpness: float, norm_topk: bool) -> Floats:
-    """[k]: mean weight by rank."""
+    """Mean weights by rank [k]."""
     weights = np.sort(softmax(logits, sharpness), axis=1)[:, : -top_k - 1 : -1]
     return np.asarray((weights / weights.sum(axis=1, keepdims=True) if norm_topk else weights).mean(axis=0), np.float64)
 
@@ -256,7 +254,7 @@ def _residuals(trace: Trace, fit: RoutingModel, real: OverlapStatistics, made: O
         ("weight of the last expert", wanted[-1], weights[-1], True),
     ]
     return [
-        Residual(name, float(there), float(here), bool(fitted))
-        for name, there, here, fitted in rows
-        if np.isfinite(there)
+        Residual(name, float(of_trace), float(synthetic), bool(fitted))
+        for name, of_trace, synthetic, fitted in rows
+        if np.isfinite(of_trace)
     ]

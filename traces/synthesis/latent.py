@@ -25,6 +25,7 @@ from traces.synthesis.routing_model import RoutingModel
 
 Singles = NDArray[np.float32]
 _MODEL, _TEXT = 1, 2  # kinds of random streams
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,12 @@ class Texts:
 
     @property
     def tokens(self) -> int:
-        """Of all texts."""
+        """Tokens of all texts."""
         return len(self.seeds) * (self.prompt_tokens + self.generated_tokens)
 
 
 def layer_logits(fit: RoutingModel, texts: Texts, model_seed: int = 0) -> Iterator[Singles]:
-    """For each layer the logits [tokens, experts] of all texts, one after the other; prompt first."""
+    """Logits [tokens, experts] of all texts, one after the other, layer by layer; prompt first."""
     streams = [np.random.default_rng((_TEXT, *seed)) for seed in texts.seeds]
     quantiles = skewed_scores(fit.experts, fit.preference_tail).astype(np.float32)
     states = _fresh_states(fit, texts, streams)
@@ -59,25 +60,25 @@ def layer_logits(fit: RoutingModel, texts: Texts, model_seed: int = 0) -> Iterat
 
 
 def _mixed(one: Singles, other: Singles, share: float) -> Singles:
-    """Of two independent standard normal variates a third, ``share`` of it the second."""
+    """A standard normal variate made of two independent ones, ``share`` of its variance that of the second."""
     return np.float32(np.sqrt(1 - share)) * one + np.float32(np.sqrt(share)) * other
 
 
 def _fresh_states(fit: RoutingModel, texts: Texts, streams: list[np.random.Generator]) -> Singles:
-    """[tokens, width]; a prompt and its answer are two texts."""
+    """States [tokens, width]; a prompt and its answer are two texts."""
     lengths = (texts.prompt_tokens, texts.generated_tokens)
     parts = [token_states(streams, fit.autocorrelation, length, fit.state_width) for length in lengths]
     return np.concatenate(parts, axis=1).reshape(texts.tokens, fit.state_width)
 
 
 def _directions(rng: np.random.Generator, fit: RoutingModel) -> Singles:
-    """[width, experts], of length 1."""
+    """Directions [width, experts], of length 1."""
     directions = rng.standard_normal((fit.state_width, fit.experts), dtype=np.float32)
     return np.asarray(directions / np.linalg.norm(directions, axis=0))
 
 
 def _noise(fit: RoutingModel, texts: Texts, streams: list[np.random.Generator]) -> Singles:
-    """[tokens, experts]."""
+    """Noise [tokens, experts]."""
     length = texts.prompt_tokens + texts.generated_tokens
     return np.concatenate([rng.standard_normal((length, fit.experts), dtype=np.float32) for rng in streams])
 
@@ -85,8 +86,11 @@ def _noise(fit: RoutingModel, texts: Texts, streams: list[np.random.Generator]) 
 def _text_preferences(
     streams: list[np.random.Generator], model_preferences: Singles, fit: RoutingModel, quantiles: Singles
 ) -> Singles:
-    """[texts, 2, experts]: of the prompt and of the answer. Drawn values are replaced by quantiles of the same rank, so
-    that the preferences of every layer and text are equally strong."""
+    """Preferences [texts, 2, experts] of the prompt and of the answer.
+
+    Drawn values are replaced by quantiles of the same rank, so that the preferences of every layer and text are equally
+    strong.
+    """
     drawn = np.stack([rng.standard_normal((2, fit.experts), dtype=np.float32) for rng in streams])
     answer, other = drawn[:, 0], drawn[:, 1]
     prompt = _mixed(other, answer, fit.prompt_likeness**2)
@@ -108,8 +112,8 @@ def _logits(fit: RoutingModel, texts: Texts, share: float, preferences: Singles,
 def token_states(
     streams: Sequence[np.random.Generator], autocorrelation: Sequence[float], tokens: int, width: int
 ) -> Singles:
-    """[texts, tokens, width], one text a stream: ``width`` stationary processes of variance 1 whose correlation at
-    lag i is ``autocorrelation[i - 1]``, and 0 beyond.
+    """States [texts, tokens, width], one text a stream: ``width`` stationary processes of variance 1, whose correlation
+    at lag i is ``autocorrelation[i - 1]``, and 0 beyond.
 
     Amplitudes follow from the autocorrelation, phases are drawn (surrogate data: J. Theiler et al., Testing for
     nonlinearity in time series, Physica D 58, 1992). So each text has the autocorrelation itself, not only on average:
@@ -146,9 +150,6 @@ def skewed_scores(count: int, tail: float) -> NDArray[np.float64]:
     return np.asarray((scores - scores.mean()) / max(float(scores.std()), np.finfo(float).tiny))
 
 
-_MAGNITUDE = np.int32(0x7FFFFFFF)
-
-
 def sortable(values: Singles) -> NDArray[np.int32]:
     """Keys [rows, columns] that sort as ``values`` do; their low bits hold the column.
 
@@ -171,7 +172,7 @@ def coarse(values: Singles) -> Singles:
 
 
 def best(values: Singles, count: int) -> NDArray[np.int16]:
-    """[rows, count]: columns of the largest values, descending."""
+    """Columns [rows, count] of the largest values, descending."""
     keys = np.sort(sortable(values), axis=1)[:, : -count - 1 : -1]
     return np.asarray(keys & _columns_mask(values), np.int16)
 

@@ -53,10 +53,10 @@ def measure_trace(trace: Trace) -> OverlapStatistics:
     """Statistics of a trace, without the last layer of prompts if its importer filled that in, and without prompts that
     were made up."""
     layers = trace.shape.moe_layers - bool(trace.provenance.get("filled_rows"))
-    found = measure(choices_of(trace), trace.shape.experts, layers)
+    statistics = measure(choices_of(trace), trace.shape.experts, layers)
     if trace.provenance.get("synthetic_prompts"):
-        return replace(found, prompt=np.nan, prompt_answer=np.nan, prompt_distinct=np.nan)
-    return found
+        return replace(statistics, prompt=np.nan, prompt_answer=np.nan, prompt_distinct=np.nan)
+    return statistics
 
 
 def middle(several: list[OverlapStatistics]) -> OverlapStatistics:
@@ -108,7 +108,7 @@ def _mean(values: Sequence[Any]) -> Floats:
 
 
 def _apart(overlap: NDArray[np.float32], least: int) -> NDArray[np.float32]:
-    """[layers, pairs]: of tokens at least ``least`` apart."""
+    """Overlaps [layers, pairs] of tokens at least ``least`` apart."""
     row, column = np.triu_indices(overlap.shape[1], least)
     pairs = overlap[:, row, column]
     return pairs if pairs.shape[1] else np.full((len(overlap), 1), np.nan, np.float32)

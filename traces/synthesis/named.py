@@ -34,6 +34,14 @@ from trilane.common.quoting import quoted
 
 _DIGITS = 4
 _GATES = ("gate@", "residual@")  # forecasts that a gate makes of the present input
+PREFIX = "synthetic:"
+CALIBRATION = "-calibration"
+_NO_FORECAST = "none"
+_NAME = re.compile(
+    r"synthetic:(?P<model>[^/]+?|.+\.(?:json|gguf))(?P<calibration>-calibration)?"
+    rf"(?:/(\d{{1,9}})x(\d{{1,9}})\+(\d{{1,9}})(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
+)
+_EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
 
 
 def nearest_routing(shape: ModelShape, fit: RoutingModel | None = None) -> RoutingModel:
@@ -89,21 +97,11 @@ def _taken(shape: ModelShape, fit: RoutingModel) -> str:
 
 def _published(shape: ModelShape) -> dict[str, float]:
     """Published accuracies of the model's forecasts."""
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for figure in published_figures():
         if "@" in figure.quantity and figure.model.lower().startswith(_base_name(shape)):
-            found.setdefault(figure.quantity, []).append(float(np.mean(figure.ends)))
-    return {name: float(np.median(values)) for name, values in found.items() if not name.startswith("overlap@")}
-
-
-PREFIX = "synthetic:"
-CALIBRATION = "-calibration"
-_NO_FORECAST = "none"
-_NAME = re.compile(
-    r"synthetic:(?P<model>[^/]+?|.+\.(?:json|gguf))(?P<calibration>-calibration)?"
-    rf"(?:/(\d{{1,9}})x(\d{{1,9}})\+(\d{{1,9}})(?:/(?P<forecasts>{_NO_FORECAST}|[a-z_]+@\d+(?:,[a-z_]+@\d+)*))?)?"
-)
-_EVALUATION_SEED, _CALIBRATION_SEED = 0, 1
+            accuracies.setdefault(figure.quantity, []).append(float(np.mean(figure.ends)))
+    return {name: float(np.median(values)) for name, values in accuracies.items() if not name.startswith("overlap@")}
 
 
 def is_synthetic(name: str) -> bool:

@@ -61,7 +61,7 @@ class RoutingModel:
             raise TraceError(f"{self.name!r}: expected forecasts such as gate@1, got {invalid}")
 
     def __hash__(self) -> int:
-        """Of names and sizes: mappings have none, and equal fits have these in common."""
+        """A hash of names and sizes: mappings have none, and equal models have these in common."""
         return hash((self.name, self.source, self.moe_layers, self.experts, self.top_k, self.preference_share))
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class RoutingModel:
         return to_dict(self)
 
     def rounded(self, digits: int) -> RoutingModel:
-        """The same parameters rounded to ``digits`` decimal places."""
+        """A copy with parameters rounded to ``digits`` decimal places."""
 
         def round_off(value: Any) -> Any:
             if isinstance(value, dict):

@@ -35,6 +35,9 @@ _PILOT = Texts(((0,),), prompt_tokens=1, generated_tokens=48)  # the text on whi
 _CACHED = 2**17  # logits that fit a processor's cache together with the arrays computed from them
 _TOLERANCE = 1e-5
 _ROUNDING = 4 * np.finfo(float).eps
+_ERRORS = 3  # kind of random stream
+_Number = Annotated[int, between(1, 1e9)]
+_Seed = Annotated[int, between(0, 1e18)]
 
 
 def softmax(logits: Singles, sharpness: float) -> Singles:
@@ -74,7 +77,7 @@ class SyntheticForecast:
 
 
 def correlations(routing: RoutingModel, model_seed: int, names: Iterable[str]) -> Mapping[str, float]:
-    """For each forecast, the correlation of guess and truth that gives the wanted accuracy (on a short text)."""
+    """Correlations of guess and truth that give the wanted accuracies (on a short text), by forecast."""
     return {name: _correlation(routing, model_seed, name) for name in names}
 
 
@@ -86,7 +89,7 @@ class _Piece(NamedTuple):
     error: Singles
 
     def hits(self, correlation: float) -> int:
-        """How many of the true choices a guess contains: those that are no less than the last that it has."""
+        """Number of true choices that a guess contains: those that are no less than the last that it has."""
         keys, count = sortable(_guess(self.logits, self.error, correlation)), self.true.shape[1]
         last = np.partition(keys, -count, axis=1)[:, -count, None]
         return int(np.count_nonzero(np.take_along_axis(keys, self.true, axis=1) >= last))
@@ -136,14 +139,9 @@ def _guess(logits: Singles, error: Singles, correlation: float) -> Singles:
     return coarse(guess)
 
 
-_ERRORS = 3  # kind of random stream
-_Number = Annotated[int, between(1, 1e9)]
-_Seed = Annotated[int, between(0, 1e18)]
-
-
 @dataclass(frozen=True)
 class Synthesis:
-    """What to generate. Another ``seed`` gives other texts of the same model, another ``model_seed`` another model.
+    """A synthetic trace to make. Another ``seed`` gives other texts of the model, another ``model_seed`` another model.
 
     ``forecasts``: these alone (as far as ``routing`` has them), such as ``("gate@1",)``; None: all. The rest of the
     trace is the same.
@@ -215,8 +213,8 @@ def _routed(shape: ModelShape, request: Synthesis) -> dict[str, NDArray[Any]]:
         "topk_weights": np.empty((tokens, layers, shape.top_k), np.float16),
         "scores": np.empty((tokens, layers, shape.experts), np.float16),
     }
-    found = correlations(request.routing, request.model_seed, request.forecast_names)
-    makers = [SyntheticForecast(shape, name, how, request.routing.sharpness, tokens) for name, how in found.items()]
+    by_name = correlations(request.routing, request.model_seed, request.forecast_names)
+    makers = [SyntheticForecast(shape, name, how, request.routing.sharpness, tokens) for name, how in by_name.items()]
     errors = np.random.default_rng((_ERRORS, request.seed))
     for layer, exact in enumerate(layer_logits(request.routing, request.texts, request.model_seed)):
         logits = coarse(exact)

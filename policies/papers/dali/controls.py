@@ -1,4 +1,4 @@
-"""What DALI is compared with: the static threshold of its Section 6.1, and random prefetches (Fig. 16a)."""
+"""Policies that DALI is compared with: the static threshold of its Section 6.1, and random prefetches (Fig. 16a)."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class MrsCache(DemandCache):
 
 
 def _place(expert: int, order: Sequence[int], scores: Sequence[float]) -> int:
-    """Where an expert comes among others that are sorted by score and number."""
+    """Place of an expert among others that are sorted by score and number."""
     score, score_of = scores[expert], scores.__getitem__
     first, last = (bisect(order, score, key=score_of) for bisect in (bisect_left, bisect_right))
     return bisect_left(order, expert, first, last)

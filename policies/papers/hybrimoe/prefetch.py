@@ -110,7 +110,7 @@ class _ForecastLayer:
 
     @property
     def gain_ns(self) -> int:
-        """What the best pick takes off the makespan; 0 if there is none."""
+        """Time by which the best pick shortens the makespan, in ns; 0 if there is none."""
         if self._best is None:
             self._best = self._search() if self._room > 0 else (0, -1)
         return self._best[0]

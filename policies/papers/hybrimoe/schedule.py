@@ -92,7 +92,7 @@ class Schedule:
         return front, cpu, last
 
     def _by_clock(self, costs: ExpertCosts, absent: Sequence[int], link: int, cpu: int) -> tuple[int, int, int]:
-        """The same, the device that is free earlier first."""
+        """Schedule with the device first that is free earlier."""
         cpu_ns, copy_ns, first = costs.cpu_ns, costs.copy_ns, costs.first_cpu_ns
         rest = sum(cpu_ns[tokens] for tokens in absent)
         front, back, last = 0, len(absent), -1

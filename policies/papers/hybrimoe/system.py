@@ -50,7 +50,7 @@ class HssAssigner:
 
 
 class CacheScorePrefetcher(NoProtection):
-    """Of the next layer the ``size`` experts with the largest S of its MRS cache, in the released code's way: without a
+    """The ``size`` experts of the next layer with the largest S of its MRS cache, in the released code's way: without a
     forecast. Ties go to the lower id."""
 
     into: Literal["cache", "staging"] = "cache"

@@ -19,7 +19,7 @@ from policies.parts.assigners import ResidentOrCpu
 from tests.kit.depth import examples
 from tests.kit.scripted_session import Placed, session, start
 from tests.kit.views_for_tests import NO_PLAN, costs, view
-from tests.policies.papers.test_hybrimoe_schedule import UNITS, listing
+from tests.policies.papers.test_hybrimoe import UNITS, listing
 
 SCHEDULE = Schedule()
 

@@ -8,7 +8,7 @@ import pytest
 
 from policies.mechanism.views import Forecast, Routing
 from policies.papers.daop import PredictingRouter
-from policies.papers.smoe.router import CacheRouter
+from policies.papers.smoe import CacheRouter
 from policies.papers.speculating_experts import SpeculativeRouter
 from policies.parts.routers import combine_weights, routing_of_tokens, scores_by_expert
 from policies.registry import BuildContext, compose

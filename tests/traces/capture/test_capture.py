@@ -13,8 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tools.mini_models import build_model  # noqa: E402
-from tools.mini_train import export  # noqa: E402
+from tools.mini_train import build_model, export  # noqa: E402
 from traces.capture import capture as capture_module  # noqa: E402
 from traces.capture.capture import CaptureError, CaptureSettings, capture, capture_loaded  # noqa: E402
 from traces.capture.layers import _kv_width, find_moe_layers  # noqa: E402

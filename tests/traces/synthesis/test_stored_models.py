@@ -9,10 +9,22 @@ import numpy as np
 import pytest
 
 from tests.traces.measured_logs import LOGS, needs_logs
-from tools.refit_repetitions import FIRST, IN_COMMON, LRU, REPEATED, fit_repetitions, mean_over_layers, repetitions
-from tools.refit_routing import BUNDLED, refit_bundled
+from tools.refit_routing import (
+    BUNDLED,
+    FIRST,
+    FITTED,
+    IN_COMMON,
+    LRU,
+    MODEL,
+    REPEATED,
+    fit_repetitions,
+    made_statistics,
+    mean_over_layers,
+    published,
+    refit_bundled,
+    repetitions,
+)
 from tools.refit_routing import LOGS as LOG_NAMES
-from tools.refit_routing_figures import FITTED, MODEL, made_statistics, published
 from traces.importers.route_trace_v1 import import_route_trace
 from traces.layout import DECODE, TraceError
 from traces.library import load_trace

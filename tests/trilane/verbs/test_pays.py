@@ -38,7 +38,7 @@ def test_the_page_the_json_and_the_data_of_the_picture_agree(trilane: Trilane) -
 def test_a_policy_of_ones_own_has_the_idea(trilane: Trilane) -> None:
     Path("own_of_pays.py").write_text(
         "from dataclasses import dataclass\n"
-        "from policies.papers.llama_cpp_patches import LlamaCacheStatic\n"
+        "from policies.papers.llama_cpp import LlamaCacheStatic\n"
         "from trilane import register\n\n\n"
         "@register('mine', 'stays')\n@dataclass(frozen=True)\nclass Mine(LlamaCacheStatic):\n    pass\n"
     )
