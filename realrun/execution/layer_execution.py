@@ -47,7 +47,7 @@ class LayerExecution:
         self._sent = [machine.host_tensor(activations, sizes.dtype) for _ in range(2)]
         self._results = [machine.host_tensor(on_cpu, sizes.sum_dtype) for _ in range(2)]
         self._arrived = machine.gpu_tensor(on_cpu, sizes.sum_dtype)  # results that were copied over the link
-        self._in_place = [machine.readable(each) for each in self._results] if machine.result_path == "direct" else []
+        self._in_place = list(map(machine.readable, self._results)) if machine.result_path == "direct" else []
         self._ahead = CpuShare()  # of the next layer
         self._now: ActiveLayer
 
@@ -157,14 +157,14 @@ class LayerExecution:
         """Submit experts of ``layer`` to the CPU, on the activations of the present layer.
 
         ``share``: of the present layer, or that of the next one, ``_ahead``, which adds the results."""
-        sent, here = self._send_activations(), self._now.plan.layer
-        target, results = layer if layer != here else -1, self._results[(here + (share is self._ahead)) % 2]
+        sent, present = self._send_activations(), self._now.plan.layer
+        target, results = layer if layer != present else -1, self._results[(present + (share is self._ahead)) % 2]
         for expert in experts:
             rows = share.take(ExpertId(layer, expert), tokens.choices[expert])
             out = results[rows.begin : rows.begin + len(rows.choices)]
             rows.completion = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens, out), (sent,))
             size = self._copying.expert_bytes(layer)
-            self._recorder.add("cpu", rows.completion, kind, here, expert, len(rows.choices), size, target)
+            self._recorder.add("cpu", rows.completion, kind, present, expert, len(rows.choices), size, target)
 
     def _cpu_work(
         self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens, results: Tensor
@@ -219,9 +219,9 @@ class LayerExecution:
 
 def _upload(tokens: RoutedTokens, device: torch.device) -> Mapping[int, Choices]:
     """The choices of every expert as row indices on the GPU; all lists in one transfer, which may be none."""
-    found = {expert: addressed(choices) for expert, choices in tokens.choices.items()}
-    lists = {expert: choices for expert, choices in found.items() if isinstance(choices, Tensor)}
+    on_host = {expert: addressed(choices) for expert, choices in tokens.choices.items()}
+    lists = {expert: choices for expert, choices in on_host.items() if isinstance(choices, Tensor)}
     if device.type == "cpu" or not lists:
-        return found
-    there = torch.split(upload(torch.cat(list(lists.values())), device), list(map(len, lists.values())))
-    return found | dict(zip(lists, there, strict=True))
+        return on_host
+    on_gpu = torch.split(upload(torch.cat(list(lists.values())), device), list(map(len, lists.values())))
+    return on_host | dict(zip(lists, on_gpu, strict=True))

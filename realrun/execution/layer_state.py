@@ -96,7 +96,7 @@ class Addresses(NamedTuple):
 
 
 def addresses_of(rows: Sequence[Rows], device: torch.device) -> Addresses | None:
-    """Of the results of ``rows``; None if there are none."""
+    """Addresses of the results of ``rows``; None if there are none."""
     if not rows:
         return None
     return Addresses(places_of(rows, device), upload(torch.cat([row.choices for row in rows]), device))

@@ -63,7 +63,7 @@ def load_streamed(
     pieces: list[LayerPieces] = []
     for name, layout in zip(names, layouts, strict=True):
         by_part = {part.name: tensors.pieces(f"{name}.{part.name}") for part in layout.parts}
-        pieces.append([dict(zip(by_part, each, strict=True)) for each in zip(*by_part.values(), strict=True)])
+        pieces.append([dict(zip(by_part, expert, strict=True)) for expert in zip(*by_part.values(), strict=True)])
     check_host_memory(sum(layout.size_bytes * len(experts) for layout, experts in zip(layouts, pieces, strict=True)))
     model = _without_experts(folder, dtype, {type(layer.experts) for layer in layers})
     for name, layer in zip(names, layers, strict=True):

@@ -78,7 +78,7 @@ def _header(file: Path, why: str) -> dict[str, StoredTensor]:
 
 
 class ExpertTensors:
-    """What the library would load into each parameter of a model, split by expert.
+    """The tensors that the library would load into each parameter of a model, split by expert.
 
     ``skeleton`` is the model without storage: all of its parameters are on the meta device.
     """
@@ -88,31 +88,31 @@ class ExpertTensors:
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._prefix, self._state = skeleton.base_model_prefix, skeleton.state_dict()
-        self._found: dict[str, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
+        self._sources: dict[str, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
         for key in sorted(tensors):
             target, pattern = self._target(key)
-            self._found[target].append((tensors[key], pattern))
+            self._sources[target].append((tensors[key], pattern))
 
     def pieces(self, parameter: str) -> list[list[Piece]]:
         """For every expert, the pieces of its slice of ``parameter`` (full name).
 
         Raises RefusedError if tensors are missing in the checkpoint, or are of another shape or type.
         """
-        shape, found = tuple(self._state[parameter].shape), self._found[parameter]
-        if not found:
+        shape, sources = tuple(self._state[parameter].shape), self._sources[parameter]
+        if not sources:
             raise RefusedError(f"{parameter}: the checkpoint has no tensor for it; is it whole, and of this model?")
-        for tensor, _ in found:
+        for tensor, _ in sources:
             if tensor.type not in PLAIN_TYPES:
                 raise RefusedError(
                     f"{tensor.file}: tensor {tensor.key} has type {tensor.type}, expected one of "
                     f"{', '.join(PLAIN_TYPES)}: quantised experts are not supported; use the bfloat16 checkpoint"
                 )
-        pattern = found[0][1]
+        pattern = sources[0][1]
         if pattern is None:
-            return _of_all(parameter, shape, found)
+            return _of_all(parameter, shape, sources)
         converter = self._converter(parameter, pattern)
         if _operations(converter) == INTERLEAVED:
-            return _of_all(parameter, shape, found, interleaved=True)
+            return _of_all(parameter, shape, sources, interleaved=True)
         return self._of_each(parameter, shape, converter.source_patterns)
 
     def _target(self, key: str) -> tuple[str, str | None]:
@@ -129,7 +129,7 @@ class ExpertTensors:
 
     def _of_each(self, parameter: str, shape: tuple[int, ...], patterns: Sequence[str]) -> list[list[Piece]]:
         """One tensor for each expert and matrix; gate and up, where there are two, one below the other."""
-        tensors = {(source, _expert(tensor.key)): tensor for tensor, source in self._found[parameter]}
+        tensors = {(source, _expert(tensor.key)): tensor for tensor, source in self._sources[parameter]}
         experts: list[list[Piece]] = []
         for expert in range(shape[0]):
             pieces: list[Piece] = []
@@ -157,12 +157,13 @@ def _operations(converter: WeightConverter) -> tuple[str, ...]:
 
 
 def _of_all(
-    parameter: str, shape: tuple[int, ...], found: Sequence[tuple[StoredTensor, str | None]], interleaved: bool = False
+    parameter: str, shape: tuple[int, ...], sources: Sequence[tuple[StoredTensor, str | None]],
+    interleaved: bool = False,
 ) -> list[list[Piece]]:
     """One tensor for all experts, as in the model, or with its rows interleaved."""
-    tensor, _ = found[0]
-    if len(found) != 1 or tensor.shape != shape:
-        stored = ", ".join(f"{t.key} {list(t.shape)} in {t.file}" for t, _ in found)
+    tensor, _ = sources[0]
+    if len(sources) != 1 or tensor.shape != shape:
+        stored = ", ".join(f"{t.key} {list(t.shape)} in {t.file}" for t, _ in sources)
         raise RefusedError(f"{parameter}: expected one tensor of shape {list(shape)}, found {stored}")
     return [[Piece(tensor, 0, shape[1], expert, interleaved)] for expert in range(shape[0])]
 

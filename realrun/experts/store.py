@@ -1,4 +1,7 @@
-"""The layout of one expert's weights in one contiguous buffer, so that one copy moves all of them."""
+"""The weights of all routed experts in host memory, from which experts are copied to the GPU and read by the CPU.
+
+Each expert's weights are laid out in one contiguous buffer, so that one copy moves all of them.
+"""
 
 from __future__ import annotations
 

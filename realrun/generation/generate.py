@@ -1,4 +1,4 @@
-"""Requests and results of generation, and everything that is prepared before the first token."""
+"""Generate with a model of the Hugging Face library whose routed experts are placed by a policy."""
 
 from __future__ import annotations
 

@@ -78,4 +78,4 @@ class GeneratedTrace:
 
 
 def _joined(rows: Sequence[Rows]) -> Rows:
-    return {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}
+    return {name: np.concatenate([of_pass[name] for of_pass in rows]) for name in rows[0]}

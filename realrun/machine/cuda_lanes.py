@@ -146,11 +146,11 @@ class CudaLanes:
         return gpu_tensor(shape, dtype, self.device)
 
     def readable(self, host: Tensor) -> Tensor:
-        """The same memory, which kernels read over the link."""
+        """A view of pinned memory, which kernels read over the link."""
         return gpu_view(host, self.device)
 
     def hosting(self) -> AbstractContextManager[None]:
-        """In the block, the calling thread runs on the host's core, with one torch thread."""
+        """Run the calling thread on the host's core in the block, with one torch thread."""
         return settled(self.settings.host_core)
 
     def begin_copying(self) -> None:

@@ -1,4 +1,9 @@
-"""The clock of a GPU, converted to the host's time, and the streams and events that it needs."""
+"""CUDA streams: lanes that launch work on them, completions timed on the host's clock, callbacks, and recorded graphs.
+
+A GPU calls no Python, and a thread that waits for every end would have to wake up and take the interpreter lock while
+the layer waits. The host thread and the copy thread poll anyway, after a wait and before a copy is chosen: the next of
+them calls what is due.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ class Base(NamedTuple):
     host_ns: int
 
     def host_ns_of(self, event: torch.cuda.Event) -> int:
-        """When ``event`` happened, which must be in the past."""
+        """Time of ``event``, which must be in the past, ns on the host's clock."""
         return self.host_ns + round(float(self.event.elapsed_time(event)) * 1e6)
 
 
@@ -62,7 +67,7 @@ class GpuClock:
         self.base = self._take()
 
     def _take(self) -> Base:
-        return min((self._try() for _ in range(TRIES)), key=lambda found: found[0])[1]
+        return min((self._try() for _ in range(TRIES)), key=lambda tried: tried[0])[1]
 
     def _try(self) -> tuple[int, Base]:
         event = new_event()
@@ -127,7 +132,7 @@ class DoneCallbacks:
 
 
 class WorkTimes(NamedTuple):
-    """When work was ready to start, started and ended, on the host's clock."""
+    """Times at which work was ready to start, started and ended, ns on the host's clock."""
 
     ready_ns: int
     start_ns: int
@@ -228,14 +233,15 @@ def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> Non
         if isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended():
             flags[completion.flag] = max(flags.get(completion.flag, 0), completion.number)
             earlier += completion.after
-    for awaited in dict.fromkeys(each for each in (*completions, *earlier) if isinstance(each, StreamCompletion)):
+    of_streams = [completion for completion in (*completions, *earlier) if isinstance(completion, StreamCompletion)]
+    for awaited in dict.fromkeys(of_streams):
         awaited.hold_up(stream)
     for flag, number in flags.items():
         flag.hold_up(stream, number)
 
 
 def _can_hold_up(completion: Completion) -> bool:
-    """Whether a stream can wait for it instead of the host."""
+    """True if a stream can wait for it in place of the host."""
     return isinstance(completion, StreamCompletion) or (
         isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended()
     )
@@ -295,7 +301,7 @@ class StreamLane:
 
 
 def on_stream(stream: torch.cuda.Stream, is_current: bool) -> AbstractContextManager[object]:
-    """In the block, ``stream`` is the current one; nothing is set if it is already."""
+    """Make ``stream`` the current one in the block; nothing is set if it is already."""
     return nullcontext() if is_current else torch.cuda.stream(stream)
 
 

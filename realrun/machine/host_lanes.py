@@ -48,10 +48,12 @@ class HostLaneSettings:
 
     def check(self) -> None:
         """Raises RefusedError for cores that this process may not use, and for a link without speed."""
-        there, host_cores = usable_cores(), alone(self.host_core) or ()
-        missing = sorted({self.gpu_core, *self.cpu_cores, *self.copy_cores, *host_cores} - there)
+        usable, host_cores = usable_cores(), alone(self.host_core) or ()
+        missing = sorted({self.gpu_core, *self.cpu_cores, *self.copy_cores, *host_cores} - usable)
         if missing or not self.cpu_cores:
-            raise RefusedError(f"host lanes: expected cores among {sorted(there)}, got {missing or 'none'} for the CPU")
+            raise RefusedError(
+                f"host lanes: expected cores among {sorted(usable)}, got {missing or 'none'} for the CPU"
+            )
         if self.link_bytes_per_s <= 0 or self.chunk_bytes < 1:
             raise RefusedError("host lanes: link_bytes_per_s and chunk_bytes must be above 0")
 
@@ -96,7 +98,7 @@ class HostLanes:
         return host
 
     def hosting(self) -> AbstractContextManager[None]:
-        """In the block, the calling thread runs on the host's core (inline: the GPU's), with one torch thread."""
+        """Run the calling thread on the host's core (inline: the GPU's) in the block, with one torch thread."""
         return settled(self.settings.gpu_core if self._gpu is None else self.settings.host_core)
 
     def begin_copying(self) -> None:

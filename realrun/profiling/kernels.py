@@ -1,4 +1,4 @@
-"""Probes of kernels: attention, gate and others by the sizes of a step, experts by their number of tokens.
+"""Probes of kernels and of their launches: attention, gate and others by the sizes of a step, experts by their tokens.
 
 This defines the measurement for each span of the simulator (``sim.runs.spans``). The hand-over between threads or
 streams also takes time, and is counted once, with the work that it delays:
@@ -10,6 +10,13 @@ streams also takes time, and is counted once, with the work that it delays:
 - ``first_cpu_expert``: the additional time of the first expert on an idle CPU lane.
 - ``result``: from the end of the last CPU expert to the end of the sum, less the sum itself (results read in place), or
   until the results have been copied over the link.
+
+A launch on an idle lane lasts until the host continues or, if later, until the work begins: a sleeping thread takes
+about 20 us to wake. Two parts of a launch overlap with the lane's work (``sim.timeline.launching``):
+
+- ``launch_lead``: from the first submission of a group until its first work begins.
+- ``launch_tail``: from the end of a launch to the end of the work, on a lane without other work. The work is a layer's
+  gate, whose few small kernels take a GPU less time than their launches, so that only the last one is left.
 """
 
 from __future__ import annotations
@@ -74,19 +81,19 @@ def _layer(lab: Lab, new: tuple[int, ...], earlier: tuple[int, ...], attention: 
         completions[forecast, tokens] = gpu.submit(lambda: forecast_by(layer, *normed))
     if lab.shape.shared_width:
         completions["shared", tokens] = gpu.submit(lambda: model.shared(layer, *normed))
-    here = lab.machine.d2h.submit(lambda: lab.chosen_here[:tokens].copy_(chosen[0], non_blocking=True), (gated,))
-    here.wait()
+    copied = lab.machine.d2h.submit(lambda: lab.chosen_on_host[:tokens].copy_(chosen[0], non_blocking=True), (gated,))
+    copied.wait()
     sorted_by_expert = routed(ids, weights)
-    sync_ns = lab.machine.now_ns() - here.end_ns + lab.start(sorted_by_expert, layer)
+    sync_ns = lab.machine.now_ns() - copied.end_ns + lab.start(sorted_by_expert, layer)
     if lab.shape.dense_layers and not forecast:
         completions["dense_ffn", tokens] = gpu.submit(lambda: model.dense_ffn(hidden))
-    found: dict[Key, Sequence[float]] = {key: [took_ns(completion)] for key, completion in completions.items()}
+    times_ns: dict[Key, Sequence[float]] = {key: [took_ns(completion)] for key, completion in completions.items()}
     if forecast:
-        return {(forecast, tokens): found[forecast, tokens]}
-    found["routing", tokens] = [here.end_ns - gated.end_ns]
+        return {(forecast, tokens): times_ns[forecast, tokens]}
+    times_ns["routing", tokens] = [copied.end_ns - gated.end_ns]
     if len(new) == tokens:  # a decode step
-        found["sync",] = [sync_ns]
-    return found
+        times_ns["sync",] = [sync_ns]
+    return times_ns
 
 
 def gpu_experts(lab: Lab, tokens: int) -> Found:

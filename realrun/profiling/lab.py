@@ -1,8 +1,11 @@
-"""Conditions of a measurement: a GPU that is busy while the host launches, and weights that are not in caches.
+"""The setup for measuring a model: its kernels, some of its experts, and the machine.
 
-``torch.cuda._sleep`` counts cycles of the GPU's processors: 6 million are 3 ms at 1.98 GHz, and 17 ms at the 345 MHz of
-an idle GPU. So the GPU's clocks are raised first, and then a short sleep is measured (as in torch's own tests:
-``get_cycles_per_ms`` in torch/testing/_internal/common_utils.py).
+Everything runs through the executor's own ``LayerExecution`` and ``Copying``, with scripted decisions instead of a
+session's. Experts are used in turn, from more memory than caches hold.
+
+The GPU is busy while the host launches. ``torch.cuda._sleep`` counts cycles of the GPU's processors: 6 million are 3 ms
+at 1.98 GHz, and 17 ms at the 345 MHz of an idle GPU. So the GPU's clocks are raised first, and then a short sleep is
+measured (as in torch's own tests: ``get_cycles_per_ms`` in torch/testing/_internal/common_utils.py).
 """
 
 from __future__ import annotations
@@ -182,7 +185,7 @@ class Lab:
         self.hidden.copy_(torch.randn(most, shape.hidden))
         self.on_host = machine.host_tensor((most, shape.hidden), dtype)
         self.on_host.copy_(self.hidden)
-        self.chosen_here = machine.host_tensor((most, shape.top_k), torch.int64)
+        self.chosen_on_host = machine.host_tensor((most, shape.top_k), torch.int64)
         self.scratch = machine.host_tensor((self.layout.size_bytes,), torch.uint8)
         self._turn, self._copied, self._draw = count(), count(), np.random.default_rng(0)
 

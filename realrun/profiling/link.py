@@ -32,11 +32,11 @@ def busy_results(lab: Lab, tokens: int) -> Found:
 
     The additional time during copies is only printed; simulated sums take the time with an idle link.
     """
-    found: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
+    idle: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
     result_bytes = tokens * lab.at_once * lab.shape.hidden * WEIGHTS_DTYPE.itemsize
     experts = -(-COPIES_OF_RESULTS * result_bytes // lab.layout.size_bytes)
     many = min(max(BURST, experts), lab.layers * lab.experts)
-    return {**found, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
+    return {**idle, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
 
 
 def _sum_ns(lab: Lab, tokens: int, copies: int) -> int:
@@ -129,11 +129,11 @@ def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[st
     begin = max(queue[1].start_ns for queue in completions.values())  # the first on an idle lane takes longer
     end = min(queue[-1].end_ns for queue in completions.values())
     _forget_spans(lab)
-    found: dict[str, float] = {}
+    medians_ns: dict[str, float] = {}
     for lane, queue in completions.items():  # work that ran entirely within the interval; all, if there is none
         within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
-        found[lane] = median(map(took_ns, within or queue))
-    return found
+        medians_ns[lane] = median(map(took_ns, within or queue))
+    return medians_ns
 
 
 def _copies_alone(lab: Lab) -> float:

@@ -70,8 +70,8 @@ class ReplayBench:
     def measure(self, prepared: Prepared) -> Measurement:
         """Run a prepared scenario; repeat it if graphs were recorded during the run."""
         recorded = self._recorded()
-        found = self._run(prepared)
-        return found if self._recorded() == recorded else self._run(prepared)
+        measurement = self._run(prepared)
+        return measurement if self._recorded() == recorded else self._run(prepared)
 
     def _run(self, prepared: Prepared) -> Measurement:
         session = prepared.session_of(LoggedSession)
@@ -98,20 +98,20 @@ class ReplayBench:
 
 def room_for(prepared: Sequence[Prepared]) -> Room:
     """The room for all of these runs. Raises RefusedError for sampled steps or prompts, and drafts that take time."""
-    if any(each.scenario.sampled for each in prepared):
+    if any(run.scenario.sampled for run in prepared):
         raise RefusedError(
             "replay: a real machine plays every step and every prompt token: leave out sampled_steps and "
             "sampled_prompt_tokens"
         )
-    if any(step.drafted and each.costs.draft_costs(1).gpu_ns for each in prepared for step in each.steps):
+    if any(step.drafted and run.costs.draft_costs(1).gpu_ns for run in prepared for step in run.steps):
         raise RefusedError(
             "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
             "draft_ns to null, for drafts that cost nothing"
         )
     return Room(
-        batch=max(each.scenario.batch for each in prepared),
-        context=max(each.tokens_per_sequence for each in prepared),
-        step_tokens=max(len(step.rows) for each in prepared for step in each.steps),
+        batch=max(run.scenario.batch for run in prepared),
+        context=max(run.tokens_per_sequence for run in prepared),
+        step_tokens=max(len(step.rows) for run in prepared for step in run.steps),
         slots=max(map(slots_needed, prepared)),
     )
 

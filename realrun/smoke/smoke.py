@@ -1,4 +1,4 @@
-"""One check of a machine: its name, a figure, and its outcome."""
+"""The smoke test of a machine: checks of lanes, clocks, memory and link, and then of generation."""
 
 from __future__ import annotations
 
@@ -9,44 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from statistics import median
-from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
 from realrun.machine.lanes import Completion, Machine, nothing, took_ns
 from realrun.machine.machines import RealMachine
-
-Outcome: TypeAlias = Literal["ok", "failed", "skipped"]
-
-
-class Check(NamedTuple):
-    """The outcome of a check; ``why`` it failed or was skipped."""
-
-    name: str
-    outcome: Outcome
-    figure: str = ""
-    why: str = ""
-
-
-class SkippedError(Exception):
-    """The machine lacks what a check is about, and works without it; the message says how."""
-
-
-def checked(name: str, check: Callable[[], str]) -> Check:
-    """Run ``check``, which returns its figure; an exception becomes the outcome."""
-    try:
-        return Check(name, "ok", check())
-    except SkippedError as skipped:
-        return Check(name, "skipped", why=str(skipped))
-    except Exception as error:  # on a new machine, anything may fail
-        return Check(name, "failed", why=f"{type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def expect(held: bool, what: str) -> None:
-    """Raises AssertionError with ``what`` unless the condition ``held``."""
-    if not held:
-        raise AssertionError(what)
-
+from realrun.smoke import Check, SkippedError, checked, expect
 
 # Chosen: copies of about 10 ms, in which start and end hardly count, and enough page-locked memory for a rate within
 # about a second.

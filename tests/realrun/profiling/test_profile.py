@@ -15,7 +15,7 @@ from realrun.errors import RefusedError
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.machines import machine_of
 from realrun.profiling.cpu_threads import counts_up_to, thread_times
-from realrun.profiling.decisions import fit
+from realrun.profiling.decisions import fitted_cost
 from realrun.profiling.hardware import Aim
 from realrun.profiling.lab import Lab, Points
 from realrun.profiling.profile import Findings, profile
@@ -185,9 +185,9 @@ def test_no_expert_is_used_twice_in_a_row(lanes: HostLanes) -> None:
 
 
 def test_a_line_through_decisions() -> None:
-    assert fit([(6, 1600.0), (30, 4000.0)]) == PlanCost(1000, 100)
-    assert fit([(6, 500.0), (30, 500.0)]) == PlanCost(500, 0)
-    assert fit([(0.0, 0.0)]) == PlanCost(0.0, 0.0)  # it forecasts nothing
+    assert fitted_cost([(6, 1600.0), (30, 4000.0)]) == PlanCost(1000, 100)
+    assert fitted_cost([(6, 500.0), (30, 500.0)]) == PlanCost(500, 0)
+    assert fitted_cost([(0.0, 0.0)]) == PlanCost(0.0, 0.0)  # it forecasts nothing
 
 
 def test_thread_counts_are_tried_up_to_the_most() -> None:
