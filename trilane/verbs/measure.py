@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation:
-    """What ``--mode generate`` generates from, and the trace that it writes."""
+    """Model, prompts and vectors of ``--mode generate``, and the trace that it writes."""
 
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="generate: a folder, or the id of a Hugging Face model.")
@@ -129,11 +129,11 @@ def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, gener
     machine = machine_on(load_hardware(chosen.hardware), lanes, lane_choice.options(), inline=True)
     try:
         with working(f"generating under {chosen.policy}"):
-            found = generate(request, machine)
+            generated = generate(request, machine)
         print_remarks(machine)
     finally:
         machine.close()
-    return found.run, f"{model}, {len(found.texts)} sequences", found.texts
+    return generated.run, f"{model}, {len(generated.texts)} sequences", generated.texts
 
 
 def _prompts(path: str, batch: int) -> list[str]:

@@ -103,7 +103,7 @@ class TestWhatIsSaidToTheDevice:
     def test_waiting_does_not_read_the_clock_of_the_device(self, cuda, monkeypatch):
         with fake_machine(cuda) as machine:
             completion = machine.gpu.submit(lambda: None)
-            monkeypatch.setattr("tests.kit.fake_streams.FakeEvent.elapsed_time", lambda *_: 1 / 0)
+            monkeypatch.setattr("tests.kit.fake_cuda.FakeEvent.elapsed_time", lambda *_: 1 / 0)
             completion.wait()
             with pytest.raises(ZeroDivisionError):
                 _ = completion.start_ns
