@@ -17,8 +17,7 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_execution import LayerExecution
-from realrun.execution.layer_state import LayerSizes, RoutedInput
+from realrun.execution.layer_execution import LayerExecution, LayerSizes, RoutedInput
 from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
 from realrun.experts.gpu_slots import GpuSlots

@@ -16,7 +16,7 @@ from policies.registry import system
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import LayerSizes
+from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.gpu_slots import GpuSlots, check_one_width, slots_needed
 from realrun.generation.generated_trace import GeneratedTrace, blank_trace
 from realrun.generation.hosted_model import HostedModel, computed_in_place, load_model, look_at, routed_through

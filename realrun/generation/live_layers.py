@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from policies.mechanism.views import Forecast, LayerInput, Phase, Routing
 from policies.protocols import Needs
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import RoutedInput
+from realrun.execution.layer_execution import RoutedInput
 from realrun.execution.routed_tokens import rerouted
 from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
 from realrun.machine.cuda_memory import upload

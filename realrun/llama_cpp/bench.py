@@ -42,7 +42,7 @@ class BenchContext(Protocol):
 
 
 class BenchSettings(NamedTuple):
-    """How a model is loaded.
+    """Settings with which a model is loaded.
 
     ``gpu``: onto a GPU, except the experts of the first ``cpu_layers`` layers; ``kv``: the format of keys and values;
     ``mapped``: from a mapped file, not from one that is read into pinned memory; ``copies``: fill the cache with copies

@@ -48,7 +48,7 @@ RUNTIMES = ("eager", "graphs")  # how kernels are launched
 
 @dataclass(frozen=True)
 class CudaSettings:
-    """Which GPU, and how it is used.
+    """The choice of a GPU, and of its use.
 
     ``cpu_threads`` compute experts on ``cpu_cores`` (None: on any); the copy thread runs on ``copy_core`` and the host
     thread on ``host_core`` (None: on any). Copies to the GPU are split into chunks of ``chunk_bytes`` (0: whole),

@@ -12,7 +12,7 @@ streams also takes time, and is counted once, with the work that it delays:
   until the results have been copied over the link.
 
 A launch on an idle lane lasts until the host continues or, if later, until the work begins: a sleeping thread takes
-about 20 us to wake. Two parts of a launch overlap with the lane's work (``sim.timeline.launching``):
+about 20 us to wake. Two parts of a launch overlap with the lane's work (``sim.timeline``):
 
 - ``launch_lead``: from the first submission of a group until its first work begins.
 - ``launch_tail``: from the end of a launch to the end of the work, on a lane without other work. The work is a layer's
@@ -187,7 +187,7 @@ def expert_launch(lab: Lab) -> Found:
     """The launch of one expert: the host's time for one that is not a layer's first, and waking the lane for the first.
 
     If the model has shared experts, the lane is busy with them and awake. Waking counts as the host's time, as in the
-    other launches, since a lead is never longer than its launch (``sim.timeline.launching``).
+    other launches, since a lead is never longer than its launch (``sim.timeline``).
     """
     layer, experts = lab.next_experts(2)
     alike = lab.alike(experts, 1)

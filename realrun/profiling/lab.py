@@ -28,8 +28,7 @@ from torch import Tensor
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Plan, Routing
 from realrun.execution.copying import CopyFuture, Copying
-from realrun.execution.layer_execution import LayerExecution
-from realrun.execution.layer_state import LayerSizes, RoutedInput
+from realrun.execution.layer_execution import LayerExecution, LayerSizes, RoutedInput
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.experts.ffn import ExpertShape, SwiGlu, weighted_ffn

@@ -23,7 +23,7 @@ Probe: TypeAlias = Callable[[], Mapping[Key, Sequence[float]]]  # measures once:
 
 @dataclass(frozen=True)
 class Effort:
-    """How often a probe is repeated: at least once per round, and up to ``most`` times within ``probe_ns``."""
+    """Number of repeats of a probe: at least one per round, and up to ``most`` within ``probe_ns``."""
 
     rounds: int = 7
     most: int = 8

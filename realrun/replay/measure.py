@@ -11,7 +11,7 @@ import torch
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import LayerSizes
+from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.ffn import ExpertShape
 from realrun.experts.gpu_slots import GpuSlots, slots_needed
 from realrun.experts.store import random_store

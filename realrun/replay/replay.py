@@ -14,7 +14,7 @@ from torch import Tensor
 from policies.mechanism.score_rows import ScoreRows
 from policies.mechanism.views import Forecast, LayerInput
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import RoutedInput
+from realrun.execution.layer_execution import RoutedInput
 from realrun.execution.routed_tokens import routed
 from realrun.machine.lanes import Completion, Work
 from realrun.replay.model import ReplayModel

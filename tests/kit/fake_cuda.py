@@ -26,7 +26,7 @@ QUERY_NS = 1000  # of the host
 
 
 class FakeGraph:
-    """What was captured; ``made``: tensors in the memory of its ``pool``."""
+    """Captured work; ``made``: tensors in the memory of its ``pool``."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda = cuda
@@ -190,7 +190,7 @@ class FakeCuda:
             self.lock.notify_all()
 
     def run_until(self, reached: Callable[[], bool]) -> None:
-        """What every kind of synchronising does."""
+        """Do the device's work until ``reached``, as every kind of synchronising does."""
         with self.lock:
             self.lock.wait_for(lambda: not self.is_held)
             if self.error is not None:
@@ -214,7 +214,7 @@ class FakeCuda:
     def capture(
         self, graph: FakeGraph, pool: list[FakeGraph], stream: FakeStream, capture_error_mode: str
     ) -> Iterator[None]:
-        """What ``torch.cuda.graph`` does; ``pool``: the graphs that share memory."""
+        """Capture as ``torch.cuda.graph``; ``pool``: the graphs that share memory."""
         assert capture_error_mode == "thread_local", "other threads poll events meanwhile"
         assert stream is self.current[threading.get_ident()]
         graph.pool = pool
@@ -236,7 +236,7 @@ class FakeCuda:
         return 0
 
     def bytes_at(self, address: int, size: int) -> torch.Tensor:
-        """What torch makes of an address on a GPU."""
+        """The tensor that torch makes of an address on a GPU."""
         known = self.registered.items()
         if not any(start <= address and address + size <= start + length for start, length in known):
             raise RuntimeError(

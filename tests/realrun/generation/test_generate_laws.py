@@ -85,7 +85,7 @@ LEARNT = {"calibration": "mini-moe-calibration", "vectors": MINI_VECTORS}
 
 @cache
 def all_resident(family: str, lanes: HostLanes) -> ModelOutput:
-    """What a family says with all experts on the GPU."""
+    """Output of a family with all experts on the GPU."""
     model = hosted(family, () if family == "mini-moe" else FOUR, HALF)
     return output_of_executor(model, request("llama.cpp", every_slot(model)), lanes)
 
@@ -182,7 +182,7 @@ class Numbers:
 
 
 def captured_beside(folder: Path) -> Trace:
-    """What capture makes of the bundled model and the prompts."""
+    """The trace that capture makes of the bundled model and the prompts."""
     prompts = folder / "prompts.txt"
     prompts.write_text("\n".join(" ".join(map(str, prompt)) for prompt in PROMPTS))
     settings = CaptureSettings(

@@ -1,4 +1,4 @@
-"""What a generation refuses before it begins: it says what was expected and what to do."""
+"""Refusals of a generation before it begins, with what was expected and what to do."""
 
 from __future__ import annotations
 

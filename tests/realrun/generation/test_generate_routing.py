@@ -83,7 +83,7 @@ SEEN = Needs(scores=True, tokens=True)
 
 
 def of_model(factor: float, norm_topk: bool) -> torch.Tensor:
-    """What a router gives that multiplies its scores, or its shares, by a factor."""
+    """Weights of a router that multiplies its scores, or its shares, by a factor."""
     chosen = SCORES.float().gather(1, IDS)
     return factor * (chosen / chosen.sum(1, keepdim=True) if norm_topk else chosen)
 

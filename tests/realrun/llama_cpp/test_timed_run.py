@@ -1,4 +1,4 @@
-"""How a benchmark fills the cache: every token computed, or copies of the first ones."""
+"""Filling the cache of a benchmark: every token computed, or copies of the first ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which core is whose: physical ones, disjoint for threads that work at the same time, as long as there are any."""
+"""Cores of threads: physical ones, disjoint for threads that work at the same time, as long as there are enough."""
 
 from __future__ import annotations
 

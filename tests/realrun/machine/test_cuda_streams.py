@@ -1,4 +1,4 @@
-"""What the CUDA machine tells a device to do, and how it reads the device's clock: on a fake device, call by call."""
+"""Calls of the CUDA machine to a device, its reading of the device's clock, and flags: on a fake, call by call."""
 
 from __future__ import annotations
 

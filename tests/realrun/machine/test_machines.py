@@ -35,7 +35,7 @@ def profile_of(facts: Facts) -> Profile:
 
 
 def facts(**changes: object) -> Facts:
-    """Of tiny host lanes."""
+    """Facts of tiny host lanes."""
     machine = HostLanes(tiny_lanes(**changes))
     machine.close()
     return facts_of(machine)

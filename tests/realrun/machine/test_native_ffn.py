@@ -273,7 +273,7 @@ def experts(draw: st.DrawFn) -> Expert:
 
 
 def spread(expert: Expert, gated: bool) -> Tensor:
-    """How much each result may be off: a rounding of itself, and of one inner value where SiLU falls between two."""
+    """The most that each result may be off: a rounding of itself, and of one inner value if SiLU falls between two."""
     rows = expert.x[expert.choices // expert.top_k]
     views = {name: value.float() for name, value in expert.views.items()}
     inner = rows.float() @ next(iter(views.values())).T

@@ -22,7 +22,7 @@ LARGE = LEAST_BYTES + 5000
 
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """What ``madvise`` was called with."""
+    """Arguments of the calls of ``madvise``."""
     calls: list[tuple[int, ...]] = []
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
     monkeypatch.setattr(Pages, "madvise", lambda self, *given: calls.append(given), raising=False)
@@ -88,7 +88,7 @@ SMAPS = Path("/proc/self/smaps")  # proc_pid_smaps(5)
 
 
 def resident_bytes(address: int) -> int:
-    """Of the mapping that ``address`` is in."""
+    """Resident bytes of the mapping that ``address`` is in."""
     inside = False
     for line in SMAPS.read_text().splitlines():
         word, *others = line.split()
