@@ -46,9 +46,9 @@ class LlamaBenchContext(LlamaContext):
 
     def compute_ns(self, tokens: int) -> int:
         ids = self._random.integers(0, self.model.vocabulary, tokens, dtype=np.int32)
-        begin = perf_counter_ns()
+        began_ns = perf_counter_ns()
         self.decode(ids)
-        return perf_counter_ns() - begin
+        return perf_counter_ns() - began_ns
 
     def fill(self, tokens: int) -> None:
         """See ``BenchContext``."""

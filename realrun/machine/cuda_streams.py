@@ -71,11 +71,11 @@ class GpuClock:
 
     def _try(self) -> tuple[int, Base]:
         event = new_event()
-        before = time.perf_counter_ns()
+        before_ns = time.perf_counter_ns()
         event.record(self._stream)
         event.synchronize()
-        after = time.perf_counter_ns()
-        return after - before, Base(event, after)
+        after_ns = time.perf_counter_ns()
+        return after_ns - before_ns, Base(event, after_ns)
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
@@ -146,11 +146,13 @@ class StreamCompletion(OnItsLane):
     the interpreter lock.
     """
 
-    def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Completion], callbacks: DoneCallbacks) -> None:
-        self._clock, self._base, self._asked_ns, self._after = clock, clock.base, asked_ns, after
+    def __init__(
+        self, clock: GpuClock, submitted_ns: int, after: Sequence[Completion], callbacks: DoneCallbacks
+    ) -> None:
+        self._clock, self._base, self._submitted_ns, self._after = clock, clock.base, submitted_ns, after
         self._callbacks = callbacks
         self._callback: int | None = None  # its number
-        self.blocked_ns = time.perf_counter_ns() - asked_ns
+        self.blocked_ns = time.perf_counter_ns() - submitted_ns
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = new_event(), new_event()
         self._times: WorkTimes | None = None
         self._lock = threading.Lock()
@@ -215,9 +217,9 @@ class StreamCompletion(OnItsLane):
         assert self._events is not None
         for completion in self._after:
             completion.wait()
-        start, end = map(self._base.host_ns_of, self._events)
-        ready = max((self._asked_ns, *(completion.end_ns for completion in self._after)))
-        return WorkTimes(min(ready, start), start, end)
+        start_ns, end_ns = map(self._base.host_ns_of, self._events)
+        ready_ns = max((self._submitted_ns, *(completion.end_ns for completion in self._after)))
+        return WorkTimes(min(ready_ns, start_ns), start_ns, end_ns)
 
 
 def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> None:
@@ -265,12 +267,12 @@ class StreamLane:
         Raises LaneError if waiting or launching fails.
         """
         self._raise_error()
-        asked_ns = time.perf_counter_ns()
+        submitted_ns = time.perf_counter_ns()
         issued = [completion.issued() for completion in after]
         for earlier in issued:
             if not _can_hold_up(earlier):
                 earlier.wait()
-        completion = StreamCompletion(self._clock, asked_ns, issued, self.callbacks)
+        completion = StreamCompletion(self._clock, submitted_ns, issued, self.callbacks)
         self._launch(completion, work, done)
         return completion
 

@@ -112,10 +112,10 @@ class HostLanes:
     def paced_copy(self, target: Tensor, source: Tensor) -> None:
         """Copy chunk by chunk; each ends no earlier than on a link of the configured speed."""
         chunk, rate, target = self.settings.chunk_bytes, self.settings.link_bytes_per_s, target[: len(source)]
-        begin = time.perf_counter_ns() + self.settings.link_latency_ns
+        begin_ns = time.perf_counter_ns() + self.settings.link_latency_ns
         for offset in range(0, len(source), chunk):
             target[offset : offset + chunk].copy_(source[offset : offset + chunk])
-            due_ns = begin + min(offset + chunk, len(source)) / rate * 1e9
+            due_ns = begin_ns + min(offset + chunk, len(source)) / rate * 1e9
             time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
 
     def poll(self) -> None:

@@ -67,9 +67,9 @@ class TimedSession(LoggedSession):
             return decide(given)
         self._other.sum()
         time.sleep(self._rest_s)
-        began = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         answer = decide(given)
-        self._times[decision].append((len(self._given.routing.active), time.perf_counter_ns() - began))
+        self._times[decision].append((len(self._given.routing.active), time.perf_counter_ns() - began_ns))
         return answer
 
 

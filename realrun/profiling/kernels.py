@@ -102,13 +102,13 @@ def gpu_experts(lab: Lab, tokens: int) -> Found:
     alike = lab.alike(experts, tokens)
     lab.cover()
     lab.start(alike, layer, gpu=experts)
-    began = lab.machine.now_ns()
+    began_ns = lab.machine.now_ns()
     lab.combine(tokens)
-    launched = lab.machine.now_ns() - began
+    launched_ns = lab.machine.now_ns() - began_ns
     spans = lab.spans()
     computed = [span.end_ns - span.start_ns for span in spans if (span.lane, span.kind) == ("gpu", "expert")]
     summed = [span.end_ns - span.start_ns for span in spans if span.kind == "combine"]
-    launch: Found = {("combine_launch",): [launched]} if tokens in lab.points.batches else {}
+    launch: Found = {("combine_launch",): [launched_ns]} if tokens in lab.points.batches else {}
     return {("expert_gpu", tokens): computed, ("combine", tokens): summed, **launch}
 
 
@@ -122,12 +122,12 @@ def cpu_experts(lab: Lab, tokens: int) -> Found:
     spans = lab.spans()
     computed = [span for span in spans if span.lane == "cpu"]
     [sent] = [span for span in spans if span.kind == "activations"]
-    took = [span.end_ns - span.start_ns for span in computed]
-    first: Found = {("first_cpu_expert",): [max(0, took[0] - median(took[1:]))]} if tokens == 1 else {}
+    times_ns = [span.end_ns - span.start_ns for span in computed]
+    first: Found = {("first_cpu_expert",): [max(0, times_ns[0] - median(times_ns[1:]))]} if tokens == 1 else {}
     way: Key = ("result" if lab.machine.result_path == "h2d" else "result_and_combine", tokens)
     read = next(span for span in spans if span.kind == ("result" if way[0] == "result" else "combine"))
     return {
-        ("expert_cpu", tokens): took[1:], **first,
+        ("expert_cpu", tokens): times_ns[1:], **first,
         ("activations", tokens): [computed[0].start_ns - sent.ready_ns],
         way: [read.end_ns - computed[-1].end_ns],
     }
@@ -176,9 +176,9 @@ def dense_launch(lab: Lab) -> Found:
     hidden, lane, times = lab.hidden[:1], lab.machine.gpu, []
     for work in (nothing, lambda: lab.model.dense(hidden)):
         lab.cover()
-        began = lab.machine.now_ns()
+        began_ns = lab.machine.now_ns()
         completion = lane.submit(work)
-        times.append(lab.machine.now_ns() - began)
+        times.append(lab.machine.now_ns() - began_ns)
         completion.wait()
     return {("dense_launch",): [max(0, times[1] - times[0]) / lab.shape.dense_layers]}
 
@@ -210,12 +210,12 @@ class _Launched(NamedTuple):
 
 def _launched(lab: Lab, works: Sequence[Work]) -> _Launched:
     _one_token(lab)
-    began = lab.machine.now_ns()
+    began_ns = lab.machine.now_ns()
     completions = [lab.machine.gpu.submit(work) for work in works]
-    ended = lab.machine.now_ns()
+    launched_ns = lab.machine.now_ns()
     completions[-1].wait()
-    starts, ends = max(began, completions[0].start_ns), completions[-1].end_ns
-    return _Launched(max(ended, starts) - began, starts - began, max(0, ends - ended))
+    start_ns, end_ns = max(began_ns, completions[0].start_ns), completions[-1].end_ns
+    return _Launched(max(launched_ns, start_ns) - began_ns, start_ns - began_ns, max(0, end_ns - launched_ns))
 
 
 def _one_token(lab: Lab) -> None:

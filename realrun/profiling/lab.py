@@ -215,9 +215,9 @@ class Lab:
         gpu, cpu = tuple(gpu), tuple(cpu)
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
         plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
-        began = self.machine.now_ns()
-        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Timed(began, began, began)), {})
-        return self.machine.now_ns() - began
+        began_ns = self.machine.now_ns()
+        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Timed(began_ns, began_ns, began_ns)), {})
+        return self.machine.now_ns() - began_ns
 
     def combine(self, tokens: int) -> None:
         """Launch the layer's sum, whose result is discarded."""

@@ -59,14 +59,14 @@ def copies(lab: Lab) -> Found:
 
     This includes the notification of the copy thread, the time between copies, and the notification of the GPU.
     """
-    began = lab.machine.now_ns()
+    began_ns = lab.machine.now_ns()
     futures = lab.ask_for(BURST)
     waiting = [lab.machine.gpu.submit(nothing, (future,)) for future in futures]
     waiting[-1].wait()
     for future in futures:
         future.wait_known()
     _forget_spans(lab)
-    return {("copy",): [(waiting[-1].start_ns - began) / BURST]}
+    return {("copy",): [(waiting[-1].start_ns - began_ns) / BURST]}
 
 
 def writeback(lab: Lab) -> Found:
@@ -126,12 +126,12 @@ def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[st
         queue[-1].wait()
     if futures:
         completions["h2d"] = [future.issued() for future in futures]
-    begin = max(queue[1].start_ns for queue in completions.values())  # the first on an idle lane takes longer
-    end = min(queue[-1].end_ns for queue in completions.values())
+    begin_ns = max(queue[1].start_ns for queue in completions.values())  # the first on an idle lane takes longer
+    end_ns = min(queue[-1].end_ns for queue in completions.values())
     _forget_spans(lab)
     medians_ns: dict[str, float] = {}
     for lane, queue in completions.items():  # work that ran entirely within the interval; all, if there is none
-        within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
+        within = [work for work in queue if begin_ns <= work.start_ns and work.end_ns <= end_ns]
         medians_ns[lane] = median(map(took_ns, within or queue))
     return medians_ns
 

@@ -47,10 +47,10 @@ def repeated(probes: Sequence[Probe], effort: Effort, now_ns: Callable[[], int])
 
 
 def _often(probe: Probe, effort: Effort, now_ns: Callable[[], int]) -> Iterator[Mapping[Key, Sequence[float]]]:
-    began = now_ns()
+    began_ns = now_ns()
     for _ in range(effort.most):
         yield probe()
-        if now_ns() - began >= effort.probe_ns:
+        if now_ns() - began_ns >= effort.probe_ns:
             return
 
 

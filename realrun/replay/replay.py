@@ -130,7 +130,7 @@ class Replay:
 
     def _launch(self, layer: int) -> Launched:
         """Launch attention, gate, forecasts and shared experts of a layer."""
-        launched, model, began = Launched(layer), self._model, self._machine.now_ns()
+        launched, model, began_ns = Launched(layer), self._model, self._machine.now_ns()
 
         def attention() -> None:
             if layer == 0:
@@ -150,7 +150,7 @@ class Replay:
                 launched.forecast = self._speculate(launched, forecast)
         if model.shape.shared_width:
             self._submit(shared, "shared", layer)
-        self._executor.record("launch", began, layer)
+        self._executor.record("launch", began_ns, layer)
         return launched
 
     def _speculate(self, launched: Launched, forecast: Forecast) -> PendingIds:
@@ -169,26 +169,26 @@ class Replay:
         model, layer, pending = self._model, launched.layer, None
         for forecast in forecasts:
             if forecast.kind in FROM_EXPERTS:
-                began = self._machine.now_ns()
+                began_ns = self._machine.now_ns()
 
                 def speculate() -> Tensor:
                     _, normed = model.attention(layer + 1, launched.hidden())
                     return model.gate(layer + 1, normed)[0]
 
                 pending = self._choose(speculate, "speculate", layer, forecast.layer)
-                self._executor.record("launch", began, layer)
+                self._executor.record("launch", began_ns, layer)
         return pending
 
     def _launch_head(self) -> PendingIds:
         """Launch the language-model head."""
-        began = self._machine.now_ns()
+        began_ns = self._machine.now_ns()
 
         def head() -> Tensor:
             assert self._hidden is not None
             return self._model.head(self._hidden, every=bool(self._demand.drafted)).unsqueeze(-1)
 
         pending = self._choose(head, "attention", -1)
-        self._executor.record("launch", began, -1)
+        self._executor.record("launch", began_ns, -1)
         return pending
 
     def _add_up(self, launched: Launched, parts: Tensor) -> Tensor:

@@ -67,13 +67,13 @@ def _streams(machine: Machine) -> str:
 def _events(machine: Machine) -> str:
     waits = []
     for _ in range(20 * TURNS):
-        before = machine.now_ns()
+        before_ns = machine.now_ns()
         completion = machine.gpu.submit(nothing)
         completion.wait()
-        after = machine.now_ns()
-        times = [before, completion.ready_ns, completion.start_ns, completion.end_ns, after + CLOCKS_NS]
-        expect(times == sorted(times), f"expected ascending times before, ready, start, end, after (ns), got {times}")
-        waits.append(after - before)
+        after_ns = machine.now_ns()
+        ns = [before_ns, completion.ready_ns, completion.start_ns, completion.end_ns, after_ns + CLOCKS_NS]
+        expect(ns == sorted(ns), f"expected ascending times before, ready, start, end, after (ns), got {ns}")
+        waits.append(after_ns - before_ns)
     return f"{median(waits) / 1e3:.1f} us from submitting empty work to the end of waiting for it"
 
 
@@ -88,9 +88,9 @@ def _flags(machine: Machine) -> str:
         result.fill_(3.0)
 
     on_cpu = machine.cpu.submit(compute)
-    began = machine.now_ns()
+    began_ns = machine.now_ns()
     completion = machine.gpu.submit(lambda: seen.copy_(result, non_blocking=True), (on_cpu,))
-    took_ns, was_held = machine.now_ns() - began, on_cpu.has_ended()
+    took_ns, was_held = machine.now_ns() - began_ns, on_cpu.has_ended()
     submitted.set()
     completion.wait()
     machine.gpu.submit(lambda: came.copy_(seen)).wait()
@@ -116,9 +116,9 @@ def _zero_copy(machine: Machine) -> str:
 
 
 def _pinning(machine: Machine) -> str:
-    size, began = PINNED_BYTES[machine.kind], time.perf_counter()
+    size, began_s = PINNED_BYTES[machine.kind], time.perf_counter()
     machine.host_tensor((size,), torch.uint8)
-    seconds = max(1e-9, time.perf_counter() - began)
+    seconds = max(1e-9, time.perf_counter() - began_s)
     kind = "page-locked" if machine.kind == "cuda" else "ordinary"
     return f"{size / seconds / 1e9:.2f} GB/s ({size / 1e9:.2f} GB, {kind})"
 
