@@ -25,8 +25,7 @@ from torch.nn import functional
 
 from realrun.errors import RefusedError
 from realrun.experts.store import ExpertLayout
-from realrun.machine.native_ffn import NativeFfn, native_ffn
-from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
+from realrun.machine.native_ffn import BLOCK, FORMATS, BlockFormat, NativeFfn, native_ffn
 from traces.models.shape import ModelShape
 
 Choices: TypeAlias = Tensor | slice  # numbers int64 of several choices, or the slice of one (see ``addressed``)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from realrun.errors import RefusedError
-from realrun.machine.weight_formats import BlockFormat
+from realrun.machine.native_ffn import BlockFormat
 
 ALIGNMENT_BYTES = 64  # a cache line, and the alignment of ordinary torch tensors, on which kernels may depend
 

@@ -39,8 +39,8 @@ from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import Completion, Machine, Work, took_ns
 from realrun.machine.thread_lane import low_jitter
 from realrun.replay.attention import attention_params_of
-from realrun.replay.measure import WEIGHTS_DTYPE
 from realrun.replay.model import RecordedModel, ReplayModel, model_on
+from realrun.replay.replay import WEIGHTS_DTYPE
 from sim.runs.spans import Span
 from traces.models.shape import ModelShape
 

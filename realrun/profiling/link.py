@@ -12,7 +12,7 @@ from realrun.machine.lanes import Completion, nothing, took_ns
 from realrun.profiling.kernels import Found
 from realrun.profiling.lab import COVER_NS, Lab
 from realrun.profiling.timing import Probe
-from realrun.replay.measure import WEIGHTS_DTYPE
+from realrun.replay.replay import WEIGHTS_DTYPE
 
 BURST = 4  # copies of a layer that loads several experts
 STEADY_COPIES = 6  # during which experts are computed

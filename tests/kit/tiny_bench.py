@@ -18,7 +18,7 @@ from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import Finish
 from realrun.experts.store import ExpertStore
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.replay.measure import Measurement, ReplayBench, room_for
+from realrun.replay.replay import Measurement, ReplayBench, room_for
 from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario

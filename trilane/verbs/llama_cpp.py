@@ -228,7 +228,7 @@ def validate_llama(
 def _open_llama() -> OpenModel:
     """The engine. Raises RefusedError if the package is not installed."""
     from realrun.llama_cpp.abi import llama_library
-    from realrun.llama_cpp.timed_run import open_llama
+    from realrun.llama_cpp.bench import open_llama
 
     llama_library()
     return open_llama

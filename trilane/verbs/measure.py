@@ -102,7 +102,7 @@ _Ran: TypeAlias = "tuple[Run, str, list[str]]"  # with its description, and the 
 
 
 def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
-    from realrun.replay.measure import measure as run_scenario
+    from realrun.replay.replay import measure as run_scenario
 
     if any(astuple(generation)):
         raise OptionError(
@@ -115,7 +115,7 @@ def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, genera
 
 def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
     from realrun.generation.generate import GenerateRequest, generate
-    from realrun.replay.measure import machine_on
+    from realrun.replay.replay import machine_on
     from sim.machine.hardware import load_hardware
 
     model, prompts = generation.model, generation.prompts

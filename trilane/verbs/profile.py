@@ -208,7 +208,7 @@ def _earlier(out: str) -> Hardware | None:
 def _machine(into: Hardware | None, lanes: LaneKind, options: LaneOptions) -> RealMachine:
     """The machine of the earlier profile, or a new one with these options."""
     from realrun.machine.machines import machine_for
-    from realrun.replay.measure import machine_on
+    from realrun.replay.replay import machine_on
 
     return machine_for(lanes, options) if into is None else machine_on(into, lanes, options)
 

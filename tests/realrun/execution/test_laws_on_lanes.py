@@ -24,7 +24,7 @@ from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
-from realrun.replay.measure import Measurement
+from realrun.replay.replay import Measurement
 from sim.runs.hits import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.spans import Span

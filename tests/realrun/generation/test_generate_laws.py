@@ -22,7 +22,6 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
 from realrun.smoke.generation_checks import ModelOutput, output_of_executor, output_of_library
 from sim.runs.prepare import Prepared, prepare
-from sim.runs.scenario import Scenario
 from sim.simulate import play
 from tests.kit.depth import thinned
 from tests.kit.flips import flips_against_library, following
@@ -136,7 +135,7 @@ def made(policy: str, trace: Path, lanes: HostLanes) -> Generated:
 
 def as_scenario(run: Generated) -> Prepared:
     """The scenario that a run says it was, about to be simulated on the trace that it left."""
-    return prepare(Scenario.from_dict(dict(run.run.scenario)))
+    return prepare(run.run.scenario)
 
 
 @thinned(5)

@@ -39,7 +39,7 @@ from realrun.machine.native_ffn import (
     find_compiler,
     loaded,
 )
-from realrun.replay.measure import ReplayBench, room_for
+from realrun.replay.replay import ReplayBench, room_for
 from tests.kit.depth import thinned
 from tests.kit.tiny_bench import machine, tiny_setting
 from tests.realrun.experts.test_ffn import TOY

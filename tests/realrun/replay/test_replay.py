@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from policies.mechanism.views import Forecast
 from realrun.errors import RefusedError
@@ -19,9 +20,10 @@ from realrun.execution.call_log import replay as play_log
 from realrun.execution.recorder import MachineRecorder
 from realrun.generation.generate import GenerateRequest
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
+from realrun.machine.host_memory import host_memory_given
 from realrun.machine.lanes import Completion
-from realrun.replay.measure import room_for
-from realrun.replay.replay import Launched, Replay
+from realrun.profiling.lab import Lab, Points
+from realrun.replay.replay import Launched, Replay, room_for
 from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
@@ -29,7 +31,16 @@ from sim.simulate import play
 from tests.kit.depth import thinned
 from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import fake_machine
-from tests.kit.tiny_bench import WatchedBench, bench_for, check_outputs, machine, prepared, run, tiny_setting
+from tests.kit.tiny_bench import (
+    WatchedBench,
+    bench_for,
+    check_outputs,
+    choices_of,
+    machine,
+    prepared,
+    run,
+    tiny_setting,
+)
 from tests.realrun.execution.test_laws_on_lanes import check_laws
 from trilane.study.validation.parity import answers_of, parity_of
 
@@ -226,3 +237,31 @@ def test_no_model_drafts_while_it_generates() -> None:
     request = GenerateRequest("x", ("a",), Scenario(**FREE))
     with pytest.raises(RefusedError, match="generate: expected draft_tokens 0"):
         request.check()
+
+
+def test_experts_without_a_gate_are_computed_without_one() -> None:
+    setting = tiny_setting(generated=2)
+    setting = replace(setting, shape=replace(setting.shape, matrices_per_expert=2))
+    with machine() as lanes:
+        bench = bench_for(lanes, [prepared(setting, "fiddler")])
+        assert [part.name for part in bench.layout.parts] == ["up_proj", "down_proj"]
+        run(bench, setting, "fiddler")
+    assert len(bench.played) == 3 * 3  # layers in a prefill and two decode steps
+    for played in bench.played:
+        for token, choices in enumerate(choices_of(played)):
+            for place, (expert, weight) in enumerate(choices):
+                views = bench.store.layouts[0].views(bench.store.buffer(played.plan.layer, expert))
+                expected = views["down_proj"] @ functional.silu(views["up_proj"] @ played.hidden[token]) * weight
+                torch.testing.assert_close(played.parts[token, place], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_that_do_not_fit_the_host_are_refused_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = tiny_setting(generated=2)
+    with machine() as lanes:
+        monkeypatch.setattr(lanes, "host_tensor", lambda *_: pytest.fail("memory was allocated"))
+        with host_memory_given(1e-6), pytest.raises(RefusedError, match=r"need 0\.00 GB of host memory"):
+            bench_for(lanes, [prepared(setting, "fiddler")])
+        with host_memory_given(1e-6), pytest.raises(RefusedError, match=r"of host memory"):
+            Lab(lanes, setting.shape, Points())
