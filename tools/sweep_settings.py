@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from realrun.llama_cpp.bench import RunSettings, timed_in
 from realrun.llama_cpp.model import LlamaModel
-from realrun.llama_cpp.timed_run import RunSettings, timed_in
 from realrun.machine.cores import physical_cores
 from trilane.common.files import atomic_path
 

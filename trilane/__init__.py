@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from policies.system import System as System
     from policies.system import register as register
     from policies.user_files import load_policies as load_policies
-    from realrun.replay.measure import measure as measure
+    from realrun.replay.replay import measure as measure
     from sim.machine.hardware import Hardware as Hardware
     from sim.machine.hardware import hardware_names as hardware_names
     from sim.machine.hardware import load_hardware as load_hardware

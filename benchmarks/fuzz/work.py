@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 _STOPS = (
     "trilane.study.pool:Worker", "trilane.verbs.trace_capture:_capture_function", "trilane.verbs.profile:_machine",
-    "traces.synthesis.synthetic_trace:synthetic_trace", "realrun.replay.measure:measure", "realrun.smoke.smoke:smoke",
+    "traces.synthesis.synthetic_trace:synthetic_trace", "realrun.replay.replay:measure", "realrun.smoke.smoke:smoke",
     "realrun.generation.generate:generate", "trilane.study.validation.validate:ReplayBench",
     "trilane.verbs.validate:_report",
 )
@@ -39,7 +39,7 @@ def shorten() -> None:
     for package in ("policies", "sim", "trilane"):
         for found in walk_packages([str(ROOT / package)], f"{package}."):
             import_module(found.name)
-    measure: Any = import_module("realrun.replay.measure")
+    measure: Any = import_module("realrun.replay.replay")
     measure.machine_on = lambda *_, **__: SimpleNamespace(close=lambda: None, remarks=lambda: ())
 
 

@@ -41,7 +41,7 @@ class LoggedSession(Session):
         return [call.answer for call in self.log if call.name == "next_copy" and call.answer is not None]
 
     def routing_errors(self, demand: Sequence[StepDemand]) -> RoutingErrors | None:
-        """How far the logged run deviates from its routers' choices in ``demand``; None if its policy keeps these."""
+        """Deviations of the logged run from its routers' choices in ``demand``; None if its policy keeps these."""
         if not self.policy.needs.changes_routing:
             return None
         errors, committed = RoutingErrors(), False

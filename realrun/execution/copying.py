@@ -1,4 +1,9 @@
-"""A copy that other threads can wait for before it has begun."""
+"""The copy thread: takes the next copy from the session when the link is free (twin of ``sim.timeline.copy_lane``).
+
+Others wait for futures of copies, also before these have begun. The session is used by the host thread, by this thread,
+and by the threads that call back at the end of GPU work. Each holds ``lock`` for that, so that others see its decisions
+as a whole.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +61,7 @@ class CopyFuture:
     end_ns = property(lambda self: self.issued().end_ns)
 
     def has_ended(self) -> bool:
-        """Whether the copy has ended, or will never begin."""
+        """True if the copy has ended, or will never begin."""
         return self._error is not None or (self._completion is not None and self._completion.has_ended())
 
     def begin(self, completion: Completion) -> None:
@@ -78,7 +83,7 @@ class CopyFuture:
 
     @contextmanager
     def delivering(self) -> Iterator[None]:
-        """If the block, which delivers the copy, raises, all waiting threads get the error."""
+        """Pass an error of the block, which delivers the copy, to all waiting threads."""
         try:
             yield
         except BaseException as error:

@@ -17,8 +17,7 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError
 from realrun.execution.copying import Copying
-from realrun.execution.layer_execution import LayerExecution
-from realrun.execution.layer_state import LayerSizes, RoutedInput
+from realrun.execution.layer_execution import LayerExecution, LayerSizes, RoutedInput
 from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
 from realrun.experts.gpu_slots import GpuSlots
@@ -79,7 +78,7 @@ class Executor:
         session, copying = self.session, self.copying
         self._layer = given.layer
         with copying.lock:
-            began = self.machine.now_ns()
+            began_ns = self.machine.now_ns()
             ahead_ns = self.layers.ahead_ns(session.costs)
             plan = session.plan_layer(given._replace(h2d_backlog_ns=copying.left_ns(), cpu_backlog_ns=ahead_ns))
             futures = copying.expect(self._copied_for(plan))
@@ -89,7 +88,7 @@ class Executor:
                 copying.released(expert_id)
         kept = plan.routing is given.routing
         tokens = true if kept else rerouted(weigh(plan.routing), true.top_k, true.weights.dtype)
-        self.record("plan", began, given.layer)
+        self.record("plan", began_ns, given.layer)
         with copying.lock:
             copying.lock.notify_all()
         if tokens is not true:
@@ -99,12 +98,12 @@ class Executor:
 
     def foresee(self, forecasts: Sequence[Forecast], top_k: int, dtype: torch.dtype, weigh: Weigh = as_it_is) -> None:
         """Pass forecasts of later layers to the session; ``weigh``: for the next layer, as in ``route``."""
-        began = self.machine.now_ns()
+        began_ns = self.machine.now_ns()
         with self.copying.lock:
             foresight, withdrawn = self.session.foresee(forecasts)
             self._withdraw(withdrawn)
             self.copying.lock.notify_all()
-        self.record("foresee", began, self._layer)
+        self.record("foresee", began_ns, self._layer)
         commit = foresight.commit
         if commit is not None and commit.precompute:
             self.layers.precompute(commit, rerouted(weigh(commit.routing), top_k, dtype))
@@ -126,10 +125,10 @@ class Executor:
         self, completion: Completion, layer: int, target_layer: int = -1, tokens: int = 0
     ) -> Iterator[None]:
         """The host waits for a transfer, until ``completion`` has ended, and reads the result in the block."""
-        began = self.machine.now_ns()
+        began_ns = self.machine.now_ns()
         completion.wait()
         yield
-        waited = Waited(began, completion, self.machine.now_ns())
+        waited = Waited(began_ns, completion, self.machine.now_ns())
         self.recorder.add("host", waited, "wait", layer, tokens=tokens, target_layer=target_layer)
 
     def record(self, kind: str, since_ns: int, layer: int) -> None:
@@ -141,8 +140,8 @@ class Executor:
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
                 self._slots.place(ExpertId(layer, expert)).copy_(self._store.buffer(layer, expert))
-                now = self.recorder.zero_ns
-                self.recorder.instant(now, "place", layer, -1, expert, self.copying.expert_bytes(layer))
+                zero_ns, size = self.recorder.zero_ns, self.copying.expert_bytes(layer)
+                self.recorder.instant(zero_ns, "place", layer, -1, expert, size)
 
     def _copied_for(self, plan: Plan) -> list[ExpertId]:
         """The experts that the layer waits for: loads, streamed experts, and those whose copies are in flight."""

@@ -30,7 +30,7 @@ class RoutedTokens:
 
     @property
     def complete(self) -> bool:
-        """Whether every choice has an expert."""
+        """True if every choice has an expert."""
         return sum(map(len, self.choices.values())) == self.tokens * self.top_k
 
 
@@ -49,7 +49,7 @@ def routed(ids: NDArray[np.integer], weights: Tensor) -> RoutedTokens:
 
 
 def routing_of(given: RoutedTokens) -> Routing:
-    """The same as the session's routing, without tokens."""
+    """The tokens' routing in the session's form, without the choices of single tokens."""
     return Routing(tuple(given.choices), tuple(map(len, given.choices.values())))
 
 

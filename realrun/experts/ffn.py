@@ -6,6 +6,10 @@ or ``SwiGlu``. Results equal those of the library's ``grouped_mm`` to the bit: s
 
 An expert's rows are given by a list of numbers, or by a slice if there is only one row: a gated expert then takes five
 kernels instead of ten, without a list on the GPU.
+
+In replays the CPU computes SwiGLU experts in one native call each, of bfloat16 or with weights in blocks. The native
+kernel adds in another order than torch, so results differ by rounding. ``generate``, whose results equal the library's
+to the bit, uses torch.
 """
 
 from __future__ import annotations
@@ -21,8 +25,7 @@ from torch.nn import functional
 
 from realrun.errors import RefusedError
 from realrun.experts.store import ExpertLayout
-from realrun.machine.native_ffn import NativeFfn, native_ffn
-from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
+from realrun.machine.native_ffn import BLOCK, FORMATS, BlockFormat, NativeFfn, native_ffn
 from traces.models.shape import ModelShape
 
 Choices: TypeAlias = Tensor | slice  # numbers int64 of several choices, or the slice of one (see ``addressed``)
@@ -208,7 +211,7 @@ _DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float3
 
 
 class ExpertShape(NamedTuple):
-    """``dtype``: of an expert's input, and of its weights unless they are in blocks; the layout of its buffer."""
+    """``dtype`` of an expert's input, and of its weights unless they are in blocks; its buffer's layout; its kernel."""
 
     dtype: torch.dtype
     layout: ExpertLayout

@@ -46,8 +46,8 @@ class GpuSlots:
             self._give(victim, keep=False)
         into: Group = "cache" if copy.into == "cache" else "prefetch" if copy.kind == "prefetch" else "demand"
         buffer = self._take(copy.key, into)
-        if found := self._kept(copy.key):  # it is copied again
-            group, stale = found
+        if kept := self._kept(copy.key):  # it is copied again
+            group, stale = kept
             self._free[group].appendleft((stale, None))
         return buffer
 
@@ -61,9 +61,9 @@ class GpuSlots:
 
     def adopt(self, swap: Swap) -> None:
         """Exchange the slots of an expert in a free staging slot and one in a cache slot, without a copy."""
-        found = self._kept(swap.incoming)
-        assert found is not None
-        group, buffer = found
+        kept = self._kept(swap.incoming)
+        assert kept is not None
+        group, buffer = kept
         emptied, _ = self._held.pop(swap.outgoing)
         self._free[group].appendleft((emptied, None))  # empty slots are taken first
         self._held[swap.incoming] = buffer, "cache"

@@ -1,4 +1,7 @@
-"""The layout of one expert's weights in one contiguous buffer, so that one copy moves all of them."""
+"""The weights of all routed experts in host memory, from which experts are copied to the GPU and read by the CPU.
+
+Each expert's weights are laid out in one contiguous buffer, so that one copy moves all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from realrun.errors import RefusedError
-from realrun.machine.weight_formats import BlockFormat
+from realrun.machine.native_ffn import BlockFormat
 
 ALIGNMENT_BYTES = 64  # a cache line, and the alignment of ordinary torch tensors, on which kernels may depend
 

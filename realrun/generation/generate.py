@@ -1,14 +1,16 @@
-"""Requests and results of generation, and everything that is prepared before the first token."""
+"""Generate with a model of the Hugging Face library whose routed experts are placed by a policy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.protocols import Needs
@@ -16,11 +18,10 @@ from policies.registry import system
 from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import LayerSizes
+from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.gpu_slots import GpuSlots, check_one_width, slots_needed
-from realrun.generation.generated_trace import GeneratedTrace, blank_trace
 from realrun.generation.hosted_model import HostedModel, computed_in_place, load_model, look_at, routed_through
-from realrun.generation.live_layers import LiveForecasts, LiveLayers, LiveRecorder, PartialStates
+from realrun.generation.live_layers import LiveForecasts, LiveLayers, LiveRecorder, MadeForecasts, PartialStates
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import machine_for
 from sim.runs.calibration import check_other_prompts
@@ -30,13 +31,15 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import FROM_EXPERTS
 from traces.capture import forecasts as capture_forecasts
 from traces.capture.forecasts import check_vectors, checked_stream
-from traces.capture.passes import Batch, HookedModel, Pick, Sampler
+from traces.capture.passes import Batch, HookedModel, Pass, Pick, Sampler, place_rows, routing_rows, score_rows
 from traces.capture.passes import generate as library_passes
+from traces.capture.record import LayerRecord
 from traces.capture.router_forecast import GATE_INPUT, parse_forecasts
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.capture.vectors import Vectors, read_vectors
 from traces.file import write_trace
-from traces.layout import BY_TOKEN
+from traces.layout import BY_TOKEN, DECODE, PREFILL, ForecastKey, tensor_specs
+from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 
@@ -274,3 +277,66 @@ def _provenance(request: GenerateRequest, model: HostedModel) -> dict[str, Any]:
         "generated_tokens": request.generated_tokens,
         "scores": f"{model.facts.rule} of the router's output" + ("" if model.probe.certain else " (assumed)"),
     }
+
+
+Rows = dict[str, NDArray[Any]]
+
+
+def blank_trace(
+    shape: ModelShape, sequences: Sequence[int], prompt_tokens: int, generated_tokens: int, needs: Needs
+) -> Trace:
+    """The trace of a generation before it begins: rows in order, without routing.
+
+    It defines the steps, and has the columns for a policy with these ``needs``.
+    """
+    count = min(2 * shape.top_k, shape.experts)
+    keys = {ForecastKey(*pair): (count, needs.tokens) for pair in needs.forecasts}
+    batch, tokens = len(sequences), len(sequences) * (prompt_tokens + generated_tokens)
+    tensors: Rows = {
+        name: np.zeros((tokens, *spec.row_shape), spec.dtype)
+        for name, spec in tensor_specs(shape, scores=True, forecasts=keys).items()
+    }
+    steps = [Pass(tuple(sequences), torch.zeros(batch, prompt_tokens), 0, PREFILL)]
+    for start in range(prompt_tokens, prompt_tokens + generated_tokens):
+        steps.append(Pass(tuple(sequences), torch.zeros(batch, 1), start, DECODE))
+    return Trace.trusted(shape, tensors | _joined([place_rows(step) for step in steps]), {}, "")
+
+
+class GeneratedTrace:
+    """Collects the records of passes on their device, and makes a trace of them when the run is over."""
+
+    def __init__(self, rule: str, needs: Needs, count: int) -> None:
+        self._rule, self._needs, self._count = rule, needs, count
+        self._passes: list[tuple[Pass, list[LayerRecord], list[MadeForecasts]]] = []
+
+    def add(self, done: Pass, records: Sequence[LayerRecord], made: list[MadeForecasts]) -> None:
+        """Add one forward pass."""
+        nothing = torch.empty(0)
+        self._passes.append((done, [replace(record, gate_input=nothing) for record in records], made))
+
+    def trace(self, shape: ModelShape, provenance: Mapping[str, Any]) -> Trace:
+        """The trace of all passes. Raises TraceError for records that a trace cannot hold."""
+        rows = [
+            {
+                **place_rows(done), **routing_rows(records), "scores": score_rows(records, self._rule),
+                **self._forecast_rows(made, len(records), done.tokens.numel()),
+            }
+            for done, records, made in self._passes
+        ]
+        return Trace.from_tensors(shape, _joined(rows), provenance, where="generated trace")
+
+    def _forecast_rows(self, made: list[MadeForecasts], layers: int, tokens: int) -> Rows:
+        rows: Rows = {}
+        for key in (ForecastKey(*pair) for pair in self._needs.forecasts):
+            ids = np.full((tokens, layers, self._count), -1, np.int16)
+            scores = np.zeros(ids.shape, np.float16)
+            for layer in range(layers - key.lookahead):
+                ids[:, layer], scores[:, layer] = made[layer][key]
+            rows[key.ids_name] = ids
+            if self._needs.tokens:
+                rows[key.scores_name] = scores
+        return rows
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    return {name: np.concatenate([of_pass[name] for of_pass in rows]) for name in rows[0]}

@@ -1,6 +1,7 @@
-"""Calls of the library's experts modules, redirected to our function through its registry of experts functions.
+"""A model of the Hugging Face library whose routed experts are in an expert store, with the results of probing it.
 
-A module's own code computes router, shared experts and scaling; our function gets the arguments of the experts: hidden
+Calls of its experts modules are redirected to our function through the library's registry of experts functions. A
+module's own code computes router, shared experts and scaling; our function gets the arguments of the experts: hidden
 states [N, H], ids [N, k] and weights [N, k] (transformers/integrations/moe.py, 5.17 to 5.23).
 """
 
@@ -51,7 +52,7 @@ def check_layers(layers: Sequence[MoeLayer]) -> None:
 
 @contextmanager
 def routed_through(layers: Sequence[MoeLayer], call: ExpertsCall) -> Iterator[None]:
-    """In the block, ``call`` computes the routed experts of every layer; afterwards the modules are as before."""
+    """Let ``call`` compute the routed experts of every layer in the block; afterwards the modules are as before."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, lambda experts, hidden, ids, weights: experts.trilane(hidden, ids, weights))
     with ExitStack() as stack:
         for number, layer in enumerate(layers):
@@ -77,7 +78,7 @@ def computed_in_place(layers: Sequence[MoeLayer], store: ExpertStore) -> Experts
 
 @contextmanager
 def _bound(experts: Any, call: Callable[..., Tensor]) -> Iterator[None]:
-    """In the block, the module is computed by ``call``, even an emptied one, whose ``forward`` refuses to run."""
+    """Let ``call`` compute the module in the block, even an emptied one, whose ``forward`` refuses to run."""
     implementation, forward = experts.config._experts_implementation, vars(experts).pop("forward", None)
     experts.trilane, experts.config._experts_implementation = call, NAME
     try:

@@ -1,7 +1,11 @@
-"""Forecasts of later layers during the pass that they are about, made at each layer from the state there.
+"""The routed experts of a model whose own forward pass runs in the calling thread, executed layer by layer.
 
-The kinds, their meaning and their networks are those of ``traces.capture.router_forecast``. Routers of later layers get
-the same additional arguments as in an earlier pass; a model for which these differ is refused.
+The library's code calls us once per layer, with its router's choice. Everything between two calls counts as attention:
+norms, attention, gate, shared and dense layers; spans and layers are divided at the calls.
+
+Forecasts of later layers are made at each layer during the pass that they are about. The kinds, their meaning and their
+networks are those of ``traces.capture.router_forecast``. Routers of later layers get the same additional arguments as
+in an earlier pass; a model for which these differ is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from torch import Tensor, nn
 from policies.mechanism.views import Forecast, LayerInput, Phase, Routing
 from policies.protocols import Needs
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import RoutedInput
+from realrun.execution.layer_execution import RoutedInput
 from realrun.execution.routed_tokens import rerouted
 from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
 from realrun.machine.cuda_memory import upload
@@ -64,9 +68,9 @@ class PartialStates(ExitStack):
             hook = partial(self._keep, number)
             self.enter_context(part.attention.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def gate_input(self, layer: int, here: Tensor) -> Tensor:
-        """A guess [N, H] for ``layer`` + 1; ``here`` [N, H] is the sum of the layer's experts on the GPU."""
-        stream = self._stream.after(layer, lambda _own, _hidden, _ids, _weights: here)
+    def gate_input(self, layer: int, on_gpu: Tensor) -> Tensor:
+        """A guess [N, H] for ``layer`` + 1; ``on_gpu`` [N, H] is the sum of the layer's experts on the GPU."""
+        stream = self._stream.after(layer, lambda _own, _hidden, _ids, _weights: on_gpu)
         return gate_input_after(self._stream.parts[layer + 1], stream, *self._calls[layer])
 
     def _keep(self, number: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -96,12 +100,12 @@ class LiveForecasts:
             if (key.kind in FROM_EXPERTS) == late and layer + key.lookahead < len(self._records)
         ]
 
-    def make(self, key: ForecastKey, layer: int, here: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Ids and scores [N, m], best first. ``here`` [N, H]: for late ones, the sum of the experts on the GPU."""
+    def make(self, key: ForecastKey, layer: int, on_gpu: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Ids and scores [N, m], best first. ``on_gpu`` [N, H]: for late ones, the sum of the experts on the GPU."""
         self._records[layer] = self._recorder.record(layer)
-        if here is not None:
+        if on_gpu is not None:
             assert self._partial is not None
-            guess = self._partial.gate_input(layer, here)
+            guess = self._partial.gate_input(layer, on_gpu)
         else:
             guess = self._forecaster.guesses[key.kind](self._records, layer)
         if key.kind == "estimator":
@@ -130,10 +134,10 @@ class LiveForecasts:
 
 
 class Delivery(NamedTuple):
-    """Tensors on their way to the host: ``here`` once ``completion`` has ended; ``sent`` must live until then."""
+    """Tensors on their way to the host: in ``on_host`` once ``completion`` has ended; ``sent`` must live until then."""
 
     completion: Completion
-    here: list[Tensor]
+    on_host: list[Tensor]
     sent: list[Tensor]
 
 
@@ -167,7 +171,7 @@ class Between(OnItsLane):
 
 
 class LiveLayers:
-    """Called by the model with every layer's routing; see ``hf_experts.ExpertsCall``."""
+    """Called by the model with every layer's routing; see ``hosted_model.ExpertsCall``."""
 
     def __init__(
         self, executor: Executor, recorder: LiveRecorder, forecasts: LiveForecasts, facts: RouterFacts
@@ -217,7 +221,7 @@ class LiveLayers:
             self._executor.end_layer()
         delivery = self._bring({"chosen": chosen}, ready, -1)
         with self._executor.waiting(delivery.completion, -1):
-            tokens = delivery.here[0].clone()
+            tokens = delivery.on_host[0].clone()
         self._executor.end_step()
         return tokens
 
@@ -248,7 +252,7 @@ class LiveLayers:
         """Execute a layer with the choice of its own router."""
         delivery = self._bring(chosen, ready, layer)
         with self._executor.waiting(delivery.completion, layer):
-            ids, shares, *scores = delivery.here
+            ids, shares, *scores = delivery.on_host
             own = own_routing(ids, shares, scores[0] if scores else None, self._needs)
         inputs = RoutedInput(lambda: hidden, weights.reshape(-1), ready)
         weigh = weighed_like(own, self._facts.norm_topk)
@@ -275,8 +279,8 @@ class LiveLayers:
         made: dict[str, Tensor] = {}
 
         def speculate() -> None:
-            here = None if partial is None else self._executor.layers.so_far().sum(1).to(partial)
-            ids, scores = self._forecasts.make(key, layer, here)
+            on_gpu = None if partial is None else self._executor.layers.so_far().sum(1).to(partial)
+            ids, scores = self._forecasts.make(key, layer, on_gpu)
             made.update({key.ids_name: ids.to(torch.int16), key.scores_name: scores.half()})
 
         target = layer + key.lookahead
@@ -291,7 +295,7 @@ class LiveLayers:
         for key, delivery in made.items():
             with self._executor.waiting(delivery.completion, layer, layer + key.lookahead) if alone else nullcontext():
                 delivery.completion.wait()
-                ids, scores = (tensor.numpy().copy() for tensor in delivery.here)
+                ids, scores = (tensor.numpy().copy() for tensor in delivery.on_host)
             self.made[layer][key] = ids, scores
             forecasts += self._forecasts.for_session(key, layer, self._phase, ids, scores)
         return forecasts
@@ -299,15 +303,15 @@ class LiveLayers:
     def _bring(self, tensors: dict[str, Tensor], ready: Completion, layer: int, target_layer: int = -1) -> Delivery:
         """Send ``tensors`` [N, ...] to the host, where they stay until the next ones of the same name."""
         sent = list(tensors.values())
-        here = [self._buffer(name, tensor)[: len(tensor)] for name, tensor in tensors.items()]
+        on_host = [self._buffer(name, tensor)[: len(tensor)] for name, tensor in tensors.items()]
 
         def bring() -> None:
-            for target, tensor in zip(here, sent, strict=True):
+            for target, tensor in zip(on_host, sent, strict=True):
                 target.copy_(tensor, non_blocking=True)
 
-        completion, size = self._machine.d2h.submit(bring, (ready,)), sum(tensor.nbytes for tensor in here)
+        completion, size = self._machine.d2h.submit(bring, (ready,)), sum(tensor.nbytes for tensor in on_host)
         self._spans.add("d2h", completion, "routing", layer, -1, self._tokens, size, target_layer)
-        return Delivery(completion, here, sent)
+        return Delivery(completion, on_host, sent)
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Host memory for tensors of that name; the first ones, from the prompt, are the longest."""

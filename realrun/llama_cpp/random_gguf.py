@@ -27,7 +27,7 @@ from trilane.common.files import atomic_path
 from trilane.common.names import unknown
 
 if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType
+    from gguf import GGMLQuantizationType, GGUFWriter
 
 
 Value = int | float | str | bool
@@ -279,16 +279,13 @@ def write_random_gguf(shape: ModelShape, architecture: str, blocks: WeightBlocks
     here, and OSError.
     """
     from gguf import GGUFEndian, GGUFWriter
-    from gguf import GGUFValueType as Kind
     from gguf.quants import quant_shape_to_byte_shape
 
     layout = gguf_layout(shape, architecture)
     chosen = [(tensor, _block_of(tensor, blocks, shape.moe_layers)) for tensor in layout.tensors]
-    types = {bool: Kind.BOOL, int: Kind.UINT32, float: Kind.FLOAT32, str: Kind.STRING}
     with atomic_path(path) as aside:
         writer = GGUFWriter(aside, architecture, endianess=GGUFEndian.LITTLE)
-        for key, value in layout.metadata.items():
-            writer.add_key_value(key, value, types[type(value)])
+        add_metadata(writer, layout.metadata)
         for tensor, block in chosen:
             kind, _, _ = block_format(block)
             rows = quant_shape_to_byte_shape(tensor.shape[::-1], kind)
@@ -299,6 +296,15 @@ def write_random_gguf(shape: ModelShape, architecture: str, blocks: WeightBlocks
         for content in _contents(chosen, np.random.default_rng(seed)):
             writer.write_tensor_data(content)
         writer.close()
+
+
+def add_metadata(writer: GGUFWriter, metadata: Mapping[str, Value]) -> None:
+    """Add keys with the types that llama.cpp reads: unsigned integers and floats of 32 bits, booleans and text."""
+    from gguf import GGUFValueType as Kind
+
+    types = {bool: Kind.BOOL, int: Kind.UINT32, float: Kind.FLOAT32, str: Kind.STRING}
+    for key, value in metadata.items():
+        writer.add_key_value(key, value, types[type(value)])
 
 
 def _contents(chosen: list[tuple[TensorLayout, str]], random: np.random.Generator) -> Iterator[Bytes]:

@@ -22,7 +22,13 @@ Cores: TypeAlias = tuple[int, ...]
 
 def usable_cores() -> set[int]:
     """Logical cores that this thread may use: those of the process, unless the thread has been bound."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    import psutil
+
+    process = psutil.Process()
+    known = hasattr(process, "cpu_affinity")  # on Windows; macOS binds nothing
+    return set(process.cpu_affinity()) if known else set(range(psutil.cpu_count() or 1))
 
 
 def physical_cores() -> list[Cores]:
@@ -40,9 +46,9 @@ def most_cpu_threads(cpu_cores: Collection[int] | None = None) -> int:
 
     Two cores are left to the host and to copies, but there is at least one thread.
     """
-    there = physical_cores()
-    theirs = sum(cpu_cores is None or not set(core).isdisjoint(cpu_cores) for core in there)
-    return max(1, min(theirs, len(there) - 2))
+    cores = physical_cores()
+    chosen = sum(cpu_cores is None or not set(core).isdisjoint(cpu_cores) for core in cores)
+    return max(1, min(chosen, len(cores) - 2))
 
 
 def host_lane_cores(gpu_core: int | None = None, cpu_cores: Cores | None = None) -> dict[str, int | Cores | None]:
@@ -86,12 +92,13 @@ class Team(NamedTuple):
 
 
 def crowding(teams: Mapping[str, Team]) -> str:
-    """Why times of these threads are no measure of lanes that overlap freely; "" if each has a physical core."""
+    """The reason why these threads' times are no measure of lanes that overlap freely; "" if each has a physical core.
+    """
     threads = sum(team.threads for team in teams.values())
     free = sum(team.threads for team in teams.values() if team.cores is None)
-    there, bound = physical_cores(), {core for team in teams.values() for core in team.cores or ()}
-    taken = sum(not bound.isdisjoint(core) for core in there)
-    cores = taken + min(free, len(there) - taken)
+    physical, bound = physical_cores(), {core for team in teams.values() for core in team.cores or ()}
+    taken = sum(not bound.isdisjoint(core) for core in physical)
+    cores = taken + min(free, len(physical) - taken)
     if threads <= cores:
         return ""
     return (
@@ -125,6 +132,6 @@ def _siblings(core: int) -> set[int]:
     try:
         text = (TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
         ends = [part.split("-") for part in text.strip().split(",")]
-        return {core, *(each for end in ends for each in range(int(end[0]), int(end[-1]) + 1))}
+        return {core, *(sibling for end in ends for sibling in range(int(end[0]), int(end[-1]) + 1))}
     except (OSError, ValueError):
         return {core}

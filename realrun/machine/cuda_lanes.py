@@ -48,7 +48,7 @@ RUNTIMES = ("eager", "graphs")  # how kernels are launched
 
 @dataclass(frozen=True)
 class CudaSettings:
-    """Which GPU, and how it is used.
+    """The choice of a GPU, and of its use.
 
     ``cpu_threads`` compute experts on ``cpu_cores`` (None: on any); the copy thread runs on ``copy_core`` and the host
     thread on ``host_core`` (None: on any). Copies to the GPU are split into chunks of ``chunk_bytes`` (0: whole),
@@ -146,11 +146,11 @@ class CudaLanes:
         return gpu_tensor(shape, dtype, self.device)
 
     def readable(self, host: Tensor) -> Tensor:
-        """The same memory, which kernels read over the link."""
+        """A view of pinned memory, which kernels read over the link."""
         return gpu_view(host, self.device)
 
     def hosting(self) -> AbstractContextManager[None]:
-        """In the block, the calling thread runs on the host's core, with one torch thread."""
+        """Run the calling thread on the host's core in the block, with one torch thread."""
         return settled(self.settings.host_core)
 
     def begin_copying(self) -> None:

@@ -23,7 +23,7 @@ def limit_gpu_memory(device: torch.device, memory_bytes: int | None) -> None:
 
 
 def memory_in_words(device: torch.device) -> str:
-    """How full the GPU is, and what to do about it."""
+    """Sentence with the GPU's memory in use, its limit and what is free, and advice for a full one."""
     free, total = torch.cuda.mem_get_info(device)
     limit = torch.cuda.get_per_process_memory_fraction(device) * total
     allocated, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
@@ -79,7 +79,7 @@ def gpu_view(host: Tensor, device: torch.device) -> Tensor:
 
 
 def why_unreadable(host: Tensor, device: torch.device) -> str:
-    """Why GPU kernels do not read the latest values of ``host``, which is pinned; "" if they do."""
+    """The reason why GPU kernels do not read the latest values of ``host``, which is pinned; "" if they do."""
     try:
         view = gpu_view(host, device)
         # a plain copy of the view would use the copy engine instead of a kernel

@@ -1,4 +1,9 @@
-"""The clock of a GPU, converted to the host's time, and the streams and events that it needs."""
+"""CUDA streams: lanes that launch work on them, completions timed on the host's clock, callbacks, and recorded graphs.
+
+A GPU calls no Python, and a thread that waits for every end would have to wake up and take the interpreter lock while
+the layer waits. The host thread and the copy thread poll anyway, after a wait and before a copy is chosen: the next of
+them calls what is due.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ class Base(NamedTuple):
     host_ns: int
 
     def host_ns_of(self, event: torch.cuda.Event) -> int:
-        """When ``event`` happened, which must be in the past."""
+        """Time of ``event``, which must be in the past, ns on the host's clock."""
         return self.host_ns + round(float(self.event.elapsed_time(event)) * 1e6)
 
 
@@ -62,15 +67,15 @@ class GpuClock:
         self.base = self._take()
 
     def _take(self) -> Base:
-        return min((self._try() for _ in range(TRIES)), key=lambda found: found[0])[1]
+        return min((self._try() for _ in range(TRIES)), key=lambda tried: tried[0])[1]
 
     def _try(self) -> tuple[int, Base]:
         event = new_event()
-        before = time.perf_counter_ns()
+        before_ns = time.perf_counter_ns()
         event.record(self._stream)
         event.synchronize()
-        after = time.perf_counter_ns()
-        return after - before, Base(event, after)
+        after_ns = time.perf_counter_ns()
+        return after_ns - before_ns, Base(event, after_ns)
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
@@ -127,7 +132,7 @@ class DoneCallbacks:
 
 
 class WorkTimes(NamedTuple):
-    """When work was ready to start, started and ended, on the host's clock."""
+    """Times at which work was ready to start, started and ended, ns on the host's clock."""
 
     ready_ns: int
     start_ns: int
@@ -141,11 +146,13 @@ class StreamCompletion(OnItsLane):
     the interpreter lock.
     """
 
-    def __init__(self, clock: GpuClock, asked_ns: int, after: Sequence[Completion], callbacks: DoneCallbacks) -> None:
-        self._clock, self._base, self._asked_ns, self._after = clock, clock.base, asked_ns, after
+    def __init__(
+        self, clock: GpuClock, submitted_ns: int, after: Sequence[Completion], callbacks: DoneCallbacks
+    ) -> None:
+        self._clock, self._base, self._submitted_ns, self._after = clock, clock.base, submitted_ns, after
         self._callbacks = callbacks
         self._callback: int | None = None  # its number
-        self.blocked_ns = time.perf_counter_ns() - asked_ns
+        self.blocked_ns = time.perf_counter_ns() - submitted_ns
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = new_event(), new_event()
         self._times: WorkTimes | None = None
         self._lock = threading.Lock()
@@ -210,9 +217,9 @@ class StreamCompletion(OnItsLane):
         assert self._events is not None
         for completion in self._after:
             completion.wait()
-        start, end = map(self._base.host_ns_of, self._events)
-        ready = max((self._asked_ns, *(completion.end_ns for completion in self._after)))
-        return WorkTimes(min(ready, start), start, end)
+        start_ns, end_ns = map(self._base.host_ns_of, self._events)
+        ready_ns = max((self._submitted_ns, *(completion.end_ns for completion in self._after)))
+        return WorkTimes(min(ready_ns, start_ns), start_ns, end_ns)
 
 
 def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> None:
@@ -228,14 +235,15 @@ def hold_up(stream: torch.cuda.Stream, completions: Sequence[Completion]) -> Non
         if isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended():
             flags[completion.flag] = max(flags.get(completion.flag, 0), completion.number)
             earlier += completion.after
-    for awaited in dict.fromkeys(each for each in (*completions, *earlier) if isinstance(each, StreamCompletion)):
+    of_streams = [completion for completion in (*completions, *earlier) if isinstance(completion, StreamCompletion)]
+    for awaited in dict.fromkeys(of_streams):
         awaited.hold_up(stream)
     for flag, number in flags.items():
         flag.hold_up(stream, number)
 
 
 def _can_hold_up(completion: Completion) -> bool:
-    """Whether a stream can wait for it instead of the host."""
+    """True if a stream can wait for it in place of the host."""
     return isinstance(completion, StreamCompletion) or (
         isinstance(completion, ThreadCompletion) and completion.flag is not None and not completion.has_ended()
     )
@@ -259,12 +267,12 @@ class StreamLane:
         Raises LaneError if waiting or launching fails.
         """
         self._raise_error()
-        asked_ns = time.perf_counter_ns()
+        submitted_ns = time.perf_counter_ns()
         issued = [completion.issued() for completion in after]
         for earlier in issued:
             if not _can_hold_up(earlier):
                 earlier.wait()
-        completion = StreamCompletion(self._clock, asked_ns, issued, self.callbacks)
+        completion = StreamCompletion(self._clock, submitted_ns, issued, self.callbacks)
         self._launch(completion, work, done)
         return completion
 
@@ -295,7 +303,7 @@ class StreamLane:
 
 
 def on_stream(stream: torch.cuda.Stream, is_current: bool) -> AbstractContextManager[object]:
-    """In the block, ``stream`` is the current one; nothing is set if it is already."""
+    """Make ``stream`` the current one in the block; nothing is set if it is already."""
     return nullcontext() if is_current else torch.cuda.stream(stream)
 
 

@@ -48,10 +48,12 @@ class HostLaneSettings:
 
     def check(self) -> None:
         """Raises RefusedError for cores that this process may not use, and for a link without speed."""
-        there, host_cores = usable_cores(), alone(self.host_core) or ()
-        missing = sorted({self.gpu_core, *self.cpu_cores, *self.copy_cores, *host_cores} - there)
+        usable, host_cores = usable_cores(), alone(self.host_core) or ()
+        missing = sorted({self.gpu_core, *self.cpu_cores, *self.copy_cores, *host_cores} - usable)
         if missing or not self.cpu_cores:
-            raise RefusedError(f"host lanes: expected cores among {sorted(there)}, got {missing or 'none'} for the CPU")
+            raise RefusedError(
+                f"host lanes: expected cores among {sorted(usable)}, got {missing or 'none'} for the CPU"
+            )
         if self.link_bytes_per_s <= 0 or self.chunk_bytes < 1:
             raise RefusedError("host lanes: link_bytes_per_s and chunk_bytes must be above 0")
 
@@ -96,7 +98,7 @@ class HostLanes:
         return host
 
     def hosting(self) -> AbstractContextManager[None]:
-        """In the block, the calling thread runs on the host's core (inline: the GPU's), with one torch thread."""
+        """Run the calling thread on the host's core (inline: the GPU's) in the block, with one torch thread."""
         return settled(self.settings.gpu_core if self._gpu is None else self.settings.host_core)
 
     def begin_copying(self) -> None:
@@ -110,10 +112,10 @@ class HostLanes:
     def paced_copy(self, target: Tensor, source: Tensor) -> None:
         """Copy chunk by chunk; each ends no earlier than on a link of the configured speed."""
         chunk, rate, target = self.settings.chunk_bytes, self.settings.link_bytes_per_s, target[: len(source)]
-        begin = time.perf_counter_ns() + self.settings.link_latency_ns
+        begin_ns = time.perf_counter_ns() + self.settings.link_latency_ns
         for offset in range(0, len(source), chunk):
             target[offset : offset + chunk].copy_(source[offset : offset + chunk])
-            due_ns = begin + min(offset + chunk, len(source)) / rate * 1e9
+            due_ns = begin_ns + min(offset + chunk, len(source)) / rate * 1e9
             time.sleep(max(0.0, due_ns - time.perf_counter_ns()) / 1e9)
 
     def poll(self) -> None:

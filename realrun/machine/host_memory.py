@@ -1,4 +1,8 @@
-"""The size of host memory: in all, available, and within the limits of control groups."""
+"""The size of host memory, in all, available and within the limits of control groups; and whether experts fit in it.
+
+They are checked by the size that the user gave, or by measuring what is available. Some virtual machines are given more
+memory as they touch what they have. On these, memory is touched in steps as long as the machine grows, and given back.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from realrun.errors import RefusedError
 from realrun.machine.pinned import Pages
 from trilane.common.quoting import quoted
@@ -23,10 +29,10 @@ CACHE = ("inactive_file", "active_file")  # in memory.stat: used, but released o
 
 
 class HostMemory(NamedTuple):
-    """The system's figures; ``sys.maxsize`` for those that it does not give.
+    """The system's figures.
 
     ``available_bytes``: what programs can still use without swapping. ``allowed_bytes``: what control groups still
-    allow this process, whether or not the machine's memory grows.
+    allow this process, whether or not the machine's memory grows; ``sys.maxsize`` without a limit.
     """
 
     total_bytes: int
@@ -35,30 +41,14 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """The present figures. ``root``: of the system's files."""
+    """The present figures. ``root``: of the files of control groups."""
     allowed = min(_allowances(root), default=sys.maxsize)
-    total, available = _meminfo(root / "proc/meminfo")
-    return HostMemory(total, min(available, allowed), allowed)
-
-
-def _meminfo(file: Path) -> tuple[int, int]:
-    """Total and available bytes; on other systems than Linux from the numbers of pages."""
-    if not file.exists():
-        return _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
-    lines = (line.split() for line in file.read_text().splitlines())
-    kib = {words[0]: int(words[1]) for words in lines if words[0] in ("MemTotal:", "MemAvailable:")}
-    return kib["MemTotal:"] * 1024, kib["MemAvailable:"] * 1024
-
-
-def _pages(name: str) -> int:
-    try:
-        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError):  # Windows has no sysconf, macOS no figure of free pages
-        return sys.maxsize
+    system = psutil.virtual_memory()
+    return HostMemory(system.total, min(system.available, allowed), allowed)
 
 
 def _allowances(root: Path) -> Iterator[int]:
-    """What each control group of this process still allows, if it has a limit."""
+    """Bytes that each control group of this process still allows, if it has a limit."""
     for folder in _cgroups(root):
         for limit, used in CGROUP_FILES:
             if (folder / limit).exists() and (text := (folder / limit).read_text().strip()) != "max":
@@ -131,7 +121,7 @@ class GrowingMemory:
         return self._look()
 
     def _look(self) -> bool:
-        """Whether the machine has grown since the last look."""
+        """Read the present figures; True if the machine has grown since the last look."""
         before, self._now = self._now, self.read()
         grown = self._now.total_bytes > before.total_bytes
         if grown:
@@ -149,7 +139,7 @@ _given: ContextVar[_Given | None] = ContextVar("_given", default=None)
 
 @contextmanager
 def host_memory_given(size_gb: float | None) -> Iterator[None]:
-    """In the block, experts may take ``size_gb`` (10^9 bytes) of host memory, and nothing is measured; None: no change.
+    """Let experts take ``size_gb`` (10^9 bytes) of host memory in the block, without measuring; None: no change.
 
     Raises RefusedError unless the size is above 0.
     """

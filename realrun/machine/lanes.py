@@ -27,15 +27,15 @@ class Completion(Protocol):
 
     @property
     def ready_ns(self) -> int:
-        """When it was submitted and all that it waits for had ended, ns; known after ``wait``."""
+        """Time at which it had been submitted and all that it waits for had ended, ns; known after ``wait``."""
 
     @property
     def start_ns(self) -> int:
-        """When it started, ns on the machine's clock; known after ``wait``."""
+        """Start, ns on the machine's clock; known after ``wait``."""
 
     @property
     def end_ns(self) -> int:
-        """When it ended, ns; known after ``wait``."""
+        """End, ns; known after ``wait``."""
 
     def issued(self) -> Completion:
         """Block until the work has been submitted to its lane; returns its completion there."""
@@ -44,7 +44,7 @@ class Completion(Protocol):
         """Block until the work has ended and its ``done`` has been called. Raises LaneError if it failed."""
 
     def has_ended(self) -> bool:
-        """Whether the work has ended or failed. Never blocks."""
+        """True if the work has ended or failed. Never blocks."""
 
 
 class OnItsLane:
@@ -66,7 +66,7 @@ class Submitted(Completion, Protocol):
 
     @property
     def blocked_ns(self) -> int:
-        """How long ``submit`` blocked its caller, ns: for other work or, on an inline lane, for the work itself."""
+        """Time for which ``submit`` blocked its caller, ns: for other work or, on an inline lane, for its own."""
 
 
 class MachineLane(Protocol):
@@ -106,7 +106,7 @@ class Machine(Protocol):
         """A view of a ``host_tensor`` that GPU work can read in place."""
 
     def hosting(self) -> AbstractContextManager[None]:
-        """In the block, the calling thread is the host thread, on the host's core."""
+        """Make the calling thread the host thread in the block, on the host's core."""
 
     def begin_copying(self) -> None:
         """Prepare the calling thread for ``copy_in``; called once."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+import psutil
 import torch
 
 from realrun.errors import RefusedError
@@ -65,7 +65,7 @@ class LaneOptions:
 
 
 def has_gpu() -> bool:
-    """Whether there is a CUDA GPU that torch can use."""
+    """True if torch can use a CUDA GPU."""
     return torch.cuda.is_available()
 
 
@@ -96,7 +96,7 @@ def machine_of(profile: Profile, *, inline: bool = False) -> RealMachine:
 
 
 def check_asked(profile: Profile, lanes: LaneKind, options: LaneOptions) -> None:
-    """Raises RefusedError, with the differences, if other lanes were chosen than those of the profile."""
+    """Raise RefusedError, with the differences, if other lanes were chosen than those of the profile."""
     chosen: Facts = {} if lanes == "auto" else {"kind": lanes}
     if lanes in ("auto", profile.kind):
         chosen |= {f"lanes_{key}": _plain(value) for key, value in options.given(profile.kind).items()}
@@ -111,7 +111,7 @@ def facts_of(machine: RealMachine) -> Facts:
 
 
 def check_same(facts: Mapping[str, object], others: Mapping[str, object], where: str) -> None:
-    """Raises RefusedError, with the differences, unless both are facts of one machine; ``facts``: of a profile."""
+    """Raise RefusedError, with the differences, unless both are facts of one machine; ``facts``: of a profile."""
     keys = [key for key in dict.fromkeys((*facts, *others)) if key not in _PASSING]
     pairs = [(key, facts.get(key, _EARLIER.get(key)), others.get(key)) for key in keys]
     wrong = [f"{key} {quoted(one)} and not {quoted(other)}" for key, one, other in pairs if one != other]
@@ -123,8 +123,8 @@ def check_same(facts: Mapping[str, object], others: Mapping[str, object], where:
 
 
 def load_average() -> float:
-    """The load average of the last minute; 0 if the system does not give it."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
+    """The load average of the last minute."""
+    return round(float(psutil.getloadavg()[0]), 2)
 
 
 def _host(settings: Mapping[str, object], inline: bool) -> HostLanes:
@@ -138,14 +138,14 @@ def _cuda(settings: Mapping[str, object]) -> CudaLanes:
 
 
 def _plain(value: object) -> str | int | float:
-    """A setting as a fact: cores, and settings that are not chosen, as text."""
+    """Convert a setting to a fact: cores, and settings that are not chosen, become text."""
     if value is None:
         return "any"
     return ",".join(map(str, value)) if isinstance(value, tuple) else cast(str | int | float, value)
 
 
 def _setting(name: str, value: str | int | float) -> object:
-    """A fact as the setting that it was."""
+    """Convert a recorded fact back to a setting."""
     if value == "any":
         return None
     return tuple(int(core) for core in str(value).split(",")) if name == "cpu_cores" else value

@@ -1,4 +1,13 @@
-"""Compilation of a C file on first use, for this processor; the library is kept in the user's cache folder."""
+"""The native kernel for experts on the CPU: compiled on first use, compared with torch, and called through ctypes.
+
+The library is compiled for this processor, and kept in the user's cache folder. torch's product of a single bfloat16
+row reads its weights at a third of the memory's bandwidth. native/ffn.c reads them at full bandwidth, and computes a
+whole expert in one call without the interpreter lock.
+
+It also multiplies weights in blocks, as in ggml, for which torch has no product. A block holds 32 neighbouring weights
+of a row: a scale of 16 bits (IEEE half), then a number for each weight, whose value is scale times number
+(ggml/src/ggml-common.h, block_q8_0 and block_q4_0).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +19,58 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from realrun.errors import RefusedError
-from realrun.machine.weight_formats import BLOCK, FORMATS, BlockFormat
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path, remove_abandoned
+
+BLOCK = 32  # weights, QK8_0 and QK4_0
+
+
+class BlockFormat(NamedTuple):
+    """``number``: of native/blocks.h; ``block_bytes`` of a block; ``numbers``: int8 [.., 32] without the scale."""
+
+    number: int
+    block_bytes: int
+    numbers: Callable[[Tensor], Tensor]
+
+    def row_bytes(self, weights: int) -> int:
+        """The size of a row with ``weights`` weights, a multiple of 32."""
+        return weights // BLOCK * self.block_bytes
+
+    def unpacked(self, packed: Tensor) -> Tensor:
+        """uint8 [R, row bytes] -> bfloat16 [R, C]; on any device."""
+        blocks = packed.view(len(packed), -1, self.block_bytes)
+        scales = blocks[..., :2].contiguous().view(torch.float16)
+        return (self.numbers(blocks[..., 2:]) * scales).bfloat16().view(len(packed), -1)
+
+    def random(self, rows: int, columns: int, random: torch.Generator) -> Tensor:
+        """uint8 [rows, row bytes], with weights of the order of columns^-1/2."""
+        blocks = torch.randint(0, 256, (rows, columns // BLOCK, self.block_bytes), dtype=torch.uint8, generator=random)
+        largest = 2.0 ** (8 * (self.block_bytes - 2) / BLOCK - 1)  # number
+        scales = (torch.rand(rows, columns // BLOCK, 1, generator=random) + 1) / largest * columns**-0.5
+        blocks[..., :2] = scales.half().view(torch.uint8)
+        return blocks.view(rows, -1)
+
+
+def _halves_of_bytes(pairs: Tensor) -> Tensor:
+    """Weights 0 to 15 are in the lower halves, 16 to 31 in the upper halves; 8 stands for 0."""
+    return torch.cat((pairs & 15, pairs >> 4), -1).view(torch.int8) - 8
+
+
+Q8_0 = BlockFormat(1, 34, lambda numbers: numbers.view(torch.int8))
+Q4_0 = BlockFormat(2, 18, _halves_of_bytes)
+FORMATS: Mapping[float, BlockFormat] = {8.5: Q8_0, 4.5: Q4_0}  # by bits per weight, including its share of the scale
+
 
 CPU_LIST = Path("/proc/cpuinfo")
 COMPILERS = ("cc", "gcc", "clang")  # the first of them on PATH
@@ -65,10 +113,10 @@ def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
 
 def find_compiler() -> str:
     """The full path of a C compiler. Raises NotCompiledError if PATH has none."""
-    found = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if found is None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
         raise NotCompiledError(f"expected a C compiler on PATH, found none of {', '.join(COMPILERS)}; install gcc")
-    return found
+    return compiler
 
 
 def _build(source: Path, compiler: str, extra: Sequence[str], target: Path) -> None:

@@ -1,4 +1,7 @@
-"""Lanes made of threads: a worker thread with its own cores and torch threads, or the calling thread."""
+"""Lanes made of threads: a worker thread with its own cores and torch threads, or the calling thread.
+
+Also the settings of threads and of the interpreter with which lanes are timed.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,7 @@ def settle_thread(cores: Collection[int] | None, threads: int) -> None:
 
 @contextmanager
 def settled(core: int | None) -> Iterator[None]:
-    """In the block, bind the calling thread to ``core``, with one torch thread; None: change nothing."""
+    """Bind the calling thread to ``core`` in the block, with one torch thread; None: change nothing."""
     if core is None:
         yield
         return
@@ -169,7 +172,8 @@ SWITCH_INTERVAL_S = 1e-5
 
 @contextmanager
 def low_jitter() -> Iterator[None]:
-    """In the block: no garbage collection, which may take longer than a layer; fast thread switches; no autograd."""
+    """Measure in the block: no garbage collection, which may take longer than a layer; fast thread switches; no
+    autograd."""
     interval = sys.getswitchinterval()
     gc.collect()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

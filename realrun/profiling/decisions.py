@@ -67,9 +67,9 @@ class TimedSession(LoggedSession):
             return decide(given)
         self._other.sum()
         time.sleep(self._rest_s)
-        began = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         answer = decide(given)
-        self._times[decision].append((len(self._given.routing.active), time.perf_counter_ns() - began))
+        self._times[decision].append((len(self._given.routing.active), time.perf_counter_ns() - began_ns))
         return answer
 
 
@@ -83,7 +83,7 @@ def decision_costs(
     model of the catalogue on a preset; the time of a decision hardly depends on them. Oracles cost nothing.
     """
     settings = {batch: _setting(hardware, shapes, batch, generated_tokens) for batch in batches}
-    found = DecisionCosts({}, {}, {})
+    costs = DecisionCosts({}, {}, {})
     cases: dict[str, dict[int, DecisionTimes]] = {}
     chosen = list(policies)
     rest_s = REST_S if hardware.measured and hardware.measured_profile().kind == "host-lanes" else 0.0
@@ -92,16 +92,16 @@ def decision_costs(
             progress(f"decisions of {policy}")
             for batch, setting in settings.items():
                 times = cases.setdefault(policy, {}).setdefault(batch, defaultdict(list))
-                _decide(setting, policy, times, rest_s, found.skipped)
+                _decide(setting, policy, times, rest_s, costs.skipped)
     for policy in chosen:
         if timed := [times for times in cases[policy].values() if times["plan"]]:
-            found.skipped.pop(policy, None)
-            found.plan[policy] = fit([_middle(times["plan"]) for times in timed])
-            found.foresee[policy] = fit([_middle(times["foresee"]) for times in timed])
-    return found
+            costs.skipped.pop(policy, None)
+            costs.plan[policy] = fitted_cost([_middle(times["plan"]) for times in timed])
+            costs.foresee[policy] = fitted_cost([_middle(times["foresee"]) for times in timed])
+    return costs
 
 
-def fit(points: Sequence[tuple[float, float]]) -> PlanCost:
+def fitted_cost(points: Sequence[tuple[float, float]]) -> PlanCost:
     """The line base + slope x active through (active, ns), by least squares of relative errors, both >= 0."""
     active, ns = (np.array(column, float) for column in zip(*points, strict=True))
     if not ns.all():

@@ -1,8 +1,11 @@
-"""A machine's numbers from its measurements, for bounds and the null model; times come from the tables."""
+"""A machine's numbers from its measurements, for bounds and the null model; times come from the tables.
+
+Plain copies and plain reads are measured here. The bandwidths that experts achieve are compared with them, and printed,
+but not used in simulations.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ from datetime import date
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -146,7 +150,7 @@ def _paced(machine: RealMachine) -> float:
 def _memory(machine: RealMachine) -> tuple[int, int]:
     """Memory of the GPU, and its reserve, which cannot be used."""
     if machine.kind != "cuda":
-        return int(HOST_MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), 0
+        return int(HOST_MEMORY_SHARE * psutil.virtual_memory().total), 0
     free, total = torch.cuda.mem_get_info(machine.device)
     return total, max(0, total - free - torch.cuda.memory_reserved(machine.device))
 
@@ -178,7 +182,7 @@ class Aim(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether it was reached."""
+        """True if the share was reached."""
         return self.share >= self.wanted
 
 

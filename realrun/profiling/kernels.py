@@ -1,4 +1,4 @@
-"""Probes of kernels: attention, gate and others by the sizes of a step, experts by their number of tokens.
+"""Probes of kernels and of their launches: attention, gate and others by the sizes of a step, experts by their tokens.
 
 This defines the measurement for each span of the simulator (``sim.runs.spans``). The hand-over between threads or
 streams also takes time, and is counted once, with the work that it delays:
@@ -10,6 +10,13 @@ streams also takes time, and is counted once, with the work that it delays:
 - ``first_cpu_expert``: the additional time of the first expert on an idle CPU lane.
 - ``result``: from the end of the last CPU expert to the end of the sum, less the sum itself (results read in place), or
   until the results have been copied over the link.
+
+A launch on an idle lane lasts until the host continues or, if later, until the work begins: a sleeping thread takes
+about 20 us to wake. Two parts of a launch overlap with the lane's work (``sim.timeline``):
+
+- ``launch_lead``: from the first submission of a group until its first work begins.
+- ``launch_tail``: from the end of a launch to the end of the work, on a lane without other work. The work is a layer's
+  gate, whose few small kernels take a GPU less time than their launches, so that only the last one is left.
 """
 
 from __future__ import annotations
@@ -74,19 +81,19 @@ def _layer(lab: Lab, new: tuple[int, ...], earlier: tuple[int, ...], attention: 
         completions[forecast, tokens] = gpu.submit(lambda: forecast_by(layer, *normed))
     if lab.shape.shared_width:
         completions["shared", tokens] = gpu.submit(lambda: model.shared(layer, *normed))
-    here = lab.machine.d2h.submit(lambda: lab.chosen_here[:tokens].copy_(chosen[0], non_blocking=True), (gated,))
-    here.wait()
+    copied = lab.machine.d2h.submit(lambda: lab.chosen_on_host[:tokens].copy_(chosen[0], non_blocking=True), (gated,))
+    copied.wait()
     sorted_by_expert = routed(ids, weights)
-    sync_ns = lab.machine.now_ns() - here.end_ns + lab.start(sorted_by_expert, layer)
+    sync_ns = lab.machine.now_ns() - copied.end_ns + lab.start(sorted_by_expert, layer)
     if lab.shape.dense_layers and not forecast:
         completions["dense_ffn", tokens] = gpu.submit(lambda: model.dense_ffn(hidden))
-    found: dict[Key, Sequence[float]] = {key: [took_ns(completion)] for key, completion in completions.items()}
+    times_ns: dict[Key, Sequence[float]] = {key: [took_ns(completion)] for key, completion in completions.items()}
     if forecast:
-        return {(forecast, tokens): found[forecast, tokens]}
-    found["routing", tokens] = [here.end_ns - gated.end_ns]
+        return {(forecast, tokens): times_ns[forecast, tokens]}
+    times_ns["routing", tokens] = [copied.end_ns - gated.end_ns]
     if len(new) == tokens:  # a decode step
-        found["sync",] = [sync_ns]
-    return found
+        times_ns["sync",] = [sync_ns]
+    return times_ns
 
 
 def gpu_experts(lab: Lab, tokens: int) -> Found:
@@ -95,13 +102,13 @@ def gpu_experts(lab: Lab, tokens: int) -> Found:
     alike = lab.alike(experts, tokens)
     lab.cover()
     lab.start(alike, layer, gpu=experts)
-    began = lab.machine.now_ns()
+    began_ns = lab.machine.now_ns()
     lab.combine(tokens)
-    launched = lab.machine.now_ns() - began
+    launched_ns = lab.machine.now_ns() - began_ns
     spans = lab.spans()
     computed = [span.end_ns - span.start_ns for span in spans if (span.lane, span.kind) == ("gpu", "expert")]
     summed = [span.end_ns - span.start_ns for span in spans if span.kind == "combine"]
-    launch: Found = {("combine_launch",): [launched]} if tokens in lab.points.batches else {}
+    launch: Found = {("combine_launch",): [launched_ns]} if tokens in lab.points.batches else {}
     return {("expert_gpu", tokens): computed, ("combine", tokens): summed, **launch}
 
 
@@ -115,12 +122,12 @@ def cpu_experts(lab: Lab, tokens: int) -> Found:
     spans = lab.spans()
     computed = [span for span in spans if span.lane == "cpu"]
     [sent] = [span for span in spans if span.kind == "activations"]
-    took = [span.end_ns - span.start_ns for span in computed]
-    first: Found = {("first_cpu_expert",): [max(0, took[0] - median(took[1:]))]} if tokens == 1 else {}
+    times_ns = [span.end_ns - span.start_ns for span in computed]
+    first: Found = {("first_cpu_expert",): [max(0, times_ns[0] - median(times_ns[1:]))]} if tokens == 1 else {}
     way: Key = ("result" if lab.machine.result_path == "h2d" else "result_and_combine", tokens)
     read = next(span for span in spans if span.kind == ("result" if way[0] == "result" else "combine"))
     return {
-        ("expert_cpu", tokens): took[1:], **first,
+        ("expert_cpu", tokens): times_ns[1:], **first,
         ("activations", tokens): [computed[0].start_ns - sent.ready_ns],
         way: [read.end_ns - computed[-1].end_ns],
     }
@@ -169,9 +176,9 @@ def dense_launch(lab: Lab) -> Found:
     hidden, lane, times = lab.hidden[:1], lab.machine.gpu, []
     for work in (nothing, lambda: lab.model.dense(hidden)):
         lab.cover()
-        began = lab.machine.now_ns()
+        began_ns = lab.machine.now_ns()
         completion = lane.submit(work)
-        times.append(lab.machine.now_ns() - began)
+        times.append(lab.machine.now_ns() - began_ns)
         completion.wait()
     return {("dense_launch",): [max(0, times[1] - times[0]) / lab.shape.dense_layers]}
 
@@ -180,7 +187,7 @@ def expert_launch(lab: Lab) -> Found:
     """The launch of one expert: the host's time for one that is not a layer's first, and waking the lane for the first.
 
     If the model has shared experts, the lane is busy with them and awake. Waking counts as the host's time, as in the
-    other launches, since a lead is never longer than its launch (``sim.timeline.launching``).
+    other launches, since a lead is never longer than its launch (``sim.timeline``).
     """
     layer, experts = lab.next_experts(2)
     alike = lab.alike(experts, 1)
@@ -203,12 +210,12 @@ class _Launched(NamedTuple):
 
 def _launched(lab: Lab, works: Sequence[Work]) -> _Launched:
     _one_token(lab)
-    began = lab.machine.now_ns()
+    began_ns = lab.machine.now_ns()
     completions = [lab.machine.gpu.submit(work) for work in works]
-    ended = lab.machine.now_ns()
+    launched_ns = lab.machine.now_ns()
     completions[-1].wait()
-    starts, ends = max(began, completions[0].start_ns), completions[-1].end_ns
-    return _Launched(max(ended, starts) - began, starts - began, max(0, ends - ended))
+    start_ns, end_ns = max(began_ns, completions[0].start_ns), completions[-1].end_ns
+    return _Launched(max(launched_ns, start_ns) - began_ns, start_ns - began_ns, max(0, end_ns - launched_ns))
 
 
 def _one_token(lab: Lab) -> None:

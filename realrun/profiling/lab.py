@@ -1,8 +1,11 @@
-"""Conditions of a measurement: a GPU that is busy while the host launches, and weights that are not in caches.
+"""The setup for measuring a model: its kernels, some of its experts, and the machine.
 
-``torch.cuda._sleep`` counts cycles of the GPU's processors: 6 million are 3 ms at 1.98 GHz, and 17 ms at the 345 MHz of
-an idle GPU. So the GPU's clocks are raised first, and then a short sleep is measured (as in torch's own tests:
-``get_cycles_per_ms`` in torch/testing/_internal/common_utils.py).
+Everything runs through the executor's own ``LayerExecution`` and ``Copying``, with scripted decisions instead of a
+session's. Experts are used in turn, from more memory than caches hold.
+
+The GPU is busy while the host launches. ``torch.cuda._sleep`` counts cycles of the GPU's processors: 6 million are 3 ms
+at 1.98 GHz, and 17 ms at the 345 MHz of an idle GPU. So the GPU's clocks are raised first, and then a short sleep is
+measured (as in torch's own tests: ``get_cycles_per_ms`` in torch/testing/_internal/common_utils.py).
 """
 
 from __future__ import annotations
@@ -25,8 +28,7 @@ from torch import Tensor
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Plan, Routing
 from realrun.execution.copying import CopyFuture, Copying
-from realrun.execution.layer_execution import LayerExecution
-from realrun.execution.layer_state import LayerSizes, RoutedInput
+from realrun.execution.layer_execution import LayerExecution, LayerSizes, RoutedInput
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.experts.ffn import ExpertShape, SwiGlu, weighted_ffn
@@ -37,8 +39,8 @@ from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import Completion, Machine, Work, took_ns
 from realrun.machine.thread_lane import low_jitter
 from realrun.replay.attention import attention_params_of
-from realrun.replay.measure import WEIGHTS_DTYPE
 from realrun.replay.model import RecordedModel, ReplayModel, model_on
+from realrun.replay.replay import WEIGHTS_DTYPE
 from sim.runs.spans import Span
 from traces.models.shape import ModelShape
 
@@ -182,7 +184,7 @@ class Lab:
         self.hidden.copy_(torch.randn(most, shape.hidden))
         self.on_host = machine.host_tensor((most, shape.hidden), dtype)
         self.on_host.copy_(self.hidden)
-        self.chosen_here = machine.host_tensor((most, shape.top_k), torch.int64)
+        self.chosen_on_host = machine.host_tensor((most, shape.top_k), torch.int64)
         self.scratch = machine.host_tensor((self.layout.size_bytes,), torch.uint8)
         self._turn, self._copied, self._draw = count(), count(), np.random.default_rng(0)
 
@@ -213,9 +215,9 @@ class Lab:
         gpu, cpu = tuple(gpu), tuple(cpu)
         hidden, weights = self.hidden[: tokens.tokens], upload(tokens.weights, self.machine.device)
         plan = Plan(layer, Routing((), ()), gpu, cpu, (), (), (), (), (), (), (), 0)
-        began = self.machine.now_ns()
-        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Timed(began, began, began)), {})
-        return self.machine.now_ns() - began
+        began_ns = self.machine.now_ns()
+        self.parts.start(plan, tokens, RoutedInput(lambda: hidden, weights, Timed(began_ns, began_ns, began_ns)), {})
+        return self.machine.now_ns() - began_ns
 
     def combine(self, tokens: int) -> None:
         """Launch the layer's sum, whose result is discarded."""

@@ -12,7 +12,7 @@ from realrun.machine.lanes import Completion, nothing, took_ns
 from realrun.profiling.kernels import Found
 from realrun.profiling.lab import COVER_NS, Lab
 from realrun.profiling.timing import Probe
-from realrun.replay.measure import WEIGHTS_DTYPE
+from realrun.replay.replay import WEIGHTS_DTYPE
 
 BURST = 4  # copies of a layer that loads several experts
 STEADY_COPIES = 6  # during which experts are computed
@@ -32,11 +32,11 @@ def busy_results(lab: Lab, tokens: int) -> Found:
 
     The additional time during copies is only printed; simulated sums take the time with an idle link.
     """
-    found: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
+    idle: Found = {("sum_of_results_ns", tokens): [_sum_ns(lab, tokens, 0)]}
     result_bytes = tokens * lab.at_once * lab.shape.hidden * WEIGHTS_DTYPE.itemsize
     experts = -(-COPIES_OF_RESULTS * result_bytes // lab.layout.size_bytes)
     many = min(max(BURST, experts), lab.layers * lab.experts)
-    return {**found, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
+    return {**idle, ("sum_of_results_beside_copies_ns", tokens): [_sum_ns(lab, tokens, many)]}
 
 
 def _sum_ns(lab: Lab, tokens: int, copies: int) -> int:
@@ -59,14 +59,14 @@ def copies(lab: Lab) -> Found:
 
     This includes the notification of the copy thread, the time between copies, and the notification of the GPU.
     """
-    began = lab.machine.now_ns()
+    began_ns = lab.machine.now_ns()
     futures = lab.ask_for(BURST)
     waiting = [lab.machine.gpu.submit(nothing, (future,)) for future in futures]
     waiting[-1].wait()
     for future in futures:
         future.wait_known()
     _forget_spans(lab)
-    return {("copy",): [(waiting[-1].start_ns - began) / BURST]}
+    return {("copy",): [(waiting[-1].start_ns - began_ns) / BURST]}
 
 
 def writeback(lab: Lab) -> Found:
@@ -126,14 +126,14 @@ def _together(lab: Lab, many: int, lanes: Sequence[str], copies: int) -> dict[st
         queue[-1].wait()
     if futures:
         completions["h2d"] = [future.issued() for future in futures]
-    begin = max(queue[1].start_ns for queue in completions.values())  # the first on an idle lane takes longer
-    end = min(queue[-1].end_ns for queue in completions.values())
+    begin_ns = max(queue[1].start_ns for queue in completions.values())  # the first on an idle lane takes longer
+    end_ns = min(queue[-1].end_ns for queue in completions.values())
     _forget_spans(lab)
-    found: dict[str, float] = {}
+    medians_ns: dict[str, float] = {}
     for lane, queue in completions.items():  # work that ran entirely within the interval; all, if there is none
-        within = [completion for completion in queue if begin <= completion.start_ns and completion.end_ns <= end]
-        found[lane] = median(map(took_ns, within or queue))
-    return found
+        within = [work for work in queue if begin_ns <= work.start_ns and work.end_ns <= end_ns]
+        medians_ns[lane] = median(map(took_ns, within or queue))
+    return medians_ns
 
 
 def _copies_alone(lab: Lab) -> float:

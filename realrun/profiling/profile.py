@@ -1,6 +1,6 @@
 """Profiles of this computer from microbenchmarks alone: a model's layers are never run in sequence.
 
-All times are measured through the lanes that the executor uses; ``kernels``, ``link`` and ``host`` define each of them.
+All times are measured through the lanes that the executor uses; ``kernels`` and ``link`` define each of them.
 """
 
 from __future__ import annotations
@@ -90,16 +90,17 @@ def profile(
         rates |= more
         aims += reached
     assert link is not None
-    found = replace(before, machine=facts, rates={**before.rates, **rates}, models={**before.models, **models})
-    hardware = hardware_of(machine, name, found, link, memory_bytes)
+    measured = replace(before, machine=facts, rates={**before.rates, **rates}, models={**before.models, **models})
+    hardware = hardware_of(machine, name, measured, link, memory_bytes)
     batches = points.batches if len(points.batches) > 1 else (*points.batches, 4)
     with machine.hosting():
         costs = decision_costs(
             hardware, shapes, policy_names() if policies is None else policies, batches, 2 if effort == QUICK else 4,
             progress,
         )
-    found = replace(found, plan={**found.plan, **costs.plan}, foresee={**found.foresee, **costs.foresee})
-    return Findings(replace(hardware, profile=found), tuple(aims), costs.skipped)
+    plan, foresee = {**measured.plan, **costs.plan}, {**measured.foresee, **costs.foresee}
+    whole = replace(measured, plan=plan, foresee=foresee)
+    return Findings(replace(hardware, profile=whole), tuple(aims), costs.skipped)
 
 
 def _measured(
@@ -172,7 +173,7 @@ def profiled_again(setting: Prepared, repetitions: Sequence[Samples]) -> Hardwar
     """The setting's machine, with medians of all repetitions in place of its profile's values for the model."""
     profile, shape = setting.hardware.measured_profile(), setting.shape
     samples: Samples = {}
-    for key, ns in (found for repetition in repetitions for found in repetition.items()):
+    for key, ns in (sample for repetition in repetitions for sample in repetition.items()):
         samples.setdefault(key, []).extend(ns)
     models = {**profile.models, shape.base_name: measured_model(shape, samples)}
     return replace(setting.hardware, profile=replace(profile, models=models))

@@ -23,7 +23,7 @@ Probe: TypeAlias = Callable[[], Mapping[Key, Sequence[float]]]  # measures once:
 
 @dataclass(frozen=True)
 class Effort:
-    """How often a probe is repeated: at least once per round, and up to ``most`` times within ``probe_ns``."""
+    """Number of repeats of a probe: at least one per round, and up to ``most`` within ``probe_ns``."""
 
     rounds: int = 7
     most: int = 8
@@ -40,17 +40,17 @@ def repeated(probes: Sequence[Probe], effort: Effort, now_ns: Callable[[], int])
         probe()
     for turn in range(effort.rounds):
         for probe in probes if turn % 2 == 0 else reversed(probes):
-            for found in _often(probe, effort, now_ns):
-                for key, ns in found.items():
+            for times_ns in _often(probe, effort, now_ns):
+                for key, ns in times_ns.items():
                     samples[key].extend(ns)
     return samples
 
 
 def _often(probe: Probe, effort: Effort, now_ns: Callable[[], int]) -> Iterator[Mapping[Key, Sequence[float]]]:
-    began = now_ns()
+    began_ns = now_ns()
     for _ in range(effort.most):
         yield probe()
-        if now_ns() - began >= effort.probe_ns:
+        if now_ns() - began_ns >= effort.probe_ns:
             return
 
 
@@ -63,23 +63,23 @@ def whole_quartiles(samples: Sequence[float]) -> tuple[int, int, int]:
 
 
 def measured_time(samples: Sequence[float]) -> Measured:
-    """From ns."""
+    """Median and quartiles of samples in ns."""
     return Measured(*whole_quartiles(samples))
 
 
 def measured_rate(samples: Sequence[float]) -> MeasuredRate:
-    """From permille; what lies above 1000 is noise, since running together never helps."""
+    """Median and quartiles of samples in permille, at most 1000: more is noise, since running together never helps."""
     return MeasuredRate(*(min(max(value, 1), 1000) for value in whole_quartiles(samples)))
 
 
 def measured_table(samples: Mapping[int, Sequence[float]]) -> Table:
-    """From the ns of every size."""
+    """Medians and quartiles of the samples in ns of every size."""
     at = tuple(sorted(samples))
     return Table(at, *_columns([whole_quartiles(samples[size]) for size in at]))
 
 
 def measured_grid(kind: type[Grid], samples: Mapping[tuple[int, int], Sequence[float]]) -> Grid:
-    """From the ns of every (batch, length)."""
+    """Medians and quartiles of the samples in ns of every (batch, length)."""
     batches, lengths = (tuple(sorted(set(sizes))) for sizes in zip(*samples, strict=True))
     rows = [_columns([whole_quartiles(samples.get((b, n), ())) for n in lengths]) for b in batches]
     made: Callable[..., Grid] = kind

@@ -1,4 +1,7 @@
-"""The places of the tokens of one replayed step: rows of the KV cache, positions, and attention masks."""
+"""Attention with random weights over a real KV cache: with grouped queries, or one latent for all heads (DeepSeek).
+
+The places of a step's tokens (rows of the KV cache, positions, masks) are the same for all layers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A model without its routed experts: real kernels of the real shapes, with random weights instead of a checkpoint."""
+"""A model without its routed experts: real kernels of the real shapes, with random weights instead of a checkpoint.
+
+Its decode steps may be recorded graphs: one for each layer and piece, batch and padded context.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""The replay of a trace's routing on real kernels of a model's shapes. Weights are random: no checkpoint is needed."""
+"""The replay of a trace's routing on real kernels of a model's shapes, and scenarios measured by it.
+
+Weights are random: no checkpoint is needed. ``measure`` is the counterpart of ``sim.simulate``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,15 +17,28 @@ from torch import Tensor
 
 from policies.mechanism.score_rows import ScoreRows
 from policies.mechanism.views import Forecast, LayerInput
+from realrun.errors import RefusedError
+from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
-from realrun.execution.layer_state import RoutedInput
+from realrun.execution.layer_execution import LayerSizes, RoutedInput
 from realrun.execution.routed_tokens import routed
-from realrun.machine.lanes import Completion, Work
-from realrun.replay.model import ReplayModel
+from realrun.experts.ffn import ExpertShape
+from realrun.experts.gpu_slots import GpuSlots, slots_needed
+from realrun.experts.store import random_store
+from realrun.machine import LaneKind
+from realrun.machine.host_memory import check_host_memory
+from realrun.machine.lanes import Completion, Machine, Work
+from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
+from realrun.replay.model import RecordedModel, ReplayModel, model_on
 from sim.costs.roofline_costs import ROUTING_BYTES
+from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
+from sim.runs.prepare import Prepared, prepare
+from sim.runs.run import Run
+from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
 from traces.batches import StepRows
+from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 
@@ -130,7 +147,7 @@ class Replay:
 
     def _launch(self, layer: int) -> Launched:
         """Launch attention, gate, forecasts and shared experts of a layer."""
-        launched, model, began = Launched(layer), self._model, self._machine.now_ns()
+        launched, model, began_ns = Launched(layer), self._model, self._machine.now_ns()
 
         def attention() -> None:
             if layer == 0:
@@ -150,7 +167,7 @@ class Replay:
                 launched.forecast = self._speculate(launched, forecast)
         if model.shape.shared_width:
             self._submit(shared, "shared", layer)
-        self._executor.record("launch", began, layer)
+        self._executor.record("launch", began_ns, layer)
         return launched
 
     def _speculate(self, launched: Launched, forecast: Forecast) -> PendingIds:
@@ -169,26 +186,26 @@ class Replay:
         model, layer, pending = self._model, launched.layer, None
         for forecast in forecasts:
             if forecast.kind in FROM_EXPERTS:
-                began = self._machine.now_ns()
+                began_ns = self._machine.now_ns()
 
                 def speculate() -> Tensor:
                     _, normed = model.attention(layer + 1, launched.hidden())
                     return model.gate(layer + 1, normed)[0]
 
                 pending = self._choose(speculate, "speculate", layer, forecast.layer)
-                self._executor.record("launch", began, layer)
+                self._executor.record("launch", began_ns, layer)
         return pending
 
     def _launch_head(self) -> PendingIds:
         """Launch the language-model head."""
-        began = self._machine.now_ns()
+        began_ns = self._machine.now_ns()
 
         def head() -> Tensor:
             assert self._hidden is not None
             return self._model.head(self._hidden, every=bool(self._demand.drafted)).unsqueeze(-1)
 
         pending = self._choose(head, "attention", -1)
-        self._executor.record("launch", began, -1)
+        self._executor.record("launch", began_ns, -1)
         return pending
 
     def _add_up(self, launched: Launched, parts: Tensor) -> Tensor:
@@ -232,3 +249,126 @@ class Replay:
         size = tokens * (self._top_k * ROUTING_BYTES if layer >= 0 else 4)
         self._recorder.add("d2h", completion, "routing", layer, -1, tokens, size, target_layer)
         return completion
+
+
+WEIGHTS_DTYPE = torch.float32  # of routing weights, and therefore of sums over experts
+
+
+class Measurement(NamedTuple):
+    """A measured run, and the session with the log of its calls."""
+
+    run: Run
+    session: LoggedSession
+
+
+class Room(NamedTuple):
+    """The largest sizes of the runs that a bench is made for."""
+
+    batch: int
+    context: int  # prompt and generated tokens of a sequence
+    step_tokens: int  # of the whole batch
+    slots: int  # on the GPU, staging included
+
+
+class ReplayBench:
+    """Experts and kernels of one model with random weights on one machine, for any number of runs up to ``room``."""
+
+    def __init__(self, machine: Machine, shape: ModelShape, room: Room, seed: int = 0) -> None:
+        """Raises RefusedError if there are no kernels for the weights, or too little memory."""
+        dtype, self.layout, kernel = ExpertShape.of(shape)
+        count = shape.moe_layers * shape.experts
+        on_host = machine.device.type == "cpu"
+        check_host_memory(self.layout.size_bytes * (count + (room.slots if on_host else 0)))
+        self.machine, self.room = machine, room
+        self.store = random_store(
+            self.layout, shape.moe_layers, shape.experts,
+            lambda size: machine.host_tensor((size,), torch.uint8), seed,
+        )
+        self.model = model_on(
+            machine, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True, seed=seed
+        )
+        self.kernels = [kernel] * shape.moe_layers
+        self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
+        self._arena = machine.gpu_tensor((room.slots, self.layout.size_bytes), torch.uint8)
+
+    def measure(self, prepared: Prepared) -> Measurement:
+        """Run a prepared scenario; repeat it if graphs were recorded during the run."""
+        recorded = self._recorded()
+        measurement = self._run(prepared)
+        return measurement if self._recorded() == recorded else self._run(prepared)
+
+    def _run(self, prepared: Prepared) -> Measurement:
+        session = prepared.session_of(LoggedSession)
+        executor = self._executor(prepared, session)
+        routings = step_routings(prepared.trace, prepared.steps, self.machine.device)
+        replay = Replay(executor, self.model, self.room.step_tokens)
+        with executor.running():
+            for demand, rows, routing in zip(prepared.demand, prepared.steps, routings, strict=True):
+                replay.step(demand, rows, routing)
+        errors, label = session.routing_errors(prepared.demand), f"measured on {self.machine.kind}"
+        return Measurement(Run.of(prepared, executor.recorder.rows, errors, label), session)
+
+    def _recorded(self) -> int:
+        """The number of recorded graphs."""
+        return self.model.graphs.recorded if isinstance(self.model, RecordedModel) else 0
+
+    def _executor(self, prepared: Prepared, session: LoggedSession) -> Executor:
+        policy, room, slots = prepared.composition, self.room, slots_needed(prepared)
+        if slots > room.slots:
+            raise RefusedError(f"replay: expected at most {room.slots} slots on the GPU, the run needs {slots}")
+        arena = GpuSlots(self._arena[:slots], policy.demand_slots, policy.prefetch_slots)
+        return Executor(session, self.machine, self.store, arena, self.kernels, self._sizes)
+
+
+def room_for(prepared: Sequence[Prepared]) -> Room:
+    """The room for all of these runs. Raises RefusedError for sampled steps or prompts, and drafts that take time."""
+    if any(run.scenario.sampled for run in prepared):
+        raise RefusedError(
+            "replay: a real machine plays every step and every prompt token: leave out sampled_steps and "
+            "sampled_prompt_tokens"
+        )
+    if any(step.drafted and run.costs.draft_costs(1).gpu_ns for run in prepared for step in run.steps):
+        raise RefusedError(
+            "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
+            "draft_ns to null, for drafts that cost nothing"
+        )
+    return Room(
+        batch=max(run.scenario.batch for run in prepared),
+        context=max(run.tokens_per_sequence for run in prepared),
+        step_tokens=max(len(step.rows) for run in prepared for step in run.steps),
+        slots=max(map(slots_needed, prepared)),
+    )
+
+
+def measure(
+    scenario: Scenario, lanes: LaneKind = "auto", options: LaneOptions | None = None,
+    tell: Callable[[RealMachine], object] = lambda _: None,
+) -> Measurement:
+    """Replay one scenario: once to warm up, once to measure.
+
+    Policies plan with the scenario's hardware: a profile of this machine, or a preset. ``tell`` is called with the
+    machine before the run, for example to print its ``remarks``. Raises what ``simulate`` raises, RefusedError before
+    the run, and LaneError during it.
+    """
+    prepared = prepare(scenario).checked()
+    with closing(machine_on(prepared.hardware, lanes, options)) as machine:
+        bench = ReplayBench(machine, prepared.shape, room_for([prepared]))
+        tell(machine)
+        bench.measure(prepared)
+        return bench.measure(prepared)
+
+
+def machine_on(
+    hardware: Hardware, lanes: LaneKind = "auto", options: LaneOptions | None = None, *, inline: bool = False
+) -> RealMachine:
+    """The machine of a profile; for a preset, the chosen lanes. ``inline``: on host lanes the calling thread plays the
+    GPU, as needed for a library's model.
+
+    Raises RefusedError if this is another computer than the profile's, or if other lanes were chosen than the
+    profile's.
+    """
+    options = options or LaneOptions()
+    if not hardware.measured:
+        return machine_for(lanes, options, inline=inline)
+    check_asked(hardware.measured_profile(), lanes, options)
+    return machine_of(hardware.measured_profile(), inline=inline)

@@ -1,4 +1,4 @@
-"""Tokens and logits of a generation, by our executor or by the library itself, to compare the two."""
+"""Checks of the results under each policy: a bundled model against the unmodified one on the CPU, in float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policies.registry import SYSTEMS
 from realrun.generation.generate import GenerateRequest, generate_hosted
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.machine.lanes import Machine
-from realrun.smoke.smoke import Check, checked, expect
+from realrun.smoke import Check, checked, expect
 from sim.runs.scenario import Scenario
 from traces.capture.load import load
 from traces.capture.passes import Batch, Pick, Sampler
@@ -129,7 +129,7 @@ def _difference(ours: ModelOutput, truth: ModelOutput) -> float:
 
 @contextmanager
 def _float32_alone() -> Iterator[None]:
-    """In the block: no TF32 in products, and attention by plain arithmetic."""
+    """Compute in the block without TF32 in products, and attention by plain arithmetic."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,4 +1,4 @@
-"""One check of a machine: its name, a figure, and its outcome."""
+"""The smoke test of a machine: checks of lanes, clocks, memory and link, and then of generation."""
 
 from __future__ import annotations
 
@@ -9,44 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from statistics import median
-from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
 from realrun.machine.lanes import Completion, Machine, nothing, took_ns
 from realrun.machine.machines import RealMachine
-
-Outcome: TypeAlias = Literal["ok", "failed", "skipped"]
-
-
-class Check(NamedTuple):
-    """The outcome of a check; ``why`` it failed or was skipped."""
-
-    name: str
-    outcome: Outcome
-    figure: str = ""
-    why: str = ""
-
-
-class SkippedError(Exception):
-    """The machine lacks what a check is about, and works without it; the message says how."""
-
-
-def checked(name: str, check: Callable[[], str]) -> Check:
-    """Run ``check``, which returns its figure; an exception becomes the outcome."""
-    try:
-        return Check(name, "ok", check())
-    except SkippedError as skipped:
-        return Check(name, "skipped", why=str(skipped))
-    except Exception as error:  # on a new machine, anything may fail
-        return Check(name, "failed", why=f"{type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def expect(held: bool, what: str) -> None:
-    """Raises AssertionError with ``what`` unless the condition ``held``."""
-    if not held:
-        raise AssertionError(what)
-
+from realrun.smoke import Check, SkippedError, checked, expect
 
 # Chosen: copies of about 10 ms, in which start and end hardly count, and enough page-locked memory for a rate within
 # about a second.
@@ -99,13 +67,13 @@ def _streams(machine: Machine) -> str:
 def _events(machine: Machine) -> str:
     waits = []
     for _ in range(20 * TURNS):
-        before = machine.now_ns()
+        before_ns = machine.now_ns()
         completion = machine.gpu.submit(nothing)
         completion.wait()
-        after = machine.now_ns()
-        times = [before, completion.ready_ns, completion.start_ns, completion.end_ns, after + CLOCKS_NS]
-        expect(times == sorted(times), f"expected ascending times before, ready, start, end, after (ns), got {times}")
-        waits.append(after - before)
+        after_ns = machine.now_ns()
+        ns = [before_ns, completion.ready_ns, completion.start_ns, completion.end_ns, after_ns + CLOCKS_NS]
+        expect(ns == sorted(ns), f"expected ascending times before, ready, start, end, after (ns), got {ns}")
+        waits.append(after_ns - before_ns)
     return f"{median(waits) / 1e3:.1f} us from submitting empty work to the end of waiting for it"
 
 
@@ -120,9 +88,9 @@ def _flags(machine: Machine) -> str:
         result.fill_(3.0)
 
     on_cpu = machine.cpu.submit(compute)
-    began = machine.now_ns()
+    began_ns = machine.now_ns()
     completion = machine.gpu.submit(lambda: seen.copy_(result, non_blocking=True), (on_cpu,))
-    took_ns, was_held = machine.now_ns() - began, on_cpu.has_ended()
+    took_ns, was_held = machine.now_ns() - began_ns, on_cpu.has_ended()
     submitted.set()
     completion.wait()
     machine.gpu.submit(lambda: came.copy_(seen)).wait()
@@ -148,9 +116,9 @@ def _zero_copy(machine: Machine) -> str:
 
 
 def _pinning(machine: Machine) -> str:
-    size, began = PINNED_BYTES[machine.kind], time.perf_counter()
+    size, began_s = PINNED_BYTES[machine.kind], time.perf_counter()
     machine.host_tensor((size,), torch.uint8)
-    seconds = max(1e-9, time.perf_counter() - began)
+    seconds = max(1e-9, time.perf_counter() - began_s)
     kind = "page-locked" if machine.kind == "cuda" else "ordinary"
     return f"{size / seconds / 1e9:.2f} GB/s ({size / 1e9:.2f} GB, {kind})"
 

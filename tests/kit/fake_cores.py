@@ -17,8 +17,8 @@ SMT = [(core, core + 8) for core in range(8)]  # eight physical cores, sixteen l
 class FakeCores:
     """``physical``: logical cores of each; ``usable``: those that the process may use (None: all).
 
-    Without ``told`` the system says nothing of physical cores. Threads can be bound to all cores; ``bound`` says where
-    they are, by their names.
+    Without ``told`` the system says nothing of physical cores. Threads can be bound to all cores; ``bound`` has their
+    cores by their names.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FakeCores:
         patch.setattr(os, "sched_setaffinity", self._set, raising=False)
 
     def here(self) -> set[int]:
-        """Where the calling thread may run."""
+        """Cores on which the calling thread may run."""
         return self._get(0)
 
     def _get(self, thread: int) -> set[int]:

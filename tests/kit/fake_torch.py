@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
-from tests.kit.fake_cuda import GB, FakeCuda
-from tests.kit.fake_streams import FakeEvent, FakeGraph, FakeStream
+from tests.kit.fake_cuda import GB, FakeCuda, FakeEvent, FakeGraph, FakeStream
 
 
 class Deferred(TorchDispatchMode):

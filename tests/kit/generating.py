@@ -43,7 +43,7 @@ def hosted(family: str, changes: Changes = (), dtype: torch.dtype = torch.float3
 
 @lru_cache(maxsize=4)
 def library(family: str, changes: Changes = (), dtype: torch.dtype = torch.float32) -> Any:
-    """The same model as the library has it. (Copied: what it maps from a file lies at odd addresses.)"""
+    """The model as the library has it. (Copied: what it maps from a file lies at odd addresses.)"""
     if family != "mini-moe":
         return build(family, **dict(changes)).model.to(dtype)
     loaded = load(MINI, str(dtype).removeprefix("torch."))
@@ -54,7 +54,7 @@ def library(family: str, changes: Changes = (), dtype: torch.dtype = torch.float
 def expected(
     family: str, changes: Changes = (), prompts: tuple[tuple[int, ...], ...] = PROMPTS, generated: int = 3
 ) -> ModelOutput:
-    """What the unmodified model says in float32."""
+    """Output of the unmodified model in float32."""
     return output_of_library(library(family, changes), torch.tensor(prompts), generated)
 
 

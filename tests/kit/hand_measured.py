@@ -23,7 +23,7 @@ def table(*points: tuple[int, int]) -> Table:
 
 
 def level(ns: int) -> Table:
-    """The same time whatever the size."""
+    """A table with one time for every size."""
     return table((1, ns))
 
 
@@ -33,7 +33,7 @@ def decode_grid(batch: tuple[int, ...], context: tuple[int, ...], *ns: tuple[int
 
 
 def prefill_grid(batch: tuple[int, ...], tokens: tuple[int, ...], *ns: tuple[int, ...]) -> PrefillGrid:
-    """The same, of prompts."""
+    """A grid of prompts, whose quartiles are all the median."""
     return PrefillGrid(batch, tokens, ns, ns, ns)
 
 

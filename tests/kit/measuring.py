@@ -1,4 +1,4 @@
-"""What tests of the verbs for real machines have in common: a tiny question, and how to ask it."""
+"""Parts of tests of the verbs for real machines: a tiny question, and how to ask it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import Finish
 from realrun.experts.store import ExpertStore
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
-from realrun.replay.measure import Measurement, ReplayBench, room_for
+from realrun.replay.replay import Measurement, ReplayBench, room_for
 from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
@@ -28,14 +28,14 @@ SHARES = (0.0, 1 / 48, 0.3, 1.0)  # of the 48 experts: no cache slot, one, some,
 
 
 def cores() -> list[int]:
-    """Those that this process may use: one may have to do for all lanes."""
+    """Cores that this process may use; one may have to do for all lanes."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def tiny_lanes(**changes: Any) -> HostLaneSettings:
     """Lanes on the cores that there are; the link takes no time that a copy would not."""
-    here = cores()
-    lanes = HostLaneSettings(gpu_core=here[0], cpu_cores=(here[-1],), link_bytes_per_s=1e12, link_latency_ns=0)
+    first, *_, last = [*cores(), *cores()]
+    lanes = HostLaneSettings(gpu_core=first, cpu_cores=(last,), link_bytes_per_s=1e12, link_latency_ns=0)
     return replace(lanes, **changes)
 
 
@@ -189,7 +189,7 @@ def expected_output(store: ExpertStore, played: Played, stale: Tensor) -> Tensor
 
 
 def output_of(store: ExpertStore, played: Played, experts: Collection[int], hidden: Tensor) -> Tensor:
-    """What some of a layer's experts give for ``hidden`` [N, H]: token by token, choice by choice."""
+    """Output of some of a layer's experts for ``hidden`` [N, H]: token by token, choice by choice."""
     output = torch.zeros_like(hidden)
     for token, choices in enumerate(choices_of(played)):
         for expert, weight in choices:

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from realrun.llama_cpp.random_gguf import add_metadata, gguf_layout
+from traces.models.shape import ModelShape
+
 LAYERS, HIDDEN, HEADS, HEAD, EXPERTS, TOP_K, WIDTH, VOCABULARY = 3, 32, 2, 16, 8, 2, 32, 300
+SHAPE = ModelShape(
+    "tiny", moe_layers=LAYERS, dense_layers=0, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, expert_width=WIDTH,
+    heads=HEADS, kv_heads=1, head_dim=HEAD, kv_width=2 * HEAD, vocab=VOCABULARY,
+)
 
 
 def write_tiny_gguf(path: Path, *, vocabulary: str = "whole", seed: int = 0) -> Path:
@@ -17,26 +24,17 @@ def write_tiny_gguf(path: Path, *, vocabulary: str = "whole", seed: int = 0) -> 
     """
     import gguf
 
-    writer = gguf.GGUFWriter(path, "qwen3moe")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(512)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(WIDTH)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(1)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_expert_count(EXPERTS)
-    writer.add_expert_used_count(TOP_K)
-    writer.add_expert_feed_forward_length(WIDTH)
+    layout, writer = gguf_layout(SHAPE, "qwen3moe"), gguf.GGUFWriter(path, "qwen3moe")
+    sizes = {key: value for key, value in layout.metadata.items() if key.startswith("qwen3moe.")}
+    if vocabulary != "ids":
+        del sizes["qwen3moe.vocab_size"]
+    add_metadata(writer, {**sizes, "qwen3moe.context_length": 512})
     _add_vocabulary(writer, vocabulary)
     rng = np.random.default_rng(seed)
-    for name, shape in _shapes().items():
-        norm = name.endswith("norm.weight")
-        values = np.ones(shape) if norm else rng.normal(0, shape[-1] ** -0.5, shape)
-        writer.add_tensor(name, values.astype(np.float32))
+    for tensor in layout.tensors:
+        shape = tensor.shape[::-1]
+        values = rng.normal(0, shape[-1] ** -0.5, shape) if tensor.constant is None else np.full(shape, tensor.constant)
+        writer.add_tensor(tensor.name, values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -47,7 +45,6 @@ def write_tiny_gguf(path: Path, *, vocabulary: str = "whole", seed: int = 0) -> 
 def _add_vocabulary(writer: Any, vocabulary: str) -> None:
     if vocabulary == "ids":
         writer.add_tokenizer_model("none")
-        writer.add_vocab_size(VOCABULARY)
         return
     letters = [chr(ord("A") + number) for number in range(VOCABULARY - 3 - 256)]
     others = [f"<0x{byte:02X}>" if vocabulary == "whole" else f"unused{byte}" for byte in range(256)]
@@ -58,17 +55,3 @@ def _add_vocabulary(writer: Any, vocabulary: str) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_space_prefix(False)
-
-
-def _shapes() -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors, the fastest dimension last."""
-    layer = {
-        "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,),
-        "attn_q": (HEADS * HEAD, HIDDEN), "attn_k": (HEAD, HIDDEN), "attn_v": (HEAD, HIDDEN),
-        "attn_output": (HIDDEN, HEADS * HEAD), "ffn_gate_inp": (EXPERTS, HIDDEN),
-        "ffn_gate_exps": (EXPERTS, WIDTH, HIDDEN), "ffn_up_exps": (EXPERTS, WIDTH, HIDDEN),
-        "ffn_down_exps": (EXPERTS, HIDDEN, WIDTH),
-    }
-    blocks = {f"blk.{i}.{name}.weight": shape for i in range(LAYERS) for name, shape in layer.items()}
-    ends = {"token_embd.weight": (VOCABULARY, HIDDEN), "output.weight": (VOCABULARY, HIDDEN)}
-    return {**ends, "output_norm.weight": (HIDDEN,), **blocks}

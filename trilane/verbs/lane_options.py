@@ -25,7 +25,7 @@ HostMemoryOption = Annotated[
 
 @dataclass(frozen=True)
 class LaneChoice:
-    """What was chosen of real lanes, None where nothing was. Raises OptionError for a chunk size that is negative."""
+    """Chosen settings of real lanes, None for the machine's own. Raises OptionError for a negative chunk size."""
 
     cpu_threads: Annotated[
         int | None,

@@ -1,4 +1,7 @@
-"""``--engine llama.cpp`` of ``measure``, ``profile`` and ``validate``: a real engine, on this machine."""
+"""``--engine llama.cpp`` of ``measure``, ``profile`` and ``validate``: a real engine on this machine.
+
+Reports name the machine; in a plan, ``here`` stands for its parts.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,13 @@ from trilane.output.pages.output import (
 )
 from trilane.verbs.inputs import whole_numbers
 from trilane.verbs.options import MOST_CORES, OptionError
-from trilane.verbs.this_machine import HERE, core_count, cpu_machine, gpu_machine, machine_found
 
 if TYPE_CHECKING:
     from realrun.llama_cpp.bench import OpenModel
 
+
+HERE = "here"  # in place of a machine's name in a plan
+NAME_THE_PARTS = "name the parts: --set hardware=GPU+MEMORY+CPU (HARDWARE= of examples/gpu.sh)"
 _MOST_TOKENS = 1 << 20
 _MEASURED = ("kernels.", "gpu_kernels.", "split.")  # sections of an engine's file
 
@@ -42,7 +47,7 @@ EngineOption = Annotated[
 
 @dataclass(frozen=True)
 class LlamaRun:
-    """What ``measure --engine llama.cpp`` runs."""
+    """The model and the tokens of ``measure --engine llama.cpp``."""
 
     gguf: Annotated[str | None, typer.Option(metavar="FILE", help="llama.cpp: the model.")] = None
     n_cpu_moe: Annotated[
@@ -85,7 +90,7 @@ class LlamaRun:
 
 @dataclass(frozen=True)
 class LlamaProfile:
-    """How ``profile --engine llama.cpp`` measures."""
+    """The threads, blocks and rounds of ``profile --engine llama.cpp``."""
 
     threads: Annotated[
         str | None,
@@ -112,7 +117,7 @@ class LlamaProfile:
 
 @dataclass(frozen=True)
 class LlamaValidation:
-    """What ``validate --engine llama.cpp`` compares with."""
+    """Earlier measurements that ``validate --engine llama.cpp`` compares with."""
 
     measured: Annotated[
         str | None,
@@ -122,8 +127,8 @@ class LlamaValidation:
 
 
 def refuse_without_engine(options: LlamaRun | LlamaProfile | LlamaValidation) -> None:
-    """Raises OptionError for options of an engine that was not chosen."""
-    changed = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
+    """Raise OptionError for options of an engine that was not chosen."""
+    changed = [option.name for option in fields(options) if getattr(options, option.name) != option.default]
     if changed:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise OptionError(f"{given}: expected --engine llama.cpp with that; add it, or leave that out")
@@ -149,11 +154,11 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
         else:
             with _open_llama()(Path(run.gguf), settings) as context:
                 times = time_points(context, points)
-    found = {work_words(point): times_of(point, ns) for point, ns in times.items()}
+    results = {work_words(point): times_of(point, ns) for point, ns in times.items()}
     engine = "llama.cpp" if program is None else f"llama.cpp ({program})"
     title = heading(f"{run.gguf} with {engine}, {settings_line(threads, settings)}")
     about = {"gguf": run.gguf, "program": program, "threads": threads, "settings": settings._asdict()}
-    report(json, {**about, **found}, title, *engine_times_table(found))
+    report(json, {**about, **results}, title, *engine_times_table(results))
 
 
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
@@ -173,7 +178,7 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     models = tuple(gpu_models(blocks, threads) if choice.gpu else bench_models(blocks, threads))
     with TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".kernels-") as folder, working("measuring") as say:
         samples = measure_samples(opened, Path(folder), models, choice.rounds, say)
-    times = {name: [[*point, ns] for point, ns in each.items()] for name, each in samples.items()}
+    times = {name: [[*point, ns] for point, ns in of_model.items()] for name, of_model in samples.items()}
     write_json({"samples": times}, json)  # before anything is made of them
     about = f"llama.cpp's kernels on {where}, measured {datetime.now(UTC):%Y-%m-%d}"
     of_gpu = gpu_numbers(samples, blocks, threads, about) if choice.gpu else None
@@ -219,16 +224,16 @@ def validate_llama(
 
 
 def _open_llama() -> OpenModel:
-    """llama.cpp. Raises RefusedError where the package is not installed."""
+    """The engine. Raises RefusedError if the package is not installed."""
     from realrun.llama_cpp.abi import llama_library
-    from realrun.llama_cpp.timed_run import open_llama
+    from realrun.llama_cpp.bench import open_llama
 
     llama_library()
     return open_llama
 
 
 def _program() -> str | None:
-    """A llama-bench that was found, where the package is not installed."""
+    """The program llama-bench, if the package is not installed; None if it is, or without the program."""
     from realrun.llama_cpp.abi import has_library
     from realrun.llama_cpp.bench import bench_program
 
@@ -240,3 +245,49 @@ def _threads(given: str | None) -> tuple[int, ...]:
         cores = core_count()
         return tuple(sorted({1, max(cores // 2, 1), cores}))
     return whole_numbers(given, "--threads", most=MOST_CORES)
+
+def machine_found() -> str:
+    """The name of a machine with the parts of this one; assumptions are printed.
+
+    Raises OptionError for parts that are not in the catalogue.
+    """
+    from sim.machine.assembly import assembled_name
+    from sim.machine.hardware import load_hardware
+    from sim.machine.plausibility import HardwareError
+    from trilane.engines.tune.machine_found import UnknownCardError, found_machine
+
+    try:
+        own = found_machine()
+        name = assembled_name(own.gpu, own.ram, own.cpu, cores=own.cores, pcie=own.pcie, ram_gib=own.ram_gb)
+        load_hardware(name)
+    except UnknownCardError as error:
+        raise OptionError(f"hardware={HERE}: {error.card} is not in the catalogue; {NAME_THE_PARTS}") from None
+    except HardwareError as error:
+        raise OptionError(f"hardware={HERE}: {error}; {NAME_THE_PARTS}") from None
+    for text in own.assumed:
+        note(f"assumed: {text.partition(';')[0]}")  # what follows are options of tune
+    if own.assumed:
+        note(NAME_THE_PARTS)
+    return name
+
+
+def gpu_machine() -> str:
+    """Names of the first GPU that llama.cpp can use, and of the CPU. Raises RefusedError if there is no GPU."""
+    from realrun.llama_cpp.abi import gpu_name
+
+    return f"{gpu_name()}, {cpu_machine()}"
+
+
+def cpu_machine() -> str:
+    """The CPU's name and the number of its cores."""
+    from realrun.machine.facts import cpu_facts
+
+    facts = cpu_facts()
+    return f"{facts['cpu']}, {facts['cores']} cores"
+
+
+def core_count() -> int:
+    """The number of physical cores."""
+    from realrun.machine.cores import physical_cores
+
+    return len(physical_cores())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation:
-    """What ``--mode generate`` generates from, and the trace that it writes."""
+    """Model, prompts and vectors of ``--mode generate``, and the trace that it writes."""
 
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="generate: a folder, or the id of a Hugging Face model.")
@@ -102,7 +102,7 @@ _Ran: TypeAlias = "tuple[Run, str, list[str]]"  # with its description, and the 
 
 
 def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
-    from realrun.replay.measure import measure as run_scenario
+    from realrun.replay.replay import measure as run_scenario
 
     if any(astuple(generation)):
         raise OptionError(
@@ -115,7 +115,7 @@ def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, genera
 
 def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
     from realrun.generation.generate import GenerateRequest, generate
-    from realrun.replay.measure import machine_on
+    from realrun.replay.replay import machine_on
     from sim.machine.hardware import load_hardware
 
     model, prompts = generation.model, generation.prompts
@@ -129,11 +129,11 @@ def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, gener
     machine = machine_on(load_hardware(chosen.hardware), lanes, lane_choice.options(), inline=True)
     try:
         with working(f"generating under {chosen.policy}"):
-            found = generate(request, machine)
+            generated = generate(request, machine)
         print_remarks(machine)
     finally:
         machine.close()
-    return found.run, f"{model}, {len(found.texts)} sequences", found.texts
+    return generated.run, f"{model}, {len(generated.texts)} sequences", generated.texts
 
 
 def _prompts(path: str, batch: int) -> list[str]:

@@ -111,8 +111,8 @@ def profile(
     lengths = whole_numbers(context, "--context"), whole_numbers(prompt, "--prompt")
     points = Points(whole_numbers(batch, "--batch"), *lengths)
     names = None if policies is None else policies_in(policies)
-    for each in names or ():
-        system(each)  # an unknown name is refused now, not after minutes of measuring
+    for policy in names or ():
+        system(policy)  # an unknown name is refused now, not after minutes of measuring
     cores = None if cpu_cores is None else whole_numbers(cpu_cores, "--cpu-cores", least=0)
     link_bytes_per_s, memory = _bytes("link-gb-per-s", link_gb_per_s), _bytes("memory-gb", memory_gb)
     options = chosen.options(
@@ -123,9 +123,9 @@ def profile(
     effort = QUICK if quick else Effort()
     with host_memory_given(host_memory_gb):
         machine = _machine(into, lanes, options)
-        found = _measured(machine, shapes, points, names, options, effort, Path(out).stem, into)
-    _keep(found.hardware, out)
-    _report(found, out, json)
+        findings = _measured(machine, shapes, points, names, options, effort, Path(out).stem, into)
+    _keep(findings.hardware, out)
+    _report(findings, out, json)
 
 
 def _measured(
@@ -140,7 +140,7 @@ def _measured(
     with working("measuring") as say:
         machine, rates = (machine, None) if counted else with_best_threads(machine, shapes[0])
         try:
-            found = measured(
+            findings = measured(
                 machine, shapes, points, policies, name=name, into=into,
                 memory_bytes=kept.gpu.memory_bytes if kept else options.memory_bytes, known_rates=rates,
                 effort=effort, progress=say,
@@ -149,9 +149,9 @@ def _measured(
         finally:
             machine.close()
     if kept is None:
-        return found
-    key, hardware = "gpu.memory_bytes", found.hardware  # a number that was kept keeps its source, too
-    return replace(found, hardware=replace(hardware, origins={**hardware.origins, key: kept.origins[key]}))
+        return findings
+    key, hardware = "gpu.memory_bytes", findings.hardware  # a number that was kept keeps its source, too
+    return replace(findings, hardware=replace(hardware, origins={**hardware.origins, key: kept.origins[key]}))
 
 
 def _keep(hardware: Hardware, out: str) -> None:
@@ -171,20 +171,22 @@ def _keep(hardware: Hardware, out: str) -> None:
             ) from None
 
 
-def _report(found: Findings, out: str, json: str | None) -> None:
+def _report(findings: Findings, out: str, json: str | None) -> None:
     from trilane.output.pages.profile import profile_page
 
-    profile = found.hardware.measured_profile()
+    profile = findings.hardware.measured_profile()
     load = float(profile.machine["load_average"])
     if load > QUIET_LOAD:
         note(f"the load average was {load:g} at the beginning: if other programs were running, measure again without")
-    for policy, why in found.skipped.items():
+    for policy, why in findings.skipped.items():
         note(f"decisions of {policy} were not timed: {why}")
-    rows = [[aim.what, f"{aim.share:.0%}", f"{aim.wanted:.0%}", "met" if aim.met else "not met"] for aim in found.aims]
-    aims = [{**aim._asdict(), "met": aim.met} for aim in found.aims]
-    record = {"hardware": found.hardware.document(), "aims": aims, "skipped": dict(found.skipped)}
+    rows = [
+        [aim.what, f"{aim.share:.0%}", f"{aim.wanted:.0%}", "met" if aim.met else "not met"] for aim in findings.aims
+    ]
+    aims = [{**aim._asdict(), "met": aim.met} for aim in findings.aims]
+    record = {"hardware": findings.hardware.document(), "aims": aims, "skipped": dict(findings.skipped)}
     report(
-        json, record, heading(f"{found.hardware.name}: {found.hardware.about}"), *profile_page(profile), "",
+        json, record, heading(f"{findings.hardware.name}: {findings.hardware.about}"), *profile_page(profile), "",
         heading("rates against aims"), table(("", "reached", "aim", ""), rows), f"\nwritten to {out}",
         f"use it: trilane compare --set {shlex.quote(f'hardware={out}')} ...; "
         f"check it: trilane validate examples/validation.yaml --profile {shlex.quote(out)}",
@@ -206,7 +208,7 @@ def _earlier(out: str) -> Hardware | None:
 def _machine(into: Hardware | None, lanes: LaneKind, options: LaneOptions) -> RealMachine:
     """The machine of the earlier profile, or a new one with these options."""
     from realrun.machine.machines import machine_for
-    from realrun.replay.measure import machine_on
+    from realrun.replay.replay import machine_on
 
     return machine_for(lanes, options) if into is None else machine_on(into, lanes, options)
 

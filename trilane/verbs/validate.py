@@ -152,7 +152,7 @@ def _read_plan(
 
 def _run(chosen: ValidationPlan, profile: str, journal: Path | None, stop: Stop) -> Validated:
     """The validation, on the lanes of the profile. Raises OptionError for a machine without a profile."""
-    from realrun.replay.measure import machine_on
+    from realrun.replay.replay import machine_on
     from sim.machine.hardware import load_hardware
     from trilane.study.validation.validate import validate as run_all
 

@@ -1,4 +1,4 @@
-"""What the host launches on a GPU: its spans are its own work, on a clock that stands still while it works."""
+"""Launches of the host on a GPU: its spans are its own work, on a clock that stands still while it works."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from policies.mechanism.views import ExpertId, Plan, Routing
 from realrun.execution import layer_execution
-from realrun.execution.layer_execution import LayerExecution
-from realrun.execution.layer_state import LayerSizes, RoutedInput
+from realrun.execution.layer_execution import LayerExecution, LayerSizes, RoutedInput
 from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import routed, routing_of
 from realrun.experts.ffn import SwiGlu
@@ -166,7 +165,7 @@ def test_lists_go_to_the_gpu_for_experts_of_several_rows_alone(
 
 
 def lasting(recorder: MachineRecorder) -> dict[int, int]:
-    """How long each expert's launch took, and the sum's."""
+    """Durations in ns of each expert's launch, and of the sum's."""
     recorder.flush()
     spans = map(Span._make, recorder.rows)
     return {span.expert: span.end_ns - span.start_ns for span in spans if span.kind == "launch"}

@@ -24,7 +24,7 @@ from policies.parts.routers import TrueRouter, routing_of_tokens
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
-from realrun.replay.measure import Measurement
+from realrun.replay.replay import Measurement
 from sim.runs.hits import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.spans import Span
@@ -57,7 +57,7 @@ PLAYABLE = [name for name in policy_names() if SYSTEMS[name].needs.narrow_share 
 
 
 def all_runs() -> list[Prepared]:
-    """Those with the largest demands of memory among what is run here."""
+    """The runs with the largest demands of memory in these tests."""
     names = PLAYABLE
     return [prepared(tiny_setting(share), name) for share in SHARES for name in names] + [
         prepared(tiny_setting(share, 2), name) for share in SHARES for name in names

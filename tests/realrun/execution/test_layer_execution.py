@@ -15,8 +15,7 @@ from torch import Tensor
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan, Routing
 from realrun.errors import LaneError
 from realrun.execution.copying import CopyFuture
-from realrun.execution.layer_execution import LayerExecution
-from realrun.execution.layer_state import CpuShare, LayerSizes, RoutedInput, Rows, places_of
+from realrun.execution.layer_execution import CpuShare, LayerExecution, LayerSizes, RoutedInput, Rows, places_of
 from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.experts.ffn import SwiGlu
@@ -189,7 +188,7 @@ def test_a_layer_that_is_computed_ahead_as_a_whole_needs_no_activations_of_its_o
 
 
 def test_deferred_experts_join_the_next_layer(lab: Lab) -> None:
-    """Which has CPU experts of its own, some of them computed ahead."""
+    """The next layer has CPU experts of its own, some of them computed ahead."""
     lab.start(plan_of(gpu=(1,), cpu=(2, 0), deferred=(0,)), own())
     lab.parts.precompute(Commitment(routing_of(own()), (0,)), own())
     late = lab.expected() * torch.from_numpy(IDS == 0).unsqueeze(-1)

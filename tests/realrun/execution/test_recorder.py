@@ -1,4 +1,4 @@
-"""What lanes did, as spans."""
+"""Work of lanes as spans."""
 
 from __future__ import annotations
 

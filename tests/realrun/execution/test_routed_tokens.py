@@ -1,4 +1,4 @@
-"""Which rows every expert computes."""
+"""Rows that every expert computes."""
 
 from __future__ import annotations
 

@@ -89,12 +89,16 @@ class Noting:
     def __exit__(self, *error: object) -> None:
         self._shard.__exit__(*error)
 
+    def keys(self) -> list[str]:
+        return list(self._shard.keys())
+
     def get_tensor(self, key: str) -> Tensor:
         return self._noted(self._shard.get_tensor(key))
 
     def get_slice(self, key: str) -> Any:
         whole = self._shard.get_slice(key)
-        return type("Slice", (), {"__getitem__": lambda _, rows: self._noted(whole[rows])})()
+        described = {"get_shape": lambda _: whole.get_shape(), "get_dtype": lambda _: whole.get_dtype()}
+        return type("Slice", (), {**described, "__getitem__": lambda _, rows: self._noted(whole[rows])})()
 
     def _noted(self, value: Tensor) -> Tensor:
         self._read.append(value.numel())

@@ -1,4 +1,4 @@
-"""What every text family of the installed transformers can do here, tried on tiny random models.
+"""Capture, generation and loading of every text family of the installed transformers, tried on tiny random models.
 
 ``python -m tests.realrun.generation.families`` tries all of them (minutes) and writes
 ``docs/notes/families.md``; with names of families it tries these alone and writes nothing. It fails where a result is
@@ -58,7 +58,7 @@ class WrongResultError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """What came of every attempt with one family; ``why``: reasons of refusals, with the attempts that met them."""
+    """Results of every attempt with one family; ``why``: reasons of refusals, with the attempts that met them."""
 
     family: str
     cells: Mapping[str, str]
@@ -201,7 +201,7 @@ A multimodal config that holds one of the families counts as that family.
 
 
 def line(row: Row) -> str:
-    """Of the table."""
+    """The line of a family in the table."""
     why = "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in row.why.items())
     return f"| {' | '.join((row.family, *row.cells.values()))} | {why.replace('|', '&#124;')} |"
 

@@ -1,4 +1,4 @@
-"""What predictions of ``--n-cpu-moe`` rest on, asked of llama.cpp itself: which device computes which experts.
+"""Facts on which predictions of ``--n-cpu-moe`` rest, from llama.cpp itself: the device that computes each expert.
 
 The second device is real to llama.cpp, and computes with the CPU's kernels (``tests.kit.second_device``).
 """
@@ -32,7 +32,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def products(played: dict[str, Any], split: int | None, tokens: str) -> set[int]:
-    """Of the experts on the second device, from mapped and from other memory."""
+    """Products with experts on the second device, from mapped and from other memory."""
     return {run[tokens]["products"] for run in played["runs"] if run["split"] == split}
 
 

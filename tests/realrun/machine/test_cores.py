@@ -1,11 +1,14 @@
-"""Which core is whose: physical ones, disjoint for threads that work at the same time, as long as there are any."""
+"""Cores of threads: physical ones, disjoint for threads that work at the same time, as long as there are enough."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import psutil
 import pytest
 
 from realrun.machine.cores import (
@@ -58,6 +61,15 @@ def test_siblings_are_one_core_and_only_usable_ones_count(
 def test_where_the_system_says_nothing_every_logical_core_is_one(cores: Make) -> None:
     cores(SMT, told=False)
     assert physical_cores() == SINGLES
+
+
+def test_on_windows_psutil_has_the_usable_cores_and_on_macos_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 4)
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(cpu_affinity=lambda: [1, 3]))
+    assert usable_cores() == {1, 3}
+    monkeypatch.setattr(psutil, "Process", SimpleNamespace)
+    assert usable_cores() == {0, 1, 2, 3}
 
 
 def test_a_list_that_makes_no_sense_says_nothing(cores: Make, tmp_path: Path) -> None:

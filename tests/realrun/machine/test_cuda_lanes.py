@@ -22,7 +22,7 @@ Slow = Callable[[str], Callable[[], object]]
 
 
 class LaneLaws:
-    """What holds on any device. ``slow(lane)`` makes what follows in the same work take long."""
+    """Laws of lanes on any device. ``slow(lane)`` makes what follows in the same work take long."""
 
     def test_work_waits_for_the_copy_that_it_needs(self, machine, slow):
         source, slot, seen = self.host(machine, 7), self.gpu(machine), self.gpu(machine)

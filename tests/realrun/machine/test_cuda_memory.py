@@ -1,4 +1,4 @@
-"""What a CUDA machine may allocate and read in place, and which settings it refuses before a run."""
+"""Memory that a CUDA machine may allocate and read in place, and settings that it refuses before a run."""
 
 from __future__ import annotations
 

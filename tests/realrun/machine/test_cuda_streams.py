@@ -1,10 +1,12 @@
-"""What the CUDA machine tells a device to do, and how it reads the device's clock: on a fake device, call by call."""
+"""Calls of the CUDA machine to a device, its reading of the device's clock, and flags: on a fake, call by call."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from realrun.errors import LaneError
 from realrun.machine.cuda_lanes import POLL_S
+from realrun.machine.stream_flags import VARIABLE, driver_wait_value
 from tests.kit.fake_cuda import GB, FakeCuda
 from tests.kit.fake_torch import fake_machine
 
@@ -100,7 +103,7 @@ class TestWhatIsSaidToTheDevice:
     def test_waiting_does_not_read_the_clock_of_the_device(self, cuda, monkeypatch):
         with fake_machine(cuda) as machine:
             completion = machine.gpu.submit(lambda: None)
-            monkeypatch.setattr("tests.kit.fake_streams.FakeEvent.elapsed_time", lambda *_: 1 / 0)
+            monkeypatch.setattr("tests.kit.fake_cuda.FakeEvent.elapsed_time", lambda *_: 1 / 0)
             completion.wait()
             with pytest.raises(ZeroDivisionError):
                 _ = completion.start_ns
@@ -250,3 +253,34 @@ class TestTimes:
             cuda.now_ns += GB
             machine.settle()
             assert (completion.start_ns, completion.end_ns) == (submitted, submitted)
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
+    """A driver's library with these functions."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(**functions))
+
+
+def test_the_function_of_today_s_drivers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace()
+    driver(monkeypatch, cuStreamWaitValue32=SimpleNamespace(), cuStreamWaitValue32_v2=found)
+    assert driver_wait_value() is found
+    assert found.argtypes == [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
+
+
+def test_an_older_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, cuStreamWaitValue32=SimpleNamespace())
+    assert driver_wait_value() is None
+
+
+def test_no_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert driver_wait_value() is None
+
+
+def test_the_environment_can_do_without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, cuStreamWaitValue32_v2=SimpleNamespace())
+    monkeypatch.setenv(VARIABLE, "0")
+    assert driver_wait_value() is None

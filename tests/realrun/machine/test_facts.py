@@ -1,4 +1,4 @@
-"""What machines say of themselves."""
+"""Facts of machines: CPU, GPU, driver and kernel."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def host_lanes(options: LaneOptions | None = None, **given: Any) -> Iterator[Hos
 
 @contextmanager
 def on_a_gpu(cuda: FakeCuda | None = None) -> Iterator[FakeCuda]:
-    """What is made in the block finds ``cuda``."""
+    """Make machines in the block find ``cuda``."""
     cuda = cuda or FakeCuda()
     with pytest.MonkeyPatch.context() as patch, OnDevice(cuda):
         install(patch, cuda)

@@ -23,7 +23,7 @@ from realrun.machine.machines import (
     machine_of,
 )
 from realrun.machine.thread_lane import InlineLane
-from realrun.replay.measure import machine_on
+from realrun.replay.replay import machine_on
 from sim.machine.devices import ResultPath
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.profile import Kind, Profile
@@ -35,7 +35,7 @@ def profile_of(facts: Facts) -> Profile:
 
 
 def facts(**changes: object) -> Facts:
-    """Of tiny host lanes."""
+    """Facts of tiny host lanes."""
     machine = HostLanes(tiny_lanes(**changes))
     machine.close()
     return facts_of(machine)

@@ -1,7 +1,9 @@
-"""Lanes made of threads: order, waiting, and what happens when work fails."""
+"""Lanes made of threads: order, waiting, and failures; settings of the interpreter around a run."""
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 import time
 import weakref
@@ -13,7 +15,14 @@ import torch
 
 from realrun.errors import LaneError
 from realrun.machine import thread_lane
-from realrun.machine.thread_lane import InlineLane, ThreadLane, limit_torch_threads, settle_thread
+from realrun.machine.thread_lane import (
+    SWITCH_INTERVAL_S,
+    InlineLane,
+    ThreadLane,
+    limit_torch_threads,
+    low_jitter,
+    settle_thread,
+)
 from tests.kit.tiny_bench import cores
 
 pytestmark = pytest.mark.timeout(30)  # nothing may hang
@@ -205,3 +214,27 @@ def test_torch_gets_no_more_threads_than_cpu_experts_do(monkeypatch: pytest.Monk
         monkeypatch.setattr(thread_lane, "most_cpu_threads", lambda it=by_cores: it)
         limit_torch_threads()
     assert given == [3, 2]
+
+
+def state() -> tuple[float, bool, bool]:
+    return round(sys.getswitchinterval(), 6), gc.isenabled(), torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_python_is_left_as_it_was(collects: bool) -> None:
+    if not collects:
+        gc.disable()
+    before = state()
+    try:
+        with low_jitter():
+            assert state() == (SWITCH_INTERVAL_S, False, True)
+        assert state() == before
+    finally:
+        gc.enable()
+
+
+def test_also_after_an_error() -> None:
+    before = state()
+    with pytest.raises(ValueError, match="boom"), low_jitter():
+        raise ValueError("boom")
+    assert state() == before

@@ -16,8 +16,8 @@ from realrun.experts.store import (
     ExpertLayout,
     random_store,
 )
+from realrun.machine.native_ffn import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat
 from realrun.machine.pinned import plain
-from realrun.machine.weight_formats import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat
 from tests.realrun.machine.test_native_ffn import VARIANTS, needs_compiler, variant
 
 HALF = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)  # two bytes

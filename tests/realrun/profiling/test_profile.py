@@ -15,10 +15,10 @@ from realrun.errors import RefusedError
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.machines import machine_of
 from realrun.profiling.cpu_threads import counts_up_to, thread_times
-from realrun.profiling.decisions import fit
+from realrun.profiling.decisions import fitted_cost
 from realrun.profiling.hardware import Aim
 from realrun.profiling.lab import Lab, Points
-from realrun.profiling.profile import Findings, profile
+from realrun.profiling.profile import Findings, points_of, profile
 from realrun.profiling.timing import Effort
 from sim.machine.hardware import load_hardware, write_hardware
 from sim.machine.interpolation import Table, TimeGrid
@@ -27,6 +27,7 @@ from sim.machine.profile import MeasuredModel, MeasuredSizes, Profile
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.tiny_bench import machine as tiny_machine
+from tests.kit.tiny_bench import tiny_setting
 from traces.models.catalogue import load_model
 
 SHAPE = load_model("mini-moe:3")
@@ -185,9 +186,9 @@ def test_no_expert_is_used_twice_in_a_row(lanes: HostLanes) -> None:
 
 
 def test_a_line_through_decisions() -> None:
-    assert fit([(6, 1600.0), (30, 4000.0)]) == PlanCost(1000, 100)
-    assert fit([(6, 500.0), (30, 500.0)]) == PlanCost(500, 0)
-    assert fit([(0.0, 0.0)]) == PlanCost(0.0, 0.0)  # it forecasts nothing
+    assert fitted_cost([(6, 1600.0), (30, 4000.0)]) == PlanCost(1000, 100)
+    assert fitted_cost([(6, 500.0), (30, 500.0)]) == PlanCost(500, 0)
+    assert fitted_cost([(0.0, 0.0)]) == PlanCost(0.0, 0.0)  # it forecasts nothing
 
 
 def test_thread_counts_are_tried_up_to_the_most() -> None:
@@ -199,3 +200,23 @@ def test_every_thread_count_has_its_times() -> None:
     times = thread_times(SHAPE, [1, 2], None, [None])
     assert set(times) == {(count, tokens) for count in (1, 2) for tokens in (1, 8, 64)}
     assert min(times.values()) > 0
+
+
+def test_sizes_are_those_that_the_settings_play() -> None:
+    points = points_of([tiny_setting(0.3, 1), tiny_setting(0.3, 2)])
+    assert points.batches == (1, 2)
+    assert points.prompts == (5,)
+    assert points.contexts == (6, 9)  # four tokens behind a prompt of five
+
+
+@pytest.mark.parametrize(
+    ("phase", "prompts", "contexts"), [("decode", (1,), (6, 9)), ("prefill", (5,), (1,))], ids=str
+)
+def test_where_a_phase_is_not_played_one_token_stands_for_it(
+    phase: str, prompts: tuple[int, ...], contexts: tuple[int, ...]
+) -> None:
+    whole = tiny_setting()
+    part = replace(whole, steps=tuple(step for step in whole.steps if step.phase == phase))
+    points = points_of([part])
+    assert (points.prompts, points.contexts) == (prompts, contexts)
+    assert max(points.tokens) >= 1

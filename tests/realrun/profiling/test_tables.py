@@ -32,7 +32,7 @@ SORTING_NS, UPLOAD_NS = 90, 11
 
 
 def slowed(machine: FakeMachine, ns: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, on a host that takes its time."""
+    """Samples of the same probes on a slow host."""
 
     def slow(*given: Any) -> Any:
         machine.work(ns)

@@ -42,7 +42,7 @@ def model_of(shape: ModelShape, dtype: torch.dtype = torch.float64, **options: o
 
 
 def histories(sequences: int, hidden: int, seed: int = 1) -> Tensor:
-    """What every token of every sequence enters a layer with."""
+    """Hidden states with which every token of every sequence enters a layer."""
     return torch.randn(sequences, 12, hidden, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -147,7 +147,7 @@ class TestAttention:
 
 
 def bytes_of(model: ReplayModel) -> int:
-    """Of all tensors that it holds for longer than a step; views of others are not counted."""
+    """Bytes of all tensors that a model holds for longer than a step; views of others are not counted."""
     found: dict[int, int] = {}
 
     def look(value: object) -> None:

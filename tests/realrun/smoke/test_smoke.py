@@ -12,9 +12,9 @@ from policies.registry import SYSTEMS
 from realrun.execution.layer_execution import LayerExecution
 from realrun.machine.cuda_streams import StreamCompletion
 from realrun.machine.host_lanes import HostLanes
-from realrun.smoke import generation_checks
+from realrun.smoke import Check, SkippedError, checked, generation_checks
 from realrun.smoke import smoke as smoke_module
-from realrun.smoke.smoke import Check, SkippedError, checked, machine_checks, smoke
+from realrun.smoke.smoke import machine_checks, smoke
 from tests.kit.depth import DEEP
 from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import Deferred, fake_machine

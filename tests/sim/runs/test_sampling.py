@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import Forecast, Routing
 from realrun.errors import RefusedError
-from realrun.replay.measure import room_for
+from realrun.replay.replay import room_for
 from sim.runs.bounds import StepBytes, null_model, step_bytes
 from sim.runs.demand import StepDemand
 from sim.runs.metrics import metrics_of

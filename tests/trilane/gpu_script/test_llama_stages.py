@@ -14,8 +14,7 @@ from tests.kit.script_tools import tools
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import blocks_of
 from trilane.study.validation.engine_validation import EnginePlan
-from trilane.verbs.llama_cpp import _threads
-from trilane.verbs.this_machine import HERE
+from trilane.verbs.llama_cpp import HERE, _threads
 
 
 def test_llama_cpp_is_profiled_once_and_two_models_are_predicted_from_that(commands: list[list[str]]) -> None:

@@ -18,8 +18,7 @@ from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import load_hardware
 from sim.machine.sourced import Sourced
-from tests.kit.fake_engine import FakeContext, known_kernels
-from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
+from tests.kit.fake_engine import FakeContext, FakeSplitContext, known_gpu_kernels, known_kernels, known_split
 from traces.models.catalogue import load_model
 from trilane.engines.tune.machine_found import MachineFound, UnknownCardError
 from trilane.verbs.llama_cpp import (
@@ -27,12 +26,12 @@ from trilane.verbs.llama_cpp import (
     LlamaRun,
     LlamaValidation,
     _threads,
+    machine_found,
     measure_llama,
     profile_llama,
     validate_llama,
 )
 from trilane.verbs.options import OptionError
-from trilane.verbs.this_machine import machine_found
 
 SHAPE, KERNELS = load_model("olmoe-1b-7b@q8_0:1"), known_kernels(("q8_0",))
 

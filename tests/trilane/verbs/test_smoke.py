@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import realrun.smoke.smoke
-from realrun.smoke.smoke import Check
+from realrun.smoke import Check
 from tests.kit.running import Trilane
 
 SOUND = [Check("link: host to GPU", "ok", "24.9 GB/s"), Check("flags", "skipped", why="the host waits")]

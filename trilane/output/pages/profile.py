@@ -36,7 +36,7 @@ def profile_page(profile: Profile) -> list[Part]:
 
 
 def decisions_note(profile: Profile) -> str:
-    """Which of the decision costs were measured on this machine."""
+    """Sentence with the policies whose decision costs were measured on this machine."""
     measured = dict.fromkeys((*profile.plan, *profile.foresee))
     return f"Measured on this machine, and not scaled: {', '.join(measured) or 'none'}."
 
@@ -62,12 +62,12 @@ def _microseconds(ns: int, low: int, high: int) -> str:
 
 
 def _time(measured: Measured | None) -> str:
-    """"-" where a profile of an earlier version does not have it."""
+    """Median and quartiles in microseconds; "-" if the profile is of an earlier version, without them."""
     return "-" if measured is None else _microseconds(measured.ns, measured.low, measured.high)
 
 
 def _rate(rate: MeasuredRate | None) -> str:
-    """See ``_time``."""
+    """Median and quartiles in percent; "-" as in ``_time``."""
     if rate is None:
         return "-"
     return f"{rate.permille / 10:.0f}% ({rate.low / 10:.0f}-{rate.high / 10:.0f})"

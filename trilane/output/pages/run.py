@@ -34,7 +34,7 @@ def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _approximation(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How much of the model's own routing was not followed; nothing if the run keeps the routing."""
+    """Shares of the model's own routing that were not followed; nothing if the run keeps the routing."""
     if row["approximated_weight_share"] is None:
         return []
     shares = {cause: row[f"{cause}_weight_share"] for cause in (*LOSSES, "stale", "deferred", "narrowed")}

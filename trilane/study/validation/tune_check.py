@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.timed_run import RunSettings, TimedRun, timed_run
+from realrun.llama_cpp.bench import RunSettings, TimedRun, timed_run
 from traces.models.names import parted
 from trilane.common.quoting import quoted
 from trilane.engines.question import FitError, engine_of

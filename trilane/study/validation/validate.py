@@ -16,7 +16,7 @@ from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession, replay
 from realrun.machine.machines import RealMachine
 from realrun.profiling.profile import Reprofile, profiled_again
-from realrun.replay.measure import Measurement, ReplayBench, room_for
+from realrun.replay.replay import Measurement, ReplayBench, room_for
 from sim.machine.hardware import Hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play

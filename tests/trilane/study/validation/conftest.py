@@ -12,7 +12,7 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.profiling.lab import Points
 from realrun.profiling.profile import Reprofile, profile
 from realrun.profiling.timing import Effort, Samples
-from realrun.replay.measure import Measurement, ReplayBench
+from realrun.replay.replay import Measurement, ReplayBench
 from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
 from tests.kit.journals import PLAN, ROUND, Validate

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from realrun.replay.measure import Measurement, ReplayBench
+from realrun.replay.replay import Measurement, ReplayBench
 from tests.kit.depth import thinned
 from tests.kit.journals import ALL, PLAN, ROUND, WARM, Validate, contents
 from trilane.output.pages.validation_words import notes_of

@@ -16,8 +16,7 @@ from realrun.llama_cpp.kernel_engine import write_engine
 from realrun.llama_cpp.split_numbers import gpu_numbers
 from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.machine.hardware import load_hardware
-from tests.kit.fake_engine import known_kernels
-from tests.kit.fake_split_engine import FakeSplitContext, known_gpu_kernels, known_split
+from tests.kit.fake_engine import FakeSplitContext, known_gpu_kernels, known_kernels, known_split
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import blocks_of
 from trilane.output.pages.engine_validation import engine_table

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from realrun.errors import LaneError, RefusedError
-from realrun.replay.measure import Measurement, ReplayBench
+from realrun.replay.replay import Measurement, ReplayBench
 from sim.runs.prepare import Prepared
 from tests.kit.journals import ROUND, WARM, Validate
 from trilane.output.pages.validation_words import notes_of

@@ -10,7 +10,7 @@ import pytest
 from rich.table import Table
 
 from realrun.errors import RefusedError
-from realrun.llama_cpp.timed_run import RunSettings, TimedRun, reported_bytes
+from realrun.llama_cpp.bench import RunSettings, TimedRun, reported_bytes
 from tests.kit.overlay import ROOT
 from traces.models.catalogue import load_model
 from trilane.engines.load_memory import LoadSetting, load_memory
