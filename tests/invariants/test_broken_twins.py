@@ -21,12 +21,10 @@ from sim.timeline.lanes import Lane, Neighbour
 from sim.timeline.launching import Launch, Launching
 from sim.timeline.layer_parts import LayerParts
 from tests.kit.spoilt import SpoiltAssigner, part, routings_of
-from trilane.testing.costs import ConstantSteps
 from trilane.testing.laws import check_all, law_1_conservation
-from trilane.testing.random_worlds import fixed_world
-from trilane.testing.recording import PlayedWorld
+from trilane.testing.random_worlds import ConstantSteps, fixed_world
 from trilane.testing.work_conservation import law_5_background_copies, law_5_work_conservation
-from trilane.testing.worlds import World, play
+from trilane.testing.worlds import PlayedWorld, World, play
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])

@@ -49,7 +49,7 @@ def write_run(kept: Kept, file: Path) -> None:
 def read_run(file: Path, power: Power | None) -> Kept:
     """A measured run; ``power``: of the machine. Raises RefusedError for any other file than was written."""
     try:
-        table = read_parquet(file, _MOST_SPANS, foreign=False)
+        table = read_parquet(file, _MOST_SPANS)
         if not _are_spans(table):
             raise TrilaneError("expected the columns of spans")
         text = (table.schema.metadata or {}).get(_META, b"")
