@@ -356,7 +356,7 @@ def test_law_9_finds_a_lane_that_adds_a_nanosecond(monkeypatch: pytest.MonkeyPat
 
 
 def _first_caught(hold: Callable[[Any], None], worlds: Iterable[Any]) -> str:
-    """What the law says in the first world that shows the offence."""
+    """Message of the law in the first world that shows the offence."""
     for world in worlds:
         try:
             hold(world)
