@@ -18,6 +18,11 @@ SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path 
 MOST_LINES_OF_SIM, MOST_LINES_OF_A_FILE = 7_500, 400
 ENGINES = frozenset(path.stem for path in (ROOT / "sim" / "costs" / "engines").glob("*.yaml"))
 MATCHING = ("startswith", "endswith", "removesuffix", "removeprefix", "match", "search", "fullmatch", "sub", "get")
+ELLIPTIC = re.compile(r"(Of|What|Whether|Where|Those|The same)\b")
+PLAIN_ROOMS = (  # whose docstrings are nouns with their units, or imperatives
+    "realrun.generation", "realrun.llama_cpp", "realrun.replay", "realrun.smoke", "sim.machine", "trilane.cli",
+    "trilane.common", "trilane.output.figures", "trilane.testing",
+)
 NOT_OF_THINGS = re.compile(r"\b(beside|nobody|somebody|whoever|whom|anybody|everybody)\b", re.IGNORECASE)
 
 
@@ -124,6 +129,26 @@ def test_things_are_not_persons() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     texts = {**SOURCES, **{page: page.read_text(encoding="utf-8") for page in pages}}
     assert lines_with(NOT_OF_THINGS.pattern, texts.items()) == []
+
+
+def elliptic(modules: dict[str, ast.Module]) -> list[str]:
+    """Modules, classes and functions whose docstring begins as an answer does, without its question."""
+    return [
+        f"{module}:{getattr(node, 'lineno', 1)}"
+        for module, tree in modules.items() for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ELLIPTIC.match(ast.get_docstring(node) or "")
+    ]
+
+
+def test_docstrings_say_what_a_value_is_or_what_a_function_does() -> None:
+    rooms = tuple(f"{room}." for room in PLAIN_ROOMS)
+    plain = {name: tree for name, tree in parsed().items() if f"{name}.".startswith(rooms)}
+    assert elliptic(plain) == []
+
+
+def test_an_elliptic_docstring_would_be_found() -> None:
+    assert elliptic({"a": ast.parse("def f():\n    'Whether it is.'\n\n\ndef g():\n    'True if it is.'")}) == ["a:1"]
 
 
 # --- rooms ------------------------------------------------------------------------------------------------------------

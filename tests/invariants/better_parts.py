@@ -54,7 +54,7 @@ def asked(model: str) -> Prepared:
 
 @cache
 def sequences(model: str) -> tuple[Prepared, ...]:
-    """The same question, asked of one sequence after another."""
+    """The question, asked of one sequence after another."""
     one = asked(model)
     name = one.scenario.trace.replace("/1x", f"/{SEQUENCES}x")
     trace = load_trace(name)
@@ -79,7 +79,7 @@ def slower(model: str, policy: str) -> Iterator[Slower]:
 
 
 def _losses(prepared: Prepared, part: ScaledPart, before_ms: float) -> Iterator[float]:
-    """Of each improvement, over the machine before it."""
+    """Losses of each improvement, over the machine before it."""
     for _ in range(TIMES):
         prepared = with_better(prepared, part)
         after_ms = _tpot_ms(prepared)

@@ -1,9 +1,8 @@
-"""Broken twins: a lane, memory or link that breaks a rule is caught by the law that it breaks (broken policies:
-tests/conformance)."""
+"""Broken twins of the mechanism and broken runs: every law finds its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,21 +11,24 @@ import pytest
 from policies.mechanism.residency import Residency
 from policies.mechanism.session import Session
 from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, Plan, PolicyError, Routing, Updates
+from policies.papers.dali.parts import GreedyAssigner
 from policies.parts.assigners import LoadAll, ResidentOrCpu
-from sim.costs.cost_table import LAUNCHES
+from policies.protocols import Assigner
+from policies.registry import policy_names
+from sim.costs.cost_table import LAUNCHES, CostTable
+from sim.runs.bounds import LowerBound, lower_bound
 from sim.timeline import cpu_lane
 from sim.timeline.copy_lane import CopyLane
 from sim.timeline.cpu_lane import CpuLane
 from sim.timeline.lanes import Lane, Neighbour
 from sim.timeline.launching import Launch, Launching
 from sim.timeline.layer_parts import LayerParts
-from tests.kit.spoilt import SpoiltAssigner, part, routings_of
-from trilane.testing.costs import ConstantSteps
+from tests.kit.spoilt import SpoiltAssigner, law_8_exact, part, routings_of
 from trilane.testing.laws import check_all, law_1_conservation
-from trilane.testing.random_worlds import fixed_world
-from trilane.testing.recording import PlayedWorld
+from trilane.testing.laws_of_runs import law_8_bound, law_9_scaling
+from trilane.testing.random_worlds import ConstantSteps, fixed_world
 from trilane.testing.work_conservation import law_5_background_copies, law_5_work_conservation
-from trilane.testing.worlds import World, play
+from trilane.testing.worlds import PlayedWorld, World, play
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])
@@ -305,3 +307,59 @@ def _lawful(world: World) -> None:
     played = play(world)
     law_5_work_conservation(played.spans, played.demand_slots, played.costs)
     law_5_background_copies(played.spans, played.session)
+
+
+# --- broken runs ------------------------------------------------------------------------------------------------------
+
+ON_DEMAND = fixed_world("on-demand")
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        lambda demand, costs, budget: LowerBound(*(2 * (ns or 0) for ns in lower_bound(demand, costs, budget))),
+        lambda demand, costs, budget: lower_bound(demand, _without_cpu(costs), 0),
+    ],
+)
+def test_law_8_finds_a_bound_that_is_too_high(bound: Callable[..., LowerBound]) -> None:
+    """Twice as high, or blind for the CPU and for what the cache holds."""
+
+    def hold(policy: str) -> None:
+        law_8_bound(replace(fixed_world(policy), cache_bytes=10**6), bound)
+
+    assert "beats its bound" in _first_caught(hold, ("oracle", "dali", "fiddler"))
+
+
+def _without_cpu(costs: CostTable) -> CostTable:
+    slow = tuple(e._replace(cpu_ns=tuple(ns * 10**6 for ns in e.cpu_ns)) for e in costs.experts)
+    return replace(costs, experts=slow)
+
+
+@pytest.mark.parametrize("posing", [GreedyAssigner(), LoadAll(), ResidentOrCpu()])
+def test_law_8_finds_an_exact_assigner_that_is_not(posing: Assigner) -> None:
+    message = _first_caught(lambda policy: law_8_exact(fixed_world(policy), posing), policy_names())
+    assert "beats the exact one" in message
+
+
+def test_law_9_finds_a_lane_that_adds_a_nanosecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = ON_DEMAND.costs.map_experts(lambda expert: expert._replace(cpu_permille=1000, copy_permille=1000))
+    world = replace(ON_DEMAND, costs=alone)
+    law_9_scaling(world, 3)
+    sound = Lane.reserve
+
+    def slow(self: Lane, ready: int, duration: int, *rest: Any, **named: Any) -> int:
+        return sound(self, ready, duration + 1, *rest, **named)
+
+    monkeypatch.setattr(Lane, "reserve", slow)
+    with pytest.raises(AssertionError):
+        law_9_scaling(world, 3)
+
+
+def _first_caught(hold: Callable[[Any], None], worlds: Iterable[Any]) -> str:
+    """Message of the law in the first world that shows the offence."""
+    for world in worlds:
+        try:
+            hold(world)
+        except AssertionError as found:
+            return str(found)
+    return "nothing"

@@ -19,14 +19,12 @@ from sim.machine.plan_costs import PlanCost
 from sim.runs.bounds import lower_bound
 from tests.kit.depth import examples
 from tests.kit.spoilt import law_8_exact
-from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
 from trilane.testing.laws_of_runs import check_run, law_7_no_foresight, law_8_bound, law_9_scaling
 from trilane.testing.log import log_of
-from trilane.testing.random_worlds import worlds
-from trilane.testing.recording import PlayedWorld
+from trilane.testing.random_worlds import scaled, worlds
 from trilane.testing.work_conservation import law_5_background_copies
-from trilane.testing.worlds import World, play
+from trilane.testing.worlds import PlayedWorld, World, play
 
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
 NO_FUTURE = [name for name in policy_names() if not SYSTEMS[name].needs.future]

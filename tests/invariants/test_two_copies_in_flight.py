@@ -1,4 +1,4 @@
-"""What the mechanism owes to a link that is given its next copy before the present one has ended, as the executor's is.
+"""Duties of the mechanism to a link that is given its next copy before the present one has ended, as the executor's is.
 
 The simulator asks for a copy when the link is free. Here the session is asked for the second one at any moment while
 the first is in flight, and hands it to the simulator when that asks.
@@ -147,7 +147,7 @@ def eagerly(seed: int) -> EagerSession:
 
 
 def eagerly_often() -> Counter[str]:
-    """What was seen in many of these runs."""
+    """Observations in many of these runs."""
     return sum((eagerly(seed).seen for seed in range(200)), Counter[str]())
 
 

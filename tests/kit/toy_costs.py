@@ -6,7 +6,7 @@ from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.machine.devices import ResultPath
 from sim.machine.plan_costs import PlanCost, PlanCosts
-from trilane.testing.costs import ConstantSteps
+from trilane.testing.random_worlds import ConstantSteps
 
 
 def uniform_costs(

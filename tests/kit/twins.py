@@ -15,7 +15,7 @@ from policies.protocols import Composition, Needs
 from policies.registry import System
 from policies.system import BuildContext, Policy
 from trilane.testing.policy_laws import PolicyLaws
-from trilane.testing.sizes import ORDINARY
+from trilane.testing.random_worlds import ORDINARY
 
 LAWS = PolicyLaws()
 

@@ -47,8 +47,8 @@ def _records(kind: type[T], path: Path) -> Iterator[T]:
 
 
 def _values(hints: Mapping[str, Any], line: Mapping[str, str | None]) -> dict[str, Any]:
-    found = {name: _value(hint, text) for name, hint in hints.items() if (text := line.get(name)) is not None}
-    return {name: value for name, value in found.items() if value != "" or str in plain_types(hints[name])}
+    values = {name: _value(hint, text) for name, hint in hints.items() if (text := line.get(name)) is not None}
+    return {name: value for name, value in values.items() if value != "" or str in plain_types(hints[name])}
 
 
 def _value(hint: Any, text: str) -> Any:

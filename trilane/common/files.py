@@ -121,7 +121,7 @@ def _remove(folder: Path, descriptor: int | None) -> None:
 
 
 def _sync(path: Path, flags: int) -> None:
-    """Return when a file's content, or a folder's names, are on the disk."""
+    """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
@@ -141,8 +141,8 @@ def lock_file(path: Path) -> int:
     """
     while (descriptor := _lock(plain_target(path), os.O_RDWR | os.O_CREAT)) is None:
         pass  # its owner removed it
-    found = os.fstat(descriptor)
-    if found.st_size or not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if status.st_size or not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise OutputError(f"{path}: expected no file or an empty one, which serves as a lock; move it away")
     return descriptor

@@ -18,7 +18,7 @@ _IN_CELLS: Mapping[Any, str] = {**_WORDS, bool: "yes or no", NoneType: "an empty
 
 
 class Constraint(NamedTuple):
-    """What holds for a value of the right type. ``words`` follow those of the type: "a whole number" + ">= 1"."""
+    """A condition on values of the right type. ``words`` follow those of the type: "a whole number" + ">= 1"."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -96,11 +96,11 @@ def in_words(hint: Any, cell: bool = False) -> str:
 
 @cache
 def is_record(hint: Any) -> bool:
-    """Whether it is a dataclass or a NamedTuple."""
+    """True for a dataclass or a NamedTuple."""
     kind = get_origin(hint) or hint
     return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
 
 
 def is_enum(hint: Any) -> bool:
-    """Whether it is an enumeration."""
+    """True for an enumeration."""
     return isinstance(hint, type) and issubclass(hint, Enum)

@@ -42,7 +42,7 @@ _TOO_DEEP = f"lists and mappings more than {MOST_DEPTH} deep"
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MOST_DEPTH):
-        level = [part for each in level for part in _parts(each) if isinstance(part, list | dict)]
+        level = [part for value in level for part in _parts(value) if isinstance(part, list | dict)]
     if level:
         raise ValueError(_TOO_DEEP)
 
@@ -52,12 +52,12 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in mapping:
             raise ValueError(f"duplicate key {quoted(key)}")
-        found[key] = value
-    return found
+        mapping[key] = value
+    return mapping
 
 
 def _whole(below: int, digits: str) -> int:

@@ -19,7 +19,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     A list that is too long is cut, and begins with the names that are most like ``name``. ``listed_by``: a command that
     lists the names; it is named instead of them where there are too many.
     """
-    by_form, form = {_form(each): each for each in known}, _form(name[:_COMPARED])
+    by_form, form = {_form(known_name): known_name for known_name in known}, _form(name[:_COMPARED])
     close = _closest(form, by_form)
     meant = f"did you mean {by_form[close[0]]!r}? " if close else ""
     names = _listed(form, by_form) or "none"
@@ -31,7 +31,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
 
 def _closest(form: str, forms: Iterable[str]) -> list[str]:
     """The form that was probably meant, if any: one that begins with it before all others."""
-    if len(form) >= _BEGINNING and (longer := [each for each in forms if each.startswith(form)]):
+    if len(form) >= _BEGINNING and (longer := [other for other in forms if other.startswith(form)]):
         return get_close_matches(form, longer, n=1, cutoff=0.0)
     return get_close_matches(form, forms, n=1)
 
@@ -40,8 +40,8 @@ def _listed(form: str, by_form: Mapping[str, str]) -> str:
     """The known names; of too many the first, those most like ``form`` before the others."""
     names = ", ".join(by_form.values())
     if len(names) > _MOST:
-        nearest = sorted(by_form, key=lambda each: SequenceMatcher(None, form, each).ratio(), reverse=True)
-        names = ", ".join(by_form[each] for each in nearest)
+        nearest = sorted(by_form, key=lambda other: SequenceMatcher(None, form, other).ratio(), reverse=True)
+        names = ", ".join(by_form[other] for other in nearest)
     return shorten(names, _MOST, placeholder=" ...")
 
 

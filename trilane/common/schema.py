@@ -107,11 +107,11 @@ def _read(hint: Any, value: Any, path: str, exact: bool) -> Any:
 def _annotated(hint: Any, value: Any, path: str, exact: bool) -> Any:
     plain, *notes = get_args(hint)
     try:
-        found = _read(plain, value, path, exact)
+        read = _read(plain, value, path, exact)
     except _MismatchError as fault:
         raise fault if fault.path != path else _MismatchError(path, hint, value) from None
-    if all(note.holds(found) for note in notes if isinstance(note, Constraint)):
-        return found
+    if all(note.holds(read) for note in notes if isinstance(note, Constraint)):
+        return read
     raise _MismatchError(path, hint, value)
 
 
@@ -139,11 +139,11 @@ def _number(hint: Any, value: Any, path: str, exact: bool) -> int | float:
     given = float(value) if not exact and isinstance(value, str) and _EXPONENT.fullmatch(value) else value
     allowed = (int, float) if hint is float or not exact else int
     with suppress(OverflowError, ValueError):  # infinite or not a number, or too large for a float
-        found: int | float = hint(given) if isinstance(given, allowed) and not isinstance(given, bool) else math.nan
-        if math.isfinite(found) and (hint is float or found == given):
-            if isinstance(found, int) and not -(2**63) <= found < 2**63:  # no table could hold it
+        number: int | float = hint(given) if isinstance(given, allowed) and not isinstance(given, bool) else math.nan
+        if math.isfinite(number) and (hint is float or number == given):
+            if isinstance(number, int) and not -(2**63) <= number < 2**63:  # no table could hold it
                 raise _FaultError(path, "expected a whole number of at most 64 bits, got a larger one")
-            return found
+            return number
     raise _MismatchError(path, hint, value)
 
 
@@ -176,18 +176,18 @@ def _mapping(hint: Any, value: Any, path: str, exact: bool) -> dict[Any, Any]:
         raise _MismatchError(path, hint, value)
     keys, values = get_args(hint)
     pairs = ((key, given, _join(path, key)) for key, given in value.items())
-    return {_read(keys, key, here, exact): _read(values, given, here, exact) for key, given, here in pairs}
+    return {_read(keys, key, inner, exact): _read(values, given, inner, exact) for key, given, inner in pairs}
 
 
 def _sequence(hint: Any, value: Any, path: str, exact: bool) -> Sequence[Any]:
     origin, parts = get_origin(hint), get_args(hint)
     if isinstance(value, str) or not isinstance(value, origin if exact else list | tuple):
         raise _MismatchError(path, hint, value)
-    each = parts if origin is tuple and parts[-1] is not Ellipsis else parts[:1] * len(value)
-    if len(each) != len(value):
+    hints = parts if origin is tuple and parts[-1] is not Ellipsis else parts[:1] * len(value)
+    if len(hints) != len(value):
         raise _MismatchError(path, hint, value)
-    found = (_read(one, given, f"{path}[{i}]", exact) for i, (one, given) in enumerate(zip(each, value, strict=True)))
-    return list(found) if origin is list else tuple(found)
+    items = (_read(one, given, f"{path}[{i}]", exact) for i, (one, given) in enumerate(zip(hints, value, strict=True)))
+    return list(items) if origin is list else tuple(items)
 
 
 def _record(hint: Any, value: Mapping[str, Any], path: str) -> Any:
@@ -198,9 +198,9 @@ def _record(hint: Any, value: Mapping[str, Any], path: str) -> Any:
             raise _FaultError(path, unknown("key", str(key), hints))
     if missing := [name for name in _required(kind) if name not in value]:
         raise _FaultError(path, f"missing key{'s' * (len(missing) > 1)}: {', '.join(missing)}")
-    found = {name: _read(hints[name], given, _join(path, name), False) for name, given in value.items()}
+    read = {name: _read(hints[name], given, _join(path, name), False) for name, given in value.items()}
     try:
-        return kind(**found)
+        return kind(**read)
     except TrilaneError as error:  # a rule that concerns several fields
         raise _FaultError(path, str(error)) from None
 

@@ -96,15 +96,15 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return self._mapping(levels - 1)
 
     def _mapping(self, levels: int) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        mapping: dict[Any, Any] = {}
         for event in self._until(yaml.MappingEndEvent):
             if isinstance(event, yaml.CollectionStartEvent):
                 raise _fault(event, "a list or mapping as a key; expected a single value")
             key = self._value(event, levels)
-            if key in found:
+            if key in mapping:
                 raise _fault(event, f"duplicate key {quoted(key)}")
-            found[key] = self._value(self.get_event(), levels)
-        return found
+            mapping[key] = self._value(self.get_event(), levels)
+        return mapping
 
     def _until(self, end: type[yaml.Event]) -> Iterator[Any]:
         while not isinstance(event := self.get_event(), end):
@@ -142,7 +142,7 @@ class _Dumper(yaml.SafeDumper):
     """Writes lists of numbers on one line each, and so innermost mappings other than ``Lines``."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """What occurs twice is written twice: ``read_yaml`` takes no aliases."""
+        """True, so that a value that occurs twice is written twice: ``read_yaml`` takes no aliases."""
         return True
 
 

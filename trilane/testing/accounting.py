@@ -42,13 +42,13 @@ def law_12_accounting(spans: Spans, batch: int) -> None:
 
 
 def gaps(log: Log, lane: str, until: int) -> list[tuple[int, int]]:
-    """When a lane does nothing, from 0 to ``until``."""
-    free, found = 0, []
+    """Times in ns in which a lane does nothing, from 0 to ``until``."""
+    free, idle = 0, []
     for span in log.lanes[lane]:
         if span.start_ns > free:
-            found.append((free, span.start_ns))
+            idle.append((free, span.start_ns))
         free = max(free, span.end_ns)
-    return [*found, (free, until)] if until > free else found
+    return [*idle, (free, until)] if until > free else idle
 
 
 def _busy(log: Log, lane: str, begin: int, end: int) -> int:
@@ -121,11 +121,11 @@ def _hits(log: Log) -> dict[str, Value]:
     for layer in log.routed_layers():
         routed = log.routed(layer)
         for span in log.computed(layer):
-            there = any(s.readable <= routed <= s.left for s in stays.get((layer[1], span.expert), ()))
+            resident = any(s.readable <= routed <= s.left for s in stays.get((layer[1], span.expert), ()))
             on_gpu = span.lane == "gpu"
             for when in ("", "decode_") if span.phase == "decode" else ("",):
                 for name, of, hit in (
-                    ("resident", 1, there), ("token", span.tokens, there), ("gpu", int(on_gpu), there),
+                    ("resident", 1, resident), ("token", span.tokens, resident), ("gpu", int(on_gpu), resident),
                     ("served", 1, on_gpu and (*layer, span.expert) not in loads),
                 ):
                     key = f"{when}{name}_hit_rate"
@@ -169,7 +169,7 @@ def _outcome(log: Log, stay: Stay, layer: int, expert: int) -> str:
 
 
 def _active_next(log: Log, stay: Stay, layer: int, expert: int) -> bool:
-    """Whether the expert was active in the next run of its layer whose plan the copy could still serve."""
+    """True if the expert was active in the next run of its layer whose plan the copy could still serve."""
     coming = [(log.planned(at), at) for at in log.routed_layers() if at[1] == layer and log.planned(at) >= stay.came]
     following: Layer | None = min(coming, default=(NEVER, None))[1]
     return following is not None and any(s.expert == expert for s in log.computed(following))

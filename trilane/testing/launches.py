@@ -51,7 +51,7 @@ def launch_of(log: Log, layer: Layer, span: Span) -> Span:
 
 
 def first_ns(launch: Span, costs: CostTable | None) -> int:
-    """When the GPU can start on what is launched; without costs, when all of it has been."""
+    """Time at which the GPU can start on the launched work; without costs, at which all of it has been launched."""
     launch_ns = launch.end_ns - launch.start_ns
     return launch.start_ns + (costs.lead_of(launch_ns) if costs else launch_ns)
 
@@ -63,9 +63,9 @@ def _on_gpu(log: Log) -> list[tuple[Layer, Span]]:
 def _ends(
     log: Log, layer: Layer, span: Span, costs: CostTable, taken_ns: Callable[[int, CostTable], int] = lambda ns, _: ns
 ) -> list[int]:
-    """When a span can have ended: one of them, where it does not say of which kind it is.
+    """Times at which a span can have ended: several, where it does not say of which kind it is.
 
-    ``taken_ns``: how long the GPU takes for work that takes it so long by itself.
+    ``taken_ns``: GPU time of work, from its time alone.
     """
     launched = launch_of(log, layer, span).end_ns - _launched_later_ns(log, layer, span, costs)
     return [
@@ -75,24 +75,24 @@ def _ends(
 
 
 def _slowed_throughout(own_ns: int, costs: CostTable) -> int:
-    """At both rates, rounded up."""
+    """GPU time of work that copies and CPU experts slow down throughout, rounded up."""
     return -(-own_ns * 10**6 // (costs.gpu_permille * costs.gpu_with_cpu_permille))
 
 
 def _launched_later_ns(log: Log, layer: Layer, span: Span, costs: CostTable) -> int:
-    """What the host takes for the kernels of the group that come after those of this span."""
+    """Host time of launching the kernels of the group that come after those of this span."""
     if span.layer < 0 or span.kind == "shared" or _alone(log, layer, span):
         return 0
     return costs.shared_launch_ns + (costs.gate_launch_ns if span.kind == "attention" else 0)
 
 
 def _alone(log: Log, layer: Layer, span: Span) -> bool:
-    """Whether a span has a launch of its own: not the layer's first, which is for attention, gate and so on."""
+    """True if a span has a launch of its own: not the layer's first, which is for attention, gate and so on."""
     return launch_of(log, layer, span) != log.of(layer, "launch")[0]
 
 
 def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int]:
-    """What the GPU takes for a span by itself."""
+    """GPU times that a span alone can take."""
     step: StepCosts = costs.step(span.tokens, (1,))
     match span.kind:
         case "attention":
@@ -113,11 +113,12 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
 
 
 def _extra_times(log: Log, layer: Layer, span: Span, costs: ExpertCosts) -> list[int]:
-    """What an expert takes for kernels that others share: all of it if it came first, or after the plan; in the very ns
-    in which that took effect, the one or the other."""
+    """GPU times that an expert can take for kernels that others share: all if it came first, or after the plan; all or
+    nothing in the very ns in which the plan took effect.
+    """
     first, planned = log.of(layer, "expert", lane="gpu")[0], log.planned(layer)
-    came = [copy.end_ns for copy in log.copied.get((span.layer, span.expert), ())]
-    here = max([end_ns for end_ns in came if end_ns <= span.start_ns], default=0)
-    if span == first or here > planned:
+    copied = [copy.end_ns for copy in log.copied.get((span.layer, span.expert), ())]
+    came_ns = max([end_ns for end_ns in copied if end_ns <= span.start_ns], default=0)
+    if span == first or came_ns > planned:
         return [costs.first_gpu_ns]
-    return [0, costs.first_gpu_ns] if here == planned else [0]
+    return [0, costs.first_gpu_ns] if came_ns == planned else [0]

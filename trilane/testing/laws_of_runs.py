@@ -24,12 +24,10 @@ from sim.runs.demand import StepDemand
 from sim.runs.hits import layer_frame
 from sim.runs.metrics import metrics_of
 from traces.trace import Trace
-from trilane.testing.costs import scaled
 from trilane.testing.laws import check_all
-from trilane.testing.random_worlds import fixed_world
-from trilane.testing.recording import PlayedWorld
+from trilane.testing.random_worlds import fixed_world, scaled
 from trilane.testing.work_conservation import law_5_background_copies
-from trilane.testing.worlds import World, digest, play
+from trilane.testing.worlds import PlayedWorld, World, digest, play
 
 
 def check_run(world: World, played: PlayedWorld) -> None:
@@ -67,8 +65,8 @@ def _check_routing(routing: Routing, tokens: int, experts: int, where: str) -> N
         valid = len(set(chosen)) == len(chosen) == len(shares) and all(0 <= e < experts for e in chosen)
         assert valid, f"{where}: a token has experts {chosen} with weights {shares}"
     counted = sorted(Counter(e for chosen in ids for e in chosen).items())
-    told = list(zip(routing.active, routing.tokens, strict=True))
-    assert told == counted, f"{where}: the workload is {told}, the tokens' experts are {counted}"
+    workload = list(zip(routing.active, routing.tokens, strict=True))
+    assert workload == counted, f"{where}: the workload is {workload}, the tokens' experts are {counted}"
 
 
 def law_12_hits(played: PlayedWorld) -> None:
@@ -87,14 +85,14 @@ def law_12_hits(played: PlayedWorld) -> None:
 
 def law_6_determinism(system: System) -> None:
     """A fixed world gives byte-identical spans here and in two other processes, whatever their hash seed."""
-    here = digest(play(fixed_world(system)))
-    assert digest(play(fixed_world(system))) == here, "law 6: a second run in the same process is another one"
-    ours = SYSTEMS.get(system.name) is system and not added(system.name)
-    module = "policies.registry" if ours else home_of(system)
-    names = tuple(name for name in SYSTEMS if not added(name)) if ours else (system.name,)
+    ours = digest(play(fixed_world(system)))
+    assert digest(play(fixed_world(system))) == ours, "law 6: a second run in the same process is another one"
+    bundled = SYSTEMS.get(system.name) is system and not added(system.name)
+    module = "policies.registry" if bundled else home_of(system)
+    names = tuple(name for name in SYSTEMS if not added(name)) if bundled else (system.name,)
     for hash_seed in ("1", "2"):
-        there = digests_of_a_process(hash_seed, module, names)[system.name]
-        assert there == here, f"law 6: another process, of hash seed {hash_seed}, has other spans"
+        theirs = digests_of_a_process(hash_seed, module, names)[system.name]
+        assert theirs == ours, f"law 6: another process, of hash seed {hash_seed}, has other spans"
 
 
 def home_of(system: System) -> str:
@@ -147,7 +145,7 @@ def law_7_no_foresight(world: World, seed: int) -> None:
 
 
 def other_future(trace: Trace, cut: int, seed: int) -> Trace:
-    """The same trace, but from decode token ``cut`` of every sequence on the experts have changed places."""
+    """``trace``, but from decode token ``cut`` of every sequence on the experts have changed places."""
     decode = trace.phase == 1
     rank = np.array([np.sum(decode[:row] & (trace.sequence[:row] == trace.sequence[row])) for row in range(len(trace))])
     later = decode & (rank >= cut - 1)

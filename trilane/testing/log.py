@@ -47,40 +47,40 @@ class Log:
     def of(self, layer: Layer, *kinds: str, lane: str | None = None) -> list[Span]:
         """A layer's spans of some kinds, in time order."""
         if len(kinds) == 1:
-            found = self.kinds.get((layer, kinds[0]), [])
-            return found if lane is None else [s for s in found if s.lane == lane]
+            spans = self.kinds.get((layer, kinds[0]), [])
+            return spans if lane is None else [s for s in spans if s.lane == lane]
         return [s for s in self.layers.get(layer, ()) if s.kind in kinds and (lane is None or s.lane == lane)]
 
     def one(self, layer: Layer, kind: str) -> Span:
         """The only span of its kind in a layer."""
-        found = self.of(layer, kind)
-        assert len(found) == 1, f"step, layer {layer}: expected one {kind} span, found {len(found)}"
-        return found[0]
+        spans = self.of(layer, kind)
+        assert len(spans) == 1, f"step, layer {layer}: expected one {kind} span, found {len(spans)}"
+        return spans[0]
 
     def routed(self, layer: Layer) -> int:
-        """When a layer's routing was known, which is when its plan was begun."""
+        """Time in ns at which a layer's routing was known, and its plan was begun."""
         return self.one(layer, "plan").start_ns
 
     def committed(self, layer: Layer) -> bool:
-        """Whether a layer's routing was committed ahead, so that its gate was not used."""
+        """True if a layer's routing was committed ahead, so that its gate was not used."""
         return all(s.target_layer >= 0 for s in self.of(layer, "wait"))
 
     def ended(self, layer: Layer) -> int:
-        """When a layer ended, or the step (layer -1)."""
+        """Time in ns at which a layer ended, or the step (layer -1)."""
         return max(s.end_ns for s in self.of(layer, *(("combine", "foresee") if layer[1] >= 0 else ("wait",))))
 
     def planned(self, layer: Layer) -> int:
-        """When a layer's plan took effect."""
+        """Time in ns at which a layer's plan took effect."""
         return self.one(layer, "plan").end_ns
 
     def computed(self, layer: Layer) -> list[Span]:
-        """What computed the experts of a layer: on the GPU, on the CPU, or ahead of it."""
+        """Spans that computed the experts of a layer: on the GPU, on the CPU, or ahead of it."""
         step, place = layer
         ahead = [s for s in self.of((step, place - 1), "precompute") if home(s) == place]
         return self.of(layer, "expert", "deferred") + ahead
 
     def joining(self, layer: Layer) -> list[Span]:
-        """What the CPU computed whose results the layer's combine adds: with what the layer before has deferred."""
+        """CPU spans whose results the layer's combine adds, with those that the layer before has deferred."""
         step, place = layer
         own = [s for s in self.computed(layer) if s.lane == "cpu" and s.kind != "deferred"]
         return own + self.of((step, place - 1), "deferred")
@@ -113,12 +113,12 @@ class Log:
         return [stay for stay in stays if (stay.leaving, stay.copy.kind) == ("release", kind)]
 
     def transfers(self) -> Iterator[tuple[int, Span]]:
-        """What crosses the link to the GPU, each after the moment from which on the link was free."""
+        """Spans on the link to the GPU, each after the time from which on the link was free."""
         spans = [span for span in self.lanes["h2d"] if span.kind not in INSTANT]
         yield from zip([0, *(span.end_ns for span in spans)], spans, strict=False)
 
     def launches(self, layer: Layer) -> list[Span]:
-        """Those of no expert: of attention and what comes with it, of combine, and of late forecasts."""
+        """Launches of no expert: of attention and what comes with it, of combine, and of late forecasts."""
         return [span for span in self.of(layer, "launch") if span.expert < 0]
 
 

@@ -37,8 +37,7 @@ from trilane.testing.laws_of_runs import (
     law_9_scaling,
     other_future,
 )
-from trilane.testing.random_worlds import fixed_world, with_drafts, worlds
-from trilane.testing.sizes import ORDINARY, SIZES, Size, unsuited
+from trilane.testing.random_worlds import ORDINARY, SIZES, Size, fixed_world, unsuited, with_drafts, worlds
 from trilane.testing.worlds import composition_of, digest, play, play_composition
 
 few = settings(
@@ -93,7 +92,7 @@ class PolicyLaws:
                 raise
 
     def test_laws_1_to_5_8_and_12_with_drafts(self, entry: System) -> None:
-        """Where decode steps verify drafts of speculative decoding."""
+        """Decode steps verify drafts of speculative decoding."""
         world = with_drafts(fixed_world(entry))
         check_run(world, play(world))
         if not entry.needs.changes_routing:
@@ -117,7 +116,7 @@ class PolicyLaws:
         law_8_bound(data.draw(worlds([entry])), lower_bound)
 
     def test_law_8_no_run_beats_the_lower_bound_of_a_fixed_world(self, entry: System) -> None:
-        """Where the bound is close; elsewhere a policy that leaves out some work may stay above it."""
+        """Here the bound is close; elsewhere a policy that leaves out some work may stay above it."""
         _skip_unbounded(entry)
         law_8_bound(fixed_world(entry), lower_bound)
 

@@ -1,10 +1,11 @@
-"""Random worlds, and the same ones in every process: traces, costs and memory for any policy."""
+"""Worlds for any policy: random ones, one that is fixed, and those at the edge of what can be."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -12,15 +13,14 @@ from hypothesis import strategies as st
 from policies.mechanism.views import ExpertCosts
 from policies.protocols import Needs
 from policies.registry import SYSTEMS, System
-from sim.costs.cost_table import CostTable, DraftWork, StepCosts
+from sim.costs.cost_table import CostError, CostTable, DraftWork, StepCosts
 from sim.costs.engine_costs import with_narrow_copies
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace, rows_apart
-from trilane.testing.costs import ConstantSteps
 from trilane.testing.strategies import scored_routing, token_places, toy_shape, traces
-from trilane.testing.worlds import World
+from trilane.testing.worlds import World, composition_of
 
 MAX_TOKENS = 32  # more than any step of a small trace has
 
@@ -87,8 +87,9 @@ def costs_with_copies(costs: CostTable, needs: Needs, experts: int) -> CostTable
 
 
 def sharing_costs(costs: CostTable, rng: random.Random) -> CostTable:
-    """The same, where the experts of a layer may share kernels and a launch, and write-backs, if CPU experts and copies
-    do, slow copies down."""
+    """Costs where the experts of a layer may share kernels and a launch, and write-backs, if CPU experts and copies do,
+    slow copies down.
+    """
     first_ns, launch_ns = (rng.choice((0, rng.randint(1, 20))) for _ in range(2))
     both_ways = _rate(rng, costs.experts[0].copy_permille < 1000)
     shared = costs.map_experts(lambda expert: expert._replace(first_gpu_ns=first_ns, both_ways_permille=both_ways))
@@ -138,7 +139,7 @@ def with_drafts(world: World) -> World:
 
 
 def fixed_world(policy: str | System) -> World:
-    """The same world in every process."""
+    """A world of the policy that is equal in every process."""
     system = _system(policy)
     rng = random.Random(f"world of {system.name}")
     return replace(random_world(system, fixed_trace(np.random.default_rng(5)), rng), cache_bytes=1500)
@@ -154,3 +155,114 @@ def scored_trace(rng: np.random.Generator, shape: ModelShape, sequences: int, pr
     places = token_places([(prompt, decode)] * sequences)
     size = len(places["sequence"]), shape.moe_layers, shape.experts
     return Trace.from_tensors(shape, places | scored_routing(rng, size, shape.top_k), {"model": "fixed"})
+
+
+# --- models, memories and batches at the edge of what can be ----------------------------------------------------------
+
+SLOT = 100  # bytes of an expert, where all are alike
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, a memory and a batch. ``expert_bytes`` by layer, repeated; ``cache_bytes`` None: room for all."""
+
+    name: str
+    layers: int = 3
+    experts: int = 6
+    top_k: int = 2
+    sequences: int = 1
+    prompt: int = 3
+    decode: int = 3
+    chunk: int | None = None
+    cache_bytes: int | None = 7 * SLOT
+    expert_bytes: tuple[int, ...] = (SLOT,)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def uniform(self) -> bool:
+        return len(set(self.expert_bytes)) == 1
+
+    def world(self, system: System, **parameters: object) -> World:
+        """The system at this size, on a machine that is the same in every process."""
+        rng = random.Random(f"{system.name} at {self.name}")
+        shape = toy_shape(self.layers, self.experts, self.top_k)
+        sizes = [self.expert_bytes[layer % len(self.expert_bytes)] for layer in range(self.layers)]
+        cache = sum(sizes) * self.experts if self.cache_bytes is None else self.cache_bytes
+        trace = scored_trace(np.random.default_rng(1), shape, self.sequences, self.prompt, self.decode)
+        costs = costs_with_copies(random_costs(sizes, rng, rng.random() < 0.5), system.needs, self.experts)
+        world = World(
+            system, trace, costs, self.sequences, cache,
+            prefill_chunk_tokens=self.chunk, parameters=parameters,
+        )
+        return replace(world, trace=with_forecasts(trace, composition_of(world).needs, rng))
+
+
+ORDINARY = Size("ordinary")
+SIZES = (
+    ORDINARY,
+    Size("no slot", cache_bytes=0),
+    Size("one byte short of a slot", cache_bytes=SLOT - 1),
+    Size("one slot", cache_bytes=SLOT),
+    Size("one slot a layer", cache_bytes=3 * SLOT),
+    Size("all resident", cache_bytes=None),
+    Size("more room than experts", cache_bytes=10**6),
+    Size("one expert", experts=1, top_k=1, cache_bytes=SLOT),
+    Size("one expert, no slot", experts=1, top_k=1, cache_bytes=0),
+    Size("all experts chosen", experts=4, top_k=4, cache_bytes=5 * SLOT),
+    Size("one chosen", top_k=1),
+    Size("one layer", layers=1, cache_bytes=3 * SLOT),
+    Size("one of everything", layers=1, experts=1, top_k=1, prompt=1, decode=1, cache_bytes=0),
+    Size("many layers", layers=7, prompt=2, decode=2, cache_bytes=20 * SLOT),
+    Size("batch", sequences=3),
+    Size("prefill only", decode=0),
+    Size("decode only", prompt=0),
+    Size("long prompt", prompt=14, decode=1),
+    Size("chunked prefill", prompt=7, chunk=2),
+    Size("chunked prefill of a batch", sequences=2, prompt=5, chunk=3),
+    Size("sizes by layer", expert_bytes=(SLOT, 160, 40)),
+    Size("sizes by layer, one slot", expert_bytes=(SLOT, 160, 40), cache_bytes=160),
+)
+
+
+def unsuited(system: System, size: Size) -> str | None:
+    """The simulator's reason to refuse the system at this size, in its words; None if it must run."""
+    needs = system.needs
+    if needs.max_batch is not None and size.sequences > needs.max_batch:
+        return f"takes batches of at most {needs.max_batch}, got {size.sequences}"
+    if needs.uniform_sizes and not size.uniform:
+        return "needs experts of one size"
+    return None
+
+
+# --- costs in other units of time -------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class ConstantSteps:
+    """Costs that are equal for every step."""
+
+    costs: StepCosts
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        return self.costs
+
+
+def scaled(costs: CostTable, c: int) -> CostTable:
+    """``costs`` with every time multiplied by the whole number ``c`` >= 1; ratios and sizes stay (law 9)."""
+    if not isinstance(c, int) or c < 1:
+        raise CostError(f"scaled: c must be a whole number >= 1 so that times stay whole, got {c!r}")
+    draft = costs.draft._replace(**_times(costs.draft._asdict(), c))
+    experts = costs.map_experts(lambda expert: _scaled_expert(expert, c)).experts
+    return replace(costs, **_times(vars(costs), c), experts=experts, draft=draft, scale=costs.scale * c)
+
+
+def _scaled_expert(costs: ExpertCosts, c: int) -> ExpertCosts:
+    narrow = costs.narrow and costs.narrow._replace(costs=_scaled_expert(costs.narrow.costs, c))
+    return costs._replace(**_times(costs._asdict(), c), narrow=narrow)
+
+
+def _times(fields: Mapping[str, Any], c: int) -> dict[str, Any]:
+    """The fields in ns, alone or by workload, times ``c``."""
+    times = {name: ns for name, ns in fields.items() if name.split("_")[-1] == "ns" and ns is not None}
+    return {name: ns * c if isinstance(ns, int) else tuple(time * c for time in ns) for name, ns in times.items()}

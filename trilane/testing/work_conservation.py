@@ -15,7 +15,7 @@ from sim.runs.spans import Span
 from sim.runs.vocabulary import INSTANT
 from trilane.testing.launches import first_ns, launch_of, law_5_launches
 from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, home, log_of
-from trilane.testing.recording import RecordingSession
+from trilane.testing.worlds import RecordingSession
 
 
 def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs: CostTable | None = None) -> None:
@@ -46,7 +46,7 @@ def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs
 
 
 def _ready(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
-    """When the inputs of a span were complete; None where it has none but the span before it."""
+    """Time in ns at which the inputs of a span were complete; None if it has none but the span before it."""
     match span.lane, span.kind:
         case "gpu", _:
             return _ready_on_gpu(log, layer, span, costs)
@@ -104,7 +104,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
 
 
 def _forecast_read(log: Log, layer: Layer, span: Span) -> int | None:
-    """When the host has read the forecasts; None in a committed layer whose forecasts are not the GPU's."""
+    """Time at which the host has read the forecasts; None in a committed layer whose forecasts are not the GPU's."""
     waited = [s for s in log.of(layer, "wait") if s.target_layer >= 0]
     late = len(log.launches(layer)) > 2 or log.committed(layer)  # a forecast that comes by itself is waited for
     assert bool(waited) == (late and bool(log.of(layer, "speculate"))), f"law 2: {span} has waited for {waited}"
@@ -114,7 +114,7 @@ def _forecast_read(log: Log, layer: Layer, span: Span) -> int | None:
 
 
 def _end_of_forecast(log: Log, layer: Layer, span: Span) -> int:
-    """When what ``span`` copies was computed: forecasts, of which the late ones have a copy of their own."""
+    """Time in ns at which what ``span`` copies was computed: forecasts, of which the late have a copy of their own."""
     made = log.of(layer, "speculate")
     copies = [s for s in log.of(layer, "routing") if s.target_layer >= 0]
     if len(copies) == 2 and span is copies[0]:
@@ -162,19 +162,19 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
     """Between the moment at which it could start and its start, something stands in the way of each such copy."""
     log = log_of(spans)
     protected = _protections(log, session)
-    asked = [(_moment(log, place, when), swap) for place, when, swaps in session.swaps_asked for swap in swaps]
-    foreseen = [(log.one(place, "foresee").end_ns, told) for place, told in session.foresights.items()]
+    swaps_wanted = [(_moment(log, place, when), swap) for place, when, swaps in session.swaps_asked for swap in swaps]
+    foreseen = [(log.one(place, "foresee").end_ns, foresight) for place, foresight in session.foresights.items()]
     for free, span in log.transfers():
         key = ExpertId(span.layer, span.expert)
         if span.kind == "swap":
-            wanted, swap = max(p for p in asked if p[0] <= span.start_ns and p[1].incoming == key)
+            wanted, swap = max(p for p in swaps_wanted if p[0] <= span.start_ns and p[1].incoming == key)
             in_the_way = [(s.readable, s.left) for s in log.stays[key] if s.leaving == "release"]
             if isinstance(swap, Upload):
                 in_the_way += _refused(log, session, max(free, wanted), span)
             else:
                 in_the_way += _pinned(log, session, swap.outgoing, protected)
         elif span.kind == "prefetch":
-            wanted = max(end for end, told in foreseen if end <= span.start_ns and key in told.prefetches)
+            wanted = max(end for end, by in foreseen if end <= span.start_ns and key in by.prefetches)
             if session.policy.prefetcher is None or session.policy.prefetcher.into == "cache":
                 in_the_way = _refused(log, session, max(free, wanted), span)
             else:
@@ -194,36 +194,36 @@ def _moment(log: Log, place: Layer, when: str) -> int:
 
 
 def _protections(log: Log, session: RecordingSession) -> list[tuple[int, int, frozenset[ExpertId]]]:
-    """From which foresight to which what was protected."""
-    told = [(log.one(place, "foresee").end_ns, f.protect) for place, f in session.foresights.items()]
-    return [
-        (begin, told[place + 1][0] if place + 1 < len(told) else NEVER, what)
-        for place, (begin, what) in enumerate(told)
-    ]
+    """The protected experts from each foresight to the next: (begin, end, experts)."""
+    protected = [(log.one(place, "foresee").end_ns, f.protect) for place, f in session.foresights.items()]
+    ends = [*(begin for begin, _ in protected[1:]), NEVER]
+    return [(begin, end, experts) for (begin, experts), end in zip(protected, ends, strict=False)]
 
 
 def _pinned(
     log: Log, session: RecordingSession, key: ExpertId, protected: list[tuple[int, int, frozenset[ExpertId]]]
 ) -> list[Interval]:
-    """When an expert must stay: protected, or active in the layer at work, or protected as that layer's loads began."""
-    found = [(begin, end) for begin, end, what in protected if key in what]
+    """Times in which an expert must stay: protected, or active in the layer at work, or protected as that layer's loads
+    began.
+    """
+    pinned = [(begin, end) for begin, end, experts in protected if key in experts]
     for place, plan in session.plans.items():
         active = place[1] == key.layer and key.expert in (*plan.gpu, *plan.cpu)
         routed = log.routed(place)
-        if active or (plan.loads and any(b <= routed <= e for b, e in found)):
-            found.append((routed, log.ended(place)))
-    return found
+        if active or (plan.loads and any(b <= routed <= e for b, e in pinned)):
+            pinned.append((routed, log.ended(place)))
+    return pinned
 
 
 def _full(prefetched: list[Stay], slots: int, span: Span) -> list[Interval]:
-    """When all staging slots for prefetches were taken."""
+    """Times in which all staging slots for prefetches were taken."""
     others = [s for s in prefetched if s.copy is not span]
     moments = sorted({t for s in others for t in (s.came, s.left)})
     return [(a, b) for a, b in pairwise(moments) if sum(s.came <= a and s.left >= b for s in others) >= slots]
 
 
 def _refused(log: Log, session: RecordingSession, idle_from: int, span: Span) -> list[Interval]:
-    """When the cache refused it: the lane has requested a copy whenever that could have changed, and got none."""
+    """Times in which the cache refused a copy: the lane asked whenever that could have changed, and got none."""
     changes = {s.end_ns for s in log.lanes["h2d"] if s.kind == "release"}
     changes |= {log.ended(place) for place in log.routed_layers()} | {idle_from, span.start_ns}
     moments = sorted(t for t in changes if idle_from <= t <= span.start_ns)
@@ -231,7 +231,7 @@ def _refused(log: Log, session: RecordingSession, idle_from: int, span: Span) ->
 
 
 def _covered(intervals: Iterable[Interval], begin: int, end: int) -> int:
-    """How far the intervals cover ``begin`` to ``end`` without a gap."""
+    """The end of the time from ``begin`` that the intervals cover without a gap, ``end`` at most."""
     reached = begin
     for a, b in sorted(intervals):
         if a <= reached < end:

@@ -1,16 +1,20 @@
-"""Small worlds to hold the laws against: random traces and costs, any policy and memory."""
+"""Small worlds to hold the laws against, and their runs, with what the session decided."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from policies.mechanism.routing_error import RoutingErrors
-from policies.protocols import Budget, Composition, Needs
+from policies.mechanism.session import Session
+from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan, Swap, Updates, Upload
+from policies.protocols import Budget, Composition, Needs, When
 from policies.registry import BuildContext, System
 from sim.costs.cost_table import CostTable
 from sim.runs.demand import StepDemand, demand_of, future_of
@@ -20,9 +24,75 @@ from sim.timeline.timeline import Timeline
 from traces.batches import compose as compose_batch
 from traces.batches import verifying_steps
 from traces.trace import Trace
-from trilane.testing.recording import PlayedWorld, RecordingSession
+from trilane.testing.log import Log, Routings, log_of
 from trilane.testing.strategies import toy_calibration
 
+
+class RecordingSession(Session):
+    """A session that remembers what was decided."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.plans: dict[tuple[int, int], Plan] = {}
+        self.foresights: dict[tuple[int, int], Foresight] = {}
+        self.swaps_asked: list[tuple[tuple[int, int], When, Sequence[Swap | Upload]]] = []
+        self.refused: set[int] = set()  # moments at which the free lane has looked for work in vain
+        self.clock: Callable[[], float] = lambda: 0
+
+    def plan_layer(self, given: LayerInput) -> Plan:
+        self._place = (given.step, given.layer)
+        plan = self.plans[self._place] = super().plan_layer(given)
+        self.swaps_asked.append((self._place, "routed", plan.swaps))
+        return plan
+
+    def foresee(self, forecasts: Sequence[Forecast]) -> Any:
+        answer = super().foresee(forecasts)
+        self.foresights[self._place] = answer[0]
+        return answer
+
+    def end_layer(self) -> Updates:
+        updates = super().end_layer()
+        self.swaps_asked.append((self._place, "layer_end", updates.queued))
+        return updates
+
+    def end_step(self) -> Updates:
+        updates = super().end_step()
+        self.swaps_asked.append(((self._place[0], -1), "step_end", updates.queued))
+        return updates
+
+    def next_copy(self, demand: bool = True) -> Copy | None:
+        copy = super().next_copy(demand)
+        if copy is None:
+            self.refused.add(int(self.clock()))
+        return copy
+
+
+@dataclass(frozen=True)
+class PlayedWorld:
+    """A world that has run."""
+
+    spans: pd.DataFrame
+    session: RecordingSession
+    demand: list[StepDemand]
+    budget_bytes: int  # all GPU memory that experts may hold
+    costs: CostTable
+
+    @cached_property
+    def log(self) -> Log:
+        """The spans, indexed."""
+        return log_of(self.spans)
+
+    @property
+    def routings(self) -> Routings:
+        """The routing in force."""
+        return {place: plan.routing.workload() for place, plan in self.session.plans.items()}
+
+    @property
+    def demand_slots(self) -> int:
+        return self.session.policy.demand_slots
+
+
+# --- worlds -----------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class World:
@@ -39,7 +109,7 @@ class World:
     draft_shares: tuple[float, ...] = ()  # accepted, by position, of drafts that decode steps verify; batch 1
 
     def __repr__(self) -> str:
-        """What a failing example prints."""
+        """The text of a failing example."""
         shape = self.trace.shape
         return (
             f"World({self.system.name!r}, {shape.moe_layers} layers x {shape.experts} experts, top {shape.top_k}, "
@@ -56,7 +126,7 @@ class World:
 
     @property
     def context(self) -> BuildContext:
-        """What the policy may look at when it is built; made anew each time."""
+        """Inputs of the policy's construction; made anew each time."""
         shape = self.trace.shape
         return BuildContext(
             model=shape.name, experts=shape.experts, layers=shape.moe_layers, top_k=shape.top_k, batch=self.batch,

@@ -32,7 +32,7 @@ def policies(
     """Policies: what they do, what they need, their parameters and sources."""
     from policies.registry import SYSTEMS, system
 
-    chosen = [system(each) for each in policies_in(name)] if name else list(SYSTEMS.values())
+    chosen = [system(policy) for policy in policies_in(name)] if name else list(SYSTEMS.values())
     check_targets(json, inputs=policy_files())
     page = [part for entry in chosen for part in _policy_page(entry)]
     if not name:
@@ -130,8 +130,8 @@ def models(
         facts = quantisation_facts(shape)
         report(json, {"model": shape.name, "quantisations": facts}, *quantisation_page(shape, facts))
         return
-    others = {} if name else {each: alias.model for each, alias in aliases().items()}
-    shapes = [load_model(each) for each in ([name] if name else model_names()) if each not in others]
+    others = {} if name else {other: alias.model for other, alias in aliases().items()}
+    shapes = [load_model(model) for model in ([name] if name else model_names()) if model not in others]
     if name:
         page: list[Part] = [heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources))]
     else:
@@ -179,10 +179,10 @@ def hardware(
         from sim.machine.parts import all_parts
         from trilane.output.pages.parts import part_facts, parts_page
 
-        found = all_parts()
-        report(json, {"parts": [part_facts(part) for part in found]}, *parts_page(found))
+        every_part = all_parts()
+        report(json, {"parts": [part_facts(part) for part in every_part]}, *parts_page(every_part))
         return
-    machines = [load_hardware(each) for each in ([name] if name else hardware_names())]
+    machines = [load_hardware(machine) for machine in ([name] if name else hardware_names())]
     columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
     every = [table(columns, map(_machine_row, machines), wrap=True), _OTHER_MACHINES]
     page = _machine_page(machines[0]) if name else every

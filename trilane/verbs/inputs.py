@@ -1,4 +1,4 @@
-"""What a command line names: a scenario with single values changed, policies, traces."""
+"""Inputs that a command line names: a scenario with single values changed, policies, traces."""
 
 from __future__ import annotations
 
@@ -43,19 +43,17 @@ def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:
     from sim.runs.scenario import ScenarioError
     from trilane.common.yaml_files import parse_yaml
 
-    found = {}
+    values = {}
     for text in changes or ():
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ScenarioError(f"--set: expected KEY=VALUE, got {quoted(text)}")
-        found[key.strip()] = parse_yaml(value, f"--set {quoted(key)[1:-1]}", ScenarioError)
-    return found
+        values[key.strip()] = parse_yaml(value, f"--set {quoted(key)[1:-1]}", ScenarioError)
+    return values
 
 
 def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
-    """What a scenario is read from, its file and those that it names, and the files of loaded policies: no result may
-    be written there.
-    """
+    """The file of a scenario, those that it names, and the files of loaded policies: no result may be written there."""
     return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model, *policy_files())
 
 
@@ -160,15 +158,15 @@ def _shortened(scenario: Scenario) -> list[str]:
     """Steps and tokens that stand for others, and drafts."""
     from traces.batches import tokens_per_step
 
-    told = []
+    texts = []
     if scenario.sampled_steps is not None:
-        told.append(f"at most {scenario.sampled_steps} decode steps simulated")
+        texts.append(f"at most {scenario.sampled_steps} decode steps simulated")
     if scenario.sampled_prompt_tokens is not None:
-        told.append(f"prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens")
+        texts.append(f"prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens")
     if scenario.draft_tokens and scenario.draft_acceptance is not None:
         mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_again)
-        told.append(f"drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)")
-    return told
+        texts.append(f"drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)")
+    return texts
 
 
 def _model(scenario: Scenario, trace: Trace) -> str:

@@ -16,7 +16,7 @@ from sim.machine.hardware import hardware_names, load_hardware
 from tests.kit.toy_costs import uniform_costs
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
-from trilane.testing.costs import scaled
+from trilane.testing.random_worlds import scaled
 
 MIXTRAL = ModelShape(
     "mixtral", moe_layers=32, dense_layers=0, experts=8, top_k=2, hidden=4096, expert_width=14336, heads=32,

@@ -23,7 +23,7 @@ from sim.runs.bounds import (
 )
 from sim.runs.demand import StepDemand
 from tests.kit.toy_costs import uniform_costs
-from trilane.testing.costs import scaled
+from trilane.testing.random_worlds import scaled
 from trilane.testing.strategies import toy_shape
 
 

@@ -250,7 +250,7 @@ def record(typed: list[Typed]) -> Typed:
 
 @given(st.data())
 def test_what_was_written_is_read_back(data: st.DataObject) -> None:
-    """Of any dataclass, however its fields are nested; through YAML and through JSON too."""
+    """For any dataclass, however its fields are nested; through YAML and through JSON too."""
     hint, values = record(data.draw(st.lists(st.recursive(st.sampled_from(list(LEAVES.items())), nest, max_leaves=8),
                                              min_size=1, max_size=4)))
     value = data.draw(values)

@@ -97,7 +97,7 @@ def _title(span: Span) -> str:
 
 
 def _duration(span: Span) -> Event:
-    """What a slice has, and an instant lacks."""
+    """Duration and arguments of a slice, which an instant lacks."""
     args: Event = {"step": span.step, "layer": span.layer, "waited_us": _us(span.start_ns - span.ready_ns)}
     args |= {n: v for n in ("target_layer", "expert") if (v := getattr(span, n)) >= 0}
     args |= {n: v for n in ("tokens", "bytes") if (v := getattr(span, n)) > 0}

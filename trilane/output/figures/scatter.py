@@ -181,12 +181,12 @@ def _headline(agreement: Agreement) -> str:
 
 def _colours_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Colours of the face and the edge of each policy's marks; those of every second seven policies are hollow."""
-    found = {}
+    colours = {}
     for place, name in enumerate(dict.fromkeys(names)):
         colour, hollow = _COLOURS[place % len(_COLOURS)], place // len(_COLOURS) % 2
         face, edge = ("white", colour) if hollow else (colour, "white")
-        found[name] = {"color": colour, "markerfacecolor": face, "markeredgecolor": edge}
-    return found
+        colours[name] = {"color": colour, "markerfacecolor": face, "markeredgecolor": edge}
+    return colours
 
 
 def _dot(comparison: RunComparison, look: Mapping[str, Any]) -> Dot:

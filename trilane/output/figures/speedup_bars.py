@@ -30,9 +30,9 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
     come from ``means_of``. Raises PictureError without the baseline or without another policy.
     """
     name = _baseline(means, baseline)
-    speedups, there = _speedups(means, name), settings_of(means)
-    panels = [panel for panel in there if not panel.of(speedups).empty]
-    without = len(there) - len(panels)
+    speedups, every_setting = _speedups(means, name), settings_of(means)
+    panels = [panel for panel in every_setting if not panel.of(speedups).empty]
+    without = len(every_setting) - len(panels)
     settings, over = len(panels), len(panels) if len(panels) > MOST else 0
     if over:
         speedups, panels = _over_settings(speedups), [Panel({}, "")]
@@ -61,10 +61,10 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
 
 
 def _baseline(means: SweepMeans, wanted: str | None) -> str:
-    there = set(means.rows["policy"])
-    usual = next((name for name in BASELINES if name in there), str(means.real["policy"].iloc[0]))
+    known = set(means.rows["policy"])
+    usual = next((name for name in BASELINES if name in known), str(means.real["policy"].iloc[0]))
     name = usual if wanted is None else policy_there(wanted, means.rows)
-    if there == {name}:
+    if known == {name}:
         raise PictureError(f"expected policies to compare with the baseline {name}, these results hold no other")
     return name
 
@@ -75,12 +75,12 @@ def _speedups(means: SweepMeans, baseline: str) -> pd.DataFrame:
     runs = _with_baseline(means.runs, means.runs[means.runs["policy"] == baseline], [*axes, "draw"])
     runs = runs.assign(ratio=runs["tpot_ms_base"] / runs["tpot_ms"])
     groups = runs.groupby([*axes, "policy", "kind"], sort=False)
-    found = groups["ratio"].agg(lowest="min", highest="max")
-    found = found.assign(speedup=groups["tpot_ms_base"].mean() / groups["tpot_ms"].mean()).reset_index()
+    speedups = groups["ratio"].agg(lowest="min", highest="max")
+    speedups = speedups.assign(speedup=groups["tpot_ms_base"].mean() / groups["tpot_ms"].mean()).reset_index()
     bounds = _with_baseline(means.bounds, means.rows[means.rows["policy"] == baseline], axes)
     bounds = bounds.assign(policy=BOUND, kind=PolicyKind.KEEPS, speedup=bounds["tpot_ms_base"] / bounds["tpot_ms"])
     columns = ["policy", "kind", *axes, "speedup", "lowest", "highest"]
-    both: pd.DataFrame = pd.concat([found, bounds[[*axes, "policy", "kind", "speedup"]]], ignore_index=True)
+    both: pd.DataFrame = pd.concat([speedups, bounds[[*axes, "policy", "kind", "speedup"]]], ignore_index=True)
     return both.reindex(columns=columns)
 
 

@@ -1,4 +1,4 @@
-"""What pictures share: colours, the page with its headline, axes without clutter, axes for the values of a sweep."""
+"""The page of a picture with its headline, axes without clutter, and axes for the values of a sweep."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def drawable(text: str) -> str:
 
 @cache
 def _letters() -> frozenset[int]:
-    """What matplotlib's own font has, bold letters too."""
+    """The code points that matplotlib's own font has, bold letters too."""
     fonts = (FontProperties(family="DejaVu Sans", weight=weight) for weight in ("normal", "bold"))
     return frozenset.intersection(*(frozenset(get_font(findfont(font)).get_charmap()) for font in fonts))
 
@@ -90,12 +90,12 @@ def legend_of(part: SubFigure | Figure, handles: Sequence[Any], columns: int = 3
 
 
 def kinds_in_words(kinds: Collection[PolicyKind]) -> list[str]:
-    """What the marks of these kinds of policies mean."""
+    """Meanings of the marks of these kinds of policies: "* knows the future"."""
     return [f"{sign} {meaning}" for sign, meaning in meanings(kinds).items()]
 
 
 def kind_handles(kinds: Collection[PolicyKind]) -> list[Line2D]:
-    """The same as entries of a legend."""
+    """Entries of a legend with the meanings of these kinds' marks."""
     return [Line2D([], [], linestyle="", label=text) for text in kinds_in_words(kinds)]
 
 
@@ -113,7 +113,7 @@ def tidy(ax: Axes, grid: str = "both") -> None:
 
 
 def places(values: Sequence[Any]) -> dict[Any, float]:
-    """Where each value is on an axis: numbers at their value, text at equal distances."""
+    """Places of values on an axis: numbers at their value, text at equal distances."""
     return {value: float(value if numeric(values) else place) for place, value in enumerate(values)}
 
 
@@ -140,7 +140,7 @@ def style_values(ax: Axes, name: str, values: Sequence[Any]) -> None:
 
 
 def by_ratio(values: Sequence[Any]) -> bool:
-    """Whether numbers grow by ratios rather than by steps: the middle one is nearer to the geometric mean of both."""
+    """True if numbers grow by ratios, not by steps: the middle one is nearer to the geometric mean of the ends."""
     low, high, middle = values[0], values[-1], values[len(values) // 2]
     if len(values) < 3 or low <= 0 or high < _LOG_FROM * low:
         return False

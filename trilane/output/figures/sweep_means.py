@@ -75,8 +75,8 @@ class SweepMeans:
     def axis(self, name: str) -> list[Any]:
         """The values of an axis that varies. Raises PictureError."""
         if not self.axes.get(name):
-            there = ", ".join(self.axes) or "none"
-            raise PictureError(f"expected an axis that varies, {quoted(name)} does not; others do: {there}")
+            others = ", ".join(self.axes) or "none"
+            raise PictureError(f"expected an axis that varies, {quoted(name)} does not; others do: {others}")
         return self.axes[name]
 
 
@@ -143,20 +143,20 @@ def axes_of(runs: pd.DataFrame, varied: Sequence[str], asked: Collection[str] = 
     Of the axes that the sweep ``varied``, those that still vary when policy, draw and the axes before them are fixed
     (the others follow from those); and ``parameters``, if one policy has several sets of them.
     """
-    found: list[str] = []
+    varying: list[str] = []
     for name in [name for name in (*varied, "parameters") if name != "policy"]:
-        fixed = runs.groupby(["policy", "draw", *found], dropna=False)[name]
+        fixed = runs.groupby(["policy", "draw", *varying], dropna=False)[name]
         if (fixed.nunique(dropna=False) > 1).any():
-            found.append(name)
+            varying.append(name)
     known = (*varied, *SCENARIO_KEYS)
-    found += [name for name in asked if name in known and name not in found and runs[name].notna().any()]
-    return {name: values_of(runs[name]) for name in found}
+    varying += [name for name in asked if name in known and name not in varying and runs[name].notna().any()]
+    return {name: values_of(runs[name]) for name in varying}
 
 
 def policy_there(policy: str, rows: pd.DataFrame) -> str:
     """``policy``, if there are rows of it. Raises PictureError."""
-    if policy not in (there := rows["policy"].unique().tolist()):
-        raise PictureError(unknown("policy in these results", policy, there))
+    if policy not in (known := rows["policy"].unique().tolist()):
+        raise PictureError(unknown("policy in these results", policy, known))
     return policy
 
 
@@ -230,11 +230,11 @@ def with_words(results: pd.DataFrame) -> pd.DataFrame:
     """The results with text for null on every axis other than parameters: null is a value too, such as the card's own
     memory. ``parameters`` keeps what differs between the runs of a policy, and is null where nothing does.
     """
-    found = results.assign(**{_PARAMETERS: _in_short(results)})
+    rows = results.assign(**{_PARAMETERS: _in_short(results)})
     for name in results.attrs["axes"]:
-        if not of_policies(name) and found[name].isna().any():
-            found = filled(found, name)
-    return found
+        if not of_policies(name) and rows[name].isna().any():
+            rows = filled(rows, name)
+    return rows
 
 
 def of_policies(name: str) -> bool:

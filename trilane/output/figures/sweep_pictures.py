@@ -44,7 +44,7 @@ def pictures_of(
 
 
 def _check(means: SweepMeans, kinds: Collection[str], options: FigureOptions) -> None:
-    """Refuse unknown kinds, axes that do not vary, one axis twice, and a baseline that is not there."""
+    """Refuse unknown kinds, axes that do not vary, one axis twice, and a baseline that is not known."""
     for kind in kinds:
         if kind not in KINDS:
             raise PictureError(f"--kind: {unknown('picture', kind, KINDS)}")
@@ -54,8 +54,8 @@ def _check(means: SweepMeans, kinds: Collection[str], options: FigureOptions) ->
             raise PictureError(f"{option}: {unknown(what, name, means.axes or ['none'])}")
     if options.x is not None and options.x == options.y:
         raise PictureError(f"--x {options.x} --y {options.y}: expected two axes, got one twice")
-    if options.baseline is not None and options.baseline not in (there := means.rows["policy"].unique().tolist()):
-        raise PictureError(f"--baseline: {unknown('policy in these results', options.baseline, there)}")
+    if options.baseline is not None and options.baseline not in (known := means.rows["policy"].unique().tolist()):
+        raise PictureError(f"--baseline: {unknown('policy in these results', options.baseline, known)}")
 
 
 KINDS: Mapping[str, Callable[[SweepMeans, FigureOptions], Picture]] = {
@@ -72,8 +72,8 @@ def axes_for(means: SweepMeans, options: FigureOptions, count: int) -> list[str]
     others.sort(key=lambda name: (name != _X_FIRST, not numeric(means.axes[name]), -len(means.axes[name])))
     if options.x is None and options.y is not None:
         others.insert(1, options.y)
-    found = [name for name in (options.x, options.y if options.x else None, *others) if name is not None]
-    if len(found) < count:
+    chosen = [name for name in (options.x, options.y if options.x else None, *others) if name is not None]
+    if len(chosen) < count:
         wanted = "an axis that varies" if count == 1 else f"{count} axes that vary"
         raise PictureError(f"expected {wanted} other than the policy; these vary: {', '.join(means.axes) or 'none'}")
-    return found[:count]
+    return chosen[:count]

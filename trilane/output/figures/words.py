@@ -265,8 +265,8 @@ def intervals(times: pd.DataFrame) -> list[Interval]:
     for best, (_, row) in zip(best_of(times), times.iterrows(), strict=True):
         stays = bool(winners) and row[winners[-1]] <= (1 + TIE) * row.min()
         winners.append(winners[-1] if stays else best)
-    found = groupby(zip(winners, times.index.tolist(), strict=True), key=lambda pair: pair[0])
-    return [Interval(policy, tuple(value for _, value in pairs)) for policy, pairs in found]
+    runs = groupby(zip(winners, times.index.tolist(), strict=True), key=lambda pair: pair[0])
+    return [Interval(policy, tuple(value for _, value in pairs)) for policy, pairs in runs]
 
 
 def settled_from(times: pd.DataFrame) -> Any | None:
@@ -278,17 +278,17 @@ def settled_from(times: pd.DataFrame) -> Any | None:
 
 def fastest(times: pd.DataFrame) -> str:
     """Words for the fastest policies along the axis; of many intervals, for the settings that each is fastest in."""
-    found, axis, lowest = intervals(times), str(times.index.name), times.min(axis=1)
-    if len(found) > _FEW or (len(found) > 1 and not numeric(times.index.tolist())):
-        return tally(part.policy for part in found for _ in part.values)
-    tied = any((times.loc[list(part.values), part.policy] > lowest[list(part.values)]).any() for part in found)
-    first = f"{marked(*found[0].policy)} is fastest{f' or within {TIE:.0%} of the fastest' if tied else ''}"
+    parts, axis, lowest = intervals(times), str(times.index.name), times.min(axis=1)
+    if len(parts) > _FEW or (len(parts) > 1 and not numeric(times.index.tolist())):
+        return tally(part.policy for part in parts for _ in part.values)
+    tied = any((times.loc[list(part.values), part.policy] > lowest[list(part.values)]).any() for part in parts)
+    first = f"{marked(*parts[0].policy)} is fastest{f' or within {TIE:.0%} of the fastest' if tied else ''}"
     if len(times) == 1:
         return f"{first} at {value_words(axis, times.index[0])}: {lowest.iloc[0]:.1f} ms per token"
-    if len(found) == 1:
+    if len(parts) == 1:
         return f"{first} throughout: {lowest.iloc[0]:.1f} to {lowest.iloc[-1]:.1f} ms per token"
-    ends = [*(f"below {value_words(axis, after.values[0])}" for after in found[1:]), "from there on"]
-    others = (f"{marked(*part.policy)} {end}" for part, end in zip(found[1:], ends[1:], strict=True))
+    ends = [*(f"below {value_words(axis, after.values[0])}" for after in parts[1:]), "from there on"]
+    others = (f"{marked(*part.policy)} {end}" for part, end in zip(parts[1:], ends[1:], strict=True))
     return ", ".join([f"{first} {ends[0]}", *others])
 
 

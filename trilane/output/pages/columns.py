@@ -113,7 +113,7 @@ def _cells(columns: Sequence[Column], row: Row) -> list[str]:
 
 
 def _in_words(draws: Sequence[Row]) -> str:
-    """What the draws are, and how they differ."""
+    """The draws in words, with how they differ."""
     if len({tuple(draw["sequences"]) for draw in draws}) > 1:
         return f"{len(draws)} draws: the scenario, then others of the trace's sequences with other seeds"
     return f"{len(draws)} draws of the same sequences, which differ in the seed alone"

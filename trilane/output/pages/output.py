@@ -1,4 +1,4 @@
-"""What verbs print and write: tables, numbers, JSON, progress; results go to standard output, all else to stderr."""
+"""Output of verbs: tables, numbers, JSON, progress; results go to standard output, all else to stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from trilane.common.files import OutputError, atomic_path, errors_name, plain_target
+from trilane.common.files import OutputError, atomic_path, check_folder_of, errors_name, plain_target
 from trilane.common.quoting import printable, shortened
 from trilane.common.units import MIB
 
@@ -38,7 +38,7 @@ JsonOption = Annotated[
 
 
 def report(json_target: str | None, record: Any, *parts: Part) -> None:
-    """Print what was found, and write the ``record`` of it as JSON where that was asked for."""
+    """Print the parts of a page, and write its ``record`` as JSON to ``json_target``, if that is not None."""
     show(json_target, *parts)
     write_json(record, json_target)
 
@@ -127,7 +127,7 @@ def _gap(lines: Sequence[Sequence[str]]) -> int:
 
 
 def legend(meanings: Mapping[str, str]) -> str:
-    """What the columns and marks of a table mean: an empty line, then a line for each."""
+    """Meanings of the columns and marks of a table: an empty line, then a line for each."""
     width = max(map(len, meanings)) + 2
     return "\n".join(["", *(f"{name:<{width}}{meaning}" for name, meaning in meanings.items())])
 
@@ -164,8 +164,7 @@ def write_json(value: Any, target: str | None) -> None:
 def writable(target: str | Path) -> Path:
     """``target``, if a file can be written there, which is checked before the work. Raises OutputError."""
     path = plain_target(Path(target))
-    if not path.parent.is_dir():
-        raise OutputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    check_folder_of(path)
     if path.is_dir():
         raise OutputError(f"{path}: expected the name of a file, this is a folder")
     return path
@@ -198,7 +197,7 @@ def check_targets(
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths, of files that may not exist, are one file."""
+    """True if two paths, of files that may not exist, are one file."""
     if one.exists() and other.exists():
         return one.samefile(other)
     return one.resolve() == other.resolve()

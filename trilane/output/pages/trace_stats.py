@@ -32,7 +32,7 @@ def description(name: str, values: Statistics) -> list[Part]:
     ]
     if values["forecasts"]:
         columns = ("accuracy_at_k", "recall_at_m")
-        hits = [[kind, *(percent(found[name], 1) for name in columns)] for kind, found in values["forecasts"].items()]
+        hits = [[kind, *(percent(hit[name], 1) for name in columns)] for kind, hit in values["forecasts"].items()]
         parts += [heading("\nforecasts of later layers"), table(["forecast", "accuracy@k", "recall@m"], hits)]
     return parts
 
@@ -66,11 +66,11 @@ _ROWS: Mapping[str, _Row] = {
 }  # and a row for each forecast, such as gate@1
 
 
-def comparison(found: Mapping[str, Statistics], figures: Sequence[Published], *, markdown: bool = False) -> list[Part]:
+def comparison(traces: Mapping[str, Statistics], figures: Sequence[Published], *, markdown: bool = False) -> list[Part]:
     """A table of traces by name, each with its ``comparable_statistics``, and of published figures, whose sources are
     numbered below it.
     """
-    columns, rows, notes = _comparison(found, figures)
+    columns, rows, notes = _comparison(traces, figures)
     wrap = bool(figures)
     body = markdown_table(columns, rows, newline=", ") if markdown else table(columns, rows, wrap=wrap)
     marks = (f"{place}. " if markdown else f"[{place}] " for place in range(1, len(notes) + 1))
@@ -104,20 +104,20 @@ def _quantities(values: Statistics) -> dict[str, float | None]:
 
 
 def _comparison(
-    found: Mapping[str, Statistics], figures: Sequence[Published]
+    traces: Mapping[str, Statistics], figures: Sequence[Published]
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Columns and rows of the table, and the notes to which its last column refers."""
-    quantities = [_quantities(values) for values in found.values()]
+    quantities = [_quantities(values) for values in traces.values()]
     named = {name for column in quantities for name in column} | {figure.quantity for figure in figures}
     rows = {**_ROWS, **{kind: _Row(f"accuracy@k of {kind}") for kind in sorted(named - set(_ROWS))}}
     figures = sorted(figures, key=lambda figure: list(rows).index(figure.quantity))
     cells = [
-        ["sequences", *(str(values["sequences"]) for values in found.values())],
-        ["tokens", *(f"{values['tokens']:,}" for values in found.values())],
-        ["layers / experts / top-k", *("{layers} / {experts} / {top_k}".format(**values) for values in found.values())],
+        ["sequences", *(str(values["sequences"]) for values in traces.values())],
+        ["tokens", *(f"{values['tokens']:,}" for values in traces.values())],
+        ["layers / experts / top-k", *("{layers} / {experts} / {top_k}".format(**v) for v in traces.values())],
         *([row.label, *(row.text(column.get(name)) for column in quantities)] for name, row in rows.items()),
     ]
-    columns = ["", *(_column(name, values) for name, values in found.items())]
+    columns = ["", *(_column(name, values) for name, values in traces.items())]
     if figures:
         columns.append("published")
         cited: dict[str, list[str]] = {name: [] for name in rows}

@@ -10,7 +10,7 @@ from trilane.output.figures.scatter import plot_agreement
 
 
 def marks(ax: Axes, *shapes: str) -> list[tuple[float, float]]:
-    """Where single marks of some shapes stand."""
+    """Places of the single marks of some shapes."""
     return [(float(l.get_xdata()[0]), float(l.get_ydata()[0])) for l in ax.lines if l.get_marker() in shapes]  # type: ignore[index] # noqa: E741
 
 

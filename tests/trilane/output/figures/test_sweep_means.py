@@ -117,7 +117,7 @@ def test_parameters_of_hidden_policies_are_no_axis() -> None:
 
 
 def test_which_policies_have_a_parameter_is_judged_on_all_rows() -> None:
-    """Of window 8 alone fiddler stays; of the default alone dali does not spread over windows that it did not play."""
+    """With window 8 alone fiddler stays; with the default alone dali is not spread over windows that it skipped."""
     assert means_of(windows(), {"parameters.window": ["8"]}).rows["policy"].tolist() == ["dali", "fiddler"]
     assert means_of(windows(), {"parameters.window": ["null"]}).rows["tpot_ms"].tolist() == [6.0, 9.0]
 

@@ -37,7 +37,7 @@ COMMANDS = {  # by the name of the page
 
 
 def page(name: str) -> str:
-    """What the command of a page prints, in an empty folder."""
+    """Output of the command of a page, in an empty folder."""
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         write_route_csv(Path("phone.csv"))
@@ -51,7 +51,7 @@ def page(name: str) -> str:
 
 
 def file_of(name: str) -> Path:
-    """Where a page is kept."""
+    """The file of a page."""
     return FOLDER / f"{name}.txt"
 
 

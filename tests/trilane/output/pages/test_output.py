@@ -1,4 +1,4 @@
-"""What verbs print: nothing is padded in a pipe, one format for each kind of number."""
+"""Output of verbs: nothing is padded in a pipe, one format for each kind of number."""
 
 from __future__ import annotations
 
