@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.figures import Cell, Section, asked, report
+from benchmarks.figures import Cell, Section, measured_by, report
 from realrun.machine.cores import host_lane_cores, usable_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.machine.lanes import Completion, Work
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_lanes", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write host_lanes.json and host_lanes.md")
     given = parser.parse_args()
-    where = asked("benchmarks.host_lanes", sys.argv[1:])
+    where = measured_by("benchmarks.host_lanes", sys.argv[1:])
     machine = HostLanes(HostLaneSettings(**host_lane_cores()))  # type: ignore[arg-type]
     try:
         lab = Lab(machine, load_model(MODEL), Points((1,), (16,), (8,)))

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from benchmarks.figures import Cell, Section, Target, asked, report
+from benchmarks.figures import Cell, Section, Target, measured_by, report
 from tests.kit.processes import children_of
 from trilane.study.sweep.table import read_results
 
@@ -74,7 +74,7 @@ def main() -> None:
     sizes = [int(size) for size in given.sizes.split(",")]
     if unknown := set(sizes) - set(GRIDS):
         parser.error(f"--sizes: {sorted(unknown)}; there are {', '.join(map(str, GRIDS))}")
-    where = asked("benchmarks.sweep_speed", sys.argv[1:])
+    where = measured_by("benchmarks.sweep_speed", sys.argv[1:])
     order = [*sizes, sizes[0]] if len(sizes) > 1 else sizes
     played = [(size, play(size)) for size in order]
     largest, whole = max(played, key=lambda one: one[0])

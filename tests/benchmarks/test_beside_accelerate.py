@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e '.[test]'")
 
-from benchmarks.accelerate_offload import split  # noqa: E402
 from benchmarks.beside_accelerate import (  # noqa: E402
     POLICIES,
     compete,
@@ -19,8 +18,16 @@ from benchmarks.beside_accelerate import (  # noqa: E402
     rows,
     said_in_memory,
 )
-from benchmarks.contestants import Contestant, with_accelerate, with_ours  # noqa: E402
-from benchmarks.offload_model import Size, learn, prompts, write_model  # noqa: E402
+from benchmarks.contestants import (  # noqa: E402  # noqa: E402
+    Contestant,
+    Size,
+    learn,
+    prompts,
+    split,
+    with_accelerate,
+    with_ours,
+    write_model,
+)
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings  # noqa: E402
 from sim.runs.scenario import Scenario  # noqa: E402
 from tests.kit.depth import deep  # noqa: E402
