@@ -34,9 +34,9 @@ HALF = $$(( ($$(getconf _NPROCESSORS_ONLN) + 1) / 2 ))
 demo: $(VENV)/simulator.stamp
 	@mkdir -p out
 	@$(BIN)/trilane compare $(REAL) --jobs $(HALF) > out/large.txt 2>&1 & large=$$!; \
-	echo "trilane compare $(DEMO) --out out"; \
+	echo "trilane compare $(DEMO) --jobs $(HALF) --out out"; \
 	$(BIN)/trilane compare $(DEMO) --jobs $(HALF) --out out || { kill $$large; exit 1; }; \
-	echo "trilane compare $(REAL)"; \
+	echo "trilane compare $(REAL) --jobs $(HALF)"; \
 	wait $$large; status=$$?; cat out/large.txt; exit $$status
 
 # Two workers with one thread each: torch's own threads would compete for the same cores. Bytecode is kept whatever the
