@@ -1,4 +1,4 @@
-"""Who generates in ``beside_accelerate``: accelerate and ours, each timed by the same clock on the same lanes."""
+"""Contestants of ``beside_accelerate``: accelerate and Trilane, timed by the same clock on the same lanes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Turn:
 
     tokens: Tokens
     steps_ms: tuple[float, ...]
-    experts_here: int  # that the GPU's memory held from one use to the next
+    experts_on_gpu: int  # that the GPU's memory held from one use to the next
     hit_rate: float | None  # of the experts routed to in decode steps, those that were there
     link_bytes: float | None  # a token
 
 
 @dataclass
 class Contestant:
-    """Somebody who generates; ``turns`` are those that count."""
+    """A program that generates; ``turns`` are those that count."""
 
     who: str
     generate: Callable[[], Turn]
@@ -83,32 +83,32 @@ def with_accelerate(
 ) -> list[Contestant]:
     """Accelerate's offload, the one that all are compared with; without a GPU also as it is there, without any link."""
     if not isinstance(lanes, HostLanes):
-        there = split(folder, limit_bytes, 0, "cpu")
-        model = load(folder, there.places, scratch)
-        return [Contestant("accelerate", partial(by_library, model, there, prompt, generated, lanes))]
-    there = split(folder, limit_bytes, "cpu", "disk")
-    linked, plain = (load(folder, there.places, scratch / name) for name in ("linked", "plain"))
+        placed = split(folder, limit_bytes, 0, "cpu")
+        model = load(folder, placed.places, scratch)
+        return [Contestant("accelerate", partial(by_library, model, placed, prompt, generated, lanes))]
+    placed = split(folder, limit_bytes, "cpu", "disk")
+    linked, plain = (load(folder, placed.places, scratch / name) for name in ("linked", "plain"))
     send_over_link(linked, lanes)
     return [
-        Contestant("accelerate", partial(by_library, linked, there, prompt, generated, lanes)),
+        Contestant("accelerate", partial(by_library, linked, placed, prompt, generated, lanes)),
         Contestant(
             "accelerate to disk, no link",
-            partial(by_library, plain, there, prompt, generated, lanes, linked=False),
+            partial(by_library, plain, placed, prompt, generated, lanes, linked=False),
         ),
     ]
 
 
 def by_library(
-    model: Any, there: Split, prompt: Tokens, generated: int, lanes: Machine, *, linked: bool = True
+    model: Any, placed: Split, prompt: Tokens, generated: int, lanes: Machine, *, linked: bool = True
 ) -> Turn:
     """The library's own passes over a model that accelerate has put its hooks on."""
     clock = Clock()
     with torch.inference_mode(), lanes.hosting():
         for _ in library_passes(model, Batch((0,), torch.tensor([prompt])), generated, clock):  # type: ignore[arg-type]
             pass
-    experts = there.layers_here * model.config.num_experts
-    share = there.layers_here / there.layers
-    return Turn(tuple(clock.tokens), clock.steps_ms, experts, share, there.moved_bytes if linked else None)
+    experts = placed.layers_on_gpu * model.config.num_experts
+    share = placed.layers_on_gpu / placed.layers
+    return Turn(tuple(clock.tokens), clock.steps_ms, experts, share, placed.moved_bytes if linked else None)
 
 
 def with_ours(
@@ -118,8 +118,8 @@ def with_ours(
     """Ours, once for every policy; ``base``: the memory, and what planners believe in."""
     scenarios = [base.with_(policy=policy, calibration=str(learnt.trace)) for policy in policies]
     return [
-        Contestant(f"ours, {each.policy}", partial(by_ours, model, prompt, generated, lanes, each, learnt.vectors))
-        for each in scenarios
+        Contestant(f"ours, {one.policy}", partial(by_ours, model, prompt, generated, lanes, one, learnt.vectors))
+        for one in scenarios
     ]
 
 
@@ -128,10 +128,10 @@ def by_ours(
 ) -> Turn:
     """Ours, under the policy of ``scenario``."""
     clock = Clock()
-    asked = GenerateRequest(
+    request = GenerateRequest(
         model="in memory", prompts=[prompt], scenario=scenario, generated_tokens=generated, vectors=vectors
     )
-    run = generate_hosted(model, asked, lanes, clock).run
+    run = generate_hosted(model, request, lanes, clock).run
     return Turn(
         tuple(clock.tokens), clock.steps_ms, run.memory["cache_slots"], run.metrics.decode_resident_hit_rate,
         run.metrics.pcie_bytes_per_token,
@@ -146,10 +146,10 @@ Arena = dict[tuple[str, torch.Size], Tensor]  # of the one layer that has come: 
 
 
 class Split(NamedTuple):
-    """Where each module is; how many layers' experts stay here, of how many; and what every pass brings, in bytes."""
+    """Place of each module; layers whose experts stay on the GPU, of all; and bytes that every pass copies."""
 
     places: Mapping[str, Place]
-    layers_here: int
+    layers_on_gpu: int
     layers: int
     moved_bytes: int
 
@@ -181,7 +181,7 @@ def load(folder: Path, places: Mapping[str, Place], offload_folder: Path) -> Any
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Of all its weights."""
+    """Bytes of all weights of a module."""
     return sum(value.numel() * value.element_size() for value in module.parameters())
 
 
@@ -194,10 +194,10 @@ def send_over_link(model: Any, machine: HostLanes) -> None:
     arrived: Arena = {}
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", [hook]):
-            if getattr(each, "offload", False) and each.weights_map is not None and _own(module):
+        for part in getattr(hook, "hooks", [hook]):
+            if getattr(part, "offload", False) and part.weights_map is not None and _own(module):
                 names = [name for name, _ in module.named_parameters(recurse=False)]
-                each.weights_map = _OverLink({name: each.weights_map[name] for name in names}, machine, arrived)
+                part.weights_map = _OverLink({name: part.weights_map[name] for name in names}, machine, arrived)
 
 
 class _OverLink(Mapping[str, Tensor]):
@@ -228,7 +228,7 @@ def _bytes(weight: Tensor) -> Tensor:
 
 
 def _own(module: nn.Module) -> bool:
-    """Whether a module has weights of its own, not only in its parts."""
+    """True if a module has weights of its own, not only in its parts."""
     return any(True for _ in [*module.parameters(recurse=False), *module.buffers(recurse=False)])
 
 
@@ -241,7 +241,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a Qwen3-MoE. The default has 1.2 GB of experts in bfloat16, 6.3 MB each."""
+    """Sizes of a Qwen3-MoE. The default has 1.2 GB of experts in bfloat16, 6.3 MB each."""
 
     hidden: int = 1024
     layers: int = 6
@@ -289,11 +289,11 @@ def prompts(size: Size, count: int, tokens: int) -> list[Tokens]:
 def learn(model: HostedModel, texts: list[Tokens], generated: int, machine: Machine, folder: Path) -> Learnt:
     """Calibrate on prompts of their own: what was routed where, and how the gates' input changes by layer."""
     learnt = Learnt(folder / "calibration.safetensors", folder / "vectors.safetensors")
-    asked = GenerateRequest(
+    request = GenerateRequest(
         model="in memory", prompts=texts, scenario=Scenario(policy="naive-cpu"), generated_tokens=generated,
         cache_slots=0, trace=learnt.trace,
     )
-    generate_hosted(model, asked, machine)
+    generate_hosted(model, request, machine)
     file, layers = folder / "prompts.txt", model.loaded.layers
     file.write_text("".join(" ".join(map(str, text)) + "\n" for text in texts))
     in_place = routed_through(layers, computed_in_place(layers, model.store))

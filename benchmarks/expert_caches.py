@@ -37,11 +37,11 @@ class Row(NamedTuple):
 
     @property
     def measured(self) -> bool:
-        """Whether by an engine, or by a replay that counts; a formula of counts is not."""
+        """True if measured by an engine, or by a replay that counts; not by a formula of counts."""
         return not self.source.startswith("a formula")
 
     def played(self, found: Plays) -> float:
-        """The same here."""
+        """The quantity as played here."""
         mine = found[self.machine][self.method][self.quantity]
         return mine / found[self.machine][self.over][self.quantity] if self.over else mine
 
@@ -56,7 +56,7 @@ def rows() -> list[Row]:
 
 
 def right_way(theirs: float, ours: float) -> bool:
-    """Whether a ratio is on the same side of 1, or both are as good as 1."""
+    """True if two ratios are on the same side of 1, or both are as good as 1."""
     return (theirs > 1) == (ours > 1) or max(abs(theirs - 1), abs(ours - 1)) <= SAME
 
 

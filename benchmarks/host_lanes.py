@@ -1,4 +1,4 @@
-"""What slows down the work of host lanes: each kind of it alone, and next to what runs at the same time in a run.
+"""Slow-downs of the work of host lanes: each kind of it alone, and next to the work that overlaps with it in a run.
 
 ``python -m benchmarks.host_lanes [--write]``; ``--write`` keeps the figures next to this file, in ``host_lanes.json``
 and ``host_lanes.md``. A profile measures most kinds of work while the other lanes rest; the rows say by how much that

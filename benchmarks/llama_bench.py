@@ -33,7 +33,7 @@ def row_of(
     file = scratch / "model.gguf"
     write_gguf(model, file)
     placed, gpu = split(checkpoint, limit_bytes, "cpu", "disk"), torch.cuda.is_available()
-    on_gpu = min(placed.layers_here + 1, placed.layers) if gpu else 0  # + 1: with llama.cpp no layer comes and goes
+    on_gpu = min(placed.layers_on_gpu + 1, placed.layers) if gpu else 0  # + 1: with llama.cpp no layer comes and goes
     command = [program, "-m", str(file), "-o", "json", "-r", str(runs), "-p", str(prompt_tokens), "-n", str(generated)]
     if gpu:
         command += ["-ngl", "99", "-ncmoe", str(placed.layers - on_gpu)]

@@ -123,7 +123,7 @@ def tpot_errors(whole: pd.DataFrame, sampled: pd.DataFrame) -> pd.Series[float]:
 
 
 def _growth(played: Sequence[tuple[int, Played]]) -> list[Target]:
-    """What a point of the largest sweep costs over the mean of those of the smallest, if there are both."""
+    """Target for the time of a point of the largest sweep over that of the smallest, if there are both."""
     smallest, largest = min(played)[0], max(played)[0]
     if smallest == largest:
         return []
@@ -167,7 +167,7 @@ def play(size: int, sampled_steps: int | None = None) -> Played:
 
 
 def _cpu_seconds() -> float:
-    """Of all children that have ended, and theirs."""
+    """CPU time in seconds of all children that have ended, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -226,7 +226,7 @@ def play(names: Sequence[str], copy: Path, seconds: float, log: Path) -> str:
 
 
 def well_typed(copy: Path) -> bool:
-    """Whether mypy, which `make test` runs too, accepts the copy as it is."""
+    """True if mypy, which `make test` runs too, accepts the copy as it is."""
     return subprocess.run([sys.executable, "-m", "mypy"], cwd=copy, check=False, capture_output=True).returncode == 0
 
 

@@ -92,7 +92,7 @@ def test_on_a_gpu_layers_that_do_not_fit_have_their_experts_on_the_cpu(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert row(program, checkpoint)[4:6] == [24, 1.0]
-    monkeypatch.setattr(llama_bench, "split", lambda *_: type("Split", (), {"layers_here": 0, "layers": 3}))
+    monkeypatch.setattr(llama_bench, "split", lambda *_: type("Split", (), {"layers_on_gpu": 0, "layers": 3}))
     assert row(program, checkpoint)[0] == "llama-bench, experts of 2 layers on the CPU"
     asked = (program.parent / "asked").read_text().split("\n")
     assert asked[asked.index("-ncmoe") + 1] == "2"

@@ -72,7 +72,7 @@ def test_a_killed_validation_goes_on_and_measures_no_run_twice(tmp_path: Path) -
 
 
 def keys_of_files(left: Mapping[str, bytes]) -> dict[str, set[str]]:
-    """Of every file but the repetitions of microbenchmarks, of which a validation that goes on makes more."""
+    """Keys of every file but the repetitions of microbenchmarks, of which a validation that goes on makes more."""
     names = (name for name in left if not Path(name).name.startswith("microbenchmarks-"))
     return {name: keys_of(content_of(name, left[name])) for name in names}
 

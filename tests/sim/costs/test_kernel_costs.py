@@ -64,7 +64,7 @@ def test_four_threads_have_their_own_numbers_and_three_those_of_one() -> None:
 
 
 def test_each_thread_has_an_equal_part_of_the_cells_of_a_token() -> None:
-    """Of 2,049 keys in 2,304 cells the first of two threads has 1,152, and of 257 in 512 all but one; up to 256 cells
+    """The first of two threads has 1,152 of 2,049 keys in 2,304 cells, and of 257 in 512 all but one; up to 256 cells
     are not split, and three threads have 171 of 512 cells."""
     assert longest_share(2049, 2) == 2304 / 2049
     assert longest_share(257, 2) == 512 / 257

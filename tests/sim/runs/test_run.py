@@ -1,4 +1,4 @@
-"""What a run is compared with, and its energy, by hand."""
+"""Bounds that a run is compared with, and its energy, by hand."""
 
 from __future__ import annotations
 
