@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import resource
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from benchmarks.figures import Cell, Section, Target, measured_by, report
+from benchmarks.peak_memory import status_bytes
 from tests.kit.processes import children_of
 from trilane.study.sweep.table import read_results
 
@@ -186,11 +186,11 @@ def _peaks(command: Sequence[str]) -> tuple[int, int]:
 
 
 def _peak_bytes(pid: int) -> int:
+    """Peak memory of a process; 0 of one that has ended."""
     try:
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return status_bytes("VmHWM", pid)
     except OSError:
         return 0
-    return 0 if found is None else int(found[1]) * 1024
 
 
 def _row(size: int, one: Played) -> list[Cell]:

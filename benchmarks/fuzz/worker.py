@@ -23,6 +23,7 @@ from pkgutil import walk_packages
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
+from benchmarks.peak_memory import status_bytes
 from sim.timeline.timeline import Timeline
 from trilane import cli
 
@@ -140,7 +141,7 @@ def _set_limits() -> None:
     for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", kind)
     warnings.showwarning = _show_warning
-    most = _status("VmData") + GROWTH
+    most = status_bytes("VmData") + GROWTH
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
@@ -162,9 +163,9 @@ def run(case: Case, folder: Path) -> Outcome:
     before = _files(folder)
     with Path("/proc/self/clear_refs").open("w") as peak:
         peak.write("5")
-    resident, begin = _status("VmRSS"), time.process_time()
+    resident, begin = status_bytes("VmRSS"), time.process_time()
     status, fault = _result(case)
-    seconds, grown = time.process_time() - begin, _status("VmHWM") - resident
+    seconds, grown = time.process_time() - begin, status_bytes("VmHWM") - resident
     printed = (folder / "stderr").read_text(errors="replace")
     touched = _touched(before, _files(folder), home, case)
     os.chdir(folder)
@@ -231,12 +232,6 @@ def _place(trace: str, order: int = 1) -> str:
     """The innermost of our functions in a traceback, which ends with the innermost call; -1: begins with it."""
     ours = _OURS.findall(trace)[::-order]
     return f"{Path(ours[0][0]).relative_to(ROOT)}:{ours[0][1]}" if ours else "no function of ours"
-
-
-def _status(name: str) -> int:
-    """A line of /proc/self/status in bytes."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.partition(f"{name}:")[2].split()[0]) * 1024
 
 
 def _files(folder: Path) -> dict[str, tuple[int, ...]]:
