@@ -43,10 +43,10 @@ class Row(NamedTuple):
         """True if measured by an engine, or by a replay that counts; not by a formula of counts."""
         return not self.source.startswith("a formula")
 
-    def played(self, found: Plays) -> float:
+    def played(self, results: Plays) -> float:
         """The quantity as played here."""
-        mine = found[self.machine][self.method][self.quantity]
-        return mine / found[self.machine][self.over][self.quantity] if self.over else mine
+        mine = results[self.machine][self.method][self.quantity]
+        return mine / results[self.machine][self.over][self.quantity] if self.over else mine
 
 
 def rows() -> list[Row]:
@@ -63,17 +63,17 @@ def right_way(theirs: float, ours: float) -> bool:
     return (theirs > 1) == (ours > 1) or max(abs(theirs - 1), abs(ours - 1)) <= SAME
 
 
-def _counts(measured: bool, found: Plays) -> tuple[int, int, int]:
+def _counts(measured: bool, results: Plays) -> tuple[int, int, int]:
     """How many ratios there are, go the same way, and are near."""
-    pairs = [(row.value, row.played(found)) for row in rows() if row.over and row.measured == measured]
+    pairs = [(row.value, row.played(results)) for row in rows() if row.over and row.measured == measured]
     ways = sum(right_way(*pair) for pair in pairs)
     return len(pairs), ways, sum(abs(ours / theirs - 1) <= NEAR for theirs, ours in pairs)
 
 
 def page(made: Mapping[str, Any]) -> str:
     """The table as Markdown."""
-    found: Plays = made["plays"]
-    counted, by_formula = (_counts(measured, found) for measured in (True, False))
+    results: Plays = made["plays"]
+    counted, by_formula = (_counts(measured, results) for measured in (True, False))
     lines = [
         "# Expert caches in patched llama.cpp: theirs, ours, why they differ", "",
         f"Made by `python -m benchmarks.expert_caches --write`. Of {counted[0]} measured ratios on one machine "
@@ -85,7 +85,7 @@ def page(made: Mapping[str, Any]) -> str:
     for machine, about in settings()["machines"].items():
         lines += [f"## {machine}", "", about["about"], ""]
         lines += [f"- put in: {what}" for what in about.get("put_in", ())] + [""] * ("put_in" in about)
-        its_rows = [_cells(row, found) for row in rows() if row.machine == machine]
+        its_rows = [_cells(row, results) for row in rows() if row.machine == machine]
         lines += [markdown_table(_COLUMNS, its_rows, (0, 1, 2, 6)), "", about["why"], "", *_experiments(machine, made)]
     lines += ["## When the patch as shipped collapses", "", settings()["collapse"], ""]
     formats = ("{:g}", "{:.1f}", "{:.1%}", "{:.1f}", "{:.1%}")
@@ -107,8 +107,8 @@ def _experiments(machine: str, made: Mapping[str, Any]) -> Sequence[str]:
     return [*lines, ""] if lines else []
 
 
-def _cells(row: Row, found: Plays) -> Sequence[str]:
-    ours = row.played(found)
+def _cells(row: Row, results: Plays) -> Sequence[str]:
+    ours = row.played(results)
     return row.method, row.over, row.quantity, f"{row.value:g}", f"{ours:.3g}", f"{ours / row.value:.2f}", row.source
 
 
@@ -117,16 +117,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.expert_caches", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write expert_caches.json and expert_caches.md")
     write = parser.parse_args().write
-    found: dict[str, dict[str, Facts]] = {}
-    for machine, method, each in plays():
-        found.setdefault(machine, {})[method] = each.facts()
-        print(machine, method, found[machine][method], flush=True)
+    results: dict[str, dict[str, Facts]] = {}
+    for machine, method, method_play in plays():
+        results.setdefault(machine, {})[method] = method_play.facts()
+        print(machine, method, results[machine][method], flush=True)
     tried = [
         {"machine": machine, **{key: given[key] for key in ("what", "method", "over")}, "ratio": ratio, **facts}
         for machine, given, facts, ratio in experiments()
     ]
     made = {
-        "machine": this_machine(), "plays": found, "experiments": tried, "windows": window_hits(),
+        "machine": this_machine(), "plays": results, "experiments": tried, "windows": window_hits(),
         "uploads": upload_costs(),
     }
     print(page(made))

@@ -89,17 +89,17 @@ def situations_of(lab: Lab) -> Mapping[str, Callable[[str], float]]:
         """Experts on the other lane, from before until after."""
         other = "expert on the GPU" if kind == "expert on the CPU" else "expert on the CPU"
         queue = [_submitted(lab, other) for _ in range(8)]
-        found = _ns(_submitted(lab, kind))
+        took_ns = _ns(_submitted(lab, kind))
         queue[-1].wait()
-        return found
+        return took_ns
 
     def next_to_copies(kind: str) -> float:
         futures = lab.ask_for(2)
         futures[0].issued()
-        found = _ns(_submitted(lab, kind))
+        took_ns = _ns(_submitted(lab, kind))
         for future in futures:
             future.wait_known()
-        return found
+        return took_ns
 
     def next_to_python(kind: str) -> float:
         with spinning():

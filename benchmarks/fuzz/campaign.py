@@ -99,19 +99,20 @@ def _cells(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
 
 
 def _row(reader: str, tallies: Sequence[Tally]) -> list[str]:
-    inputs, accepted = sum(each.inputs for each in tallies), sum(each.accepted for each in tallies)
-    wrong = sum(len(tasks) for each in tallies for tasks in each.faults.values())
+    inputs, accepted = sum(tally.inputs for tally in tallies), sum(tally.accepted for tally in tallies)
+    wrong = sum(len(tasks) for tally in tallies for tasks in tally.faults.values())
+    seconds, slowest = sum(tally.seconds for tally in tallies), max(tally.slowest for tally in tallies)
     return [
         reader, f"{inputs:,}", f"{accepted / inputs:.0%}", f"{(inputs - accepted - wrong) / inputs:.0%}", f"{wrong:,}",
-        f"{1000 * sum(each.seconds for each in tallies) / inputs:.0f}", f"{max(each.slowest for each in tallies):.1f}",
-        f"{max(each.grown_bytes for each in tallies) / 2**20:.0f}",
+        f"{1000 * seconds / inputs:.0f}", f"{slowest:.1f}",
+        f"{max(tally.grown_bytes for tally in tallies) / 2**20:.0f}",
     ]
 
 
 def faults(tallies: Mapping[str, Tally]) -> Iterator[str]:
     """Every kind of fault, the most frequent first, with the first input that has it."""
-    found = [(tasks, fault) for tally in tallies.values() for fault, tasks in tally.faults.items()]
-    for tasks, fault in sorted(found, key=lambda pair: -len(pair[0])):
+    kinds = [(tasks, fault) for tally in tallies.values() for fault, tasks in tally.faults.items()]
+    for tasks, fault in sorted(kinds, key=lambda pair: -len(pair[0])):
         first = tasks[0]
         yield f'{len(tasks):>6,} x {fault}  --reader "{first.reader}" --seed {first.seed} --number {first.number}'
 
