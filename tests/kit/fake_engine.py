@@ -9,8 +9,7 @@ from pathlib import Path
 
 from realrun.llama_cpp.bench import BenchContext, BenchSettings, OpenModel
 from realrun.llama_cpp.kernel_engine import piece_ns
-from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, place_of
+from sim.costs.kernel_costs import AttentionTimes, BlockRates, Kernels, KernelSteps, ProductRates, place_of
 from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ModelShape

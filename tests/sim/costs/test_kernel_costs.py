@@ -9,8 +9,16 @@ import pytest
 
 from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.engine import load_engine
-from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
-from sim.costs.kernels import AttentionTimes, BlockRates, Kernels, ProductRates, longest_share
+from sim.costs.kernel_costs import (
+    AttentionTimes,
+    BlockRates,
+    Kernels,
+    KernelSteps,
+    ProductRates,
+    kernel_costs,
+    kernel_steps,
+    longest_share,
+)
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced

@@ -1,5 +1,5 @@
-"""Times from measured kernels against ``sim.costs.kernels``, written down a second time: every time of a step, of an
-expert and of a piece of a prompt."""
+"""Times from measured kernels against ``sim.costs.kernel_costs``, written down a second time: every time of a step, of
+an expert and of a piece of a prompt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from realrun.llama_cpp.kernel_engine import piece_ns
-from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
-from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
+from sim.costs.kernel_costs import (
+    AttentionTimes,
+    BlockRates,
+    ByThreads,
+    Kernels,
+    KernelSteps,
+    ProductRates,
+    kernel_costs,
+    kernel_steps,
+)
 from sim.machine.hardware import load_hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.sourced import Sourced

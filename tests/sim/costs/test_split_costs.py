@@ -9,7 +9,7 @@ import pytest
 
 from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
-from sim.costs.kernels import AttentionTimes, BlockRates, ExpertCopies, Kernels, ProductRates, SplitKernels
+from sim.costs.kernel_costs import AttentionTimes, BlockRates, ExpertCopies, Kernels, ProductRates, SplitKernels
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
