@@ -146,7 +146,7 @@ class Recorder:
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-OURS = ("tests", "policies", "sim", "traces", "trilane", "realrun", "tools")
+OURS = ("tests", "policies", "sim", "traces", "trilane", "realrun", "tools", "benchmarks")
 MEMORY_BYTES = 6 << 30  # a mutant may ask for more without end
 BROKEN = 70  # exit status of a process in which the tests did not start
 _PLAIN = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly", "--tb=line", "--no-header")
