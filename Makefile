@@ -28,9 +28,16 @@ DEMO := --policies on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infi
 # The routing of a large model, in a batch: without policies that need batch 1, or scores of experts that were not chosen.
 REAL := --policies on-demand,llama.cpp,ktransformers,mixtral-offloading,moe-infinity,fiddler,hybrimoe,dali,best-exact,oracle --set trace=gpt-oss-20b --set model=gpt-oss-20b@mxfp4 --set hardware=rtx-3060-ti+ddr4-3200 --set batch=8 --set generated_tokens=64
 
+# Both at once, each on half of the cores: the pictures of the first are drawn while the second still plays.
+HALF = $$(( ($$(getconf _NPROCESSORS_ONLN) + 1) / 2 ))
+
 demo: $(VENV)/simulator.stamp
-	$(BIN)/trilane compare $(DEMO) --out out
-	$(BIN)/trilane compare $(REAL)
+	@mkdir -p out
+	@$(BIN)/trilane compare $(REAL) --jobs $(HALF) > out/large.txt 2>&1 & large=$$!; \
+	echo "trilane compare $(DEMO) --jobs $(HALF) --out out"; \
+	$(BIN)/trilane compare $(DEMO) --jobs $(HALF) --out out || { kill $$large; exit 1; }; \
+	echo "trilane compare $(REAL) --jobs $(HALF)"; \
+	wait $$large; status=$$?; cat out/large.txt; exit $$status
 
 # Two workers with one thread each: torch's own threads would compete for the same cores. Bytecode is kept whatever the
 # surroundings say: tests start many processes.

@@ -1,4 +1,4 @@
-"""Next to what people use: ``python -m benchmarks.beside_accelerate [--write | --out FOLDER]``.
+"""Generation next to Hugging Face accelerate's: ``python -m benchmarks.beside_accelerate [--write | --out FOLDER]``.
 
 One model, one prompt and one limit of GPU memory: through Hugging Face accelerate's offload, and through ours. With a
 GPU both use it. Without one, a core plays the GPU and a paced memory copy is the link, for accelerate as well (see
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,12 +23,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import llama_bench
-from benchmarks.accelerate_notes import about, link_beside_copies
-from benchmarks.contestants import Contestant, with_accelerate, with_ours
+from benchmarks.contestants import Contestant, Size, Tokens, learn, prompts, with_accelerate, with_ours, write_model
 from benchmarks.figures import Cell, Section, machine, markdown_of, print_section, write_json
-from benchmarks.offload_model import Size, Tokens, learn, prompts, write_model
 from realrun.generation.hosted_model import HostedModel, load_model, look_at
 from realrun.llama_cpp.bench import VARIABLE, bench_program
+from realrun.machine.host_lanes import HostLanes
 from realrun.machine.lanes import Machine
 from realrun.machine.machines import LaneOptions, RealMachine, machine_for
 from realrun.profiling.lab import Points
@@ -36,6 +36,7 @@ from realrun.profiling.timing import QUICK
 from realrun.smoke.generation_checks import output_of_library
 from sim.machine.hardware import write_hardware
 from sim.runs.scenario import Scenario
+from traces.models.shape import ModelShape
 from trilane.common.files import atomic_path
 from trilane.study.validation.plan import alternating
 
@@ -85,7 +86,7 @@ def facts(link_bytes_per_s: float) -> dict[str, Cell]:
 def measure(
     folder: Path, size: Size, memory_gb: float, link_bytes_per_s: float, keep: Callable[[Section], None]
 ) -> Section:
-    """All once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
+    """Measure all once to warm up, then ``RUNS`` times in alternating order; ``keep`` gets the figures after each."""
     say = partial(print, file=sys.stderr, flush=True)
     checkpoint = folder / "model"
     say("writing a model")
@@ -100,14 +101,14 @@ def measure(
         say("profiling the machine, for the planners")
         hardware = profiled(model, options, folder)
         scenario = Scenario(hardware=str(hardware), gpu_memory_gb=memory_gb)
-        everybody = [
+        contestants = [
             *with_accelerate(checkpoint, folder, round(memory_gb * 1e9), prompt, GENERATED_TOKENS, lanes),
             *with_ours(POLICIES, model, prompt, GENERATED_TOKENS, lanes, scenario, learnt),
         ]
         say("measuring")
         notes = [*about(model.shape, memory_gb, lanes), said(truth), *link_beside_copies(model, lanes)]
-        for number in compete(everybody, RUNS):
-            section = Section("One sequence, decode steps", COLUMNS, rows(everybody, truth), notes=notes)
+        for number in compete(contestants, RUNS):
+            section = Section("One sequence, decode steps", COLUMNS, rows(contestants, truth), notes=notes)
             say(f"round {number} of {RUNS}")
             keep(section)
     finally:
@@ -118,7 +119,7 @@ def measure(
 
 
 def with_llama_bench(section: Section, checkpoint: Path, scratch: Path, limit_bytes: int) -> Section:
-    """One more row, or a note that there is none."""
+    """Add a row for llama-bench, or a note that it is not installed."""
     program = bench_program()
     if program is None:
         why = f"llama-bench is not installed: neither {VARIABLE} nor the path names one"
@@ -132,20 +133,20 @@ def with_llama_bench(section: Section, checkpoint: Path, scratch: Path, limit_by
 
 
 def hosted(checkpoint: Path, lanes: Machine) -> HostedModel:
-    """Ours, ready for all policies."""
+    """The model hosted by Trilane, ready for all policies."""
     allocate = lambda size: lanes.host_tensor((size,), torch.uint8)  # noqa: E731
     return look_at(*load_model(checkpoint, "bfloat16", lanes.device, allocate))
 
 
 def said_in_memory(checkpoint: Path, prompt: Tokens, generated: int) -> Tokens:
-    """What the unmodified model says, all of it in the host's memory, at addresses as even as ours."""
+    """Tokens of the unmodified model, all of it in the host's memory, at addresses aligned as ours."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()._apply(torch.clone)
     said = output_of_library(model, torch.tensor([prompt]), generated, "grouped_mm")
     return tuple(said.tokens[0].tolist())
 
 
 def profiled(model: HostedModel, options: LaneOptions, folder: Path) -> Path:
-    """What planners believe in: microbenchmarks of the same lanes, and of this model's sizes."""
+    """Measure what planners plan with: microbenchmarks of the same lanes, and of this model's sizes."""
     lanes: RealMachine = machine_for("auto", options)
     try:
         points = Points(batches=(1,), contexts=(PROMPT_TOKENS, 2 * PROMPT_TOKENS), prompts=(PROMPT_TOKENS,))
@@ -156,42 +157,97 @@ def profiled(model: HostedModel, options: LaneOptions, folder: Path) -> Path:
     return folder / "here.yaml"
 
 
-def compete(everybody: Sequence[Contestant], runs: int) -> Iterator[int]:
+def compete(contestants: Sequence[Contestant], runs: int) -> Iterator[int]:
     """One round to warm up, then ``runs`` that count, each of which is yielded when it has ended."""
-    for number, order in enumerate(alternating(len(everybody), runs + 1)):
+    for number, order in enumerate(alternating(len(contestants), runs + 1)):
         for place in order:
-            turn = everybody[place].generate()
+            turn = contestants[place].generate()
             if number:
-                everybody[place].turns.append(turn)
+                contestants[place].turns.append(turn)
         if number:
             yield number
 
 
-def rows(everybody: Sequence[Contestant], truth: Tokens) -> list[list[Cell]]:
-    """The first one's median is what the others' are compared with."""
-    reference = median(everybody[0].steps_ms)
-    return [_row(each, reference, truth) for each in everybody]
+def rows(contestants: Sequence[Contestant], truth: Tokens) -> list[list[Cell]]:
+    """Rows of the table; times are compared with the first contestant's median."""
+    reference = median(contestants[0].steps_ms)
+    return [_row(contestant, reference, truth) for contestant in contestants]
 
 
-def _row(each: Contestant, reference_ms: float, truth: Tokens) -> list[Cell]:
-    low, tpot, high = quantiles(each.steps_ms, n=4, method="inclusive")
-    last = each.turns[-1]
+def _row(contestant: Contestant, reference_ms: float, truth: Tokens) -> list[Cell]:
+    low, tpot, high = quantiles(contestant.steps_ms, n=4, method="inclusive")
+    last = contestant.turns[-1]
     moved = None if last.link_bytes is None else last.link_bytes / 1e6
-    strays = [first_stray(turn.tokens, truth) for turn in each.turns]
+    strays = [first_stray(turn.tokens, truth) for turn in contestant.turns]
     stray = min((place for place in strays if place), default=None)
     said = f"{stray} of {len(truth)}" if stray else "none"
-    return [each.who, tpot, f"{low:.1f}-{high:.1f}", reference_ms / tpot, last.experts_here, last.hit_rate, moved, said]
+    times = [tpot, f"{low:.1f}-{high:.1f}", reference_ms / tpot]
+    return [contestant.who, *times, last.experts_on_gpu, last.hit_rate, moved, said]
 
 
 def said(tokens: Tokens) -> str:
-    """For the reader: a model that says the same again and again routes the same again and again."""
+    """Note for the reader: a model that repeats its tokens repeats its routing."""
     return f"of the {len(tokens)} generated tokens, {len(set(tokens))} are different"
 
 
 def first_stray(tokens: Tokens, truth: Tokens) -> int | None:
-    """Which token is the first that differs, counted from 1."""
+    """Number of the first token that differs, counted from 1."""
     differ = [number for number, pair in enumerate(zip(tokens, truth, strict=True), 1) if pair[0] != pair[1]]
     return differ[0] if differ else None
+
+
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+def about(shape: ModelShape, memory_gb: float, lanes: Machine) -> list[str]:
+    """Notes on the runs and their rules."""
+    notes = [
+        f"model: Qwen3-MoE with random weights in bfloat16, {shape.moe_layers} layers of {shape.experts} experts, "
+        f"{shape.top_k} per token, {shape.expert_bytes_by_layer[0] / 1e6:.1f} MB each, "
+        f"{shape.routed_bytes / 1e9:.2f} GB in all; a trained model's routing has more regularities for caches to use",
+        "TPOT: median of all decode steps of all runs, after one warm-up run; the programs take turns in alternating "
+        "order; greedy decoding, one sequence",
+        f"{memory_gb:g} GB of GPU memory hold all weights except experts. In addition, accelerate holds all experts of "
+        "as many layers as leave room for the experts of one more layer, which are copied and dropped; Trilane (ours)"
+        " holds the KV cache, staging slots and as many experts as fit",
+        "accelerate copies the weights of a called module as a whole, which means all experts of a layer, and then "
+        "drops them",
+        "Trilane's planners use microbenchmarks of this machine, and are calibrated on other prompts",
+    ]
+    return notes + (_on_host_lanes(lanes) if isinstance(lanes, HostLanes) else [])
+
+
+def _on_host_lanes(lanes: HostLanes) -> list[str]:
+    return [
+        "no GPU: one core, with one thread of torch, stands in for it, for accelerate and for Trilane; Trilane also "
+        "uses the machine's other core for experts and copies, like the CPU next to a GPU",
+        f"the link is a memory copy, limited to {lanes.settings.link_bytes_per_s / 1e9:g} GB/s, for both. Without "
+        "a GPU accelerate offloads to disk only, and its weights are mapped from the page cache; here they are in "
+        "ordinary memory, as with a GPU, and its hooks copy them over the link at each access",
+        "the row without a link is accelerate's disk offload without changes: experts are computed in the mapped file "
+        "itself, so nothing is copied, only the routed experts are read, and the limit has no effect. It is the cost "
+        "of this model when the core can read all of it directly, and not a case of offloading",
+    ]
+
+
+def link_beside_copies(model: HostedModel, lanes: Machine) -> list[str]:
+    """The rate of plain copies of experts, one after another, to new places, next to the pace of the link."""
+    if not isinstance(lanes, HostLanes):
+        return []
+    targets = [torch.zeros_like(model.store.buffer(0, expert)) for expert in range(model.shape.experts)]
+    times_ns = []
+    for layer in range(model.shape.moe_layers):
+        for expert, target in enumerate(targets):
+            begin = time.perf_counter_ns()
+            target.copy_(model.store.buffer(layer, expert))
+            times_ns.append(time.perf_counter_ns() - begin)
+    rate = targets[0].numel() / median(times_ns)
+    return [
+        f"copied without a limit, experts move at {rate:.1f} GB/s here. The link is slower, as real links are: "
+        "a core that computes an expert as fast as it reads it has to wait for one that is copied, as a GPU has to"
+    ]
 
 
 if __name__ == "__main__":

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from benchmarks.answers_in_a_row import Facts, answers_in_a_row, without_the_first
-from benchmarks.perfect_prefetch import DEPTHS, with_depth
-from benchmarks.rerouted import Routed, rerouted
-from benchmarks.without_time import replayed
+import numpy as np
+
+from policies.mechanism.session import Session
+from policies.mechanism.views import Eviction, ExpertId, LayerInput, LayerView, Routing, Upload
+from policies.papers.llama_cpp import OFFLOAD_MIN_TOKENS
+from policies.parts.admission import Admission
+from policies.parts.assigners import FromTokens, LoadAll
+from policies.parts.caches import LruCache
+from policies.parts.placements import NoPlacement
+from policies.parts.upload_cache import CountedSlots, InService, UploadCache
+from policies.protocols import Composition, When
 from sim.runs.metrics import Metrics
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import play
+from traces.layout import DECODE
 from traces.library import load_trace
 from traces.synthesis.named import with_lengths
+from traces.trace import Trace
 from trilane.common.yaml_files import read_yaml
 
 HERE = Path(__file__).parent
@@ -36,7 +46,7 @@ class Play(NamedTuple):
     formula: bool = False
 
     def facts(self) -> Facts:
-        """What is compared of it."""
+        """Numbers that are compared."""
         return by_formula(self._played()) if self.formula else self._played()
 
     def _played(self) -> Facts:
@@ -170,3 +180,130 @@ def _window_hits(tokens: list[list[int]], slots: int, interval: int) -> float:
         now = [expert for token in tokens[start : start + interval] for expert in token]
         hits, lookups = hits + sum(expert in set(kept) for expert in now), lookups + len(now)
     return hits / lookups
+
+
+# --- answers one after the other, as a server gives them --------------------------------------------------------------
+
+
+Facts = Mapping[str, float]
+
+
+def answers_in_a_row(model: str, texts: Sequence[int], prompt_tokens: int, generated_tokens: int) -> Trace:
+    """The prompt of the first of ``texts`` of the synthetic ``model``, and the answers of all of them."""
+    trace = load_trace(with_lengths(model, max(texts) + 1, prompt_tokens, generated_tokens, ()))
+    decode = trace.phase == DECODE
+    answers = [np.flatnonzero(decode & (trace.sequence == text)) for text in texts]
+    rows = np.concatenate([np.flatnonzero(~decode & (trace.sequence == texts[0])), *answers])
+    tensors = {name: array[rows] for name, array in trace.tensors().items()}
+    tensors["sequence"] = np.zeros(len(rows), np.int32)
+    tensors["position"] = np.arange(len(rows), dtype=np.int32)
+    return Trace.from_tensors(trace.shape, tensors, {"texts": list(texts), "of": model})
+
+
+def without_the_first(all_: Facts, first: Facts, answers: int) -> dict[str, float]:
+    """Speed in all of so many answers but the first, which warms the cache; what is counted runs from its start."""
+    ms = answers / all_["tokens_per_s"] - 1 / first["tokens_per_s"]
+    return {**all_, "tokens_per_s": round((answers - 1) / ms, 2)}
+
+
+# --- routing that repeats itself, or does not -------------------------------------------------------------------------
+
+
+Routed = Literal["same", "other"]
+
+
+def rerouted(trace: Trace, how: Routed) -> Trace:
+    """``same``: those of the answer's first token; ``other``: drawn anew, all equally likely."""
+    decode = np.flatnonzero(trace.phase == DECODE)
+    ids = trace.topk_ids.copy()
+    ids[decode] = ids[decode[0]] if how == "same" else _drawn(len(decode), trace)
+    return Trace.from_tensors(trace.shape, {**trace.tensors(), "topk_ids": ids}, {"experts": how, "of": trace.checksum})
+
+
+def _drawn(tokens: int, trace: Trace) -> np.ndarray:
+    layers, top_k = trace.topk_ids.shape[1:]
+    order = np.random.default_rng(0).random((tokens, layers, trace.shape.experts)).argsort(axis=-1)
+    return order[..., :top_k].astype(trace.topk_ids.dtype)
+
+
+# --- routing alone: every upload ends within its step -----------------------------------------------------------------
+
+
+TEXTS, ANSWER = 8, 64
+
+
+def replayed(scenario: Scenario, prompt_tokens: int) -> dict[str, float]:
+    """Hit rate and uploads a token in the answers to ``TEXTS`` prompts, one after the other, with one cache. Tokens of
+    prompts, too, are steps of their own, so that the cache is warm when the first answer begins.
+    """
+    trace = load_trace(f"synthetic:{(scenario.model or '').partition('@')[0]}/{TEXTS}x{prompt_tokens}+{ANSWER}/none")
+    session = prepare(scenario).session()
+    hits = lookups = uploads = 0
+    for step, token in enumerate(_in_order(trace)):
+        answer, copied, served = bool(trace.phase[token]), 0, 0
+        session.begin_step(step)
+        for layer, ids in enumerate(trace.topk_ids[token].tolist()):
+            plan = session.plan_layer(LayerInput(step, layer, "decode", Routing(tuple(sorted(ids)), (1,) * len(ids))))
+            served += len(plan.gpu)
+            session.end_layer()
+            copied += len(list(_carried(session)))
+        session.end_step()
+        if answer:
+            hits, lookups, uploads = hits + served, lookups + trace.topk_ids[token].size, uploads + copied
+    return {"hit_rate": round(hits / lookups, 4), "uploads_per_token": round(uploads / (TEXTS * ANSWER), 2)}
+
+
+def _in_order(trace: Trace) -> list[int]:
+    """Rows by sequence and position."""
+    return sorted(range(len(trace.sequence)), key=lambda row: (trace.sequence[row], trace.position[row]))
+
+
+def _carried(session: Session) -> Iterator[ExpertId]:
+    while (copy := session.next_copy()) is not None:
+        session.copied(copy)
+        yield copy.key
+
+
+# --- everett6/moe-prefetch with a perfect forecast (experiments/e5_oracle_ceiling.py there) ---------------------------
+
+
+INSERTS, DEPTHS = 2, (1, 2, 3)
+RoutedTokens = Sequence[Sequence[Sequence[int]]]  # by token of the answer and layer: experts
+
+
+class NextToken(UploadCache):
+    """The cache with a perfect forecast: while a layer is computed, experts that the next token uses in the layer after
+    it are uploaded, up to ``depth`` a layer, into free slots beyond those that misses need."""
+
+    def __init__(self, slots: CountedSlots, routed: RoutedTokens, depth: int) -> None:
+        super().__init__(LruCache(), Admission(), slots, INSERTS, frees="ahead")
+        self._routed, self._depth, self._token = routed, depth, -1
+
+    def swaps(self, view: LayerView, when: When) -> Sequence[Upload | Eviction]:
+        """Uploads of the misses, and then those of the next layer."""
+        updates = super().swaps(view, when)
+        if view.phase != "decode" or when != "routed":
+            return updates
+        self._token += view.layer == 0
+        layer, coming = view.layer + 1, self._routed[self._token + 1 : self._token + 2]
+        if not coming or layer == len(coming[0]):
+            return updates
+        keys = (ExpertId(layer, expert) for expert in coming[0][layer])
+        absent = [key for key in keys if key not in self._members.get(layer, ()) and key not in self._waiting]
+        chosen = absent[: max(0, min(self._depth, self._room(layer) - INSERTS))]
+        self._wait(layer, {key: key for key in chosen})
+        return [*updates, *map(Upload, self._waiting_of[layer])] if chosen else updates
+
+    def _kept_free(self) -> int:
+        return INSERTS + self._depth
+
+
+def with_depth(scenario: Scenario, depth: int) -> Prepared:
+    """A scenario with this cache, ready to play."""
+    prepared = prepare(scenario)
+    trace = prepared.trace
+    slots = CountedSlots(NoPlacement())
+    cache = NextToken(slots, trace.topk_ids[trace.phase == DECODE].tolist(), depth)
+    assigner = FromTokens(OFFLOAD_MIN_TOKENS * prepared.shape.top_k, LoadAll(), InService(cache))
+    given = Composition(placement=slots, assigner=assigner, cache=cache, demand_slots=1, name="next token")
+    return replace(prepared, given=given)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.__main__ import pin
-from benchmarks.figures import Cell, Section, Target, asked, report
+from benchmarks.figures import Cell, Section, Target, measured_by, report
 from realrun.errors import RefusedError
 from realrun.experts.ffn import ExpertShape, NativeSwiGlu, SwiGlu, weighted_ffn
 from realrun.experts.store import ExpertLayout, random_store
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_kernel", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write cpu_kernel.json and cpu_kernel.md")
     given = parser.parse_args()
-    where = asked("benchmarks.cpu_kernel", sys.argv[1:])
+    where = measured_by("benchmarks.cpu_kernel", sys.argv[1:])
     pin()
     torch.set_num_threads(1)
     report(where, [measure(ROUNDS), measure_blocks(ROUNDS)], HERE / "cpu_kernel", "CPU expert kernel", given.write)

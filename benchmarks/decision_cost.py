@@ -1,4 +1,4 @@
-"""What a decision costs: time of one ``plan_layer`` and one ``foresee`` of our Python session, for every policy.
+"""Cost of a decision: time of one ``plan_layer`` and one ``foresee`` of our Python session, for every policy.
 
 What the cache learns (``observe``) is timed by itself, and is not part of the plan's time.
 

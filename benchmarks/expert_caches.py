@@ -17,11 +17,14 @@ from typing import Any, NamedTuple
 from benchmarks.cache_plays import Facts, experiments, plays, settings, upload_costs, window_hits
 from benchmarks.figures import machine as this_machine
 from trilane.common.files import atomic_path
+from trilane.output.pages.markdown import markdown_table
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "expert_caches.json", HERE / "expert_caches.md"
 NEAR = 0.2  # of a ratio
 SAME = 0.03  # of a ratio of 1: not told apart; deviations are 3.44 in 113.9 (repaired-72) and 3.60 in 81.7 (ncmoe-22)
+_COLUMNS = ("method", "over", "quantity", "theirs", "ours", "ours / theirs", "source")
+_UPLOADS = ("us an upload", "tok/s as shipped", "hits", "tok/s repaired", "hits")
 Plays = Mapping[str, Mapping[str, Facts]]  # by machine and method
 
 
@@ -37,13 +40,13 @@ class Row(NamedTuple):
 
     @property
     def measured(self) -> bool:
-        """Whether by an engine, or by a replay that counts; a formula of counts is not."""
+        """True if measured by an engine, or by a replay that counts; not by a formula of counts."""
         return not self.source.startswith("a formula")
 
-    def played(self, found: Plays) -> float:
-        """The same here."""
-        mine = found[self.machine][self.method][self.quantity]
-        return mine / found[self.machine][self.over][self.quantity] if self.over else mine
+    def played(self, results: Plays) -> float:
+        """The quantity as played here."""
+        mine = results[self.machine][self.method][self.quantity]
+        return mine / results[self.machine][self.over][self.quantity] if self.over else mine
 
 
 def rows() -> list[Row]:
@@ -56,21 +59,21 @@ def rows() -> list[Row]:
 
 
 def right_way(theirs: float, ours: float) -> bool:
-    """Whether a ratio is on the same side of 1, or both are as good as 1."""
+    """True if two ratios are on the same side of 1, or both are as good as 1."""
     return (theirs > 1) == (ours > 1) or max(abs(theirs - 1), abs(ours - 1)) <= SAME
 
 
-def _counts(measured: bool, found: Plays) -> tuple[int, int, int]:
+def _counts(measured: bool, results: Plays) -> tuple[int, int, int]:
     """How many ratios there are, go the same way, and are near."""
-    pairs = [(row.value, row.played(found)) for row in rows() if row.over and row.measured == measured]
+    pairs = [(row.value, row.played(results)) for row in rows() if row.over and row.measured == measured]
     ways = sum(right_way(*pair) for pair in pairs)
     return len(pairs), ways, sum(abs(ours / theirs - 1) <= NEAR for theirs, ours in pairs)
 
 
 def page(made: Mapping[str, Any]) -> str:
     """The table as Markdown."""
-    found: Plays = made["plays"]
-    counted, by_formula = (_counts(measured, found) for measured in (True, False))
+    results: Plays = made["plays"]
+    counted, by_formula = (_counts(measured, results) for measured in (True, False))
     lines = [
         "# Expert caches in patched llama.cpp: theirs, ours, why they differ", "",
         f"Made by `python -m benchmarks.expert_caches --write`. Of {counted[0]} measured ratios on one machine "
@@ -82,33 +85,31 @@ def page(made: Mapping[str, Any]) -> str:
     for machine, about in settings()["machines"].items():
         lines += [f"## {machine}", "", about["about"], ""]
         lines += [f"- put in: {what}" for what in about.get("put_in", ())] + [""] * ("put_in" in about)
-        lines += ["| method | over | quantity | theirs | ours | ours / theirs | source |"]
-        lines += ["|---|---|---|---:|---:|---:|---|"]
-        lines += [_line(row, found) for row in rows() if row.machine == machine]
-        lines += ["", about["why"], "", *_experiments(machine, made)]
+        its_rows = [_cells(row, results) for row in rows() if row.machine == machine]
+        lines += [markdown_table(_COLUMNS, its_rows, (0, 1, 2, 6)), "", about["why"], "", *_experiments(machine, made)]
     lines += ["## When the patch as shipped collapses", "", settings()["collapse"], ""]
-    lines += ["| us an upload | tok/s as shipped | hits | tok/s repaired | hits |", "|---:|---:|---:|---:|---:|"]
-    lines += [f"| {us:g} | {slow:.1f} | {h:.1%} | {fast:.1f} | {g:.1%} |" for us, slow, h, fast, g in made["uploads"]]
+    formats = ("{:g}", "{:.1f}", "{:.1%}", "{:.1f}", "{:.1%}")
+    uploads = [[form.format(number) for form, number in zip(formats, row, strict=True)] for row in made["uploads"]]
+    lines.append(markdown_table(_UPLOADS, uploads, ()))
     return "\n".join(lines) + "\n"
 
 
 def _experiments(machine: str, made: Mapping[str, Any]) -> Sequence[str]:
-    mine = [each for each in made["experiments"] if each["machine"] == machine]
-    lines = ["| experiment | method | over | ratio | hits |", "|---|---|---|---:|---:|"] if mine else []
-    for each in mine:
-        hits = f"{each['hit_rate']:.1%}" if "hit_rate" in each else ""
-        cells = (each["what"], each["method"], each["over"], f"{each['ratio']:.3g}", hits)
-        lines.append(f"| {' | '.join(cells)} |")
+    cells = [
+        (tried["what"], tried["method"], tried["over"], f"{tried['ratio']:.3g}",
+         f"{tried['hit_rate']:.1%}" if "hit_rate" in tried else "")
+        for tried in made["experiments"] if tried["machine"] == machine
+    ]
+    lines = [markdown_table(("experiment", "method", "over", "ratio", "hits"), cells, (0, 1, 2))] if cells else []
     if machine in made["windows"]:
         lines += ["", f"Kept for a window, the most used experts of the one before have {made['windows'][machine]:.1%} "
                   "of this routing's lookups."]
     return [*lines, ""] if lines else []
 
 
-def _line(row: Row, found: Plays) -> str:
-    ours = row.played(found)
-    cells = (row.method, row.over, row.quantity, f"{row.value:g}", f"{ours:.3g}", f"{ours / row.value:.2f}", row.source)
-    return f"| {' | '.join(cells)} |"
+def _cells(row: Row, results: Plays) -> Sequence[str]:
+    ours = row.played(results)
+    return row.method, row.over, row.quantity, f"{row.value:g}", f"{ours:.3g}", f"{ours / row.value:.2f}", row.source
 
 
 def main() -> None:
@@ -116,16 +117,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.expert_caches", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write expert_caches.json and expert_caches.md")
     write = parser.parse_args().write
-    found: dict[str, dict[str, Facts]] = {}
-    for machine, method, each in plays():
-        found.setdefault(machine, {})[method] = each.facts()
-        print(machine, method, found[machine][method], flush=True)
+    results: dict[str, dict[str, Facts]] = {}
+    for machine, method, method_play in plays():
+        results.setdefault(machine, {})[method] = method_play.facts()
+        print(machine, method, results[machine][method], flush=True)
     tried = [
         {"machine": machine, **{key: given[key] for key in ("what", "method", "over")}, "ratio": ratio, **facts}
         for machine, given, facts, ratio in experiments()
     ]
     made = {
-        "machine": this_machine(), "plays": found, "experiments": tried, "windows": window_hits(),
+        "machine": this_machine(), "plays": results, "experiments": tried, "windows": window_hits(),
         "uploads": upload_costs(),
     }
     print(page(made))

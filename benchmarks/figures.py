@@ -1,4 +1,4 @@
-"""What a benchmark reports, and how: one section a benchmark, as tables on the terminal, JSON and Markdown."""
+"""Reports of benchmarks: one section a benchmark, as tables on the terminal, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from trilane.output.pages.markdown import bullets, markdown_table
+
 Cell = str | int | float | None
 PACKAGES = ("trilane", "simpy", "numpy", "pandas", "scipy")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that somebody asked for."""
+    """A figure to reach."""
 
     what: str
     unit: str
@@ -30,7 +32,7 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether ``got`` is on the right side of ``wanted``."""
+        """True if ``got`` is on the right side of ``wanted``."""
         return self.got >= self.wanted if self.at_least else self.got <= self.wanted
 
     def cells(self) -> list[Cell]:
@@ -52,7 +54,7 @@ class Section:
 
 
 def machine() -> dict[str, Cell]:
-    """Where and when the figures were made."""
+    """Facts of the machine and of the day of the measurement."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -100,7 +102,7 @@ def print_section(section: Section) -> None:
 
 
 def write_json(where: dict[str, Cell], sections: Sequence[Section], path: Path) -> None:
-    """Every figure by the name of its column."""
+    """Write every figure by the name of its column."""
     document = {
         "machine": where,
         "sections": [
@@ -119,7 +121,7 @@ def write_json(where: dict[str, Cell], sections: Sequence[Section], path: Path) 
 def write_markdown(
     where: dict[str, Cell], sections: Sequence[Section], path: Path, title: str, command: str
 ) -> None:
-    """The same for a reader, with all targets first."""
+    """Write sections as a page, with all targets first."""
     text = markdown_of(where, [*targets_section(sections), *sections], title, command)
     path.write_text(text, encoding="utf-8")
 
@@ -133,22 +135,15 @@ def report(where: dict[str, Cell], sections: Sequence[Section], path: Path, titl
         write_markdown(where, sections, path.with_suffix(".md"), title, str(where["command"]))
 
 
-def asked(module: str, arguments: Sequence[str]) -> dict[str, Cell]:
-    """Where, when, and by which command."""
+def measured_by(module: str, arguments: Sequence[str]) -> dict[str, Cell]:
+    """Facts of the machine, and the command that measures."""
     return {**machine(), "command": " ".join([f"python -m {module}", *arguments])}
 
 
 def markdown_of(where: dict[str, Cell], sections: Sequence[Section], title: str, command: str) -> str:
-    """Machine and tables."""
-    lines = [f"# {title}", "", f"Written by `{command}`.", ""]
-    lines += [f"- {name}: {value}" for name, value in where.items()]
+    """A page of the machine and the tables."""
+    parts = [f"# {title}", f"Written by `{command}`.", bullets(f"{name}: {value}" for name, value in where.items())]
     for section in sections:
-        rule = ["---", *["---:"] * (len(section.columns) - 1)]
-        lines += ["", f"## {section.title}", "", _row(section.columns), _row(rule)]
-        lines += [_row([show(cell) for cell in row]) for row in section.rows]
-        lines += ["", *(f"- {note}" for note in section.notes)] if section.notes else []
-    return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+        parts += [f"## {section.title}", markdown_table(section.columns, [[*map(show, row)] for row in section.rows])]
+        parts += [bullets(section.notes)] if section.notes else []
+    return "\n\n".join(parts) + "\n"

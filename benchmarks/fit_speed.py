@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.figures import Cell, Section, Target, asked, report
+from benchmarks.figures import Cell, Section, Target, measured_by, report
 from tests.trilane.fit.test_ten_pairs import PAIRS
 from tests.trilane.fit.test_thirty_questions import QUESTIONS
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_speed", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write fit.json and fit.md")
     given = parser.parse_args()
-    where = asked("benchmarks.fit_speed", sys.argv[1:])
+    where = measured_by("benchmarks.fit_speed", sys.argv[1:])
     pairs = {name: pair.asked for name, pair in PAIRS.items()}
     thirty = {name: question["asked"] for name, question in QUESTIONS.items()}
     sections = [measure("Thirty questions", thirty), measure("Ten machine-model pairs", pairs),

@@ -1,4 +1,4 @@
-"""What slows down the work of host lanes: each kind of it alone, and next to what runs at the same time in a run.
+"""Slow-downs of the work of host lanes: each kind of it alone, and next to the work that overlaps with it in a run.
 
 ``python -m benchmarks.host_lanes [--write]``; ``--write`` keeps the figures next to this file, in ``host_lanes.json``
 and ``host_lanes.md``. A profile measures most kinds of work while the other lanes rest; the rows say by how much that
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.figures import Cell, Section, asked, report
+from benchmarks.figures import Cell, Section, measured_by, report
 from realrun.machine.cores import host_lane_cores, usable_cores
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings
 from realrun.machine.lanes import Completion, Work
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_lanes", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write host_lanes.json and host_lanes.md")
     given = parser.parse_args()
-    where = asked("benchmarks.host_lanes", sys.argv[1:])
+    where = measured_by("benchmarks.host_lanes", sys.argv[1:])
     machine = HostLanes(HostLaneSettings(**host_lane_cores()))  # type: ignore[arg-type]
     try:
         lab = Lab(machine, load_model(MODEL), Points((1,), (16,), (8,)))
@@ -89,17 +89,17 @@ def situations_of(lab: Lab) -> Mapping[str, Callable[[str], float]]:
         """Experts on the other lane, from before until after."""
         other = "expert on the GPU" if kind == "expert on the CPU" else "expert on the CPU"
         queue = [_submitted(lab, other) for _ in range(8)]
-        found = _ns(_submitted(lab, kind))
+        took_ns = _ns(_submitted(lab, kind))
         queue[-1].wait()
-        return found
+        return took_ns
 
     def next_to_copies(kind: str) -> float:
         futures = lab.ask_for(2)
         futures[0].issued()
-        found = _ns(_submitted(lab, kind))
+        took_ns = _ns(_submitted(lab, kind))
         for future in futures:
             future.wait_known()
-        return found
+        return took_ns
 
     def next_to_python(kind: str) -> float:
         with spinning():

@@ -20,7 +20,7 @@ MACHINES = {
 HEAD = """# Memory at load
 
 The memory that llama.cpp (build 11549, package xllamacpp) plans for a model and a setting, compared with that which
-`trilane fit` plans ([formulas](../../trilane/study/fit/load_memory.py)). The models are of [eight
+`trilane fit` plans ([formulas](../../trilane/engines/load_memory.py)). The models are of [eight
 families](../../tests/kit/loadable_ggufs.py), with their real widths but only a few layers, experts in q4_0 and the rest
 in q8_0. llama.cpp plans without allocating (`no_alloc`); the GPU is a [fake](../../tests/kit/llama_load.py) that can
 compute everything, with the alignment of CUDA's buffers. No real GPU was used: what CUDA adds, such as its context and

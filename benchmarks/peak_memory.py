@@ -15,15 +15,15 @@ def main(trace: str, batch: str) -> None:
     simulate(Scenario(trace=trace, hardware="rtx3090-ddr4", cached_share=0.3, batch=int(batch))).to_dict()
     if "torch" in sys.modules:
         raise SystemExit("torch was imported: this is not the simulator alone")
-    print(peak_bytes())
+    print(status_bytes("VmHWM"))  # ``ru_maxrss`` would start from the peak of the process that started this one
 
 
-def peak_bytes() -> int:
-    """This program's own peak. (``ru_maxrss`` would do, but it starts from the peak of whoever started the program.)"""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
-        raise SystemExit("the peak is read from /proc/self/status, which this system does not have")
-    return int(found[1]) * 1024
+def status_bytes(name: str, process: int | str = "self") -> int:
+    """A size in bytes that the system states of a process, such as its peak ``VmHWM``. Raises OSError without it."""
+    size = re.search(rf"{name}:\s*(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    if size is None:
+        raise OSError(f"/proc/{process}/status: expected a line {name}")
+    return int(size[1]) * 1024
 
 
 if __name__ == "__main__":

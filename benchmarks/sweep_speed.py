@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import resource
 import subprocess
 import sys
@@ -25,7 +24,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from benchmarks.figures import Cell, Section, Target, asked, report
+from benchmarks.figures import Cell, Section, Target, measured_by, report
+from benchmarks.peak_memory import status_bytes
 from tests.kit.processes import children_of
 from trilane.study.sweep.table import read_results
 
@@ -74,7 +74,7 @@ def main() -> None:
     sizes = [int(size) for size in given.sizes.split(",")]
     if unknown := set(sizes) - set(GRIDS):
         parser.error(f"--sizes: {sorted(unknown)}; there are {', '.join(map(str, GRIDS))}")
-    where = asked("benchmarks.sweep_speed", sys.argv[1:])
+    where = measured_by("benchmarks.sweep_speed", sys.argv[1:])
     order = [*sizes, sizes[0]] if len(sizes) > 1 else sizes
     played = [(size, play(size)) for size in order]
     largest, whole = max(played, key=lambda one: one[0])
@@ -123,7 +123,7 @@ def tpot_errors(whole: pd.DataFrame, sampled: pd.DataFrame) -> pd.Series[float]:
 
 
 def _growth(played: Sequence[tuple[int, Played]]) -> list[Target]:
-    """What a point of the largest sweep costs over the mean of those of the smallest, if there are both."""
+    """Target for the time of a point of the largest sweep over that of the smallest, if there are both."""
     smallest, largest = min(played)[0], max(played)[0]
     if smallest == largest:
         return []
@@ -167,7 +167,7 @@ def play(size: int, sampled_steps: int | None = None) -> Played:
 
 
 def _cpu_seconds() -> float:
-    """Of all children that have ended, and theirs."""
+    """CPU time in seconds of all children that have ended, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -186,11 +186,11 @@ def _peaks(command: Sequence[str]) -> tuple[int, int]:
 
 
 def _peak_bytes(pid: int) -> int:
+    """Peak memory of a process; 0 of one that has ended."""
     try:
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return status_bytes("VmHWM", pid)
     except OSError:
         return 0
-    return 0 if found is None else int(found[1]) * 1024
 
 
 def _row(size: int, one: Played) -> list[Cell]:

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from benchmarks.fuzz.campaign import Tally, Task, play, shared
-from benchmarks.fuzz.case import Case, Outcome
-from benchmarks.fuzz.page import faults, summary, write
+from benchmarks.fuzz.campaign import Tally, Task, faults, play, shared, summary, write
 from benchmarks.fuzz.readers import READERS
 from benchmarks.fuzz.samples import Samples
-from benchmarks.fuzz.work import shorten
+from benchmarks.fuzz.worker import Case, Outcome, shorten
 
 
 def main() -> int:

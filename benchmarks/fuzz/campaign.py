@@ -1,15 +1,15 @@
-"""Many inputs, shared by a few processes, and what came of them."""
+"""Many inputs to the command line, shared by a few processes: what came of them, as a table and a list of faults."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.fuzz.case import Outcome
-from benchmarks.fuzz.worker import SECONDS, Make, Worker
+from benchmarks.fuzz.worker import SECONDS, Make, Outcome, Worker
 
 TURNS = 400  # of a process, before another takes its place: what one input leaves behind is gone
 
@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
 @dataclass
 class Tally:
-    """What came of one reader's inputs."""
+    """Outcomes of one reader's inputs, counted."""
 
     inputs: int = 0
     accepted: int = 0
@@ -73,3 +73,51 @@ def play(tasks: Sequence[Task], make: Make, folder: Path, jobs: int) -> Iterator
     finally:
         for worker in (*spare, *(worker for worker, _ in busy.values())):
             worker.end()
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "notes" / "reliability.md"
+_BLOCK = re.compile(r"(?<=<!-- fuzz -->\n).*?(?=<!-- /fuzz -->)", re.DOTALL)
+_COLUMNS = ("read", "inputs", "accepted", "refused", "faults", "mean ms", "slowest s", "most memory MiB")
+
+
+def summary(tallies: Mapping[str, Tally]) -> list[str]:
+    """A row for each reader, and one for all."""
+    whole = [tally for tally in tallies.values() if tally.inputs]
+    rows = [_row(reader, [tally]) for reader, tally in tallies.items() if tally.inputs]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = (_COLUMNS, rule, *rows, _row("all", whole))
+    return [f"| {' | '.join(_cells(line, widths))} |" for line in lines]
+
+
+def _cells(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for place, (cell, width) in enumerate(zip(line, widths, strict=True)):
+        yield cell.rjust(width) if place else cell.ljust(width)
+
+
+def _row(reader: str, tallies: Sequence[Tally]) -> list[str]:
+    inputs, accepted = sum(tally.inputs for tally in tallies), sum(tally.accepted for tally in tallies)
+    wrong = sum(len(tasks) for tally in tallies for tasks in tally.faults.values())
+    seconds, slowest = sum(tally.seconds for tally in tallies), max(tally.slowest for tally in tallies)
+    return [
+        reader, f"{inputs:,}", f"{accepted / inputs:.0%}", f"{(inputs - accepted - wrong) / inputs:.0%}", f"{wrong:,}",
+        f"{1000 * seconds / inputs:.0f}", f"{slowest:.1f}",
+        f"{max(tally.grown_bytes for tally in tallies) / 2**20:.0f}",
+    ]
+
+
+def faults(tallies: Mapping[str, Tally]) -> Iterator[str]:
+    """Every kind of fault, the most frequent first, with the first input that has it."""
+    kinds = [(tasks, fault) for tally in tallies.values() for fault, tasks in tally.faults.items()]
+    for tasks, fault in sorted(kinds, key=lambda pair: -len(pair[0])):
+        first = tasks[0]
+        yield f'{len(tasks):>6,} x {fault}  --reader "{first.reader}" --seed {first.seed} --number {first.number}'
+
+
+def write(tallies: Mapping[str, Tally], about: str) -> None:
+    """Renew the block of the page."""
+    block = "\n".join([*summary(tallies), "", f"{about}.", ""])
+    PAGE.write_text(_BLOCK.sub(lambda _: block, PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import chdir
+from dataclasses import fields
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from safetensors.numpy import save
 
-from benchmarks.fuzz.logs import log_samples
-from benchmarks.fuzz.measured import measured_journal
+from realrun.execution.call_log import LoggedSession
+from sim.machine.interpolation import Table, TimeGrid
+from sim.machine.profile import MeasuredModel
+from sim.runs.prepare import prepare
+from sim.simulate import play
 from tests.kit.running import write_route_csv
 from tests.kit.small_sweeps import keep
+from tests.traces.importers.routes import routes
 from tests.traces.models.gguf_files import grouped, mamba, mixture, model, write_gguf
 from traces.capture.vectors import Vectors, popular_half, write_vectors
 from traces.file import write_trace
@@ -24,6 +35,9 @@ from traces.trace import Trace, first_layers
 from trilane.engines.accuracy.measured_rows import BUNDLED
 from trilane.study.sweep.sweep import sweep
 from trilane.study.sweep.table import COLUMNS
+from trilane.study.validation.journal import Kept, journal_of, question_of
+from trilane.study.validation.parity import answers_of
+from trilane.study.validation.plan import ValidationPlan
 
 ROOT = Path(__file__).parents[2]
 RUN: dict[str, Any] = {
@@ -150,7 +164,7 @@ def small_models() -> list[Any]:
 
 
 def small_vectors() -> Vectors:
-    """Of a model with two layers of four experts, hidden width 3; no estimator."""
+    """Vectors of a model with two layers of four experts, hidden width 3; no estimator."""
     tokens = np.arange(8, dtype=np.int64).reshape(2, 4)
     default = np.ones((2, 4, 3), np.float32)
     return Vectors(
@@ -160,3 +174,120 @@ def small_vectors() -> Vectors:
 
 def _yaml(document: Any) -> bytes:
     return yaml.safe_dump(document, sort_keys=False).encode()
+
+
+# --- logs of other programs -------------------------------------------------------------------------------------------
+
+
+_IDS = routes(6)  # the last three tokens are generated
+_LISTS: dict[str, Any] = {
+    "choices": [{"routed_experts": _IDS[3:].tolist()}], "prompt_routed_experts": _IDS[:3].tolist(),
+}
+
+
+def _npy(array: Any) -> bytes:
+    np.save(stream := BytesIO(), array)
+    return stream.getvalue()
+
+
+def _npz(**arrays: Any) -> bytes:
+    np.savez(stream := BytesIO(), **arrays)
+    return stream.getvalue()
+
+
+def _answers() -> list[bytes]:
+    """Answers of vLLM, in both forms, and of SGLang."""
+    coded = {"choices": [{"routed_experts": b64encode(_npy(_IDS)).decode()}], "usage": {"prompt_tokens": 3}}
+    routed = b64encode(_IDS.astype("<i4").tobytes()).decode()
+    meta = {"prompt_tokens": 3, "completion_tokens": 4, "routed_experts": routed}
+    return [json.dumps(each).encode() for each in (_LISTS, [coded, _LISTS], {"meta_info": meta})]
+
+
+def _llama_cpp() -> list[bytes]:
+    narrow = [
+        f"{layer},{expert}" for ids in (_IDS[:3], *_IDS[3:, None]) for layer in (0, 1) for expert in ids[:, layer].flat
+    ]
+    wide = [f"{at - 3},{layer},{a},{b}" for part in (range(3), [3], [4], [5]) for layer in (0, 1)
+            for at in part for a, b in [_IDS[at, layer]]]
+    return ["\n".join(lines).encode() for lines in (narrow, wide)]
+
+
+def _megatron() -> bytes:
+    lines = [
+        {"step": max(0, at - 2), "block": "decoder", "layer": layer, "num_tokens": len(ids), "topk": 2,
+         "top_indices": ids[:, layer].tolist()}
+        for at, ids in ((0, _IDS[:3]), *((at, _IDS[at : at + 1]) for at in (3, 4, 5))) for layer in (0, 1)
+    ]
+    return "\n".join(map(json.dumps, lines)).encode()
+
+
+def _arrays() -> list[bytes]:
+    """Arrays of vLLM, and converted ones of SGLang's recorder."""
+    places = np.tile(np.arange(16), (2, 1))
+    modes = [1, 1, 1, 2, 2, 2]
+    return [
+        _npz(prompt_0=_IDS[:3], generated_0=_IDS[3:].astype(np.uint8)),
+        _npz(topk_ids=_IDS, positions=np.arange(6), modes=modes, physical_to_logical=places),
+    ]
+
+
+def _moe_beyond() -> bytes:
+    rows = [f'{layer},0,"a, ""b""","{ids[layer].tolist()}"' for layer in (0, 1) for ids in _IDS]
+    return "\n".join(["Layer ID,Batch Number,Token,Activated Expert IDs", *rows]).encode()
+
+
+def _layer() -> bytes:
+    ids = pa.array(_IDS[:, 0].tolist(), pa.list_(pa.int16()))
+    scores = pa.array([[np.float16(0.5), np.float16(0.25)]] * len(_IDS), pa.list_(pa.float16()))
+    pq.write_table(pa.table({"indices": ids, "scores": scores}), stream := BytesIO())
+    return stream.getvalue()
+
+
+def _shard() -> bytes:
+    ids = np.ascontiguousarray(np.swapaxes(_IDS, 0, 1)[None], np.int16)
+    weights, lengths = np.full(ids.shape, 0.5, np.float16), np.array([6], np.int32)
+    tensors = {"topk_indices": ids, "topk_weights": weights, "sequence_lengths": lengths}
+    return save(tensors, metadata={"about": "{}"})
+
+
+def log_samples() -> Mapping[str, Any]:
+    """Bytes, or several of a kind, by the names of ``Samples``."""
+    manifest = {"model": {"num_experts": 16}, "collection": {"kind": "autoregressive_decode"},
+                "shards": [{"tensor_file": "r.safetensors"}]}
+    return {
+        "answers": _answers(), "arrays": _arrays(), "llama_cpp": _llama_cpp(), "megatron": _megatron(),
+        "moe_beyond": _moe_beyond(), "layer": _layer(), "shard": _shard(), "manifest": json.dumps(manifest).encode(),
+    }
+
+
+# --- a validation that has been measured ------------------------------------------------------------------------------
+
+
+def measured_journal(folder: Path, plan: str, profile: str) -> dict[str, bytes]:
+    """The files of the journal of a plan in ``folder``, by their names there; it is made in ``out/journal``."""
+    with chdir(folder):
+        chosen = ValidationPlan.from_yaml(plan, {"hardware": profile})
+        settings = [prepare(scenario) for scenario in chosen.scenarios]
+        path = Path("out/journal")
+        with journal_of(path, question_of(settings)) as journal:
+            for place, setting in enumerate(settings):
+                session = setting.session_of(LoggedSession)
+                kept = Kept(play(setting, session), answers_of(session), True)
+                for turn in range(chosen.repeats):
+                    journal.add(place, turn, kept)
+            model = settings[0].hardware.measured_profile().model_of(settings[0].shape, profile)
+            journal.add_samples(chosen.repeats, dict(_samples(model)))
+        return {str(path): path.read_bytes()}
+
+
+def _samples(model: MeasuredModel) -> Iterator[tuple[Any, list[float]]]:
+    """One sample of everything that was measured, by its name and sizes."""
+    for part in fields(model):
+        found = getattr(model, part.name)
+        if isinstance(found, Table):
+            yield from (((part.name, at), [float(ns)]) for at, ns in zip(found.at, found.ns, strict=True))
+        elif isinstance(found, TimeGrid):
+            for batch, row in zip(found.batch, found.ns, strict=True):
+                yield from (((part.name, batch, n), [float(ns)]) for n, ns in zip(found.length, row, strict=True))
+        elif found is not None and part.name != "sizes":
+            yield (part.name,), [float(getattr(found, fields(found)[0].name))]

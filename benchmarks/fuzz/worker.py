@@ -12,17 +12,41 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from pkgutil import walk_packages
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
 
-from benchmarks.fuzz.case import Case, Outcome
-from benchmarks.fuzz.work import Begun, simulations
+from benchmarks.peak_memory import status_bytes
+from sim.timeline.timeline import Timeline
 from trilane import cli
+
+
+class Case(NamedTuple):
+    """A command line with the files that it reads."""
+
+    words: Sequence[str]
+    files: Mapping[str, bytes] = {}  # by their names in the folder where the command runs
+    outputs: Sequence[str] = ()  # patterns of the files that it may write, replace and remove
+    runs: int = 1  # of the simulator: a command that begins another one has accepted its input
+    statuses: Sequence[int] = (2,)  # of a refusal
+
+
+class Outcome(NamedTuple):
+    """``fault`` names what should not have happened, with the innermost of our functions; "" if all is well."""
+
+    accepted: bool
+    fault: str
+    seconds: float
+    grown_bytes: int
+    printed: str = ""  # on standard error
+
 
 SECONDS = 10.0  # of the processor, so that a busy machine makes no faults
 WAIT_SECONDS = 60.0  # by the clock
@@ -55,7 +79,7 @@ class Worker:
         self.pipe.send(task)
 
     def outcome(self) -> Outcome | None:
-        """Of the task that was sent; None if the process has ended, in which case ``cause`` says why."""
+        """Outcome of the task that was sent; None if the process has ended, in which case ``cause`` says why."""
         try:
             outcome: Outcome = self.pipe.recv()
         except EOFError:
@@ -117,7 +141,7 @@ def _set_limits() -> None:
     for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", kind)
     warnings.showwarning = _show_warning
-    most = _status("VmData") + GROWTH
+    most = status_bytes("VmData") + GROWTH
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
@@ -139,9 +163,9 @@ def run(case: Case, folder: Path) -> Outcome:
     before = _files(folder)
     with Path("/proc/self/clear_refs").open("w") as peak:
         peak.write("5")
-    resident, begin = _status("VmRSS"), time.process_time()
+    resident, begin = status_bytes("VmRSS"), time.process_time()
     status, fault = _result(case)
-    seconds, grown = time.process_time() - begin, _status("VmHWM") - resident
+    seconds, grown = time.process_time() - begin, status_bytes("VmHWM") - resident
     printed = (folder / "stderr").read_text(errors="replace")
     touched = _touched(before, _files(folder), home, case)
     os.chdir(folder)
@@ -188,7 +212,7 @@ def _captured(folder: Path) -> Iterator[None]:
 
 
 def _wrong_words(case: Case, status: int, printed: str, shown: str) -> str:
-    """What is wrong with the exit status and the words."""
+    """The fault in exit status and words; "" if there is none."""
     lines = printed.splitlines()
     sentences = [line for line in lines if line.startswith("trilane: ")]
     if status not in (0, *case.statuses):
@@ -210,14 +234,8 @@ def _place(trace: str, order: int = 1) -> str:
     return f"{Path(ours[0][0]).relative_to(ROOT)}:{ours[0][1]}" if ours else "no function of ours"
 
 
-def _status(name: str) -> int:
-    """A line of /proc/self/status in bytes."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.partition(f"{name}:")[2].split()[0]) * 1024
-
-
 def _files(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What changes with a file's content or its place."""
+    """Facts by path that change with a file's content or its place."""
     found = {}
     for here, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -238,3 +256,53 @@ def _touched(before: dict[str, tuple[int, ...]], after: dict[str, tuple[int, ...
         if not any(fnmatch(name, pattern) for pattern in case.outputs):
             return f"file {'removed' if path not in after else 'changed' if path in before else 'left'}: {name}"
     return ""
+
+
+# --- the work that a command does once its input is read --------------------------------------------------------------
+
+
+_STOPS = (
+    "trilane.study.pool:Worker", "trilane.verbs.trace_capture:_capture_function", "trilane.verbs.profile:_machine",
+    "traces.synthesis.synthetic_trace:synthetic_trace", "realrun.replay.replay:measure", "realrun.smoke.smoke:smoke",
+    "realrun.generation.generate:generate", "trilane.study.validation.validate:ReplayBench",
+    "trilane.verbs.validate:_report",
+)
+
+
+class Begun(BaseException):
+    """The work has begun: the input was accepted."""
+
+
+def stop(*_: Any, **__: Any) -> NoReturn:
+    """In place of work."""
+    raise Begun
+
+
+def shorten() -> None:
+    """Put stops in place of all work but simulations, in this process and for ever; a machine is none at all."""
+    for place in _STOPS:
+        module, _, name = place.partition(":")
+        setattr(import_module(module), name, stop)
+    for package in ("policies", "sim", "trilane"):
+        for found in walk_packages([str(ROOT / package)], f"{package}."):
+            import_module(found.name)
+    measure: Any = import_module("realrun.replay.replay")
+    measure.machine_on = lambda *_, **__: SimpleNamespace(close=lambda: None, remarks=lambda: ())
+
+
+@contextmanager
+def simulations(most: int) -> Iterator[None]:
+    """In the block, the simulator runs so often; then it stops the command."""
+    run, left = Timeline.run, [None] * most
+
+    def counted(timeline: Timeline) -> None:
+        if not left:
+            raise Begun
+        left.pop()
+        run(timeline)
+
+    Timeline.run = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Timeline.run = run  # type: ignore[method-assign]

@@ -13,9 +13,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.mutation.covering import Covering
 from benchmarks.mutation.mutants import Mutant, sample
-from benchmarks.mutation.play import copy_of, cover, planted, play, preload, well_typed
+from benchmarks.mutation.outcomes import Covering, copy_of, cover, planted, play, preload, well_typed
 
 ROOT = Path(__file__).parents[2]
 

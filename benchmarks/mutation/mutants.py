@@ -1,4 +1,8 @@
-"""Mutants of the packages: small changes of their source, made by mutmut's operators, and a sample of them."""
+"""Mutants of the packages: small changes of their source, made by mutmut's operators, and a sample of them.
+
+mutmut's own command leaves out decorated functions, such as properties, and all code outside functions, such as the
+fields of classes; it has no samples that a seed repeats. So its operators alone are used.
+"""
 
 from __future__ import annotations
 
@@ -123,13 +127,13 @@ class _Finder(cst.CSTVisitor):
 
 
 def _strict(node: cst.CSTNode) -> list[object]:
-    """What ``strict=`` is."""
+    """Values of ``strict=`` in a call."""
     arguments = node.args if isinstance(node, cst.Call) else ()
-    return [getattr(each.value, "value", None) for each in arguments if m.matches(each.keyword, m.Name("strict"))]
+    return [getattr(given.value, "value", None) for given in arguments if m.matches(given.keyword, m.Name("strict"))]
 
 
 def _changed(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """What mutmut's operators make of a node. Of texts only words are changed, in one way; sentences are not."""
+    """Changes of a node by mutmut's operators. Of texts only words are changed, in one way; sentences are not."""
     for kind, operator in mutation_operators:
         if isinstance(node, kind):
             if operator is not operator_string:

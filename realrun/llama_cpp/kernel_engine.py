@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.costs.engine import InferenceEngine, load_engine
-from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import Kernels, SplitKernels
+from sim.costs.kernel_costs import Kernels, KernelSteps, SplitKernels
 from traces.models.shape import ExpertWork
 from trilane.common.files import atomic_path
 from trilane.common.schema import to_dict

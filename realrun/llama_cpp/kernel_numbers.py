@@ -26,8 +26,16 @@ from realrun.llama_cpp.benchmark_models import (
     router_pair,
 )
 from realrun.llama_cpp.kernel_engine import piece_ns
-from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import AttentionTimes, BlockRates, Floats, Kernels, ProductRates, longest_share, place_of
+from sim.costs.kernel_costs import (
+    AttentionTimes,
+    BlockRates,
+    Floats,
+    Kernels,
+    KernelSteps,
+    ProductRates,
+    longest_share,
+    place_of,
+)
 from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ExpertWork, ModelShape

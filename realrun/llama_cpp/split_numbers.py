@@ -34,8 +34,7 @@ from realrun.llama_cpp.kernel_numbers import (
     solved,
     solved_by_threads,
 )
-from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import ExpertCopies, Kernels, ProductRates, SplitKernels
+from sim.costs.kernel_costs import ExpertCopies, Kernels, KernelSteps, ProductRates, SplitKernels
 from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks, bits_of_block
 from traces.models.shape import ExpertWork, ModelShape

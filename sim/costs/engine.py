@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.fitted_engine import Bits, Copies, CpuWork, Factor, GpuWork, Ns, PromptWork, Share
-from sim.costs.kernels import Kernels, SplitKernels, fits
+from sim.costs.kernel_costs import Kernels, SplitKernels, fits
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Vendor
 from sim.machine.plausibility import HardwareError

@@ -88,39 +88,39 @@ def is_assembly(name: str) -> bool:
 def parse_assembly(name: str) -> Assembly:
     """The parts in a name. Raises HardwareError for a part that is unknown, missing or there twice."""
     where = f"hardware {quoted(name)}"
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     for word in name.lower().split("+"):
         kind, value = _meaning(word, where)
-        if kind in found:
-            raise HardwareError(f"{where}: two {kind} parts, {quoted(found[kind])} and {quoted(value)}; {_FORM}")
-        found[kind] = value
-    gpu = part("gpu", found["gpu"]) if found.get("gpu", NO_GPU) != NO_GPU else None
+        if kind in words:
+            raise HardwareError(f"{where}: two {kind} parts, {quoted(words[kind])} and {quoted(value)}; {_FORM}")
+        words[kind] = value
+    gpu = part("gpu", words["gpu"]) if words.get("gpu", NO_GPU) != NO_GPU else None
     if isinstance(gpu, UnifiedPart):
-        found = _with_its_own(gpu, found, where)
+        words = _with_its_own(gpu, words, where)
     for kind in ("gpu", "memory"):
-        if kind not in found:
+        if kind not in words:
             raise HardwareError(f"{where}: no {kind} among the parts; {_FORM}")
-    if gpu is None and "pcie" in found:
-        raise HardwareError(f"{where}: expected no PCIe slot where there is no GPU, got {quoted(found['pcie'])}")
-    counts = {kind: int(found[kind]) for kind in ("cores", "channels", "ram", "sockets") if kind in found}
+    if gpu is None and "pcie" in words:
+        raise HardwareError(f"{where}: expected no PCIe slot where there is no GPU, got {quoted(words['pcie'])}")
+    counts = {kind: int(words[kind]) for kind in ("cores", "channels", "ram", "sockets") if kind in words}
     for kind, count in counts.items():
         if count < 1:
             raise HardwareError(f"{where}: {kind} must be at least 1, got {count}")
     return Assembly(
-        gpu, part("memory", found["memory"]), part("cpu", found["cpu"]) if "cpu" in found else None,
-        cores=counts.get("cores"), channels=counts.get("channels"), pcie=_slot(found.get("pcie"), where),
+        gpu, part("memory", words["memory"]), part("cpu", words["cpu"]) if "cpu" in words else None,
+        cores=counts.get("cores"), channels=counts.get("channels"), pcie=_slot(words.get("pcie"), where),
         ram_bytes=GIB * counts["ram"] if "ram" in counts else None, sockets=counts.get("sockets", 1),
     )
 
 
-def _with_its_own(gpu: UnifiedPart, found: dict[str, str], where: str) -> dict[str, str]:
+def _with_its_own(gpu: UnifiedPart, words: dict[str, str], where: str) -> dict[str, str]:
     """Add the memory and the CPU that come with a GPU. Raises HardwareError if others are named."""
     for kind in ("memory", "cpu", "channels", "sockets", "pcie"):
-        if kind in found:
+        if kind in words:
             raise HardwareError(
-                f"{where}: {gpu.title} comes with its memory and CPU, got {quoted(found[kind])}; leave it out"
+                f"{where}: {gpu.title} comes with its memory and CPU, got {quoted(words[kind])}; leave it out"
             )
-    return {"ram": str(gpu.memory_bytes.value // GIB), **found, "memory": gpu.memory, "cpu": gpu.cpu}
+    return {"ram": str(gpu.memory_bytes.value // GIB), **words, "memory": gpu.memory, "cpu": gpu.cpu}
 
 
 def _meaning(word: str, where: str) -> tuple[str, str]:

@@ -152,12 +152,12 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     numbers = _numbers(document, where)
     numbers |= {key: Sourced(value, "override", "high") for key, value in (overrides or {}).items()}
     devices = from_dict(Devices, _nested({key: n.value for key, n in numbers.items()}), where, HardwareError)
-    found = Hardware(
+    hardware = Hardware(
         name=text.name, about=text.about, notes=text.notes, profile=text.measured, **vars(devices),
         origins={key: number.origin for key, number in numbers.items()},
     )
-    check_plausible(found.flat(), where, found.gpu.kind if text.measured is None else text.measured.kind)
-    return found
+    check_plausible(hardware.flat(), where, hardware.gpu.kind if text.measured is None else text.measured.kind)
+    return hardware
 
 
 def _document_of(name_or_path: str | Path) -> dict[str, Any]:

@@ -175,49 +175,49 @@ def _splits(
     expert: ExpertCosts, tokens: Sequence[int], step: StepCosts, costs: CostTable, next_launch_ns: int
 ) -> list[_Split]:
     """Least times of a layer with 0, 1, 2, ... of its experts on the GPU."""
-    gpu, cpu = ([table[w] for w in tokens] for table in (expert.gpu_ns, expert.cpu_ns))
-    synced = step.routing_ns + costs.sync_ns
+    gpu_ns, cpu_ns = ([table[w] for w in tokens] for table in (expert.gpu_ns, expert.cpu_ns))
+    synced_ns = step.routing_ns + costs.sync_ns
     on_link = costs.result_path == "h2d"
-    launch_ns, first = costs.expert_launch_ns, costs.expert_launch_ns + costs.first_expert_launch_ns
-    gpu_from = max(step.shared_ns, synced + costs.lead_of(first)) + expert.first_gpu_ns
-    cpu_from = synced + step.activations_ns + expert.first_cpu_ns + step.result_ns * on_link
-    split = _fractional_split(gpu, cpu, gpu_from, cpu_from)
-    gpu_sums, cpu_sums = _prefix_sums(gpu), _prefix_sums(cpu)
+    launch_ns, first_ns = costs.expert_launch_ns, costs.expert_launch_ns + costs.first_expert_launch_ns
+    gpu_from_ns = max(step.shared_ns, synced_ns + costs.lead_of(first_ns)) + expert.first_gpu_ns
+    cpu_from_ns = synced_ns + step.activations_ns + expert.first_cpu_ns + step.result_ns * on_link
+    split_ns = _fractional_split(gpu_ns, cpu_ns, gpu_from_ns, cpu_from_ns)
+    gpu_sums_ns, cpu_sums_ns = _prefix_sums(gpu_ns), _prefix_sums(cpu_ns)
     splits = []
-    for n, gpu_sum in enumerate(gpu_sums):
-        on_cpu = len(gpu) - n
-        launched, done = synced, step.shared_ns
+    for n, gpu_sum_ns in enumerate(gpu_sums_ns):
+        on_cpu = len(gpu_ns) - n
+        launched_ns, done_ns = synced_ns, step.shared_ns
         if n:
-            launched += first + (n - 1) * launch_ns
-            last = costs.lead_of(launch_ns) - launch_ns + gpu_sums[1] if n > 1 else 0
-            done = max(gpu_from + gpu_sum, launched + max(last, costs.tail_of(gpu_sums[1])))
+            launched_ns += first_ns + (n - 1) * launch_ns
+            last_ns = costs.lead_of(launch_ns) - launch_ns + gpu_sums_ns[1] if n > 1 else 0
+            done_ns = max(gpu_from_ns + gpu_sum_ns, launched_ns + max(last_ns, costs.tail_of(gpu_sums_ns[1])))
         if on_cpu:
-            done = max(done, cpu_from + cpu_sums[on_cpu], split if n else 0)
-        combine = step.combine_ns + step.result_ns * (on_cpu > 0 and not on_link)
-        added = max(done, launched + costs.lead_of(costs.combine_launch_ns)) + combine
-        launched += costs.combine_launch_ns
-        next_ns = max(added, launched + max(costs.tail_of(combine), costs.lead_of(next_launch_ns)))
-        splits.append(_Split(next_ns, launched))
+            done_ns = max(done_ns, cpu_from_ns + cpu_sums_ns[on_cpu], split_ns if n else 0)
+        combine_ns = step.combine_ns + step.result_ns * (on_cpu > 0 and not on_link)
+        added_ns = max(done_ns, launched_ns + costs.lead_of(costs.combine_launch_ns)) + combine_ns
+        launched_ns += costs.combine_launch_ns
+        next_ns = max(added_ns, launched_ns + max(costs.tail_of(combine_ns), costs.lead_of(next_launch_ns)))
+        splits.append(_Split(next_ns, launched_ns))
     return splits
 
 
-def _prefix_sums(times: Sequence[int]) -> list[int]:
-    """Sums of the 0, 1, 2, ... shortest times."""
+def _prefix_sums(times_ns: Sequence[int]) -> list[int]:
+    """Sums in ns of the 0, 1, 2, ... shortest times."""
     sums = [0]
-    for time in sorted(times):
-        sums.append(sums[-1] + time)
+    for time_ns in sorted(times_ns):
+        sums.append(sums[-1] + time_ns)
     return sums
 
 
-def _fractional_split(gpu: Sequence[int], cpu: Sequence[int], gpu_from: int, cpu_from: int) -> int:
+def _fractional_split(gpu_ns: Sequence[int], cpu_ns: Sequence[int], gpu_from_ns: int, cpu_from_ns: int) -> int:
     """Least max(GPU end, CPU end) in ns if experts could be divided, rounded down."""
-    on_gpu, on_cpu = gpu_from, cpu_from + sum(cpu)
-    for g, c in sorted(zip(gpu, cpu, strict=True), key=lambda times: times[0] / times[1]):
-        if on_gpu + g >= on_cpu - c:
-            part = min(max((on_cpu - on_gpu) / (g + c), 0.0), 1.0)  # of this expert, on the GPU
-            return max(on_gpu, int(on_cpu - part * c) - 1)  # less one: the division is not exact
-        on_gpu, on_cpu = on_gpu + g, on_cpu - c
-    return max(on_gpu, on_cpu)
+    on_gpu_ns, on_cpu_ns = gpu_from_ns, cpu_from_ns + sum(cpu_ns)
+    for g, c in sorted(zip(gpu_ns, cpu_ns, strict=True), key=lambda times: times[0] / times[1]):
+        if on_gpu_ns + g >= on_cpu_ns - c:
+            part = min(max((on_cpu_ns - on_gpu_ns) / (g + c), 0.0), 1.0)  # of this expert, on the GPU
+            return max(on_gpu_ns, int(on_cpu_ns - part * c) - 1)  # less one: the division is not exact
+        on_gpu_ns, on_cpu_ns = on_gpu_ns + g, on_cpu_ns - c
+    return max(on_gpu_ns, on_cpu_ns)
 
 
 def _fixed_ns(step: StepDemand, costs: CostTable) -> int:

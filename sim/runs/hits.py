@@ -30,20 +30,20 @@ class Occupancy(NamedTuple):
     arrivals: Ints
     departures: Ints
 
-    def readable(self, cells: Cells, expert: Ints, time: Ints) -> Bools:
-        """True for experts that could be read at ``time``, when their layer was routed.
+    def readable(self, cells: Cells, expert: Ints, time_ns: Ints) -> Bools:
+        """True for experts that could be read at ``time_ns``, when their layer was routed.
 
         An arrival at that very ns counts as before it, a departure as after it: victims leave when a copy that this
         plan asked for starts. An expert that has arrived more often than left is there.
         """
-        first, now = np.arange(cells.layers * cells.experts) * cells.horizon, cells.at(expert, time)
+        first, now = np.arange(cells.layers * cells.experts) * cells.horizon, cells.at(expert, time_ns)
         before = np.searchsorted(self.arrivals, first, "left") - np.searchsorted(self.departures, first, "left")
         until = np.searchsorted(self.arrivals, now, "right") - np.searchsorted(self.departures, now, "left")
         return np.asarray(until > before[expert])
 
-    def left_after(self, cells: Cells, expert: Ints, time: Ints) -> Ints:
-        """Time in ns at which experts first leave memory at or after ``time``; the horizon for those that stay."""
-        key = np.append(self.departures, -1)[first_at_or_after(self.departures, cells.at(expert, time))]
+    def left_after(self, cells: Cells, expert: Ints, time_ns: Ints) -> Ints:
+        """Time in ns at which experts first leave memory at or after ``time_ns``; the horizon for those that stay."""
+        key = np.append(self.departures, -1)[first_at_or_after(self.departures, cells.at(expert, time_ns))]
         return np.where(key // cells.horizon == expert, key % cells.horizon, cells.horizon)
 
 

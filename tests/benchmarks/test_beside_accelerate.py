@@ -1,4 +1,4 @@
-"""The comparison with accelerate, on a tiny model: everybody says the same, and pays for what it moves."""
+"""The comparison with accelerate, on a tiny model: all generate the same, and pay for what they move."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e '.[test]'")
 
-from benchmarks.accelerate_offload import split  # noqa: E402
 from benchmarks.beside_accelerate import (  # noqa: E402
     POLICIES,
     compete,
@@ -19,8 +18,16 @@ from benchmarks.beside_accelerate import (  # noqa: E402
     rows,
     said_in_memory,
 )
-from benchmarks.contestants import Contestant, with_accelerate, with_ours  # noqa: E402
-from benchmarks.offload_model import Size, learn, prompts, write_model  # noqa: E402
+from benchmarks.contestants import (  # noqa: E402  # noqa: E402
+    Contestant,
+    Size,
+    learn,
+    prompts,
+    split,
+    with_accelerate,
+    with_ours,
+    write_model,
+)
 from realrun.machine.host_lanes import HostLanes, HostLaneSettings  # noqa: E402
 from sim.runs.scenario import Scenario  # noqa: E402
 from tests.kit.depth import deep  # noqa: E402
@@ -59,16 +66,16 @@ def played(checkpoint: Path, smallest: int, lanes: HostLanes) -> list[Contestant
     model, (prompt, *others) = hosted(checkpoint, lanes), prompts(SIZE, 3, 6)
     learnt = learn(model, others, GENERATED, lanes, checkpoint.parent)
     limit = smallest + LAYER_BYTES
-    everybody = with_accelerate(checkpoint, checkpoint.parent, limit, prompt, GENERATED, lanes)
-    everybody += with_ours(POLICIES, model, prompt, GENERATED, lanes, Scenario(cached_share=1 / 3), learnt)
-    assert list(compete(everybody, runs=2)) == [1, 2]
-    return everybody
+    contestants = with_accelerate(checkpoint, checkpoint.parent, limit, prompt, GENERATED, lanes)
+    contestants += with_ours(POLICIES, model, prompt, GENERATED, lanes, Scenario(cached_share=1 / 3), learnt)
+    assert list(compete(contestants, runs=2)) == [1, 2]
+    return contestants
 
 
 def test_as_many_layers_stay_as_fit_beside_one_that_comes_and_goes(checkpoint: Path, smallest: int) -> None:
     for more, here in ((0, 0), (LAYER_BYTES - 1, 0), (LAYER_BYTES, 1), (3 * LAYER_BYTES, 3), (9 * LAYER_BYTES, 3)):
         there = split(checkpoint, smallest + more, "cpu", "disk")
-        assert there.layers_here == here
+        assert there.layers_on_gpu == here
         assert there.moved_bytes == (3 - here) * LAYER_BYTES
         assert [name for name, place in there.places.items() if place == "disk"] == [
             f"model.layers.{layer}.mlp.experts" for layer in range(here, 3)
@@ -76,7 +83,7 @@ def test_as_many_layers_stay_as_fit_beside_one_that_comes_and_goes(checkpoint: P
 
 
 @deep
-def test_everybody_says_what_the_model_in_memory_says(checkpoint: Path, played: list[Contestant]) -> None:
+def test_all_generate_what_the_model_in_memory_does(checkpoint: Path, played: list[Contestant]) -> None:
     prompt = prompts(SIZE, 1, 6)[0]
     truth = said_in_memory(checkpoint, prompt, GENERATED)
     assert len(set(truth)) > 1
@@ -91,7 +98,7 @@ def test_accelerate_pays_the_link_for_all_experts_of_the_layers_that_are_away(
     least_ms = 2 * LAYER_BYTES / lanes.settings.link_bytes_per_s * 1e3
     assert min(played[0].steps_ms) >= least_ms
     assert {turn.link_bytes for turn in played[0].turns} == {2 * LAYER_BYTES}
-    assert {turn.experts_here for each in played for turn in each.turns} == {8}
+    assert {turn.experts_on_gpu for each in played for turn in each.turns} == {8}
 
 
 def test_ours_moves_whole_experts_and_no_more_than_were_routed_to_or_fetched_ahead(played: list[Contestant]) -> None:

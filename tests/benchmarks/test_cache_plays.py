@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import without_time
-from benchmarks.answers_in_a_row import answers_in_a_row, without_the_first
-from benchmarks.cache_plays import Play, by_formula
-from benchmarks.perfect_prefetch import with_depth
-from benchmarks.rerouted import rerouted
+from benchmarks import cache_plays
+from benchmarks.cache_plays import Play, answers_in_a_row, by_formula, rerouted, with_depth, without_the_first
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import play
@@ -22,19 +19,19 @@ SCENARIO = Scenario(
 
 @pytest.fixture(autouse=True)
 def two_short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(without_time, "TEXTS", 2)
-    monkeypatch.setattr(without_time, "ANSWER", 8)
+    monkeypatch.setattr(cache_plays, "TEXTS", 2)
+    monkeypatch.setattr(cache_plays, "ANSWER", 8)
 
 
 def test_without_time_a_slower_link_changes_nothing() -> None:
     slow = SCENARIO.with_(hardware_overrides={"link.h2d_bytes_per_s": 1e9})
-    assert without_time.replayed(slow, 8) == without_time.replayed(SCENARIO, 8)
+    assert cache_plays.replayed(slow, 8) == cache_plays.replayed(SCENARIO, 8)
     assert play(prepare(slow)).metrics.decode_served_hit_rate < play(prepare(SCENARIO)).metrics.decode_served_hit_rate
 
 
 def test_without_time_a_stricter_admission_uploads_less() -> None:
     second = SCENARIO.with_(parameters={"admits": "second"})
-    every, few = without_time.replayed(SCENARIO, 8), without_time.replayed(second, 8)
+    every, few = cache_plays.replayed(SCENARIO, 8), cache_plays.replayed(second, 8)
     assert 0 < few["uploads_per_token"] < every["uploads_per_token"] <= 2 * 16, "two a layer and step"
 
 

@@ -1,24 +1,24 @@
-"""The same model for llama.cpp: the GGUF file holds it, and ``llama-bench`` is asked what the others are asked."""
+"""One model for llama.cpp: the GGUF file holds it, and ``llama-bench`` is asked what the others are asked."""
 
 from __future__ import annotations
 
 import json
-import struct
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+gguf = pytest.importorskip("gguf")
+
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from benchmarks import llama_bench  # noqa: E402
+from benchmarks.contestants import Size, write_model  # noqa: E402
 from benchmarks.figures import Section  # noqa: E402
-from benchmarks.gguf_file import write_gguf  # noqa: E402
-from benchmarks.offload_model import Size, write_model  # noqa: E402
+from benchmarks.llama_bench import write_gguf  # noqa: E402
 from realrun.llama_cpp.bench import VARIABLE  # noqa: E402
 
 SIZE = Size(hidden=64, layers=3, experts=8, top_k=2, width=32, vocab=96)
@@ -34,47 +34,6 @@ FOUND = [
 ]
 
 
-@dataclass
-class Gguf:
-    """What a GGUF file holds, read as its specification says."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
-def read_gguf(path: Path) -> Gguf:
-    found, infos = Gguf(), []
-    with path.open("rb") as file:
-        assert file.read(4) == b"GGUF"
-        version, tensors, values = struct.unpack("<IQQ", file.read(20))
-        assert version == 3
-        for _ in range(values):
-            key, kind = text(file), number(file, "I")
-            found.values[key] = text(file) if kind == 8 else number(file, {4: "I", 6: "f"}[kind])
-        for _ in range(tensors):
-            name, dimensions = text(file), number(file, "I")
-            shape = [number(file, "Q") for _ in range(dimensions)]
-            infos.append((name, shape[::-1], number(file, "I"), number(file, "Q")))
-        begin = -(-file.tell() // 32) * 32
-        for name, shape, kind, offset in infos:
-            assert offset % 32 == 0
-            file.seek(begin + offset)
-            dtype = {0: torch.float32, 30: torch.bfloat16}[kind]
-            data = np.frombuffer(file.read(int(np.prod(shape)) * dtype.itemsize), np.uint8).copy()
-            found.tensors[name] = torch.from_numpy(data).view(dtype).view(shape)
-        assert file.read() == b"", "nothing is behind the last tensor"
-    return found
-
-
-def text(file: BinaryIO) -> str:
-    return file.read(number(file, "Q")).decode()
-
-
-def number(file: BinaryIO, form: str) -> Any:
-    [value] = struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
-    return value
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama") / "model"
@@ -85,19 +44,26 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_file_holds_the_model(checkpoint: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
     write_gguf(model, tmp_path / "model.gguf")
-    found = read_gguf(tmp_path / "model.gguf")
-    assert found.values["general.architecture"] == "qwen3moe"
-    assert found.values["tokenizer.ggml.model"] == "none"
+    read = gguf.GGUFReader(tmp_path / "model.gguf")
+    values = {name: field.contents() for name, field in read.fields.items()}
+    assert values["general.architecture"] == "qwen3moe"
+    assert values["tokenizer.ggml.model"] == "none"
     expected = {"expert_count": 8, "expert_used_count": 2, "block_count": 3, "embedding_length": 64, "vocab_size": 96,
                 "expert_feed_forward_length": 32, "attention.head_count": 8, "attention.head_count_kv": 4}
-    assert {key: found.values[f"qwen3moe.{key}"] for key in expected} == expected
+    assert {key: values[f"qwen3moe.{key}"] for key in expected} == expected
+    types = {"F32": torch.float32, "BF16": torch.bfloat16}
+    tensors = {
+        tensor.name: torch.from_numpy(np.array(tensor.data)).view(types[tensor.tensor_type.name])
+        for tensor in read.tensors
+    }
     experts = model.model.layers[2].mlp.experts
-    merged = torch.cat([found.tensors["blk.2.ffn_gate_exps.weight"], found.tensors["blk.2.ffn_up_exps.weight"]], 1)
+    merged = torch.cat([tensors["blk.2.ffn_gate_exps.weight"], tensors["blk.2.ffn_up_exps.weight"]], 1)
     assert torch.equal(merged, experts.gate_up_proj)
-    assert torch.equal(found.tensors["blk.2.ffn_down_exps.weight"], experts.down_proj)
-    assert torch.equal(found.tensors["blk.1.attn_q.weight"], model.model.layers[1].self_attn.q_proj.weight)
-    assert found.tensors["blk.0.ffn_gate_inp.weight"].dtype == torch.float32
-    assert sum(tensor.numel() for tensor in found.tensors.values()) == sum(p.numel() for p in model.parameters())
+    assert torch.equal(tensors["blk.2.ffn_down_exps.weight"], experts.down_proj)
+    assert torch.equal(tensors["blk.1.attn_q.weight"], model.model.layers[1].self_attn.q_proj.weight)
+    assert torch.equal(tensors["blk.1.attn_k_norm.weight"], model.model.layers[1].self_attn.k_norm.weight.float())
+    assert tensors["blk.0.ffn_gate_inp.weight"].dtype == torch.float32
+    assert sum(tensor.numel() for tensor in tensors.values()) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.fixture
@@ -126,7 +92,7 @@ def test_on_a_gpu_layers_that_do_not_fit_have_their_experts_on_the_cpu(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert row(program, checkpoint)[4:6] == [24, 1.0]
-    monkeypatch.setattr(llama_bench, "split", lambda *_: type("Split", (), {"layers_here": 0, "layers": 3}))
+    monkeypatch.setattr(llama_bench, "split", lambda *_: type("Split", (), {"layers_on_gpu": 0, "layers": 3}))
     assert row(program, checkpoint)[0] == "llama-bench, experts of 2 layers on the CPU"
     asked = (program.parent / "asked").read_text().split("\n")
     assert asked[asked.index("-ncmoe") + 1] == "2"

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mutmut", reason="needs the extra `mutation`")
-from benchmarks.mutation.covering import Covering
 from benchmarks.mutation.mutants import PACKAGES, Mutant, sample, shares
-from benchmarks.mutation.play import planted, play
+from benchmarks.mutation.outcomes import Covering, planted, play
 
 SOURCE = """
 def queued(demand: int | None, swaps: int = 0) -> int:

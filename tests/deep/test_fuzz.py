@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fuzz import worker
-from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.worker import Case
 from tests.kit.depth import DEEP
 from trilane import cli
 

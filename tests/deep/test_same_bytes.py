@@ -32,7 +32,7 @@ xtick.labelsize: 4
 
 
 class Place(NamedTuple):
-    """What a command finds around it. ``folder``: below that of the test; ``apart``: whether outputs go elsewhere."""
+    """Surroundings of a command. ``folder``: below that of the test; ``apart``: whether outputs go elsewhere."""
 
     variables: Mapping[str, str]
     jobs: int = 1

@@ -15,12 +15,12 @@ import numpy as np
 
 from realrun.llama_cpp.bench import BenchContext, BenchSettings, OpenModel
 from realrun.llama_cpp.kernel_engine import piece_ns
-from sim.costs.kernel_costs import KernelSteps
-from sim.costs.kernels import (
+from sim.costs.kernel_costs import (
     AttentionTimes,
     BlockRates,
     ExpertCopies,
     Kernels,
+    KernelSteps,
     ProductRates,
     SplitKernels,
     place_of,

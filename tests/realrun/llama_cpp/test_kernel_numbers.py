@@ -14,7 +14,7 @@ from realrun.llama_cpp.benchmark_models import bench_models, measure_samples
 from realrun.llama_cpp.kernel_engine import write_engine
 from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers
 from sim.costs.engine import FittedEngine
-from sim.costs.kernels import Kernels
+from sim.costs.kernel_costs import Kernels
 from tests.kit.fake_engine import FakeContext, known_kernels
 
 BLOCKS, THREADS = ("q4_0", "q8_0"), (1, 2)

@@ -9,7 +9,7 @@ from realrun.llama_cpp.bench import BenchPoint, quartiles, time_points
 from realrun.llama_cpp.benchmark_models import ON_GPU, bench_models, split_models
 from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers, plausible_rates
 from realrun.llama_cpp.split_numbers import SplitNumbers
-from sim.costs.kernels import Kernels, SplitKernels
+from sim.costs.kernel_costs import Kernels, SplitKernels
 from tests.kit.fake_engine import FakeSplitContext, known_gpu_kernels, known_split
 
 BLOCKS, THREADS = ("q4_0", "q8_0"), (4, 8)

@@ -131,7 +131,7 @@ def test_cards_without_graphs_have_their_kernels_started_one_by_one() -> None:
 
 
 def copies_per_s(**numbers: Any) -> float:
-    """Of experts, with other numbers of ``prompt``."""
+    """Rate of copies of experts, with other numbers of ``prompt``."""
     engine = ENGINE.with_numbers({f"prompt.{key}": value for key, value in numbers.items()})
     return copy_bytes_per_s(machine(), engine.prompt)
 

@@ -102,7 +102,7 @@ def test_every_time_of_a_step(device: str, step: tuple[int, tuple[int, ...]]) ->
 
 
 def test_every_cost_of_an_expert() -> None:
-    """Of 4.5 bits: unpacked more slowly, kernels of its own for each row but one; latencies of both directions."""
+    """Weights of 4.5 bits: unpacked more slowly, kernels of its own for all rows but one; latencies both ways."""
     hardware = machine().with_numbers({"link.h2d_latency_ns": 700, "link.d2h_latency_ns": 900})
     size, flops = SHAPE.expert_bytes_by_layer[0], 2 * 3 * 1000 * 300
     read = size / (READ_GPU * 0.8)

@@ -1,5 +1,5 @@
-"""Times from measured kernels against ``sim.costs.kernels``, written down a second time: every time of a step, of an
-expert and of a piece of a prompt."""
+"""Times from measured kernels against ``sim.costs.kernel_costs``, written down a second time: every time of a step, of
+an expert and of a piece of a prompt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from realrun.llama_cpp.kernel_engine import piece_ns
-from sim.costs.kernel_costs import KernelSteps, kernel_costs, kernel_steps
-from sim.costs.kernels import AttentionTimes, BlockRates, ByThreads, Kernels, ProductRates
+from sim.costs.kernel_costs import (
+    AttentionTimes,
+    BlockRates,
+    ByThreads,
+    Kernels,
+    KernelSteps,
+    ProductRates,
+    kernel_costs,
+    kernel_steps,
+)
 from sim.machine.hardware import load_hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.sourced import Sourced
@@ -87,7 +95,7 @@ def expert(rows: float, place: int) -> float:
 
 
 def attention(kind: Attention, rows: int, context: tuple[int, ...], place: int) -> float:
-    """What is read of a cache of 8.5 bits, in tiles for many tokens of one sequence."""
+    """Reads of a cache of 8.5 bits, in tiles for many tokens of one sequence."""
     touched, pairs = STEPS[rows, context][kind.reach]
     name, width = ("latent", 2 * 576) if kind is LATENT else ("grouped", 2 * kind.head_dim)
     before = (touched - 2 * rows) / len(context)
@@ -126,7 +134,7 @@ def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("threads", "place"), [(1, 0), (2, 0), (7, 0), (8, 1), (64, 1)])
 def test_every_time_of_a_step(step: tuple[int, tuple[int, ...]], threads: int, place: int) -> None:
-    """Of a number of threads that was not measured, those of the next smaller one."""
+    """Times with a number of threads that was not measured are those of the next smaller one."""
     assert steps(threads).step(*step)._asdict() == pytest.approx(times(*step, place), abs=1, rel=1e-9)
 
 

@@ -60,7 +60,7 @@ def test_cpu_experts_and_copies_never_read_more_together_than_the_memory_gives(c
 
 
 def sixteen_bit_fraction(cpu: str) -> float:
-    """Of what the cores read, by experts of 16 bits: the measured fraction over what unpacking its weights cost."""
+    """Share of the read rate of experts of 16 bits: the measured one over the cost of unpacking its weights."""
     numbers = part("cpu", cpu).numbers
     if "expert_fraction" not in numbers:
         return 0.82 / read_fraction("cpu", 4.5)

@@ -1,4 +1,4 @@
-"""What the rules make of parts: links, reads, products; and more on a part's data sheet is more in the machine."""
+"""Numbers that follow from parts: links, reads, products; and more on a part's data sheet is more in the machine."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_every_gpu_is_of_one_generation() -> None:
 
 
 def out_of_order(pairs: list[tuple[float, float, str]], margin: float = 1.0) -> list[str]:
-    """Of (on paper, effective, name): who has ``margin`` times more on paper than another, and no more in effect."""
+    """Pairs of (on paper, effective, name): ``margin`` times more on paper than the other, and no more in effect."""
     return [f"{a} {b}" for more, got, a in pairs for less, have, b in pairs if more > margin * less and got <= have]
 
 

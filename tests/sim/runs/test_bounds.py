@@ -127,7 +127,7 @@ class TestTraffic:
         assert least_misses([sorted(event) for event in events], capacity) == _tried(events, capacity)
 
     def test_bigger_experts_count_as_the_smallest(self) -> None:
-        """What fits is counted in the smallest experts, and a copy takes the shortest copy's time: never too much."""
+        """Room is counted in the smallest experts, and a copy takes the shortest copy's time: never too much."""
         small, large = uniform_costs(1).experts[0], uniform_costs(1, expert_bytes=300, copy_ns=60).experts[0]
         costs = replace(uniform_costs(2), experts=(small, large))
         demand = [step(n, "decode", {n % 2: 1}, {n % 2: 1}) for n in range(8)]

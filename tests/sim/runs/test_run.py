@@ -1,4 +1,4 @@
-"""What a run is compared with, and its energy, by hand."""
+"""Bounds that a run is compared with, and its energy, by hand."""
 
 from __future__ import annotations
 
@@ -36,3 +36,17 @@ def test_bounds_are_named_as_columns_and_those_that_do_not_apply_left_out() -> N
     assert (both["lower_bound_ttft_ms"], both["lower_bound_tpot_ms"]) == (found.ttft_ns / 1e6, found.tpot_ns / 1e6)
     assert list(bounds_of(prepared.over(prepared.demand[:1]))) == ["lower_bound_ttft_ms"]
     assert list(bounds_of(prepared.with_policy("smoe"))) == ["null_model_tpot_ms"]
+
+
+def test_bounds_are_shared_by_all_that_they_depend_on_and_by_nothing_else() -> None:
+    """However a variant is made."""
+    prepared = prepare(Scenario(policy="fiddler", cached_share=0.25, prompt_tokens=4, generated_tokens=2))
+    own = prepared.lower_bounds
+    assert prepared.with_policy("dali").lower_bounds is own
+    twice = prepared.costs.map_experts(lambda expert: expert._replace(cpu_ns=tuple(2 * ns for ns in expert.cpu_ns)))
+    for variant in (
+        replace(prepared, costs=twice), replace(prepared, trace=replace(prepared.trace)),
+        replace(prepared, steps=prepared.steps[:2]), prepared.over(prepared.demand[:1]),
+    ):
+        assert variant.lower_bounds is not own
+    assert prepared.lower_bounds is own

@@ -76,7 +76,7 @@ def test_the_weights_of_an_answer_are_its_steps(played: int, answer: int) -> Non
 
 
 def test_the_other_half_stands_for_the_rest_of_the_answer() -> None:
-    """Of ten steps two stand for themselves, and the two that follow for eight."""
+    """Two of ten steps stand for themselves, and the two that follow for eight."""
     run = simulate(Scenario(**MINI, policy="mixtral-offloading", generated_tokens=4))
     early, late = (part_of(run, steps) for steps in ((1, 2), (3, 4)))
     whole = metrics_of(run.spans, 1, 10)
@@ -108,7 +108,7 @@ def test_no_policy_beats_the_bound_of_the_same_mean(policy: str, answer: int) ->
 
 
 def test_changes_of_the_routing_count_as_often_as_their_steps() -> None:
-    """Of ten steps two stand for themselves, and the two that follow for eight."""
+    """Two of ten steps stand for themselves, and the two that follow for eight."""
     whole, two = (
         simulate(Scenario(**MINI, policy="daop", **tokens)).routing_errors
         for tokens in ({"generated_tokens": 10, "sampled_steps": 4}, {"generated_tokens": 2})
@@ -141,7 +141,7 @@ def test_the_null_model_reads_the_bytes_of_the_mean_over_the_answer() -> None:
 
 
 def test_sampled_steps_of_whole_prompts_follow_the_prompts() -> None:
-    """Where a scenario does not say how long the prompts are, they are as long as recorded."""
+    """Prompts are as long as recorded if a scenario does not state their length."""
     whole = Scenario(**{**MINI, "prompt_tokens": None}, generated_tokens=8)
     steps, sampled = prepare(whole).steps, prepare(whole.with_(sampled_steps=4)).steps
     assert [step.context for step in sampled[:3]] == [step.context for step in steps[:3]]
