@@ -14,6 +14,8 @@ from policies.protocols import Composition
 
 MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
 
+NO_UPDATES = Updates()
+
 CacheUpdate: TypeAlias = Swap | Upload | Eviction
 
 
@@ -35,7 +37,7 @@ class CopyQueue:
     @property
     def flying(self) -> tuple[ExpertId, ...]:
         """The experts of the copies in flight."""
-        return tuple([copy.key for copy in self.in_flight])
+        return tuple([copy.key for copy in self.in_flight]) if self.in_flight else ()
 
     @property
     def queued(self) -> int:
@@ -49,8 +51,6 @@ class CopyQueue:
         """
         if len(self.in_flight) >= MOST_IN_FLIGHT:
             raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {self.flying}")
-        if not self.queued:
-            return None
         guarded = {*pinned, *self.flying} if self.in_flight else pinned
         copy = self._next_demand() if self._demand and demand else self._next_background(guarded)
         if copy is not None:
@@ -126,7 +126,7 @@ class CopyQueue:
         for key in ranked:
             if key not in flying and not self._residency.holds(key):
                 wanted[key] = None
-        withdrawn = tuple(key for key in self._prefetches if key not in wanted)
+        withdrawn = tuple([key for key in self._prefetches if key not in wanted]) if self._prefetches else ()
         self._prefetches = list(wanted)
         return tuple(wanted), withdrawn
 
@@ -136,7 +136,7 @@ class CopyQueue:
         With ``kept``, updates that need no copy and displace none of these are done at once.
         """
         if not updates:
-            return Updates()
+            return NO_UPDATES
         residency = self._residency
         copies = [update for update in updates if not isinstance(update, Eviction)]
         evictions = [update.outgoing for update in updates if isinstance(update, Eviction)]
@@ -149,11 +149,11 @@ class CopyQueue:
         evicted: tuple[ExpertId, ...] = ()
         adopted: tuple[Swap, ...] = ()
         if kept is not None:
-            evicted = tuple(key for key in leaving if residency.evict(key))
+            evicted = tuple([key for key in leaving if residency.evict(key)])
             swaps = [swap for swap in copies if isinstance(swap, Swap) and swap.outgoing not in kept]
-            adopted = tuple(swap for swap in swaps if residency.adopt(*swap))
+            adopted = tuple([swap for swap in swaps if residency.adopt(*swap)])
         flying = self.flying
-        queued = tuple(copy for copy in copies if copy.incoming not in flying and copy not in adopted)
+        queued = tuple([copy for copy in copies if copy.incoming not in flying and copy not in adopted])
         for copy in queued:
             self._swaps[copy.incoming] = copy
             self._swaps_of.setdefault(copy.incoming.layer, []).append(copy.incoming)

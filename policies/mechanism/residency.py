@@ -28,6 +28,7 @@ class Residency:
     ) -> None:
         """``narrow_bytes``: of a narrow copy, by layer; empty if there are none."""
         self.expert_bytes = budget.expert_bytes
+        self._largest_bytes = max(budget.expert_bytes)
         self._experts, self._narrow_bytes = budget.experts, narrow_bytes
         self.ids = expert_ids(budget.layers, budget.experts * (2 if narrow_bytes else 1))
         self.resident: list[set[int]] = [set() for _ in self.expert_bytes]
@@ -112,7 +113,7 @@ class Residency:
         """A swap without a copy, if ``incoming`` is still in a free staging slot: the two exchange their slots."""
         if outgoing.expert not in self.resident[outgoing.layer]:
             return False  # another swap has taken its slot
-        if self.size_of(incoming) < max(self.expert_bytes):
+        if self.size_of(incoming) < self._largest_bytes:
             return False  # a cache slot of that size is too small to become a staging slot
         for intact in self._intact.values():
             if incoming in intact:

@@ -52,7 +52,7 @@ class Session:
         self._copies = CopyQueue(policy, self.residency)
         self._pinned: set[ExpertId] = set()
         self._protected: frozenset[ExpertId] = frozenset()
-        self._staying: Set[ExpertId] = frozenset()  # no background copy displaces them
+        self._staying: Set[ExpertId] | None = frozenset()  # no background copy displaces them; None: to be united again
         self._awaited: set[int] = set()  # of the layer at work
         self._streamed: frozenset[int] = frozenset()
         self._too_late: set[ExpertId] = set()
@@ -81,7 +81,7 @@ class Session:
         routed = self._view_of(given)
         policy.cache.observe(routed)
         swaps = self._copies.update(policy.cache.swaps(routed, "routed")).queued
-        precomputed, view = self._leave_out_precomputed(routed)
+        precomputed, view = self._leave_out_precomputed(routed) if self._commit else ((), routed)
         assignment = policy.assigner.assign(view)
         check_assignment(policy, view, assignment, len(self.residency.ids[given.layer]))
         self._view, self._assignment = view, assignment
@@ -96,7 +96,7 @@ class Session:
         if policy.prefetcher is None:
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
-        self._staying = self._pinned | self._protected
+        self._staying = None
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
         check_prefetches(policy, ranked, self._layer, len(self.costs))
@@ -129,7 +129,12 @@ class Session:
         Demand loads come first; a load without a staging slot blocks the rest. ``demand`` False: the plan with the
         loads is not yet in effect, so only swaps and prefetches may start.
         """
-        return self._copies.next(self._staying, demand)
+        copies = self._copies
+        if not (copies.queued or copies.in_flight):
+            return None  # nothing to unite for: most calls end here
+        if self._staying is None:
+            self._staying = self._pinned | self._protected
+        return copies.next(self._staying, demand)
 
     @property
     def queued_copies(self) -> int:
@@ -143,20 +148,22 @@ class Session:
 
     def copied(self, copy: Copy) -> bool:
         """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
-        if not self._copies.in_flight or copy is not self._copies.in_flight[0]:
-            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.key}; {self._copies.flying} are")
-        del self._copies.in_flight[0]
+        in_flight, key = self._copies.in_flight, copy.key
+        if not in_flight or copy is not in_flight[0]:
+            raise PolicyError(f"copied: expected the oldest copy in flight, got {key}; {self._copies.flying} are")
+        del in_flight[0]
         self.residency.finish(copy)
-        layer, expert = copy.key
-        too_late = copy.key in self._too_late
-        self._too_late.discard(copy.key)
+        layer, expert = key
+        too_late = key in self._too_late
+        if too_late:
+            self._too_late.remove(key)
         if layer == self._layer and expert in self._awaited:
             self._awaited.remove(expert)
             if expert in self._streamed:
-                self.residency.release(copy.key)
+                self.residency.release(key)
                 return False
         elif too_late and copy.into == "staging":
-            self.residency.release(copy.key)
+            self.residency.release(key)
             return False
         return True
 
@@ -178,18 +185,19 @@ class Session:
     ) -> Plan:
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
         layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
-        awaited = self._in_flight_for(layer, gpu)
+        awaited = self._in_flight_for(layer, gpu) if self._copies.in_flight else ()
         streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
         released = self.residency.release_unused(layer, gpu)
         self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
         self._queue_loads(layer, streamed, loads)
-        self._staying = self._pinned | self._protected
-        there = tuple([e for e in gpu if ready[e] == 0 and e not in awaited])
+        self._staying = None
         resident = tuple([e for e in view.routing.active if ready[e] == 0 and e not in awaited])
+        if awaited or loads:
+            gpu = (*[e for e in gpu if ready[e] == 0 and e not in awaited], *awaited, *loads)
         return Plan(
-            layer, routing, (*there, *awaited, *loads), assignment.cpu, loads, awaited, precomputed, withdrawn,
-            released, swaps, resident, assignment.makespan_ns, streamed, assignment.deferred,
+            layer, routing, gpu, assignment.cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
+            assignment.makespan_ns, streamed, assignment.deferred,
         )
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
@@ -222,7 +230,8 @@ class Session:
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
         """Take the experts that the CPU computes ahead out of the view."""
         commit, self._commit = self._commit, None
-        if commit is None or not commit.precompute:
+        assert commit is not None
+        if not commit.precompute:
             return (), view
         rest = view.routing.without(commit.precompute)
         return tuple(e for e in view.routing.active if e not in rest.active), view._replace(routing=rest)

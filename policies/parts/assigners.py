@@ -3,25 +3,24 @@ and two that choose another assigner by the step."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
-from policies.parts.objective import assignment_of, durations, makespan
+from policies.parts.objective import assignment_of
 from policies.protocols import Assigner
 
 
-def by_tokens(view: LayerView) -> list[int]:
-    """Positions in ``active`` by descending workload, ties to the lower id."""
-    tokens = view.routing.tokens
-    return sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
+@lru_cache
+def by_tokens(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Positions of these workloads in descending order, ties to the lower position. (Most layers of a decode have the
+    same workloads: one token for each expert.)"""
+    return tuple(sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True))
 
 
 def settle(view: LayerView, on_gpu: list[bool]) -> Assignment:
     """A choice made expert by expert, run by descending workload, with its makespan in the shared objective."""
-    gpu_ns, cpu_ns = durations(view)
-    costs = view.costs[view.layer]
-    expected = makespan(gpu_ns, cpu_ns, on_gpu, costs.first_cpu_ns, costs.first_gpu_ns)
-    return assignment_of(view, by_tokens(view), on_gpu, expected)
+    return assignment_of(view, by_tokens(view.routing.tokens), on_gpu)
 
 
 class LoadAll:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.parts.assigners import by_tokens
 from policies.parts.objective import assignment_of, together
 
 
@@ -36,10 +37,13 @@ class PipelineAssigner:
     def assign(self, view: LayerView) -> Assignment:
         """Choose the numbers, with the expert in flight (if there is one) on either side."""
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
-        order = sorted(range(len(active)), key=tokens.__getitem__, reverse=True)
-        here = [i for i in order if ready[active[i]] == 0]
-        absent = [i for i in order if ready[active[i]] == INFINITE_NS]
-        coming = [i for i in order if 0 < ready[active[i]] < INFINITE_NS]
+        order = by_tokens(tokens)
+        here: list[int] = []
+        absent: list[int] = []
+        coming: list[int] = []
+        for i in order:
+            transfer = ready[active[i]]
+            (absent if transfer == INFINITE_NS else coming if transfer else here).append(i)
         choice, waits = _choose(view, here, absent, coming, ()), coming
         if coming:
             leaves = _choose(view, here, absent, (), coming)

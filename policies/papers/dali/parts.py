@@ -36,8 +36,7 @@ class GreedyAssigner:
                 t_gpu = gpu
             else:
                 t_cpu = cpu
-        expected = makespan(gpu_ns, cpu_ns, on_gpu, costs.first_cpu_ns, costs.first_gpu_ns)
-        return assignment_of(view, order, on_gpu, expected)
+        return assignment_of(view, order, on_gpu)
 
 
 class BeamAssigner:
@@ -106,14 +105,14 @@ class WindowCache:
 
     def observe(self, view: LayerView) -> None:
         """Add the step's workloads (Eq. 12)."""
-        scores, used = self._scores[view.layer], self._used[view.layer]
-        prefill = view.phase == "prefill"
-        self._begins = not (prefill and self._prefills[view.layer])
-        self._prefills[view.layer] = prefill
-        self._steps[view.layer] += self._begins
+        layer, prefill = view.layer, view.phase == "prefill"
+        self._begins = not (prefill and self._prefills[layer])
+        self._prefills[layer] = prefill
+        self._steps[layer] += self._begins
+        scores, used, step = self._scores[layer], self._used[layer], self._steps[layer]
         for expert, workload in zip(view.routing.active, view.routing.tokens, strict=True):
             scores[expert] += workload
-            used[expert] = self._steps[view.layer]
+            used[expert] = step
 
     def admitted(self, key: ExpertId, group: int) -> None:
         """The expert has, or is promised, a slot."""

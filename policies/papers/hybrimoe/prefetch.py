@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Sequence
-from itertools import repeat
+from itertools import chain
 from operator import neg
 from typing import Literal
 
-from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView
+from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView, expert_ids
 from policies.papers.hybrimoe.schedule import Schedule
 
 
@@ -41,11 +41,8 @@ class ImpactPrefetcher:
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """All forecast experts, resident or not: a pick must not displace the one before it."""
-        protected: set[ExpertId] = set()
-        for forecast in forecasts:
-            if forecast.kind == self.kind:
-                protected.update(map(ExpertId, repeat(forecast.layer), forecast.active))
-        return frozenset(protected)
+        mine = [forecast for forecast in forecasts if forecast.kind == self.kind]
+        return frozenset(chain.from_iterable([expert_ids(forecast.layer, forecast.active) for forecast in mine]))
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """The picks, greatest gain first."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.parts.assigners import by_tokens
 
 Rule = Literal["finish", "device_free"]
 Coming = tuple[int, int]  # when an expert is on the GPU, its tokens
@@ -194,8 +195,7 @@ class SimulationAssigner:
         cached: list[int] = []
         coming: list[int] = []
         absent: list[int] = []
-        order = sorted(range(len(active)), key=tokens.__getitem__, reverse=True)
-        for i in order:
+        for i in by_tokens(tokens):
             transfer = ready[active[i]]
             (absent if transfer == INFINITE_NS else coming if transfer else cached).append(i)
         makespan_ns, loaded, stolen = self.schedule.play(
