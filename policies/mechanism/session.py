@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 
 from policies.mechanism.call_order import CallOrder
 from policies.mechanism.checks import check_assignment, check_composition, check_prefetches
-from policies.mechanism.copy_queue import CopyQueue
+from policies.mechanism.copy_queue import MOST_IN_FLIGHT, CopyQueue
 from policies.mechanism.residency import Residency
 from policies.mechanism.views import (
     Assignment,
@@ -130,11 +130,15 @@ class Session:
         loads is not yet in effect, so only swaps and prefetches may start.
         """
         copies = self._copies
-        if not (copies.queued or copies.in_flight):
-            return None  # nothing to unite for: most calls end here
+        if len(copies.in_flight) >= MOST_IN_FLIGHT:
+            raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {copies.flying}")
+        if demand and copies.has_loads:
+            return copies.start_load()
+        if not copies.has_background:
+            return None
         if self._staying is None:
             self._staying = self._pinned | self._protected
-        return copies.next(self._staying, demand)
+        return copies.start_background(self._staying)
 
     @property
     def queued_copies(self) -> int:
@@ -148,12 +152,8 @@ class Session:
 
     def copied(self, copy: Copy) -> bool:
         """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
-        in_flight, key = self._copies.in_flight, copy.key
-        if not in_flight or copy is not in_flight[0]:
-            raise PolicyError(f"copied: expected the oldest copy in flight, got {key}; {self._copies.flying} are")
-        del in_flight[0]
-        self.residency.finish(copy)
-        layer, expert = key
+        self._copies.end(copy)
+        layer, expert = key = copy.key
         too_late = key in self._too_late
         if too_late:
             self._too_late.remove(key)
@@ -184,15 +184,19 @@ class Session:
         swaps: tuple[Swap | Upload, ...],
     ) -> Plan:
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
-        layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
-        awaited = self._in_flight_for(layer, gpu) if self._copies.in_flight else ()
+        layer, active, gpu, loads, ready = view.layer, view.routing.active, assignment.gpu, assignment.loads, view.ready_ns
+        awaited = self._in_flight_for(layer, gpu) if view.flying else ()
         streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
         released = self.residency.release_unused(layer, gpu)
-        self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
-        self._queue_loads(layer, streamed, loads)
+        self._pinned = set(map(self.residency.ids[layer].__getitem__, active))
+        self._streamed = frozenset(streamed)
+        if streamed or loads:
+            self._queue_loads(layer, streamed, loads)
         self._staying = None
-        resident = tuple([e for e in view.routing.active if ready[e] == 0 and e not in awaited])
+        resident = active
+        if awaited or loads or len(gpu) < len(active):
+            resident = tuple([e for e in active if ready[e] == 0 and e not in awaited])
         if awaited or loads:
             gpu = (*[e for e in gpu if ready[e] == 0 and e not in awaited], *awaited, *loads)
         return Plan(
@@ -202,7 +206,6 @@ class Session:
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
         """Queue the copies that the layer waits for, with the victims that make room."""
-        self._streamed = frozenset(streamed)
         if streamed:
             self._copies.add_streamed(layer, streamed)
             self._awaited.update(streamed)
@@ -216,15 +219,15 @@ class Session:
         layer, true = given.layer, given.routing
         view = LayerView(
             given.step, layer, given.phase, true, given.scores if self._commit is None else None, given.sequences,
-            self._ready(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
+            self._ready_ns(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
             self.residency.view, self._copies.flying,
         )
         routing = self.policy.router.route(view) if self._commit is None else self._commit.routing
         if routing is true:
             return view
-        return view._replace(routing=routing, ready_ns=self._ready(layer, routing, given.h2d_backlog_ns))
+        return view._replace(routing=routing, ready_ns=self._ready_ns(layer, routing, given.h2d_backlog_ns))
 
-    def _ready(self, layer: int, routing: Routing, backlog_ns: int) -> dict[int, int]:
+    def _ready_ns(self, layer: int, routing: Routing, backlog_ns: int) -> dict[int, int]:
         return self.residency.ready_ns(layer, routing.active, self._copies.in_flight, self.costs, backlog_ns)
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
@@ -239,7 +242,9 @@ class Session:
     def _in_flight_for(self, layer: int, gpu: Sequence[int]) -> tuple[int, ...]:
         """The experts of this plan whose copies are in flight already, in the order in which they arrive."""
         mine = [key for key in self._copies.flying if key.layer == layer]
-        self._too_late.update(key for key in mine if key.expert not in gpu)
+        if not mine:
+            return ()
+        self._too_late.update([key for key in mine if key.expert not in gpu])
         awaited = tuple([key.expert for key in mine if key.expert in gpu])
         self._awaited.update(awaited)
         return awaited

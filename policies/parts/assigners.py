@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Literal
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
-from policies.parts.objective import assignment_of
+from policies.parts.objective import assignment_of, durations, makespan
 from policies.protocols import Assigner
 
 
@@ -20,7 +20,10 @@ def by_tokens(tokens: tuple[int, ...]) -> tuple[int, ...]:
 
 def settle(view: LayerView, on_gpu: list[bool]) -> Assignment:
     """A choice made expert by expert, run by descending workload, with its makespan in the shared objective."""
-    return assignment_of(view, by_tokens(view.routing.tokens), on_gpu)
+    gpu_ns, cpu_ns = durations(view)
+    costs = view.costs[view.layer]
+    expected_ns = makespan(gpu_ns, cpu_ns, on_gpu, costs.first_cpu_ns, costs.first_gpu_ns)
+    return assignment_of(view, by_tokens(view.routing.tokens), on_gpu, expected_ns)
 
 
 class LoadAll:

@@ -59,33 +59,20 @@ def together(costs: ExpertCosts, cpu_ns: int, read_ns: int, copies_ns: int) -> t
     return copies_end + cpu_ns - copies_end * cpu_rate // 1000, copies_end
 
 
-def assignment_of(
-    view: LayerView, order: Sequence[int], on_gpu: Sequence[bool], makespan_ns: int | None = None
-) -> Assignment:
+def assignment_of(view: LayerView, order: Sequence[int], on_gpu: Sequence[bool], makespan_ns: int) -> Assignment:
     """The choice as an Assignment. ``order`` holds positions in ``active``, most urgent first; on the GPU, residents
-    run before experts that are still being copied. ``makespan_ns`` None: that of ``makespan``."""
-    active, tokens, ready, costs = view.routing.active, view.routing.tokens, view.ready_ns, view.costs[view.layer]
+    run before experts that are still being copied."""
+    active, ready = view.routing.active, view.ready_ns
     there: list[int] = []
     coming: list[int] = []
     loads: list[int] = []
     cpu: list[int] = []
-    t_gpu, t_cpu = costs.first_gpu_ns, costs.first_cpu_ns
     for i in order:
         expert = active[i]
         if not on_gpu[i]:
             cpu.append(expert)
-            t_cpu += costs.cpu_ns[tokens[i]]
-            continue
-        own = costs if costs.narrow is None else costs.of(expert)
-        duration, transfer = own.gpu_ns[tokens[i]], ready[expert]
-        if not transfer:
+        elif not (transfer := ready[expert]):
             there.append(expert)
-        elif transfer == INFINITE_NS:
-            loads.append(expert)
-            transfer = own.copy_ns
         else:
-            coming.append(expert)
-        t_gpu += duration if duration > transfer else transfer
-    if makespan_ns is None:
-        makespan_ns = max(t_gpu if len(cpu) < len(active) else 0, t_cpu if cpu else 0)
+            (loads if transfer == INFINITE_NS else coming).append(expert)
     return Assignment((*there, *coming, *loads), tuple(cpu), tuple(loads), makespan_ns)

@@ -22,15 +22,7 @@ class Moment(simpy.Event):
 class Clock(simpy.Environment):
     """Time in ns; events of one moment happen in the order in which they were made."""
 
-    _now: int
-
-    def __init__(self) -> None:
-        super().__init__(initial_time=0)
-
-    @property
-    def now(self) -> int:
-        """The present time in ns."""
-        return self._now
+    now: int = 0  # type: ignore[assignment]  # in ns; an attribute, as it is read a dozen times a layer
 
     def passes(self, at_ns: int) -> bool:
         """Go on to ``at_ns`` if no event is due by then; else return False, and the caller has to wait for a Moment.
@@ -39,14 +31,15 @@ class Clock(simpy.Environment):
         """
         if self._queue and self._queue[0][0] <= at_ns:
             return False
-        self._now = at_ns
+        self._now = self.now = at_ns
         return True
 
     def play(self) -> None:
         """``run()``, in a third of its time: until there are no more events. Raises what a process has raised."""
         queue = self._queue
         while queue:
-            self._now, _, _, event = heappop(queue)
+            self.now, _, _, event = heappop(queue)
+            self._now = self.now
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as ``step`` does
             for callback in callbacks:
                 callback(event)

@@ -61,8 +61,7 @@ class CopyLane:
 
     def note_swaps(self, swaps: Sequence[Swap | Upload]) -> None:
         """Note the swaps that the session has queued; the caller wakes the lane."""
-        if swaps:
-            self._requested_ns.update(dict.fromkeys((swap.incoming for swap in swaps), self._clock.now))
+        self._requested_ns.update(dict.fromkeys([swap.incoming for swap in swaps], self._clock.now))
 
     def wake(self) -> None:
         """Start the next piece of work if the lane is free."""

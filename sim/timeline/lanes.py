@@ -155,7 +155,8 @@ class SharedMemory:
     def _time(self, side: int, rate: int, now_ns: int) -> None:
         mine = self._sides[side]
         mine.rate = rate
-        mine.timer = Moment(self._clock, now_ns + mine.remaining_ns(), side, self._fired)
+        left_ns = mine.remaining_ns() if mine.following else -(-mine.left // rate)
+        mine.timer = Moment(self._clock, now_ns + left_ns, side, self._fired)
 
     def _fired(self, timer: simpy.Event) -> None:
         side: int = timer._value

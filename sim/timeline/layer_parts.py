@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Set
 from typing import NamedTuple
 
 import simpy
@@ -34,22 +34,23 @@ class PendingExpert(NamedTuple):
     launched_ns: int
 
 
-@dataclass(slots=True)
 class LayerState:
     """The layer at work. Every layer has a new one, so that nothing is left of the last."""
 
-    layer: int
     hidden_at_ns: int = 0  # when its hidden states are computed
     activations_at_ns: int = -1  # when the CPU has them; -1: not sent
     plan: Plan | None = None  # once it is in effect
-    pending: list[PendingExpert] = field(default_factory=list)  # in the order of their copies
-    streamed: set[int] = field(default_factory=set)  # experts that the layer waits for without using them
+    streamed: Set[int] = frozenset()  # experts that the layer waits for without using them
     later: Plan | None = None  # whose CPU share waits for the GPU's
     with_cpu: bool = False  # whether the CPU has results for it
     outstanding: int = 0  # pending and streamed experts, and 1 for the CPU's share
     combine_first_ns: int = 0  # when the GPU can start to put the parts together,
     combine_launched_ns: int = 0  # and when that has been launched
     over: simpy.Event | None = None  # at the end of the last part, if it is waited for
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+        self.pending: list[PendingExpert] = []  # in the order of their copies
 
 
 class LayerParts:
@@ -94,7 +95,7 @@ class LayerParts:
             batches[layer] += bool(plan.immediate)
             batches[layer + 1] += bool(plan.deferred)
         if plan.streamed:
-            state.streamed.update(plan.streamed)
+            state.streamed = set(plan.streamed)
         state.outstanding = len(state.pending) + len(state.streamed)
         if self._deferred or plan.precomputed or plan.immediate:
             state.with_cpu = True
@@ -170,7 +171,7 @@ class LayerParts:
         if layer != state.layer:
             return
         if expert in state.streamed:
-            state.streamed.remove(expert)
+            state.streamed -= {expert}
             self._put_together_after(state, self.clock.now)
             self._end_part(state)
         elif state.pending and expert == state.pending[0].expert:

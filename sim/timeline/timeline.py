@@ -139,7 +139,8 @@ class Timeline:
             self.recorder.instant(self.clock.now, "withdraw", layer, gone.layer, gone.expert, 0)
         for gone in plan.released:
             h2d.release(gone)
-        h2d.note_swaps(plan.swaps)
+        if plan.swaps:
+            h2d.note_swaps(plan.swaps)
         h2d.hold_demand()
         return plan
 
@@ -222,7 +223,8 @@ class Timeline:
         for (layer, new), (_, old) in updates.adopted:
             self.recorder.instant(now_ns, "evict", layer, -1, old, self._bytes(layer, old))
             self.recorder.instant(now_ns, "place", layer, -1, new, self._bytes(layer, new))
-        self.h2d.note_swaps(updates.queued)
+        if updates.queued:
+            self.h2d.note_swaps(updates.queued)
         self.h2d.wake()
 
     def _bytes(self, layer: int, expert: int) -> int:

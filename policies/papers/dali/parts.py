@@ -36,7 +36,8 @@ class GreedyAssigner:
                 t_gpu = gpu
             else:
                 t_cpu = cpu
-        return assignment_of(view, order, on_gpu)
+        expected_ns = max(t_gpu if True in on_gpu else 0, t_cpu if False in on_gpu else 0)
+        return assignment_of(view, order, on_gpu, expected_ns)
 
 
 class BeamAssigner:
