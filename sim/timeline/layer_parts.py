@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Set
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import simpy
 
@@ -25,13 +25,8 @@ class TokenBytes(NamedTuple):
     routing: int
 
 
-class PendingExpert(NamedTuple):
-    """An expert of the GPU that waits for its copy, and its launch as ``GpuLane.launch`` returns it."""
-
-    expert: int
-    tokens: int
-    first_ns: int
-    launched_ns: int
+# An expert of the GPU that waits for its copy, its tokens, and its launch: what ``GpuLane.launch`` returns.
+PendingExpert: TypeAlias = tuple[int, int, tuple[int, int]]
 
 
 class LayerState:
@@ -97,7 +92,7 @@ class LayerParts:
         if plan.streamed:
             state.streamed = set(plan.streamed)
         state.outstanding = len(state.pending) + len(state.streamed)
-        if self._deferred or plan.precomputed or plan.immediate:
+        if self._deferred or plan.precomputed or (plan.cpu and plan.immediate):
             state.with_cpu = True
             state.outstanding += 1
             if not batches[layer]:
@@ -162,7 +157,7 @@ class LayerParts:
                     self.h2d.free_staged_at(end_ns, ids[expert])
         for expert in plan.gpu[arrived:]:
             launch = gpu.launch(planned_ns, alone_launch_ns, layer, expert)
-            state.pending.append(PendingExpert(expert, workload[expert], *launch))
+            state.pending.append((expert, workload[expert], launch))
         state.combine_first_ns, state.combine_launched_ns = gpu.launch(planned_ns, self.costs.combine_launch_ns, layer)
 
     def _end_copy(self, copy: Copy) -> None:
@@ -174,13 +169,13 @@ class LayerParts:
             state.streamed -= {expert}
             self._put_together_after(state, self.clock.now)
             self._end_part(state)
-        elif state.pending and expert == state.pending[0].expert:
+        elif state.pending and expert == state.pending[0][0]:
             self._run_pending(state, state.pending.pop(0), copy)
             self._end_part(state)
 
     def _run_pending(self, state: LayerState, pending: PendingExpert, copy: Copy) -> None:
         """Run the expert that has just been copied, by itself."""
-        expert, tokens, first_ns, launched_ns = pending
+        expert, tokens, (first_ns, launched_ns) = pending
         costs, now_ns = self.costs.experts[state.layer].of(expert), self.clock.now
         end_ns = self.gpu.run(
             first_ns if first_ns > now_ns else now_ns, launched_ns, costs.gpu_ns[tokens] + costs.first_gpu_ns, "expert",
