@@ -241,10 +241,13 @@ class Session:
 
     def _in_flight_for(self, layer: int, gpu: Sequence[int]) -> tuple[int, ...]:
         """The experts of this plan whose copies are in flight already, in the order in which they arrive."""
-        mine = [key for key in self._copies.flying if key.layer == layer]
-        if not mine:
-            return ()
-        self._too_late.update([key for key in mine if key.expert not in gpu])
-        awaited = tuple([key.expert for key in mine if key.expert in gpu])
-        self._awaited.update(awaited)
+        awaited: tuple[int, ...] = ()
+        for key in self._copies.flying:
+            if key.layer != layer:
+                continue
+            if key.expert in gpu:
+                self._awaited.add(key.expert)
+                awaited = (*awaited, key.expert)
+            else:
+                self._too_late.add(key)
         return awaited

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Literal
 
-from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap
+from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap, expert_ids
 from policies.parts.objective import assignment_of, durations, makespan
 from policies.protocols import When
 
@@ -150,7 +150,8 @@ class WindowCache:
         absent = [expert for expert in range(len(scores)) if expert not in members]
         incoming = sorted(absent, key=scores.__getitem__, reverse=True)[: self.update]
         outgoing = sorted(sorted(resident), key=scores.__getitem__, reverse=self._busiest)[: self.update]
-        pairs = zip(incoming, outgoing, strict=False)
-        chosen = [pair for pair in pairs if not self.guard or scores[pair[0]] > scores[pair[1]]]
+        if self.guard:
+            pairs = [pair for pair in zip(incoming, outgoing, strict=False) if scores[pair[0]] > scores[pair[1]]]
+            incoming, outgoing = [new for new, _ in pairs], [old for _, old in pairs]
         self._scores[layer] = [0] * len(scores)
-        return [Swap(ExpertId(layer, new), ExpertId(layer, old)) for new, old in chosen]
+        return list(map(Swap, expert_ids(layer, incoming), expert_ids(layer, outgoing)))

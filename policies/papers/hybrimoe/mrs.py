@@ -161,8 +161,11 @@ class MrsCache(DemandCache):
         """A layer's member of least S."""
         scores, members = self._scores[layer], self._members[layer]
         if self._orders[layer] is None and self._reached is None:  # few more will be asked for: not worth sorting all
-            first = int(np.where(members, scores, np.inf).argmin())
-            return (scores.item(first), layer, first) if members[first] else None
+            ids = members.nonzero()[0]
+            if not len(ids):
+                return None
+            expert = ids.item(scores[ids].argmin())
+            return scores.item(expert), layer, expert
         order = self._lowest_first(layer)
         return (scores.item(order[0]), layer, order[0]) if order else None
 

@@ -102,14 +102,14 @@ class _ForecastLayer:
                 self._absent.append(tokens)
                 self._ids.append(expert)
         self._room = len(self._ids) if always_room else len(resident) - len(self._cached)  # for picks
-        self.makespan_ns = schedule.play(costs, self._cached, self._absent).makespan_ns
+        self.makespan_ns = schedule.makespan_ns(costs, self._cached, self._absent)
         self._best: tuple[int, int] | None = None  # gain, place among the absent
 
     @property
     def gain_ns(self) -> int:
         """What the best pick takes off the makespan; 0 if there is none."""
         if self._best is None:
-            self._best = self._search() if self._room > 0 else (0, -1)
+            self._best = self._search() if self._room > 0 and self._absent else (0, -1)
         return self._best[0]
 
     def pick(self) -> ExpertId:
@@ -129,7 +129,7 @@ class _ForecastLayer:
             if tokens == last:
                 continue
             last = tokens
-            gain = self.makespan_ns - self._schedule.play(self.costs, *self._with(place)).makespan_ns
+            gain = self.makespan_ns - self._schedule.makespan_ns(self.costs, *self._with(place))
             if gain > best or (gain == best > 0 and self._ids[place] < self._ids[where]):
                 best, where = gain, place
         return best, where
