@@ -45,7 +45,7 @@ def _played(prepared: Prepared, session: Session) -> tuple[list[Row], RoutingErr
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
-    engine = Timeline(session, prepared.played_costs, prepared.demand, token_bytes, errors)
-    engine.run()
-    rows, engine.recorder.rows = engine.recorder.rows, []  # an engine is a cycle, and would keep them
+    timeline = Timeline(session, prepared.played_costs, prepared.demand, token_bytes, errors)
+    timeline.run()
+    rows, timeline.recorder.rows = timeline.recorder.rows, []  # a timeline is a cycle, and would keep them
     return rows, errors

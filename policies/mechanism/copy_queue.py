@@ -14,6 +14,8 @@ from policies.protocols import Composition
 
 MOST_IN_FLIGHT = 2  # the one on the link, and one behind it
 
+NO_UPDATES = Updates()
+
 CacheUpdate: TypeAlias = Swap | Upload | Eviction
 
 
@@ -26,6 +28,7 @@ class CopyQueue:
 
     def __init__(self, policy: Composition, residency: Residency) -> None:
         self.in_flight: list[Copy] = []
+        self.flying: tuple[ExpertId, ...] = ()  # the experts of ``in_flight``
         self._policy, self._residency = policy, residency
         self._demand: deque[Copy] = deque()
         self._prefetches: list[ExpertId] = []
@@ -33,30 +36,50 @@ class CopyQueue:
         self._swaps_of: dict[int, list[ExpertId]] = {}  # by layer: those that were last queued, some copied since
 
     @property
-    def flying(self) -> tuple[ExpertId, ...]:
-        """The experts of the copies in flight."""
-        return tuple([copy.key for copy in self.in_flight])
-
-    @property
     def queued(self) -> int:
         """How many copies wait for the lane."""
         return len(self._demand) + len(self._prefetches) + len(self._swaps)
 
-    def next(self, pinned: Set[ExpertId], demand: bool = True) -> Copy | None:
-        """Start the next copy: demand loads (if they may start) first, and one without a staging slot blocks the rest.
+    @property
+    def has_loads(self) -> bool:
+        """True if demand loads wait for the lane: they come before all other copies."""
+        return bool(self._demand)
 
-        ``pinned`` experts are not displaced.
-        """
-        if len(self.in_flight) >= MOST_IN_FLIGHT:
-            raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {self.flying}")
-        if not self.queued:
+    @property
+    def has_background(self) -> bool:
+        """True if prefetches or cache updates wait for the lane."""
+        return bool(self._prefetches or self._swaps)
+
+    def start_load(self) -> Copy | None:
+        """Start the first demand load; None: it has no staging slot, and blocks the rest."""
+        load = self._demand[0]
+        if load.into == "staging" and self._residency.staging["demand"] < 1:
             return None
-        guarded = {*pinned, *self.flying} if self.in_flight else pinned
-        copy = self._next_demand() if self._demand and demand else self._next_background(guarded)
-        if copy is not None:
-            self._residency.start(copy)
-            self.in_flight.append(copy)
+        return self._start(self._demand.popleft())
+
+    def start_background(self, pinned: Set[ExpertId]) -> Copy | None:
+        """Start the next prefetch or cache update, if one can start. ``pinned`` experts are not displaced."""
+        copy = self._next_background({*pinned, *self.flying} if self.flying else pinned)
+        return None if copy is None else self._start(copy)
+
+    def _next_background(self, pinned: Set[ExpertId]) -> Copy | None:
+        if self._policy.swaps_before_prefetches:
+            return self._next_swap(pinned) or self._next_prefetch(pinned)
+        return self._next_prefetch(pinned) or self._next_swap(pinned)
+
+    def _start(self, copy: Copy) -> Copy:
+        self._residency.start(copy)
+        self.in_flight.append(copy)
+        self.flying = (*self.flying, copy.key)
         return copy
+
+    def end(self, copy: Copy) -> None:
+        """The oldest copy in flight has arrived. Raises PolicyError for another one."""
+        if not self.in_flight or copy is not self.in_flight[0]:
+            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.key}; {self.flying} are")
+        del self.in_flight[0]
+        self.flying = self.flying[1:]
+        self._residency.finish(copy)
 
     def add_loads(self, layer: int, loads: Sequence[int], pinned: Set[ExpertId]) -> list[ExpertId]:
         """Queue demand loads in order, each with its slot and victims; those not admitted go through staging.
@@ -126,7 +149,7 @@ class CopyQueue:
         for key in ranked:
             if key not in flying and not self._residency.holds(key):
                 wanted[key] = None
-        withdrawn = tuple(key for key in self._prefetches if key not in wanted)
+        withdrawn = tuple([key for key in self._prefetches if key not in wanted]) if self._prefetches else ()
         self._prefetches = list(wanted)
         return tuple(wanted), withdrawn
 
@@ -136,11 +159,13 @@ class CopyQueue:
         With ``kept``, updates that need no copy and displace none of these are done at once.
         """
         if not updates:
-            return Updates()
+            return NO_UPDATES
         residency = self._residency
         copies = [update for update in updates if not isinstance(update, Eviction)]
-        evictions = [update.outgoing for update in updates if isinstance(update, Eviction)]
-        leaving = [] if kept is None else [key for key in evictions if key not in kept]
+        leaving: list[ExpertId] = []
+        if kept is not None and len(copies) < len(updates):
+            evictions = [update.outgoing for update in updates if isinstance(update, Eviction)]
+            leaving = [key for key in evictions if key not in kept]
         for copy in copies:
             check_update(self._policy, copy, residency.resident, leaving)
         for layer in {copy.incoming.layer for copy in copies}:
@@ -149,11 +174,11 @@ class CopyQueue:
         evicted: tuple[ExpertId, ...] = ()
         adopted: tuple[Swap, ...] = ()
         if kept is not None:
-            evicted = tuple(key for key in leaving if residency.evict(key))
+            evicted = tuple([key for key in leaving if residency.evict(key)])
             swaps = [swap for swap in copies if isinstance(swap, Swap) and swap.outgoing not in kept]
-            adopted = tuple(swap for swap in swaps if residency.adopt(*swap))
+            adopted = tuple([swap for swap in swaps if residency.adopt(*swap)])
         flying = self.flying
-        queued = tuple(copy for copy in copies if copy.incoming not in flying and copy not in adopted)
+        queued = tuple([copy for copy in copies if copy.incoming not in flying and copy not in adopted])
         for copy in queued:
             self._swaps[copy.incoming] = copy
             self._swaps_of.setdefault(copy.incoming.layer, []).append(copy.incoming)
@@ -175,29 +200,20 @@ class CopyQueue:
                 f"give it demand_slots >= 1"
             )
 
-    def _next_demand(self) -> Copy | None:
-        if self._demand[0].into == "staging" and self._residency.staging["demand"] < 1:
-            return None
-        return self._demand.popleft()
-
-    def _next_background(self, pinned: Set[ExpertId]) -> Copy | None:
-        if self._policy.swaps_before_prefetches:
-            return self._next_swap(pinned) or self._next_prefetch(pinned)
-        return self._next_prefetch(pinned) or self._next_swap(pinned)
-
     def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
         prefetcher, residency = self._policy.prefetcher, self._residency
-        while self._prefetches and (residency.holds(self._prefetches[0]) or self._prefetches[0] in self.flying):
-            self._prefetches.pop(0)  # a swap has copied it since, or is copying it
-        if not self._prefetches or prefetcher is None:
+        prefetches = self._prefetches
+        while prefetches and (residency.holds(prefetches[0]) or prefetches[0] in self.flying):
+            prefetches.pop(0)  # a swap has copied it since, or is copying it
+        if not prefetches or prefetcher is None:
             return None
-        key = self._prefetches[0]
+        key = prefetches[0]
         if prefetcher.into == "cache" and self._overcommitted():
             return None
         victims = residency.promise(key, pinned) if prefetcher.into == "cache" else None
         if victims is None and residency.staging["prefetch"] < 1:
             return None
-        self._prefetches.pop(0)
+        prefetches.pop(0)
         if victims is None:
             return Copy(key, "prefetch", "staging", (), residency.size_of(key))
         return Copy(key, "prefetch", "cache", victims, residency.size_of(key))

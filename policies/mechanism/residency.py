@@ -28,6 +28,7 @@ class Residency:
     ) -> None:
         """``narrow_bytes``: of a narrow copy, by layer; empty if there are none."""
         self.expert_bytes = budget.expert_bytes
+        self._largest_bytes = max(budget.expert_bytes)
         self._experts, self._narrow_bytes = budget.experts, narrow_bytes
         self.ids = expert_ids(budget.layers, budget.experts * (2 if narrow_bytes else 1))
         self.resident: list[set[int]] = [set() for _ in self.expert_bytes]
@@ -112,7 +113,7 @@ class Residency:
         """A swap without a copy, if ``incoming`` is still in a free staging slot: the two exchange their slots."""
         if outgoing.expert not in self.resident[outgoing.layer]:
             return False  # another swap has taken its slot
-        if self.size_of(incoming) < max(self.expert_bytes):
+        if self.size_of(incoming) < self._largest_bytes:
             return False  # a cache slot of that size is too small to become a staging slot
         for intact in self._intact.values():
             if incoming in intact:
@@ -134,37 +135,39 @@ class Residency:
 
     def fill(self, key: ExpertId, victims: Sequence[ExpertId]) -> None:
         """Put ``key`` into the cache slot promised to it without a copy: ``victims`` leave, and it is there at once."""
+        self._take_slot(key, victims)
+        self.resident[key.layer].add(key.expert)
+
+    def start(self, copy: Copy) -> None:
+        """The copy begins: its victims leave, a staged one takes its staging slot."""
+        key = copy.key
+        if copy.into == "cache":
+            group = self._take_slot(key, copy.victims)
+            if self._room[group] < 0:
+                raise PolicyError(f"no room for the copy of {key}: {-self._room[group]} bytes are missing")
+        else:
+            quota = "prefetch" if copy.kind == "prefetch" else "demand"
+            self.staging[quota] -= 1
+            self._quota[key] = quota
+            intact = self._intact[quota]
+            del intact[: max(0, len(intact) - self.staging[quota])]  # slots that hold nothing go first, then the oldest
+        for intact in self._intact.values():
+            if intact and key in intact:
+                intact.remove(key)
+
+    def _take_slot(self, key: ExpertId, victims: Sequence[ExpertId]) -> int:
+        """Give ``key`` the memory promised to it, once ``victims`` have left it; return its group."""
         group = self.group(key.layer)
         for victim in victims:
             self.resident[victim.layer].remove(victim.expert)
             self._room[group] += self.size_of(victim)
         self._room[group] -= self.size_of(key)
-        self.resident[key.layer].add(key.expert)
-
-    def start(self, copy: Copy) -> None:
-        """The copy begins: its victims leave, a staged one takes its staging slot."""
-        group = self.group(copy.key.layer)
-        for victim in copy.victims:
-            self.resident[victim.layer].remove(victim.expert)
-            self._room[group] += self.size_of(victim)
-        if copy.into == "cache":
-            self._room[group] -= self.size_of(copy.key)
-            if self._room[group] < 0:
-                raise PolicyError(f"no room for the copy of {copy.key}: {-self._room[group]} bytes are missing")
-        if copy.into == "staging":
-            quota = "prefetch" if copy.kind == "prefetch" else "demand"
-            self.staging[quota] -= 1
-            self._quota[copy.key] = quota
-            intact = self._intact[quota]
-            del intact[: max(0, len(intact) - self.staging[quota])]  # slots that hold nothing go first, then the oldest
-        for intact in self._intact.values():
-            if copy.key in intact:
-                intact.remove(copy.key)
+        return group
 
     def finish(self, copy: Copy) -> None:
         """The copy has arrived: the expert can be read."""
-        where = self.resident if copy.into == "cache" else self.staged
-        where[copy.key.layer].add(copy.key.expert)
+        layer, expert = copy.key
+        (self.resident if copy.into == "cache" else self.staged)[layer].add(expert)
 
     def release(self, key: ExpertId) -> None:
         """Free the staging slot of ``key``; until another copy takes the slot, a cache update may adopt the expert."""
@@ -188,8 +191,10 @@ class Residency:
     ) -> dict[int, int]:
         """When each of a layer's experts can be read: 0 on the GPU; the last of the copies in flight at the backlog."""
         resident, staged = self.resident[layer], self.staged[layer]
-        there = resident | staged if staged else resident
-        ready = {e: 0 if e in there else INFINITE_NS for e in active}
+        if staged:
+            ready = {e: 0 if e in resident or e in staged else INFINITE_NS for e in active}
+        else:
+            ready = {e: 0 if e in resident else INFINITE_NS for e in active}
         for copy in reversed(flying):
             if copy.key.layer == layer and copy.key.expert in ready:
                 ready[copy.key.expert] = max(backlog_ns, 0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 
 from policies.mechanism.call_order import CallOrder
 from policies.mechanism.checks import check_assignment, check_composition, check_prefetches
-from policies.mechanism.copy_queue import CopyQueue
+from policies.mechanism.copy_queue import MOST_IN_FLIGHT, CopyQueue
 from policies.mechanism.residency import Residency
 from policies.mechanism.views import (
     Assignment,
@@ -52,7 +52,7 @@ class Session:
         self._copies = CopyQueue(policy, self.residency)
         self._pinned: set[ExpertId] = set()
         self._protected: frozenset[ExpertId] = frozenset()
-        self._staying: Set[ExpertId] = frozenset()  # no background copy displaces them
+        self._staying: Set[ExpertId] | None = frozenset()  # no background copy displaces them; None: to be united again
         self._awaited: set[int] = set()  # of the layer at work
         self._streamed: frozenset[int] = frozenset()
         self._too_late: set[ExpertId] = set()
@@ -81,7 +81,7 @@ class Session:
         routed = self._view_of(given)
         policy.cache.observe(routed)
         swaps = self._copies.update(policy.cache.swaps(routed, "routed")).queued
-        precomputed, view = self._leave_out_precomputed(routed)
+        precomputed, view = self._leave_out_precomputed(routed) if self._commit else ((), routed)
         assignment = policy.assigner.assign(view)
         check_assignment(policy, view, assignment, len(self.residency.ids[given.layer]))
         self._view, self._assignment = view, assignment
@@ -96,7 +96,7 @@ class Session:
         if policy.prefetcher is None:
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
-        self._staying = self._pinned | self._protected
+        self._staying = None
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
         check_prefetches(policy, ranked, self._layer, len(self.costs))
@@ -129,7 +129,16 @@ class Session:
         Demand loads come first; a load without a staging slot blocks the rest. ``demand`` False: the plan with the
         loads is not yet in effect, so only swaps and prefetches may start.
         """
-        return self._copies.next(self._staying, demand)
+        copies = self._copies
+        if len(copies.in_flight) >= MOST_IN_FLIGHT:
+            raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {copies.flying}")
+        if demand and copies.has_loads:
+            return copies.start_load()
+        if not copies.has_background:
+            return None
+        if self._staying is None:
+            self._staying = self._pinned | self._protected
+        return copies.start_background(self._staying)
 
     @property
     def queued_copies(self) -> int:
@@ -143,20 +152,18 @@ class Session:
 
     def copied(self, copy: Copy) -> bool:
         """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
-        if not self._copies.in_flight or copy is not self._copies.in_flight[0]:
-            raise PolicyError(f"copied: expected the oldest copy in flight, got {copy.key}; {self._copies.flying} are")
-        del self._copies.in_flight[0]
-        self.residency.finish(copy)
-        layer, expert = copy.key
-        too_late = copy.key in self._too_late
-        self._too_late.discard(copy.key)
+        self._copies.end(copy)
+        layer, expert = key = copy.key
+        too_late = key in self._too_late
+        if too_late:
+            self._too_late.remove(key)
         if layer == self._layer and expert in self._awaited:
             self._awaited.remove(expert)
             if expert in self._streamed:
-                self.residency.release(copy.key)
+                self.residency.release(key)
                 return False
         elif too_late and copy.into == "staging":
-            self.residency.release(copy.key)
+            self.residency.release(key)
             return False
         return True
 
@@ -177,24 +184,28 @@ class Session:
         swaps: tuple[Swap | Upload, ...],
     ) -> Plan:
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
-        layer, gpu, loads, ready = view.layer, assignment.gpu, assignment.loads, view.ready_ns
-        awaited = self._in_flight_for(layer, gpu)
+        layer, active, gpu, loads, ready = view.layer, view.routing.active, assignment.gpu, assignment.loads, view.ready_ns
+        awaited = self._in_flight_for(layer, gpu) if view.flying else ()
         streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
         released = self.residency.release_unused(layer, gpu)
-        self._pinned = set(map(self.residency.ids[layer].__getitem__, view.routing.active))
-        self._queue_loads(layer, streamed, loads)
-        self._staying = self._pinned | self._protected
-        there = tuple([e for e in gpu if ready[e] == 0 and e not in awaited])
-        resident = tuple([e for e in view.routing.active if ready[e] == 0 and e not in awaited])
+        self._pinned = set(map(self.residency.ids[layer].__getitem__, active))
+        self._streamed = frozenset(streamed)
+        if streamed or loads:
+            self._queue_loads(layer, streamed, loads)
+        self._staying = None
+        resident = active
+        if awaited or loads or len(gpu) < len(active):
+            resident = tuple([e for e in active if ready[e] == 0 and e not in awaited])
+        if awaited or loads:
+            gpu = (*[e for e in gpu if ready[e] == 0 and e not in awaited], *awaited, *loads)
         return Plan(
-            layer, routing, (*there, *awaited, *loads), assignment.cpu, loads, awaited, precomputed, withdrawn,
-            released, swaps, resident, assignment.makespan_ns, streamed, assignment.deferred,
+            layer, routing, gpu, assignment.cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
+            assignment.makespan_ns, streamed, assignment.deferred,
         )
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
         """Queue the copies that the layer waits for, with the victims that make room."""
-        self._streamed = frozenset(streamed)
         if streamed:
             self._copies.add_streamed(layer, streamed)
             self._awaited.update(streamed)
@@ -208,29 +219,35 @@ class Session:
         layer, true = given.layer, given.routing
         view = LayerView(
             given.step, layer, given.phase, true, given.scores if self._commit is None else None, given.sequences,
-            self._ready(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
+            self._ready_ns(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
             self.residency.view, self._copies.flying,
         )
         routing = self.policy.router.route(view) if self._commit is None else self._commit.routing
         if routing is true:
             return view
-        return view._replace(routing=routing, ready_ns=self._ready(layer, routing, given.h2d_backlog_ns))
+        return view._replace(routing=routing, ready_ns=self._ready_ns(layer, routing, given.h2d_backlog_ns))
 
-    def _ready(self, layer: int, routing: Routing, backlog_ns: int) -> dict[int, int]:
+    def _ready_ns(self, layer: int, routing: Routing, backlog_ns: int) -> dict[int, int]:
         return self.residency.ready_ns(layer, routing.active, self._copies.in_flight, self.costs, backlog_ns)
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
         """Take the experts that the CPU computes ahead out of the view."""
         commit, self._commit = self._commit, None
-        if commit is None or not commit.precompute:
+        assert commit is not None
+        if not commit.precompute:
             return (), view
         rest = view.routing.without(commit.precompute)
         return tuple(e for e in view.routing.active if e not in rest.active), view._replace(routing=rest)
 
     def _in_flight_for(self, layer: int, gpu: Sequence[int]) -> tuple[int, ...]:
         """The experts of this plan whose copies are in flight already, in the order in which they arrive."""
-        mine = [key for key in self._copies.flying if key.layer == layer]
-        self._too_late.update(key for key in mine if key.expert not in gpu)
-        awaited = tuple([key.expert for key in mine if key.expert in gpu])
-        self._awaited.update(awaited)
+        awaited: tuple[int, ...] = ()
+        for key in self._copies.flying:
+            if key.layer != layer:
+                continue
+            if key.expert in gpu:
+                self._awaited.add(key.expert)
+                awaited = (*awaited, key.expert)
+            else:
+                self._too_late.add(key)
         return awaited

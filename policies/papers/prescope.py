@@ -171,7 +171,7 @@ class CrossLayerAssigner:
     def assign(self, view: LayerView) -> Assignment:
         """Try each number of loads."""
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
-        order = by_tokens(view)
+        order = by_tokens(view.routing.tokens)
         absent = [i for i in order if ready[active[i]] == INFINITE_NS]
         present = [i for i in order if ready[active[i]] < INFINITE_NS]
         arrives_ns = max((ready[active[i]] for i in present), default=0)

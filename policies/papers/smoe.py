@@ -259,7 +259,7 @@ class TwoPointer:
         on_cpu = missing[loads:][::-1]
         self._past.extend(cpu_ns[i] + (first_cpu_ns if place == 0 else 0) for place, i in enumerate(on_cpu))
         on_gpu = [i not in on_cpu for i in range(len(active))]
-        order = [i for i in by_tokens(view) if i not in missing] + missing[:loads] + on_cpu
+        order = [i for i in by_tokens(view.routing.tokens) if i not in missing] + missing[:loads] + on_cpu
         return assignment_of(view, order, on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, first_cpu_ns, first_gpu_ns))
 
     def _loads(self, view: LayerView, cpu_ns: Sequence[int]) -> int:

@@ -3,25 +3,46 @@ and two that choose another assigner by the step."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
-from policies.parts.objective import assignment_of, durations, makespan
 from policies.protocols import Assigner
 
 
-def by_tokens(view: LayerView) -> list[int]:
-    """Positions in ``active`` by descending workload, ties to the lower id."""
-    tokens = view.routing.tokens
-    return sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
+@lru_cache
+def by_tokens(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Positions of these workloads in descending order, ties to the lower position. (Most layers of a decode have the
+    same workloads: one token for each expert.)"""
+    return tuple(sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True))
 
 
 def settle(view: LayerView, on_gpu: list[bool]) -> Assignment:
     """A choice made expert by expert, run by descending workload, with its makespan in the shared objective."""
-    gpu_ns, cpu_ns = durations(view)
-    costs = view.costs[view.layer]
-    expected = makespan(gpu_ns, cpu_ns, on_gpu, costs.first_cpu_ns, costs.first_gpu_ns)
-    return assignment_of(view, by_tokens(view), on_gpu, expected)
+    active, tokens, ready, costs = view.routing.active, view.routing.tokens, view.ready_ns, view.costs[view.layer]
+    there: list[int] = []
+    coming: list[int] = []
+    loads: list[int] = []
+    cpu: list[int] = []
+    t_gpu, t_cpu, cpu_ns = costs.first_gpu_ns, costs.first_cpu_ns, costs.cpu_ns
+    for i in by_tokens(tokens):  # ``makespan`` of ``durations``, and ``assignment_of``, in one loop
+        expert = active[i]
+        if not on_gpu[i]:
+            cpu.append(expert)
+            t_cpu += cpu_ns[tokens[i]]
+            continue
+        own = costs if costs.narrow is None else costs.of(expert)
+        duration, transfer = own.gpu_ns[tokens[i]], ready[expert]
+        if not transfer:
+            there.append(expert)
+        elif transfer == INFINITE_NS:
+            loads.append(expert)
+            transfer = own.copy_ns
+        else:
+            coming.append(expert)
+        t_gpu += duration if duration > transfer else transfer
+    expected_ns = max(t_gpu if len(cpu) < len(active) else 0, t_cpu if cpu else 0)
+    return Assignment((*there, *coming, *loads), tuple(cpu), tuple(loads), expected_ns)
 
 
 class LoadAll:

@@ -9,6 +9,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Container, Sequence
+from itertools import repeat
 
 from policies.mechanism.views import ExpertId, LayerView, Swap
 from policies.parts.lazy_heap import LazyHeap
@@ -88,11 +89,11 @@ class LruCache(DemandCache):
         self._home: dict[tuple[int, int], OrderedDict[ExpertId, None]] = {}
 
     def observe(self, view: LayerView) -> None:
-        layer, home = view.layer, self._home
-        for expert in view.routing.active:
-            group = home.get((layer, expert))
+        home = self._home
+        for key in zip(repeat(view.layer), view.routing.active, strict=False):
+            group = home.get(key)
             if group is not None:
-                group.move_to_end((layer, expert))  # type: ignore[arg-type]  # equal to its ExpertId, and cheaper
+                group.move_to_end(key)  # type: ignore[arg-type]  # equal to its ExpertId, and cheaper
 
     def admitted(self, key: ExpertId, group: int) -> None:
         home = self._home[key] = self._groups.setdefault(group, OrderedDict())

@@ -157,4 +157,4 @@ class ExactAssigner:
         gpu_ns, cpu_ns = durations(view)
         first = view.costs[view.layer].first_cpu_ns, view.costs[view.layer].first_gpu_ns
         on_gpu = self._solve(gpu_ns, cpu_ns, *first)
-        return assignment_of(view, by_tokens(view), on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, *first))
+        return assignment_of(view, by_tokens(view.routing.tokens), on_gpu, makespan(gpu_ns, cpu_ns, on_gpu, *first))

@@ -71,7 +71,8 @@ def assignment_of(view: LayerView, order: Sequence[int], on_gpu: Sequence[bool],
         expert = active[i]
         if not on_gpu[i]:
             cpu.append(expert)
-            continue
-        transfer = ready[expert]
-        (loads if transfer == INFINITE_NS else coming if transfer else there).append(expert)
+        elif not (transfer := ready[expert]):
+            there.append(expert)
+        else:
+            (loads if transfer == INFINITE_NS else coming).append(expert)
     return Assignment((*there, *coming, *loads), tuple(cpu), tuple(loads), makespan_ns)

@@ -12,11 +12,13 @@ it is longer than what it launches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.parts.assigners import by_tokens
 from policies.parts.objective import assignment_of, together
+
+_MOST_KNOWN = 4096  # choices
 
 
 class Choice(NamedTuple):
@@ -27,22 +29,45 @@ class Choice(NamedTuple):
     loads: int
 
 
+Workloads: TypeAlias = tuple[int, ...]  # tokens of experts, descending
+
+
+class Layer(NamedTuple):
+    """What a choice depends on: the experts of a layer on the GPU, absent, and in flight, these to run on the GPU
+    (``awaited``) or on the CPU (``left``); and when the link and the CPU are free."""
+
+    here: Workloads
+    absent: Workloads
+    awaited: Workloads
+    left: Workloads
+    h2d_backlog_ns: int
+    cpu_backlog_ns: int
+
+
 class PipelineAssigner:
     """The choice of least makespan; among equals, the one with the most residents on the GPU and the fewest loads.
 
     An expert that is being copied runs on the GPU only where waiting for it is no slower than the CPU.
     """
 
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Layer], Choice] = {}  # by layer of the model: many layers of a decode are alike
+
     def assign(self, view: LayerView) -> Assignment:
         """Choose the numbers, with the expert in flight (if there is one) on either side."""
         active, tokens, ready = view.routing.active, view.routing.tokens, view.ready_ns
-        order = sorted(range(len(active)), key=tokens.__getitem__, reverse=True)
-        here = [i for i in order if ready[active[i]] == 0]
-        absent = [i for i in order if ready[active[i]] == INFINITE_NS]
-        coming = [i for i in order if 0 < ready[active[i]] < INFINITE_NS]
-        choice, waits = _choose(view, here, absent, coming, ()), coming
+        order = by_tokens(tokens)
+        here: list[int] = []
+        absent: list[int] = []
+        coming: list[int] = []
+        for i in order:
+            transfer = ready[active[i]]
+            (absent if transfer == INFINITE_NS else coming if transfer else here).append(i)
+        workloads = (tuple([tokens[i] for i in places]) for places in (here, absent, coming))
+        layer = Layer(*workloads, (), view.h2d_backlog_ns, view.cpu_backlog_ns)
+        choice, waits = self._choose(view, layer), coming
         if coming:
-            leaves = _choose(view, here, absent, (), coming)
+            leaves = self._choose(view, layer._replace(awaited=(), left=layer.awaited))
             if leaves.makespan_ns < choice.makespan_ns:
                 choice, waits = leaves, []
         on_gpu = [False] * len(active)
@@ -50,33 +75,42 @@ class PipelineAssigner:
             on_gpu[i] = True
         return assignment_of(view, order, on_gpu, choice.makespan_ns)
 
+    def _choose(self, view: LayerView, layer: Layer) -> Choice:
+        """``choose``, kept where the link is free, as its backlog is hardly ever the same."""
+        costs = view.costs[view.layer]
+        if layer.h2d_backlog_ns:
+            return choose(costs, layer)
+        key = view.layer, layer
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = choose(costs, layer)
+        return self._known[key]
 
-def _choose(
-    view: LayerView, here: Sequence[int], absent: Sequence[int], awaited: Sequence[int], left: Sequence[int]
-) -> Choice:
-    """The best numbers; ``awaited`` is in flight, ``left`` is in flight too and runs on the CPU all the same."""
-    tokens, costs = view.routing.tokens, view.costs[view.layer]
+
+def choose(costs: ExpertCosts, layer: Layer) -> Choice:
+    """The best numbers."""
+    here, absent, awaited, left, _, _ = layer
     gpu_ns, cpu_ns, alone_ns = costs.gpu_ns, costs.cpu_ns, costs.first_gpu_ns
-    gpu = sum([_on_gpu_ns(costs, tokens[i]) for i in (*here, *awaited)]) + len(awaited) * alone_ns
-    cpu = sum([cpu_ns[tokens[i]] for i in (*absent, *left)])
-    last_ns = gpu_ns[tokens[awaited[0]]] + alone_ns if awaited else None
+    gpu = sum([_on_gpu_ns(costs, tokens) for tokens in (*here, *awaited)]) + len(awaited) * alone_ns
+    cpu = sum([cpu_ns[tokens] for tokens in (*absent, *left)])
+    last_ns = gpu_ns[awaited[0]] + alone_ns if awaited else None
     experts = len(absent) + len(left)  # that the CPU computes
-    best, floor = _with_loads(view, len(here), gpu, cpu, experts, absent, last_ns, INFINITE_NS)
+    best, floor = _with_loads(costs, layer, len(here), gpu, cpu, experts, last_ns, INFINITE_NS)
     for stay in range(len(here) - 1, -1, -1):
         if floor >= best.makespan_ns:
             break  # the GPU is not the bottleneck, and the CPU's work only grows
-        gpu -= _on_gpu_ns(costs, tokens[here[stay]])
-        cpu += cpu_ns[tokens[here[stay]]]
+        gpu -= _on_gpu_ns(costs, here[stay])
+        cpu += cpu_ns[here[stay]]
         experts += 1
-        choice, floor = _with_loads(view, stay, gpu, cpu, experts, absent, last_ns, best.makespan_ns)
+        choice, floor = _with_loads(costs, layer, stay, gpu, cpu, experts, last_ns, best.makespan_ns)
         if choice.makespan_ns < best.makespan_ns:
             best = choice
     return best
 
 
 def _with_loads(
-    view: LayerView, stay: int, gpu: int, cpu: int, experts: int, absent: Sequence[int], last_ns: int | None,
-    below_ns: int,
+    costs: ExpertCosts, layer: Layer, stay: int, gpu: int, cpu: int, experts: int, last_ns: int | None, below_ns: int
 ) -> tuple[Choice, int]:
     """The best number of loads, and the least makespan in ns that a GPU which computes in no time would allow; both are
     right as far as they are below ``below_ns``.
@@ -84,15 +118,13 @@ def _with_loads(
     Without any load, the GPU works for ``gpu`` ns in addition to kernels that residents share, the last ``last_ns`` of
     them on the expert in flight (None: there is none), and the CPU for ``cpu`` ns on ``experts``.
     """
-    tokens, costs = view.routing.tokens, view.costs[view.layer]
     gpu_ns, cpu_ns, copy_ns, alone_ns = costs.gpu_ns, costs.cpu_ns, costs.copy_ns, costs.first_gpu_ns
-    start, copies = view.cpu_backlog_ns + costs.exchange_ns + costs.first_cpu_ns, view.h2d_backlog_ns
+    start, copies = layer.cpu_backlog_ns + costs.exchange_ns + costs.first_cpu_ns, layer.h2d_backlog_ns
     gpu += alone_ns if stay else 0
     cpu_end, arrived = _together(costs, start, cpu, experts, copies)
     floor = max(cpu_end, 0 if last_ns is None else arrived + last_ns)
     least_ns, best = min(max(gpu, floor), below_ns), 0
-    for loads, i in enumerate(absent, 1):  # some hundred thousand in a run: without calls of min and max
-        count = tokens[i]
+    for loads, count in enumerate(layer.absent, 1):  # some hundred thousand in a run: without calls of min and max
         cpu -= cpu_ns[count]
         copies += copy_ns
         if copies >= least_ns:

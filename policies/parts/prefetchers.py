@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Literal, Protocol
 
 from policies.mechanism.shared_dram import rates_together
-from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView, Phase
+from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView, Phase, expert_ids
 
 LATER_USES = 0.5  # of a prefetched expert while it stays, beyond those of the expert that it displaces, where no cache
 # tells: between 0 and 1 in the models tried, and least where any expert is as likely as another
@@ -57,12 +58,12 @@ class TopPrefetcher:
             return ()
         layer, there = forecast.layer, view.residency.resident[forecast.layer]
         absent = [expert for expert in forecast.active[: self._considered] if expert not in there]
-        return [ExpertId(layer, expert) for expert in absent[: self.size]]
+        return expert_ids(layer, absent[: self.size])
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """The experts that the forecast names, where prefetches displace residents."""
         forecast = next_forecast(view, forecasts, self.kind) if self._protects else None
-        return frozenset() if forecast is None else frozenset(ExpertId(forecast.layer, e) for e in forecast.active)
+        return frozenset() if forecast is None else frozenset(expert_ids(forecast.layer, forecast.active))
 
 
 class Valued(Protocol):
@@ -94,26 +95,33 @@ class ForecastPrefetcher:
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """Absent experts worth a copy; the link carries this layer's loads first, then one prefetch after another."""
         costs = view.costs[view.layer]
-        takes_ns, slows_ns = _copy_among_layers(costs, self._busy(view, plan), _rates(view, plan))
+        cpu_ns = _cpu_ns(view, plan)
+        rates = rates_together(costs, cpu_ns, len(plan.cpu) * costs.cpu_ns[1])
+        takes_ns, slows_ns = _copy_among_layers(costs, self._busy_mean_ns(view.phase, cpu_ns), rates)
         link_ns = view.h2d_backlog_ns + len(plan.loads) * takes_ns
         layer_ns = plan.makespan_ns + costs.between_ns
         ranked = []
-        for forecast in sorted(forecasts, key=attrgetter("layer")):
-            layer = forecast.layer
-            there, cpu_ns = view.residency.resident[layer], view.costs[layer].cpu_ns
-            ahead_ns = (layer - view.layer) * layer_ns
-            absent = [each for each in zip(forecast.active, forecast.tokens, strict=True) if each[0] not in there]
+        for forecast in sorted(forecasts, key=attrgetter("layer")) if len(forecasts) > 1 else forecasts:
+            layer, resident = forecast.layer, view.residency.resident[forecast.layer]
+            absent = [pair for pair in zip(forecast.active, forecast.tokens, strict=True) if pair[0] not in resident]
+            if not absent:
+                continue
+            ahead_ns, expert_ns = (layer - view.layer) * layer_ns, view.costs[layer].cpu_ns
             later_uses = self._later_uses(layer, [expert for expert, _ in absent])
             for (expert, tokens), uses in zip(absent, later_uses, strict=True):
-                late_ns = max(link_ns + takes_ns - ahead_ns, 0)
-                if max(cpu_ns[tokens] - late_ns, 0) + uses * cpu_ns[1] > slows_ns:
+                saved_ns, late_ns = expert_ns[tokens], link_ns + takes_ns - ahead_ns
+                if late_ns > 0:
+                    saved_ns = max(saved_ns - late_ns, 0)
+                if saved_ns + uses * expert_ns[1] > slows_ns:
                     ranked.append(ExpertId(layer, expert))
                     link_ns += takes_ns
         return ranked
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """All forecast experts, resident or not."""
-        return frozenset([ExpertId(forecast.layer, expert) for forecast in forecasts for expert in forecast.active])
+        return frozenset(
+            chain.from_iterable([expert_ids(forecast.layer, forecast.active) for forecast in forecasts])
+        )
 
     def _later_uses(self, layer: int, experts: Sequence[int]) -> Sequence[float]:
         """Of each expert, if it is copied now."""
@@ -122,24 +130,19 @@ class ForecastPrefetcher:
         known = self._cache.advantages(layer, experts, 0 if self.pooled else layer)
         return [LATER_USES if advantage is None else advantage for advantage in known]
 
-    def _busy(self, view: LayerView, plan: Assignment) -> int:
-        """How long the CPU computes in a layer of this phase: a running mean."""
-        now_ns = _cpu_ns(view, plan)
-        before = self._busy_ns.get(view.phase, now_ns * MEAN_OF)
-        self._busy_ns[view.phase] = before + now_ns - before // MEAN_OF
-        return self._busy_ns[view.phase] // MEAN_OF
+    def _busy_mean_ns(self, phase: Phase, cpu_ns: int) -> int:
+        """CPU time in ns of a layer of this phase: a running mean, which takes up ``cpu_ns`` of the present layer."""
+        before_ns = self._busy_ns.get(phase, cpu_ns * MEAN_OF)
+        self._busy_ns[phase] = now_ns = before_ns + cpu_ns - before_ns // MEAN_OF
+        return now_ns // MEAN_OF
 
 
 def _cpu_ns(view: LayerView, plan: Assignment) -> int:
-    """What the CPU's experts of a plan take alone."""
+    """Time in ns of a plan's CPU experts, one after another and without contention."""
+    if not plan.cpu:
+        return 0
     cpu_ns, workload = view.costs[view.layer].cpu_ns, view.routing.workload()
     return sum([cpu_ns[workload[expert]] for expert in plan.cpu])
-
-
-def _rates(view: LayerView, plan: Assignment) -> tuple[int, int]:
-    """Those of the plan's CPU experts next to copies."""
-    costs = view.costs[view.layer]
-    return rates_together(costs, _cpu_ns(view, plan), len(plan.cpu) * costs.cpu_ns[1])
 
 
 def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int]) -> tuple[int, int]:
@@ -159,7 +162,7 @@ class NextLayer(NoProtection):
     into: Literal["cache", "staging"] = "staging"
 
     def __init__(self, layers: int, experts: int) -> None:
-        self._ids = [[ExpertId(layer, expert) for expert in range(experts)] for layer in range(layers)]
+        self._ids = [expert_ids(layer, range(experts)) for layer in range(layers)]
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """In id order; no forecast is used."""

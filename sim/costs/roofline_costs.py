@@ -20,7 +20,7 @@ twentieth of that of its projections).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -92,23 +92,34 @@ class RooflineSteps:
 
     shape: ModelShape
     hardware: Hardware
+    _known: dict[tuple[int, int], StepCosts] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
+        attention_ns = time_ns(self.shape.mean_of_layers(lambda kind: self._attention_ns(kind, tokens, context)))
+        size = tokens, len(context)
+        if size not in self._known:
+            self._known[size] = self._without_attention(*size)
+        costs = self._known[size]
+        return costs._replace(
+            attention_ns=attention_ns, dense_ns=costs.dense_ns + self.shape.dense_layers * attention_ns
+        )
+
+    def _without_attention(self, tokens: int, sequences: int) -> StepCosts:
+        """A step's costs without attention, of which nothing depends on the contexts."""
         shape, link = self.shape, self.hardware.link
-        attention_ns = time_ns(shape.mean_of_layers(lambda kind: self._attention_ns(kind, tokens, context)))
         gate_ns = self._product_ns(shape.hidden * shape.experts, tokens, GATE_KERNELS)
-        dense_ns = attention_ns + self._product_ns(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
+        dense_ns = self._product_ns(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
         return StepCosts(
-            attention_ns=attention_ns,
+            attention_ns=0,
             dense_ns=shape.dense_layers * dense_ns,
             gate_ns=gate_ns,
             speculate_ns=gate_ns,
             estimator_ns=self._product_ns(_estimator_params(shape), tokens, ESTIMATOR_KERNELS),
             shared_ns=self._product_ns(shape.shared_params, tokens, EXPERT_KERNELS),
             combine_ns=self._gpu_ns((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
-            head_ns=self._product_ns(shape.vocab * shape.hidden, len(context), HEAD_KERNELS),
+            head_ns=self._product_ns(shape.vocab * shape.hidden, sequences, HEAD_KERNELS),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES),
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),

@@ -283,6 +283,7 @@ class FormatRate(NamedTuple):
 _Rates = Mapping[Processor, tuple[FormatRate, ...]]
 
 
+@cache
 def read_fraction(processor: Processor, bits: float) -> float:
     """The rate of ``processor`` with ``bits`` per weight, as a fraction of that with 16 bits; 1 from 16 bits on."""
     rows = format_rates()[processor]

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import simpy
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap, Upload
 from sim.runs.spans import SpanRecorder
+from sim.timeline.clock import Clock, Moment
 from sim.timeline.lanes import Lane, Neighbour, SharedMemory
+
+
+class CpuResult(NamedTuple):
+    """The sum of a layer's CPU experts, which goes to the GPU; ``done`` is called when it has arrived."""
+
+    layer: int
+    tokens: int
+    duration_ns: int
+    size_bytes: int
+    done: Callable[[], None]
+    ready_ns: int
 
 
 class CopyLane:
@@ -21,37 +34,36 @@ class CopyLane:
     """
 
     def __init__(
-        self, env: simpy.Environment, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
+        self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         session: Session, back: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
     ) -> None:
-        self._env, self._memory, self._recorder, self._costs = env, memory, recorder, costs
+        self._clock, self._memory, self._recorder, self._costs = clock, memory, recorder, costs
         self._session, self._back, self._cpu_until_ns, self._arrived = session, back, cpu_until_ns, arrived
-        self._result: tuple[int, int, int, int, Callable[[], None]] | None = None
+        self._result: CpuResult | None = None
         self._busy = False
         self._demand_may_start = True
-        self._queued = {"demand": 0, "prefetch": 0}  # when the latest of each kind was queued
-        self._asked: dict[ExpertId, int] = {}  # when each swap was
+        self._queued_ns = {"demand": 0, "prefetch": 0}  # when the latest of each kind was queued
+        self._requested_ns: dict[ExpertId, int] = {}  # when each swap was
         self._slots = dict(session.residency.staging)  # free staging slots, as last seen
-        self._slot_since = dict.fromkeys(self._slots, 0)  # when there last was one again
+        self._slot_since_ns = dict.fromkeys(self._slots, 0)  # when there last was one again
         self._resting = False  # whether the free lane has found no work that could start
 
-    def queued(self, kind: str) -> None:
+    def start_queued(self, kind: Literal["demand", "prefetch"]) -> None:
         """Note that the session may have new copies of this kind, which may start."""
-        self._queued[kind] = int(self._env.now)
+        self._queued_ns[kind] = self._clock.now
         self._demand_may_start = True
         self.wake()
 
     def hold_demand(self) -> None:
-        """Note a plan that takes effect later: until demand loads are ``queued``, only other copies may start."""
+        """Note a plan that takes effect later: until ``start_queued``, no demand loads may start, only other copies."""
         self._demand_may_start = False
         self.wake()
 
-    def asked(self, swaps: Sequence[Swap | Upload]) -> None:
+    def note_swaps(self, swaps: Sequence[Swap | Upload]) -> None:
         """Note the swaps that the session has queued; the caller wakes the lane."""
-        if swaps:
-            self._asked.update(dict.fromkeys((swap.incoming for swap in swaps), int(self._env.now)))
+        self._requested_ns.update(dict.fromkeys([swap.incoming for swap in swaps], self._clock.now))
 
-    def wake(self, _: simpy.Event | None = None) -> None:
+    def wake(self) -> None:
         """Start the next piece of work if the lane is free."""
         if self._busy:
             return
@@ -64,35 +76,36 @@ class CopyLane:
         else:
             self._start(copy)
 
-    def left_ns(self) -> int:
-        """What is left of the running transfer."""
-        return self._memory.left_ns(SharedMemory.H2D) if self._busy else 0
+    def remaining_ns(self) -> int:
+        """Time in ns that is left of the running transfer."""
+        return self._memory.remaining_ns(SharedMemory.H2D) if self._busy else 0
 
     def backlog_ns(self) -> int:
-        """What is left of the running transfer, and all that waits for the lane, at the rate of uncontended copies."""
-        return self.left_ns() + self._session.queued_copies * self._costs[0].copy_ns
+        """Time in ns of the rest of the running transfer, and of all that waits for the lane, without contention."""
+        return self.remaining_ns() + self._session.queued_copies * self._costs[0].copy_ns
 
-    def send_result(self, layer: int, tokens: int, duration: int, size_bytes: int, done: Callable[[], None]) -> None:
+    def send_result(
+        self, layer: int, tokens: int, duration_ns: int, size_bytes: int, done: Callable[[], None]
+    ) -> None:
         """Carry the CPU experts' result to the GPU, next after the copy that is running."""
-        self._result = (layer, tokens, duration, size_bytes, done)
-        self._result_ready = int(self._env.now)
+        self._result = CpuResult(layer, tokens, duration_ns, size_bytes, done, self._clock.now)
         self.wake()
 
     def release(self, staged: ExpertId) -> None:
         """Record that a staging slot came free."""
+        now_ns = self._clock.now
         for quota, free in self._session.residency.staging.items():
             if free and not self._slots[quota]:
-                self._slot_since[quota] = int(self._env.now)
+                self._slot_since_ns[quota] = now_ns
             self._slots[quota] = free
-        (layer, expert), now = staged, int(self._env.now)
-        self._recorder.instant(now, "release", layer, -1, expert, self._costs[layer].of(expert).expert_bytes)
+        layer, expert = staged
+        self._recorder.instant(now_ns, "release", layer, -1, expert, self._costs[layer].of(expert).expert_bytes)
 
-    def free_staged_at(self, end: int, staged: ExpertId) -> None:
-        """Free the slot of a staged expert at ``end``, when the GPU span that uses it ends."""
-        event = self._env.timeout(end - self._env.now, staged)
-        event.callbacks.append(self._computed)
+    def free_staged_at(self, end_ns: int, staged: ExpertId) -> None:
+        """Free the slot of a staged expert at ``end_ns``, when the GPU span that uses it ends."""
+        Moment(self._clock, end_ns, staged, self._free_staged)
 
-    def _computed(self, event: simpy.Event) -> None:
+    def _free_staged(self, event: simpy.Event) -> None:
         staged = event.value
         assert isinstance(staged, ExpertId)
         self._session.computed(staged)
@@ -101,41 +114,42 @@ class CopyLane:
 
     def _start(self, copy: Copy) -> None:
         self._busy = True
-        now, recorder = int(self._env.now), self._recorder
+        now_ns, recorder = self._clock.now, self._recorder
+        layer, expert = copy.key
+        copy_ns = self._costs[layer].of(expert).copy_ns
         for victim in copy.victims:
             size_bytes = self._costs[victim.layer].of(victim.expert).expert_bytes
-            recorder.instant(now, "evict", victim.layer, -1, victim.expert, size_bytes)
+            recorder.instant(now_ns, "evict", victim.layer, -1, victim.expert, size_bytes)
             if self._session.policy.writes_back:
-                self._write_back(victim, now, self._costs[copy.key.layer].of(copy.key.expert).copy_ns)
-        self._copy, self._begin = copy, (self._ready(copy), now, recorder.step, recorder.phase)
+                self._write_back(victim, now_ns, copy_ns)
+        self._copy, self._begin = copy, (self._ready_ns(copy, now_ns), now_ns, recorder.step, recorder.phase)
         self._resting = False
-        copy_ns = self._costs[copy.key.layer].of(copy.key.expert).copy_ns
-        self._memory.start(SharedMemory.H2D, (copy_ns,), self._copied)
+        self._memory.start(SharedMemory.H2D, (copy_ns,), self._end)
 
-    def _write_back(self, victim: ExpertId, now: int, copy_ns: int) -> None:
-        """Reserve the lane back from ``now`` on, when a copy of ``copy_ns`` starts."""
+    def _write_back(self, victim: ExpertId, now_ns: int, copy_ns: int) -> None:
+        """Reserve the lane back from ``now_ns`` on, when a copy of ``copy_ns`` starts."""
         (layer, expert), costs = victim, self._costs[victim.layer].of(victim.expert)
         rate = costs.both_ways_permille
-        copies_until = now + copy_ns * 1000 // rate + self._session.queued_copies * copy_ns
-        copies, experts = Neighbour(rate, lambda: copies_until), Neighbour(costs.copy_permille, self._cpu_until_ns)
-        start = max(now, self._back.free_ns)
-        duration = experts.slowed(copies.slowed(costs.writeback_ns, start), start)
-        end = self._back.reserve(now, duration, "writeback", layer, expert, 0, costs.expert_bytes)
-        self._memory.write_back(start, end, rate)
+        until_ns = now_ns + copy_ns * 1000 // rate + self._session.queued_copies * copy_ns
+        copies, experts = Neighbour(rate, lambda: until_ns), Neighbour(costs.copy_permille, self._cpu_until_ns)
+        start_ns = max(now_ns, self._back.free_ns)
+        duration_ns = experts.slowed(copies.slowed(costs.writeback_ns, start_ns), start_ns)
+        end_ns = self._back.reserve(now_ns, duration_ns, "writeback", layer, expert, 0, costs.expert_bytes)
+        self._memory.write_back(start_ns, end_ns, rate)
 
-    def _ready(self, copy: Copy) -> int:
-        """When the copy, which starts now, could have started."""
-        queued = self._asked.pop(copy.key) if copy.kind == "swap" else self._queued[copy.kind]
+    def _ready_ns(self, copy: Copy, now_ns: int) -> int:
+        """Time in ns at which the copy, which starts now, could have started."""
+        queued_ns = self._requested_ns.pop(copy.key) if copy.kind == "swap" else self._queued_ns[copy.kind]
         if copy.into == "staging":
             self._slots[copy.kind] -= 1
-            queued = max(queued, self._slot_since[copy.kind])
-        return int(self._env.now) if self._resting else queued
+            queued_ns = max(queued_ns, self._slot_since_ns[copy.kind])
+        return now_ns if self._resting else queued_ns
 
-    def _copied(self, ends: list[int]) -> None:
-        copy, (ready, start, step, phase), (now,) = self._copy, self._begin, ends
+    def _end(self, ends_ns: list[int]) -> None:
+        copy, (ready_ns, start_ns, step, phase), (now_ns,) = self._copy, self._begin, ends_ns
         layer, expert = copy.key
         self._recorder.rows.append(
-            ("h2d", ready, start, now, copy.kind, phase, step, layer, -1, expert, 0, copy.expert_bytes)
+            ("h2d", ready_ns, start_ns, now_ns, copy.kind, phase, step, layer, -1, expert, 0, copy.expert_bytes)
         )
         self._busy = False
         if not self._session.copied(copy):
@@ -145,17 +159,16 @@ class CopyLane:
 
     def _start_result(self) -> None:
         assert self._result is not None
-        self._busy, self._resting, self._result_start = True, False, int(self._env.now)
-        self._memory.start(SharedMemory.H2D, (self._result[2],), self._result_over)
+        self._busy, self._resting, self._result_start_ns = True, False, self._clock.now
+        self._memory.start(SharedMemory.H2D, (self._result.duration_ns,), self._end_result)
 
-    def _result_over(self, ends: list[int]) -> None:
-        assert self._result is not None
-        layer, tokens, _, size_bytes, done = self._result
-        recorder, (now,) = self._recorder, ends
+    def _end_result(self, ends_ns: list[int]) -> None:
+        result, recorder, (now_ns,) = self._result, self._recorder, ends_ns
+        assert result is not None
         recorder.rows.append(
-            ("h2d", self._result_ready, self._result_start, now, "result", recorder.phase, recorder.step, layer, -1, -1,
-             tokens, size_bytes)
+            ("h2d", result.ready_ns, self._result_start_ns, now_ns, "result", recorder.phase, recorder.step,
+             result.layer, -1, -1, result.tokens, result.size_bytes)
         )
         self._result, self._busy = None, False
-        done()
+        result.done()
         self.wake()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import itemgetter
+from functools import cache
 from typing import NamedTuple
 
 import simpy
@@ -16,6 +15,7 @@ import simpy
 from policies.mechanism.shared_dram import rates_together
 from policies.mechanism.views import ExpertCosts
 from sim.runs.spans import SpanRecorder
+from sim.timeline.clock import Clock, Moment
 from sim.timeline.lanes import Neighbour, SharedMemory
 
 # By kind of batch: how far ahead of the layer at work are the layer of its experts, and the one that adds the results.
@@ -26,7 +26,7 @@ class CpuBatch(NamedTuple):
     """Experts of the layer ``target``, ready when the activations of ``layer`` have arrived; the output of the layer
     ``joins`` adds their results."""
 
-    ready: int
+    ready_ns: int
     kind: str
     layer: int
     target: int
@@ -40,105 +40,120 @@ class CpuLane:
     """Serves batches in order; ``ended(joins)`` is called at the end of each."""
 
     def __init__(
-        self, env: simpy.Environment, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
+        self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         gpu: Neighbour, ended: Callable[[int], None],
     ) -> None:
         self._gpu = gpu
-        self._env, self._memory, self._recorder, self._costs, self._ended = env, memory, recorder, costs, ended
+        self._clock, self._memory, self._recorder, self._costs, self._ended = clock, memory, recorder, costs, ended
         self._batches: deque[CpuBatch] = deque()
         self._running: CpuBatch | None = None
         self._series: deque[tuple[tuple[int, int], list[int]]] = deque()  # its experts that have not begun, by rates
-        self._start = 0
-        self._ends: list[int] = []  # of the running batch
+        self._start_ns = 0
+        self._ends_ns: list[int] = []  # of the running batch
+        self._rates_of = cache(self._rates)
 
     def add(
-        self, kind: str, experts: Sequence[int], workload: dict[int, int], ready: int, layer: int, follows: bool = False
+        self, kind: str, experts: Sequence[int], workload: dict[int, int], ready_ns: int, layer: int,
+        follows: bool = False,
     ) -> None:
         """Queue one batch of experts in order, one at least, while ``layer`` is at work. The first of them takes
         ``first_cpu_ns`` longer, unless the batch ``follows`` another one of its layer."""
-        target, joins = (layer + ahead for ahead in _AHEAD[kind])
+        target_ahead, joins_ahead = _AHEAD[kind]
+        target = layer + target_ahead
         tokens = [workload[expert] for expert in experts]
         works_ns = self.works_ns(tokens, target)
         if follows:
             works_ns[0] -= self._costs[target].first_cpu_ns
-        self._batches.append(CpuBatch(ready, kind, layer, target, joins, experts, tokens, works_ns))
+        self._batches.append(CpuBatch(ready_ns, kind, layer, target, layer + joins_ahead, experts, tokens, works_ns))
         if self._running is None:
-            self._wait_for(ready)
+            self._wait_for(ready_ns)
 
     def works_ns(self, tokens: Sequence[int], target: int) -> list[int]:
-        """What experts of layer ``target`` take one after another, each alone."""
+        """Times in ns of experts of layer ``target`` one after another, without contention."""
         costs = self._costs[target]
-        works_ns = [costs.cpu_ns[count] for count in tokens]
+        works_ns = list(map(costs.cpu_ns.__getitem__, tokens))
         works_ns[0] += costs.first_cpu_ns
         return works_ns
 
     def until_ns(self) -> int:
-        """When all that is queued and running will have ended, without contention for what has not started."""
-        until = int(self._env.now) + self._running_ns()
+        """End in ns of all that is queued and running, without contention for what has not started."""
+        until_ns = self._clock.now + self._running_ns()
         for batch in self._batches:
-            until = max(until, batch.ready) + sum(batch.works_ns)
-        return until
+            until_ns = max(until_ns, batch.ready_ns) + sum(batch.works_ns)
+        return until_ns
 
-    def left_ns(self) -> int:
+    def remaining_ns(self) -> int:
         """Work queued and running, in ns without contention for what has not started."""
+        if self._running is None and not self._batches:
+            return 0
         return self._running_ns() + sum(sum(batch.works_ns) for batch in self._batches)
 
     def _running_ns(self) -> int:
-        return self._memory.left_ns(SharedMemory.CPU) + sum(sum(works_ns) for _, works_ns in self._series)
+        return self._memory.remaining_ns(SharedMemory.CPU) + sum(sum(works_ns) for _, works_ns in self._series)
 
-    def _wait_for(self, ready: int) -> None:
-        if ready > self._env.now:
-            self._env.timeout(ready - self._env.now).callbacks.append(self._serve)
+    def _wait_for(self, ready_ns: int) -> None:
+        if ready_ns > self._clock.now:
+            Moment(self._clock, ready_ns, None, self._serve)
         else:
             self._serve()
 
     def _serve(self, _: simpy.Event | None = None) -> None:
         if self._running is not None or not self._batches:
             return
-        if self._batches[0].ready > self._env.now:
-            self._wait_for(self._batches[0].ready)
+        now_ns = self._clock.now
+        if self._batches[0].ready_ns > now_ns:
+            self._wait_for(self._batches[0].ready_ns)
             return
         self._running = batch = self._batches.popleft()
-        self._start, self._ends = int(self._env.now), []
+        self._start_ns, self._ends_ns = now_ns, []
         works_ns = self._slowed(batch.works_ns) if self._gpu.permille < 1000 else batch.works_ns
-        self._series.extend(self._by_rates(batch, works_ns))
+        self._split_by_rates(batch, works_ns)
         self._go_on([])
 
-    def _by_rates(self, batch: CpuBatch, works_ns: Sequence[int]) -> list[tuple[tuple[int, int], list[int]]]:
-        """The works of a batch in order, those with equal rates next to copies together."""
-        costs = self._costs[batch.target]
-        rates = {count: rates_together(costs, costs.cpu_ns[count], costs.cpu_ns[1]) for count in set(batch.tokens)}
-        pairs = groupby(zip(map(rates.__getitem__, batch.tokens), works_ns, strict=True), key=itemgetter(0))
-        return [(together, [work_ns for _, work_ns in equal]) for together, equal in pairs]
+    def _split_by_rates(self, batch: CpuBatch, works_ns: Sequence[int]) -> None:
+        """Line up the works of a batch in order, those with equal rates next to copies together."""
+        last: tuple[int, int] | None = None
+        for tokens, work_ns in zip(batch.tokens, works_ns, strict=True):
+            together = self._rates_of(batch.target, tokens)
+            if together == last:
+                self._series[-1][1].append(work_ns)
+            else:
+                self._series.append((together, [work_ns]))
+                last = together
 
-    def _go_on(self, ends: list[int]) -> None:
-        """Begin the next experts of the batch after those that ended at ``ends``."""
-        self._ends += ends
+    def _rates(self, target: int, tokens: int) -> tuple[int, int]:
+        """Rates in permille of an expert of layer ``target`` and of a copy, while both run."""
+        costs = self._costs[target]
+        return rates_together(costs, costs.cpu_ns[tokens], costs.cpu_ns[1])
+
+    def _go_on(self, ends_ns: list[int]) -> None:
+        """Begin the next experts of the batch after those that ended at ``ends_ns``."""
+        self._ends_ns += ends_ns
         if self._series:
             together, works_ns = self._series.popleft()
             self._memory.start(SharedMemory.CPU, works_ns, self._go_on, together)
         else:
-            self._over()
+            self._end()
 
     def _slowed(self, works_ns: Sequence[int]) -> list[int]:
-        """The same works, longer by what they overlap with work that the GPU has been given."""
-        slowed, start = [], self._start
+        """Lengthen works by what they overlap with work that the GPU has been given."""
+        slowed_ns, start_ns = [], self._start_ns
         for work_ns in works_ns:
-            slowed.append(self._gpu.slowed(work_ns, start))
-            start += slowed[-1]
-        return slowed
+            slowed_ns.append(self._gpu.slowed(work_ns, start_ns))
+            start_ns += slowed_ns[-1]
+        return slowed_ns
 
-    def _over(self) -> None:
-        batch, recorder, ends = self._running, self._recorder, self._ends
+    def _end(self) -> None:
+        batch, recorder, ends_ns = self._running, self._recorder, self._ends_ns
         assert batch is not None
         self._running = None
-        ready, kind, layer, target, joins, experts, counts, _ = batch
+        ready_ns, kind, layer, target, joins, experts, counts, _ = batch
         phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
-        starts = [self._start, *ends[:-1]]
+        starts_ns = [self._start_ns, *ends_ns[:-1]]
         recorder.rows.extend(
-            [("cpu", ready, start, end, kind, phase, step, layer, ahead, expert, tokens, size_bytes)
-             for start, end, expert, tokens in zip(starts, ends, experts, counts, strict=True)]
+            [("cpu", ready_ns, start_ns, end_ns, kind, phase, step, layer, ahead, expert, tokens, size_bytes)
+             for start_ns, end_ns, expert, tokens in zip(starts_ns, ends_ns, experts, counts, strict=True)]
         )
         self._serve()
         self._ended(joins)

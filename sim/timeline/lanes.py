@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import simpy
 
 from sim.runs.spans import SpanRecorder
+from sim.timeline.clock import Clock, Moment
 
 
 class Lane:
@@ -22,24 +23,20 @@ class Lane:
         self.free_ns = 0
 
     def reserve(
-        self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, size_bytes: int = 0,
-        target_layer: int = -1, until: int = 0,
+        self, ready_ns: int, duration_ns: int, kind: str, layer: int, expert: int = -1, tokens: int = 0,
+        size_bytes: int = 0, target_layer: int = -1,
     ) -> int:
-        """Take the lane for ``duration`` ns, and at least until ``until``, from the first moment at or after ``ready``;
-        return the end."""
-        start = self.free_ns
-        if ready > start:
-            start = ready
-        end = start + duration
-        if until > end:
-            end = until
-        self.free_ns = end
+        """Take the lane for ``duration_ns`` from the first moment at or after ``ready_ns``; return the end in ns."""
+        start_ns = self.free_ns
+        if ready_ns > start_ns:
+            start_ns = ready_ns
+        self.free_ns = end_ns = start_ns + duration_ns
         recorder = self.recorder
         recorder.rows.append(
-            (self.name, ready, start, end, kind, recorder.phase, recorder.step, layer, target_layer, expert, tokens,
-             size_bytes)
+            (self.name, ready_ns, start_ns, end_ns, kind, recorder.phase, recorder.step, layer, target_layer, expert,
+             tokens, size_bytes)
         )
-        return end
+        return end_ns
 
 
 class Neighbour(NamedTuple):
@@ -48,84 +45,41 @@ class Neighbour(NamedTuple):
     permille: int
     until_ns: Callable[[], int]
 
-    def slowed(self, duration: int, start: int) -> int:
-        """What takes ``duration`` alone, from ``start`` on."""
-        shared = min(duration * 1000 // self.permille, self.until_ns() - start)
-        return duration + max(0, shared) * (1000 - self.permille) // 1000
-
-
-class GpuLane(Lane):
-    """The GPU of a machine on which it shares memory with ``copies``, and memory or cores with ``experts`` on the CPU.
-
-    A span is made longer by what it overlaps with what they have been given when it is reserved (its order and its
-    start are those of a ``Lane``), or when a layer is planned while it lasts (``slow_down``). What a neighbour has yet
-    to do is taken to last as long as without slowing.
-    """
-
-    __slots__ = ("_last", "copies", "experts")
-
-    def __init__(self, recorder: SpanRecorder, copies: Neighbour, experts: Neighbour) -> None:
-        super().__init__("gpu", recorder)
-        self.copies, self.experts = copies, experts
-        self._last = -1, 0, 0  # row of the last span, when it started, and how long it takes by itself
-
-    def reserve(
-        self, ready: int, duration: int, kind: str, layer: int, expert: int = -1, tokens: int = 0, size_bytes: int = 0,
-        target_layer: int = -1, until: int = 0,
-    ) -> int:
-        """See ``Lane``."""
-        start = max(ready, self.free_ns)
-        self._last = len(self.recorder.rows), start, duration
-        duration = self._slowed(duration, start)
-        return super().reserve(ready, duration, kind, layer, expert, tokens, size_bytes, target_layer, until)
-
-    def slow_down(self, now: int) -> None:
-        """Neighbours may have been given work since the last span was reserved: time what is left of it anew.
-
-        That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin.
-        """
-        place, start, own = self._last
-        begin = max(now, start)
-        left = self.free_ns - begin
-        if left > 0:
-            end = begin + self._slowed(own * left // (self.free_ns - start), begin)
-            self.free_ns = max(self.free_ns, end)
-            row = self.recorder.rows[place]
-            self.recorder.rows[place] = (*row[:3], self.free_ns, *row[4:])
-
-    def _slowed(self, duration: int, start: int) -> int:
-        return self.experts.slowed(self.copies.slowed(duration, start), start)
+    def slowed(self, duration_ns: int, start_ns: int) -> int:
+        """Time in ns, from ``start_ns`` on, of what takes ``duration_ns`` alone."""
+        shared_ns = min(duration_ns * 1000 // self.permille, self.until_ns() - start_ns)
+        return duration_ns + max(0, shared_ns) * (1000 - self.permille) // 1000
 
 
 class Side:
     """The work of one side of the memory: a job and those that follow it, each from the whole ns at which one ends."""
 
-    __slots__ = ("done", "ends", "following", "left", "rate", "since", "timer")
+    __slots__ = ("done", "ends_ns", "following", "left", "rate", "since_ns", "timer")
 
     def __init__(self) -> None:
         self.done: Callable[[list[int]], None] | None = None  # None: idle
         self.left = 0  # work left of the job,
-        self.since = 0  # when that was,
+        self.since_ns = 0  # when that was,
         self.rate = 1000  # and how much of it is done in a ns
         self.following: deque[int] = deque()  # work of each later job
-        self.ends: list[int] = []  # of the jobs before
+        self.ends_ns: list[int] = []  # of the jobs before
         self.timer: simpy.Event | None = None  # at the end of the last; older ones that still fire are ignored
 
-    def advance(self, now: int) -> None:
-        """Work until ``now``; the last job is not over before its timer says so."""
+    def advance(self, now_ns: int) -> None:
+        """Work until ``now_ns``; the last job is not over before its timer says so."""
         while self.following:
-            end = self.since - (-self.left // self.rate)
-            if end > now:
+            end_ns = self.since_ns - (-self.left // self.rate)
+            if end_ns > now_ns:
                 break
-            self.ends.append(end)
-            self.left, self.since = self.following.popleft(), end
-        left = self.left - (now - self.since) * self.rate
-        self.left, self.since = left if left > 0 else 0, now
+            self.ends_ns.append(end_ns)
+            self.left, self.since_ns = self.following.popleft(), end_ns
+        left = self.left - (now_ns - self.since_ns) * self.rate
+        self.left, self.since_ns = left if left > 0 else 0, now_ns
 
-    def left_ns(self) -> int:
-        """Until the last job ends, if the rate stays."""
-        left = -(-self.left // self.rate)
-        return left + sum([-(-work // self.rate) for work in self.following]) if self.following else left
+    def remaining_ns(self) -> int:
+        """Time until the last job ends, if the rate stays."""
+        left_ns = -(-self.left // self.rate)
+        return left_ns + sum([-(-work // self.rate) for work in self.following]) if self.following else left_ns
 
 
 class SharedMemory:
@@ -139,8 +93,8 @@ class SharedMemory:
 
     CPU, H2D = 0, 1
 
-    def __init__(self, env: simpy.Environment) -> None:
-        self._env = env
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._together = (1000, 1000)
         self._both_ways = 0  # the rate of copies while an expert is written back; 0: none is
         self._sides = (Side(), Side())
@@ -155,31 +109,33 @@ class SharedMemory:
         if together is not None:
             self._together = together
         assert mine.done is None, "a lane serves one series at a time"
-        mine.done, mine.since, mine.ends = done, int(self._env.now), []
+        mine.done, mine.since_ns, mine.ends_ns = done, self._clock.now, []
         mine.left = works_ns[0] * 1000
         if len(works_ns) > 1:
             mine.following.extend([work_ns * 1000 for work_ns in works_ns[1:]])
-        self._time(side, self._rate(side))
-        if self._sides[other].done is not None:
-            self._retime(other, mine.since)
+        if self._sides[other].done is None:
+            self._time(side, self._rate(side) if self._both_ways else 1000, mine.since_ns)
+        else:
+            self._time(side, self._rate(side), mine.since_ns)
+            self._retime(other, mine.since_ns)
 
     def write_back(self, start_ns: int, end_ns: int, both_ways_permille: int) -> None:
         """Slow down both sides from ``start_ns`` to ``end_ns``, copies to ``both_ways_permille``."""
-        for at_ns, rate in ((start_ns, both_ways_permille), (end_ns, 0)):
-            self._env.timeout(at_ns - int(self._env.now), rate).callbacks.append(self._set_both_ways)
+        Moment(self._clock, start_ns, both_ways_permille, self._set_both_ways)
+        Moment(self._clock, end_ns, 0, self._set_both_ways)
 
     def _set_both_ways(self, event: simpy.Event) -> None:
-        self._both_ways = cast(int, event.value)
+        self._both_ways = event._value
         for side in (self.CPU, self.H2D):
             if self._sides[side].done is not None:
-                self._retime(side, int(self._env.now))
+                self._retime(side, self._clock.now)
 
-    def left_ns(self, side: int) -> int:
-        """What is left of the job of ``side``, in ns at the present rate, and of those that follow, in ns alone."""
+    def remaining_ns(self, side: int) -> int:
+        """Time left of the job of ``side``, in ns at the present rate, and of those that follow, in ns alone."""
         mine = self._sides[side]
         if mine.done is None:
             return 0
-        mine.advance(int(self._env.now))
+        mine.advance(self._clock.now)
         return -(-mine.left // mine.rate) + sum(mine.following) // 1000
 
     def _rate(self, side: int) -> int:
@@ -189,30 +145,30 @@ class SharedMemory:
             rate = max(rate * (self._both_ways if side == self.H2D else self._together[side]) // 1000, 1)
         return rate
 
-    def _retime(self, side: int, now: int) -> None:
+    def _retime(self, side: int, now_ns: int) -> None:
         """Set a new timer if a start or an end has changed this side's rate."""
         mine, rate = self._sides[side], self._rate(side)
         if rate != mine.rate:
-            mine.advance(now)
-            self._time(side, rate)
+            mine.advance(now_ns)
+            self._time(side, rate, now_ns)
 
-    def _time(self, side: int, rate: int) -> None:
+    def _time(self, side: int, rate: int, now_ns: int) -> None:
         mine = self._sides[side]
         mine.rate = rate
-        timer = mine.timer = self._env.timeout(mine.left_ns(), side)
-        timer.callbacks.append(self._fired)
+        left_ns = mine.remaining_ns() if mine.following else -(-mine.left // rate)
+        mine.timer = Moment(self._clock, now_ns + left_ns, side, self._fired)
 
     def _fired(self, timer: simpy.Event) -> None:
-        side = cast(int, timer.value)
+        side: int = timer._value
         mine, other = self._sides[side], 1 - side
         if timer is not mine.timer:
             return
-        done, now = mine.done, int(self._env.now)
+        done, now_ns = mine.done, self._clock.now
         assert done is not None
         if mine.following:
-            mine.advance(now)
+            mine.advance(now_ns)
         mine.done = None
-        mine.ends.append(now)
-        done(mine.ends)  # often starts the next series, and then the other side's rate stays as it is
+        mine.ends_ns.append(now_ns)
+        done(mine.ends_ns)  # often starts the next series, and then the other side's rate stays as it is
         if self._sides[other].done is not None:
-            self._retime(other, now)
+            self._retime(other, now_ns)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from collections.abc import Set
+from typing import NamedTuple, TypeAlias
 
 import simpy
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import Commitment, Copy, Plan
 from sim.costs.cost_table import CostTable, StepCosts
+from sim.timeline.clock import Clock
 from sim.timeline.copy_lane import CopyLane
 from sim.timeline.cpu_lane import CpuLane
-from sim.timeline.lanes import GpuLane, Lane, Neighbour, SharedMemory
-from sim.timeline.launching import Launch, Launching
+from sim.timeline.gpu_lane import GpuLane
+from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 
 
 class TokenBytes(NamedTuple):
@@ -23,185 +25,213 @@ class TokenBytes(NamedTuple):
     routing: int
 
 
-class Lanes(NamedTuple):
-    """The lanes that are reserved ahead."""
+# An expert of the GPU that waits for its copy, its tokens, and its launch: what ``GpuLane.launch`` returns.
+PendingExpert: TypeAlias = tuple[int, int, tuple[int, int]]
 
-    host: Lane
-    gpu: Lane
-    d2h: Lane
+
+class LayerState:
+    """The layer at work. Every layer has a new one, so that nothing is left of the last."""
+
+    hidden_at_ns: int = 0  # when its hidden states are computed
+    activations_at_ns: int = -1  # when the CPU has them; -1: not sent
+    plan: Plan | None = None  # once it is in effect
+    streamed: Set[int] = frozenset()  # experts that the layer waits for without using them
+    later: Plan | None = None  # whose CPU share waits for the GPU's
+    with_cpu: bool = False  # whether the CPU has results for it
+    outstanding: int = 0  # pending and streamed experts, and 1 for the CPU's share
+    combine_first_ns: int = 0  # when the GPU can start to put the parts together,
+    combine_launched_ns: int = 0  # and when that has been launched
+    over: simpy.Event | None = None  # at the end of the last part, if it is waited for
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+        self.pending: list[PendingExpert] = []  # in the order of their copies
 
 
 class LayerParts:
     """Executes the plan of one layer after another on the lanes; ``cpu`` and ``h2d`` report the end of work here."""
 
     def __init__(
-        self, env: simpy.Environment, lanes: Lanes, gpu: Launching, session: Session, costs: CostTable,
-        token_bytes: TokenBytes,
+        self, clock: Clock, gpu: GpuLane, d2h: Lane, session: Session, costs: CostTable, token_bytes: TokenBytes
     ) -> None:
-        self.env, self.session, self.costs, self.token_bytes = env, session, costs, token_bytes
-        self.gpu, self.d2h, self._gpu_lane = gpu, lanes.d2h, lanes.gpu
-        memory, recorder = SharedMemory(env), lanes.host.recorder
-        gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: lanes.gpu.free_ns)
-        self.cpu = CpuLane(env, memory, recorder, costs.experts, gpu_at_work, self._cpu_ended)
-        self.h2d = CopyLane(
-            env, memory, recorder, costs.experts, session, self.d2h, self.cpu.until_ns, self._arrived
-        )
-        self.layer = self._planned = -1
+        self.clock, self.session, self.costs, self.token_bytes = clock, session, costs, token_bytes
+        self.gpu, self.d2h = gpu, d2h
+        memory, recorder = SharedMemory(clock), d2h.recorder
+        gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: gpu.free_ns)
+        self.cpu = CpuLane(clock, memory, recorder, costs.experts, gpu_at_work, self._end_batch)
+        self.h2d = CopyLane(clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy)
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
-        self.hidden_at = 0  # when the layer's hidden states are computed
-        self._pending: list[tuple[int, int, Launch]] = []  # (expert, tokens, launch): on the GPU once they are copied
-        self._cpu_until = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
-        self._cpu_later: Plan | None = None  # whose CPU share waits for the GPU's
-        self._streamed: set[int] = set()  # experts that the layer waits for without using them
+        self.state = LayerState(-1)
+        self._cpu_until_ns = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
         self._cpu_batches: defaultdict[int, int] = defaultdict(int)  # not yet ended, by the layer that adds the results
         self._deferred = False  # whether the layer before has left results to this one
-        self._outstanding = 0  # pending and streamed experts, and 1 for the CPU's share
-        self._combine = Launch(0, 0)
-        self._with_cpu = False
-        self._activations_here = -1  # when the CPU has this layer's activations; -1: not sent
-        self._all_over: simpy.Event | None = None
 
     def begin_step(self, tokens: int, costs: StepCosts) -> None:
         self.tokens, self.step_costs = tokens, costs
 
-    def begin_layer(self, layer: int) -> None:
-        self.layer, self._activations_here = layer, -1
+    def begin_layer(self, layer: int) -> LayerState:
+        """Begin a layer, of which nothing is known yet."""
+        self.state = state = LayerState(layer)
+        return state
 
-    def start(self, plan: Plan, planned: int) -> None:
+    def start(self, plan: Plan, planned_ns: int) -> None:
         """Put a plan into effect: experts that are on the GPU, the CPU's share, loads."""
-        self._planned = plan.layer
+        state, batches, layer = self.state, self._cpu_batches, plan.layer
+        state.plan = plan
         workload = plan.routing.workload()
-        if isinstance(self._gpu_lane, GpuLane):
-            self._slow_down(self._gpu_lane, plan, planned)
-        self._launch(plan, planned, workload)
-        self._cpu_later = plan if plan.cpu and self.costs.serial and self._pending else None
-        if plan.cpu and self._cpu_later is None:
-            self._start_cpu(plan, planned)
-        self._cpu_batches[plan.layer] += bool(plan.immediate)
-        self._cpu_batches[plan.layer + 1] += bool(plan.deferred)
-        self._streamed = set(plan.streamed)
-        self._outstanding = len(self._pending) + len(self._streamed)
-        self._with_cpu = bool(plan.immediate or plan.precomputed or self._deferred)
+        if self.gpu.neighbours:
+            self._slow_down(plan, planned_ns, workload)
+        self._launch(state, plan, planned_ns, workload)
+        if plan.cpu:
+            if self.costs.serial and state.pending:
+                state.later = plan
+            else:
+                self._start_cpu(state, plan, planned_ns, workload)
+            batches[layer] += bool(plan.immediate)
+            batches[layer + 1] += bool(plan.deferred)
+        if plan.streamed:
+            state.streamed = set(plan.streamed)
+        state.outstanding = len(state.pending) + len(state.streamed)
+        if self._deferred or plan.precomputed or (plan.cpu and plan.immediate):
+            state.with_cpu = True
+            state.outstanding += 1
+            if not batches[layer]:
+                self._end_cpu_share()
         self._deferred = bool(plan.deferred)
-        if self._with_cpu:
-            self._outstanding += 1
-            if not self._cpu_batches[plan.layer]:
-                self._cpu_over()
-        self.h2d.queued("demand")
+        self.h2d.start_queued("demand")
 
-    def _start_cpu(self, plan: Plan, now: int) -> None:
-        """Start the CPU's share; if it is one program's work after another, once the GPU has done its own."""
-        ready = self._send_activations(max(now, self._gpu_lane.free_ns) if self.costs.serial else now)
-        workload, immediate = plan.routing.workload(), plan.immediate
-        if immediate:
-            self.cpu.add("expert", immediate, workload, ready, plan.layer)
-        if plan.deferred:
-            self.cpu.add("deferred", plan.deferred, workload, ready, plan.layer, follows=bool(immediate))
-
-    def precompute(self, commit: Commitment, now: int) -> None:
+    def precompute(self, commit: Commitment, now_ns: int) -> None:
         """Start experts of the next layer on the CPU, with this layer's activations."""
-        ready = max(now, self._send_activations(now))
-        self._cpu_batches[self.layer + 1] += 1
-        self.cpu.add("precompute", commit.precompute, commit.routing.workload(), ready, self.layer)
+        state = self.state
+        ready_ns = max(now_ns, self._send_activations(state, now_ns))
+        self._cpu_batches[state.layer + 1] += 1
+        self.cpu.add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
 
     def cpu_until_ns(self) -> int:
-        """The end of all CPU work, including that of the plan that is being put into effect."""
-        return max(self.cpu.until_ns(), self._cpu_until)
+        """End in ns of all CPU work, including that of the plan that is being put into effect."""
+        return max(self.cpu.until_ns(), self._cpu_until_ns)
 
-    def over(self) -> simpy.Event | None:
-        """An event at the end of the last part; None if all have ended, or their ends are known."""
-        if not self._outstanding:
-            return None
-        self._all_over = self.env.event()
-        return self._all_over
+    def await_end(self) -> simpy.Event | None:
+        """Return an event at the end of the last part; None if all have ended, or their ends are known."""
+        state = self.state
+        if state.outstanding:
+            state.over = self.clock.event()
+        return state.over
 
     def combine(self) -> int:
-        """Add up the layer's parts; where results do not queue on the link, the GPU reads the CPU's as it adds."""
-        duration = self.step_costs.combine_ns
-        if self._with_cpu and self.costs.result_path == "direct":
-            duration += self.step_costs.result_ns
-        return self.gpu.run(self._combine, duration, "combine", self.layer, -1, self.tokens)
+        """Add up the layer's parts; where results do not queue on the link, the GPU reads the CPU's as it adds.
 
-    def _slow_down(self, gpu: GpuLane, plan: Plan, planned: int) -> None:
+        Returns the end in ns.
+        """
+        state, duration_ns = self.state, self.step_costs.combine_ns
+        if state.with_cpu and self.costs.result_path == "direct":
+            duration_ns += self.step_costs.result_ns
+        return self.gpu.run(
+            state.combine_first_ns, state.combine_launched_ns, duration_ns, "combine", state.layer, -1, self.tokens
+        )
+
+    def _slow_down(self, plan: Plan, planned_ns: int, workload: dict[int, int]) -> None:
         """Slow down the GPU's current work by the plan's work for the CPU and the link."""
         if plan.cpu:
-            workload = plan.routing.workload()
-            self._cpu_until = planned + sum(self.cpu.works_ns([workload[e] for e in plan.cpu], plan.layer))
-        gpu.slow_down(planned)
+            works_ns = self.cpu.works_ns([workload[expert] for expert in plan.cpu], plan.layer)
+            self._cpu_until_ns = planned_ns + sum(works_ns)
+        self.gpu.slow_down(planned_ns)
 
-    def _launch(self, plan: Plan, planned: int, workload: dict[int, int]) -> None:
+    def _launch(self, state: LayerState, plan: Plan, planned_ns: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order: those that are there together; those that are not stay pending."""
         layer, gpu, costs = plan.layer, self.gpu, self.costs.experts[plan.layer]
-        launch_ns, first_launch_ns = self.costs.expert_launch_ns, self.costs.first_expert_launch_ns
         ids, residency = self.session.residency.ids[layer], self.session.residency
-        coming = sum([not residency.holds(ids[e]) for e in plan.awaited])
-        here = len(plan.gpu) - len(plan.loads) - coming
-        staged = self.session.staged(layer)
-        for place, expert in enumerate(plan.gpu):
-            first = place == 0 or place >= here
-            launch = gpu.launch(planned, launch_ns + first_launch_ns * first, layer, expert)
-            tokens = workload[expert]
-            if place >= here:
-                self._pending.append((expert, tokens, launch))
-                continue
-            own = costs.of(expert)
-            own_ns = own.gpu_ns[tokens] + costs.first_gpu_ns * first
-            end = gpu.run(launch, own_ns, "expert", layer, expert, tokens, own.expert_bytes)
-            if expert in staged:
-                self.h2d.free_staged_at(end, ids[expert])
-        self._combine = gpu.launch(planned, self.costs.combine_launch_ns, layer)
+        arrived = len(plan.gpu) - len(plan.loads)
+        if plan.awaited:
+            arrived -= sum([not residency.holds(ids[expert]) for expert in plan.awaited])
+        alone_launch_ns = self.costs.expert_launch_ns + self.costs.first_expert_launch_ns
+        launch_ns, first_gpu_ns, group = alone_launch_ns, costs.first_gpu_ns, []
+        for expert in plan.gpu[:arrived]:
+            tokens, own = workload[expert], costs if costs.narrow is None else costs.of(expert)
+            group.append((expert, tokens, launch_ns, own.gpu_ns[tokens] + first_gpu_ns, own.expert_bytes))
+            launch_ns, first_gpu_ns = self.costs.expert_launch_ns, 0  # the others share kernels of the first
+        ends_ns = gpu.run_group(planned_ns, layer, group)
+        if staged := self.session.staged(layer):
+            for expert, end_ns in zip(plan.gpu, ends_ns, strict=False):
+                if expert in staged:
+                    self.h2d.free_staged_at(end_ns, ids[expert])
+        for expert in plan.gpu[arrived:]:
+            launch = gpu.launch(planned_ns, alone_launch_ns, layer, expert)
+            state.pending.append((expert, workload[expert], launch))
+        state.combine_first_ns, state.combine_launched_ns = gpu.launch(planned_ns, self.costs.combine_launch_ns, layer)
 
-    def _arrived(self, copy: Copy) -> None:
+    def _end_copy(self, copy: Copy) -> None:
         """Handle the end of a copy: if the current layer waits for it, its expert may run."""
-        if copy.key.layer == self.layer and copy.key.expert in self._streamed:
-            self._streamed.remove(copy.key.expert)
-            self._combine = self._combine.after(int(self.env.now))
-            self._part_over()
+        state, (layer, expert) = self.state, copy.key
+        if layer != state.layer:
             return
-        if not self._pending or copy.key.layer != self.layer or copy.key.expert != self._pending[0][0]:
-            return
-        expert, tokens, launch = self._pending.pop(0)
-        costs, here = self.costs.experts[self.layer].of(expert), launch.after(int(self.env.now))
-        own_ns = costs.gpu_ns[tokens] + costs.first_gpu_ns
-        end = self.gpu.run(here, own_ns, "expert", self.layer, expert, tokens, costs.expert_bytes)
+        if expert in state.streamed:
+            state.streamed -= {expert}
+            self._put_together_after(state, self.clock.now)
+            self._end_part(state)
+        elif state.pending and expert == state.pending[0][0]:
+            self._run_pending(state, state.pending.pop(0), copy)
+            self._end_part(state)
+
+    def _run_pending(self, state: LayerState, pending: PendingExpert, copy: Copy) -> None:
+        """Run the expert that has just been copied, by itself."""
+        expert, tokens, (first_ns, launched_ns) = pending
+        costs, now_ns = self.costs.experts[state.layer].of(expert), self.clock.now
+        end_ns = self.gpu.run(
+            first_ns if first_ns > now_ns else now_ns, launched_ns, costs.gpu_ns[tokens] + costs.first_gpu_ns, "expert",
+            state.layer, expert, tokens, costs.expert_bytes,
+        )
         if copy.into == "staging":
-            self.h2d.free_staged_at(end, copy.key)
-        if self._cpu_later is not None and not self._pending:
-            self._start_cpu(self._cpu_later, end)
-            self._cpu_later = None
-        self._part_over()
+            self.h2d.free_staged_at(end_ns, copy.key)
+        if state.later is not None and not state.pending:
+            self._start_cpu(state, state.later, end_ns, state.later.routing.workload())
+            state.later = None
 
-    def _send_activations(self, ready: int) -> int:
-        """Copy this layer's hidden states to the CPU, once; returns when they have arrived."""
-        if self._activations_here < 0:
+    def _start_cpu(self, state: LayerState, plan: Plan, now_ns: int, workload: dict[int, int]) -> None:
+        """Start the CPU's share; if it is one program's work after another, once the GPU has done its own."""
+        ready_ns = self._send_activations(state, max(now_ns, self.gpu.free_ns) if self.costs.serial else now_ns)
+        immediate = plan.immediate
+        if immediate:
+            self.cpu.add("expert", immediate, workload, ready_ns, plan.layer)
+        if plan.deferred:
+            self.cpu.add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
+
+    def _send_activations(self, state: LayerState, ready_ns: int) -> int:
+        """Copy this layer's hidden states to the CPU, once; returns when they have arrived, in ns."""
+        if state.activations_at_ns < 0:
             tokens = self.tokens
-            self._activations_here = self.d2h.reserve(
-                max(ready, self.hidden_at), self.step_costs.activations_ns, "activations", self.layer, -1, tokens,
-                tokens * self.token_bytes.activations,
+            state.activations_at_ns = self.d2h.reserve(
+                max(ready_ns, state.hidden_at_ns), self.step_costs.activations_ns, "activations", state.layer, -1,
+                tokens, tokens * self.token_bytes.activations,
             )
-        return self._activations_here
+        return state.activations_at_ns
 
-    def _cpu_ended(self, layer: int) -> None:
-        """Handle the end of a batch, whose results ``layer`` adds; that layer may not be planned yet."""
-        self._cpu_batches[layer] -= 1
-        if layer == self._planned and not self._cpu_batches[layer]:
-            self._cpu_over()
+    def _end_batch(self, joins: int) -> None:
+        """Handle the end of a batch, whose results the layer ``joins`` adds; that layer may not be planned yet."""
+        self._cpu_batches[joins] -= 1
+        state = self.state
+        if joins == state.layer and state.plan is not None and not self._cpu_batches[joins]:
+            self._end_cpu_share()
 
-    def _cpu_over(self) -> None:
+    def _end_cpu_share(self) -> None:
         """Handle the end of the CPU's share of the layer: its result goes to the GPU."""
-        costs, tokens = self.step_costs, self.tokens
         if self.costs.result_path == "h2d":
+            tokens, duration_ns = self.tokens, self.step_costs.result_ns
             size_bytes = tokens * self.token_bytes.activations
-            self.h2d.send_result(self.layer, tokens, costs.result_ns, size_bytes, self._result_here)
+            self.h2d.send_result(self.state.layer, tokens, duration_ns, size_bytes, self._end_result)
         else:
-            self._result_here()
+            self._end_result()
 
-    def _result_here(self) -> None:
-        self._combine = self._combine.after(int(self.env.now))
-        self._part_over()
+    def _end_result(self) -> None:
+        self._put_together_after(self.state, self.clock.now)
+        self._end_part(self.state)
 
-    def _part_over(self) -> None:
-        self._outstanding -= 1
-        if self._outstanding == 0 and self._all_over is not None:
-            self._all_over.succeed()
-            self._all_over = None
+    def _put_together_after(self, state: LayerState, ready_ns: int) -> None:
+        if ready_ns > state.combine_first_ns:
+            state.combine_first_ns = ready_ns
+
+    def _end_part(self, state: LayerState) -> None:
+        state.outstanding -= 1
+        if state.outstanding == 0 and state.over is not None:
+            state.over.succeed()
+            state.over = None

@@ -20,8 +20,8 @@ from sim.runs.bounds import LowerBound, lower_bound
 from sim.timeline import cpu_lane
 from sim.timeline.copy_lane import CopyLane
 from sim.timeline.cpu_lane import CpuLane
+from sim.timeline.gpu_lane import GpuLane
 from sim.timeline.lanes import Lane, Neighbour
-from sim.timeline.launching import Launch, Launching
 from sim.timeline.layer_parts import LayerParts
 from tests.kit.spoilt import SpoiltAssigner, law_8_exact, part, routings_of
 from trilane.testing.laws import check_all, law_1_conservation
@@ -34,55 +34,63 @@ from trilane.testing.worlds import PlayedWorld, World, play
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])
 def test_a_broken_lane_that_starts_too_early_is_caught(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is free, or before the work is ready."""
-    sound = Lane.reserve
+    kind, method = _lane(lane)
+    sound = getattr(kind, method)
 
-    def hasty(self: Lane, *given: Any, **named: Any) -> int:
-        end = sound(self, *given, **named)
+    def hasty(self: Any, *given: Any, **named: Any) -> int:
+        end: int = sound(self, *given, **named)
         row = self.recorder.rows[-1]
-        if self.name == lane and row[2] > 3:
+        if row[0] == lane and row[2] > 3:
             self.recorder.rows[-1] = (row[0], row[1], row[2] - 3, *row[3:])
         return end
 
-    monkeypatch.setattr(Lane, "reserve", hasty)
+    monkeypatch.setattr(kind, method, hasty)
     _caught("law [23]")
 
 
 @pytest.mark.parametrize("lane", ["gpu", "host", "d2h"])
 def test_a_broken_lane_that_idles_is_caught(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Lane.reserve
+    kind, method = _lane(lane)
+    sound = getattr(kind, method)
 
-    def lazy(self: Lane, ready: int, *rest: Any, **named: Any) -> int:
-        self.free_ns = max(self.free_ns, ready) + 2 * (self.name == lane)
-        return sound(self, ready, *rest, **named)
+    def lazy(self: Any, ready_ns: int, *rest: Any, **named: Any) -> int:
+        self.free_ns = max(self.free_ns, ready_ns) + 2 * (self.name == lane)
+        end: int = sound(self, ready_ns, *rest, **named)
+        return end
 
-    monkeypatch.setattr(Lane, "reserve", lazy)
+    monkeypatch.setattr(kind, method, lazy)
     _caught("law 5")
+
+
+def _lane(name: str) -> tuple[type, str]:
+    """What reserves the lane: its class and the name of the method."""
+    return (GpuLane, "run") if name == "gpu" else (Lane, "reserve")
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda launch: launch.until(0), "law 2: the last kernel has been launched and has run at"),
-        (lambda launch: launch._replace(first_ns=launch.first_ns - 3), "law 2: the first kernel can run at"),
-        (lambda launch: launch.after(launch.end_ns), "law 5: .* could have started at"),
-        (lambda launch: launch.until(launch.end_ns + 1), "law 5: the GPU could be done at"),
+        (lambda first_ns, end_ns: (first_ns, 0), "law 2: the last kernel has been launched and has run at"),
+        (lambda first_ns, end_ns: (first_ns - 3, end_ns), "law 2: the first kernel can run at"),
+        (lambda first_ns, end_ns: (end_ns, end_ns), "law 5: .* could have started at"),
+        (lambda first_ns, end_ns: (first_ns, end_ns + 1), "law 5: the GPU could be done at"),
     ],
     ids=["overtakes its launches", "starts before its launch", "waits for its whole launch", "lingers"],
 )
 def test_a_broken_gpu_next_to_its_launches_is_caught(
-    broken: Callable[[Launch], Launch], message: str, monkeypatch: pytest.MonkeyPatch
+    broken: Callable[[int, int], tuple[int, int]], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a world bound by its launches."""
-    sound = Launching.launch
+    sound = GpuLane.launch
 
-    def launch(self: Launching, *given: Any) -> Launch:
-        return broken(sound(self, *given))
+    def launch(self: GpuLane, *given: Any) -> tuple[int, int]:
+        return broken(*sound(self, *given))
 
     world = fixed_world("on-demand")
     slow = dict.fromkeys(LAUNCHES, 30)
     world = replace(world, costs=replace(world.costs, **slow, lead_ns=4, tail_ns=2))
     _check(world)
-    monkeypatch.setattr(Launching, "launch", launch)
+    monkeypatch.setattr(GpuLane, "launch", launch)
     with pytest.raises(AssertionError, match=message):
         _check(world)
 
@@ -275,14 +283,14 @@ def test_law_5_finds_a_link_that_sleeps_after_a_foresight(into: str, monkeypatch
     world = replace(world, costs=replace(world.costs, steps=ConstantSteps(step)))
     changes = {"prefetcher": Ahead(into), "prefetch_slots": 2}
     law_5_background_copies((played := play(world, changes)).spans, played.session)
-    queued = CopyLane.queued
+    start_queued = CopyLane.start_queued
 
-    def sleeps(self: CopyLane, kind: str) -> None:
+    def sleeps(self: CopyLane, kind: Any) -> None:
         if kind != "prefetch":
-            queued(self, kind)
-        self._queued[kind] = int(self._env.now)
+            start_queued(self, kind)
+        self._queued_ns[kind] = self._clock.now
 
-    monkeypatch.setattr(CopyLane, "queued", sleeps)
+    monkeypatch.setattr(CopyLane, "start_queued", sleeps)
     with pytest.raises(AssertionError, match=r"law 5: h2d rests from .* although the prefetch of"):
         law_5_background_copies((played := play(world, changes)).spans, played.session)
 

@@ -181,9 +181,9 @@ def test_a_broken_queue_that_forgets_what_is_in_flight_is_caught(monkeypatch: py
     sound = CopyQueue._next_background
 
     def forgetful(self: CopyQueue, pinned: Set[ExpertId]) -> Copy | None:
-        in_flight, self.in_flight = self.in_flight, []
+        flying, self.flying = self.flying, ()
         copy = sound(self, pinned)
-        self.in_flight = in_flight
+        self.flying = flying
         return copy
 
     monkeypatch.setattr(CopyQueue, "_next_background", forgetful)

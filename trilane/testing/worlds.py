@@ -162,7 +162,7 @@ def play_policy(
     session = RecordingSession(policy, budget, world.costs.experts)
     routing_errors = RoutingErrors(experts=world.trace.shape.experts) if policy.needs.changes_routing else None
     engine = Timeline(session, world.costs, demand, TokenBytes(16, 8), routing_errors)
-    session.clock = lambda: engine.env.now
+    session.clock = lambda: engine.clock.now
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
     return PlayedWorld(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)

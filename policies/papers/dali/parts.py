@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Literal
 
-from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap
+from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap, expert_ids
 from policies.parts.objective import assignment_of, durations, makespan
 from policies.protocols import When
 
@@ -36,8 +36,8 @@ class GreedyAssigner:
                 t_gpu = gpu
             else:
                 t_cpu = cpu
-        expected = makespan(gpu_ns, cpu_ns, on_gpu, costs.first_cpu_ns, costs.first_gpu_ns)
-        return assignment_of(view, order, on_gpu, expected)
+        expected_ns = max(t_gpu if True in on_gpu else 0, t_cpu if False in on_gpu else 0)
+        return assignment_of(view, order, on_gpu, expected_ns)
 
 
 class BeamAssigner:
@@ -106,14 +106,14 @@ class WindowCache:
 
     def observe(self, view: LayerView) -> None:
         """Add the step's workloads (Eq. 12)."""
-        scores, used = self._scores[view.layer], self._used[view.layer]
-        prefill = view.phase == "prefill"
-        self._begins = not (prefill and self._prefills[view.layer])
-        self._prefills[view.layer] = prefill
-        self._steps[view.layer] += self._begins
+        layer, prefill = view.layer, view.phase == "prefill"
+        self._begins = not (prefill and self._prefills[layer])
+        self._prefills[layer] = prefill
+        self._steps[layer] += self._begins
+        scores, used, step = self._scores[layer], self._used[layer], self._steps[layer]
         for expert, workload in zip(view.routing.active, view.routing.tokens, strict=True):
             scores[expert] += workload
-            used[expert] = self._steps[view.layer]
+            used[expert] = step
 
     def admitted(self, key: ExpertId, group: int) -> None:
         """The expert has, or is promised, a slot."""
@@ -150,7 +150,8 @@ class WindowCache:
         absent = [expert for expert in range(len(scores)) if expert not in members]
         incoming = sorted(absent, key=scores.__getitem__, reverse=True)[: self.update]
         outgoing = sorted(sorted(resident), key=scores.__getitem__, reverse=self._busiest)[: self.update]
-        pairs = zip(incoming, outgoing, strict=False)
-        chosen = [pair for pair in pairs if not self.guard or scores[pair[0]] > scores[pair[1]]]
+        if self.guard:
+            pairs = [pair for pair in zip(incoming, outgoing, strict=False) if scores[pair[0]] > scores[pair[1]]]
+            incoming, outgoing = [new for new, _ in pairs], [old for _, old in pairs]
         self._scores[layer] = [0] * len(scores)
-        return [Swap(ExpertId(layer, new), ExpertId(layer, old)) for new, old in chosen]
+        return list(map(Swap, expert_ids(layer, incoming), expert_ids(layer, outgoing)))

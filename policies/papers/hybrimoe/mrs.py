@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from policies.mechanism.score_rows import ScoreRows, mean_top
 from policies.mechanism.views import ExpertId, LayerView, Phase, PolicyError, Swap
 from policies.parts.caches import DemandCache
 from policies.protocols import When
@@ -62,10 +63,11 @@ class MrsCache(DemandCache):
                 f"MRS, step {view.step}, layer {view.layer}: expected router scores of all experts, the view has none: "
                 f"declare Needs(scores=True), and give a trace that holds them"
             )
-        rows = np.asarray(view.scores if self.tokens == "mean" else view.scores[:1], np.float64)
+        rows = view.scores if self.tokens == "mean" else view.scores[:1]
+        gained = rows.mean_top(self.keep) if isinstance(rows, ScoreRows) else mean_top(np.asarray(rows, np.float64), self.keep)
         scores = self._scores[view.layer]
         scores *= 1 - self.alpha
-        scores += self.alpha * (top(rows, self.keep).sum(axis=0) / len(rows))
+        scores += self.alpha * gained
         self._orders[view.layer] = None
         self._stale.add(view.layer)
         self._reached = view.layer if view.phase == "prefill" else None
@@ -159,8 +161,11 @@ class MrsCache(DemandCache):
         """A layer's member of least S."""
         scores, members = self._scores[layer], self._members[layer]
         if self._orders[layer] is None and self._reached is None:  # few more will be asked for: not worth sorting all
-            first = int(np.where(members, scores, np.inf).argmin())
-            return (scores.item(first), layer, first) if members[first] else None
+            ids = members.nonzero()[0]
+            if not len(ids):
+                return None
+            expert = ids.item(scores[ids].argmin())
+            return scores.item(expert), layer, expert
         order = self._lowest_first(layer)
         return (scores.item(order[0]), layer, order[0]) if order else None
 
@@ -179,15 +184,3 @@ def _place(expert: int, order: Sequence[int], scores: Sequence[float]) -> int:
     score, score_of = scores[expert], scores.__getitem__
     first, last = (bisect(order, score, key=score_of) for bisect in (bisect_left, bisect_right))
     return bisect_left(order, expert, first, last)
-
-
-def top(rows: np.ndarray, keep: int) -> np.ndarray:
-    """TopP of each row ([tokens, experts]): its ``keep`` largest entries, the others 0; ties go to the lower column."""
-    if keep >= rows.shape[1]:
-        return rows
-    single = rows.astype(np.float32)  # four times as fast, and in the same order but for equal ones
-    kept = single >= np.partition(single, -keep, axis=1)[:, -keep, None]
-    if np.count_nonzero(kept) > keep * len(rows):  # in some rows more than one entry is the last
-        crowded = np.flatnonzero(np.count_nonzero(kept, axis=1) > keep)
-        kept[crowded[:, None], np.argsort(-rows[crowded], axis=1, kind="stable")[:, keep:]] = False
-    return np.where(kept, rows, 0.0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Sequence
-from itertools import repeat
+from itertools import chain
 from operator import neg
 from typing import Literal
 
-from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView
+from policies.mechanism.views import Assignment, ExpertCosts, ExpertId, Forecast, LayerView, expert_ids
 from policies.papers.hybrimoe.schedule import Schedule
 
 
@@ -41,11 +41,8 @@ class ImpactPrefetcher:
 
     def protect(self, view: LayerView, forecasts: Sequence[Forecast]) -> frozenset[ExpertId]:
         """All forecast experts, resident or not: a pick must not displace the one before it."""
-        protected: set[ExpertId] = set()
-        for forecast in forecasts:
-            if forecast.kind == self.kind:
-                protected.update(map(ExpertId, repeat(forecast.layer), forecast.active))
-        return frozenset(protected)
+        mine = [forecast for forecast in forecasts if forecast.kind == self.kind]
+        return frozenset(chain.from_iterable([expert_ids(forecast.layer, forecast.active) for forecast in mine]))
 
     def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
         """The picks, greatest gain first."""
@@ -105,14 +102,14 @@ class _ForecastLayer:
                 self._absent.append(tokens)
                 self._ids.append(expert)
         self._room = len(self._ids) if always_room else len(resident) - len(self._cached)  # for picks
-        self.makespan_ns = schedule.play(costs, self._cached, self._absent).makespan_ns
+        self.makespan_ns = schedule.makespan_ns(costs, self._cached, self._absent)
         self._best: tuple[int, int] | None = None  # gain, place among the absent
 
     @property
     def gain_ns(self) -> int:
         """Time by which the best pick shortens the makespan, in ns; 0 if there is none."""
         if self._best is None:
-            self._best = self._search() if self._room > 0 else (0, -1)
+            self._best = self._search() if self._room > 0 and self._absent else (0, -1)
         return self._best[0]
 
     def pick(self) -> ExpertId:
@@ -132,7 +129,7 @@ class _ForecastLayer:
             if tokens == last:
                 continue
             last = tokens
-            gain = self.makespan_ns - self._schedule.play(self.costs, *self._with(place)).makespan_ns
+            gain = self.makespan_ns - self._schedule.makespan_ns(self.costs, *self._with(place))
             if gain > best or (gain == best > 0 and self._ids[place] < self._ids[where]):
                 best, where = gain, place
         return best, where

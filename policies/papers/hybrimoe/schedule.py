@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertCosts, LayerView
+from policies.parts.assigners import by_tokens
 
 Rule = Literal["finish", "device_free"]
+_MOST_KNOWN = 4096  # simulated layers
 Coming = tuple[int, int]  # when an expert is on the GPU, its tokens
 
 
@@ -48,6 +50,18 @@ class Schedule:
     def __init__(self, rule: Rule = "finish", guard: bool = True) -> None:
         self.rule = rule
         self.guard = guard
+        self._costs: dict[int, ExpertCosts] = {}  # by identity: they hold long tables, and layers share them
+        self._known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+
+    def makespan_ns(self, costs: ExpertCosts, cached: Sequence[int], absent: Sequence[int]) -> int:
+        """The makespan of ``play`` on idle lanes: simulated once, as layers of a decode are much the same."""
+        key = id(self._costs.setdefault(id(costs), costs)), tuple(cached), tuple(absent)
+        known_ns = self._known.get(key)
+        if known_ns is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known_ns = self._known[key] = self.play(costs, cached, absent).makespan_ns
+        return known_ns
 
     def play(
         self, costs: ExpertCosts, cached: Sequence[int], absent: Sequence[int], coming: Sequence[Coming] = (),
@@ -194,8 +208,7 @@ class SimulationAssigner:
         cached: list[int] = []
         coming: list[int] = []
         absent: list[int] = []
-        order = sorted(range(len(active)), key=tokens.__getitem__, reverse=True)
-        for i in order:
+        for i in by_tokens(tokens):
             transfer = ready[active[i]]
             (absent if transfer == INFINITE_NS else coming if transfer else cached).append(i)
         makespan_ns, loaded, stolen = self.schedule.play(

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.mechanism.score_rows import top
 from policies.mechanism.views import ExpertId, LayerView, Phase, PolicyError, Swap
-from policies.papers.hybrimoe.mrs import MrsCache, top
+from policies.papers.hybrimoe.mrs import MrsCache
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
 from tests.kit.views_for_tests import costs, view

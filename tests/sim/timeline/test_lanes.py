@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import ExpertCosts
 from sim.runs.spans import Span, SpanRecorder
+from sim.timeline.clock import Clock, Moment
 from sim.timeline.cpu_lane import CpuLane
-from sim.timeline.lanes import GpuLane, Lane, Neighbour, SharedMemory
+from sim.timeline.gpu_lane import GpuLane
+from sim.timeline.lanes import Lane, Neighbour, SharedMemory
+from tests.kit.toy_costs import uniform_costs
 
 CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
-NO_NEIGHBOUR = Neighbour(1000, lambda: 10**9)
 
 
 # --- lanes that are reserved ahead ------------------------------------------------------------------------------------
@@ -44,11 +47,20 @@ def test_a_span_says_what_it_was_for() -> None:
     assert [Span(*row) for row in recorder.rows] == [Span("d2h", 0, 0, 5, "routing", "decode", 4, 2, 3, 7, 3, 144)]
 
 
-@pytest.mark.parametrize("lane", [Lane, lambda name, recorder: GpuLane(recorder, NO_NEIGHBOUR, NO_NEIGHBOUR)])
-def test_a_span_of_no_expert_has_no_tokens_and_no_bytes(lane: Callable[[str, SpanRecorder], Lane]) -> None:
+def test_a_span_of_no_expert_has_no_tokens_and_no_bytes() -> None:
     recorder = SpanRecorder()
-    lane("gpu", recorder).reserve(3, 10, "attention", 0)
-    assert Span(*recorder.rows[0]) == Span("gpu", 3, 3, 13, "attention", "prefill", -1, 0, -1, -1, 0, 0)
+    Lane("d2h", recorder).reserve(3, 10, "routing", 0)
+    gpu_lane(recorder).run(3, 0, 10, "attention", 0)
+    assert [Span(*row) for row in recorder.rows] == [
+        Span("d2h", 3, 3, 13, "routing", "prefill", -1, 0, -1, -1, 0, 0),
+        Span("gpu", 3, 3, 13, "attention", "prefill", -1, 0, -1, -1, 0, 0),
+    ]
+
+
+def gpu_lane(recorder: SpanRecorder, *neighbours: Neighbour, lead_ns: int | None = None, tail_ns: int = 0) -> GpuLane:
+    return GpuLane(
+        Lane("host", recorder), replace(uniform_costs(1), lead_ns=lead_ns, tail_ns=tail_ns), neighbours
+    )
 
 
 def test_a_span_of_no_length_leaves_the_lane_free() -> None:
@@ -56,43 +68,64 @@ def test_a_span_of_no_length_leaves_the_lane_free() -> None:
     assert (lane.reserve(5, 0, "plan", 0), lane.reserve(0, 2, "launch", 0), lane.free_ns) == (5, 7, 7)
 
 
-def test_a_span_that_lasts_until_some_time_keeps_the_lane_until_then() -> None:
-    lane = Lane("gpu", SpanRecorder())
-    assert [lane.reserve(3, 10, "gate", 0, until=until) for until in (0, 20, 25)] == [13, 23, 33]
-    assert lane.reserve(3, 10, "gate", 0, until=50) == lane.free_ns == 50
+def test_a_span_that_lasts_until_it_has_been_launched_keeps_the_lane_until_then() -> None:
+    gpu = gpu_lane(SpanRecorder())
+    assert [gpu.run(3, launched_ns, 10, "gate", 0) for launched_ns in (0, 20, 25)] == [13, 23, 33]
+    assert gpu.run(3, 50, 10, "gate", 0) == gpu.free_ns == 50
+
+
+@pytest.mark.parametrize("lead_ns", [None, 0, 4, 9])
+@pytest.mark.parametrize("neighbours", [(), (Neighbour(500, lambda: 60),)], ids=["alone", "slowed"])
+def test_a_group_of_experts_is_launched_and_run_as_one_after_another_would_be(
+    lead_ns: int | None, neighbours: tuple[Neighbour, ...]
+) -> None:
+    """Bound by the GPU, by the launches, and by the tail."""
+    one, all_ = SpanRecorder(), SpanRecorder()
+    experts = [(3, 1, 7, 12, 100), (5, 4, 5, 2, 100), (0, 2, 0, 30, 80)]
+    gpu = gpu_lane(one, *neighbours, lead_ns=lead_ns, tail_ns=3)
+    ends_ns = []
+    for expert, tokens, launch_ns, gpu_ns, size_bytes in experts:
+        launch = gpu.launch(10, launch_ns, 2, expert)
+        ends_ns.append(gpu.run(*launch, gpu_ns, "expert", 2, expert, tokens, size_bytes))
+    group = gpu_lane(all_, *neighbours, lead_ns=lead_ns, tail_ns=3)
+    assert (group.run_group(10, 2, experts), all_.rows, group.free_ns) == (ends_ns, one.rows, gpu.free_ns)
+    group.slow_down(40)
+    gpu.slow_down(40)
+    assert all_.rows == one.rows
+    assert group.run_group(99, 2, []) == []
 
 
 def test_what_copies_add_counts_before_a_span_is_drawn_out() -> None:
-    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 100), NO_NEIGHBOUR)  # copies run until 100
-    assert gpu.reserve(0, 20, "expert", 0, until=30) == 40
-    assert gpu.reserve(0, 20, "expert", 0, until=90) == 90
+    gpu = gpu_lane(SpanRecorder(), Neighbour(500, lambda: 100))  # copies run until 100
+    assert gpu.run(0, 30, 20, "expert", 0) == 40
+    assert gpu.run(0, 90, 20, "expert", 0) == 90
 
 
 def test_a_gpu_that_shares_memory_takes_longer_by_what_it_overlaps_with_copies() -> None:
-    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 150), NO_NEIGHBOUR)  # copies run until 150, as far as is known
-    assert gpu.reserve(100, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
-    assert gpu.reserve(100, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
-    assert gpu.reserve(100, 20, "expert", 0) == 165 + 20  # they are over
-    assert gpu.reserve(200, 0, "combine", 0) == 200
+    gpu = gpu_lane(SpanRecorder(), Neighbour(500, lambda: 150))  # copies run until 150, as far as is known
+    assert gpu.run(100, 0, 20, "expert", 0) == 140  # half as fast while copies run: 40 ns
+    assert gpu.run(100, 0, 20, "expert", 0) == 140 + 20 + 5  # beside them for 10 ns, in which 5 are done
+    assert gpu.run(100, 0, 20, "expert", 0) == 165 + 20  # they are over
+    assert gpu.run(200, 0, 0, "combine", 0) == 200
 
 
 def test_a_gpu_that_shares_memory_and_cores_is_slowed_by_copies_and_by_experts_on_the_cpu() -> None:
-    gpu = GpuLane(SpanRecorder(), Neighbour(500, lambda: 20), Neighbour(800, lambda: 100))
-    assert gpu.reserve(0, 30, "expert", 0) == 50  # 20 next to copies do 10; 40 next to the CPU's experts take 50
+    gpu = gpu_lane(SpanRecorder(), Neighbour(500, lambda: 20), Neighbour(800, lambda: 100))
+    assert gpu.run(0, 0, 30, "expert", 0) == 50  # 20 next to copies do 10; 40 next to the CPU's experts take 50
 
 
 def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
     recorder, until = SpanRecorder(), 0
-    gpu = GpuLane(recorder, NO_NEIGHBOUR, Neighbour(500, lambda: until))
-    gpu.reserve(0, 10, "gate", 0)
-    gpu.reserve(0, 30, "shared", 0)
+    gpu = gpu_lane(recorder, Neighbour(500, lambda: until))
+    gpu.run(0, 0, 10, "gate", 0)
+    gpu.run(0, 0, 30, "shared", 0)
     until = 200
     gpu.slow_down(20)  # 20 of its 30 ns are left
     assert gpu.free_ns == 60
     assert [row[2:4] for row in recorder.rows] == [(0, 10), (10, 60)]
     gpu.slow_down(60)  # nothing is left
     assert gpu.free_ns == 60
-    gpu.reserve(70, 10, "combine", 0)
+    gpu.run(70, 0, 10, "combine", 0)
     assert gpu.free_ns == 90  # that they are at work was known
     gpu.slow_down(65)
     gpu.slow_down(80)
@@ -101,13 +134,13 @@ def test_what_the_gpu_is_at_is_slowed_by_what_begins_meanwhile() -> None:
 
 def slowed_cpu(gpu_until: int) -> list[tuple[int, int]]:
     """When two experts of 100 ns start and end, given at 10, on a CPU that is half as fast until ``gpu_until``."""
-    env, recorder = simpy.Environment(), SpanRecorder()
-    memory = SharedMemory(env)
+    clock, recorder = Clock(), SpanRecorder()
+    memory = SharedMemory(clock)
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
-    cpu = CpuLane(env, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
+    cpu = CpuLane(clock, memory, recorder, costs, Neighbour(500, lambda: gpu_until), lambda target: None)
     cpu.add("expert", (0, 1), {0: 1, 1: 1}, 10, 0)
     assert cpu.until_ns() == 210  # as far as is known before they start
-    env.run()
+    clock.play()
     return [(span.start_ns, span.end_ns) for span in (Span(*row) for row in recorder.rows)]
 
 
@@ -118,32 +151,32 @@ def test_experts_on_the_cpu_take_longer_by_what_they_overlap_with_work_that_the_
 
 
 def test_until_when_the_cpu_is_busy_counts_each_batch_from_when_it_is_ready_or_the_one_before_it_ended() -> None:
-    env = simpy.Environment()
+    clock = Clock()
     costs = [ExpertCosts((0, 1), (0, 100), 0, 1, 1)]
     alone = Neighbour(1000, lambda: 0)
-    cpu = CpuLane(env, SharedMemory(env), SpanRecorder(), costs, alone, lambda target: None)
+    cpu = CpuLane(clock, SharedMemory(clock), SpanRecorder(), costs, alone, lambda target: None)
     seen = list[int]()
     for at in (0, 30, 60, 250):
-        _at(env, at, lambda: seen.append(cpu.until_ns()))
+        _at(clock, at, lambda: seen.append(cpu.until_ns()))
     for experts, ready in (((0, 1), 0), ((2,), 50), ((3,), 400)):
         cpu.add("expert", experts, dict.fromkeys(experts, 1), ready, 0)
-    env.run()
+    clock.play()
     assert seen == [500] * 4  # 0-200; ready at 50 and done at 300; 400-500
     assert cpu.until_ns() == 500
 
 
 def test_each_expert_on_the_cpu_shares_the_dram_as_its_workload_does() -> None:
     """Next to a copy an expert of one token runs at half its rate, one of four, bound by arithmetic, at its own."""
-    env, recorder = simpy.Environment(), SpanRecorder()
-    memory = SharedMemory(env)
+    clock, recorder = Clock(), SpanRecorder()
+    memory = SharedMemory(clock)
     costs = [ExpertCosts((0, 1, 1, 1, 1), (0, 10, 10, 10, 40), 0, 10, 1, cpu_permille=500, copy_permille=600)]
-    cpu = CpuLane(env, memory, recorder, costs, Neighbour(1000, lambda: 0), lambda target: None)
+    cpu = CpuLane(clock, memory, recorder, costs, Neighbour(1000, lambda: 0), lambda target: None)
     copied, seen = list[int](), list[int]()
     memory.start(H2D, (100,), copied.extend)
     cpu.add("expert", (0, 1, 2, 3), {0: 4, 1: 4, 2: 1, 3: 2}, 0, 0)
     for at in (0, 90):
-        _at(env, at, lambda: seen.append(cpu.left_ns()))
-    env.run()
+        _at(clock, at, lambda: seen.append(cpu.remaining_ns()))
+    clock.play()
     assert [span.end_ns for span in (Span(*row) for row in recorder.rows)] == [40, 80, 100, 120]
     # copy: 4 tokens draw 0.25 of 1, 0.25 less than next to 1 token: 0.6 + 0.25 for 80 ns, then 0.6 for 40, 8 alone
     assert copied == [128]
@@ -155,21 +188,21 @@ def test_each_expert_on_the_cpu_shares_the_dram_as_its_workload_does() -> None:
 
 def ends_of(*jobs: tuple[int, int, int, str], cpu: int = 500, copy: int = 800) -> list[tuple[int, str]]:
     """(end, name) of jobs (at, side, work, name), in the order in which they ended."""
-    env = simpy.Environment()
-    memory = SharedMemory(env)
+    clock = Clock()
+    memory = SharedMemory(clock)
     log: list[tuple[int, str]] = []
     for at, side, work, name in jobs:
         done = partial(lambda name, ends: log.append((ends[-1], name)), name)
-        _at(env, at, partial(memory.start, side, (work,), done, (cpu, copy)))
-    env.run()
+        _at(clock, at, partial(memory.start, side, (work,), done, (cpu, copy)))
+    clock.play()
     return log
 
 
-def _at(env: simpy.Environment, when: int, call: Callable[[], object]) -> None:
+def _at(clock: Clock, when: int, call: Callable[[], object]) -> None:
     def later(_: simpy.Event) -> None:
         call()
 
-    env.timeout(when).callbacks.append(later)
+    Moment(clock, when, None, later)
 
 
 def test_a_copy_that_is_over_within_a_ns_ends_with_it_though_an_expert_begins_then() -> None:
@@ -223,14 +256,14 @@ def test_a_series_ends_as_its_jobs_would_if_each_were_started_at_the_end_of_the_
 
 
 def test_what_is_left_of_a_series_is_the_job_at_its_rate_and_the_others_as_if_alone() -> None:
-    env = simpy.Environment()
-    memory = SharedMemory(env)
+    clock = Clock()
+    memory = SharedMemory(clock)
     seen: list[int] = []
     for at in (0, 6, 20, 26, 39):
-        _at(env, at, lambda: seen.append(memory.left_ns(CPU)))
+        _at(clock, at, lambda: seen.append(memory.remaining_ns(CPU)))
     memory.start(CPU, (10, 7), lambda ends: None, (500, 800))
     memory.start(H2D, (40,), lambda ends: None)  # until 50: experts end at 20 and 34
-    env.run()
+    clock.play()
     assert seen == [20 + 7, 14 + 7, 14, 8, 0]
 
 
@@ -239,18 +272,18 @@ Played = tuple[list[int], list[int]]  # ends of experts and of copies
 
 def _in_one_series(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
     """Experts from 0 on, as one series; copies (pause before, work) one after another."""
-    env = simpy.Environment()
-    memory, ends = SharedMemory(env), list[int]()
+    clock = Clock()
+    memory, ends = SharedMemory(clock), list[int]()
     memory.start(CPU, parts, ends.extend, (cpu, copy))
-    copied = _copy_each(env, memory, copies)
-    env.run()
+    copied = _copy_each(clock, memory, copies)
+    clock.play()
     return ends, copied
 
 
 def _one_by_one(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: int, copy: int) -> Played:
     """The same, each expert started when the one before it ends."""
-    env = simpy.Environment()
-    memory, ends, left = SharedMemory(env), list[int](), list(parts)
+    clock = Clock()
+    memory, ends, left = SharedMemory(clock), list[int](), list(parts)
 
     def next_expert(ended: list[int]) -> None:
         ends.extend(ended)
@@ -258,19 +291,19 @@ def _one_by_one(parts: Sequence[int], copies: Sequence[tuple[int, int]], cpu: in
             memory.start(CPU, (left.pop(0),), next_expert, (cpu, copy))
 
     next_expert([])
-    copied = _copy_each(env, memory, copies)
-    env.run()
+    copied = _copy_each(clock, memory, copies)
+    clock.play()
     return ends, copied
 
 
-def _copy_each(env: simpy.Environment, memory: SharedMemory, copies: Sequence[tuple[int, int]]) -> list[int]:
+def _copy_each(clock: Clock, memory: SharedMemory, copies: Sequence[tuple[int, int]]) -> list[int]:
     copied, left = list[int](), list(copies)
 
     def next_copy(ended: list[int]) -> None:
         copied.extend(ended)
         if left:
             pause, work = left.pop(0)
-            _at(env, pause, lambda: memory.start(H2D, (work,), next_copy))
+            _at(clock, pause, lambda: memory.start(H2D, (work,), next_copy))
 
     next_copy([])
     return copied
@@ -279,14 +312,14 @@ def _copy_each(env: simpy.Environment, memory: SharedMemory, copies: Sequence[tu
 def written_back(*spans: tuple[int, int], copy_work: int = 0, cpu_work: int = 0) -> dict[int, int]:
     """When a copy and an expert end that begin at 0, while experts are written back: next to these a copy runs at 0.5
     of its rate, next to an expert at 0.8; the expert next to either at 0.5."""
-    env, ends = simpy.Environment(), dict[int, int]()
-    memory = SharedMemory(env)
+    clock, ends = Clock(), dict[int, int]()
+    memory = SharedMemory(clock)
     for start, end in spans:
         memory.write_back(start, end, 500)
     for side, work in ((CPU, cpu_work), (H2D, copy_work)):
         if work:
             memory.start(side, (work,), lambda ended, side=side: ends.update({side: ended[-1]}), (500, 800))
-    env.run()
+    clock.play()
     return ends
 
 
@@ -316,14 +349,14 @@ def test_a_job_that_would_end_between_two_ns_ends_at_the_later() -> None:
 
 
 def test_what_is_left_is_told_at_the_present_rate() -> None:
-    env = simpy.Environment()
-    memory = SharedMemory(env)
+    clock = Clock()
+    memory = SharedMemory(clock)
     seen: list[tuple[int, int, int]] = []
     for at in (4, 8, 18, 48, 57, 58, 60):
-        _at(env, at, lambda: seen.append((int(env.now), memory.left_ns(H2D), memory.left_ns(CPU))))
+        _at(clock, at, lambda: seen.append((clock.now, memory.remaining_ns(H2D), memory.remaining_ns(CPU))))
     memory.start(H2D, (40,), lambda ends: None)
-    _at(env, 8, lambda: memory.start(CPU, (30,), lambda ends: None, (500, 800)))
-    env.run()
+    _at(clock, 8, lambda: memory.start(CPU, (30,), lambda ends: None, (500, 800)))
+    clock.play()
     assert seen == [
         (4, 36, 0),
         (8, 32, 0),  # looked before the expert started

@@ -1,0 +1,127 @@
+"""The GPU lane: the host starts the kernels of a group one after another, and the GPU works on those that it has.
+
+The one rule, for every span of the GPU whose kernels the host launches from ``begin`` to ``end``:
+
+- it starts no earlier than ``begin`` + lead: when the first kernel of its group can run;
+- it ends no earlier than ``end`` + tail: when the last kernel has been launched, and has run.
+
+So it lasts its own time where the GPU is the slower of the two, and as long as its launches where the host is. Where
+one launch is for several spans (attention, gate, forecasts and shared experts of a layer) they follow one another from
+the group's lead on, and each has an ``end`` of its own: when the host comes to the kernels of the next one. (A forecast
+is launched with the gate, in no time.) A lead is never longer than the launch, and a tail never longer than the span's
+own time: a launch that takes no time changes nothing, and one that is all lead is followed by the span's whole time.
+
+While the GPU waits for the next kernel of a span it counts as busy, as between the two events that time a span on a
+real machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from policies.mechanism.views import INFINITE_NS
+from sim.costs.cost_table import CostTable
+from sim.timeline.lanes import Lane, Neighbour
+
+GpuExpert: TypeAlias = tuple[int, int, int, int, int]  # expert, tokens, launch and GPU time in ns, bytes
+
+
+class GpuLane:
+    """The GPU, whose work is launched on the lane ``host``.
+
+    Neighbours are lanes with which it shares memory or cores. A span is made longer by what it overlaps with what they
+    have been given when it is reserved, or when a layer is planned while it lasts (``slow_down``). What a neighbour has
+    yet to do is taken to last as long as without slowing.
+    """
+
+    __slots__ = ("_host", "_last", "_lead_ns", "_tail_ns", "free_ns", "name", "neighbours", "recorder")
+
+    def __init__(self, host: Lane, costs: CostTable, neighbours: Sequence[Neighbour] = ()) -> None:
+        self.name, self.recorder, self.neighbours = "gpu", host.recorder, neighbours
+        self._host = host
+        self._lead_ns = INFINITE_NS if costs.lead_ns is None else costs.lead_ns
+        self._tail_ns = costs.tail_ns
+        self.free_ns = 0
+        self._last = -1, 0, 0  # row of the last span, when it started, and how long it takes by itself
+
+    def launch(self, ready_ns: int, launch_ns: int, layer: int, expert: int = -1) -> tuple[int, int]:
+        """Launch a group of kernels from the first moment at or after ``ready_ns`` at which the host is free.
+
+        Returns when the GPU can start on it, and when the host has launched all of it, in ns.
+        """
+        end_ns, lead_ns = self._host.reserve(ready_ns, launch_ns, "launch", layer, expert), self._lead_ns
+        return end_ns - launch_ns + (lead_ns if lead_ns < launch_ns else launch_ns), end_ns
+
+    def run(
+        self, first_ns: int, launched_ns: int, gpu_ns: int, kind: str, layer: int, expert: int = -1, tokens: int = 0,
+        size_bytes: int = 0, target_layer: int = -1,
+    ) -> int:
+        """Take the GPU for work of ``gpu_ns`` that it can start on at ``first_ns`` and that has been launched at
+        ``launched_ns``; return the end in ns."""
+        recorder, start_ns = self.recorder, self.free_ns
+        if first_ns > start_ns:
+            start_ns = first_ns
+        end_ns = start_ns + gpu_ns
+        if self.neighbours:
+            self._last = len(recorder.rows), start_ns, gpu_ns
+            end_ns = start_ns + self._slowed(gpu_ns, start_ns)
+        tail_ns = self._tail_ns
+        least_ns = launched_ns + (tail_ns if tail_ns < gpu_ns else gpu_ns)
+        if least_ns > end_ns:
+            end_ns = least_ns
+        self.free_ns = end_ns
+        recorder.rows.append(
+            ("gpu", first_ns, start_ns, end_ns, kind, recorder.phase, recorder.step, layer, target_layer, expert, tokens,
+             size_bytes)
+        )
+        return end_ns
+
+    def run_group(self, ready_ns: int, layer: int, experts: Sequence[GpuExpert]) -> list[int]:
+        """``launch`` and ``run`` experts of a layer one after another; return their ends in ns.
+
+        (The arithmetic of both in one loop: half of a run's spans are made here.)
+        """
+        if not experts:
+            return []
+        host, recorder, lead_ns, tail_ns = self._host, self.recorder, self._lead_ns, self._tail_ns
+        rows, phase, step, ends_ns = recorder.rows, recorder.phase, recorder.step, list[int]()
+        launched_ns, end_ns = max(host.free_ns, ready_ns), self.free_ns
+        for expert, tokens, launch_ns, gpu_ns, size_bytes in experts:
+            begin_ns = launched_ns
+            launched_ns += launch_ns
+            rows.append(("host", ready_ns, begin_ns, launched_ns, "launch", phase, step, layer, -1, expert, 0, 0))
+            first_ns = begin_ns + (lead_ns if lead_ns < launch_ns else launch_ns)
+            start_ns = first_ns if first_ns > end_ns else end_ns
+            end_ns = start_ns + gpu_ns
+            if self.neighbours:
+                self._last = len(rows), start_ns, gpu_ns
+                end_ns = start_ns + self._slowed(gpu_ns, start_ns)
+            least_ns = launched_ns + (tail_ns if tail_ns < gpu_ns else gpu_ns)
+            if least_ns > end_ns:
+                end_ns = least_ns
+            rows.append(
+                ("gpu", first_ns, start_ns, end_ns, "expert", phase, step, layer, -1, expert, tokens, size_bytes)
+            )
+            ends_ns.append(end_ns)
+        host.free_ns, self.free_ns = launched_ns, end_ns
+        return ends_ns
+
+    def slow_down(self, now_ns: int) -> None:
+        """Neighbours may have been given work since the last span was reserved: time what is left of it anew.
+
+        That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin.
+        """
+        place, start_ns, own_ns = self._last
+        begin_ns = max(now_ns, start_ns)
+        left_ns = self.free_ns - begin_ns
+        if left_ns > 0:
+            end_ns = begin_ns + self._slowed(own_ns * left_ns // (self.free_ns - start_ns), begin_ns)
+            self.free_ns = max(self.free_ns, end_ns)
+            row = self.recorder.rows[place]
+            self.recorder.rows[place] = (*row[:3], self.free_ns, *row[4:])
+
+    def _slowed(self, duration_ns: int, start_ns: int) -> int:
+        for neighbour in self.neighbours:
+            duration_ns = neighbour.slowed(duration_ns, start_ns)
+        return duration_ns
