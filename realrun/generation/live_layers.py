@@ -48,7 +48,7 @@ class LiveRecorder(RouterRecorder):
 
 
 class PartialStates(ExitStack):
-    """The next gate's input, from the experts on the GPU alone (see ``traces.capture.partial``), until it is closed.
+    """The next gate's input, from the experts on the GPU alone (see ``PartialPass``), until it is closed.
 
     The next layer's attention is run with the arguments of this layer's attention, so all layers must take the same.
     """
