@@ -1,4 +1,4 @@
-"""Run the benchmarks: ``python -m benchmarks [--only engine,memory,decisions,replay] [--policies A,B] [--write]``.
+"""Run the benchmarks: ``python -m benchmarks [--only timeline,engine,memory,...] [--policies A,B] [--write]``.
 
 A full run writes ``figures.json`` and ``figures.md`` beside this file; ``--write`` also puts the decision costs into
 the simulator's table of planning costs.
@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import decision_cost, engine_speed, replay_speed
+from benchmarks import decision_cost, engine_speed, replay_speed, timeline_speed
 from benchmarks.figures import Section, machine, print_section, targets_section, write_json, write_markdown
 
 HERE = Path(__file__).parent
-NAMES = ("engine", "memory", "decisions", "replay")
+NAMES = ("timeline", "engine", "memory", "decisions", "replay")
 
 
 def main() -> None:
@@ -35,6 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         benchmarks: dict[str, Callable[[], Section]] = {
+            "timeline": lambda: timeline_speed.measure(policies),
             "engine": lambda: engine_speed.measure(folder, policies, given.runs),
             "memory": lambda: engine_speed.measure_memory(folder),
             "decisions": lambda: decision_cost.measure(folder, policies, given.write),

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from functools import lru_cache
 
-from policies.mechanism.views import INFINITE_NS, Copy, ExpertCosts, ExpertId, PolicyError, ResidencyView
+from policies.mechanism.views import INFINITE_NS, Copy, ExpertCosts, ExpertId, PolicyError, ResidencyView, expert_ids
 from policies.protocols import Budget, Cache, InitialPlacement
 
 
 @lru_cache
-def expert_ids(layers: int, experts: int) -> tuple[tuple[ExpertId, ...], ...]:
+def ids_by_layer(layers: int, experts: int) -> tuple[tuple[ExpertId, ...], ...]:
     """All experts, by layer: made once, since a run of a large model has tens of thousands."""
-    return tuple(tuple(ExpertId(layer, expert) for expert in range(experts)) for layer in range(layers))
+    return tuple(tuple(expert_ids(layer, range(experts))) for layer in range(layers))
 
 
 class Residency:
@@ -30,7 +30,7 @@ class Residency:
         self.expert_bytes = budget.expert_bytes
         self._largest_bytes = max(budget.expert_bytes)
         self._experts, self._narrow_bytes = budget.experts, narrow_bytes
-        self.ids = expert_ids(budget.layers, budget.experts * (2 if narrow_bytes else 1))
+        self.ids = ids_by_layer(budget.layers, budget.experts * (2 if narrow_bytes else 1))
         self.resident: list[set[int]] = [set() for _ in self.expert_bytes]
         self.staged: list[set[int]] = [set() for _ in self.expert_bytes]
         self.view = ResidencyView(self.resident, self.staged)

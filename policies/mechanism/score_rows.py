@@ -71,7 +71,8 @@ class StepScores:
             begin = block * self._at_once
             scores = _floats(self._scores[:, begin : begin + self._at_once])
             means = self._means[block, keep] = mean_top(scores, keep)
-        return means[place]
+        mean: Floats = means[place]
+        return mean
 
 
 def mean_top(scores: Floats, keep: int) -> Floats:

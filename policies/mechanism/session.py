@@ -184,7 +184,8 @@ class Session:
         swaps: tuple[Swap | Upload, ...],
     ) -> Plan:
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
-        layer, active, gpu, loads, ready = view.layer, view.routing.active, assignment.gpu, assignment.loads, view.ready_ns
+        layer, active, ready = view.layer, view.routing.active, view.ready_ns
+        gpu, loads = assignment.gpu, assignment.loads
         awaited = self._in_flight_for(layer, gpu) if view.flying else ()
         streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))

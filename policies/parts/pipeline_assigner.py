@@ -63,8 +63,8 @@ class PipelineAssigner:
         for i in order:
             transfer = ready[active[i]]
             (absent if transfer == INFINITE_NS else coming if transfer else here).append(i)
-        workloads = (tuple([tokens[i] for i in places]) for places in (here, absent, coming))
-        layer = Layer(*workloads, (), view.h2d_backlog_ns, view.cpu_backlog_ns)
+        there, missing, arriving = (tuple([tokens[i] for i in places]) for places in (here, absent, coming))
+        layer = Layer(there, missing, arriving, (), view.h2d_backlog_ns, view.cpu_backlog_ns)
         choice, waits = self._choose(view, layer), coming
         if coming:
             leaves = self._choose(view, layer._replace(awaited=(), left=layer.awaited))

@@ -84,7 +84,7 @@ class CostTable:
     """All costs of one model on one machine. The planner may have another table than the engine.
 
     ``experts`` has one entry per MoE layer, shared where equal. Launch times are host time per group of kernels. While
-    the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.timeline.launching``).
+    the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.timeline.gpu_lane``).
     """
 
     experts: Annotated[tuple[ExpertCosts, ...], NOT_EMPTY]

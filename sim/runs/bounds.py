@@ -9,7 +9,7 @@ bounds, for the prefill and for all decode steps together.
 *Chain.* A step is a chain, since each link needs the one before: drafts, launch, dense layers, then for every layer
 attention, gate, routing to the host, synchronisation, experts, combine; then head, tokens to the host, synchronisation;
 only then the host launches the next step. The GPU can start as soon as a launch's lead is over, and is not done before
-its tail (``sim.timeline.launching``). Suppose every expert is resident and planning is free, and let t be the time from
+its tail (``sim.timeline.gpu_lane``). Suppose every expert is resident and planning is free, and let t be the time from
 the end of a layer's gate. With n of its N experts on the GPU,
 
 - the GPU is done no earlier than max(shared, t_sync + lead) + the first expert's extra time + the n shortest GPU times,

@@ -25,7 +25,7 @@ class Moment(simpy.Event):
 class Clock(simpy.Environment):
     """Time in ns; events of one moment happen in the order in which they were made."""
 
-    now: int = 0  # type: ignore[assignment]  # in ns; an attribute, as it is read a dozen times a layer
+    now: int = 0  # in ns; an attribute, as it is read a dozen times a layer
 
     def passes(self, at_ns: int) -> bool:
         """Go on to ``at_ns`` if no event is due by then; else return False, and the caller has to wait for a Moment.
@@ -41,8 +41,8 @@ class Clock(simpy.Environment):
         """``run()``, in a third of its time: until there are no more events. Raises what a process has raised."""
         queue = self._queue
         while queue:
-            self.now, _, _, event = heappop(queue)
-            self._now = self.now
+            at_ns, _, _, event = heappop(queue)
+            self._now = self.now = int(at_ns)
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as ``step`` does
             for callback in callbacks:
                 callback(event)

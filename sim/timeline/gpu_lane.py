@@ -72,8 +72,8 @@ class GpuLane:
             end_ns = least_ns
         self.free_ns = end_ns
         recorder.rows.append(
-            ("gpu", first_ns, start_ns, end_ns, kind, recorder.phase, recorder.step, layer, target_layer, expert, tokens,
-             size_bytes)
+            ("gpu", first_ns, start_ns, end_ns, kind, recorder.phase, recorder.step, layer, target_layer, expert,
+             tokens, size_bytes)
         )
         return end_ns
 

@@ -1,6 +1,6 @@
 """Laws 2 and 5 (docs/design.md) between host and GPU: what is launched when, and how long the GPU has it.
 
-Told by the rule alone (sim/timeline/launching.py): a span does not start before its launch's lead is over, nor end
+Told by the rule alone (sim/timeline/gpu_lane.py): a span does not start before its launch's lead is over, nor end
 before its tail, and the GPU has it no longer than that asks for.
 """
 

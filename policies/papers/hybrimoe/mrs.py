@@ -64,7 +64,10 @@ class MrsCache(DemandCache):
                 f"declare Needs(scores=True), and give a trace that holds them"
             )
         rows = view.scores if self.tokens == "mean" else view.scores[:1]
-        gained = rows.mean_top(self.keep) if isinstance(rows, ScoreRows) else mean_top(np.asarray(rows, np.float64), self.keep)
+        if isinstance(rows, ScoreRows):
+            gained = rows.mean_top(self.keep)
+        else:
+            gained = mean_top(np.asarray(rows, np.float64), self.keep)
         scores = self._scores[view.layer]
         scores *= 1 - self.alpha
         scores += self.alpha * gained
