@@ -38,7 +38,7 @@ PIECE = 512  # prompt tokens that llama.cpp computes at once by default
 class PinnedCopies(NamedTuple):
     """Copies out of pinned memory, where they matter."""
 
-    bytes: int
+    size_bytes: int
     pageable_fraction: float  # of the rate, where so much cannot be pinned
 
 

@@ -127,11 +127,12 @@ def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
 def _machine(parts: MachineParts) -> dict[str, Any]:
     """The parts that were named; where no GPU was, those of the machine at hand, with a remark on what was assumed."""
     from trilane.engines.tune.machine_found import found_machine
+    from trilane.output.pages.caveats import assumption_text
 
     if parts.gpu is not None or parts.machine is not None:
         return vars(parts)
     named = {name: value for name, value in vars(parts).items() if value is not None}
     found = found_machine(parts.cpu).without(*named)
-    for text in found.assumed:
-        note(f"assumed {text}")
+    for assumption in found.assumed:
+        note(f"assumed {assumption_text(assumption)}")
     return found.parts(**named)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trilane.common.units import in_gb
 from trilane.engines.gains import BETTER, LIMITING, WORTH_NAMING, Gain
+from trilane.engines.tune.machine_found import Assumption
 from trilane.engines.tune.tune import Tuning
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
     texts = []
     if pinned is not None:
         texts.append(
-            f"{played.best.policy} copies experts out of {in_gb(pinned.bytes)} GB of pinned memory. Where so much "
+            f"{played.best.policy} copies experts out of {in_gb(pinned.size_bytes)} GB of pinned memory. Where so much "
             f"cannot be pinned (Windows, WSL2, containers), copies reach {pinned.pageable_fraction:.0%} of the rate "
             f"counted here"
         )
@@ -77,6 +78,18 @@ def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
             f"In pieces, as engines do, experts that are not on the GPU are copied once for each piece"
         )
     return (*fit.notes, *texts)
+
+
+def assumption_text(assumption: Assumption) -> str:
+    """Words for what is assumed of the machine at hand, and the option that names the part."""
+    part, value, number = assumption
+    if part == "gpu":
+        first = f"the first of {number}; name another"
+        return f"gpu: {first if number else 'none, since nvidia-smi names none; name one'} with --gpu"
+    if part == "ram":
+        return f"ram: {value}, which is usual; name the memory modules with --ram"
+    kind = "a generic one" if value is None else f"a generic {value}'s, for its {number} cores"
+    return f"cpu: {kind}, since this one is not in the catalogue; name one like it with --cpu"
 
 
 def tune_record(tuning: Tuning) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from trilane.output.pages.fit_engine import (
     caveats,
     duration,
     engine_section,
-    host_told,
-    question_told,
+    host_text,
+    question_text,
     seconds,
-    sizes_told,
+    sizes_text,
 )
 from trilane.output.pages.output import Part, heading, legend, mebibytes, number, pairs, percent, table
 
@@ -34,7 +34,7 @@ def fit_page(fit: Fit) -> list[Part]:
     asked = fit.question
     told = filter(None, [fit.about, _length(asked.tokens, fit.trained_tokens)])
     policies = caveats(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
-    title = heading(f"{fit.model} on {fit.machine}: {question_told(asked)}")
+    title = heading(f"{fit.model} on {fit.machine}: {question_text(asked)}")
     return [title, *told, *engine_section(fit), *policies]
 
 
@@ -139,9 +139,9 @@ def _memory(fit: PolicyAnswer) -> list[Part]:
         "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
         "free": free,
     }
-    host = host_told(memory.host_bytes, memory.host_reserve_bytes)
+    host = host_text(memory.host_bytes, memory.host_reserve_bytes)
     rows = [
-        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_told(parts)}"),
+        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_text(parts)}"),
         ("experts on the GPU", _cached(memory)),
         ("host memory", "none for experts, once the model is loaded" if memory.all_fits else host),
     ]

@@ -54,7 +54,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Part]:
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("limit", limit_text(answer.gains)),
-        ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
+        ("error to expect", error_text(answer.error, answer.regime, asked.batch, answer.measured)),
     ]
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
     gains = gains_section(answer.engine, answer.gains)
@@ -64,7 +64,7 @@ def _answered(answer: EngineAnswer, asked: Question) -> list[Part]:
 def _decode(answer: EngineAnswer, asked: Question) -> str:
     if asked.generated == 1:
         return "- (an answer of one token)"
-    rate, parts = speed(answer.tpot_ms, asked.batch), parts_told(answer.decode_ms, milliseconds)
+    rate, parts = speed(answer.tpot_ms, asked.batch), parts_text(answer.decode_ms, milliseconds)
     return f"{rate}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
 
 
@@ -77,7 +77,7 @@ def speed(tpot_ms: float, batch: int) -> str:
 def _first(answer: EngineAnswer, asked: Question) -> str:
     pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
     whose = "the prompt" if asked.batch == 1 else "the prompts of all sequences"
-    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {parts_told(answer.prompt_ms, duration)}"
+    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {parts_text(answer.prompt_ms, duration)}"
 
 
 def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
@@ -88,7 +88,7 @@ def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
     return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
 
 
-def question_told(asked: Question) -> str:
+def question_text(asked: Question) -> str:
     """The lengths, and the batch where it is not 1."""
     batch = "" if asked.batch == 1 else f", batch {asked.batch}"
     return f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
@@ -108,12 +108,12 @@ def memory_parts(memory: SplitMemory) -> dict[str, float]:
     }
 
 
-def sizes_told(parts: Mapping[str, float]) -> str:
+def sizes_text(parts: Mapping[str, float]) -> str:
     """The parts of a memory that there are, in GB."""
     return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
 
 
-def host_told(experts: float, reserve: float) -> str:
+def host_text(experts: float, reserve: float) -> str:
     """The host's memory, of sizes in bytes."""
     return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
 
@@ -123,14 +123,14 @@ def caveats(told: Sequence[str]) -> list[Part]:
     return ["", heading("caveats"), *(f"- {line}" for line in told)] if told else []
 
 
-def parts_told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
+def parts_text(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     """The parts of a time that matter, largest first."""
     whole = sum(parts.values())
     shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
     return ", ".join(f"{PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
-def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
+def error_text(found: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
     """Error of decode speeds, in words; that of prompts is larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
@@ -157,4 +157,4 @@ def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
     held = memory.gpu_bytes + memory.missing_bytes
     whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
-    return f"{in_gb(held)} GB{whole} = {sizes_told(memory_parts(memory))}"
+    return f"{in_gb(held)} GB{whole} = {sizes_text(memory_parts(memory))}"

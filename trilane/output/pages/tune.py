@@ -17,15 +17,15 @@ from trilane.output.pages.fit_engine import (
     PARTS,
     caveats,
     duration,
-    error_told,
+    error_text,
     gains_section,
-    host_told,
+    host_text,
     memory_parts,
     milliseconds,
-    parts_told,
-    question_told,
+    parts_text,
+    question_text,
     seconds,
-    sizes_told,
+    sizes_text,
     speed,
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
@@ -53,7 +53,7 @@ def tune_page(tuning: Tuning) -> list[Part]:
 def _title(tuning: Tuning) -> list[Part]:
     asked = tuning.question.fit
     window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.prompt_tokens + asked.generated else ""
-    title = heading(f"{tuning.model} on {tuning.machine}: {question_told(asked)}{window}")
+    title = heading(f"{tuning.model} on {tuning.machine}: {question_text(asked)}{window}")
     return [title, *filter(None, [tuning.about])]
 
 
@@ -64,8 +64,8 @@ def _best(tuning: Tuning) -> list[Part]:
     best, asked = tuning.best, tuning.question.fit
     rate = speed(best.tpot_ms, asked.batch)
     facts = [
-        ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_told(best.decode_ms, milliseconds)}"),
-        ("first token", f"{duration(best.ttft_ms)}: {parts_told(best.prompt_ms, duration)}"),
+        ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_text(best.decode_ms, milliseconds)}"),
+        ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
         ("last token", duration(best.answer_ms)),
         *_cache(best),
         *_memory(tuning),
@@ -90,7 +90,7 @@ def _error(tuning: Tuning) -> str:
     """Error of decode, with the speeds between which it then is."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
-    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
+    told = error_text(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
     if tuning.error is None:
         return told
     rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
@@ -109,10 +109,10 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     best, memory = tuning.best, tuning.best.memory
     parts = {**memory_parts(memory), "cache of experts": (best.cache_mib or 0) * MIB}
     there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
-    whole = f"{in_gb(sum(parts.values()))} GB{there} = {sizes_told(parts)}"
+    whole = f"{in_gb(sum(parts.values()))} GB{there} = {sizes_text(parts)}"
     if tuning.regime in ("CPU only", "unified"):
         return [("memory", whole)]
-    return [("GPU memory", whole), ("host memory", host_told(memory.host_bytes, HOST_RESERVE_BYTES))]
+    return [("GPU memory", whole), ("host memory", host_text(memory.host_bytes, HOST_RESERVE_BYTES))]
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------
