@@ -86,7 +86,7 @@ class PolicyAnswer:
 def policy_answer(
     question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
 ) -> PolicyAnswer:
-    """Play the candidates in the ``jobs`` processes of ``pool`` (``fit.workers``). Raises FitError if none can run,
+    """Play the candidates in the ``jobs`` processes of ``pool``. Raises FitError if none can run,
     what ``prepared_for`` raises, and ChoiceError for a policy that the other processes lack."""
     policies = candidates.names(question)
     if need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
@@ -150,7 +150,7 @@ class Fit:
 def answered(
     question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
 ) -> Fit:
-    """Answer a question that fits the machine, policies in the ``jobs`` processes of ``pool`` (``fit.workers``)."""
+    """Answer a question that fits the machine, policies in the ``jobs`` processes of ``pool``."""
     engine, refused = _engine(question, shape, hardware)
     return Fit(
         question=question,

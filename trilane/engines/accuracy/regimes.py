@@ -22,6 +22,8 @@ Regime = Literal["all GPU", "mixed", "experts on CPU", "server", "CPU only", "la
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 SERVER_BYTES_PER_S = 150e9  # theory of the DRAM: six channels of DDR4 have it, two of DDR5 do not
 _MOBILE = re.compile(r"laptop|Ryzen AI|\d(U|H|HS|HX|HK)\b")
+REGIME_ERRORS = Path(__file__).with_name("regime_errors.csv")
+FEWEST_MACHINES = 3  # of fewer, a median says nothing
 
 
 def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit) -> Regime:
@@ -39,8 +41,6 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split
     if hardware.cpu.dram_bytes_per_s > SERVER_BYTES_PER_S:
         return "server"
     return "experts on CPU" if split.cpu_layers >= shape.moe_layers and not split.gpu_experts else "mixed"
-REGIME_ERRORS = Path(__file__).with_name("regime_errors.csv")
-FEWEST_MACHINES = 3  # of fewer, a median says nothing
 
 
 class RegimeAccuracy(NamedTuple):

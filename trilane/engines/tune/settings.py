@@ -22,6 +22,13 @@ from trilane.engines.question import KV_BITS, FitError, KvFormat, Question
 Goal = Literal["decode", "prompt", "both"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 KV_FORMATS: tuple[KvFormat, ...] = ("f16", "q8_0")  # that are tried unless the question names others
+_PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
+_THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
+WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
+WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
+WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
+KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
+_CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 
 
 @dataclass(frozen=True)
@@ -62,15 +69,6 @@ class TuneQuestion:
 
     def shape_with(self, kv: KvFormat) -> ModelShape:
         return replace(self.fit, kv=kv).model_shape
-
-
-_PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
-_THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
-WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
-WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
-WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
-KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
-_CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 
 
 class Setting(NamedTuple):

@@ -27,6 +27,21 @@ _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.fit.se
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
 _NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
+_OTHER, _EQUAL = "+", "="
+_COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
+_LEGEND = {
+    "answer": "until the last of the generated tokens is there; the order of the table",
+    "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
+    "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
+}
+_MARK_LEGEND = {
+    SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
+    _EQUAL: "as fast as the best, within the spread of the steps that were played",
+    _OTHER: "for comparison: not among those to choose from",
+    SIGNS[PolicyKind.CHANGES]: (
+        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
+    ),
+}
 
 
 def fit_page(fit: Fit) -> list[Part]:
@@ -171,23 +186,6 @@ def _supports(fit: PolicyAnswer) -> list[Part]:
         return []
     return ["", heading("the weakest numbers that it depends on most"),
             table(("confidence", "number", "value", "source"), rows, text_columns=4, wrap=True)]
-
-
-_OTHER, _EQUAL = "+", "="
-_COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
-_LEGEND = {
-    "answer": "until the last of the generated tokens is there; the order of the table",
-    "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
-    "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
-}
-_MARK_LEGEND = {
-    SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
-    _EQUAL: "as fast as the best, within the spread of the steps that were played",
-    _OTHER: "for comparison: not among those to choose from",
-    SIGNS[PolicyKind.CHANGES]: (
-        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
-    ),
-}
 
 
 def policies_section(asked: Question, fit: PolicyAnswer) -> list[Part]:

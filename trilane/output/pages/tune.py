@@ -41,6 +41,14 @@ _COMPARED = {
 _SAME = 0.005  # of a time; smaller differences are not told
 _TIMES = ("tokens/s", "first token s", "last token s")
 _TEXTS = (0, 4, 5)  # columns before and behind them
+_DRAFTS_ABOUT = (
+    "accepted: drafts that the model would have written, of those behind accepted ones; it depends on the text, and is "
+    f"not predicted. On the one machine with published figures drafts gave {MEASURED_LESS} less than this predicts"
+)
+_DRAFTS_PUBLISHED = (
+    "; 76% (Gemma 4 31B) and 88% (Qwen3.6-35B-A3B) were published of llama.cpp; --draft-acceptance names yours"
+)
+_BAR = 40  # letters of the longest bar
 
 
 def tune_page(tuning: Tuning) -> list[Part]:
@@ -229,13 +237,6 @@ def _sizes(sizes: tuple[int, int] | None) -> str:
     return "-" if sizes is None else " / ".join(f"{size / GB:.2f}" for size in sizes)
 
 
-_ABOUT = (
-    "accepted: drafts that the model would have written, of those behind accepted ones; it depends on the text, and is "
-    f"not predicted. On the one machine with published figures drafts gave {MEASURED_LESS} less than this predicts"
-)
-_PUBLISHED = "; 76% (Gemma 4 31B) and 88% (Qwen3.6-35B-A3B) were published of llama.cpp; --draft-acceptance names yours"
-
-
 def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     """Nothing without drafts. ``asked``: whether the acceptance was."""
     if answer is None:
@@ -246,7 +247,7 @@ def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     rows = [["none", number(1000 / plain, 2), "", *[number(plain)] * len(rates)]]
     rows += map(_row, answer.choices)
     shown = table(("drafts", "ms a step", "worth it from", *rates), rows)
-    return ["", heading(title), shown, "", f"{_ABOUT}{'' if asked else _PUBLISHED}", *_line(answer)]
+    return ["", heading(title), shown, "", f"{_DRAFTS_ABOUT}{'' if asked else _DRAFTS_PUBLISHED}", *_line(answer)]
 
 
 def _row(each: Drafted) -> list[str]:
@@ -259,9 +260,6 @@ def _line(answer: DraftAnswer) -> list[str]:
     if answer.command is None or answer.best is None:
         return [f"with {least} accepted none saves {percent(WORTH_DRAFTING)}"]
     return ["", f"best with {least} accepted: {answer.command}"]
-
-
-_BAR = 40  # letters of the longest bar
 
 
 def timeline_page(tuned: Tuned) -> list[Part]:
