@@ -236,8 +236,8 @@ class FittedEngine(_Engine):
         for section in ("kernels", "gpu_kernels", "split"):
             for name, lists, lengths in part.lists() if (part := getattr(self, section)) else ():
                 if not fits(lists, lengths):
-                    each = "".join(f", with {count} values each" for count in lengths[1:])
-                    what = f"expected {lengths[0]} entries{each}, as many as threads, depths and rows were measured"
+                    counts = "".join(f", with {count} values each" for count in lengths[1:])
+                    what = f"expected {lengths[0]} entries{counts}, as many as threads, depths and rows were measured"
                     yield f"{section}.{name}: {what}"
 
     @property

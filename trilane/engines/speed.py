@@ -146,7 +146,7 @@ def larger_pieces(speed: EngineSpeed) -> LargerPieces | None:
         return None
     sizes = [tokens for tokens in PIECES if own < tokens < 2 * question.prompt_tokens and own < question.prompt_tokens]
     others = [replace(speed, question=replace(question, ubatch=tokens)) for tokens in sizes]
-    best = min((speed, *(other for other in others if other.has_room)), key=lambda each: each.answer_ns)
+    best = min((speed, *(other for other in others if other.has_room)), key=lambda choice: choice.answer_ns)
     if best.prompt.total_ns > (1 - SOONER) * speed.prompt.total_ns:
         return None
     changed = [word for word in best.words if word not in speed.words]

@@ -167,8 +167,8 @@ def answered(
 
 def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:
     """The engine's answer, or why there is none. Raises FitError where it is the only answer, or was asked for."""
-    asked = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
-    named = any(value is not None for value in asked)
+    settings = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
+    named = any(value is not None for value in settings)
     if hardware.measured:
         if named or question.kv is not None:
             raise FitError(

@@ -155,7 +155,7 @@ def _shorter(names: Sequence[str], expert: ExpertCosts) -> ExpertCosts:
     """An expert with some of its times 25 % better."""
     times: dict[str, Any] = {name: getattr(expert, name) for name in names}
     for name, ns in times.items():
-        times[name] = round(ns / BETTER) if isinstance(ns, int) else tuple(round(each / BETTER) for each in ns)
+        times[name] = round(ns / BETTER) if isinstance(ns, int) else tuple(round(one_ns / BETTER) for one_ns in ns)
     return expert._replace(**times)
 
 
@@ -213,13 +213,13 @@ class Evidence:
 
 def evidence_of(prepared: Prepared, gains: Sequence[Gain]) -> tuple[Evidence, ...]:
     """The numbers with the largest product of doubt and gain, largest first."""
-    found = [
+    evidence = [
         Evidence(*_number(prepared, key), gain.tpot)
         for gain in gains
         if gain.tpot >= WORTH_NAMING
         for key in _NUMBERS[gain.part]
     ]
-    return tuple(sorted(found, key=lambda one: -one.gain * _DOUBT[one.confidence])[:SHOWN])
+    return tuple(sorted(evidence, key=lambda one: -one.gain * _DOUBT[one.confidence])[:SHOWN])
 
 
 def _number(prepared: Prepared, key: str) -> tuple[str, float, str, str]:

@@ -61,9 +61,9 @@ class RegimeAccuracy(NamedTuple):
 def regime_error(regime: Regime, engine: FittedEngine) -> RegimeAccuracy | None:
     """The error that an engine had in a regime, or all engines where fewer than three machines ran it; None where
     fewer than three machines are of the regime."""
-    of_engine = {each.engine: each for each in kept_errors() if each.regime == regime}
-    found = (of_engine.get(name) for name in (engine.scored_as, ""))
-    return next((each for each in found if each and each.machines >= FEWEST_MACHINES), None)
+    of_engine = {error.engine: error for error in kept_errors() if error.regime == regime}
+    errors = (of_engine.get(name) for name in (engine.scored_as, ""))
+    return next((error for error in errors if error and error.machines >= FEWEST_MACHINES), None)
 
 
 @cache

@@ -108,11 +108,11 @@ class SettingSpace:
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
     """Choices of an engine. What the question fixes is not chosen."""
-    asked, of_experts = question.fit, engine.splits == "experts"
+    fit, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
-        piece_tokens=_pieces(asked, engine),
-        threads=(asked.threads,) if asked.threads else _threads(hardware),
+        piece_tokens=_pieces(fit, engine),
+        threads=(fit.threads,) if fit.threads else _threads(hardware),
         cached_layers=(None, *_cached_layers(shape, hardware, engine)),
     )
 
@@ -122,20 +122,20 @@ def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[K
 
     ``measured``: by an engine's file with measured kernels, which knows the times of 16 bits alone.
     """
-    found = tuple(kv for kv in question.kv if KV_BITS[kv] == 16 or (shape.head_dim % KV_BLOCK == 0 and not measured))
-    if not found and measured:
+    formats = tuple(kv for kv in question.kv if KV_BITS[kv] == 16 or (shape.head_dim % KV_BLOCK == 0 and not measured))
+    if not formats and measured:
         raise FitError(f"tune: kv: expected f16, with which the engine was measured, got {', '.join(question.kv)}")
-    if not found:
+    if not formats:
         raise FitError(f"tune: kv: expected f16 for heads of {shape.head_dim}, others take whole blocks of {KV_BLOCK}")
-    return found
+    return formats
 
 
-def _pieces(asked: Question, engine: FittedEngine) -> tuple[int, ...]:
+def _pieces(question: Question, engine: FittedEngine) -> tuple[int, ...]:
     """The engine's own first; none that is twice as long as the prompt."""
-    if asked.ubatch:
-        return (asked.ubatch,)
+    if question.ubatch:
+        return (question.ubatch,)
     own = engine.prompt.piece_tokens.value
-    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * asked.prompt_tokens))
+    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * question.prompt_tokens))
 
 
 def _threads(hardware: Hardware) -> tuple[int, ...]:

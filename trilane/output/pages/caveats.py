@@ -35,13 +35,13 @@ def limit_text(gains: Sequence[Gain]) -> str:
 
 def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
     """One sentence per caveat."""
-    caveats, asked = tuning.caveats, tuning.question.fit
+    caveats, question = tuning.caveats, tuning.question.fit
     texts = []
     if caveats.short_window:
         texts.append(
-            f"--context {asked.window:,} has no room for a prompt of {asked.prompt_tokens:,} tokens and "
-            f"{asked.generated:,} generated: the answer has a window of {asked.tokens:,}; --prompt and --generated "
-            f"name shorter ones"
+            f"--context {question.window:,} has no room for a prompt of {question.prompt_tokens:,} tokens and "
+            f"{question.generated:,} generated: the answer has a window of {question.tokens:,}; --prompt and "
+            f"--generated name shorter ones"
         )
     if caveats.measured:
         where = f"the machine on which {tuning.best.engine} was measured"

@@ -59,9 +59,10 @@ def tune_page(tuning: Tuning) -> list[Part]:
 
 
 def _title(tuning: Tuning) -> list[Part]:
-    asked = tuning.question.fit
-    window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.prompt_tokens + asked.generated else ""
-    title = heading(f"{tuning.model} on {tuning.machine}: {question_text(asked)}{window}")
+    question = tuning.question.fit
+    wider = question.tokens > question.prompt_tokens + question.generated
+    window = f", in a window of {question.tokens:,}" if wider else ""
+    title = heading(f"{tuning.model} on {tuning.machine}: {question_text(question)}{window}")
     return [title, *filter(None, [tuning.about])]
 
 
@@ -69,8 +70,8 @@ def _title(tuning: Tuning) -> list[Part]:
 
 
 def _best(tuning: Tuning) -> list[Part]:
-    best, asked = tuning.best, tuning.question.fit
-    rate = speed(best.tpot_ms, asked.batch)
+    best, question = tuning.best, tuning.question.fit
+    rate = speed(best.tpot_ms, question.batch)
     facts = [
         ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_text(best.decode_ms, milliseconds)}"),
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
@@ -98,11 +99,11 @@ def _error(tuning: Tuning) -> str:
     """Error of decode, with the speeds between which it then is."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
-    told = error_text(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
+    text = error_text(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
     if tuning.error is None:
-        return told
+        return text
     rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
-    return f"{told}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
+    return f"{text}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
 
 
 def _cache(best: Tuned) -> list[tuple[str, str]]:
@@ -116,8 +117,8 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     """By kind, of the GPU and of the host; of all where there is no GPU."""
     best, memory = tuning.best, tuning.best.memory
     parts = {**memory_parts(memory), "cache of experts": (best.cache_mib or 0) * MIB}
-    there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
-    whole = f"{in_gb(sum(parts.values()))} GB{there} = {sizes_text(parts)}"
+    of_all = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
+    whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
     if tuning.regime in ("CPU only", "unified"):
         return [("memory", whole)]
     return [("GPU memory", whole), ("host memory", host_text(memory.host_bytes, HOST_RESERVE_BYTES))]
@@ -145,11 +146,11 @@ def _named(tuning: Tuning) -> dict[str, Rival]:
     named = {
         "runner-up": tuning.runner_up, "engine's own": tuning.usual, kv: tuning.other_kv, cache: tuning.other_placement
     }
-    found: dict[str, Rival] = {}
+    rivals: dict[str, Rival] = {}
     for name, rival in named.items():
-        if rival is not None and all(rival.tuned != other.tuned for other in found.values()):
-            found[name] = rival
-    return found
+        if rival is not None and all(rival.tuned != other.tuned for other in rivals.values()):
+            rivals[name] = rival
+    return rivals
 
 
 def _rule(tuning: Tuning) -> str:
@@ -228,9 +229,9 @@ def check_page(checked: Sequence[Checked]) -> list[Part]:
     ]
     times = (*_TIMES[:2], "measured", "measured", "error", "error")
     columns = ("run here", *times, *(f"{kind} GB" for kind in kinds), "its arguments")
-    told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
+    meaning = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
     refused = [f"{one.name} was refused: {one.refused}" for one in checked if one.refused]
-    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told, *refused]
+    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", meaning, *refused]
 
 
 def _sizes(sizes: tuple[int, int] | None) -> str:
@@ -241,7 +242,7 @@ def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     """Nothing without drafts. ``asked``: whether the acceptance was."""
     if answer is None:
         return []
-    rates = tuple(f"tokens/s, {percent(each)} accepted" for each in answer.acceptances)
+    rates = tuple(f"tokens/s, {percent(share)} accepted" for share in answer.acceptances)
     title = f"drafts by the model's own layers (--spec-type draft-mtp), which take {in_gb(answer.layer_bytes)} GB"
     plain = answer.plain_tokens_per_s
     rows = [["none", number(1000 / plain, 2), "", *[number(plain)] * len(rates)]]
@@ -250,9 +251,9 @@ def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     return ["", heading(title), shown, "", f"{_DRAFTS_ABOUT}{'' if asked else _DRAFTS_PUBLISHED}", *_line(answer)]
 
 
-def _row(each: Drafted) -> list[str]:
-    least = "never" if each.break_even is None else percent(each.break_even)
-    return [number(each.drafts, 0), number(each.step_ms, 2), least, *map(number, each.tokens_per_s.values())]
+def _row(drafted: Drafted) -> list[str]:
+    least = "never" if drafted.break_even is None else percent(drafted.break_even)
+    return [number(drafted.drafts, 0), number(drafted.step_ms, 2), least, *map(number, drafted.tokens_per_s.values())]
 
 
 def _line(answer: DraftAnswer) -> list[str]:
@@ -272,8 +273,8 @@ def _timeline(tuned: Tuned) -> Iterator[list[str]]:
     longest = max(tuned.decode_ms.values())
     for part, ms in tuned.decode_ms.items():
         if layers := _layers(tuned, part):
-            each = number(ms / layers, 3) if part != "others" else "-"
-            yield [PARTS[part], number(layers, 0), each, number(ms, 2), percent(ms / tuned.tpot_ms),
+            ms_a_layer = number(ms / layers, 3) if part != "others" else "-"
+            yield [PARTS[part], number(layers, 0), ms_a_layer, number(ms, 2), percent(ms / tuned.tpot_ms),
                    "#" * round(_BAR * ms / longest)]
 
 
