@@ -1,4 +1,4 @@
-"""Sentences of ``trilane fit`` and ``trilane tune``: what limits an answer, and its caveats; beside numbers in JSON."""
+"""Sentences of ``trilane fit`` and ``tune``: what limits an answer, and its caveats; in JSON next to the numbers."""
 
 from __future__ import annotations
 
@@ -93,23 +93,23 @@ def assumption_text(assumption: Assumption) -> str:
 
 
 def tune_record(tuning: Tuning) -> dict[str, Any]:
-    """Return the answer for JSON, with its sentences beside the numbers."""
-    record = _beside(tuning.to_dict(), "limit", limited_by=limit_text(tuning.gains))
-    return _beside(record, "machine_notes", notes=list(tune_caveats(tuning)))
+    """Return the answer for JSON, with its sentences next to the numbers."""
+    record = _with_texts_behind(tuning.to_dict(), "limit", limited_by=limit_text(tuning.gains))
+    return _with_texts_behind(record, "machine_notes", notes=list(tune_caveats(tuning)))
 
 
 def fit_record(fit: Fit) -> dict[str, Any]:
-    """Return the answer for JSON, with its sentences beside the numbers."""
+    """Return the answer for JSON, with its sentences next to the numbers."""
     record = fit.to_dict()
     if fit.engine is not None:
-        record["engine"] = _beside(record["engine"], "limit", limited_by=limit_text(fit.engine.gains))
+        record["engine"] = _with_texts_behind(record["engine"], "limit", limited_by=limit_text(fit.engine.gains))
     if (played := fit.policies) is not None:
-        policies = _beside(record["policies"], "limit", limited_by=limit_text(played.gains))
-        record["policies"] = _beside(policies, "caveats", traps=list(fit_caveats(fit, played)))
+        policies = _with_texts_behind(record["policies"], "limit", limited_by=limit_text(played.gains))
+        record["policies"] = _with_texts_behind(policies, "caveats", traps=list(fit_caveats(fit, played)))
     return record
 
 
-def _beside(record: dict[str, Any], key: str, **texts: Any) -> dict[str, Any]:
+def _with_texts_behind(record: dict[str, Any], key: str, **texts: Any) -> dict[str, Any]:
     """A record with texts behind one of its keys."""
     place = [*record].index(key) + 1
     items = [*record.items()]
