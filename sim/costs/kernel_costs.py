@@ -11,14 +11,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.fitted_engine import Copies
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns
 from sim.machine.plausibility import HardwareError
@@ -30,6 +29,7 @@ from traces.models.shape import ModelShape
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, above, at_most, between
 from trilane.common.names import unknown
 
+Copies = Literal["pinned", "pageable"]  # host memory from which experts are copied
 Floats = npt.NDArray[np.float64]
 ByThreads = Annotated[tuple[Annotated[float, between(0, 1e12)], ...], NOT_EMPTY]
 ByDepth = Annotated[tuple[ByThreads, ...], NOT_EMPTY]  # for each number of threads a value for each depth

@@ -26,6 +26,11 @@ _PARTS = ("gpu", "ram", "cpu", "cores", "channels", "sockets", "pcie")
 PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all sequences together
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
 _USUAL_LAYERS, _FEWEST_STEPS = 48, 20
+USUAL_ENGINE = "llama.cpp"
+_OF_VENDOR = {"amd": "llama.cpp-vulkan", "intel": "llama.cpp-vulkan", "apple": "llama.cpp-metal"}
+_UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
+_THREADS_A_CORE = 2
+_TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
 class FitError(TrilaneError):
@@ -163,13 +168,6 @@ def with_weights(model: str, weights: str) -> str:
 
 def _and(names: list[str]) -> str:
     return ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
-
-
-USUAL_ENGINE = "llama.cpp"
-_OF_VENDOR = {"amd": "llama.cpp-vulkan", "intel": "llama.cpp-vulkan", "apple": "llama.cpp-metal"}
-_UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
-_THREADS_A_CORE = 2
-_TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
 def engine_of(question: Question, hardware: Hardware) -> FittedEngine:

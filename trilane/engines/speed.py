@@ -38,6 +38,8 @@ _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the
 }
 PIECES = (1024, 2048, 4096)  # prompt tokens at once that people choose
 SOONER = 0.1  # of the time to the first token: less is not worth telling
+_BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
+_NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True)
@@ -144,15 +146,11 @@ def larger_pieces(speed: EngineSpeed) -> LargerPieces | None:
         return None
     sizes = [tokens for tokens in PIECES if own < tokens < 2 * question.prompt_tokens and own < question.prompt_tokens]
     others = [replace(speed, question=replace(question, ubatch=tokens)) for tokens in sizes]
-    best = min((speed, *(other for other in others if other.has_room)), key=lambda each: each.answer_ns)
+    best = min((speed, *(other for other in others if other.has_room)), key=lambda choice: choice.answer_ns)
     if best.prompt.total_ns > (1 - SOONER) * speed.prompt.total_ns:
         return None
     changed = [word for word in best.words if word not in speed.words]
     return LargerPieces(" ".join(changed), best.prompt.total_ns / 1e6, best.decode.total_ns / 1e6)
-
-
-_BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
-_NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True)

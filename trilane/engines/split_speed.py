@@ -82,9 +82,9 @@ def decode_time(
     for layer, expert in enumerate(costs.experts):
         cached = split.cache if layer < cpu_layers else None
         on_cpu = layer < cpu_layers and cached is None
-        here = share if on_cpu else 1.0
-        gpu_ns += here * work.ns(expert.gpu_ns)
-        cpu_ns += (1 - here) * work.ns(expert.cpu_ns)
+        on_gpu = share if on_cpu else 1.0
+        gpu_ns += on_gpu * work.ns(expert.gpu_ns)
+        cpu_ns += (1 - on_gpu) * work.ns(expert.cpu_ns)
         handing_ns += expert.first_cpu_ns if on_cpu else 0
         if cached is not None:
             handing_ns += costs.sync_ns + step.routing_ns

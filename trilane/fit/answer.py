@@ -38,7 +38,7 @@ PIECE = 512  # prompt tokens that llama.cpp computes at once by default
 class PinnedCopies(NamedTuple):
     """Copies out of pinned memory, where they matter."""
 
-    bytes: int
+    size_bytes: int
     pageable_fraction: float  # of the rate, where so much cannot be pinned
 
 
@@ -86,7 +86,7 @@ class PolicyAnswer:
 def policy_answer(
     question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
 ) -> PolicyAnswer:
-    """Play the candidates in the ``jobs`` processes of ``pool`` (``fit.workers``). Raises FitError if none can run,
+    """Play the candidates in the ``jobs`` processes of ``pool``. Raises FitError if none can run,
     what ``prepared_for`` raises, and ChoiceError for a policy that the other processes lack."""
     policies = candidates.names(question)
     if need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
@@ -150,7 +150,7 @@ class Fit:
 def answered(
     question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
 ) -> Fit:
-    """Answer a question that fits the machine, policies in the ``jobs`` processes of ``pool`` (``fit.workers``)."""
+    """Answer a question that fits the machine, policies in the ``jobs`` processes of ``pool``."""
     engine, refused = _engine(question, shape, hardware)
     return Fit(
         question=question,
@@ -167,8 +167,8 @@ def answered(
 
 def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:
     """The engine's answer, or why there is none. Raises FitError where it is the only answer, or was asked for."""
-    asked = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
-    named = any(value is not None for value in asked)
+    settings = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
+    named = any(value is not None for value in settings)
     if hardware.measured:
         if named or question.kv is not None:
             raise FitError(

@@ -48,7 +48,7 @@ class DecodeSteps(NamedTuple):
         if len(self.ms) < 2:
             return 0.0
         blocks = np.array_split(np.arange(len(self.ms)), min(BLOCKS, len(self.ms)))
-        without = [DecodeSteps(*(np.delete(each, block) for each in self)).mean_ms for block in blocks]
+        without = [DecodeSteps(*(np.delete(values, block) for values in self)).mean_ms for block in blocks]
         return float(_ERRORS * ((len(blocks) - 1) * np.var(without)) ** 0.5)
 
     def spread_of_difference_ms(self, other: DecodeSteps) -> float:

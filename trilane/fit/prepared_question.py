@@ -36,9 +36,9 @@ def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
     Where every expert is on the GPU and its kernels are recorded, no routing comes to the host, which neither waits nor
     decides.
     """
-    there = prepared.on(hardware)
-    recorded = load_engine(there.scenario.engine).starts == "graphs"
-    return there.with_costs(undecided(there.costs)) if recorded and all_on_gpu(there) else there
+    moved = prepared.on(hardware)
+    recorded = load_engine(moved.scenario.engine).starts == "graphs"
+    return moved.with_costs(undecided(moved.costs)) if recorded and all_on_gpu(moved) else moved
 
 
 def all_on_gpu(prepared: Prepared) -> bool:

@@ -44,6 +44,23 @@ from trilane.study.pool import WorkerPool
 
 STEPS = 8  # from the middle of those that were played
 NEAR = 0.25  # relative difference of the window's TPOT from the answer's up to which the window is used
+_NOT_IN_TABLES = (CPU_READS, "CPU compute", "GPU compute", "GPU kernels")
+SHOWN = 5
+_DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence; affects the order alone
+_NUMBERS = {  # on which the effect of a part rests
+    "PCIe": ("link.h2d_bytes_per_s",),
+    "DRAM": ("cpu.read_bytes_per_s",),
+    "CPU reads": ("cpu.read_bytes_per_s",),
+    "CPU compute": ("cpu.flops_per_s",),
+    "GPU bandwidth": ("gpu.bandwidth_bytes_per_s", "gpu.bandwidth_fraction"),
+    "GPU compute": ("gpu.flops_per_s", "gpu.flops_fraction"),
+    "GPU memory": ("gpu.memory_bytes",),
+    "GPU kernels": ("gpu.kernel_ns",),
+    "kernel launches": ("host.launch_ns",),
+    "synchronisation": ("host.sync_ns",),
+    "decisions": ("host.plan_factor",),
+}
+_IN_GRAPHS = {"host.launch_ns": "replay_ns", "host.sync_ns": "spin_ns"}  # the numbers that replace them
 
 
 class WarmPlacement:
@@ -115,9 +132,6 @@ def _mean_ms(rows: list[Row], answer_tokens: int) -> float:
     return decode_steps_of(columns_of_rows(ends), answer_tokens).mean_ms
 
 
-_NOT_IN_TABLES = (CPU_READS, "CPU compute", "GPU compute", "GPU kernels")
-
-
 def with_better(prepared: Prepared, part: ScaledPart) -> Prepared:
     """Return the same question on a machine with a part 25 % better, all else being equal."""
     hardware, costs = prepared.hardware, prepared.costs
@@ -141,7 +155,7 @@ def _shorter(names: Sequence[str], expert: ExpertCosts) -> ExpertCosts:
     """An expert with some of its times 25 % better."""
     times: dict[str, Any] = {name: getattr(expert, name) for name in names}
     for name, ns in times.items():
-        times[name] = round(ns / BETTER) if isinstance(ns, int) else tuple(round(each / BETTER) for each in ns)
+        times[name] = round(ns / BETTER) if isinstance(ns, int) else tuple(round(one_ns / BETTER) for one_ns in ns)
     return expert._replace(**times)
 
 
@@ -183,22 +197,6 @@ def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
     )
 
 
-SHOWN = 5
-_DOUBT = {"high": 0.1, "medium": 0.5, "low": 1.0}  # by confidence; affects the order alone
-_NUMBERS = {  # on which the effect of a part rests
-    "PCIe": ("link.h2d_bytes_per_s",),
-    "DRAM": ("cpu.read_bytes_per_s",),
-    "CPU reads": ("cpu.read_bytes_per_s",),
-    "CPU compute": ("cpu.flops_per_s",),
-    "GPU bandwidth": ("gpu.bandwidth_bytes_per_s", "gpu.bandwidth_fraction"),
-    "GPU compute": ("gpu.flops_per_s", "gpu.flops_fraction"),
-    "GPU memory": ("gpu.memory_bytes",),
-    "GPU kernels": ("gpu.kernel_ns",),
-    "kernel launches": ("host.launch_ns",),
-    "synchronisation": ("host.sync_ns",),
-    "decisions": ("host.plan_factor",),
-}
-_IN_GRAPHS = {"host.launch_ns": "replay_ns", "host.sync_ns": "spin_ns"}  # the numbers that replace them
 assert set(_NUMBERS) == {part.name for part in PARTS}
 
 
@@ -215,13 +213,13 @@ class Evidence:
 
 def evidence_of(prepared: Prepared, gains: Sequence[Gain]) -> tuple[Evidence, ...]:
     """The numbers with the largest product of doubt and gain, largest first."""
-    found = [
+    evidence = [
         Evidence(*_number(prepared, key), gain.tpot)
         for gain in gains
         if gain.tpot >= WORTH_NAMING
         for key in _NUMBERS[gain.part]
     ]
-    return tuple(sorted(found, key=lambda one: -one.gain * _DOUBT[one.confidence])[:SHOWN])
+    return tuple(sorted(evidence, key=lambda one: -one.gain * _DOUBT[one.confidence])[:SHOWN])
 
 
 def _number(prepared: Prepared, key: str) -> tuple[str, float, str, str]:

@@ -48,8 +48,8 @@ def accuracy(
         return
     scores = scores_of(check) if check else bundled_scores()
     if row is not None:
-        found = row_of(scores.rows, row)
-        report(json, scores.facts(found), *row_page(found, scores, explain(found)))
+        explained = row_of(scores.rows, row)
+        report(json, scores.facts(explained), *row_page(explained, scores, explain(explained)))
         return
     report(json, scores.to_dict(), *accuracy_page(scores, check))
     if plot is not None:

@@ -28,18 +28,18 @@ def engines(
     from sim.costs.engine import FittedEngine, engine_names, load_engine
 
     check_targets(json, inputs=(name,))
-    chosen = [load_engine(each) for each in ([name] if name else engine_names())]
-    rows = [[each.name, "fitted" if isinstance(each, FittedEngine) else "counted", each.about] for each in chosen]
+    chosen = [load_engine(one) for one in ([name] if name else engine_names())]
+    rows = [[one.name, "fitted" if isinstance(one, FittedEngine) else "counted", one.about] for one in chosen]
     page = _page(chosen[0]) if name else [table(["name", "numbers", "what it is"], rows, 3), _NOTE]
-    report(json, {"engines": [_facts(each, fitted=isinstance(each, FittedEngine)) for each in chosen]}, *page)
+    report(json, {"engines": [_facts(one, fitted=isinstance(one, FittedEngine)) for one in chosen]}, *page)
 
 
 def _page(engine: InferenceEngine) -> list[Part]:
     numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value), n.confidence, n.source]
                for key, n in engine.flat().items()]
-    found = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
+    numbers_table = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
-    return [heading(engine.name), pairs(facts), "", *([found] if numbers else [])]
+    return [heading(engine.name), pairs(facts), "", *([numbers_table] if numbers else [])]
 
 
 def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:

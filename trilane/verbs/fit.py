@@ -70,11 +70,11 @@ def fit(
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )
     with working("simulating the policies"), gc_paused():
-        found = answer(question, processes(jobs))
+        answered = answer(question, processes(jobs))
         leave_garbage()
     from trilane.output.pages.caveats import fit_record
     from trilane.output.pages.fit import (
         fit_page,  # here: it imports much, and the processes of an answer begin before that
     )
 
-    report(json, fit_record(found), *fit_page(found))
+    report(json, fit_record(answered), *fit_page(answered))

@@ -255,6 +255,7 @@ def machine_found() -> str:
     from sim.machine.hardware import load_hardware
     from sim.machine.plausibility import HardwareError
     from trilane.engines.tune.machine_found import UnknownCardError, found_machine
+    from trilane.output.pages.caveats import assumption_text
 
     try:
         own = found_machine()
@@ -264,8 +265,9 @@ def machine_found() -> str:
         raise OptionError(f"hardware={HERE}: {error.card} is not in the catalogue; {NAME_THE_PARTS}") from None
     except HardwareError as error:
         raise OptionError(f"hardware={HERE}: {error}; {NAME_THE_PARTS}") from None
-    for text in own.assumed:
-        note(f"assumed: {text.partition(';')[0]}")  # what follows are options of tune
+    for assumption in own.assumed:
+        text, _, _ = assumption_text(assumption).partition(";")  # what follows are options of tune
+        note(f"assumed: {text}")
     if own.assumed:
         note(NAME_THE_PARTS)
     return name

@@ -84,7 +84,7 @@ class Workload:
         from trilane.fit.fit import with_longest_prompt
 
         tokens = 1 if self._longest else int(self.prompt)
-        asked = Question(
+        question = Question(
             **others, weights=self.weights, prompt_tokens=tokens, generated=self.generated, batch=self.batch
         )
-        return with_longest_prompt(asked) if self._longest else asked
+        return with_longest_prompt(question) if self._longest else question

@@ -96,18 +96,18 @@ def tune(
         model=model, **machine, weights=weights, prompt_tokens=prompt, generated=generated, batch=batch, window=context,
         engine=engine or _own_engine(parts, machine["gpu"]), threads=threads, ubatch=ubatch,
     )
-    asked = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
+    tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
         from trilane.study.validation.tune_check import check, file_to_run
 
-        file_to_run(asked)
+        file_to_run(tune_question)
     with working("trying settings"):
-        found = answer(asked)
-    show(json, *tune_page(found), *(timeline_page(found.best) if explain else ()))
-    record = tune_record(found)
+        tuning = answer(tune_question)
+    show(json, *tune_page(tuning), *(timeline_page(tuning.best) if explain else ()))
+    record = tune_record(tuning)
     if checked:
         with working("running llama.cpp"):
-            measured = list(check(found))
+            measured = list(check(tuning))
         show(json, *check_page(measured))
         record["checked"] = [to_dict(one) for one in measured]
     write_json(record, json)
@@ -127,11 +127,12 @@ def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
 def _machine(parts: MachineParts) -> dict[str, Any]:
     """The parts that were named; where no GPU was, those of the machine at hand, with a remark on what was assumed."""
     from trilane.engines.tune.machine_found import found_machine
+    from trilane.output.pages.caveats import assumption_text
 
     if parts.gpu is not None or parts.machine is not None:
         return vars(parts)
     named = {name: value for name, value in vars(parts).items() if value is not None}
-    found = found_machine(parts.cpu).without(*named)
-    for text in found.assumed:
-        note(f"assumed {text}")
-    return found.parts(**named)
+    machine = found_machine(parts.cpu).without(*named)
+    for assumption in machine.assumed:
+        note(f"assumed {assumption_text(assumption)}")
+    return machine.parts(**named)

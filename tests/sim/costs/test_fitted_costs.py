@@ -10,8 +10,7 @@ import pytest
 from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
-from sim.costs.fitted_costs import copy_bytes_per_s, fitted_costs
-from sim.costs.processors import CpuProcessor, saturated
+from sim.costs.fitted_costs import CpuProcessor, copy_bytes_per_s, fitted_costs, saturated
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model

@@ -20,7 +20,7 @@ from sim.machine.hardware import load_hardware
 from sim.machine.sourced import Sourced
 from tests.kit.fake_engine import FakeContext, FakeSplitContext, known_gpu_kernels, known_kernels, known_split
 from traces.models.catalogue import load_model
-from trilane.engines.tune.machine_found import MachineFound, UnknownCardError
+from trilane.engines.tune.machine_found import Assumption, MachineFound, UnknownCardError
 from trilane.verbs.llama_cpp import (
     LlamaProfile,
     LlamaRun,
@@ -158,7 +158,7 @@ def test_a_plan_for_this_machine_takes_the_parts_that_are_found(
 ) -> None:
     monkeypatch.setattr("trilane.engines.tune.machine_found.found_machine", lambda: MachineFound(
         "rtx-4090", "ddr5-5600", None, 12, "4x16", 64,
-        ("ram: ddr5-5600, which is usual; name the memory modules with --ram",),
+        (Assumption("ram", "ddr5-5600"),),
     ))
     machine = load_hardware(machine_found())
     assert (machine.cpu_only, machine.cpu.cores) == (False, 12)

@@ -29,8 +29,8 @@ class Speeds(NamedTuple):
     prompts: float | None = None
 
     def of(self, quantity: Quantity) -> float | None:
-        found: float | None = getattr(self, quantity)
-        return found
+        speed: float | None = getattr(self, quantity)
+        return speed
 
 
 Predictions = Mapping[str, Speeds]  # by the row's id
@@ -42,8 +42,8 @@ def measured(row: MeasuredRow) -> Speeds:
 
 def error_of(row: MeasuredRow, predictions: Predictions, quantity: Quantity) -> float | None:
     """Predicted / measured - 1; None where one of them is missing."""
-    predicted, found = predictions.get(row.id, Speeds()).of(quantity), measured(row).of(quantity)
-    return None if predicted is None or found is None else predicted / found - 1
+    predicted, actual = predictions.get(row.id, Speeds()).of(quantity), measured(row).of(quantity)
+    return None if predicted is None or actual is None else predicted / actual - 1
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def error_table(rows: Sequence[MeasuredRow], predictions: Predictions) -> list[E
     lines = []
     for quantity in QUANTITIES:
         groups = [("all", "all", scored), *_groups(scored, quantity), ("quality", "C", poor)]
-        found = [(by, name, errors_of(members, predictions, quantity)) for by, name, members in groups]
-        lines += [ErrorLine(quantity, by, name, errors) for by, name, errors in found if errors]
+        lines_of_speed = [(by, name, errors_of(members, predictions, quantity)) for by, name, members in groups]
+        lines += [ErrorLine(quantity, by, name, errors) for by, name, errors in lines_of_speed if errors]
     return lines
 
 
@@ -101,11 +101,11 @@ def errors_of(rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Q
         error = error_of(row, predictions, quantity)
         if error is not None:
             by_machine.setdefault(row.machine, []).append(error)
-    errors = [error for each in by_machine.values() for error in each]
+    errors = [error for own in by_machine.values() for error in own]
     if not errors:
         return None
     sizes = [abs(error) for error in errors]
-    of_machines = [median(map(abs, each)) for each in by_machine.values()]
+    of_machines = [median(map(abs, own)) for own in by_machine.values()]
     return Errors(
         rows=len(errors), machines=len(by_machine), median=median(sizes), bias=median(errors),
         within_20=sum(size <= 0.20 for size in sizes) / len(sizes),
@@ -141,9 +141,9 @@ def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iter
         members = [row for row in scored if regime_of_row(row) == regime]
         for engine in ("", *sorted({load_fitted(row.engine).scored_as for row in members})):
             own = [row for row in members if engine in ("", load_fitted(row.engine).scored_as)]
-            if found := errors_of(own, predictions, "decode"):
+            if errors := errors_of(own, predictions, "decode"):
                 yield RegimeAccuracy(
-                    regime, engine, round(found.by_machine, 3), found.machines_within_25, found.machines, found.rows
+                    regime, engine, round(errors.by_machine, 3), errors.machines_within_25, errors.machines, errors.rows
                 )
 
 

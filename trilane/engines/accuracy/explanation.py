@@ -62,11 +62,11 @@ class Explanation:
 
 def explain(row: MeasuredRow) -> list[Explanation]:
     """The speeds that a row has, with the engines as shipped. Raises what ``predict`` raises."""
-    found, explained = predict(row), []
-    if found.decode is not None and row.decode_tokens_per_s is not None:
-        explained.append(Explanation("decode", 1, _sorted(_of_token(row, found.decode)), row.decode_tokens_per_s))
-    if found.prompt is not None and row.prompt_tokens and row.prompt_tokens_per_s is not None:
-        parts = _sorted(_of_prompt(row, found.prompt, row.prompt_tokens))
+    predicted, explained = predict(row), []
+    if predicted.decode is not None and row.decode_tokens_per_s is not None:
+        explained.append(Explanation("decode", 1, _sorted(_of_token(row, predicted.decode)), row.decode_tokens_per_s))
+    if predicted.prompt is not None and row.prompt_tokens and row.prompt_tokens_per_s is not None:
+        parts = _sorted(_of_prompt(row, predicted.prompt, row.prompt_tokens))
         explained.append(Explanation("prompts", row.prompt_tokens, parts, row.prompt_tokens_per_s))
     return explained
 

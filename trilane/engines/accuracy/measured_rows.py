@@ -26,6 +26,7 @@ EXAMPLE = "177"  # of a template: experts of some layers on the CPU, decode and 
 _MOST_PIECES = 4096  # each is predicted
 _Speed = Annotated[float, between(1e-6, 1e9)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
+NS = 1e9
 
 
 class RowsError(TrilaneError):
@@ -97,9 +98,6 @@ def write_template(path: str | Path) -> None:
 def _cell(value: object) -> object:
     """A value as ``read_rows`` takes it."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-
-
-NS = 1e9
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ Regime = Literal["all GPU", "mixed", "experts on CPU", "server", "CPU only", "la
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 SERVER_BYTES_PER_S = 150e9  # theory of the DRAM: six channels of DDR4 have it, two of DDR5 do not
 _MOBILE = re.compile(r"laptop|Ryzen AI|\d(U|H|HS|HX|HK)\b")
+REGIME_ERRORS = Path(__file__).with_name("regime_errors.csv")
+FEWEST_MACHINES = 3  # of fewer, a median says nothing
 
 
 def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit) -> Regime:
@@ -39,8 +41,6 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split
     if hardware.cpu.dram_bytes_per_s > SERVER_BYTES_PER_S:
         return "server"
     return "experts on CPU" if split.cpu_layers >= shape.moe_layers and not split.gpu_experts else "mixed"
-REGIME_ERRORS = Path(__file__).with_name("regime_errors.csv")
-FEWEST_MACHINES = 3  # of fewer, a median says nothing
 
 
 class RegimeAccuracy(NamedTuple):
@@ -61,9 +61,9 @@ class RegimeAccuracy(NamedTuple):
 def regime_error(regime: Regime, engine: FittedEngine) -> RegimeAccuracy | None:
     """The error that an engine had in a regime, or all engines where fewer than three machines ran it; None where
     fewer than three machines are of the regime."""
-    of_engine = {each.engine: each for each in kept_errors() if each.regime == regime}
-    found = (of_engine.get(name) for name in (engine.scored_as, ""))
-    return next((each for each in found if each and each.machines >= FEWEST_MACHINES), None)
+    of_engine = {error.engine: error for error in kept_errors() if error.regime == regime}
+    errors = (of_engine.get(name) for name in (engine.scored_as, ""))
+    return next((error for error in errors if error and error.machines >= FEWEST_MACHINES), None)
 
 
 @cache

@@ -145,7 +145,7 @@ class Scores:
         """Rows with larger errors than ``beyond``, as factors of too fast or too slow, the worst first."""
         errors = [(row, error_of(row, self.first, quantity)) for row in self.rows]
         far = [(row, error) for row, error in errors if error is not None and factor(error) > 1 + beyond]
-        return sorted(far, key=lambda each: -factor(each[1]))
+        return sorted(far, key=lambda pair: -factor(pair[1]))
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: errors by group, every row's speeds, and what was left out."""
@@ -158,12 +158,12 @@ class Scores:
     def facts(self, row: MeasuredRow) -> dict[str, Any]:
         """A row's setting and speeds."""
         speeds = {"measured": measured(row)} | {
-            name: each.get(row.id, Speeds()) for name, each in self.predictions.items()
+            name: predicted.get(row.id, Speeds()) for name, predicted in self.predictions.items()
         }
         return {
             "id": row.id, "model": row.shape_name, "machine": row.machine, "engine": row.engine,
             "regime": regime_of_row(row), "quality": row.quality,
-            **{quantity: {name: each.of(quantity) for name, each in speeds.items()} for quantity in QUANTITIES},
+            **{quantity: {name: speed.of(quantity) for name, speed in speeds.items()} for quantity in QUANTITIES},
         }
 
 
@@ -175,9 +175,9 @@ def factor(error: float) -> float:
 def bundled_scores() -> Scores:
     """Scores of the rows that come with the program. Raises RowsError."""
     rows = read_rows()
-    asked = [row for row in rows if not row.left_out]
+    scored = [row for row in rows if not row.left_out]
     reasons = {row.id: row.left_out for row in rows if row.left_out}
-    return Scores(asked, {HELD_OUT: read_predictions(), **_predictions(asked)}, reasons)
+    return Scores(scored, {HELD_OUT: read_predictions(), **_predictions(scored)}, reasons)
 
 
 def scores_of(path: str) -> Scores:
@@ -187,12 +187,12 @@ def scores_of(path: str) -> Scores:
     """
     rows = read_rows(path)
     reasons = {row.id: reason for row in rows if (reason := row.left_out or _refusal(row))}
-    asked = [row for row in rows if row.id not in reasons]
+    scored = [row for row in rows if row.id not in reasons]
     _check_ids(rows, path)
-    if not asked:
+    if not scored:
         example = next(iter(reasons.values()), "it has none")
         raise RowsError(f"{path}: expected rows that can be asked; {example}")
-    return Scores(asked, _predictions(asked), reasons)
+    return Scores(scored, _predictions(scored), reasons)
 
 
 def row_of(rows: Sequence[MeasuredRow], row_id: str) -> MeasuredRow:
@@ -227,5 +227,5 @@ def _predictions(rows: Sequence[MeasuredRow]) -> dict[str, Predictions]:
 
 
 def _shipped(row: MeasuredRow) -> Speeds:
-    found = predict(row)
-    return Speeds(found.decode_tokens_per_s, found.prompt_tokens_per_s)
+    predicted = predict(row)
+    return Speeds(predicted.decode_tokens_per_s, predicted.prompt_tokens_per_s)

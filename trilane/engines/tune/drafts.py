@@ -115,7 +115,7 @@ def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> 
     acceptances = PUBLISHED if question.draft_acceptance is None else (question.draft_acceptance,)
     plain_ns = bench.speed(setting).decode.total_ns
     choices = tuple(_drafted(step, plain_ns, acceptances) for step in _steps(speed))
-    best = max(choices, key=lambda each: each.tokens_per_s[acceptances[0]])
+    best = max(choices, key=lambda choice: choice.tokens_per_s[acceptances[0]])
     faster = best.tokens_per_s[acceptances[0]] * (1 - WORTH_DRAFTING) > 1e9 / plain_ns
     words = [*bench.words(speed, setting), "--spec-type draft-mtp", f"--spec-draft-n-max {best.drafts}"]
     return DraftAnswer(

@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from realrun.machine.cores import physical_cores
 from sim.machine.assembly import NO_GPU
@@ -37,9 +37,17 @@ class UnknownCardError(FitError):
         self.card = card
 
 
+class Assumption(NamedTuple):
+    """A part that is not known; ``value``: its name, None for a generic one or none; ``number``: of cards, or cores."""
+
+    part: Literal["gpu", "ram", "cpu"]
+    value: str | None = None
+    number: int = 0
+
+
 @dataclass(frozen=True)
 class MachineFound:
-    """Names of parts, as ``Question`` has them, and what was not found but assumed, in words."""
+    """Names of parts, as ``Question`` has them, and what was assumed of them."""
 
     gpu: str
     ram: str
@@ -47,7 +55,7 @@ class MachineFound:
     cores: int | None
     pcie: str | None
     ram_gb: int | None
-    assumed: tuple[str, ...]
+    assumed: tuple[Assumption, ...]
 
     def parts(self, **named: Any) -> dict[str, Any]:
         """All parts by name; those that were ``named`` replace what was found."""
@@ -55,7 +63,7 @@ class MachineFound:
 
     def without(self, *named: str) -> MachineFound:
         """Without the assumptions about parts that were named."""
-        return replace(self, assumed=tuple(text for text in self.assumed if not text.startswith(named)))
+        return replace(self, assumed=tuple(one for one in self.assumed if one.part not in named))
 
 
 class _Card(NamedTuple):
@@ -75,10 +83,10 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
     known = named_cpu or _cpu(cpu_name())
     cpu = known or _generic_cpu(cores)
     ram = _usual_ram(known)
-    assumed = [*_gpus_told(cards), f"ram: {ram}, which is usual; name the memory modules with --ram"]
+    assumed = [] if len(cards) == 1 else [Assumption("gpu", number=len(cards))]
+    assumed.append(Assumption("ram", ram))
     if known is None:
-        kind = "a generic one" if cpu is None else f"a generic {cpu}'s, for its {cores} cores"
-        assumed.append(f"cpu: {kind}, since this one is not in the catalogue; name one like it with --cpu")
+        assumed.append(Assumption("cpu", cpu, cores))
     return MachineFound(
         gpu=_gpu(cards[0]) if cards else NO_GPU,
         ram=ram,
@@ -98,13 +106,6 @@ def _cards(text: str) -> list[_Card]:
         for name, memory, generation, width in (row for row in rows if len(row) == len(_FIELDS.split(",")))
         if memory.isdigit()
     ]
-
-
-def _gpus_told(cards: list[_Card]) -> list[str]:
-    """Assumptions about the GPUs: that there is none, or that one of several runs the model."""
-    if not cards:
-        return ["gpu: none, since nvidia-smi names none; name one with --gpu"]
-    return [f"gpu: the first of {len(cards)}; name another with --gpu"] if len(cards) > 1 else []
 
 
 def _gpu(card: _Card) -> str:

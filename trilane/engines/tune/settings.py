@@ -22,6 +22,13 @@ from trilane.engines.question import KV_BITS, FitError, KvFormat, Question
 Goal = Literal["decode", "prompt", "both"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 KV_FORMATS: tuple[KvFormat, ...] = ("f16", "q8_0")  # that are tried unless the question names others
+_PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
+_THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
+WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
+WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
+WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
+KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
+_CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 
 
 @dataclass(frozen=True)
@@ -64,15 +71,6 @@ class TuneQuestion:
         return replace(self.fit, kv=kv).model_shape
 
 
-_PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
-_THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
-WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
-WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
-WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
-KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
-_CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
-
-
 class Setting(NamedTuple):
     """One choice of everything. ``cached_layers``: MoE layers whose experts the host keeps, with all memory that is
     left as a cache of them; None: no cache, and as few such layers as the memory takes. ``pinned``: the file is read
@@ -110,11 +108,11 @@ class SettingSpace:
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
     """Choices of an engine. What the question fixes is not chosen."""
-    asked, of_experts = question.fit, engine.splits == "experts"
+    fit, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
-        piece_tokens=_pieces(asked, engine),
-        threads=(asked.threads,) if asked.threads else _threads(hardware),
+        piece_tokens=_pieces(fit, engine),
+        threads=(fit.threads,) if fit.threads else _threads(hardware),
         cached_layers=(None, *_cached_layers(shape, hardware, engine)),
     )
 
@@ -124,20 +122,20 @@ def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[K
 
     ``measured``: by an engine's file with measured kernels, which knows the times of 16 bits alone.
     """
-    found = tuple(kv for kv in question.kv if KV_BITS[kv] == 16 or (shape.head_dim % KV_BLOCK == 0 and not measured))
-    if not found and measured:
+    formats = tuple(kv for kv in question.kv if KV_BITS[kv] == 16 or (shape.head_dim % KV_BLOCK == 0 and not measured))
+    if not formats and measured:
         raise FitError(f"tune: kv: expected f16, with which the engine was measured, got {', '.join(question.kv)}")
-    if not found:
+    if not formats:
         raise FitError(f"tune: kv: expected f16 for heads of {shape.head_dim}, others take whole blocks of {KV_BLOCK}")
-    return found
+    return formats
 
 
-def _pieces(asked: Question, engine: FittedEngine) -> tuple[int, ...]:
+def _pieces(question: Question, engine: FittedEngine) -> tuple[int, ...]:
     """The engine's own first; none that is twice as long as the prompt."""
-    if asked.ubatch:
-        return (asked.ubatch,)
+    if question.ubatch:
+        return (question.ubatch,)
     own = engine.prompt.piece_tokens.value
-    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * asked.prompt_tokens))
+    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * question.prompt_tokens))
 
 
 def _threads(hardware: Hardware) -> tuple[int, ...]:

@@ -118,10 +118,10 @@ class SettingSearch:
     @property
     def leading(self) -> list[Setting]:
         """The best settings, none of which differs from a better one in its threads alone."""
-        found: dict[Setting, Setting] = {}
+        best: dict[Setting, Setting] = {}
         for setting in sorted(self.tuned, key=self.score):
-            found.setdefault(setting._replace(threads=0), setting)
-        return list(found.values())[:LEADING]
+            best.setdefault(setting._replace(threads=0), setting)
+        return list(best.values())[:LEADING]
 
     def is_behind(self, setting: Setting) -> bool:
         """True if it is slower than the best one, and differs in more than its threads."""
@@ -212,7 +212,7 @@ def _other_engines(
     question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine, best: Tuned
 ) -> tuple[tuple[Rival, ...], dict[str, str]]:
     """The best settings of engines that run on the machine and read the weights, best first; and why others cannot."""
-    found, refused = [], {}
+    rivals, refused = [], {}
     for name, other in fitted_engines().items():
         no_gpu = hardware.cpu_only and other.needs_gpu
         if engine.differs_by_name(other) or no_gpu or not other.runs_on(hardware.gpu.vendor or "nvidia"):
@@ -224,8 +224,8 @@ def _other_engines(
         except FitError as error:
             refused[name] = str(error)
             continue
-        found.append(Rival(tuned, why_lost(best, tuned, question)))
-    return tuple(sorted(found, key=lambda rival: rival.tuned.cost(question.goal))), refused
+        rivals.append(Rival(tuned, why_lost(best, tuned, question)))
+    return tuple(sorted(rivals, key=lambda rival: rival.tuned.cost(question.goal))), refused
 
 
 def _caveats(question: TuneQuestion, speed: EngineSpeed, best: Tuned) -> TuneCaveats:

@@ -63,12 +63,12 @@ class Workbench:
     def speed(self, setting: Setting) -> EngineSpeed:
         """The speeds of a setting, which raise FitError where it cannot run."""
         shape = self.question.shape_with(setting.kv)
-        asked = setting.question(self.question.fit, shape)
+        question = setting.question(self.question.fit, shape)
         if setting.cached_layers is None:
-            return EngineSpeed(asked, shape, self.hardware, self._reading(self.engine, setting))
+            return EngineSpeed(question, shape, self.hardware, self._reading(self.engine, setting))
         assert self.curve is not None
         engine = self._reading(self.engine.with_expert_cache(), setting)
-        return CachedSpeed(asked, shape, self.hardware, engine, curve=self.curve)
+        return CachedSpeed(question, shape, self.hardware, engine, curve=self.curve)
 
     def tuned(self, setting: Setting) -> Tuned:
         """Return what a setting gives. Raises FitError where it cannot run."""
@@ -136,13 +136,13 @@ def why_lost(best: Tuned, other: Tuned, question: TuneQuestion) -> Reason:
         for part, theirs in parts.items()
     ]
     whole, phase, part, ms = max(grown)
-    told = (phase, part, ms) if whole > 0 else (None, None, None)
+    grown_most = (phase, part, ms) if whole > 0 else (None, None, None)
     goal = question.goal
     return Reason(
         other.cost(goal) / best.cost(goal) - 1,
         other.tpot_ms / best.tpot_ms - 1,
         other.ttft_ms / best.ttft_ms - 1,
-        *told,
+        *grown_most,
     )
 
 

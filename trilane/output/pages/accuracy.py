@@ -64,11 +64,11 @@ def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
             continue
         if by != before:
             yield [f"by {by}", *[""] * (width - 1)]
-        before, found = by, errors[first]
+        before, own = by, errors[first]
         yield [
-            group if by == "all" else f"  {group}", str(found.rows), str(found.machines), percent(found.median),
-            percent(found.by_machine), signed_percent(found.bias), percent(found.within_20),
-            *(percent(errors[each].median) if each in errors else "-" for each in others),
+            group if by == "all" else f"  {group}", str(own.rows), str(own.machines), percent(own.median),
+            percent(own.by_machine), signed_percent(own.bias), percent(own.within_20),
+            *(percent(errors[other].median) if other in errors else "-" for other in others),
         ]
 
 
@@ -100,7 +100,7 @@ def _far(scores: Scores) -> list[Part]:
 
 def _speeds_line(scores: Scores, quantity: Quantity, row: MeasuredRow) -> list[str]:
     """Cells of ``_ROW_COLUMNS``."""
-    speeds = (number(each.of(quantity)) for each in (measured(row), scores.first[row.id]))
+    speeds = (number(one.of(quantity)) for one in (measured(row), scores.first[row.id]))
     return [row.id, quantity, row.shape_name, row.machine, regime_of_row(row), *speeds]
 
 
@@ -115,9 +115,9 @@ def row_page(row: MeasuredRow, scores: Scores, explained: Sequence[Explanation])
         "date": row.date, "quality": row.quality, "assumed": row.assumed,
     }
     parts: list[Part] = [heading(f"row {row.id}"), legend({name: text for name, text in facts.items() if text}), ""]
-    for each in explained:
-        parts += [heading(_TITLES[each.quantity].partition(",")[0]), _speeds(row, scores, each.quantity), "",
-                  _time(each), "", _needed(each), ""]
+    for one in explained:
+        parts += [heading(_TITLES[one.quantity].partition(",")[0]), _speeds(row, scores, one.quantity), "",
+                  _time(one), "", _needed(one), ""]
     return parts[:-1]
 
 
@@ -130,27 +130,28 @@ def _speeds(row: MeasuredRow, scores: Scores, quantity: Quantity) -> Table:
     return table(["", "tokens/s", "error"], lines)
 
 
-def _time(each: Explanation) -> Table:
+def _time(explanation: Explanation) -> Table:
     """The parts of the time, with the engine as shipped."""
     lines = [
-        [part.name, number(part.ns / 1e6, 2), percent(part.ns / each.predicted_ns), _rate(part, part.ns)]
-        for part in each.parts
+        [part.name, number(part.ns / 1e6, 2), percent(part.ns / explanation.predicted_ns), _rate(part, part.ns)]
+        for part in explanation.parts
     ]
-    of = "a token" if each.quantity == "decode" else f"{each.tokens:,} tokens"
-    lines.append([f"all, predicted for {of}", number(each.predicted_ns / 1e6, 2), "100%", ""])
-    lines.append(["measured", number(each.measured_ns / 1e6, 2), percent(each.measured_ns / each.predicted_ns), ""])
+    of = "a token" if explanation.quantity == "decode" else f"{explanation.tokens:,} tokens"
+    predicted_ns, measured_ns = explanation.predicted_ns, explanation.measured_ns
+    lines.append([f"all, predicted for {of}", number(predicted_ns / 1e6, 2), "100%", ""])
+    lines.append(["measured", number(measured_ns / 1e6, 2), percent(measured_ns / predicted_ns), ""])
     return table([f"part ({SHIPPED})", "ms", "share", "rate"], lines)
 
 
-def _needed(each: Explanation) -> str:
+def _needed(explanation: Explanation) -> str:
     """Sentence on what would have to be true for the measured speed."""
-    part, rest = each.parts[0], each.predicted_ns - each.parts[0].ns
-    if each.needed_ns <= 0:
+    part, rest = explanation.parts[0], explanation.predicted_ns - explanation.parts[0].ns
+    if explanation.needed_ns <= 0:
         return (
             f"No rate of the longest part, {part.name}, would give the measured speed: the other parts alone are "
             f"predicted to take {rest / 1e6:,.2f} ms."
         )
-    needed = _rate(part, each.needed_ns)
+    needed = _rate(part, explanation.needed_ns)
     return f"The measured speed would be right with {part.name} at {needed}, in place of {_rate(part, part.ns)}."
 
 

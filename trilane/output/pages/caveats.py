@@ -1,4 +1,4 @@
-"""Sentences of ``trilane fit`` and ``trilane tune``: what limits an answer, and its caveats; beside numbers in JSON."""
+"""Sentences of ``trilane fit`` and ``tune``: what limits an answer, and its caveats; in JSON next to the numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trilane.common.units import in_gb
 from trilane.engines.gains import BETTER, LIMITING, WORTH_NAMING, Gain
+from trilane.engines.tune.machine_found import Assumption
 from trilane.engines.tune.tune import Tuning
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ def limit_text(gains: Sequence[Gain]) -> str:
 
 def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
     """One sentence per caveat."""
-    caveats, asked = tuning.caveats, tuning.question.fit
+    caveats, question = tuning.caveats, tuning.question.fit
     texts = []
     if caveats.short_window:
         texts.append(
-            f"--context {asked.window:,} has no room for a prompt of {asked.prompt_tokens:,} tokens and "
-            f"{asked.generated:,} generated: the answer has a window of {asked.tokens:,}; --prompt and --generated "
-            f"name shorter ones"
+            f"--context {question.window:,} has no room for a prompt of {question.prompt_tokens:,} tokens and "
+            f"{question.generated:,} generated: the answer has a window of {question.tokens:,}; --prompt and "
+            f"--generated name shorter ones"
         )
     if caveats.measured:
         where = f"the machine on which {tuning.best.engine} was measured"
@@ -61,7 +62,7 @@ def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
     texts = []
     if pinned is not None:
         texts.append(
-            f"{played.best.policy} copies experts out of {in_gb(pinned.bytes)} GB of pinned memory. Where so much "
+            f"{played.best.policy} copies experts out of {in_gb(pinned.size_bytes)} GB of pinned memory. Where so much "
             f"cannot be pinned (Windows, WSL2, containers), copies reach {pinned.pageable_fraction:.0%} of the rate "
             f"counted here"
         )
@@ -79,24 +80,36 @@ def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
     return (*fit.notes, *texts)
 
 
+def assumption_text(assumption: Assumption) -> str:
+    """Words for what is assumed of the machine at hand, and the option that names the part."""
+    part, value, number = assumption
+    if part == "gpu":
+        first = f"the first of {number}; name another"
+        return f"gpu: {first if number else 'none, since nvidia-smi names none; name one'} with --gpu"
+    if part == "ram":
+        return f"ram: {value}, which is usual; name the memory modules with --ram"
+    kind = "a generic one" if value is None else f"a generic {value}'s, for its {number} cores"
+    return f"cpu: {kind}, since this one is not in the catalogue; name one like it with --cpu"
+
+
 def tune_record(tuning: Tuning) -> dict[str, Any]:
-    """Return the answer for JSON, with its sentences beside the numbers."""
-    record = _beside(tuning.to_dict(), "limit", limited_by=limit_text(tuning.gains))
-    return _beside(record, "machine_notes", notes=list(tune_caveats(tuning)))
+    """Return the answer for JSON, with its sentences next to the numbers."""
+    record = _with_texts_behind(tuning.to_dict(), "limit", limited_by=limit_text(tuning.gains))
+    return _with_texts_behind(record, "machine_notes", notes=list(tune_caveats(tuning)))
 
 
 def fit_record(fit: Fit) -> dict[str, Any]:
-    """Return the answer for JSON, with its sentences beside the numbers."""
+    """Return the answer for JSON, with its sentences next to the numbers."""
     record = fit.to_dict()
     if fit.engine is not None:
-        record["engine"] = _beside(record["engine"], "limit", limited_by=limit_text(fit.engine.gains))
+        record["engine"] = _with_texts_behind(record["engine"], "limit", limited_by=limit_text(fit.engine.gains))
     if (played := fit.policies) is not None:
-        policies = _beside(record["policies"], "limit", limited_by=limit_text(played.gains))
-        record["policies"] = _beside(policies, "caveats", traps=list(fit_caveats(fit, played)))
+        policies = _with_texts_behind(record["policies"], "limit", limited_by=limit_text(played.gains))
+        record["policies"] = _with_texts_behind(policies, "caveats", traps=list(fit_caveats(fit, played)))
     return record
 
 
-def _beside(record: dict[str, Any], key: str, **texts: Any) -> dict[str, Any]:
+def _with_texts_behind(record: dict[str, Any], key: str, **texts: Any) -> dict[str, Any]:
     """A record with texts behind one of its keys."""
     place = [*record].index(key) + 1
     items = [*record.items()]

@@ -23,12 +23,12 @@ def times_of(point: BenchPoint, times: Sequence[int]) -> dict[str, float]:
     }
 
 
-def engine_times_table(found: Mapping[str, Mapping[str, float]]) -> list[Part]:
+def engine_times_table(times_by_work: Mapping[str, Mapping[str, float]]) -> list[Part]:
     """Results of ``times_of``, by what is computed, with the meaning of the columns."""
     rows = [
         [work, f"{times['tokens_per_s']:.1f}", f"{times['median_ms']:.2f}",
          f"{times['low_ms']:.2f}-{times['high_ms']:.2f}", f"{times['spread']:.1%}", str(times["repeats"])]
-        for work, times in found.items()
+        for work, times in times_by_work.items()
     ]
     return [table(_HEADERS, rows), legend(_MEANINGS)]
 

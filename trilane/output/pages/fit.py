@@ -15,10 +15,10 @@ from trilane.output.pages.fit_engine import (
     caveats,
     duration,
     engine_section,
-    host_told,
-    question_told,
+    host_text,
+    question_text,
     seconds,
-    sizes_told,
+    sizes_text,
 )
 from trilane.output.pages.output import Part, heading, legend, mebibytes, number, pairs, percent, table
 
@@ -27,15 +27,30 @@ _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.fit.se
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
 _NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
+_OTHER, _EQUAL = "+", "="
+_COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
+_LEGEND = {
+    "answer": "until the last of the generated tokens is there; the order of the table",
+    "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
+    "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
+}
+_MARK_LEGEND = {
+    SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
+    _EQUAL: "as fast as the best, within the spread of the steps that were played",
+    _OTHER: "for comparison: not among those to choose from",
+    SIGNS[PolicyKind.CHANGES]: (
+        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
+    ),
+}
 
 
 def fit_page(fit: Fit) -> list[Part]:
     """Everything that is printed."""
-    asked = fit.question
-    told = filter(None, [fit.about, _length(asked.tokens, fit.trained_tokens)])
+    question = fit.question
+    about = filter(None, [fit.about, _length(question.tokens, fit.trained_tokens)])
     policies = caveats(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
-    title = heading(f"{fit.model} on {fit.machine}: {question_told(asked)}")
-    return [title, *told, *engine_section(fit), *policies]
+    title = heading(f"{fit.model} on {fit.machine}: {question_text(question)}")
+    return [title, *about, *engine_section(fit), *policies]
 
 
 def _length(tokens: int, trained: int | None) -> str:
@@ -48,25 +63,26 @@ def _length(tokens: int, trained: int | None) -> str:
 
 
 def _policies(fit: Fit, played: PolicyAnswer) -> list[Part]:
-    asked = fit.question
-    return [*_answer(asked, played), *_disagreement(fit, played), *_memory(played), *policies_section(asked, played),
-            *_limits(played), *_supports(played), *caveats(fit_caveats(fit, played))]
+    question = fit.question
+    return [*_answer(question, played), *_disagreement(fit, played), *_memory(played),
+            *policies_section(question, played), *_limits(played), *_supports(played),
+            *caveats(fit_caveats(fit, played))]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer(asked: Question, fit: PolicyAnswer) -> list[Part]:
+def _answer(question: Question, fit: PolicyAnswer) -> list[Part]:
     best, spread = fit.best, f" +- {number(fit.best.spread_ms, 2)}" if fit.best.spread_ms else ""
     ran = "the one that was profiled" if fit.engine == "measured" else f"{fit.engine}: {load_engine(fit.engine).about}"
     facts = [
         ("best policy", _best(fit)),
-        ("time per output token", f"{token_time(best.tpot_ms, asked)}{spread} ms ({', '.join(_bounds(fit))})"),
-        ("tokens/s", _speeds(best, asked)),
+        ("time per output token", f"{token_time(best.tpot_ms, question)}{spread} ms ({', '.join(_bounds(fit))})"),
+        ("tokens/s", _speeds(best, question)),
         ("time to first token", _first(fit)),
         ("limited by", limit_text(fit.gains)),
         *_waits(best),
-        ("decode steps played", _steps(asked, fit)),
+        ("decode steps played", _steps(question, fit)),
         ("routing", fit.routing),
         ("engine of the policies", ran),
     ]
@@ -104,18 +120,18 @@ def _first(fit: PolicyAnswer) -> str:
     return f"{duration(fit.best.ttft_ms)} (lower bound {bound}; the whole prompt in one piece)"
 
 
-def _speeds(answer: PolicyResult, asked: Question) -> str:
-    each = number(answer.tokens_per_s if asked.generated > 1 else None)
-    if asked.batch == 1 or asked.generated == 1:
-        return each
-    return f"{each} per sequence, {number(answer.throughput_tokens_per_s)} in all"
+def _speeds(answer: PolicyResult, question: Question) -> str:
+    of_one = number(answer.tokens_per_s if question.generated > 1 else None)
+    if question.batch == 1 or question.generated == 1:
+        return of_one
+    return f"{of_one} per sequence, {number(answer.throughput_tokens_per_s)} in all"
 
 
-def _steps(asked: Question, fit: PolicyAnswer) -> str:
+def _steps(question: Question, fit: PolicyAnswer) -> str:
     """How many decode steps were played, and what they stand for."""
     from sim.runs.sampling import one_by_one
 
-    played, generated = fit.steps, asked.generated
+    played, generated = fit.steps, question.generated
     if played >= generated:
         return f"all {played}"
     first = one_by_one(played, generated)
@@ -124,8 +140,8 @@ def _steps(asked: Question, fit: PolicyAnswer) -> str:
 
 def _waits(answer: PolicyResult) -> list[tuple[str, str]]:
     shares = {lane: share for lane, share in answer.stall_shares.items() if share and share >= 0.005}
-    told = ", ".join(f"{percent(share)} of the time for {_LANES.get(lane, lane)}" for lane, share in shares.items())
-    return [("the GPU waits", told)] if told else []
+    text = ", ".join(f"{percent(share)} of the time for {_LANES.get(lane, lane)}" for lane, share in shares.items())
+    return [("the GPU waits", text)] if text else []
 
 
 # --- what fits --------------------------------------------------------------------------------------------------------
@@ -139,9 +155,9 @@ def _memory(fit: PolicyAnswer) -> list[Part]:
         "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
         "free": free,
     }
-    host = host_told(memory.host_bytes, memory.host_reserve_bytes)
+    host = host_text(memory.host_bytes, memory.host_reserve_bytes)
     rows = [
-        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_told(parts)}"),
+        ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_text(parts)}"),
         ("experts on the GPU", _cached(memory)),
         ("host memory", "none for experts, once the model is loaded" if memory.all_fits else host),
     ]
@@ -173,24 +189,7 @@ def _supports(fit: PolicyAnswer) -> list[Part]:
             table(("confidence", "number", "value", "source"), rows, text_columns=4, wrap=True)]
 
 
-_OTHER, _EQUAL = "+", "="
-_COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
-_LEGEND = {
-    "answer": "until the last of the generated tokens is there; the order of the table",
-    "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
-    "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
-}
-_MARK_LEGEND = {
-    SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
-    _EQUAL: "as fast as the best, within the spread of the steps that were played",
-    _OTHER: "for comparison: not among those to choose from",
-    SIGNS[PolicyKind.CHANGES]: (
-        "sometimes runs other experts than the router chose; a prompt that is repeated is not played (no TTFT)"
-    ),
-}
-
-
-def policies_section(asked: Question, fit: PolicyAnswer) -> list[Part]:
+def policies_section(question: Question, fit: PolicyAnswer) -> list[Part]:
     """The table, what its marks mean, and the policies that were refused."""
     if fit.memory.all_fits:
         return []
@@ -198,7 +197,7 @@ def policies_section(asked: Question, fit: PolicyAnswer) -> list[Part]:
     shown = [(one, _sign(fit, one)) for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]
     signs = {sign: text for sign, text in _MARK_LEGEND.items() if any(sign == one for _, one in shown)}
     refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
-    rows = [_row(one, sign, asked) for one, sign in shown]
+    rows = [_row(one, sign, question) for one, sign in shown]
     return ["", heading("compared with others"), table(_COLUMNS, rows),
             legend({**_LEGEND, **signs}), *_slower_seer(fit), *refused]
 
@@ -214,11 +213,11 @@ def _slower_seer(fit: PolicyAnswer) -> list[str]:
             f"layer by layer"]
 
 
-def _row(answer: PolicyResult, sign: str, asked: Question) -> list[str]:
+def _row(answer: PolicyResult, sign: str, question: Question) -> list[str]:
     whole = answer.ttft_ms is not None
     return [
-        f"{answer.policy} {sign}".strip(), seconds(answer.ttft_ms), token_time(answer.tpot_ms, asked),
-        number(answer.tokens_per_s if asked.generated > 1 else None),
+        f"{answer.policy} {sign}".strip(), seconds(answer.ttft_ms), token_time(answer.tpot_ms, question),
+        number(answer.tokens_per_s if question.generated > 1 else None),
         number(answer.answer_ms / 1e3 if whole else None), percent(answer.hit_rate),
         mebibytes(answer.pcie_bytes_per_token), in_gb(answer.host_bytes),
     ]
@@ -232,6 +231,6 @@ def _sign(fit: PolicyAnswer, answer: PolicyResult) -> str:
     return SIGNS.get(kind_of(answer.labels), "")
 
 
-def token_time(ms: float, asked: Question) -> str:
+def token_time(ms: float, question: Question) -> str:
     """TPOT; an answer of one token has none."""
-    return number(ms if asked.generated > 1 else None, 2)
+    return number(ms if question.generated > 1 else None, 2)

@@ -46,52 +46,52 @@ def milliseconds(ms: float) -> str:
     return f"{number(ms, 2)} ms"
 
 
-def _answered(answer: EngineAnswer, asked: Question) -> list[Part]:
+def _answered(answer: EngineAnswer, question: Question) -> list[Part]:
     facts = [
-        ("decode", _decode(answer, asked)),
-        ("first token", _first(answer, asked)),
-        *_larger(answer, asked),
+        ("decode", _decode(answer, question)),
+        ("first token", _first(answer, question)),
+        *_larger(answer, question),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("limit", limit_text(answer.gains)),
-        ("error to expect", error_told(answer.error, answer.regime, asked.batch, answer.measured)),
+        ("error to expect", error_text(answer.error, answer.regime, question.batch, answer.measured)),
     ]
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
     gains = gains_section(answer.engine, answer.gains)
     return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, *gains]
 
 
-def _decode(answer: EngineAnswer, asked: Question) -> str:
-    if asked.generated == 1:
+def _decode(answer: EngineAnswer, question: Question) -> str:
+    if question.generated == 1:
         return "- (an answer of one token)"
-    rate, parts = speed(answer.tpot_ms, asked.batch), parts_told(answer.decode_ms, milliseconds)
+    rate, parts = speed(answer.tpot_ms, question.batch), parts_text(answer.decode_ms, milliseconds)
     return f"{rate}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
 
 
 def speed(tpot_ms: float, batch: int) -> str:
     """Speed of one sequence, and of all where there are several."""
-    each = f"{number(1000 / tpot_ms)} tokens/s"
-    return each if batch == 1 else f"{each} per sequence, {number(batch * 1000 / tpot_ms)} in all"
+    of_one = f"{number(1000 / tpot_ms)} tokens/s"
+    return of_one if batch == 1 else f"{of_one} per sequence, {number(batch * 1000 / tpot_ms)} in all"
 
 
-def _first(answer: EngineAnswer, asked: Question) -> str:
+def _first(answer: EngineAnswer, question: Question) -> str:
     pieces = f"{answer.pieces} pieces of {answer.piece_tokens}" if answer.pieces > 1 else "one piece"
-    whose = "the prompt" if asked.batch == 1 else "the prompts of all sequences"
-    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {parts_told(answer.prompt_ms, duration)}"
+    whose = "the prompt" if question.batch == 1 else "the prompts of all sequences"
+    return f"{duration(answer.ttft_ms)}, {whose} in {pieces}: {parts_text(answer.prompt_ms, duration)}"
 
 
-def _larger(answer: EngineAnswer, asked: Question) -> list[tuple[str, str]]:
+def _larger(answer: EngineAnswer, question: Question) -> list[tuple[str, str]]:
     """Row on what larger pieces of the prompt give."""
     if (larger := answer.larger_pieces) is None:
         return []
-    decode = f" and {speed(larger.tpot_ms, asked.batch)}" if asked.generated > 1 else ""
+    decode = f" and {speed(larger.tpot_ms, question.batch)}" if question.generated > 1 else ""
     return [("larger pieces", f"first token in {duration(larger.ttft_ms)}{decode} with {larger.arguments}")]
 
 
-def question_told(asked: Question) -> str:
+def question_text(question: Question) -> str:
     """The lengths, and the batch where it is not 1."""
-    batch = "" if asked.batch == 1 else f", batch {asked.batch}"
-    return f"a prompt of {asked.prompt_tokens:,} tokens and {asked.generated:,} generated{batch}"
+    batch = "" if question.batch == 1 else f", batch {question.batch}"
+    return f"a prompt of {question.prompt_tokens:,} tokens and {question.generated:,} generated{batch}"
 
 
 def gains_section(engine: str, gains: Iterable[EngineGain]) -> list[Part]:
@@ -108,39 +108,39 @@ def memory_parts(memory: SplitMemory) -> dict[str, float]:
     }
 
 
-def sizes_told(parts: Mapping[str, float]) -> str:
+def sizes_text(parts: Mapping[str, float]) -> str:
     """The parts of a memory that there are, in GB."""
     return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
 
 
-def host_told(experts: float, reserve: float) -> str:
+def host_text(experts: float, reserve: float) -> str:
     """The host's memory, of sizes in bytes."""
     return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
 
 
-def caveats(told: Sequence[str]) -> list[Part]:
+def caveats(sentences: Sequence[str]) -> list[Part]:
     """A line for each, if there are any."""
-    return ["", heading("caveats"), *(f"- {line}" for line in told)] if told else []
+    return ["", heading("caveats"), *(f"- {line}" for line in sentences)] if sentences else []
 
 
-def parts_told(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
+def parts_text(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     """The parts of a time that matter, largest first."""
     whole = sum(parts.values())
     shown = sorted((part for part in parts.items() if part[1] > _LEAST * whole), key=lambda part: -part[1])
     return ", ".join(f"{PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
-def error_told(found: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
+def error_text(error: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
     """Error of decode speeds, in words; that of prompts is larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
     if batch > 1:
         return "not known: others measured one sequence at a time"
-    if found is None:
+    if error is None:
         return f"not known: decode speeds of fewer than three such machines ({regime}) can be relied on"
     return (
-        f"{percent(found.median)} in the median of {found.machines} such machines ({regime}, "
-        f"{found.engine or 'all engines'}); {found.within_25} of the {found.machines} within 25%; by {found.rows} "
+        f"{percent(error.median)} in the median of {error.machines} such machines ({regime}, "
+        f"{error.engine or 'all engines'}); {error.within_25} of the {error.machines} within 25%; by {error.rows} "
         f"measured decode speeds"
     )
 
@@ -157,4 +157,4 @@ def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
     held = memory.gpu_bytes + memory.missing_bytes
     whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
-    return f"{in_gb(held)} GB{whole} = {sizes_told(memory_parts(memory))}"
+    return f"{in_gb(held)} GB{whole} = {sizes_text(memory_parts(memory))}"

@@ -17,15 +17,15 @@ from trilane.output.pages.fit_engine import (
     PARTS,
     caveats,
     duration,
-    error_told,
+    error_text,
     gains_section,
-    host_told,
+    host_text,
     memory_parts,
     milliseconds,
-    parts_told,
-    question_told,
+    parts_text,
+    question_text,
     seconds,
-    sizes_told,
+    sizes_text,
     speed,
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
@@ -41,6 +41,14 @@ _COMPARED = {
 _SAME = 0.005  # of a time; smaller differences are not told
 _TIMES = ("tokens/s", "first token s", "last token s")
 _TEXTS = (0, 4, 5)  # columns before and behind them
+_DRAFTS_ABOUT = (
+    "accepted: drafts that the model would have written, of those behind accepted ones; it depends on the text, and is "
+    f"not predicted. On the one machine with published figures drafts gave {MEASURED_LESS} less than this predicts"
+)
+_DRAFTS_PUBLISHED = (
+    "; 76% (Gemma 4 31B) and 88% (Qwen3.6-35B-A3B) were published of llama.cpp; --draft-acceptance names yours"
+)
+_BAR = 40  # letters of the longest bar
 
 
 def tune_page(tuning: Tuning) -> list[Part]:
@@ -51,9 +59,10 @@ def tune_page(tuning: Tuning) -> list[Part]:
 
 
 def _title(tuning: Tuning) -> list[Part]:
-    asked = tuning.question.fit
-    window = f", in a window of {asked.tokens:,}" if asked.tokens > asked.prompt_tokens + asked.generated else ""
-    title = heading(f"{tuning.model} on {tuning.machine}: {question_told(asked)}{window}")
+    question = tuning.question.fit
+    wider = question.tokens > question.prompt_tokens + question.generated
+    window = f", in a window of {question.tokens:,}" if wider else ""
+    title = heading(f"{tuning.model} on {tuning.machine}: {question_text(question)}{window}")
     return [title, *filter(None, [tuning.about])]
 
 
@@ -61,11 +70,11 @@ def _title(tuning: Tuning) -> list[Part]:
 
 
 def _best(tuning: Tuning) -> list[Part]:
-    best, asked = tuning.best, tuning.question.fit
-    rate = speed(best.tpot_ms, asked.batch)
+    best, question = tuning.best, tuning.question.fit
+    rate = speed(best.tpot_ms, question.batch)
     facts = [
-        ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_told(best.decode_ms, milliseconds)}"),
-        ("first token", f"{duration(best.ttft_ms)}: {parts_told(best.prompt_ms, duration)}"),
+        ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_text(best.decode_ms, milliseconds)}"),
+        ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
         ("last token", duration(best.answer_ms)),
         *_cache(best),
         *_memory(tuning),
@@ -90,11 +99,11 @@ def _error(tuning: Tuning) -> str:
     """Error of decode, with the speeds between which it then is."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
-    told = error_told(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
+    text = error_text(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
     if tuning.error is None:
-        return told
+        return text
     rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
-    return f"{told}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
+    return f"{text}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
 
 
 def _cache(best: Tuned) -> list[tuple[str, str]]:
@@ -108,11 +117,11 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     """By kind, of the GPU and of the host; of all where there is no GPU."""
     best, memory = tuning.best, tuning.best.memory
     parts = {**memory_parts(memory), "cache of experts": (best.cache_mib or 0) * MIB}
-    there = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
-    whole = f"{in_gb(sum(parts.values()))} GB{there} = {sizes_told(parts)}"
+    of_all = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
+    whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
     if tuning.regime in ("CPU only", "unified"):
         return [("memory", whole)]
-    return [("GPU memory", whole), ("host memory", host_told(memory.host_bytes, HOST_RESERVE_BYTES))]
+    return [("GPU memory", whole), ("host memory", host_text(memory.host_bytes, HOST_RESERVE_BYTES))]
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------
@@ -137,11 +146,11 @@ def _named(tuning: Tuning) -> dict[str, Rival]:
     named = {
         "runner-up": tuning.runner_up, "engine's own": tuning.usual, kv: tuning.other_kv, cache: tuning.other_placement
     }
-    found: dict[str, Rival] = {}
+    rivals: dict[str, Rival] = {}
     for name, rival in named.items():
-        if rival is not None and all(rival.tuned != other.tuned for other in found.values()):
-            found[name] = rival
-    return found
+        if rival is not None and all(rival.tuned != other.tuned for other in rivals.values()):
+            rivals[name] = rival
+    return rivals
 
 
 def _rule(tuning: Tuning) -> str:
@@ -220,38 +229,31 @@ def check_page(checked: Sequence[Checked]) -> list[Part]:
     ]
     times = (*_TIMES[:2], "measured", "measured", "error", "error")
     columns = ("run here", *times, *(f"{kind} GB" for kind in kinds), "its arguments")
-    told = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
+    meaning = "error: predicted over measured speed, minus 1; GB: predicted / reported by the engine"
     refused = [f"{one.name} was refused: {one.refused}" for one in checked if one.refused]
-    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", told, *refused]
+    return ["", heading("predicted and measured on this machine"), table(columns, rows), "", meaning, *refused]
 
 
 def _sizes(sizes: tuple[int, int] | None) -> str:
     return "-" if sizes is None else " / ".join(f"{size / GB:.2f}" for size in sizes)
 
 
-_ABOUT = (
-    "accepted: drafts that the model would have written, of those behind accepted ones; it depends on the text, and is "
-    f"not predicted. On the one machine with published figures drafts gave {MEASURED_LESS} less than this predicts"
-)
-_PUBLISHED = "; 76% (Gemma 4 31B) and 88% (Qwen3.6-35B-A3B) were published of llama.cpp; --draft-acceptance names yours"
-
-
 def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     """Nothing without drafts. ``asked``: whether the acceptance was."""
     if answer is None:
         return []
-    rates = tuple(f"tokens/s, {percent(each)} accepted" for each in answer.acceptances)
+    rates = tuple(f"tokens/s, {percent(share)} accepted" for share in answer.acceptances)
     title = f"drafts by the model's own layers (--spec-type draft-mtp), which take {in_gb(answer.layer_bytes)} GB"
     plain = answer.plain_tokens_per_s
     rows = [["none", number(1000 / plain, 2), "", *[number(plain)] * len(rates)]]
     rows += map(_row, answer.choices)
     shown = table(("drafts", "ms a step", "worth it from", *rates), rows)
-    return ["", heading(title), shown, "", f"{_ABOUT}{'' if asked else _PUBLISHED}", *_line(answer)]
+    return ["", heading(title), shown, "", f"{_DRAFTS_ABOUT}{'' if asked else _DRAFTS_PUBLISHED}", *_line(answer)]
 
 
-def _row(each: Drafted) -> list[str]:
-    least = "never" if each.break_even is None else percent(each.break_even)
-    return [number(each.drafts, 0), number(each.step_ms, 2), least, *map(number, each.tokens_per_s.values())]
+def _row(drafted: Drafted) -> list[str]:
+    least = "never" if drafted.break_even is None else percent(drafted.break_even)
+    return [number(drafted.drafts, 0), number(drafted.step_ms, 2), least, *map(number, drafted.tokens_per_s.values())]
 
 
 def _line(answer: DraftAnswer) -> list[str]:
@@ -259,9 +261,6 @@ def _line(answer: DraftAnswer) -> list[str]:
     if answer.command is None or answer.best is None:
         return [f"with {least} accepted none saves {percent(WORTH_DRAFTING)}"]
     return ["", f"best with {least} accepted: {answer.command}"]
-
-
-_BAR = 40  # letters of the longest bar
 
 
 def timeline_page(tuned: Tuned) -> list[Part]:
@@ -274,8 +273,8 @@ def _timeline(tuned: Tuned) -> Iterator[list[str]]:
     longest = max(tuned.decode_ms.values())
     for part, ms in tuned.decode_ms.items():
         if layers := _layers(tuned, part):
-            each = number(ms / layers, 3) if part != "others" else "-"
-            yield [PARTS[part], number(layers, 0), each, number(ms, 2), percent(ms / tuned.tpot_ms),
+            ms_a_layer = number(ms / layers, 3) if part != "others" else "-"
+            yield [PARTS[part], number(layers, 0), ms_a_layer, number(ms, 2), percent(ms / tuned.tpot_ms),
                    "#" * round(_BAR * ms / longest)]
 
 

@@ -10,6 +10,7 @@ from trilane.common.units import MIB
 from trilane.engines.question import FitError
 from trilane.engines.tune import machine_found
 from trilane.engines.tune.machine_found import found_machine
+from trilane.output.pages.caveats import assumption_text
 
 
 def found(
@@ -23,12 +24,16 @@ def found(
     return found_machine(named_cpu)
 
 
+def texts(found: machine_found.MachineFound) -> tuple[str, ...]:
+    return tuple(map(assumption_text, found.assumed))
+
+
 def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     one = found(monkeypatch, "NVIDIA GeForce RTX 3060, 12288, 4, 16\n", "AMD Ryzen 5 5600X 6-Core Processor")
     assert one.parts() == {
         "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600x", "cores": 4, "pcie": "4x16", "ram_gb": 32,
     }
-    assert one.assumed == ("ram: ddr4-3200, which is usual; name the memory modules with --ram",)
+    assert texts(one) == ("ram: ddr4-3200, which is usual; name the memory modules with --ram",)
     assert one.without("ram").assumed == ()
     assert one.parts(ram="ddr4-3600")["ram"] == "ddr4-3600"
 
@@ -39,7 +44,7 @@ def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.Mo
     assert one.parts() == {
         "gpu": "rtx-3060", "ram": "ddr5-5600", "cpu": "core-i9-13900k", "cores": None, "pcie": "4x16", "ram_gb": 32,
     }
-    assert one.assumed == ("ram: ddr5-5600, which is usual; name the memory modules with --ram",)
+    assert texts(one) == ("ram: ddr5-5600, which is usual; name the memory modules with --ram",)
 
 
 def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
@@ -47,7 +52,7 @@ def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
 ) -> None:
     one = found(monkeypatch, "", "Some CPU")
     assert (one.gpu, one.cpu, one.ram, one.pcie) == ("none", None, "ddr4-3200", None)
-    assert [text.partition(":")[0] for text in one.assumed] == ["gpu", "ram", "cpu"]
+    assert [assumption.part for assumption in one.assumed] == ["gpu", "ram", "cpu"]
 
 
 def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(
@@ -55,7 +60,7 @@ def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(
 ) -> None:
     most, more = (found(monkeypatch, "", "Some CPU", cores=cores) for cores in (32, 33))
     assert (most.cpu, more.cpu) == (None, "server")
-    assert more.assumed[-1] == (
+    assert texts(more)[-1] == (
         "cpu: a generic server's, for its 33 cores, since this one is not in the catalogue; name one like it with --cpu"
     )
     for one in (most, more):
@@ -105,13 +110,13 @@ def test_a_card_that_is_not_in_the_catalogue_is_refused(monkeypatch: pytest.Monk
 def test_answers_of_another_form_are_no_card(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = found(monkeypatch, text, "Some CPU")
     assert one.gpu == "none"
-    assert one.assumed[0] == "gpu: none, since nvidia-smi names none; name one with --gpu"
+    assert texts(one)[0] == "gpu: none, since nvidia-smi names none; name one with --gpu"
 
 
 def test_of_several_cards_the_first_is_meant_which_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "NVIDIA GeForce RTX 3060, 12288, 4, 16\nNVIDIA GeForce RTX 4090, 24564, 4, 16\n"
     one = found(monkeypatch, text, "AMD Ryzen 5 5600X 6-Core Processor")
-    assert (one.gpu, one.assumed[0]) == ("rtx-3060", "gpu: the first of 2; name another with --gpu")
+    assert (one.gpu, texts(one)[0]) == ("rtx-3060", "gpu: the first of 2; name another with --gpu")
 
 
 def test_a_slot_that_the_driver_does_not_know_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
