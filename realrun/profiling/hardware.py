@@ -13,7 +13,6 @@ from datetime import date
 from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from sim.machine.hardware import Hardware
 from sim.machine.interpolation import Table
 from sim.machine.profile import MeasuredModel, Profile
 from sim.machine.sourced import Origin
+from trilane.common.computer import memory_bytes
 
 HOST_MEMORY_SHARE = 0.4  # of the computer's memory, as GPU memory of host lanes
 LEAST_NS = 100  # shorter times count as none
@@ -150,7 +150,7 @@ def _paced(machine: RealMachine) -> float:
 def _memory(machine: RealMachine) -> tuple[int, int]:
     """Memory of the GPU, and its reserve, which cannot be used."""
     if machine.kind != "cuda":
-        return int(HOST_MEMORY_SHARE * psutil.virtual_memory().total), 0
+        return int(HOST_MEMORY_SHARE * memory_bytes()), 0
     free, total = torch.cuda.mem_get_info(machine.device)
     return total, max(0, total - free - torch.cuda.memory_reserved(machine.device))
 

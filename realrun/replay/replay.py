@@ -261,7 +261,7 @@ class Measurement(NamedTuple):
     session: LoggedSession
 
 
-class Room(NamedTuple):
+class ReplayRoom(NamedTuple):
     """The largest sizes of the runs that a bench is made for."""
 
     batch: int
@@ -273,7 +273,7 @@ class Room(NamedTuple):
 class ReplayBench:
     """Experts and kernels of one model with random weights on one machine, for any number of runs up to ``room``."""
 
-    def __init__(self, machine: Machine, shape: ModelShape, room: Room, seed: int = 0) -> None:
+    def __init__(self, machine: Machine, shape: ModelShape, room: ReplayRoom, seed: int = 0) -> None:
         """Raises RefusedError if there are no kernels for the weights, or too little memory."""
         dtype, self.layout, kernel = ExpertShape.of(shape)
         count = shape.moe_layers * shape.experts
@@ -320,7 +320,7 @@ class ReplayBench:
         return Executor(session, self.machine, self.store, arena, self.kernels, self._sizes)
 
 
-def room_for(prepared: Sequence[Prepared]) -> Room:
+def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
     """The room for all of these runs. Raises RefusedError for sampled steps or prompts, and drafts that take time."""
     if any(run.scenario.sampled for run in prepared):
         raise RefusedError(
@@ -332,7 +332,7 @@ def room_for(prepared: Sequence[Prepared]) -> Room:
             "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
             "draft_ns to null, for drafts that cost nothing"
         )
-    return Room(
+    return ReplayRoom(
         batch=max(run.scenario.batch for run in prepared),
         context=max(run.tokens_per_sequence for run in prepared),
         step_tokens=max(len(step.rows) for run in prepared for step in run.steps),
