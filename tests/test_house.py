@@ -20,8 +20,9 @@ ENGINES = frozenset(path.stem for path in (ROOT / "sim" / "costs" / "engines").g
 MATCHING = ("startswith", "endswith", "removesuffix", "removeprefix", "match", "search", "fullmatch", "sub", "get")
 ELLIPTIC = re.compile(r"(Of|What|Whether|Where|Those|The same)\b")
 PLAIN_ROOMS = (  # whose docstrings are nouns with their units, or imperatives
-    "realrun.generation", "realrun.llama_cpp", "realrun.replay", "realrun.smoke", "sim.machine", "trilane.cli",
-    "trilane.common", "trilane.output.figures", "trilane.testing",
+    "policies.baselines", "policies.papers", "policies.testing", "realrun", "sim.costs", "sim.machine", "sim.timeline",
+    "traces", "trilane.cli", "trilane.common", "trilane.engines", "trilane.fit", "trilane.output.figures",
+    "trilane.testing",
 )
 NOT_OF_THINGS = re.compile(r"\b(beside|nobody|somebody|whoever|whom|anybody|everybody)\b", re.IGNORECASE)
 
