@@ -23,7 +23,7 @@ from sim.machine.interpolation import Table, TimeGrid
 from sim.machine.profile import MeasuredModel
 from sim.runs.prepare import prepare
 from sim.simulate import play
-from tests.kit.running import write_route_csv
+from tests.kit.commands import write_route_csv
 from tests.kit.small_sweeps import keep
 from tests.traces.importers.routes import routes
 from tests.traces.models.gguf_files import grouped, mamba, mixture, model, write_gguf

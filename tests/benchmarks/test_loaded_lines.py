@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.kit.overlay import ROOT
+from tests.kit.commands import ROOT
 
 MOST_LINES = 14_000
 ASKED = ("qwen3-30b-a3b", "--gpu", "rtx-3060", "--ram", "ddr4-3200", "--cpu", "ryzen-5-5600", "--ram-gb", "32")

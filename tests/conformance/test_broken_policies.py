@@ -15,7 +15,7 @@ from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, InitialPlacement, Needs, When
 from policies.registry import System
 from policies.testing.purity import reachable
-from tests.kit.twins import HASHING, SOUND, UNSEEDED, caught, twin
+from tests.kit.broken import HASHING, SOUND, UNSEEDED, caught, twin
 from trilane.testing.policy_laws import PolicyLaws
 from trilane.testing.worlds import World
 

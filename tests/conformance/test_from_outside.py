@@ -11,7 +11,7 @@ import pytest
 
 from policies.protocols import Needs
 from policies.system import ChoiceError
-from tests.kit.twins import Recent, twin
+from tests.kit.broken import Recent, twin
 from trilane.testing import PolicyLaws
 from trilane.testing.laws_of_runs import law_6_determinism
 

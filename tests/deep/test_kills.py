@@ -15,10 +15,9 @@ import pytest
 import yaml
 
 from tests.kit.depth import DEEP, deep
-from tests.kit.kills import CommandFolder, Undisturbed, killed, undisturbed
-from tests.kit.measuring import PROFILE
-from tests.kit.small_commands import COMMANDS
+from tests.kit.small_commands import COMMANDS, CommandFolder, Undisturbed, killed, undisturbed
 from tests.kit.small_sweeps import kept_blobs
+from tests.kit.validations import PROFILE
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")]
 KILLS = {"sweep": 24, "compare": 16, "trace import": 12, "trace synth": 12, "trace capture": 12}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from policies.registry import policy_names, system
-from tests.kit.overlay import ROOT
+from tests.kit.commands import ROOT
 
 PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.overlay import ROOT, overlay, run_in
+from tests.kit.commands import ROOT, overlay, run_in
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = {  # by the file that is changed or new

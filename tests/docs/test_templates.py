@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from policies.protocols import Composition
-from tests.kit.overlay import ROOT
+from tests.kit.commands import ROOT
 
 TEMPLATES = ROOT / ".github" / "ISSUE_TEMPLATE"
 

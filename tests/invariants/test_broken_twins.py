@@ -23,7 +23,7 @@ from sim.timeline.cpu_lane import CpuLane
 from sim.timeline.gpu_lane import GpuLane
 from sim.timeline.lanes import Lane, Neighbour
 from sim.timeline.layer_parts import LayerParts
-from tests.kit.spoilt import SpoiltAssigner, law_8_exact, part, routings_of
+from tests.kit.broken import SpoiltAssigner, law_8_exact, part, routings_of
 from trilane.testing.laws import check_all, law_1_conservation
 from trilane.testing.laws_of_runs import law_8_bound, law_9_scaling
 from trilane.testing.random_worlds import ConstantSteps, fixed_world

@@ -18,7 +18,7 @@ from sim.runs.spans import Span
 from tests.invariants.free_compositions import play_freely
 from tests.kit.depth import examples
 from tests.kit.hand_worked import Placed
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from trilane.testing.laws import check_all
 from trilane.testing.log import log_of
 from trilane.testing.work_conservation import law_5_background_copies

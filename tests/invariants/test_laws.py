@@ -17,8 +17,8 @@ from policies.parts.exact_assignment import ExactAssigner
 from policies.registry import SYSTEMS, policy_names
 from sim.machine.plan_costs import PlanCost
 from sim.runs.bounds import lower_bound
+from tests.kit.broken import law_8_exact
 from tests.kit.depth import examples
-from tests.kit.spoilt import law_8_exact
 from trilane.testing.laws import check_all
 from trilane.testing.laws_of_runs import check_run, law_7_no_foresight, law_8_bound, law_9_scaling
 from trilane.testing.log import log_of

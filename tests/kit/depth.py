@@ -22,7 +22,7 @@ def examples(count: int) -> int:
 
 
 def thinned(every: int) -> pytest.MarkDecorator:
-    """Of the cases of a test, `make test` runs one of ``every``, and the deep profile all of them.
+    """Thin out the cases of a test: `make test` runs one of ``every``, the deep profile all of them.
 
     Choose an ``every`` that has no common factor with the lengths of the axes of a product but the slowest: then each
     value of each axis still occurs. (The axis of the uppermost decorator is the fastest.)

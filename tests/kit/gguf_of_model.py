@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.kit.tiny_families import VOCAB
+from tests.kit.tiny_models import VOCAB
 from traces.capture.load import Loaded
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # expert_gating_func

@@ -1,13 +1,14 @@
-"""examples/gpu.sh played with commands that are written down and not run."""
+"""examples/gpu.sh, played with commands that are written down and not run."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.kit.running import ROOT
+from tests.kit.commands import ROOT
 from trilane import cli
 from trilane.verbs.inputs import changes_of
 
@@ -65,13 +66,13 @@ def recorded(folder: Path) -> list[list[str]]:
 
 
 def stages_of(folder: Path) -> dict[str, str]:
-    """What the summary says of each stage."""
+    """Lines of the summary by stage."""
     lines = (folder / "a folder" / "stages.txt").read_text().splitlines()
     return {line.split()[0]: line.partition(" s  ")[2] or line[25:] for line in lines}
 
 
 def commands_of(folder: Path, lanes: str) -> list[list[str]]:
-    """What all stages run."""
+    """Commands of all stages."""
     environment = {**environment_for(folder), "LANES": lanes}
     subprocess.run(["bash", str(SCRIPT), "a folder"], check=True, cwd=folder, env=environment, capture_output=True)
     return recorded(folder)
@@ -93,5 +94,22 @@ def called(commands: list[list[str]], *verb: str, engine: str | None = None) -> 
 
 
 def changes(call: Mapping[str, object]) -> dict[str, object]:
-    """What ``--set`` changes."""
+    """Values that ``--set`` changes."""
     return changes_of(call["changes"])  # type: ignore[arg-type]
+
+
+# --- programs for the scripts of examples/, so that a test says which of them are there -------------------------------
+
+def tools(folder: Path, *made: str) -> Path:
+    """A folder with the programs that the scripts use, and ``made`` ones, which write down how they are called."""
+    (bins := folder / "bin").mkdir(exist_ok=True)
+    used = "bash sh sed tee date mkdir touch timeout cat dirname tar gzip sha256sum mv rm nproc sleep"
+    for name in used.split():
+        if not (bins / name).exists():
+            (bins / name).symlink_to(str(shutil.which(name)))
+    for name in made:
+        (bins / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" >> {folder}/called\nexit ${{{name.upper()}_STATUS:-0}}\n'
+        )
+        (bins / name).chmod(0o755)
+    return bins

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from sim.machine.assembly import assembled_name
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table
+from sim.machine.parts import all_parts
 from sim.machine.plan_costs import PlanCost
 from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
 from traces.models.shape import ModelShape
@@ -78,3 +80,15 @@ def toy_machine(**parts: Any) -> Hardware:
         link=replace(plain.link, h2d_bytes_per_s=1e9, d2h_bytes_per_s=1e9),
         origins={key: origin for key, origin in plain.origins.items() if not key.startswith("power.")},
     )
+
+
+# --- machines of parts ------------------------------------------------------------------------------------------------
+
+def assemble(gpu: str, memory: str | None = None, cpu: str | None = None, **counts: Any) -> Hardware:
+    """The machine with these parts; ``counts`` as ``assembled_name`` has them."""
+    return load_hardware(assembled_name(gpu, memory, cpu, **counts))
+
+
+def memory_names() -> list[str]:
+    """Names of the memories in the catalogue."""
+    return [part.name for part in all_parts() if part.kind == "memory"]

@@ -1,4 +1,4 @@
-"""What the hand-worked timelines share: a machine of small costs, a model of 3 experts and 2 layers, and a notation.
+"""Ground of the hand-worked timelines: a machine of small costs, a model of 3 experts and 2 layers, and a notation.
 
 An expected log is written lane by lane. A heading names the lane (and the step, if it is not step 0); a line reads
 ``start-end kind Llayer Eexpert >target``, the parts that a span does not have left out, and then any field of the span
@@ -28,7 +28,7 @@ from sim.runs.spans import Span
 from sim.runs.vocabulary import LANES
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100
 
@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What the residents take."""
+        """Memory of the residents in bytes."""
         return EXPERT_BYTES * sum(len(layer) for layer in self.residents)
 
 

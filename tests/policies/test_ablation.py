@@ -16,7 +16,7 @@ from policies.parts.placements import RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import scored_view
 from trilane.testing.strategies import toy_calibration
 
 

@@ -14,7 +14,7 @@ from policies.testing.cache_laws import CacheLaws, CacheScenario
 from tests.kit.depth import examples
 from tests.kit.hand_worked import lane, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
 from trilane.testing.strategies import toy_calibration

@@ -13,7 +13,7 @@ from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition
 from policies.registry import ChoiceError, compose
 from policies.system import BuildContext
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 from trilane.testing.strategies import toy_calibration
 
 LAYERS, EXPERTS = 3, 8

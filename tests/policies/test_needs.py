@@ -9,8 +9,7 @@ from policies.parts.future import Future
 from policies.protocols import Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, added, compose
 from policies.system import System
-from tests.kit.views_for_tests import costs
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import costs, scored_view
 from trilane.testing.strategies import toy_calibration
 
 GATE, QUASI, ESTIMATED = (("gate", 1),), (("quasi_hidden", 1),), (("estimator", 1),)

@@ -14,7 +14,7 @@ import pytest
 
 from policies.parts.future import Future
 from policies.registry import SYSTEMS, BuildContext, added, compose
-from tests.kit.views_for_tests import costs
+from tests.kit.views import costs
 from trilane.common.hints import hints_of
 from trilane.testing.strategies import toy_calibration
 

@@ -11,7 +11,7 @@ from policies.mechanism.views import Assignment, LayerView, Phase
 from policies.parts.placements import RandomPlacement
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 from trilane.testing.strategies import toy_calibration
 
 LAYERS, EXPERTS, TOP_K = 3, 4, 2

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import Tensor  # noqa: E402
 
-from tests.kit.tiny_families import build  # noqa: E402
+from tests.kit.tiny_models import build  # noqa: E402
 from tools import train_estimator  # noqa: E402
 from tools.mini_data import load_corpus, train_tokenizer  # noqa: E402
 from tools.mini_train import build_model, export  # noqa: E402

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces.batches import BatchError, StepRows, best_ranks, compose, count_experts, step_workloads
 from traces.trace import Trace
 from trilane.testing.strategies import toy_shape, traces

@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from tests.kit.headers import declare_empty
-from tests.kit.small_disk import small_disk
-from tests.kit.toy_traces import toy_trace
+from tests.kit.processes import small_disk
+from tests.kit.toys import declare_empty, toy_trace
 from traces.file import TraceError, TraceWriter, file_metadata, read_trace, write_trace
 from traces.layout import ForecastKey
 from traces.trace import Trace, trace_checksum

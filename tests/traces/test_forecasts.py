@@ -20,7 +20,7 @@ from policies.protocols import Needs
 from sim.runs.demand import MissingFromTraceError, StepDemand, demand_of
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces.batches import compose
 from traces.file import read_trace, write_trace
 from traces.forecasts import NoisyForecasts, noisy_ids

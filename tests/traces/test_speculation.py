@@ -20,7 +20,7 @@ from sim.runs.vocabulary import Label
 from sim.simulate import play, simulate
 from tests.kit.hand_worked import LAYERS, Placed, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from traces.batches import StepRows, accepted_shares, tokens_per_step, verifying_steps
 from traces.library import load_trace
 from traces.trace import Trace

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces import statistics
 from traces.layout import DECODE, ForecastKey
 from traces.statistics import lru_hit_rates, one_sequence_statistics, popularity_skew, sequences, trace_statistics

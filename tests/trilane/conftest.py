@@ -10,7 +10,7 @@ import pytest
 
 from policies import user_files
 from policies.registry import SYSTEMS
-from tests.kit.running import Result, Trilane
+from tests.kit.commands import Result, Trilane
 from trilane.cli import main
 
 

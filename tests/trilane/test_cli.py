@@ -14,7 +14,7 @@ import yaml
 from policies.registry import SYSTEMS, policy_names
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Span
-from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
+from tests.kit.commands import ROOT, SHORT, Trilane, write_route_csv
 from trilane.verbs.cache_curve import parse_size
 from trilane.verbs.options import OptionError, processes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.running import SHORT, Trilane
+from tests.kit.commands import SHORT, Trilane
 
 
 def test_simulate_says_how_much_a_policy_changes(trilane: Trilane) -> None:

@@ -14,7 +14,7 @@ import pytest
 from policies.mechanism.views import PolicyError
 from policies.registry import policy_names
 from sim.runs.scenario import Scenario
-from tests.kit.running import ROOT, SHORT, Trilane, write_route_csv
+from tests.kit.commands import ROOT, SHORT, Trilane, write_route_csv
 from traces.file import write_trace
 from traces.library import load_trace
 from trilane.cli import main

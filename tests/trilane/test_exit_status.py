@@ -13,8 +13,8 @@ from typing import IO
 import pytest
 
 from sim.runs.scenario import Scenario
-from tests.kit.running import ROOT, SHORT, Trilane
-from tests.kit.small_disk import small_disk
+from tests.kit.commands import ROOT, SHORT, Trilane
+from tests.kit.processes import small_disk
 
 TRILANE = (sys.executable, "-m", "trilane")
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -17,8 +17,8 @@ import yaml
 
 from policies import user_files
 from policies.registry import SYSTEMS
+from tests.kit.commands import write_route_csv
 from tests.kit.depth import deep
-from tests.kit.running import write_route_csv
 from tests.kit.tiny_gguf import write_tiny_gguf
 from tests.trilane.readme import (
     ACCURACY,

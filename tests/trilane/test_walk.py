@@ -12,7 +12,7 @@ from typing import Any
 from sim.runs.prepare import Prepared
 from sim.runs.scenario import Scenario
 from sim.timeline.timeline import Timeline
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 10

@@ -14,7 +14,7 @@ from policies.mechanism.views import Assignment, Copy, Eviction, ExpertId, Polic
 from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache, StaticCache
 from policies.protocols import Budget, Cache, Composition
-from tests.kit.scripted_session import (
+from tests.kit.views import (
     COSTS,
     Into,
     Placed,

@@ -24,7 +24,7 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache, StaticCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, Needs
-from tests.kit.scripted_session import (
+from tests.kit.views import (
     COSTS,
     Placed,
     Says,

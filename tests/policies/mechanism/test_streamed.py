@@ -13,7 +13,7 @@ from policies.mechanism.views import Assignment, Commitment, Forecast, LayerView
 from policies.parts.caches import LruCache
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget
-from tests.kit.scripted_session import COSTS, Placed, Swaps, Wants, begin, e, pass_through, plan, session, start
+from tests.kit.views import COSTS, Placed, Swaps, Wants, begin, e, pass_through, plan, session, start
 
 
 class Streams:

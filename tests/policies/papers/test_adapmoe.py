@@ -20,8 +20,8 @@ from policies.parts.prefetchers import TopPrefetcher
 from policies.parts.routers import TrueRouter
 from policies.protocols import Budget
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.kit.toy_traces import toy_trace
-from tests.kit.views_for_tests import costs, view
+from tests.kit.toys import toy_trace
+from tests.kit.views import costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import random_world
 from trilane.testing.strategies import toy_calibration

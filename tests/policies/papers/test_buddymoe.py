@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from policies.papers.buddymoe import BuddyRouter, buddies_of
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import scored_view
 
 ROW = (0.40, 0.30, 0.20, 0.05, 0.03, 0.02)  # the router takes 0, 1 and 2
 BUDDIES = [[[1, 3], [3, 4], [1, 4, 3], [], [], []]]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.papers.cache_prior import LEAST_SCORE, CachePriorRouter
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import scored_view
 
 ROW = (0.40, 0.20, 0.16, 0.12, 0.08, 0.04)  # the router takes 0, 1 and 2
 

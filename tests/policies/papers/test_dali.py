@@ -17,7 +17,7 @@ from policies.parts.objective import durations, makespan
 from policies.parts.placements import PopularityPlacement
 from policies.parts.prefetchers import TopPrefetcher
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.kit.views_for_tests import NO_PLAN, costs, view, views
+from tests.kit.views import NO_PLAN, costs, view, views
 from trilane.testing.strategies import toy_calibration
 
 COST = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)  # copy + GPU 110: CPU up to 3 tokens

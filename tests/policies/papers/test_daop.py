@@ -29,8 +29,7 @@ from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from policies.testing.cache_laws import EXPERTS, CacheLaws, CacheScenario
 from tests.kit.depth import examples
-from tests.kit.scripted_session import Placed, pass_through
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import Placed, costs, pass_through, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
 from trilane.testing.strategies import toy_calibration

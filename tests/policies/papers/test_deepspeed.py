@@ -10,7 +10,7 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, ExpertId, LayerInput, Routing
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose
-from tests.kit.views_for_tests import NO_PLAN, costs, view
+from tests.kit.views import NO_PLAN, costs, view
 
 LAYERS, EXPERTS = 2, 4
 COST = ExpertCosts((0, 5), (0, 50), 0, 20, 100)

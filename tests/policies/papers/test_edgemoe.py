@@ -18,7 +18,7 @@ from policies.papers.edgemoe import ActivationProfile, DistanceLfuCache, Profile
 from policies.protocols import Budget, Cache
 from policies.registry import BuildContext, ChoiceError, compose
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
-from tests.kit.views_for_tests import NO_PLAN, costs, view
+from tests.kit.views import NO_PLAN, costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
 from trilane.testing.strategies import toy_calibration

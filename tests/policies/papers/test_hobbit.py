@@ -19,8 +19,7 @@ from policies.papers.hobbit import (
     Thresholds,
 )
 from policies.registry import ChoiceError, system
-from tests.kit.views_for_tests import NO_PLAN
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import NO_PLAN, scored_view
 
 T = Thresholds(0.6, 0.9)
 EXPERTS = 8

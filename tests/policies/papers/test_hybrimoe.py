@@ -18,7 +18,7 @@ from policies.parts.placements import PoolPlacement, PopularityPlacement, Random
 from policies.protocols import Composition
 from policies.registry import BuildContext, ChoiceError, compose
 from tests.kit.depth import examples
-from tests.kit.views_for_tests import costs, view, views
+from tests.kit.views import costs, view, views
 from trilane.testing.strategies import toy_calibration
 
 UNITS = costs(gpu_ns=(1,) * 9, cpu_ns=tuple(range(1, 10)), copy_ns=3)  # as in Fig. 5: GPU 1, CPU as the load, copy 3

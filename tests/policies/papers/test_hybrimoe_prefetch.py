@@ -17,8 +17,7 @@ from policies.papers.hybrimoe.schedule import Schedule, SimulationAssigner
 from policies.papers.hybrimoe.system import CacheScorePrefetcher
 from policies.parts.assigners import ResidentOrCpu
 from tests.kit.depth import examples
-from tests.kit.scripted_session import Placed, session, start
-from tests.kit.views_for_tests import NO_PLAN, costs, view
+from tests.kit.views import NO_PLAN, Placed, costs, session, start, view
 from tests.policies.papers.test_hybrimoe import UNITS, listing
 
 SCHEDULE = Schedule()

@@ -12,8 +12,7 @@ from policies.papers.ktransformers import DeferLowest, covering
 from policies.parts.assigners import ResidentOrCpu
 from policies.protocols import Needs
 from policies.registry import BuildContext, compose, system
-from tests.kit.views_for_tests import costs
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import costs, scored_view
 from trilane.testing.strategies import toy_calibration
 
 COST = costs((5, 6, 7), (10, 20, 30), copy_ns=30)

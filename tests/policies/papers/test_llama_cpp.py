@@ -8,7 +8,7 @@ from policies.mechanism.views import ExpertId, LayerView
 from policies.papers.llama_cpp import FromPool, HostLayersLru, HostLayersPool
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 COST = costs(gpu_ns=(10,) * 200, cpu_ns=(20,) * 200, copy_ns=100)
 EXPERTS, TOP_K = 8, 2

@@ -17,7 +17,7 @@ from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose, system
-from tests.kit.views_for_tests import NO_PLAN, view
+from tests.kit.views import NO_PLAN, view
 from trilane.testing.strategies import toy_calibration
 
 COST = ExpertCosts((0, 10, 12), (0, 40, 80), 8, 30, 10)

@@ -15,7 +15,7 @@ from policies.mechanism.views import ExpertId, LayerView, Phase, PolicyError, Sw
 from policies.papers.hybrimoe.mrs import MrsCache
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 COST = costs((1,), (1,))
 

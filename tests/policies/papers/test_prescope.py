@@ -20,7 +20,7 @@ from policies.papers.prescope import (
 )
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 # An expert takes 2 ns on the GPU and 1 for kernels that those there share, 30 a token on the CPU, a copy 20; layers are
 # 5 apart.

@@ -11,7 +11,7 @@ from policies.testing.cache_laws import CacheLaws, CacheScenario
 from sim.runs.demand import demand_of
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 from tests.traces.test_forecasts import PLAIN
 from traces.batches import compose
 from traces.forecasts import NoisyForecasts

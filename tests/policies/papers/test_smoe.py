@@ -17,8 +17,7 @@ from policies.parts.assigners import LoadAll
 from policies.parts.placements import Pooled, PopularityPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.registry import BuildContext, ChoiceError, compose, system
-from tests.kit.views_for_tests import NO_PLAN
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import NO_PLAN, scored_view
 from trilane.testing.strategies import toy_calibration
 
 ALPHA = 0.25

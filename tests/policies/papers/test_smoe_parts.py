@@ -16,9 +16,7 @@ from policies.mechanism.views import Assignment, ExpertId, LayerInput, LayerView
 from policies.papers.smoe import ScoreWindowCache, TwoPointer, best_scores, split
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
-from tests.kit.scripted_session import Placed, session, start
-from tests.kit.views_for_tests import costs
-from tests.kit.views_with_scores import scored_view
+from tests.kit.views import Placed, costs, scored_view, session, start
 
 
 class ScoredByWorkload(ScoreWindowCache):

@@ -6,7 +6,7 @@ from policies.mechanism.views import ExpertId
 from policies.papers.specmd import LeastStaleCache
 from policies.protocols import Cache
 from policies.testing.cache_laws import LAYERS, CacheLaws, CacheScenario
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 COST = costs([1], [1])
 

@@ -18,7 +18,7 @@ from policies.parts.assigners import LoadAll
 from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose, system
-from tests.kit.views_for_tests import NO_PLAN, costs, view, views
+from tests.kit.views import NO_PLAN, costs, view, views
 from trilane.testing.strategies import toy_calibration
 
 EXPERTS, LAYERS, TOP_K = 8, 4, 2

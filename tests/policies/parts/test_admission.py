@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.mechanism.views import ExpertId
 from policies.parts.admission import Admission, Hotter, SecondMiss
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 A, B = ExpertId(0, 0), ExpertId(0, 1)
 COST = costs([1], [1])

@@ -11,7 +11,7 @@ from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu, Threshold
 from policies.parts.exact_assignment import ExactAssigner
 from policies.parts.objective import durations, makespan
 from policies.protocols import Assigner
-from tests.kit.views_for_tests import costs, view, views
+from tests.kit.views import costs, view, views
 
 ALL: list[Assigner] = [
     LoadAll(), ResidentOrCpu(), ResidentOrCpu(awaits=False), CostRule(), ThresholdAssigner(1), GreedyAssigner(),

@@ -18,7 +18,7 @@ from policies.parts.caches import LfuCache, LruCache, RandomCache, StaticCache
 from policies.parts.future import NEVER, Future
 from policies.protocols import Budget, Cache, InitialPlacement
 from tests.kit.depth import examples
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 Events = list[frozenset[int]]  # of one layer
 

@@ -12,7 +12,7 @@ from policies.parts.belady import BeladyBypassCache, BeladyCache
 from policies.parts.caches import FifoCache, LfuCache, LruCache, RandomCache, StaticCache
 from policies.protocols import Cache
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 
 class TestStaticLaws(CacheLaws):

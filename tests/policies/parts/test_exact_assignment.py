@@ -14,7 +14,7 @@ from policies.papers.dali.parts import GreedyAssigner
 from policies.parts.exact_assignment import ExactAssigner, solve, solve_with_highs
 from policies.parts.objective import makespan
 from tests.kit.depth import examples
-from tests.kit.views_for_tests import costs, view, views
+from tests.kit.views import costs, view, views
 
 Items = list[tuple[int, int]]
 

@@ -8,7 +8,7 @@ from typing import Literal
 from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, LayerView
 from policies.parts.assigners import ResidentOrCpu
 from policies.parts.prefetchers import ForecastPrefetcher
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 
 def layer_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.mechanism.views import ExpertId
 from policies.parts.caches import LruCache
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 
 def test_within_an_event_hits_come_first_and_the_lower_id_before_the_higher() -> None:

@@ -14,7 +14,7 @@ from policies.mechanism.views import INFINITE_NS, Assignment, LayerView
 from policies.parts.assigners import LoadAll, ResidentOrCpu
 from policies.parts.objective import together
 from policies.parts.pipeline_assigner import PipelineAssigner
-from tests.kit.views_for_tests import costs, view
+from tests.kit.views import costs, view
 
 
 def timeline(layer: LayerView, assignment: Assignment) -> Fraction:

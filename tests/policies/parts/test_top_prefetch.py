@@ -10,8 +10,7 @@ from policies.mechanism.views import ExpertId, Forecast, LayerInput, Routing
 from policies.parts.assigners import ResidentOrCpu
 from policies.parts.caches import LruCache
 from policies.parts.prefetchers import TopPrefetcher, next_forecast
-from tests.kit.scripted_session import Placed, session, start
-from tests.kit.views_for_tests import NO_PLAN, costs, view
+from tests.kit.views import NO_PLAN, Placed, costs, session, start, view
 
 COST = costs((10,), (30,), copy_ns=100)
 

@@ -21,8 +21,7 @@ from realrun.experts.checkpoint import load_streamed, move, take_experts
 from realrun.experts.store import ExpertStore
 from realrun.machine.host_memory import host_memory_given
 from realrun.machine.pinned import plain
-from tests.kit.tiny_experts import ALL, model_of
-from tests.kit.tiny_families import COMMON, LOCAL, build
+from tests.kit.tiny_models import ALL, COMMON, LOCAL, build, model_of
 from traces.capture.layers import MoeLayer, find_moe_layers
 
 Experts = list[dict[str, Tensor]]  # of every layer: all experts, by parameter

@@ -26,7 +26,7 @@ from realrun.experts.ffn import (
 )
 from realrun.experts.store import ExpertLayout, Slab
 from realrun.machine.pinned import plain
-from tests.kit.tiny_experts import ALL, model_of
+from tests.kit.tiny_models import ALL, model_of
 from traces.capture.layers import find_moe_layers
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape

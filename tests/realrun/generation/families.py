@@ -26,9 +26,7 @@ from realrun.generation.hosted_model import HostedModel, look_at, taken_apart
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
 from realrun.smoke.generation_checks import ModelOutput, output_of_executor, output_of_library
-from tests.kit.family_models import build, families, left_out
-from tests.kit.flips import flips
-from tests.kit.generating import CPU, PROMPTS, every_slot, request
+from tests.kit.generating import CPU, PROMPTS, build_family, every_slot, families, flips, left_out, request
 from traces.capture.capture import capture_loaded
 from traces.capture.forecasts import calibrate, stream_if_any
 from traces.capture.load import Loaded
@@ -72,7 +70,7 @@ class Row:
 
 def captured(family: str, folder: Path) -> str:
     """The forecasts that the model can give."""
-    loaded, path = build(family), folder / "trace.safetensors"
+    loaded, path = build_family(family), folder / "trace.safetensors"
     capture_loaded(loaded, _prompts(folder, PROMPTS), path, SETTINGS, _prompts(folder, OTHER))
     made = {key.kind for key in read_trace(path).forecasts}
     return ", ".join(kind for kind in FORECAST_KINDS if kind in made) or "no forecasts"
@@ -80,7 +78,7 @@ def captured(family: str, folder: Path) -> str:
 
 def generated(family: str, _folder: Path) -> str:
     """By policies that need no preparation. A control: with other experts the unmodified model says something else."""
-    model, whole = look_at(*taken_apart(build(family), CPU, plain)), build(family)
+    model, whole = look_at(*taken_apart(build_family(family), CPU, plain)), build_family(family)
     expected = _expected(whole)
     for policy in POLICIES:
         _assert_exact(model, policy, expected)
@@ -93,14 +91,15 @@ def generated(family: str, _folder: Path) -> str:
 
 def generated_by_dali(family: str, folder: Path) -> str:
     """With residual vectors of other prompts."""
-    vectors = _vectors(build(family), folder)
-    _assert_exact(look_at(*taken_apart(build(family), CPU, plain)), "dali", _expected(build(family)), vectors=vectors)
+    vectors = _vectors(build_family(family), folder)
+    model, expected = look_at(*taken_apart(build_family(family), CPU, plain)), _expected(build_family(family))
+    _assert_exact(model, "dali", expected, vectors=vectors)
     return "exact"
 
 
 def loaded_from_checkpoint(family: str, folder: Path) -> str:
     """Expert by expert, from what the library saves; it must be what the library itself makes of it."""
-    whole, saved = build(family), folder / "model"
+    whole, saved = build_family(family), folder / "model"
     whole.model.save_pretrained(saved)
     model, layers, store = load_streamed(saved, torch.float32, CPU, plain)
     library = type(model).from_pretrained(saved)._apply(torch.clone)  # mapped from a file, it lies at odd addresses

@@ -10,8 +10,7 @@ from realrun.generation.generate import generate_hosted
 from realrun.generation.hosted_model import look_at, taken_apart
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.pinned import plain
-from tests.kit.family_models import build, families, left_out
-from tests.kit.generating import CPU, request
+from tests.kit.generating import CPU, build_family, families, left_out, request
 from tests.realrun.generation import families as tool
 from tests.realrun.generation.families import ATTEMPTS, PAGE, Row, line, tried
 from traces.capture.record import LayerRecord, RouterRecorder, scoring_rule
@@ -76,7 +75,7 @@ def test_a_wrong_result_and_an_error_that_is_not_ours_fail(monkeypatch: pytest.M
 
 
 def record_of(family: str) -> LayerRecord:
-    loaded = build(available(family))
+    loaded = build_family(available(family))
     with torch.inference_mode(), RouterRecorder(loaded.layers) as recorder:
         loaded.model(input_ids=torch.arange(3, 67).view(2, 32))
         return recorder.take()[0]
@@ -97,7 +96,7 @@ def test_tokens_that_skip_a_mixture_leave_the_scores_of_its_experts_as_they_are(
 
 def test_routers_that_choose_by_tokens_are_asked_with_those_of_the_pass(inline_lanes: HostLanes) -> None:
     """DeepSeek-V4 in its first layers: forecasts for the second are certain, in the prompt and after it."""
-    model = look_at(*taken_apart(build(available("deepseek_v4")), CPU, plain))
+    model = look_at(*taken_apart(build_family(available("deepseek_v4")), CPU, plain))
     trace = generate_hosted(model, request("mix", 8), inline_lanes).trace
     forecast = trace.tensors()["forecast/gate@1/ids"][:, 0, : model.shape.top_k]
     assert set(trace.phase.tolist()) == {0, 1}

@@ -18,7 +18,6 @@ from realrun.smoke.generation_checks import output_of_executor, output_of_librar
 from sim.runs.memory import BudgetError
 from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.depth import thinned
-from tests.kit.flips import following
 from tests.kit.generating import (
     CPU,
     MINI,
@@ -28,11 +27,12 @@ from tests.kit.generating import (
     assert_says_the_same,
     every_slot,
     expected,
+    following,
     hosted,
     library,
     request,
 )
-from tests.kit.tiny_families import FAMILIES, build
+from tests.kit.tiny_models import FAMILIES, build
 from traces.capture.forecasts import calibrate, checked_stream
 from traces.capture.layers import find_moe_layers
 from traces.capture.load import Loaded

@@ -23,11 +23,21 @@ from realrun.machine.pinned import plain
 from realrun.smoke.generation_checks import ModelOutput, output_of_executor, output_of_library
 from sim.runs.prepare import Prepared, prepare
 from sim.simulate import play
+from tests.kit.broken import routings_of
 from tests.kit.depth import thinned
-from tests.kit.flips import flips_against_library, following
-from tests.kit.generating import CPU, MINI, MINI_VECTORS, PROMPTS, every_slot, hosted, library, request
-from tests.kit.spoilt import routings_of
-from tests.kit.tiny_families import VOCAB, build
+from tests.kit.generating import (
+    CPU,
+    MINI,
+    MINI_VECTORS,
+    PROMPTS,
+    every_slot,
+    flips_against_library,
+    following,
+    hosted,
+    library,
+    request,
+)
+from tests.kit.tiny_models import VOCAB, build
 from traces.capture.capture import CaptureSettings, capture_loaded
 from traces.capture.load import load
 from traces.capture.prompts import read_prompts

@@ -16,8 +16,8 @@ from realrun.llama_cpp.recorded_model import BlockRouting, RoutedModel, RoutedPa
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.gguf_of_model import ARCHITECTURES, CHANGES, write_gguf_of
-from tests.kit.tiny_families import build
 from tests.kit.tiny_gguf import EXPERTS, HIDDEN, LAYERS, TOP_K, write_tiny_gguf
+from tests.kit.tiny_models import build
 from traces.capture.capture import capture_loaded
 from traces.capture.prompts import read_prompts
 from traces.capture.settings import CaptureError, CaptureSettings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sim.costs.engine import load_engine
-from tests.kit.running import ROOT
+from tests.kit.commands import ROOT
 from tests.kit.tiny_gguf import LAYERS, write_tiny_gguf
 
 pytestmark = pytest.mark.llama

@@ -19,7 +19,7 @@ from sim.machine.sourced import Sourced
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 

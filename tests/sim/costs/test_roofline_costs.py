@@ -13,7 +13,7 @@ from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCost
 from sim.costs.engine_costs import costs_on
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import hardware_names, load_hardware
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 from trilane.testing.random_worlds import scaled

@@ -12,7 +12,7 @@ from sim.machine.hardware import Hardware, HardwareError, load_hardware, write_h
 from sim.machine.part_rules import assembled
 from sim.machine.parts import cpu_names, gpu_names, part, read_fraction, unified_names
 from sim.machine.plausibility import LIMITS, check_plausible
-from tests.kit.assembled import assemble, memory_names
+from tests.kit.hand_measured import assemble, memory_names
 from trilane.common.schema import from_dict
 from trilane.common.units import GB, GIB
 

@@ -7,7 +7,7 @@ import pytest
 from sim.machine.devices import Cpu
 from sim.machine.hardware import load_hardware
 from sim.machine.parts import cpu_names, gpu_names, part, read_fraction
-from tests.kit.assembled import assemble, memory_names
+from tests.kit.hand_measured import assemble, memory_names
 from trilane.common.units import GB
 
 

@@ -24,7 +24,7 @@ from sim.machine.parts import (
     rules,
 )
 from sim.machine.plausibility import HardwareError
-from tests.kit.assembled import memory_names
+from tests.kit.hand_measured import memory_names
 
 
 @pytest.mark.parametrize(("names", "least"), [(gpu_names(), 25), (memory_names(), 15), (cpu_names(), 20)])

@@ -22,7 +22,7 @@ from sim.runs.bounds import (
     step_bytes,
 )
 from sim.runs.demand import StepDemand
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from trilane.testing.random_worlds import scaled
 from trilane.testing.strategies import toy_shape
 

@@ -30,7 +30,7 @@ from sim.costs.cost_table import CostTable
 from sim.runs.demand import StepDemand
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 EXECUTED, EXACT = ("router-pf", "quasi-pf@impl"), ("router-pf@exact",)
 

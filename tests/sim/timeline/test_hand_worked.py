@@ -7,7 +7,7 @@ starts at t has its plan at t + 15. The host goes on to the next layer's launch 
 from __future__ import annotations
 
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from trilane.testing.strategies import toy_calibration
 
 ON_DEMAND = """

@@ -8,7 +8,7 @@ from policies.mechanism.views import Forecast
 from policies.protocols import Composition
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, Placed, lane, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from trilane.testing.strategies import toy_calibration
 
 

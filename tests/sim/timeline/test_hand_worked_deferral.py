@@ -20,7 +20,7 @@ from sim.runs.demand import StepDemand
 from sim.runs.spans import spans_frame
 from sim.runs.stalls import stalls_of
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 
 def deferral(residents: tuple[tuple[int, ...], ...]) -> Composition:

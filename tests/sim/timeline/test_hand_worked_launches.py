@@ -22,7 +22,7 @@ from sim.runs.bounds import lower_bound
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls, stalls_of
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from trilane.testing.random_worlds import worlds
 from trilane.testing.worlds import World
 from trilane.testing.worlds import play as play_world

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lane, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 from trilane.testing.strategies import toy_calibration
 
 CONTENTION = """

@@ -13,7 +13,7 @@ from policies.mechanism.views import PolicyError
 from sim.costs.engine_costs import with_narrow_copies
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 COSTS = with_narrow_copies(uniform_costs(LAYERS), EXPERTS, 0.25)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.mechanism.views import Forecast
 from tests.kit.hand_worked import lane, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 ORACLE = """
 h2d, step -1:

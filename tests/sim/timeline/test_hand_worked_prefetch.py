@@ -11,7 +11,7 @@ from policies.parts.caches import StaticCache
 from policies.parts.prefetchers import TopPrefetcher
 from policies.protocols import Composition, Needs
 from tests.kit.hand_worked import Placed, lane, lines, play, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 
 def looking_ahead(placed: Placed, **parts: Any) -> Composition:

@@ -10,7 +10,7 @@ from policies.parts.assigners import ThresholdAssigner
 from policies.parts.caches import StaticCache
 from policies.protocols import Composition
 from tests.kit.hand_worked import Placed, lines, play, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 TOGETHER = """
 gpu:

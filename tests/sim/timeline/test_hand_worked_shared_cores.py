@@ -16,7 +16,7 @@ from policies.parts.caches import StaticCache
 from policies.protocols import Composition
 from sim.runs.spans import Span
 from tests.kit.hand_worked import Placed, lines, play, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 
 def run(**rates: int) -> list[Span]:

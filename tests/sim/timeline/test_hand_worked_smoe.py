@@ -11,7 +11,7 @@ from policies.mechanism.views import Forecast
 from policies.protocols import Composition
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 
 def smoe(placed: Placed) -> Composition:

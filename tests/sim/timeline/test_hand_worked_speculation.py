@@ -11,7 +11,7 @@ import pytest
 from policies.mechanism.views import Forecast
 from policies.registry import BuildContext, compose
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 STEP = step({0: 1, 1: 1}, {1: 1, 2: 1}, forecast=Forecast(1, "gate", (0, 1), (1, 1), ((0, 1, 2),)))
 COSTS = uniform_costs(copy_ns=30)

@@ -11,7 +11,7 @@ from policies.protocols import Composition
 from sim.runs.spans import spans_frame
 from sim.runs.stalls import Stalls, stalls_of
 from tests.kit.hand_worked import Placed, lane, lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 COSTS = uniform_costs(attention_ns=30, gate_ns=5, copy_ns=30)
 STREAMED = """

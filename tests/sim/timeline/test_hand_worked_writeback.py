@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.kit.hand_worked import lines, play, registered, step, told
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 WRITTEN_BACK = """
 h2d, step -1:

@@ -18,7 +18,7 @@ from sim.timeline.clock import Clock, Moment
 from sim.timeline.cpu_lane import CpuLane
 from sim.timeline.gpu_lane import GpuLane
 from sim.timeline.lanes import Lane, Neighbour, SharedMemory
-from tests.kit.toy_costs import uniform_costs
+from tests.kit.toys import uniform_costs
 
 CPU, H2D = SharedMemory.CPU, SharedMemory.H2D
 

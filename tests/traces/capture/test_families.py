@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.kit.tiny_families import COMMON, EXPERTS, FAMILIES, HIDDEN, LAYERS, LOCAL, VOCAB, WIDTH, Numbers, build  # noqa: E402
+from tests.kit.tiny_models import COMMON, EXPERTS, FAMILIES, HIDDEN, LAYERS, LOCAL, VOCAB, WIDTH, Numbers, build  # noqa: E402
 from traces.capture.capture import CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture.layers import find_moe_layers, shape_of  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch.nn import functional  # noqa: E402
 
-from tests.kit.tiny_families import EXPERTS, HIDDEN, build  # noqa: E402
+from tests.kit.tiny_models import EXPERTS, HIDDEN, build  # noqa: E402
 from traces.capture.capture import FORECASTS, CaptureError, CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture.forecasts import calibrate, quasi_hidden  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402

@@ -16,7 +16,7 @@ from realrun.errors import RefusedError  # noqa: E402
 from realrun.experts.checkpoint import load_streamed  # noqa: E402
 from realrun.generation.hosted_model import load_model  # noqa: E402
 from realrun.machine.pinned import plain  # noqa: E402
-from tests.kit.tiny_families import build  # noqa: E402
+from tests.kit.tiny_models import build  # noqa: E402
 from traces.capture.load import load  # noqa: E402
 from traces.capture.settings import CaptureError  # noqa: E402
 

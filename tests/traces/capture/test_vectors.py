@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.kit.headers import declare_empty  # noqa: E402
-from tests.kit.tiny_families import build  # noqa: E402
+from tests.kit.tiny_models import build  # noqa: E402
+from tests.kit.toys import declare_empty  # noqa: E402
 from traces.capture.capture import CaptureError, CaptureSettings, capture_loaded  # noqa: E402
 from traces.capture.forecasts import calibrate  # noqa: E402
 from traces.capture.load import Loaded  # noqa: E402

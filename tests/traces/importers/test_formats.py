@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kit.running import write_route_csv
+from tests.kit.commands import write_route_csv
 from tests.traces.importers.routes import MODEL, routes
 from traces.importers import FORMATS, import_trace, importable
 from traces.layout import TraceError

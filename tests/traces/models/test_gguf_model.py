@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from realrun.llama_cpp.kernel_engine import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
+from tests.kit.commands import ROOT
 from tests.kit.depth import examples
 from tests.kit.loadable_ggufs import write_loadable
-from tests.kit.overlay import ROOT
 from tests.traces.models.gguf_files import (
     F16,
     F32,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces.models.shape import ModelShape
 from traces.synthesis.estimate import _moves, _within, correlation_of
 from traces.synthesis.measured import OverlapStatistics, _distinct, choices_of, measure, measure_trace

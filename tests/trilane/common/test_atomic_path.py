@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 
-from tests.kit.small_disk import small_disk
+from tests.kit.processes import small_disk
 from trilane.common.files import OutputError, atomic_path, lock_file
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions and locks")

@@ -9,7 +9,7 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
-from tests.kit.fit_questions import QWEN, answered
+from tests.kit.questions import QWEN, answered
 from traces.models.catalogue import load_model
 from trilane.engines.command_line import command_words, cpu_layers_of
 from trilane.engines.question import Question

@@ -9,7 +9,7 @@ import pytest
 
 from sim.machine.hardware import Hardware, load_hardware
 from tests.kit.depth import thinned
-from tests.kit.fit_questions import GEMMA, QWEN, answered, splitter
+from tests.kit.questions import GEMMA, QWEN, answered, splitter
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB

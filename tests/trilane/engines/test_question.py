@@ -8,7 +8,7 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
-from tests.kit.fit_questions import QWEN, answered
+from tests.kit.questions import QWEN, answered
 from traces.models.catalogue import model_names
 from traces.models.names import parted
 from trilane.engines.question import FitError, Question, engine_of, reads, with_weights

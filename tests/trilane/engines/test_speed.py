@@ -11,8 +11,8 @@ import pytest
 
 from sim.costs.engine import load_engine, load_fitted
 from sim.machine.hardware import load_hardware, write_hardware
-from tests.kit.fit_questions import GEMMA, QWEN, SMALL, answered
 from tests.kit.hand_measured import toy_machine, toy_model
+from tests.kit.questions import GEMMA, QWEN, SMALL, answered
 from traces.models.catalogue import load_model
 from trilane.common.units import GIB
 from trilane.engines.accuracy.regimes import Regime, regime_error

@@ -15,7 +15,7 @@ from sim.costs.engine import EngineError, FittedEngine, engine_names, load_engin
 from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
-from tests.kit.measured_rows import row
+from tests.kit.results import row
 from trilane.common.schema import to_dict
 from trilane.engines.accuracy.errors import read_predictions, regime_of_row
 from trilane.engines.accuracy.measured_rows import predict, read_rows

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.running import ROOT
-from tests.kit.script_tools import tools
+from tests.kit.commands import ROOT
+from tests.kit.gpu_script import tools
 
 SCRIPT = ROOT / "examples" / "build_llama.sh"
 

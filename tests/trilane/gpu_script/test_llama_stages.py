@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.kit.gpu_script import LLAMA_STAGES, Play, called, changes
-from tests.kit.script_tools import tools
+from tests.kit.gpu_script import LLAMA_STAGES, Play, called, changes, tools
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import blocks_of
 from trilane.study.validation.engine_validation import EnginePlan

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.kit.commands import ROOT
 from tests.kit.depth import deep
 from tests.kit.gpu_script import (
     SCRIPT,
@@ -25,8 +26,7 @@ from tests.kit.gpu_script import (
     options_of,
     stages_of,
 )
-from tests.kit.running import ROOT
-from tests.kit.waiting import wait_until
+from tests.kit.processes import wait_until
 from traces.models.catalogue import load_model
 from trilane.study.validation.plan import ValidationPlan
 

@@ -19,7 +19,7 @@ from policies.protocols import Composition, Needs
 from sim.runs import prepare as preparing
 from sim.runs.demand import MissingFromTraceError
 from sim.runs.scenario import Scenario
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces.file import write_trace
 from trilane.output.figures.bars import plot_ladder
 from trilane.output.figures.figure_files import PictureError

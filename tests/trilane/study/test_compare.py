@@ -17,7 +17,7 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import play as simulated
 from sim.simulate import simulate
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces.file import write_trace
 from traces.library import load_trace
 from traces.trace import Trace

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realrun.errors import RefusedError
-from tests.kit.running import ROOT
+from tests.kit.commands import ROOT
 from tests.kit.small_sweeps import journal_of_sweep
 from trilane.study.journal import journal_of
 from trilane.study.sweep.axes import SweepError

@@ -12,7 +12,7 @@ import pytest
 from policies.registry import SYSTEMS, register
 from policies.system import ChoiceError
 from sim.runs.scenario import Scenario
-from tests.kit.running import ROOT
+from tests.kit.commands import ROOT
 from trilane.engines.question import Question
 from trilane.fit.fit import fit
 from trilane.study.ablate import ablate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.running import SHORT, Trilane, write_route_csv
+from tests.kit.commands import SHORT, Trilane, write_route_csv
 
 MINE = ("--set", "trace=mine.safetensors", "--set", "model=null", "--set", "cached_share=0.5")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 
 
 def test_the_page_shows_errors_next_to_the_closed_forms(trilane: Trilane) -> None:

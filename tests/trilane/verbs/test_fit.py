@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from sim.machine.hardware import load_hardware
-from tests.kit.running import Result, Trilane
+from tests.kit.commands import Result, Trilane
 from trilane.engines.gains import Gain
 from trilane.engines.question import Question
 from trilane.engines.speed import LargerPieces

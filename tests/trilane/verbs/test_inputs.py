@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.runs.scenario import Scenario
-from tests.kit.running import SHORT, Trilane
+from tests.kit.commands import SHORT, Trilane
 from trilane.verbs.inputs import describe, scenario_of
 from trilane.verbs.options import OptionError
 

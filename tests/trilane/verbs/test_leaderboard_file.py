@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.leaderboard_entries import some_entries
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
+from tests.kit.results import some_entries
 from trilane.study.leaderboard import standings as module
 from trilane.study.leaderboard.standings import BoardSetting, Entry, read_entries, write_entries
 

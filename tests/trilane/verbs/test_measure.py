@@ -10,9 +10,9 @@ pytest.importorskip("torch")
 
 from realrun.machine.host_lanes import HostLanes
 from sim.machine.hardware import write_hardware
+from tests.kit.commands import ROOT, Trilane
 from tests.kit.hand_measured import toy_machine, toy_model
-from tests.kit.measuring import LOCKED, SETS
-from tests.kit.running import ROOT, Trilane
+from tests.kit.validations import LOCKED, SETS
 from traces.models.catalogue import load_model
 
 MINI = toy_model(load_model("mini-moe:2"), shared=None, dense_ffn=None, dense_launch=None)

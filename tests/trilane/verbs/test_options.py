@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 from trilane.verbs.lane_options import LaneChoice
 from trilane.verbs.options import OptionError, grouped
 

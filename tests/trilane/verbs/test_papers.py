@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 
 
 def test_the_board_counts_by_paper(trilane: Trilane) -> None:

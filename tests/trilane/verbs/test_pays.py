@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.kit.pays_questions import WORDS, narrowed
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
+from tests.kit.questions import WORDS, narrowed
 from trilane.study.pays import ideas
 
 QUICK = (*WORDS, "--prompt", "64", "--generated", "4", "--draws", "2", "--jobs", "1")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 from trilane.study.sweep.sweep import sweep
 
 GRID = {

@@ -15,11 +15,11 @@ import realrun.profiling.profile
 from realrun.machine.cores import usable_cores
 from realrun.machine.host_lanes import HostLanes
 from sim.machine.hardware import Hardware, load_hardware, write_hardware
+from tests.kit.commands import ROOT, Trilane
 from tests.kit.fake_cuda import FakeCuda
 from tests.kit.fake_torch import OnDevice, install
 from tests.kit.hand_measured import toy_machine, toy_profile
-from tests.kit.measuring import LOCKED, PROFILE, SETS
-from tests.kit.running import ROOT, Trilane
+from tests.kit.validations import LOCKED, PROFILE, SETS
 
 OUT = "here.yaml"
 CUDA = {

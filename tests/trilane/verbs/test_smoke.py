@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import realrun.smoke.smoke
 from realrun.smoke import Check
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 
 SOUND = [Check("link: host to GPU", "ok", "24.9 GB/s"), Check("flags", "skipped", why="the host waits")]
 BROKEN = Check("zero-copy", "failed", why="RuntimeError: it read something else")

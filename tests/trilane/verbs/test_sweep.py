@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 from tests.kit.small_sweeps import SMALL
 from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.table import read_results

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 from tests.traces.importers.routes import MODEL, routes
 from traces.importers import FORMATS
 from trilane import import_trace, load_trace

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces.file import write_trace
 from traces.models.catalogue import Published, published_figures
 from traces.statistics import trace_statistics

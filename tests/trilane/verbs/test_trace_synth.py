@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 from traces.file import read_trace
 
 SYNTH = ("trace", "synth", "--like", "mini-moe:2", "-o", "t.safetensors")

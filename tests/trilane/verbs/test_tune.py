@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.overlay import ROOT
-from tests.kit.running import Trilane
+from tests.kit.commands import ROOT, Trilane
 from trilane.engines.tune import machine_found
 from trilane.engines.tune import tune as tuning
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.mechanism.views import PolicyError
-from tests.kit.running import SHORT, Trilane
+from tests.kit.commands import SHORT, Trilane
 
 CODE = """
 from dataclasses import dataclass

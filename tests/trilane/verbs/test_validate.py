@@ -20,11 +20,11 @@ from realrun.profiling.lab import Points
 from realrun.profiling.profile import profile
 from realrun.profiling.timing import Effort
 from sim.machine.hardware import load_hardware, write_hardware
+from tests.kit.commands import ROOT, Trilane
 from tests.kit.depth import deep
-from tests.kit.measuring import LOCKED, as_if_quiet
-from tests.kit.running import ROOT, Trilane
+from tests.kit.processes import wait_until
 from tests.kit.small_sweeps import kept_blobs
-from tests.kit.waiting import wait_until
+from tests.kit.validations import LOCKED, as_if_quiet
 from traces.models.catalogue import load_model
 from trilane.study.validation.validate import Stop
 from trilane.verbs.validate import FILES, JOURNAL, STOPPED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.kit.running import SHORT, Result, Trilane
+from tests.kit.commands import SHORT, Result, Trilane
 from trilane.verbs import whatif as verb
 
 QUICK = (*SHORT, "--policies", "on-demand,layer-wise,best-approx", "--jobs", "1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.measured_rows import row
+from tests.kit.results import row
 from trilane.engines.accuracy.errors import Errors, Speeds, error_of, error_table, family_of, read_predictions
 from trilane.engines.accuracy.measured_rows import RowsError
 

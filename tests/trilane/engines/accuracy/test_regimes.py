@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from sim.costs.engine import load_fitted
-from tests.kit.measured_rows import row
+from tests.kit.results import row
 from trilane.engines.accuracy.errors import Speeds, read_predictions, regime_errors, regime_of_row
 from trilane.engines.accuracy.measured_rows import read_rows
 from trilane.engines.accuracy.regimes import FEWEST_MACHINES, REGIMES, Regime, kept_errors, regime_error

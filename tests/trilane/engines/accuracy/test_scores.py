@@ -10,7 +10,7 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
-from tests.kit.measured_rows import row
+from tests.kit.results import row
 from traces.models.catalogue import load_model
 from trilane.engines.accuracy.errors import QUANTITIES, measured
 from trilane.engines.accuracy.explanation import explain

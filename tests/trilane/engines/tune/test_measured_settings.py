@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sim.costs.engine import load_engine
-from tests.kit.overlay import ROOT
+from tests.kit.commands import ROOT
 from trilane.engines.accuracy.measured_rows import MeasuredRow, machine_of, read_rows, shape_of
 from trilane.engines.question import Question
 from trilane.engines.tune.settings import TuneQuestion
@@ -79,8 +79,6 @@ def measured_ms(path: Path, tuned: Tuned) -> float:
     setting = str(tuned.threads), str(tuned.piece_tokens), tuned.kv
     [own] = [row for row in rows_of(path) if (row["threads"], row["piece_tokens"], row["kv"]) == setting]
     return answer_ms(own)
-
-
 
 
 class Sweep(NamedTuple):

@@ -12,9 +12,9 @@ import pytest
 
 from sim.costs.engine import load_engine
 from sim.machine.hardware import write_hardware
+from tests.kit.commands import ROOT
 from tests.kit.depth import DEEP
 from tests.kit.hand_measured import toy_machine
-from tests.kit.overlay import ROOT
 from trilane.common.units import MIB
 from trilane.engines.question import FitError, Question, engine_of
 from trilane.engines.tune.settings import GOALS, Setting, TuneQuestion, choices, may_be_pinned

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sim.runs.scenario import Scenario
-from tests.kit.reading import row, texts
+from tests.kit.pictures import row, texts
 from trilane.output.figures.bars import plot_tpot_bars
 from trilane.output.figures.figure_files import PictureError, save_figure
 from trilane.output.figures.timelines import save_gantt

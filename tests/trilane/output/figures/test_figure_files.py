@@ -13,8 +13,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from tests.kit.reading import row, texts
-from tests.kit.small_disk import small_disk
+from tests.kit.pictures import row, texts
+from tests.kit.processes import small_disk
 from trilane.output.figures.bars import plot_tpot_bars
 from trilane.output.figures.figure_files import Picture, PictureError, save_figure, save_picture
 from trilane.output.figures.style import drawable

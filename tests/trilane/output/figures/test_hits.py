@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.reading import texts
-from tests.kit.sweep_rows import results, run, two_shares
+from tests.kit.pictures import results, run, texts, two_shares
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.hits import plot_hit_lines, plot_hit_rate_curve
 from trilane.output.figures.sweep_means import means_of

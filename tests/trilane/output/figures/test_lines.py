@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
-from tests.kit.reading import texts
-from tests.kit.sweep_rows import results, run, seer, two_shares
+from tests.kit.pictures import results, run, seer, texts, two_shares
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.lines import MOST, LineEnd, apart, label_ends, plot_tpot_lines
 from trilane.output.figures.marks import ALSO_RAN

@@ -10,10 +10,9 @@ import pytest
 from matplotlib.colors import LogNorm
 
 from policies.protocols import PolicyKind
-from tests.kit.leaderboard_entries import entries_of, some_entries
-from tests.kit.pays_questions import hand_made_map, small_question
-from tests.kit.reading import texts
-from tests.kit.sweep_rows import CHANGES, results, run, seer
+from tests.kit.pictures import CHANGES, results, run, seer, texts
+from tests.kit.questions import hand_made_map, small_question
+from tests.kit.results import entries_of, some_entries
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.maps import plot_heat_map, plot_leaderboard, plot_pays
 from trilane.output.figures.sweep_means import SweepMeans, means_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies.protocols import PolicyKind
-from tests.kit.pays_questions import hand_made_map, small_question
+from tests.kit.questions import hand_made_map, small_question
 from traces.models.shape import ModelShape
 from trilane.engines.question import Question
 from trilane.output.figures.pays_words import NamedSide, other_caches, remarks_of, using_side, without_side

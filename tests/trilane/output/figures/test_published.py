@@ -8,8 +8,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
-from tests.kit.measured_rows import row
-from tests.kit.papers import put_in, score, toy_paper
+from tests.kit.results import put_in, row, score, toy_paper
 from trilane.engines.accuracy.errors import Speeds
 from trilane.engines.accuracy.scores import HELD_OUT, Scores
 from trilane.output.figures import PictureError, plot_accuracy, plot_papers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.axes import Axes
 
-from tests.kit.agreement_runs import agreement, comparison
+from tests.kit.results import agreement, comparison
 from trilane.output.figures.scatter import plot_agreement
 
 

@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 from matplotlib.axes import Axes
 
-from tests.kit.reading import texts
-from tests.kit.sweep_rows import CHANGES, results, run, seer, two_shares
+from tests.kit.pictures import CHANGES, results, run, seer, texts, two_shares
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.speedup_bars import plot_speedup_bars
 from trilane.output.figures.sweep_means import SweepMeans, means_of

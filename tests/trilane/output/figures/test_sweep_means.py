@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from tests.kit.sweep_rows import CHANGES, results, run, seer, two_shares
+from tests.kit.pictures import CHANGES, results, run, seer, two_shares
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.marks import marked
 from trilane.output.figures.sweep_means import fastest_first, means_of

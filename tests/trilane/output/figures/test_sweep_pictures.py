@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tests.kit.sweep_rows import results, run, two_shares
+from tests.kit.pictures import results, run, two_shares
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.sweep_means import means_of
 from trilane.output.figures.sweep_pictures import KINDS, FigureOptions, axes_for, pictures_of

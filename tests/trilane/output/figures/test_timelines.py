@@ -14,8 +14,8 @@ from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row, spans_frame
 from sim.simulate import simulate
-from tests.kit.agreement_runs import comparison, decode_spans
-from tests.kit.agreement_runs import run as played
+from tests.kit.results import comparison, decode_spans
+from tests.kit.results import run as played
 from trilane.output.figures.figure_files import PictureError, save_figure
 from trilane.output.figures.timelines import median_decode_step, plot_gantt, plot_measured_timeline
 from trilane.study.validation.comparison import RunComparison

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from tests.kit.running import write_route_csv
+from tests.kit.commands import write_route_csv
 from trilane.cli import main
 
 FOLDER = Path(__file__).parent / "golden"

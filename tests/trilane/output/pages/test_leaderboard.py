@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tests.kit.leaderboard_entries import some_entries
+from tests.kit.results import some_entries
 from trilane.output.pages.leaderboard import leaderboard_page, machine_pages
 from trilane.study.leaderboard.standings import standings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 from trilane.output.pages.output import (
     heading,
     note,

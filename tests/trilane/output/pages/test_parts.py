@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.running import Trilane
+from tests.kit.commands import Trilane
 
 
 def test_hardware_lists_the_parts(trilane: Trilane) -> None:

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tests.kit.pays_questions import hand_made_map
+from tests.kit.questions import hand_made_map
 from trilane.output.figures.pays_words import break_even, verdict_of
 from trilane.output.pages.pays import pays_page
 

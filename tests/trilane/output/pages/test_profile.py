@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sim.machine.hardware import write_hardware
+from tests.kit.commands import SHORT, Trilane
 from tests.kit.hand_measured import time, toy_machine, toy_model
-from tests.kit.running import SHORT, Trilane
 
 
 @pytest.fixture

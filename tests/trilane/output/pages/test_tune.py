@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.table import Table
 
-from tests.kit.overlay import ROOT
+from tests.kit.commands import ROOT
 from trilane.engines.question import Question
 from trilane.engines.tune.settings import Goal, TuneQuestion
 from trilane.engines.tune.tune import Tuning, tune

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.agreement_runs import agreement, comparison, decode_spans, run
+from tests.kit.results import agreement, comparison, decode_spans, run
 from trilane.output.pages.validation import (
     failure_lines,
     host_share,

@@ -1,11 +1,11 @@
-"""The words of a validation: verdicts, titles, and what a TPOT error is made of (tests/kit/agreement_runs.py)."""
+"""The words of a validation: verdicts, titles, and what a TPOT error is made of (tests/kit/results.py)."""
 
 from __future__ import annotations
 
 import json
 
 from sim.runs.spans import Span
-from tests.kit.agreement_runs import agreement, comparison, decode_spans, run
+from tests.kit.results import agreement, comparison, decode_spans, run
 from trilane.output.pages.validation_words import causes_of, record_of, title_of, verdict_lines
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison

@@ -12,7 +12,7 @@ import pytest
 from policies.protocols import PolicyKind
 from policies.registry import SYSTEMS
 from sim.simulate import simulate
-from tests.kit.leaderboard_entries import entries_of, some_entries
+from tests.kit.results import entries_of, some_entries
 from trilane.study.leaderboard import standings as module
 from trilane.study.leaderboard.standings import (
     BoardSetting,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.papers import VALUES, figure, toy_paper
+from tests.kit.results import VALUES, figure, toy_paper
 from trilane.common.schema import SchemaError
 from trilane.study.papers.paper import Paper, PaperQuestion, PapersError, askable, read_figures, read_papers
 from trilane.study.papers.plays import key

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.runs.scenario import Scenario
-from tests.kit.small_disk import small_disk
+from tests.kit.processes import small_disk
 from trilane.study.papers.paper import PapersError
 from trilane.study.papers.plays import add_plays, key, played, read_plays
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.kit.papers import put_in, score, toy_paper
+from tests.kit.results import put_in, score, toy_paper
 from trilane.study.papers.paper import Paper, PapersError, read_papers
 from trilane.study.papers.plays import key, read_plays
 from trilane.study.papers.scores import (

@@ -9,7 +9,7 @@ import pytest
 
 from policies.registry import ChoiceError
 from sim.simulate import simulate
-from tests.kit.pays_questions import hand_made_map, narrowed, small_question
+from tests.kit.questions import hand_made_map, narrowed, small_question
 from trilane.study.pays import ideas
 from trilane.study.pays.gain_map import GainMap, Range, gain_map, paying
 from trilane.study.pays.ideas import Candidate, PaysError

@@ -55,7 +55,7 @@ def test_workers_end_with_a_parent_that_was_killed() -> None:
     """Even those that are in the middle of a point: theirs takes an hour."""
     program = (
         "from tests.trilane.study.sweep.test_play import *\n"
-        "from tests.kit.endless import Endless\n"
+        "from tests.kit.processes import Endless\n"
         "if __name__ == '__main__':\n"
         "    list(played_rows([PointTask(str(n), Endless(None, {}, home=os.getpid())) for n in range(2)], 2))\n"
     )

@@ -14,7 +14,7 @@ from sim.machine.hardware import load_hardware
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.small_sweeps import SMALL
-from tests.kit.toy_traces import toy_trace
+from tests.kit.toys import toy_trace
 from traces.file import write_trace
 from trilane.study import player as player_file
 from trilane.study.sweep import point as point_file

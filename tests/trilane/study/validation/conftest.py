@@ -15,9 +15,8 @@ from realrun.profiling.timing import Effort, Samples
 from realrun.replay.replay import Measurement, ReplayBench
 from sim.machine.hardware import write_hardware
 from sim.runs.prepare import Prepared
-from tests.kit.journals import PLAN, ROUND, Validate
-from tests.kit.measuring import as_if_quiet
 from tests.kit.tiny_bench import machine
+from tests.kit.validations import PLAN, ROUND, Validate, as_if_quiet
 from traces.models.catalogue import load_model
 from trilane.study.validation.plan import ValidationPlan
 from trilane.study.validation.validate import Stop, Validated, validate

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.kit.agreement_runs import agreement, comparison
+from tests.kit.results import agreement, comparison
 from trilane.study.validation.agreement import (
     Agreement,
     AgreementAim,

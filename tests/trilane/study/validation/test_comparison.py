@@ -1,4 +1,4 @@
-"""Measured runs beside a predicted one, number by number (tests/kit/agreement_runs.py: 12 ms and the copy)."""
+"""Measured runs beside a predicted one, number by number (tests/kit/results.py: 12 ms and the copy)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import LANES
 from sim.simulate import simulate
-from tests.kit.agreement_runs import comparison, decode_spans, run
+from tests.kit.results import comparison, decode_spans, run
 from trilane.study.validation.comparison import AgreementError, Repeated, RunComparison, error_parts, parts_of, work_of
 from trilane.study.validation.parity import Counts, Parity
 
@@ -157,7 +157,7 @@ class TestWhatCannotBeCompared:
         assert RunComparison((run(hardware="here"),), run(hardware="profile.yaml")).tpot_ms.error == 0
 
 
-# --- the parts of an error: 12 ms of other work and a copy (tests/kit/agreement_runs.py), predicted otherwise --------
+# --- the parts of an error: 12 ms of other work and a copy (tests/kit/results.py), predicted otherwise --------
 
 
 def test_errors_that_cancel_out_are_named_both() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from realrun.errors import RefusedError
-from tests.kit.journals import Validate, contents, kept_in
+from tests.kit.validations import Validate, contents, kept_in
 from trilane.study.journal import journal_of as any_journal
 from trilane.study.validation.journal import VALIDATION, journal_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from policies.registry import SYSTEMS
 from realrun.errors import RefusedError
-from tests.kit.journals import contents, kept_in
+from tests.kit.validations import contents, kept_in
 from trilane.study.sweep.code_fingerprint import fingerprint_of
 from trilane.study.validation.journal import code_of, journal_of
 

@@ -9,7 +9,7 @@ import pytest
 from realrun.errors import LaneError, RefusedError
 from realrun.replay.replay import Measurement, ReplayBench
 from sim.runs.prepare import Prepared
-from tests.kit.journals import ROUND, WARM, Validate
+from tests.kit.validations import ROUND, WARM, Validate
 from trilane.output.pages.validation_words import notes_of
 from trilane.study.validation.validate import Stop
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench import RunSettings, TimedRun, reported_bytes
-from tests.kit.overlay import ROOT
+from tests.kit.commands import ROOT
 from traces.models.catalogue import load_model
 from trilane.engines.load_memory import LoadSetting, load_memory
 from trilane.engines.question import FitError, Question

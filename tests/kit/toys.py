@@ -1,12 +1,21 @@
-"""Cost tables of small constants, for timelines that a reader can add up by hand."""
+"""Costs and traces small enough to compute by hand."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.machine.devices import ResultPath
 from sim.machine.plan_costs import PlanCost, PlanCosts
+from traces.trace import Trace
 from trilane.testing.random_worlds import ConstantSteps
+from trilane.testing.strategies import token_places, toy_shape
 
 
 def uniform_costs(
@@ -75,3 +84,36 @@ def uniform_costs(
     )
     costs.validate()
     return costs
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+Routing = Sequence[Sequence[Sequence[int]]]
+
+
+def toy_trace(routing: Routing, *, prompt_tokens: int = 0, experts: int | None = None, **shape_fields: Any) -> Trace:
+    """One sequence written out: ``routing[token][layer]`` lists the token's experts, the best first.
+
+    The first ``prompt_tokens`` tokens are prefill, the others one decode step each. Weights are equal. ``experts``
+    defaults to the largest id + 1.
+    """
+    ids = np.asarray(routing, np.int16)
+    tokens, layers, top_k = ids.shape
+    shape = toy_shape(layers, experts or int(ids.max()) + 1, top_k, **shape_fields)
+    tensors = {
+        **token_places([(prompt_tokens, tokens - prompt_tokens)]),
+        "topk_ids": ids,
+        "topk_weights": np.full(ids.shape, 1 / top_k, np.float16),
+    }
+    return Trace.from_tensors(shape, tensors, {"model": "toy"})
+
+
+# --- headers of safetensors files -------------------------------------------------------------------------------------
+
+def declare_empty(path: Path, name: str, dtype: str, shape: Sequence[int]) -> None:
+    """Add a tensor without content, of whatever type and shape, to the header of a file."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    entry = {"dtype": dtype, "shape": list(shape), "data_offsets": [0, 0]}
+    text = json.dumps({**json.loads(data[8:end]), name: entry}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])

@@ -1,15 +1,41 @@
-"""Questions of ``trilane pays`` that are quickly answered, and a map made by hand."""
+"""Questions of ``trilane fit`` and ``trilane pays`` that several tests ask, and answers made by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from trilane.engines.question import Question
+from sim.machine.hardware import load_hardware
+from trilane.engines.memory import Splitter
+from trilane.engines.question import Question, engine_of
+from trilane.engines.speed import EngineAnswer, engine_answer
 from trilane.study.pays.gain_map import FACTS, Cell, GainMap, PlayedSide
 from trilane.study.pays.ideas import Dimension, Idea, Values
 from trilane.study.pays.question import PaysQuestion
+
+QWEN: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 16}
+GEMMA: dict[str, Any] = {"model": "gemma-4-26b-a4b", "gpu": "rtx-3060", "ram": "ddr4-3200"}
+SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 64}
+
+
+@cache
+def answered(**asked: Any) -> EngineAnswer:
+    """The engine's answer, made once for each question."""
+    question = Question(**asked)
+    return engine_answer(question, question.model_shape, load_hardware(question.hardware))
+
+
+def splitter(**asked: Any) -> Splitter:
+    """The splits of a question."""
+    question = Question(**asked)
+    hardware = load_hardware(question.hardware)
+    engine = engine_of(question, hardware)
+    return Splitter(question, question.model_shape, hardware, engine)
+
+
+# --- questions of pays ------------------------------------------------------------------------------------------------
 
 MACHINE = {"gpu": "gtx-1650-super", "ram": "ddr4-3200"}  # a card that holds 4 of the 16 experts
 MODEL, WEIGHTS = "mixtral-8x7b:2", "bf16"
@@ -27,7 +53,7 @@ def small_question(
 
 
 def narrowed(idea: Idea) -> Idea:
-    """The same with the values next to the machine's own alone."""
+    """The idea with the values next to the machine's own alone."""
     return replace(idea, x=_narrowed(idea.x), y=_narrowed(idea.y))
 
 
