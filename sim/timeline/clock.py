@@ -30,7 +30,7 @@ class Clock(simpy.Environment):
     def passes(self, at_ns: int) -> bool:
         """Go on to ``at_ns`` if no event is due by then; else return False, and the caller has to wait for a Moment.
 
-        A process that waits would be the next to go on in any case: most layers have nothing that runs beside them.
+        A process that waits would be the next to go on in any case: most layers have nothing that runs next to them.
         """
         if self._queue and self._queue[0][0] <= at_ns:
             return False
