@@ -179,7 +179,7 @@ def _draw_host(axes: Axes) -> None:
 
 
 def _memory(number: int) -> float:
-    """Where an expert lies in host memory, in inches: the copied one below its slot on the GPU."""
+    """Place of an expert in host memory, in inches: the copied one below its slot on the GPU."""
     return _COLUMN + 0.52 * (number - _COPIED)
 
 
@@ -222,7 +222,7 @@ def _middle(room: Room) -> float:
 
 
 def _ends(upper: Room, lower: Room) -> tuple[float, float]:
-    """Where an arrow leaves a room and where it arrives, in inches: straight down where the boxes overlap."""
+    """Ends of an arrow, in inches: straight down where the boxes overlap."""
     left = max(room.x - room.width / 2 for room in (upper, lower)) + 0.25
     right = min(room.x + room.width / 2 for room in (upper, lower)) - 0.25
     middle = min(max(lower.x, left), right)

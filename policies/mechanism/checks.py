@@ -18,7 +18,7 @@ from policies.protocols import Composition
 
 
 def check_composition(policy: Composition, costs: Sequence[ExpertCosts]) -> None:
-    """What a policy needs of staging slots and of the costs."""
+    """Raise PolicyError unless the policy has the staging slots, and the costs the narrow copies, that it needs."""
     if policy.needs.gpu_only and policy.demand_slots < 1:
         raise PolicyError(f"policy {policy.name!r} runs every expert on the GPU: it needs a staging slot at least")
     if policy.needs.narrow_share is not None and all(layer.narrow is None for layer in costs):

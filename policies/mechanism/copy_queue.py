@@ -114,7 +114,7 @@ class CopyQueue:
         return slots
 
     def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
-        """Those that are neither on the GPU nor in flight, nor computed ``ahead`` by the CPU."""
+        """Experts that are neither on the GPU nor in flight, nor computed ``ahead`` by the CPU."""
         if not experts:
             return ()
         ids, flying = self._residency.ids[layer], self.flying
@@ -219,7 +219,7 @@ class CopyQueue:
         return Copy(key, "prefetch", "cache", victims, residency.size_of(key))
 
     def _overcommitted(self) -> bool:
-        """Whether victims of queued loads still hold memory that counts as free (only if sizes differ in a group).
+        """True if victims of queued loads still hold memory that counts as free (only if sizes differ in a group).
 
         They do where, from some load on, the victims are larger than what replaces them: until then there is less room.
         """

@@ -106,7 +106,7 @@ def totals_of(frame: pd.DataFrame | None) -> dict[str, float | None]:
 
 
 def _first_of(forecasts: Sequence[Forecast], layer: int, token: int, k: int) -> set[int]:
-    """What the forecasts of a layer put among a token's first k."""
+    """Experts that the forecasts of a layer put among a token's first k."""
     return {e for f in forecasts if f.layer == layer and f.token_ids for e in f.token_ids[token][:k]}
 
 

@@ -147,7 +147,7 @@ class Session:
 
     @property
     def committed(self) -> Commitment | None:
-        """What has been decided for the next layer, if its own router is not used."""
+        """Routing decided ahead for the next layer; None if its own router is used."""
         return self._commit
 
     def copied(self, copy: Copy) -> bool:

@@ -14,7 +14,7 @@ Slots: TypeAlias = dict[ExpertId, Victims]
 def victims_in_time(
     slots: Slots, copies: Sequence[ExpertId], free: int, size_of: Callable[[ExpertId], int]
 ) -> Slots:
-    """The same slots, with victims moved to earlier ``copies`` where these would start before there is room.
+    """Return ``slots`` with victims moved to earlier ``copies`` that would start before there is room.
 
     In a group of experts of different size, the first one served may evict more than it takes, and another that is
     copied sooner may have been promised the rest.

@@ -148,7 +148,7 @@ class LayerView(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """Where each active expert runs. ``gpu`` and ``cpu`` are in running order; ``loads`` are those of ``gpu`` that
+    """Devices of the active experts. ``gpu`` and ``cpu`` are in running order; ``loads`` are those of ``gpu`` that
     must be copied, in copy order; ``makespan_ns`` is what the assigner expects of the experts of this layer.
 
     ``streamed`` are experts without workload that are copied all the same, before ``loads``, because the layer is
@@ -202,7 +202,7 @@ class Eviction(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """What became of the requested cache updates: ``queued`` for the link, or ``adopted`` without a copy, because the
+    """Outcome of the requested cache updates: ``queued`` for the link, or ``adopted`` without a copy, because the
     incoming expert was still in a staging slot (DALI, Section 4.2); ``evicted`` experts have left."""
 
     queued: tuple[Swap | Upload, ...] = ()

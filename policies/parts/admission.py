@@ -24,7 +24,7 @@ class Admission:
         """A layer was routed; ``missed`` are its active experts that were in no slot."""
 
     def admits(self, incoming: ExpertId, victim: ExpertId | None) -> bool:
-        """Whether ``incoming`` is worth the slot of ``victim``; None: the slot is free."""
+        """True if ``incoming`` is worth the slot of ``victim``; None: the slot is free."""
         return True
 
 

@@ -116,7 +116,7 @@ def _promising(states: list[State], best: int, leaving: Rate | None, entering: R
 def solve_with_highs(
     gpu_ns: Sequence[int], cpu_ns: Sequence[int], first_cpu_ns: int, first_gpu_ns: int = 0
 ) -> list[bool]:
-    """The same programme by HiGHS (scipy.optimize.milp), without a gap; exact within its tolerance of 1e-6.
+    """Solve the assignment with HiGHS (scipy.optimize.milp), without a gap; exact within its tolerance of 1e-6.
 
     Variables: x_i (expert i on the GPU), y (any expert on the CPU), z (any on the GPU), T; minimise T. Raises
     RuntimeError if HiGHS gives up.

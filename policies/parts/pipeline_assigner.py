@@ -33,7 +33,7 @@ Workloads: TypeAlias = tuple[int, ...]  # tokens of experts, descending
 
 
 class Layer(NamedTuple):
-    """What a choice depends on: the experts of a layer on the GPU, absent, and in flight, these to run on the GPU
+    """State that a choice depends on: the experts of a layer on the GPU, absent, and in flight, these to run on the GPU
     (``awaited``) or on the CPU (``left``); and when the link and the CPU are free."""
 
     here: Workloads

@@ -17,7 +17,7 @@ from policies.protocols import Budget, InitialPlacement, Placement
 
 
 def even_slots(budget: Budget, order: Iterable[int] | None = None) -> list[int]:
-    """The same number of slots for every layer; the rest gives one more each, in ``order`` (default: ascending)."""
+    """Slots by layer, equal but for the rest, which gives one more each in ``order`` (default: ascending)."""
     base = min(budget.cache_bytes // sum(budget.expert_bytes), budget.experts)
     slots = [base] * budget.layers
     left = budget.cache_bytes - base * sum(budget.expert_bytes)

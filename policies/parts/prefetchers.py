@@ -124,7 +124,7 @@ class ForecastPrefetcher:
         )
 
     def _later_uses(self, layer: int, experts: Sequence[int]) -> Sequence[float]:
-        """Of each expert, if it is copied now."""
+        """Expected later uses of each expert that is copied now."""
         if self.into == "staging" or self._cache is None:
             return [0.0 if self.into == "staging" else LATER_USES] * len(experts)
         known = self._cache.advantages(layer, experts, 0 if self.pooled else layer)
@@ -146,8 +146,7 @@ def _cpu_ns(view: LayerView, plan: Assignment) -> int:
 
 
 def _copy_among_layers(costs: ExpertCosts, busy_ns: int, rates: tuple[int, int]) -> tuple[int, int]:
-    """What a copy takes, and by how much it slows down the CPU, both in ns, where the CPU is busy for ``busy_ns`` of
-    every layer."""
+    """Duration of a copy and delay of the CPU by it, both in ns, if the CPU is busy for ``busy_ns`` of every layer."""
     if not busy_ns:
         return costs.copy_ns, 0
     cpu_rate, copy_rate = rates

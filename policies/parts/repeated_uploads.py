@@ -53,7 +53,7 @@ class RepeatedUploads(UploadCache):
             self._in_service[copied.layer].discard(copied.expert)
 
     def _published(self, layer: int, resident: Collection[int]) -> set[int]:
-        """What has arrived has an entry, or gives it to the expert that it stands for; only entries are in service."""
+        """Publish experts that have arrived, or those that they stand for; return the experts with an entry."""
         for key in self._members.get(layer, ()):
             if key in self._coming and key.expert in resident:
                 self._publish(key, self._stands_for.get(key, key))
@@ -117,7 +117,7 @@ class SlotClock(RankedCache):
         self._time = 0
 
     def has_entry(self, key: ExpertId) -> bool:
-        """Whether its slot, if it has one, is that of the table."""
+        """True if the expert's slot, if it has one, is that of the table."""
         return key not in self.stands_for and key not in self.lost
 
     def rank_of(self, key: ExpertId) -> int:

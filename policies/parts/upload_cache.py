@@ -115,7 +115,7 @@ class UploadCache:
         return [Upload(key) for key in self._waiting_of[layer]] if uploads else ()
 
     def _end_step(self, view: LayerView) -> Sequence[Upload | Eviction]:
-        """What has arrived is in service from now on, but for those that leave."""
+        """Put experts that have arrived in service; return uploads and evictions."""
         resident = view.residency.resident
         for layer, arrived in enumerate(resident):
             self._in_service[layer] = self._published(layer, arrived)

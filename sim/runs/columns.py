@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.runs.spans import NUMBERS, Row, read_rows
-from sim.runs.vocabulary import LANES, SpanKind
+from sim.runs.vocabulary import LANES, SPAN_KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-KINDS = tuple(kind.value for kind in SpanKind)
 _LANE = {name: code for code, name in enumerate(LANES)}
-_KIND = {name: code for code, name in enumerate(KINDS)}
+_KIND = {name: code for code, name in enumerate(SPAN_KINDS)}
 _PHASE = {"prefill": 0, "decode": 1}
 _CODES = {"lane": _LANE, "kind": _KIND, "phase": _PHASE}
 
@@ -31,7 +30,7 @@ class Columns(NamedTuple):
     """
 
     lane: NDArray[np.int8]  # place in LANES
-    kind: NDArray[np.int8]  # place in KINDS
+    kind: NDArray[np.int8]  # place in SPAN_KINDS
     decode: Bools
     ready: Ints
     start: Ints
@@ -134,7 +133,7 @@ def first_at_or_after(sorted_keys: Ints, keys: Ints) -> Ints:
 
 
 def among(sorted_keys: Ints, keys: Ints) -> Bools:
-    """Whether each key (none is -1) is one of the sorted ones."""
+    """Mask of the keys (none is -1) that are among the sorted ones."""
     return np.asarray(np.append(sorted_keys, -1)[first_at_or_after(sorted_keys, keys)] == keys)
 
 

@@ -119,7 +119,7 @@ def read_rows(rows: list[Row]) -> RowsByColumn:
 
 
 def _read(rows: list[Row]) -> RowsByColumn:
-    """The same in the order of the rows.
+    """Columns in the order of the rows.
 
     A few rows at a time, which stay in the processor's cache, and packed by ``struct``: each halves the time of numpy.
     """

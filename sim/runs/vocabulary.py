@@ -14,7 +14,7 @@ from policies.protocols import Needs, PolicyKind
 
 
 class Device(StrEnum):
-    """What computes; each device is a lane."""
+    """A processor; each device is a lane."""
 
     HOST = "host"  # the thread that plans and launches kernels
     GPU = "gpu"
@@ -34,39 +34,13 @@ LANES = tuple(lane.value for lane in (*Device, *Link))
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-class SpanKind(StrEnum):
-    """What a span is (docs/design.md, Time model, tells when each starts)."""
-
-    LAUNCH = "launch"
-    PROGRAM = "program"
-    PLAN = "plan"
-    FORESEE = "foresee"
-    OBSERVE = "observe"
-    WAIT = "wait"
-    DRAFT = "draft"
-    ATTENTION = "attention"
-    GATE = "gate"
-    SHARED = "shared"
-    EXPERT = "expert"
-    COMBINE = "combine"
-    SPECULATE = "speculate"
-    PRECOMPUTE = "precompute"
-    DEFERRED = "deferred"
-    DEMAND = "demand"
-    PREFETCH = "prefetch"
-    SWAP = "swap"
-    WRITEBACK = "writeback"
-    ACTIVATIONS = "activations"
-    RESULT = "result"
-    ROUTING = "routing"
-    PLACE = "place"
-    EVICT = "evict"
-    RELEASE = "release"
-    WITHDRAW = "withdraw"
-
-
-COPIES = (SpanKind.DEMAND, SpanKind.SWAP, SpanKind.PREFETCH)  # of experts, to the GPU
-INSTANT = (SpanKind.PLACE, SpanKind.EVICT, SpanKind.RELEASE, SpanKind.WITHDRAW)  # of no length
+SPAN_KINDS = (  # docs/design.md, Time model, says when each starts
+    "launch", "program", "plan", "foresee", "observe", "wait", "draft", "attention", "gate", "shared", "expert",
+    "combine", "speculate", "precompute", "deferred", "demand", "prefetch", "swap", "writeback", "activations",
+    "result", "routing", "place", "evict", "release", "withdraw",
+)
+COPIES = ("demand", "swap", "prefetch")  # of experts, to the GPU
+INSTANT = ("place", "evict", "release", "withdraw")  # of no length
 
 # --- forecasts --------------------------------------------------------------------------------------------------------
 
@@ -77,7 +51,7 @@ FROM_EXPERTS = ("partial",)  # kinds that cost it the next attention and gate, a
 
 
 class Label(StrEnum):
-    """What a reader must know of a run; other labels of a run are free text."""
+    """A fact that a reader of a run must know; other labels are free text."""
 
     CLAIRVOYANT = "clairvoyant"
     CHANGES_ROUTING = "changes routing"

@@ -1,1 +1,1 @@
-"""What is shown of results: pictures and text."""
+"""Pictures and text of results."""

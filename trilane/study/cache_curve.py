@@ -61,7 +61,7 @@ class CacheCurve:
 
     @classmethod
     def prepared(cls, trace: Trace, seed: int = 0) -> CacheCurve:
-        """The same with events and future made now rather than at the first replay."""
+        """Make a curve whose events and future are worked out now rather than at the first replay."""
         curve = cls(trace, seed)
         assert curve.future is not None
         return curve
@@ -73,7 +73,7 @@ class CacheCurve:
 
     @cached_property
     def future(self) -> Future:
-        """What the clairvoyant caches know."""
+        """Future uses, which clairvoyant caches know."""
         return Future([(event.step, event.layer, event.active) for event in self.events])
 
     @property

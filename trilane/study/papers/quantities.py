@@ -15,7 +15,7 @@ from sim.runs.demand import StepDemand
 from sim.runs.hits import layer_frame
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run, watts
-from sim.runs.vocabulary import Device, SpanKind
+from sim.runs.vocabulary import Device
 from sim.simulate import play
 
 Facts: TypeAlias = Mapping[str, float]  # of one play, by ``observe.FACTS``
@@ -187,7 +187,7 @@ def _expert_times(run: Run) -> Facts:
     """Times of a decode step in ms: the experts' part of all layers, as long as anything of it lasts; CPU experts, one
     after the other; and loads and GPU experts, from the first to the last of a layer."""
     spans = run.spans[(run.spans.phase == "decode") & (run.spans.layer >= 0)]
-    experts = spans[spans.kind.isin([SpanKind.EXPERT, SpanKind.DEMAND])]
+    experts = spans[spans.kind.isin(["expert", "demand"])]
     steps = run.metrics.decode_steps or 1
     on_gpu, on_cpu = experts[experts.lane != "cpu"], experts[experts.lane == "cpu"]
     return {
@@ -321,7 +321,7 @@ def _tops(step: StepDemand, layer: int, alpha: float) -> set[int]:
 
 
 def _loads(spans: pd.DataFrame, tops: dict[tuple[int, int], set[int]]) -> dict[str, float | None]:
-    mine = spans[(spans.kind == SpanKind.DEMAND) & (spans.phase == "decode")]
+    mine = spans[(spans.kind == "demand") & (spans.phase == "decode")]
     loads = zip(mine.step, mine.layer, mine.expert, strict=True)
     is_top = [expert in tops[step, layer] for step, layer, expert in loads]
     share = float(np.mean(is_top)) if is_top else None

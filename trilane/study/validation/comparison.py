@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from sim.runs.columns import KINDS, columns_of
+from sim.runs.columns import columns_of
 from sim.runs.hits import layer_frame
 from sim.runs.metrics import step_times
 from sim.runs.run import Run
 from sim.runs.stalls import STALL_LANES
-from sim.runs.vocabulary import COPIES, INSTANT, LANES
+from sim.runs.vocabulary import COPIES, INSTANT, LANES, SPAN_KINDS
 from trilane.common.errors import TrilaneError
 from trilane.study.validation.parity import Parity
 
@@ -188,7 +188,7 @@ def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
     c, steps = columns_of(spans), step_times(spans).query("phase == 'decode'")
     window = round(steps["start_ms"].min() * 1e6), round(steps["end_ms"].max() * 1e6)
     inside = np.clip(c.end, *window) - np.clip(c.start, *window)
-    masks = {(lane, kind): c.on(lane) & c.of(kind) for lane, kind in product(LANES, KINDS) if kind not in INSTANT}
+    masks = {(lane, kind): c.on(lane) & c.of(kind) for lane, kind in product(LANES, SPAN_KINDS) if kind not in INSTANT}
     return {
         key: Work(int(inside[mask].sum()) / 1e6 / len(steps), int((mask & c.decode).sum()) / len(steps))
         for key, mask in masks.items() if mask.any()

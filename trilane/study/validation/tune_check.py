@@ -92,7 +92,7 @@ def _settings(tuning: Tuning, tuned: Tuned) -> RunSettings:
 
 
 def _memory(tuned: Tuned, timed: TimedRun) -> dict[str, tuple[int, int]]:
-    """Of the GPU and the host together, as the engine's buffers are added up."""
+    """Memory of GPU and host together in bytes, predicted and reported, by the engine's kinds of buffers."""
     own = tuned.memory
     predicted = {
         "model": own.every_token_bytes + own.experts_bytes + own.host_bytes + own.host_table_bytes,
