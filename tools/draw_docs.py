@@ -191,7 +191,8 @@ def _draw_expert(axes: Axes, centre: Point, number: int, colour: str) -> None:
 def _draw_link(axes: Axes) -> None:
     arrow(axes, (_COLUMN, 0.86), (_COLUMN, 2.86), ORANGE, 3)
     text(axes, (_COLUMN - 0.12, 2.1), "weights of expert 5: slow", 10, color="#8A5A00", ha="right")
-    axes.plot((3.45, 3.45, 8.2), (3.14, 1.4, 1.4), color=GREEN, linewidth=1.3)
+    for xs, ys in (((3.45, 3.45, _COLUMN - 0.1), (3.14, 1.4, 1.4)), ((_COLUMN + 0.1, 8.2), (1.4, 1.4))):
+        axes.plot(xs, ys, color=GREEN, linewidth=1.3)  # apart where the copy crosses
     arrow(axes, (8.2, 1.4), (8.2, 1.14), GREEN)
     arrow(axes, (8.6, 1.14), (8.6, 3.13), GREEN)
     text(axes, (3.35, 2.1), "activation", 10, color="#00684C", ha="right")
@@ -201,6 +202,7 @@ def _draw_link(axes: Axes) -> None:
 # --- packages ---------------------------------------------------------------------------------------------------------
 
 _FLOOR, _BOX = 0.74, 0.5  # inches from floor to floor, and of a box
+_LEGEND = ((_LINK, "formulas"), (_GPU, "simulator"), (_HOST, "routing and decisions"))
 
 
 def draw_packages() -> Axes:
@@ -210,6 +212,9 @@ def draw_packages() -> Axes:
         box(axes, (room.x, _middle(room)), (room.width, _BOX), _colour(name))
         text(axes, (room.x, _middle(room) + 0.1), name, 10.5, weight="bold")
         text(axes, (room.x, _middle(room) - 0.11), room.about, 8.5)
+    for row, (colour, about) in enumerate(_LEGEND):
+        box(axes, (0.42, _middle(ROOMS["trilane.verbs"]) - 0.32 * row), (0.28, 0.2), colour)
+        text(axes, (0.68, _middle(ROOMS["trilane.verbs"]) - 0.32 * row), about, 9, ha="left")
     for one, other in arrows(imports()):
         upper, lower = ROOMS[one], ROOMS[other]
         start, end = _ends(upper, lower)

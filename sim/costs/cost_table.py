@@ -81,7 +81,7 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True)
 class CostTable:
-    """All costs of one model on one machine. The planner may have another table than the engine.
+    """All costs of one model on one machine. The planner may have another table than the timeline.
 
     ``experts`` has one entry per MoE layer, shared where equal. Launch times are host time per group of kernels. While
     the host launches the later kernels of a group, the GPU works on the earlier ones (``sim.timeline.gpu_lane``).
@@ -175,7 +175,7 @@ class CostTable:
         return self.map_experts(lambda expert: expert._replace(exchange_ns=exchange_ns, launch_ns=launch_ns))
 
     def validate(self) -> None:
-        """Check the rules that planners and the engine rely on. Raises CostError."""
+        """Check the rules that planners and the timeline rely on. Raises CostError."""
         check(self, CostError)
         for layer, expert in {id(expert): (layer, expert) for layer, expert in enumerate(self.experts)}.values():
             _check_expert(expert, layer, self.max_tokens)  # layers share tables, which may have thousands of entries

@@ -139,7 +139,7 @@ def test_every_step_begins_with_a_copy_that_nothing_hides() -> None:
 def test_several_experts_a_layer_take_no_longer_than_one_block_of_them(
     policy: str, layers: int, k: int, a: int, f: int, c: int
 ) -> None:
-    """The paper waits for all experts of a layer, the engine computes each when it arrives; the link is never faster.
+    """The paper waits for all experts of a layer, the timeline computes each when it arrives; the link is never faster.
 
     On the GPU's side the bound is compute and the first copy, on the link's all copies and what follows the last.
     """
