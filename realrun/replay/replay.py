@@ -133,7 +133,7 @@ class Replay:
         return LayerInput(demand.index, layer, demand.phase, demand.routings[layer], scores, demand.sequences)
 
     def _foresee(self, launched: Launched, forecasts: Sequence[Forecast]) -> None:
-        """Pass forecasts on when they are on the host, as on the timeline; one without the layer's routing is a wait."""
+        """Pass forecasts on once on the host, as on the timeline: one without the layer's routing is a wait."""
         layer, late = launched.layer, self._speculate_late(launched, forecasts)
         pending = late or launched.forecast
         if pending is not None and (late is not None or launched.gated is None):
