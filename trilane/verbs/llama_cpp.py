@@ -137,7 +137,7 @@ def refuse_without_engine(options: LlamaRun | LlamaProfile | LlamaValidation) ->
 def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
     from realrun.llama_cpp.bench import BenchPoint, BenchSettings, program_times, time_points
-    from trilane.output.pages.engine_times import engine_times_table, settings_line, times_of, work_words
+    from trilane.output.pages.engine import engine_times_table, settings_line, times_of, work_words
 
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
@@ -199,7 +199,7 @@ def validate_llama(
     engine's predictions. ``changes``: other values of the plan's keys.
     """
     from sim.costs.engine import load_fitted
-    from trilane.output.pages.engine_validation import engine_page, write_engine_report
+    from trilane.output.pages.engine import engine_page, write_engine_report
     from trilane.study.validation.engine_validation import EnginePlan, measure_plan, predicted_anew, read_rows
 
     if changes.get("hardware") == HERE:

@@ -11,8 +11,7 @@ import pytest
 import typer
 
 from tests.kit.commands import Trilane
-from trilane.verbs.lane_options import LaneChoice
-from trilane.verbs.options import OptionError, grouped
+from trilane.verbs.options import LaneChoice, OptionError, grouped
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import pytest
 
 from trilane.engines.question import Question
 from trilane.fit.fit import with_longest_prompt
-from trilane.verbs.options import OptionError
-from trilane.verbs.question_options import Workload
+from trilane.verbs.options import OptionError, Workload
 
 MACHINE = {"model": "deepseek-v2-lite:2", "gpu": "rtx-3060", "ram": "ddr4-3200"}
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.kit.commands import SHORT, Result, Trilane
-from trilane.verbs import whatif as verb
+from trilane.verbs import sweeps as verb
 
 QUICK = (*SHORT, "--policies", "on-demand,layer-wise,best-approx", "--jobs", "1")
 

@@ -13,8 +13,15 @@ from policies.protocols import PolicyKind
 from trilane.output.figures.bars import style_bars, whisker, write_value
 from trilane.output.figures.figure_files import Picture, PictureError, default_settings
 from trilane.output.figures.marks import IMPOSSIBLE, WHISKER, look_of, marked
-from trilane.output.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
-from trilane.output.figures.style import kinds_in_words, page
+from trilane.output.figures.style import (
+    MOST_PANELS,
+    Panel,
+    axes_of_panels,
+    kinds_in_words,
+    page,
+    page_size,
+    settings_of,
+)
 from trilane.output.figures.sweep_means import BOUND, SweepMeans, clairvoyant, policy_there
 
 BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # by default the first of these in the results
@@ -33,7 +40,7 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
     speedups, every_setting = _speedups(means, name), settings_of(means)
     panels = [panel for panel in every_setting if not panel.of(speedups).empty]
     without = len(every_setting) - len(panels)
-    settings, over = len(panels), len(panels) if len(panels) > MOST else 0
+    settings, over = len(panels), len(panels) if len(panels) > MOST_PANELS else 0
     if over:
         speedups, panels = _over_settings(speedups), [Panel({}, "")]
     else:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.pictures import results, run, texts, two_shares
 from trilane.output.figures.figure_files import PictureError
-from trilane.output.figures.hits import plot_hit_lines, plot_hit_rate_curve
+from trilane.output.figures.lines import plot_hit_lines, plot_hit_rate_curve
 from trilane.output.figures.sweep_means import means_of
 
 

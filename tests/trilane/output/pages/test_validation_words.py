@@ -6,7 +6,7 @@ import json
 
 from sim.runs.spans import Span
 from tests.kit.results import agreement, comparison, decode_spans, run
-from trilane.output.pages.validation_words import causes_of, record_of, title_of, verdict_lines
+from trilane.output.pages.validation import causes_of, record_of, title_of, verdict_lines
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison
 from trilane.study.validation.parity import Counts, Parity
