@@ -110,11 +110,9 @@ def _other_needs(needs: Needs) -> list[str]:
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME|FILE]",
-            help="One model, with its sources; [bold]NAME:N[/]: its first N MoE layers; "
-            "[bold]NAME@q4_k_m[/]: the model in that format. Or a config.json, or a GGUF file.",
-        ),
+        typer.Argument(metavar="[NAME|FILE]",
+                       help="One model, with its sources; [bold]NAME:N[/]: its first N MoE layers; "
+                            "[bold]NAME@q4_k_m[/]: the model in that format. Or a config.json, or a GGUF file."),
     ] = None,
     quantisations: Annotated[
         bool, typer.Option("--quantisations", help=f"Formats of weights, with the sizes of NAME or {_EXAMPLE}.")

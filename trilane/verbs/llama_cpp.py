@@ -52,12 +52,8 @@ class LlamaRun:
     gguf: Annotated[str | None, typer.Option(metavar="FILE", help="llama.cpp: the model.")] = None
     n_cpu_moe: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=1000,
-            metavar="N",
-            help="llama.cpp: everything on the GPU but the experts of the first N layers. Default: no GPU.",
-        ),
+        typer.Option(min=0, max=1000, metavar="N",
+                     help="llama.cpp: everything on the GPU but the experts of the first N layers. Default: no GPU."),
     ] = None
     threads: Annotated[
         int | None, typer.Option(min=1, max=MOST_CORES, metavar="N", help="llama.cpp: CPU threads. Default: all cores.")
@@ -173,7 +169,9 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     for block in blocks:
         block_format(block)  # an unknown one is refused now
     check_targets(out, json)
-    threads = _threads(choice.threads)
+    cores = core_count()
+    some = tuple(sorted({1, max(cores // 2, 1), cores}))
+    threads = some if choice.threads is None else whole_numbers(choice.threads, "--threads", most=MOST_CORES)
     opened, where = _open_llama(), gpu_machine() if choice.gpu else cpu_machine()
     models = tuple(gpu_models(blocks, threads) if choice.gpu else bench_models(blocks, threads))
     with TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".kernels-") as folder, working("measuring") as say:
@@ -239,12 +237,6 @@ def _program() -> str | None:
 
     return None if has_library() else bench_program()
 
-
-def _threads(given: str | None) -> tuple[int, ...]:
-    if given is None:
-        cores = core_count()
-        return tuple(sorted({1, max(cores // 2, 1), cores}))
-    return whole_numbers(given, "--threads", most=MOST_CORES)
 
 def machine_found() -> str:
     """The name of a machine with the parts of this one; assumptions are printed.

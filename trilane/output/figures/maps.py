@@ -78,7 +78,8 @@ def plot_heat_map(means: SweepMeans, x: str, y: str) -> Picture:
     height = 2.1 + rows * (0.5 + _CELL[1] * max(3, len(up)))
     headline = tally(zip(cells["policy"], cells["kind"], strict=True))
     figure, part = page(max(9.0, width), height, headline, means.about, _marks_and_notes(means, cells))
-    norm = _norm(cells["tpot_ms"])
+    low, high = float(cells["tpot_ms"].min()), float(cells["tpot_ms"].max())
+    norm = LogNorm(low, high) if high > _LOG_FROM * low else Normalize(min(low, 0.97 * high), high)
     for panel, ax in axes_of_panels(part, panels):
         _draw_fastest(ax, panel.of(cells), (x, across), (y, up), norm, cell)
     bar = part.colorbar(ScalarMappable(norm, _SLOW_IS_DARK), ax=part.axes, pad=0.02, aspect=30)
@@ -92,11 +93,6 @@ def _marks_and_notes(means: SweepMeans, cells: pd.DataFrame) -> str:
     small = "the clairvoyant run (*) and the lower bound" if len(means.clairvoyant) else "the lower bound"
     legend = f"in each cell: the fastest policy, its TPOT in ms; small: {small}"
     return "\n".join(["; ".join([legend, *kinds_in_words(set(cells["kind"]))]), *means.notes])
-
-
-def _norm(times: pd.Series) -> Normalize:
-    low, high = float(times.min()), float(times.max())
-    return LogNorm(low, high) if high > _LOG_FROM * low else Normalize(min(low, 0.97 * high), high)
 
 
 def _draw_fastest(

@@ -42,7 +42,9 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
     without = len(every_setting) - len(panels)
     settings, over = len(panels), len(panels) if len(panels) > MOST_PANELS else 0
     if over:
-        speedups, panels = _over_settings(speedups), [Panel({}, "")]
+        groups = speedups.groupby(["policy", "kind"], sort=False)["speedup"]
+        means_over = groups.agg(speedup=_geometric, lowest="min", highest="max", settings="size")
+        speedups, panels = means_over.reset_index(), [Panel({}, "")]
     else:
         speedups["settings"] = speedups.groupby("policy")["speedup"].transform("size")  # in which each policy ran
     ranked = speedups[speedups["settings"] == settings]  # means over other settings could not be compared with these
@@ -95,12 +97,6 @@ def _with_baseline(rows: pd.DataFrame, base: pd.DataFrame, by: Sequence[str]) ->
     """Rows with the baseline's TPOT in their setting; those of settings in which it did not run are left out."""
     times = base[[*by, "tpot_ms"]].rename(columns={"tpot_ms": "tpot_ms_base"})
     return pd.merge(rows, times, on=list(by)) if by else pd.merge(rows, times, how="cross")
-
-
-def _over_settings(speedups: pd.DataFrame) -> pd.DataFrame:
-    """Geometric means, the lowest and highest setting, and how many they are."""
-    groups = speedups.groupby(["policy", "kind"], sort=False)["speedup"]
-    return groups.agg(speedup=_geometric, lowest="min", highest="max", settings="size").reset_index()
 
 
 def _geometric(ratios: pd.Series) -> float:
