@@ -169,9 +169,7 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     for block in blocks:
         block_format(block)  # an unknown one is refused now
     check_targets(out, json)
-    cores = core_count()
-    some = tuple(sorted({1, max(cores // 2, 1), cores}))
-    threads = some if choice.threads is None else whole_numbers(choice.threads, "--threads", most=MOST_CORES)
+    threads = _threads(choice.threads)
     opened, where = _open_llama(), gpu_machine() if choice.gpu else cpu_machine()
     models = tuple(gpu_models(blocks, threads) if choice.gpu else bench_models(blocks, threads))
     with TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".kernels-") as folder, working("measuring") as say:
@@ -236,6 +234,13 @@ def _program() -> str | None:
     from realrun.llama_cpp.bench import bench_program
 
     return None if has_library() else bench_program()
+
+
+def _threads(given: str | None) -> tuple[int, ...]:
+    if given is None:
+        cores = core_count()
+        return tuple(sorted({1, max(cores // 2, 1), cores}))
+    return whole_numbers(given, "--threads", most=MOST_CORES)
 
 
 def machine_found() -> str:
