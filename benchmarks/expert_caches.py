@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from benchmarks.cache_plays import Facts, experiments, plays, settings, upload_costs, window_hits
 from benchmarks.figures import machine as this_machine
 from trilane.common.files import atomic_path
-from trilane.output.pages.markdown import markdown_table
+from trilane.output.pages.output import markdown_table
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "expert_caches.json", HERE / "expert_caches.md"

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from trilane.output.pages.markdown import bullets, markdown_table
+from trilane.output.pages.output import bullets, markdown_table
 
 Cell = str | int | float | None
 PACKAGES = ("trilane", "simpy", "numpy", "pandas", "scipy")

@@ -25,11 +25,12 @@ _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 _VERBS = {  # in the order of --help, with their modules
-    "tune": "tune", "compare": "compare", "simulate": "simulate", "whatif": "whatif", "pays": "pays", "fit": "fit",
-    "accuracy": "accuracy", "papers": "papers", "leaderboard": "leaderboard", "ablate": "ablate", "sweep": "sweep",
-    "plot": "plot", "cache-curve": "cache_curve", "smoke": "smoke", "profile": "profile", "measure": "measure",
+    "tune": "tune", "compare": "scenario", "simulate": "scenario", "whatif": "sweeps", "pays": "questions",
+    "fit": "questions",
+    "accuracy": "boards", "papers": "boards", "leaderboard": "boards", "ablate": "scenario", "sweep": "sweeps",
+    "plot": "sweeps", "cache-curve": "cache_curve", "smoke": "smoke", "profile": "profile", "measure": "measure",
     "validate": "validate", "policies": "catalogues", "models": "catalogues", "hardware": "catalogues",
-    "engines": "engines", "trace": "trace",
+    "engines": "catalogues", "trace": "trace",
 }
 
 

@@ -262,7 +262,7 @@ def _touched(before: dict[str, tuple[int, ...]], after: dict[str, tuple[int, ...
 
 
 _STOPS = (
-    "trilane.study.pool:Worker", "trilane.verbs.trace_capture:_capture_function", "trilane.verbs.profile:_machine",
+    "trilane.study.pool:Worker", "trilane.verbs.trace:_capture_function", "trilane.verbs.profile:_machine",
     "traces.synthesis.synthetic_trace:synthetic_trace", "realrun.replay.replay:measure", "realrun.smoke.smoke:smoke",
     "realrun.generation.generate:generate", "trilane.study.validation.validate:ReplayBench",
     "trilane.verbs.validate:_report",

@@ -230,7 +230,7 @@ CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("name", CAPTURE)
 def test_capture_checks_before_it_loads(trilane: Trilane, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("trilane.verbs.trace_capture._capture_function", lambda: pytest.fail("capture was loaded"))
+    monkeypatch.setattr("trilane.verbs.trace._capture_function", lambda: pytest.fail("capture was loaded"))
     Path("p.txt").write_text("A prompt.\n")
     Path("empty").write_text("\n")
     Path("binary").write_bytes(b"fine\n\xff\xfe\n")

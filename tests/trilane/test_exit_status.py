@@ -116,7 +116,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["trilane.cli", "typer", "trilane.verbs.whatif"])
+@pytest.mark.parametrize("module", ["trilane.cli", "typer", "trilane.verbs.sweeps"])
 def test_ctrl_c_while_it_starts_ends_it_in_silence(module: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, module]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

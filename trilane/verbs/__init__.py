@@ -1,1 +1,1 @@
-"""The command line's verbs, one file each; what a verb needs is imported when it runs."""
+"""The command line's verbs; what a verb needs is imported when it runs."""

@@ -1,4 +1,4 @@
-"""``trilane policies``, ``models``, ``hardware``: everything that has a name, with its sources."""
+"""``trilane policies``, ``models``, ``hardware``, ``engines``: everything that has a name, with its sources."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from trilane.verbs.options import OWN_POLICY
 if TYPE_CHECKING:
     from policies.protocols import Needs
     from policies.registry import System
+    from sim.costs.engine import InferenceEngine
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
+
 
 _EXAMPLE = "qwen3-30b-a3b"  # the model of the table of weight formats
 
@@ -108,11 +110,9 @@ def _other_needs(needs: Needs) -> list[str]:
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME|FILE]",
-            help="One model, with its sources; [bold]NAME:N[/]: its first N MoE layers; "
-            "[bold]NAME@q4_k_m[/]: the model in that format. Or a config.json, or a GGUF file.",
-        ),
+        typer.Argument(metavar="[NAME|FILE]",
+                       help="One model, with its sources; [bold]NAME:N[/]: its first N MoE layers; "
+                            "[bold]NAME@q4_k_m[/]: the model in that format. Or a config.json, or a GGUF file."),
     ] = None,
     quantisations: Annotated[
         bool, typer.Option("--quantisations", help=f"Formats of weights, with the sizes of NAME or {_EXAMPLE}.")
@@ -240,3 +240,42 @@ def _machine_facts(machine: Hardware) -> dict[str, Any]:
     facts = {"name": machine.name, "about": machine.about, "numbers": numbers, "plan_costs": _plan_costs(machine)}
     facts |= {"notes": list(machine.notes)} if machine.notes else {}
     return facts | ({"measured": machine.document()["measured"]} if machine.measured else {})
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+_NOTE = """
+fitted   its times of layers and shares of rates are fitted to speeds that other people measured (`trilane accuracy`)
+counted  its kernels are counted, with times of the machine; engines of papers add the overheads of their programs
+
+`trilane engines NAME` shows every number with its source; a file like those in sim/costs/engines is an engine, too."""
+
+
+def engines(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FILE]", help="One engine, with the sources of its numbers.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Engines: the software that runs a model, as numbers that say how fast a machine is with it."""
+    from sim.costs.engine import FittedEngine, engine_names, load_engine
+
+    check_targets(json, inputs=(name,))
+    chosen = [load_engine(one) for one in ([name] if name else engine_names())]
+    rows = [[one.name, "fitted" if isinstance(one, FittedEngine) else "counted", one.about] for one in chosen]
+    page = _page(chosen[0]) if name else [table(["name", "numbers", "what it is"], rows, 3), _NOTE]
+    report(json, {"engines": [_facts(one, fitted=isinstance(one, FittedEngine)) for one in chosen]}, *page)
+
+
+def _page(engine: InferenceEngine) -> list[Part]:
+    numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value), n.confidence, n.source]
+               for key, n in engine.flat().items()]
+    numbers_table = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
+    facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
+    return [heading(engine.name), pairs(facts), "", *([numbers_table] if numbers else [])]
+
+
+def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:
+    numbers = {key: number._asdict() for key, number in engine.flat().items()}
+    facts = {"name": engine.name, "about": engine.about, "fitted": fitted, "set_by": list(engine.set_by)}
+    return {**facts, "numbers": numbers}

@@ -52,12 +52,8 @@ class LlamaRun:
     gguf: Annotated[str | None, typer.Option(metavar="FILE", help="llama.cpp: the model.")] = None
     n_cpu_moe: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=1000,
-            metavar="N",
-            help="llama.cpp: everything on the GPU but the experts of the first N layers. Default: no GPU.",
-        ),
+        typer.Option(min=0, max=1000, metavar="N",
+                     help="llama.cpp: everything on the GPU but the experts of the first N layers. Default: no GPU."),
     ] = None
     threads: Annotated[
         int | None, typer.Option(min=1, max=MOST_CORES, metavar="N", help="llama.cpp: CPU threads. Default: all cores.")
@@ -137,7 +133,7 @@ def refuse_without_engine(options: LlamaRun | LlamaProfile | LlamaValidation) ->
 def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
     from realrun.llama_cpp.bench import BenchPoint, BenchSettings, program_times, time_points
-    from trilane.output.pages.engine_times import engine_times_table, settings_line, times_of, work_words
+    from trilane.output.pages.engine import engine_times_table, settings_line, times_of, work_words
 
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
@@ -199,7 +195,7 @@ def validate_llama(
     engine's predictions. ``changes``: other values of the plan's keys.
     """
     from sim.costs.engine import load_fitted
-    from trilane.output.pages.engine_validation import engine_page, write_engine_report
+    from trilane.output.pages.engine import engine_page, write_engine_report
     from trilane.study.validation.engine_validation import EnginePlan, measure_plan, predicted_anew, read_rows
 
     if changes.get("hardware") == HERE:
@@ -245,6 +241,7 @@ def _threads(given: str | None) -> tuple[int, ...]:
         cores = core_count()
         return tuple(sorted({1, max(cores // 2, 1), cores}))
     return whole_numbers(given, "--threads", most=MOST_CORES)
+
 
 def machine_found() -> str:
     """The name of a machine with the parts of this one; assumptions are printed.

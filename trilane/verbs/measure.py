@@ -10,9 +10,18 @@ import typer
 from realrun.machine import LaneKind
 from trilane.output.pages.output import JsonOption, check_targets, heading, report, working
 from trilane.verbs.inputs import describe, inputs_of, scenario_of
-from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaRun, measure_llama, refuse_without_engine
-from trilane.verbs.options import OptionError, PolicyOption, RunFiles, ScenarioOption, SetOption, grouped
+from trilane.verbs.options import (
+    HostMemoryOption,
+    LaneChoice,
+    OptionError,
+    PolicyOption,
+    RunFiles,
+    ScenarioOption,
+    SetOption,
+    grouped,
+    print_remarks,
+)
 
 if TYPE_CHECKING:
     from sim.runs.run import Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -11,11 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from realrun.machine import ResultPathName
 from trilane.common.errors import TrilaneError
+from trilane.common.quoting import quoted
 from trilane.output.pages.output import note, working
 
 if TYPE_CHECKING:
+    from realrun.machine.machines import LaneOptions, RealMachine
     from sim.runs.run import Run
+    from trilane.engines.question import Question
+
 
 Verb = Callable[..., None]
 MOST_DRAWS = 10_000
@@ -130,3 +136,138 @@ class RunFiles:
 
                 save_gantt(run, self.gantt, about=about)
                 note(f"picture: {self.gantt}")
+
+
+# --- real lanes, for verbs that run on this machine -------------------------------------------------------------------
+
+HostMemoryOption = Annotated[
+    float | None,
+    typer.Option("--host-memory-gb", metavar="X",
+                 help="Host memory that experts may take, in GB (10^9 bytes), whatever the system reports as free: for "
+                      "machines whose memory grows as it is used. Default: TRILANE_HOST_MEMORY_GB of the environment, "
+                      "else what is free, once memory that grows has been touched."),
+]
+
+
+@dataclass(frozen=True)
+class LaneChoice:
+    """Chosen settings of real lanes, None for the machine's own. Raises OptionError for a negative chunk size."""
+
+    cpu_threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_CORES, metavar="N",
+                     help="cuda: threads that compute experts. Default: [bold]trilane profile[/] measures up to the "
+                          "number of physical cores minus two (those of the host thread and of the copies) and takes "
+                          "the fastest; the other verbs use all of these."),
+    ] = None
+    device: Annotated[
+        int | None, typer.Option(min=0, max=1023, metavar="N", help="cuda: which GPU. Default: 0.")
+    ] = None
+    result_path: Annotated[
+        ResultPathName | None,
+        typer.Option(help="cuda: how results of CPU experts reach the GPU. direct: the GPU reads them in place. h2d: "
+                          "they queue behind copies of experts. Default: direct where the GPU can, else h2d."),
+    ] = None
+    chunk_mb: Annotated[
+        float | None,
+        typer.Option(metavar="X",
+                     help="MB (10^6 bytes) that are copied to the GPU in one piece, between which smaller copies pass; "
+                          "0 (cuda): whole experts. Default: 4.2, on host lanes 1.05."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.chunk_mb is not None and not 0 <= self.chunk_mb < 1e6:
+            raise OptionError(f"--chunk-mb: expected a number of MB (10^6 bytes) from 0 on, got {self.chunk_mb:g}")
+
+    def options(self, **others: Any) -> LaneOptions:
+        """These and ``others`` as options of a machine; imports torch."""
+        from realrun.machine.machines import LaneOptions
+
+        chunk_bytes = None if self.chunk_mb is None else round(self.chunk_mb * 1e6)
+        return LaneOptions(
+            cpu_threads=self.cpu_threads, device_index=self.device, result_path=self.result_path,
+            chunk_bytes=chunk_bytes, **others,
+        )
+
+
+def print_remarks(machine: RealMachine) -> None:
+    """Print what a user should know about a machine once it has allocated its memory."""
+    for remark in machine.remarks():
+        note(f"{machine.kind}: {remark}")
+
+
+# --- a question: a machine by its parts, and a model with its weights and lengths -------------------------------------
+
+@dataclass(frozen=True)
+class MachineParts:
+    """Parts that were named, None where none was; by the names of ``trilane.engines.question.Question``."""
+
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="GPU, such as rtx-4080, or none; [bold]trilane hardware --parts[/] lists all parts."
+        ),
+    ] = None
+    ram: Annotated[str | None, typer.Option(metavar="NAME", help="Memory of the CPU, such as ddr5-5600.")] = None
+    cpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="CPU, such as ryzen-9-7950x. Default: a generic one.")
+    ] = None
+    cores: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Cores that compute experts. Default: the CPU's.")
+    ] = None
+    channels: Annotated[int | None, typer.Option(min=1, metavar="N", help="Memory channels. Default: the CPU's.")] = (
+        None
+    )
+    sockets: Annotated[
+        int | None, typer.Option(min=1, metavar="2", help="Sockets of a server's CPU. Default: one.")
+    ] = None
+    pcie: Annotated[str | None, typer.Option(metavar="4x16", help="PCIe slot. Default: the best of the parts.")] = None
+    ram_gb: Annotated[
+        int | None,
+        typer.Option("--ram-gb", min=1, metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),
+    ] = None
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
+    ] = None
+
+
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", metavar="NAME|FILE",
+                 help="Model; see [bold]trilane models[/]. Or a config.json, or a GGUF file."),
+]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Weights and lengths. Raises OptionError for a prompt that is neither a number of tokens nor "max"."""
+
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
+                                          "published if that has fewer than 16 bits."),
+    ] = None
+    prompt: Annotated[
+        str, typer.Option(metavar="N|max", help="Tokens of the prompt; max: the most that the memory takes.")
+    ] = "4096"
+    generated: Annotated[int, typer.Option(metavar="N", help="Tokens of the answer.")] = 256
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that run together.")] = 1
+
+    def __post_init__(self) -> None:
+        if not self._longest and not re.fullmatch("[1-9][0-9]{0,17}", self.prompt):
+            raise OptionError(f"--prompt: expected a number of tokens, or max, got {quoted(self.prompt)}")
+
+    @property
+    def _longest(self) -> bool:
+        return self.prompt.lower() == "max"
+
+    def question(self, **others: Any) -> Question:
+        """These and ``others`` as a question. Raises FitError, also where no prompt fits."""
+        from trilane.engines.question import Question
+        from trilane.fit.fit import with_longest_prompt
+
+        tokens = 1 if self._longest else int(self.prompt)
+        question = Question(
+            **others, weights=self.weights, prompt_tokens=tokens, generated=self.generated, batch=self.batch
+        )
+        return with_longest_prompt(question) if self._longest else question

@@ -13,9 +13,16 @@ import typer
 from realrun.machine import LaneKind
 from trilane.output.pages.output import JsonOption, check_targets, heading, note, report, table, working
 from trilane.verbs.inputs import policies_in, whole_numbers
-from trilane.verbs.lane_options import HostMemoryOption, LaneChoice, print_remarks
 from trilane.verbs.llama_cpp import EngineOption, LlamaProfile, profile_llama, refuse_without_engine
-from trilane.verbs.options import MOST_CORES, OWN_POLICY, OptionError, grouped
+from trilane.verbs.options import (
+    MOST_CORES,
+    OWN_POLICY,
+    HostMemoryOption,
+    LaneChoice,
+    OptionError,
+    grouped,
+    print_remarks,
+)
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine

@@ -10,8 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
-from trilane.verbs.options import OptionError, grouped
-from trilane.verbs.question_options import MachineParts
+from trilane.verbs.options import MachineParts, OptionError, grouped
 
 if TYPE_CHECKING:
     from trilane.engines.question import KvFormat

@@ -21,9 +21,8 @@ from trilane.output.pages.output import (
     working,
 )
 from trilane.verbs.inputs import changes_of, command_line, policies_in, policy_files
-from trilane.verbs.lane_options import HostMemoryOption
 from trilane.verbs.llama_cpp import EngineOption, LlamaValidation, refuse_without_engine, validate_llama
-from trilane.verbs.options import OWN_POLICY, OptionError, SetOption, grouped
+from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, SetOption, grouped
 
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
@@ -168,8 +167,7 @@ def _run(chosen: ValidationPlan, profile: str, journal: Path | None, stop: Stop)
 
 
 def _print(found: Validated, chosen: ValidationPlan, json: str | None) -> None:
-    from trilane.output.pages.validation import MEANINGS, failure_lines, summary_lines, table_of
-    from trilane.output.pages.validation_words import notes_of, record_of
+    from trilane.output.pages.validation import MEANINGS, failure_lines, notes_of, record_of, summary_lines, table_of
 
     agreement, ended = found.agreement, found.ended
     runs = {"measured": ended.runs, "asked": ended.planned, "stopped": ended.why}
@@ -182,8 +180,7 @@ def _report(found: Validated, folder: Path, when: str) -> None:
     """The page with its pictures, and the profile from which the predictions were made."""
     from sim.machine.hardware import write_hardware
     from trilane.output.figures import plot_agreement, plot_measured_timeline, save_figure
-    from trilane.output.pages.validation import write_report
-    from trilane.output.pages.validation_words import notes_of, title_of
+    from trilane.output.pages.validation import notes_of, title_of, write_report
 
     agreement, hardware = found.agreement, found.hardware
     report, dots, timeline, repeated = FILES

@@ -153,7 +153,7 @@ def test_a_prompt_on_such_a_machine_is_the_pieces_of_the_kernels() -> None:
 
 
 def test_the_engine_of_the_committed_validation_is_read_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    from trilane.verbs.engines import engines
+    from trilane.verbs.catalogues import engines
 
     engines("docs/validation/llama.cpp/engine.yaml")
     assert "kernels.products.q4_0.experts" in capsys.readouterr().out

@@ -49,8 +49,8 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.output.figures.figure_files import PictureError as PictureError
     from trilane.output.figures.figure_files import save_figure as save_figure
     from trilane.output.figures.figure_files import save_picture as save_picture
-    from trilane.output.figures.hits import plot_hit_lines as plot_hit_lines
-    from trilane.output.figures.hits import plot_hit_rate_curve as plot_hit_rate_curve
+    from trilane.output.figures.lines import plot_hit_lines as plot_hit_lines
+    from trilane.output.figures.lines import plot_hit_rate_curve as plot_hit_rate_curve
     from trilane.output.figures.lines import plot_tpot_lines as plot_tpot_lines
     from trilane.output.figures.maps import plot_heat_map as plot_heat_map
     from trilane.output.figures.maps import plot_leaderboard as plot_leaderboard

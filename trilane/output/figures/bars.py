@@ -15,9 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from policies.protocols import PolicyKind
-from sim.runs.vocabulary import kind_of
 from trilane.output.figures.figure_files import PictureError, default_settings
-from trilane.output.figures.marks import BLUE, GREY, ORANGE, PURPLE, VERMILLION, WHISKER, marked
+from trilane.output.figures.marks import BLUE, GREY, ORANGE, PURPLE, VERMILLION, WHISKER, kind_of_row, marked
 from trilane.output.figures.style import kind_handles, legend_of, page, tidy
 from trilane.study.ablate import Ablation
 
@@ -100,12 +99,8 @@ def plot_tpot_bars(rows: Sequence[Row], about: str = "", remark: str = "") -> Fi
     return figure
 
 
-def _kind(row: Row) -> PolicyKind:
-    return kind_of(row.get("labels", ()))
-
-
 def _name(row: Row) -> str:
-    return marked(row["policy"], _kind(row))
+    return marked(row["policy"], kind_of_row(row))
 
 
 def _slower(rows: Sequence[Row]) -> str:
@@ -126,7 +121,7 @@ def _handles(shown: Sequence[Row]) -> list[Patch | Line2D]:
                               label="null model (bandwidths alone)"))
     if any(map(_spreads, shown)):
         handles.append(whisker_handle(f"lowest to highest of {len(shown[0]['draws'])} draws"))
-    return handles + kind_handles(set(map(_kind, shown)))
+    return handles + kind_handles(set(map(kind_of_row, shown)))
 
 
 def _end(ranked: Sequence[Row]) -> float:
@@ -138,9 +133,10 @@ def _end(ranked: Sequence[Row]) -> float:
 
 def _bar(ax: Axes, place: int, row: Row, end: float) -> None:
     """One run: its time, split, its reference marks, and the number."""
-    clairvoyant = _kind(row) is PolicyKind.CLAIRVOYANT
+    clairvoyant = kind_of_row(row) is PolicyKind.CLAIRVOYANT
     left = 0.0
-    for width, colour in zip(_split(row), (colour for _, _, colour in _PARTS), strict=True):
+    stalls = [row[f"stall_{lane}_ms"] or 0.0 for _, lane, _ in _PARTS[1:]]  # the GPU's work is what none of them takes
+    for width, (_, _, colour) in zip((row["tpot_ms"] - sum(stalls), *stalls), _PARTS, strict=True):
         ax.barh(place, width, left=left, height=0.62, color=colour, alpha=0.4 if clairvoyant else 1.0, linewidth=0)
         left += width
     if (bound := row.get("lower_bound_tpot_ms")) is not None:
@@ -158,15 +154,9 @@ def _spreads(row: Row) -> bool:
     return bool(row.get("tpot_ms_min") != row.get("tpot_ms_max"))
 
 
-def _split(row: Row) -> tuple[float, ...]:
-    """Milliseconds of each of _PARTS in one mean decode step; the GPU's work is what no stall takes."""
-    stalls = [row["stall_h2d_ms"] or 0.0, row["stall_cpu_ms"] or 0.0, row["stall_host_ms"] or 0.0]
-    return (row["tpot_ms"] - sum(stalls), *stalls)
-
-
 def _headline(ranked: Sequence[Row]) -> str:
     """The fastest policy, and how it compares with the slowest of few, or with the median of many."""
-    real = [row for row in ranked if _kind(row) is not PolicyKind.CLAIRVOYANT]
+    real = [row for row in ranked if kind_of_row(row) is not PolicyKind.CLAIRVOYANT]
     if len(real) < 2:
         return f"{_name(ranked[0])}: {ranked[0]['tpot_ms']:.1f} ms per output token"
     best, few = real[0], len(real) < 8
@@ -201,7 +191,7 @@ def plot_ladder(ablation: Ablation, about: str = "") -> Figure:
     for place, row, colour in bars:
         _part_bar(ax, place, row, colour)
     ax.axvline(whole["tpot_ms"], color=WHISKER, linewidth=1, linestyle="--", zorder=0)
-    style_bars(ax, [marked(row["label"], _kind(row)) for _, row, _ in bars], [place for place, _, _ in bars])
+    style_bars(ax, [marked(row["label"], kind_of_row(row)) for _, row, _ in bars], [place for place, _, _ in bars])
     style_tpot(ax, 1.03 * max(row.get("tpot_ms_max") or 0.0 for _, row, _ in bars))
     legend_of(part, _part_handles(ablation, {colour for _, _, colour in bars}))
     return figure
@@ -259,4 +249,4 @@ def _part_handles(ablation: Ablation, colours: Collection[str]) -> Sequence[Patc
     handles.append(Line2D([], [], color=WHISKER, linewidth=1, linestyle="--", label=f"all of {ablation.policy}"))
     if draws > 1:
         handles.append(whisker_handle(f"lowest to highest of {draws} draws"))
-    return handles + kind_handles({_kind(row) for row in (*ablation.ladder, *ablation.all_but_one)})
+    return handles + kind_handles({kind_of_row(row) for row in (*ablation.ladder, *ablation.all_but_one)})

@@ -20,9 +20,17 @@ from matplotlib.ticker import PercentFormatter
 from policies.protocols import PolicyKind
 from trilane.output.figures.figure_files import Picture, PictureError, default_settings
 from trilane.output.figures.marks import BLUE, INK, VERMILLION, marked
-from trilane.output.figures.panels import GRID, axes_of_panels, panels_of
 from trilane.output.figures.pays_words import gain_text, remarks_of, shown_text, verdict_of
-from trilane.output.figures.style import kinds_in_words, legend_of, page, round_ticks, wrapped
+from trilane.output.figures.style import (
+    PANEL_GRID,
+    axes_of_panels,
+    kinds_in_words,
+    legend_of,
+    page,
+    panels_of,
+    round_ticks,
+    wrapped,
+)
 from trilane.output.figures.sweep_means import SweepMeans, fastest_cells, left_to_gain
 from trilane.output.figures.words import tally, value_text
 from trilane.study.leaderboard.standings import TIE, BoardSetting, Standing, all_settings, leaderboard_settings
@@ -64,13 +72,14 @@ def plot_heat_map(means: SweepMeans, x: str, y: str) -> Picture:
     """
     across, up = means.axis(x), means.axis(y)
     panels, cells = panels_of(means, [x, y]), fastest_cells(means)
-    rows, columns = GRID[len(panels)]
+    rows, columns = PANEL_GRID[len(panels)]
     cell = max(_NARROWEST, min(_CELL[0], _WIDEST / columns / len(across)))
     width = 2.6 + columns * (0.4 + cell * max(3, len(across)))
     height = 2.1 + rows * (0.5 + _CELL[1] * max(3, len(up)))
     headline = tally(zip(cells["policy"], cells["kind"], strict=True))
     figure, part = page(max(9.0, width), height, headline, means.about, _marks_and_notes(means, cells))
-    norm = _norm(cells["tpot_ms"])
+    low, high = float(cells["tpot_ms"].min()), float(cells["tpot_ms"].max())
+    norm = LogNorm(low, high) if high > _LOG_FROM * low else Normalize(min(low, 0.97 * high), high)
     for panel, ax in axes_of_panels(part, panels):
         _draw_fastest(ax, panel.of(cells), (x, across), (y, up), norm, cell)
     bar = part.colorbar(ScalarMappable(norm, _SLOW_IS_DARK), ax=part.axes, pad=0.02, aspect=30)
@@ -84,11 +93,6 @@ def _marks_and_notes(means: SweepMeans, cells: pd.DataFrame) -> str:
     small = "the clairvoyant run (*) and the lower bound" if len(means.clairvoyant) else "the lower bound"
     legend = f"in each cell: the fastest policy, its TPOT in ms; small: {small}"
     return "\n".join(["; ".join([legend, *kinds_in_words(set(cells["kind"]))]), *means.notes])
-
-
-def _norm(times: pd.Series) -> Normalize:
-    low, high = float(times.min()), float(times.max())
-    return LogNorm(low, high) if high > _LOG_FROM * low else Normalize(min(low, 0.97 * high), high)
 
 
 def _draw_fastest(

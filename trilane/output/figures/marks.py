@@ -6,9 +6,10 @@ Marks behind names, ``*`` and ``~``, are made here alone, from the kind, when a 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.protocols import PolicyKind
+from sim.runs.vocabulary import kind_of
 
 SIGNS = {PolicyKind.CLAIRVOYANT: "*", PolicyKind.CHANGES: "~"}
 _MEANINGS = {PolicyKind.CLAIRVOYANT: "knows the future", PolicyKind.CHANGES: "changes the routing"}
@@ -17,6 +18,11 @@ _MEANINGS = {PolicyKind.CLAIRVOYANT: "knows the future", PolicyKind.CHANGES: "ch
 def marked(name: str, kind: PolicyKind) -> str:
     """A name as tables and pictures show it: "oracle *", "daop ~", "dali"."""
     return f"{name} {SIGNS[kind]}" if kind in SIGNS else name
+
+
+def kind_of_row(row: Mapping[str, Any]) -> PolicyKind:
+    """The kind of the policy of a run (``Run.to_dict()``), or of a mean of runs, by its labels."""
+    return kind_of(row.get("labels", ()))
 
 
 def meanings(kinds: Collection[PolicyKind]) -> dict[str, str]:

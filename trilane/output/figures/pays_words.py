@@ -20,8 +20,6 @@ _CACHES = {
 }
 
 
-
-
 def answer_of(found: GainMap) -> str:
     """The verdict on the machine, by how much it gains, the spread, and the speeds."""
     cell = found.cell

@@ -158,7 +158,11 @@ def plot_agreement(agreement: Agreement, about: str = "") -> Figure:
     ]
     figure, part = page(12.5, max(6.4, 2.4 + 0.38 * len(colours)), _headline(agreement), about)
     times, errors = part.subplots(1, 2, width_ratios=[1.15, 1])
-    dots = [_dot(comparison, look) for comparison, look in zip(agreement.comparisons, looks, strict=True)]
+    dots = [
+        Dot(one.tpot_ms.median, one.tpot_ms.predicted, {"markersize": 8, "zorder": 4, **look}, one.null_tpot_ms,
+            one.tpot_ms.measured)
+        for one, look in zip(agreement.comparisons, looks, strict=True)
+    ]
     draw_dots(times, dots, bands, 1.15, linear_up_to=_LOG_FROM)
     per_token = "TPOT (ms per output token)"
     times.set(aspect="equal", xlabel=f"measured {per_token}", ylabel=f"predicted {per_token}")
@@ -187,12 +191,6 @@ def _colours_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
         face, edge = ("white", colour) if hollow else (colour, "white")
         colours[name] = {"color": colour, "markerfacecolor": face, "markeredgecolor": edge}
     return colours
-
-
-def _dot(comparison: RunComparison, look: Mapping[str, Any]) -> Dot:
-    tpot = comparison.tpot_ms
-    return Dot(tpot.median, tpot.predicted, {"markersize": 8, "zorder": 4, **look}, comparison.null_tpot_ms,
-               tpot.measured)
 
 
 def _errors(

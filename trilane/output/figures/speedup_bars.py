@@ -13,8 +13,15 @@ from policies.protocols import PolicyKind
 from trilane.output.figures.bars import style_bars, whisker, write_value
 from trilane.output.figures.figure_files import Picture, PictureError, default_settings
 from trilane.output.figures.marks import IMPOSSIBLE, WHISKER, look_of, marked
-from trilane.output.figures.panels import MOST, Panel, axes_of_panels, page_size, settings_of
-from trilane.output.figures.style import kinds_in_words, page
+from trilane.output.figures.style import (
+    MOST_PANELS,
+    Panel,
+    axes_of_panels,
+    kinds_in_words,
+    page,
+    page_size,
+    settings_of,
+)
 from trilane.output.figures.sweep_means import BOUND, SweepMeans, clairvoyant, policy_there
 
 BASELINES = ("llama.cpp", "on-demand", "layer-wise")  # by default the first of these in the results
@@ -33,9 +40,11 @@ def plot_speedup_bars(means: SweepMeans, baseline: str | None = None) -> Picture
     speedups, every_setting = _speedups(means, name), settings_of(means)
     panels = [panel for panel in every_setting if not panel.of(speedups).empty]
     without = len(every_setting) - len(panels)
-    settings, over = len(panels), len(panels) if len(panels) > MOST else 0
+    settings, over = len(panels), len(panels) if len(panels) > MOST_PANELS else 0
     if over:
-        speedups, panels = _over_settings(speedups), [Panel({}, "")]
+        groups = speedups.groupby(["policy", "kind"], sort=False)["speedup"]
+        means_over = groups.agg(speedup=_geometric, lowest="min", highest="max", settings="size")
+        speedups, panels = means_over.reset_index(), [Panel({}, "")]
     else:
         speedups["settings"] = speedups.groupby("policy")["speedup"].transform("size")  # in which each policy ran
     ranked = speedups[speedups["settings"] == settings]  # means over other settings could not be compared with these
@@ -88,12 +97,6 @@ def _with_baseline(rows: pd.DataFrame, base: pd.DataFrame, by: Sequence[str]) ->
     """Rows with the baseline's TPOT in their setting; those of settings in which it did not run are left out."""
     times = base[[*by, "tpot_ms"]].rename(columns={"tpot_ms": "tpot_ms_base"})
     return pd.merge(rows, times, on=list(by)) if by else pd.merge(rows, times, how="cross")
-
-
-def _over_settings(speedups: pd.DataFrame) -> pd.DataFrame:
-    """Geometric means, the lowest and highest setting, and how many they are."""
-    groups = speedups.groupby(["policy", "kind"], sort=False)["speedup"]
-    return groups.agg(speedup=_geometric, lowest="min", highest="max", settings="size").reset_index()
 
 
 def _geometric(ratios: pd.Series) -> float:

@@ -1,13 +1,15 @@
-"""The page of a picture with its headline, axes without clutter, and axes for the values of a sweep."""
+"""The page of a picture with its headline, axes for the values of a sweep, and small multiples of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -19,8 +21,10 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrM
 
 from policies.protocols import PolicyKind
 from trilane.common.quoting import printable
+from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.marks import GRID, INK, meanings
-from trilane.output.figures.words import is_share, numeric, value_text
+from trilane.output.figures.sweep_means import SweepMeans
+from trilane.output.figures.words import is_share, numeric, setting_words, value_text
 from trilane.study.sweep.axes import axis_label
 
 _LARGEST, _SMALLEST = 14.0, 11.5  # points of a headline
@@ -168,3 +172,61 @@ def _written(values: Sequence[Any]) -> list[Any]:
     if by_ratio(values) or all(high - low >= room for low, high in pairwise(scale)):
         return list(values)
     return [value for place, value in enumerate(values) if not place or value - values[place - 1] >= room]
+
+
+# --- a panel for each setting of the axes that a picture does not draw ------------------------------------------------
+
+MOST_PANELS = 6
+PANEL_GRID = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}  # rows, columns
+
+
+class Panel(NamedTuple):
+    """The values of the axes that are not drawn, and the same in words."""
+
+    where: dict[str, Any]
+    title: str
+
+    def of(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows of this panel."""
+        for name, value in self.where.items():
+            rows = rows[rows[name] == value]
+        return rows
+
+
+def settings_of(means: SweepMeans, drawn: Sequence[str] = ()) -> list[Panel]:
+    """Every setting of the axes other than the ``drawn`` ones that has rows."""
+    others = {name: values for name, values in means.axes.items() if name not in drawn}
+    settings = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
+    panels = [Panel(where, ", ".join(setting_words(*pair) for pair in where.items())) for where in settings]
+    return [panel for panel in panels if not panel.of(means.rows).empty]
+
+
+def panels_of(means: SweepMeans, drawn: Sequence[str]) -> list[Panel]:
+    """A panel for each of those settings. Raises PictureError if they are too many, naming the keys and values."""
+    panels = settings_of(means, drawn)
+    if len(panels) <= MOST_PANELS:
+        return panels
+    values = {name: list(dict.fromkeys(panel.where[name] for panel in panels)) for name in panels[0].where}
+    vary = ", or ".join(f"{name}={' '.join(value_text(name, value) for value in values[name])}" for name in values)
+    raise PictureError(
+        f"expected at most {MOST_PANELS} settings of the axes that are not drawn (all but {', '.join(drawn)}), got "
+        f"{len(panels)}: choose with --where {vary}"
+    )
+
+
+def page_size(count: int, height: float = 4.6) -> tuple[float, float]:
+    """Inches of a page with so many panels, each so high."""
+    rows, columns = PANEL_GRID[count]
+    return {1: 10.0, 2: 14.0, 3: 17.0}[columns], 1.2 + rows * height
+
+
+def axes_of_panels(part: SubFigure, panels: Sequence[Panel]) -> Iterator[tuple[Panel, Axes]]:
+    """The panels with the axes to draw each into, row by row, with their titles."""
+    rows, columns = PANEL_GRID[len(panels)]
+    grid = np.atleast_1d(part.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
+    for ax in grid[len(panels) :]:
+        ax.remove()
+    for panel, ax in zip(panels, grid, strict=False):
+        if len(panels) > 1:
+            ax.set_title(panel.title, fontsize=11, loc="left", fontweight="bold")
+        yield panel, ax

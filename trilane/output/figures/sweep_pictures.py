@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from trilane.common.names import unknown
 from trilane.output.figures.figure_files import Picture, PictureError
-from trilane.output.figures.hits import plot_hit_lines
-from trilane.output.figures.lines import plot_tpot_lines
+from trilane.output.figures.lines import plot_hit_lines, plot_tpot_lines
 from trilane.output.figures.maps import plot_heat_map
 from trilane.output.figures.speedup_bars import plot_speedup_bars
 from trilane.output.figures.sweep_means import SweepMeans

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from policies.protocols import PolicyKind
-from sim.runs.vocabulary import kind_of
-from trilane.output.figures.marks import marked
+from trilane.output.figures.marks import kind_of_row, marked
 from trilane.output.pages.output import legend, mebibytes, number, percent, table
 
 Row = Mapping[str, Any]
@@ -35,10 +34,6 @@ def _share(name: str) -> Callable[[Row], str]:
     return lambda row: percent(row[name])
 
 
-def _kind(row: Row) -> PolicyKind:
-    return kind_of(row.get("labels", ()))
-
-
 _TIMES = (
     Column("TTFT\nms", lambda row: number(row["ttft_ms"], 0)),
     Column("TPOT\nms", lambda row: number(row["tpot_ms"], 2)),
@@ -53,11 +48,11 @@ _PCIE = Column(
     "PCIe", "expert weights copied to the GPU for each generated token",
 )
 _CHANGED = Column(
-    "~", lambda row: percent(row["approximated_weight_share"]) if _kind(row) is PolicyKind.CHANGES else "",
+    "~", lambda row: percent(row["approximated_weight_share"]) if kind_of_row(row) is PolicyKind.CHANGES else "",
     "~", "changes the routing: the share of the router's weight on experts that do not run as routed",
 )
 COMPARED = (  # of ``trilane compare``
-    Column("\npolicy", lambda row: marked(row["policy"], _kind(row))),
+    Column("\npolicy", lambda row: marked(row["policy"], kind_of_row(row))),
     *_TIMES, _HITS, _PCIE,
     Column(
         "busy\ngpu", _share("gpu_busy_share"),
@@ -77,7 +72,7 @@ COMPARED = (  # of ``trilane compare``
     _CHANGED,
 )
 ABLATED = (  # of ``trilane ablate``
-    Column("", lambda row: marked(row["label"], _kind(row))),
+    Column("", lambda row: marked(row["label"], kind_of_row(row))),
     *_TIMES,
     Column(
         "speed-\nup", lambda row: "" if row["speedup"] is None else f"{row['speedup']:.2f}x",

@@ -1,4 +1,4 @@
-"""Output of verbs: tables, numbers, JSON, progress; results go to standard output, all else to stderr."""
+"""Output of verbs: tables, numbers, JSON, Markdown, progress; results go to standard output, all else to stderr."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from trilane.common.units import MIB
 
 if TYPE_CHECKING:
     from trilane.study.player import Progress, Watch
+
 
 T = TypeVar("T")
 Part = Table | Text | str  # of a page
@@ -273,3 +274,18 @@ def signed_percent(value: float | None) -> str:
 def reason_of(error: str) -> str:
     """An error without its numbers: errors that differ in numbers alone have one reason."""
     return re.sub(r"[\d.,]+", "", error)
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+def markdown_table(
+    headers: Sequence[str], lines: Iterable[Sequence[str]], text_columns: Sequence[int] = (0,), newline: str = " "
+) -> str:
+    """A table of which all columns but ``text_columns`` are numbers; ``newline`` stands for line breaks in cells."""
+    rule = ["---" if place in text_columns else "---:" for place in range(len(headers))]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("\n", newline) for cells in (headers, rule, *lines))
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A list with an entry a line."""
+    return "\n".join(f"- {line}" for line in lines)

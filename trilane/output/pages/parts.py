@@ -20,7 +20,7 @@ def parts_page(parts: Sequence[MachinePart]) -> list[Part]:
     cpu = ["CPU", "memory", "cores", "channels", "PCIe", "share of the\nmemory's rate read", "W"]
     return [
         table(gpu, [_gpu_row(part) for part in parts if isinstance(part, CardPart)]),
-        table(unified, [_unified_row(part) for part in parts if isinstance(part, UnifiedPart)]),
+        table(unified, [_gpu_row(part) for part in parts if isinstance(part, UnifiedPart)]),
         table(memory, [_memory_row(part) for part in parts if isinstance(part, MemoryPart)]),
         table(cpu, [_cpu_row(part) for part in parts if isinstance(part, CpuPart)]),
         _HOW,
@@ -34,18 +34,14 @@ source. Without a GPU it is none+ddr5-5600. Unified memory comes with its GPU an
 GPU rates are those of data sheets. GiB = 2^30 bytes, GB = 10^9 bytes."""
 
 
-def _gpu_row(part: CardPart) -> list[str]:
+def _gpu_row(part: CardPart | UnifiedPart) -> list[str]:
+    if isinstance(part, UnifiedPart):
+        host = [part.memory, part.cpu]
+    else:
+        host = [f"{part.pcie_generation.value}.0 x{part.pcie_lanes.value}"]
     return [
         part.name, f"{part.memory_bytes.value / GIB:g}", f"{part.bandwidth_bytes_per_s.value / GB:g}",
-        f"{part.flops_per_s.value / 1e12:g}", f"{part.pcie_generation.value}.0 x{part.pcie_lanes.value}",
-        f"{part.board_power_w.value:g}",
-    ]
-
-
-def _unified_row(part: UnifiedPart) -> list[str]:
-    return [
-        part.name, f"{part.memory_bytes.value / GIB:g}", f"{part.bandwidth_bytes_per_s.value / GB:g}",
-        f"{part.flops_per_s.value / 1e12:g}", part.memory, part.cpu, f"{part.board_power_w.value:g}",
+        f"{part.flops_per_s.value / 1e12:g}", *host, f"{part.board_power_w.value:g}",
     ]
 
 

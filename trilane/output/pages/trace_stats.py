@@ -11,8 +11,7 @@ from traces.models.catalogue import Published
 from traces.statistics import one_sequence_statistics, trace_statistics
 from traces.trace import Trace
 from trilane.output.figures.words import short_name
-from trilane.output.pages.markdown import markdown_table
-from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+from trilane.output.pages.output import Part, heading, markdown_table, number, pairs, percent, table
 from trilane.study.cache_curve import CacheCurve
 
 Statistics = Mapping[str, Any]

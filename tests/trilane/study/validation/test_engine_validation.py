@@ -12,7 +12,7 @@ from sim.costs.engine import load_engine
 from tests.kit.fake_engine import FakeContext, known_kernels
 from traces.models.catalogue import load_model
 from traces.models.names import parted
-from trilane.output.pages.engine_validation import summary_lines, write_engine_report
+from trilane.output.pages.engine import summary_lines, write_engine_report
 from trilane.study.validation.engine_validation import (
     EnginePlan,
     EngineRow,

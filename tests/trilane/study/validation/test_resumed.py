@@ -12,7 +12,7 @@ import pytest
 from realrun.replay.replay import Measurement, ReplayBench
 from tests.kit.depth import thinned
 from tests.kit.validations import ALL, PLAN, ROUND, WARM, Validate, contents
-from trilane.output.pages.validation_words import notes_of
+from trilane.output.pages.validation import notes_of
 from trilane.study.validation.journal import ValidationJournal
 
 

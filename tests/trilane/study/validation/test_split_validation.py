@@ -19,7 +19,7 @@ from sim.machine.hardware import load_hardware
 from tests.kit.fake_engine import FakeSplitContext, known_gpu_kernels, known_kernels, known_split
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import blocks_of
-from trilane.output.pages.engine_validation import engine_table
+from trilane.output.pages.engine import engine_table
 from trilane.study.validation.engine_validation import (
     EnginePlan,
     EnginePlanError,

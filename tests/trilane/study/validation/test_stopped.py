@@ -10,7 +10,7 @@ from realrun.errors import LaneError, RefusedError
 from realrun.replay.replay import Measurement, ReplayBench
 from sim.runs.prepare import Prepared
 from tests.kit.validations import ROUND, WARM, Validate
-from trilane.output.pages.validation_words import notes_of
+from trilane.output.pages.validation import notes_of
 from trilane.study.validation.validate import Stop
 
 

@@ -1,4 +1,4 @@
-"""``trilane trace stats``: one trace, several, and what others publish."""
+"""``trilane trace``: statistics, logs that are imported, and routing that is made up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.commands import Trilane
 from tests.kit.toys import toy_trace
-from traces.file import write_trace
+from tests.traces.importers.routes import MODEL, routes
+from traces.file import read_trace, write_trace
+from traces.importers import FORMATS
 from traces.models.catalogue import Published, published_figures
 from traces.statistics import trace_statistics
 from traces.trace import Trace
+from trilane import import_trace, load_trace
 from trilane.cli import main
 from trilane.common.schema import SchemaError, from_dict
 from trilane.output.pages.trace_stats import comparable_statistics
@@ -167,3 +171,141 @@ def test_a_figure_with_something_wrong_is_refused(change: dict[str, Any]) -> Non
         from_dict(Published, {**GOOD, **change})
     with pytest.raises(SchemaError, match="missing key: source"):
         from_dict(Published, {key: text for key, text in GOOD.items() if key != "source"})
+
+
+# --- import -----------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def answers(tmp_path: Path) -> None:
+    ids = routes(8).tolist()
+    answer = {"choices": [{"routed_experts": ids[4:]}], "prompt_routed_experts": ids[:4]}
+    (tmp_path / "answers.jsonl").write_text(f"{json.dumps(answer)}\n" * 2)
+
+
+def test_an_imported_log_is_played_and_every_heading_says_that_weights_are_unknown(
+    trilane: Trilane, answers: None
+) -> None:
+    done = trilane("trace", "import", "answers.jsonl", "--model", MODEL, "-o", "t.safetensors")
+    assert (done.status, done.out) == (0, "")
+    said = "t.safetensors (weights unknown): 2 sequences of mini-moe:2, 8 prompt and 8 decode tokens, no forecasts"
+    assert said in done.err
+    settings = ("trace=t.safetensors", "model=null", "cached_share=0.5", "batch=2", "policy=on-demand")
+    for words in (
+        ("trace", "info", "t.safetensors"),
+        ("trace", "stats", "t.safetensors"),
+        ("simulate", *(word for each in settings for word in ("--set", each))),
+    ):
+        done = trilane(*words)
+        assert done.status == 0, done.err
+        assert "t.safetensors (weights unknown)" in done.out + done.err
+
+
+def test_python_imports_as_the_command_line_does(trilane: Trilane, answers: None) -> None:
+    trilane("trace", "import", "answers.jsonl", "--model", MODEL, "-o", "t.safetensors")
+    assert import_trace("answers.jsonl", model=MODEL).checksum == load_trace("t.safetensors").checksum
+
+
+def test_the_help_names_every_format(trilane: Trilane) -> None:
+    shown = " ".join(trilane("trace", "import", "--help").out.split())
+    assert [name for name in FORMATS if name not in shown] == []
+
+
+def test_a_log_that_needs_a_model_names_the_option(trilane: Trilane, answers: None) -> None:
+    for words in (("trace", "info", "answers.jsonl"), ("trace", "import", "answers.jsonl", "-o", "t.safetensors")):
+        done = trilane(*words)
+        assert done.status == 2
+        assert "trilane trace import answers.jsonl --model NAME -o FILE" in " ".join(done.err.split())
+
+
+# --- synth ------------------------------------------------------------------------------------------------------------
+
+SYNTH = ("trace", "synth", "--like", "mini-moe:2", "-o", "t.safetensors")
+SMALL = ("--sequences", "2", "--prompt-tokens", "3", "--generated-tokens", "4")
+
+
+def test_a_trace_has_what_was_asked_for_and_says_how_near_it_comes(trilane: Trilane) -> None:
+    done = trilane(*SYNTH, *SMALL, "--seed", "7", "--json", "fit.json")
+    assert done.status == 0, done.err
+    assert "synthetic trace: t.safetensors" in done.err
+    assert done.out.startswith("synthetic routing for mini-moe:2")
+    assert "fitted to mini-moe (the bundled trace mini-moe; 8 layers, 16 experts, top-2)" in done.out
+    assert "made to the 2 layers, 16 experts, top-2 of mini-moe:2" in done.out
+    row = next(line.split() for line in done.out.splitlines() if line.startswith("used again 1 tokens later"))
+    assert float(row[-3]) + float(row[-1]) == pytest.approx(float(row[-2]), abs=2e-3)
+    facts = trilane("trace", "info", "t.safetensors", "--json", "-").json
+    assert (facts["moe_layers"], facts["sequences"], facts["prefill_tokens"], facts["decode_tokens"]) == (2, 2, 6, 8)
+    assert facts["provenance"]["seed"] == 7
+    assert sorted(path.name for path in Path().iterdir()) == ["fit.json", "t.safetensors"]
+
+
+def test_a_seed_gives_one_trace(trilane: Trilane) -> None:
+    checksums = []
+    for seed in ("1", "1", "2"):
+        trilane(*SYNTH, *SMALL, "--seed", seed)
+        checksums.append(read_trace("t.safetensors").checksum)
+    assert checksums[0] == checksums[1] != checksums[2]
+
+
+def test_a_trace_of_ones_own_can_be_the_model(trilane: Trilane) -> None:
+    """Cut after two layers it is quickly fitted; its topology is its own, unless a model is named."""
+    done = trilane("trace", "synth", "--fit", "mini-moe:2", "-o", "t.safetensors", *SMALL)
+    assert done.status == 0, done.err
+    assert "compared with the trace mini-moe:2" in done.out
+    assert read_trace("t.safetensors").shape.name == "mini-moe:2"
+    done = trilane("trace", "synth", "--fit", "t.safetensors", "-o", "u.safetensors")
+    assert done.status == 2
+    assert "expected a sequence of at least 4 prompt and 32 decode tokens" in done.err
+
+
+def test_everything_on_it_is_called_synthetic(trilane: Trilane) -> None:
+    for name, seed in (("t", "1"), ("c", "2")):
+        trilane(*SYNTH, *SMALL, "--seed", seed, "-o", f"{name}.safetensors")
+    scenario = [
+        word for value in ("trace=t.safetensors", "model=null", "calibration=c.safetensors", "cached_share=0.5")
+        for word in ("--set", value)
+    ]
+    for words in (
+        ("simulate", "--policy", "on-demand", *scenario),
+        ("simulate", "--policy", "on-demand", *scenario, "--json", "-"),
+        ("compare", "--policies", "on-demand,oracle", "--draws", "1", *scenario),
+        ("compare", "--policies", "on-demand", "--draws", "1", *scenario, "--json", "-"),
+        ("trace", "info", "t.safetensors"),
+        ("trace", "stats", "t.safetensors"),
+        ("trace", "stats", "t.safetensors", "--json", "-"),
+        ("trace", "stats", "t.safetensors", "mini-moe:2"),
+        ("cache-curve", "t.safetensors", "--policies", "lru"),
+        ("cache-curve", "t.safetensors", "--policies", "lru", "--json", "-"),
+    ):
+        done = trilane(*words)
+        assert done.status == 0, done.err
+        assert "synthetic" in done.out, words
+
+
+def test_a_synthetic_trace_needs_no_file(trilane: Trilane) -> None:
+    done = trilane("cache-curve", "synthetic:mini-moe/1x4+8:2", "--policies", "lru")
+    assert done.status == 0, done.err
+    assert "routing of synthetic:mini-moe/1x4+8:2," in done.out
+
+
+BAD: dict[str, tuple[tuple[str, ...], str]] = {
+    "unknown model": (("--like", "eliza"), "eliza"),
+    "unknown trace": (("--fit", "eliza"), "eliza"),
+    "no sequences": (("--sequences", "0"), "--sequences"),
+    "no folder": (("-o", "nowhere/t.safetensors"), "the folder nowhere does not exist"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(trilane: Trilane, name: str) -> None:
+    words, expected = BAD[name]
+    done = trilane(*SYNTH, *words)
+    assert (done.status, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert expected in line
+    assert not list(Path().iterdir())
+
+
+def test_somebody_must_be_likened(trilane: Trilane) -> None:
+    done = trilane("trace", "synth", "-o", "t.safetensors")
+    assert (done.status, done.out) == (2, "")
+    assert "expected --like MODEL, --fit TRACE or both" in done.err

@@ -1,14 +1,14 @@
-"""The report of an engine's validation: a table for terminals and pages, a CSV file, a picture."""
+"""Pages of an engine on this machine: the times of its tokens and prompts, and the report of its validation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from realrun.llama_cpp.bench import BenchPoint, BenchSettings, quartiles
 from sim.costs.engine import InferenceEngine
 from trilane.common.files import atomic_path
-from trilane.output.pages.markdown import bullets, markdown_table
-from trilane.output.pages.output import Part, heading, legend, signed_percent, table
+from trilane.output.pages.output import Part, bullets, heading, legend, markdown_table, signed_percent, table
 from trilane.study.validation.engine_validation import (
     MEDIAN_AIM,
     QUIET,
@@ -17,6 +17,46 @@ from trilane.study.validation.engine_validation import (
     EngineSummary,
     write_rows,
 )
+
+_TIMES_HEADERS = ("", "tokens/s", "ms\nmedian", "ms\nquartiles", "+/-", "repeats")
+_TIMES_MEANINGS = {
+    "+/-": "half of the distance between the quartiles, over the median",
+    "decode": "one token behind those in the cache; random ids, so that there is no text",
+}
+
+
+def times_of(point: BenchPoint, times: Sequence[int]) -> dict[str, float]:
+    """Quartiles of the repeats (ns) of one piece of work, in ms; its speed at the median; JSON-ready."""
+    low, middle, high = (ns / 1e6 for ns in quartiles(times))
+    return {
+        "tokens_per_s": 1e3 * point.tokens / middle, "tokens": point.tokens, "low_ms": low, "median_ms": middle,
+        "high_ms": high, "repeats": len(times), "spread": (high - low) / 2 / middle,
+    }
+
+
+def engine_times_table(times_by_work: Mapping[str, Mapping[str, float]]) -> list[Part]:
+    """Results of ``times_of``, by what is computed, with the meaning of the columns."""
+    rows = [
+        [work, f"{times['tokens_per_s']:.1f}", f"{times['median_ms']:.2f}",
+         f"{times['low_ms']:.2f}-{times['high_ms']:.2f}", f"{times['spread']:.1%}", str(times["repeats"])]
+        for work, times in times_by_work.items()
+    ]
+    return [table(_TIMES_HEADERS, rows), legend(_TIMES_MEANINGS)]
+
+
+def settings_line(threads: int, settings: BenchSettings) -> str:
+    """How the engine ran, in words."""
+    where = f"experts of {settings.cpu_layers} layers on the CPU" if settings.gpu else "all on the CPU"
+    many = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{where}, {many}, pieces of {settings.piece_tokens}, keys and values in {settings.kv}"
+
+
+def work_words(point: BenchPoint) -> str:
+    """Words for what is computed."""
+    return f"prompt of {point.tokens:,}" if point.tokens > 1 else f"decode at {point.depth:,} tokens"
+
+
+# --- validation -------------------------------------------------------------------------------------------------------
 
 _MEANINGS = {
     "measured": "median time of a step: one token behind `depth` others, or a piece of a prompt of so many tokens",

@@ -1,4 +1,4 @@
-"""``trilane compare``: one scenario under several policies, ranked."""
+"""``trilane simulate``, ``compare`` and ``ablate``: a scenario under one policy, several, or parts of one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,50 @@ from trilane.output.pages.output import (
     progress,
     report,
     watching,
+    working,
 )
 from trilane.study import DRAWS
 from trilane.verbs.inputs import describe, inputs_of, policies_in, scenario_of
-from trilane.verbs.options import OWN_POLICY, DrawsOption, JobsOption, ScenarioOption, SetOption, processes
+from trilane.verbs.options import (
+    OWN_POLICY,
+    DrawsOption,
+    JobsOption,
+    PolicyOption,
+    RunFiles,
+    ScenarioOption,
+    SetOption,
+    grouped,
+    processes,
+)
 
 if TYPE_CHECKING:
     from sim.runs.run import Run
     from trilane.study.compare import Comparison
+
+
+@grouped
+def simulate(
+    scenario: ScenarioOption = None,
+    policy: PolicyOption = None,
+    changes: SetOption = None,
+    *,
+    files: RunFiles,
+    json: JsonOption = None,
+) -> None:
+    """Simulate one policy and report where the time goes."""
+    from sim.simulate import simulate as run_scenario
+    from trilane.output.pages.run import record_of, run_page
+
+    chosen = scenario_of(scenario, changes, policy)
+    check_targets(files.spans, files.perfetto, json, picture=files.gantt, inputs=inputs_of(scenario, chosen))
+    with working(f"simulating {chosen.policy}"):
+        run = run_scenario(chosen)
+    about = describe(chosen)
+    report(json, record_of(run), *run_page(about, run.to_dict()))
+    files.write(run, about)
+
+
+# --- compare ----------------------------------------------------------------------------------------------------------
 
 Row = Mapping[str, Any]
 TIMELINE_STEPS = 6  # of each policy, so that the combined timeline stays small
@@ -106,3 +142,48 @@ def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, re
         save_gantt(run, folder / f"gantt-{run.policy}.png", about=about)
     write_perfetto(runs, folder / "timeline.json.gz", TIMELINE_STEPS)
     note(f"pictures and a timeline for https://ui.perfetto.dev are in {folder}/")
+
+
+# --- ablate -----------------------------------------------------------------------------------------------------------
+
+def ablate(
+    policy: Annotated[
+        str, typer.Argument(metavar="NAME", help=f"Policy; see [bold]trilane policies[/]. {OWN_POLICY}.")
+    ],
+    scenario: ScenarioOption = None,
+    changes: SetOption = None,
+    draws: DrawsOption = DRAWS,
+    jobs: JobsOption = None,
+    json: JsonOption = None,
+    png: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the ladder.")] = None,
+) -> None:
+    """Switch a policy's parts on one after the other, and off one by one.
+
+    Placement off: no expert is on the GPU at the start.
+
+    Assigner off: every expert is computed where its weights are (copied, if the policy computes on the GPU alone).
+
+    Cache off: the experts that are on the GPU at the start stay there, and no others are kept; prefetches into the
+    cache go to staging slots.
+
+    Prefetcher and router off: no prefetches, and the experts that the model's own router chose.
+    """
+    from trilane.output.pages.columns import ABLATED, tabulate
+    from trilane.study.ablate import ablate as switch_parts
+
+    chosen = scenario_of(scenario, changes, policy)
+    check_targets(json, picture=png, inputs=inputs_of(scenario, chosen))
+    with watching("simulating") as watch:
+        found = switch_parts(chosen, draws=draws, jobs=processes(jobs), watch=watch)
+    empty_line: list[dict[str, str]] = [{}] if found.all_but_one else []
+    rows = [*found.ladder, *empty_line, *found.all_but_one]
+    about = describe(chosen)
+    report(json, found._asdict(), heading(f"{chosen.policy}: {about}"), *tabulate(ABLATED, rows))
+    for row in rows:
+        if row.get("refused"):
+            note(f"{row['label']}: {row['refused']}")
+    if png:
+        from trilane.output.figures import plot_ladder, save_figure
+
+        save_figure(plot_ladder(found, about), png)
+        note(f"picture: {png}")

@@ -1,0 +1,171 @@
+"""``trilane accuracy``, ``papers`` and ``leaderboard``: measured speeds, published figures, policies on one scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trilane.output.pages.output import JsonOption, check_targets, note, report, watching
+from trilane.verbs.inputs import policies_in, policy_files
+from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, processes
+
+if TYPE_CHECKING:
+    from trilane.study.leaderboard.standings import Entry
+
+
+def accuracy(
+    row: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Explain one row: its setting, where the predicted time goes, and with which "
+                                        "rate the measured speed would be right."),
+    ] = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="FILE.csv", help="Score rows of your own, instead of the bundled ones.")
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="Write a file for rows of your own, with all columns and an example."),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.png", help="Draw predicted against measured speeds (.png, .svg or .pdf)."),
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Report how accurate predicted speeds are, on speeds that other people measured.
+
+    The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Each is
+    predicted from the machine, split, threads and lengths that its source states.
+    """
+    from trilane.engines.accuracy.explanation import explain
+    from trilane.engines.accuracy.measured_rows import write_template
+    from trilane.engines.accuracy.scores import bundled_scores, row_of, scores_of
+    from trilane.output.pages.accuracy import accuracy_page, row_page
+
+    if row is not None and plot is not None:
+        raise OptionError("expected --row or --plot, got both; --plot draws all rows")
+    check_targets(json, template, picture=plot, inputs=(check,))
+    if template is not None:
+        write_template(template)
+        note(f"{template}: fill in a line for each measurement, then: trilane accuracy --check {template}")
+        return
+    scores = scores_of(check) if check else bundled_scores()
+    if row is not None:
+        explained = row_of(scores.rows, row)
+        report(json, scores.facts(explained), *row_page(explained, scores, explain(explained)))
+        return
+    report(json, scores.to_dict(), *accuracy_page(scores, check))
+    if plot is not None:
+        from trilane.output.figures import plot_accuracy, save_figure
+
+        save_figure(plot_accuracy(scores), plot)
+
+
+# --- papers -----------------------------------------------------------------------------------------------------------
+
+def papers(
+    row: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Explain one figure: its setting, what was played, and why it misses."),
+    ] = None,
+    paper: Annotated[str | None, typer.Option(metavar="NAME", help="The figures of one paper, a line each.")] = None,
+    headlines: Annotated[bool, typer.Option("--headlines", help="The claims that the papers begin with.")] = False,
+    play: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="Play what this file does not hold, and add it there; without it, the "
+                                              "plays that come with the program are shown."),
+    ] = None,
+    jobs: JobsOption = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.png", help="Draw simulated against published values (.png, .svg or .pdf)."),
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Compare simulated with published figures of five papers on offloading.
+
+    Each figure is asked in its paper's own setting: machine, program, model, weights, batch, lengths and cache. A play
+    is shared by all figures that need it. Figures that set a number of the simulator are shown, and not counted.
+    """
+    from trilane.output.pages.papers import board_page, figure_page, figures_page
+    from trilane.study.papers.plays import PLAYED, add_plays, read_plays
+    from trilane.study.papers.scores import chosen_figures, facts_of, needed, scoreboard
+
+    if row is not None and plot is not None:
+        raise OptionError("expected --row or --plot, got both; --plot draws all figures")
+    check_targets(json, play, picture=plot)
+    figures = chosen_figures(paper, row, headlines)
+    file = PLAYED if play is None else Path(play)
+    if play is not None:
+        with watching("playing") as watch:
+            count = add_plays(file, needed(figures), processes(jobs), watch)
+        note(f"{file}: {count} plays were added")
+    plays = read_plays(file)
+    board = scoreboard(figures, plays)
+    if row is not None:
+        report(json, facts_of(board.scores[0]), *figure_page(board.scores[0], plays))
+        return
+    lines = figures_page(board) if paper is not None or headlines else []
+    report(json, board.to_dict(), *lines, *board_page(board))
+    if plot is not None:
+        from trilane.output.figures import plot_papers, save_figure
+
+        save_figure(plot_papers(board), plot)
+
+
+# --- leaderboard ------------------------------------------------------------------------------------------------------
+
+def leaderboard(
+    policies: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help=f"Simulate these where they have no entry yet. {OWN_POLICY}. Default: with "
+                                         "--play all, else none."),
+    ] = None,
+    play: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="Simulate what this file lacks, and add it there; without it, the "
+                                              "entries that come with the program are shown. Not needed for a "
+                                              "policy of your own, whose result --policies does not keep."),
+    ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show the speeds on each machine, too.")] = False,
+    jobs: JobsOption = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw the standings (.png, .svg or .pdf); a CSV with the same data goes next "
+                                          "to it."),
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Rank policies over machines of four classes, two families of routing, and batches of 1 and 8.
+
+    In each setting all policies are simulated with the same texts, on the engine [bold]ideal[/].
+    """
+    from trilane.common.schema import to_dict
+    from trilane.output.pages.leaderboard import leaderboard_page, machine_pages
+    from trilane.study.leaderboard.standings import standings
+
+    names = [] if policies is None else policies_in(policies)
+    check_targets(json, play, picture=plot, data=True, inputs=policy_files())
+    found = standings(_entries(names, play, processes(jobs)))
+    record = [
+        {"policy": one.policy, "kind": one.kind, "score": one.score, "lowest": one.lowest, "best_in": one.best_in,
+         "entries": [to_dict(entry) for entry in one.entries.values()]}
+        for one in found
+    ]
+    report(json, record, *leaderboard_page(found, names), *(machine_pages(found) if details else ()))
+    if plot is not None:
+        from trilane.output.figures import plot_leaderboard, save_picture
+
+        note(f"picture: {plot}, and what it draws: {save_picture(plot_leaderboard(found, names), plot)}")
+
+
+def _entries(names: list[str], play: str | None, jobs: int) -> list[Entry]:
+    from policies.registry import policy_names
+    from trilane.study.leaderboard.standings import add_entries, read_entries, with_played
+
+    with watching("simulating") as watch:
+        if play is not None:
+            return add_entries(Path(play), names or policy_names(), jobs, watch)
+        return with_played(read_entries(), names, jobs, watch)

@@ -1,0 +1,143 @@
+"""``trilane fit`` and ``pays``: what a model does on a machine, and whether an idea pays there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trilane.common.gc_paused import gc_paused, leave_garbage
+from trilane.output.pages.output import JsonOption, check_targets, note, report, watching, working
+from trilane.verbs.inputs import policies_in, policy_files, policy_named
+from trilane.verbs.options import OWN_POLICY, JobsOption, MachineParts, ModelOption, Workload, grouped, processes
+
+
+@grouped
+def fit(
+    model: ModelOption,
+    *,
+    parts: MachineParts,
+    workload: Workload,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Engine, such as ik_llama.cpp. Default: llama.cpp; for AMD "
+                                               "and Intel cards llama.cpp-vulkan."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Threads of the engine. Default: one per core.")
+    ] = None,
+    kv: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of the KV cache: f16, q8_0, q4_0. Default: f16.")
+    ] = None,
+    n_cpu_moe: Annotated[
+        int | None,
+        typer.Option("--n-cpu-moe", metavar="N", help="Layers whose experts the engine keeps on the CPU. Default: as "
+                                                      "few as the memory allows."),
+    ] = None,
+    ubatch: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Prompt tokens that are computed at once. Default: that of the engine."),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: that of this model, or synthetic."),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Trace of other prompts, for policies that need calibration. "
+                                               "Default: the one that belongs to the trace, if there is one."),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help=f"Policies to choose from. {OWN_POLICY}. Where experts are offloaded, "
+                                         "llama.cpp and the clairvoyant run are added; elsewhere only llama.cpp is "
+                                         "simulated. Default: some that keep the routing."),
+    ] = None,
+    policy_engine: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Engine on which policies are simulated, such as ideal or pytorch.")
+    ] = "ideal",
+    jobs: JobsOption = None,
+    json: JsonOption = None,
+) -> None:
+    """Report whether a model runs on a machine, how, how fast, and what limits it."""
+    from trilane.fit.fit import fit as answer
+
+    names = None if policies is None else tuple(policies_in(policies))
+    check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
+    question = workload.question(
+        model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
+        policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
+    )
+    with working("simulating the policies"), gc_paused():
+        answered = answer(question, processes(jobs))
+        leave_garbage()
+    from trilane.output.pages.caveats import fit_record
+    from trilane.output.pages.fit import (
+        fit_page,  # here: it imports much, and the processes of an answer begin before that
+    )
+
+    report(json, fit_record(answered), *fit_page(answered))
+
+
+# --- pays -------------------------------------------------------------------------------------------------------------
+
+@grouped
+def pays(
+    idea: Annotated[
+        str,
+        typer.Argument(metavar="IDEA", help="cache: a cache of experts on the GPU; prefetch: copies of the next "
+                                            "layer's experts; deferral: results of some experts that join the next "
+                                            "layer; speculation: drafted tokens; link: a link of twice the bandwidth; "
+                                            "memory: a GPU with a quarter more memory."),
+    ],
+    *,
+    model: ModelOption,
+    parts: MachineParts,
+    workload: Workload,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Policy in place of the usual one: in place of a cache's, or on both sides; "
+                                         f"llama.cpp@cache: llama.cpp's own cache. {OWN_POLICY}."),
+    ] = None,
+    x: Annotated[
+        float | None,
+        typer.Option("--x", metavar="X", help="The machine's value of the first of the two numbers, as sweeps take it: "
+                                              "cached_share (cache, link), noisy_forecast_recall, deferred, "
+                                              "draft_acceptance, gpu_memory_gb. Default: its own; drafts: 0.7."),
+    ] = None,
+    y: Annotated[
+        float | None,
+        typer.Option("--y", metavar="Y", help="The same of the second: pcie_gbps (cache, prefetch, link), dram_gbps "
+                                              "(deferral, memory), draft_tokens. Default: its own; drafts: 3."),
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: synthetic, like the model's.")
+    ] = None,
+    draws: Annotated[int, typer.Option(metavar="N", help="Draws (of other texts) over which each gain is a mean.")] = 3,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw the map (.png, .svg or .pdf); a CSV with the same data goes next to "
+                                          "it."),
+    ] = None,
+    jobs: JobsOption = None,
+    json: JsonOption = None,
+) -> None:
+    """Does an idea pay here, and where is the break-even?
+
+    Simulates decoding with and without the idea while the two numbers that matter most are varied: whether it pays on
+    the machine that was named, by how much, and from which values of these numbers on.
+    """
+    from trilane.output.pages.pays import pays_page
+    from trilane.study.pays.gain_map import gain_map
+    from trilane.study.pays.question import PaysQuestion
+
+    named = None if policy is None else policy_named(policy)
+    check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
+    asked = workload.question(model=model, **vars(parts), trace=trace)
+    with watching("simulating") as watch:
+        found = gain_map(PaysQuestion(idea, asked, draws, named, x, y), processes(jobs), watch)
+    report(json, found.to_dict(), *pays_page(found))
+    if out is not None:
+        from trilane.output.figures import plot_pays, save_picture
+
+        note(f"picture: {out}, and what it draws: {save_picture(plot_pays(found), out)}")
