@@ -34,9 +34,8 @@ def accuracy(
     The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Each is
     predicted from the machine, split, threads and lengths that its source states.
     """
-    from trilane.engines.accuracy.explanation import explain
     from trilane.engines.accuracy.measured_rows import write_template
-    from trilane.engines.accuracy.scores import bundled_scores, row_of, scores_of
+    from trilane.engines.accuracy.scores import bundled_scores, explain, row_of, scores_of
     from trilane.output.pages.accuracy import accuracy_page, row_page
 
     if row is not None and plot is not None:

@@ -36,8 +36,7 @@ def papers(
     is shared by all figures that need it. Figures that set a number of the simulator are shown, and not counted.
     """
     from trilane.output.pages.papers import board_page, figure_page, figures_page
-    from trilane.study.papers.plays import PLAYED, add_plays, read_plays
-    from trilane.study.papers.scores import chosen_figures, facts_of, needed, scoreboard
+    from trilane.study.papers.scores import PLAYED, add_plays, chosen_figures, facts_of, needed, read_plays, scoreboard
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all figures")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
-from realrun.llama_cpp.kernel_engine import piece_ns
+from realrun.llama_cpp.kernel_numbers import piece_ns
 from realrun.llama_cpp.random_gguf import gguf_layout, write_random_gguf
 from sim.costs.engine import EngineError, FittedEngine
 from sim.costs.kernel_costs import kernel_steps
