@@ -23,8 +23,7 @@ from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes, RoutedInput
 from realrun.execution.routed_tokens import routed
 from realrun.experts.ffn import ExpertShape
-from realrun.experts.gpu_slots import GpuSlots, slots_needed
-from realrun.experts.store import random_store
+from realrun.experts.store import GpuSlots, random_store, slots_needed
 from realrun.machine import LaneKind
 from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import Completion, Machine, Work

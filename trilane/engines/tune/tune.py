@@ -11,7 +11,7 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import check_fits, host_memory_of
 from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
