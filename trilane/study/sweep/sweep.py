@@ -160,17 +160,13 @@ def played_rows(tasks: Sequence[PointTask], jobs: int = 1, dask: str | None = No
     """
     if not tasks:
         return
-    with dask_pool(dask, Player) if dask is not None else _pool(min(jobs, max(2, len(tasks)))) as pool:
-        for _, row in play_in(pool, Player.row_of, tasks, lambda task: task.point.setting, _died):
+    def died(task: PointTask) -> Row:
+        return failed(task.point, task.key, DIED)
+
+    processes = min(jobs, max(2, len(tasks)))
+    with WorkerPool(processes, Player, caller_works=False) if dask is None else dask_pool(dask, Player) as pool:
+        for _, row in play_in(pool, Player.row_of, tasks, lambda task: task.point.setting, died):
             yield row
-
-
-def _pool(jobs: int) -> WorkerPool[Player]:
-    return WorkerPool(jobs, Player, caller_works=False)
-
-
-def _died(task: PointTask) -> Row:
-    return failed(task.point, task.key, DIED)
 
 
 # --- one point --------------------------------------------------------------------------------------------------------
