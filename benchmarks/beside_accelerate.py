@@ -38,7 +38,7 @@ from sim.machine.hardware import write_hardware
 from sim.runs.scenario import Scenario
 from traces.models.shape import ModelShape
 from trilane.common.files import atomic_path
-from trilane.study.validation.plan import alternating
+from trilane.study.validation.validate import alternating
 
 HERE = Path(__file__).parent
 POLICIES = ("on-demand", "fiddler", "dali")

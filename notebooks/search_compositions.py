@@ -29,7 +29,7 @@ from sim.simulate import play as simulated
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path
 from trilane.engines.gains import PARTS, ScaledPart
-from trilane.fit import candidates
+from trilane.fit.prepared_question import DEFAULT_CANDIDATES
 from trilane.fit.sensitivity import with_better
 
 DATA = Path(__file__).parent / "data"
@@ -212,7 +212,7 @@ def improve(pool: ProcessPoolExecutor) -> None:
         tasks = [(place, name, better) for place, name in asked]
         return dict(zip(asked, pool.map(drawn, tasks), strict=True))
 
-    rows = rows_of(list(product(places, candidates.DEFAULTS)), better=False)
+    rows = rows_of(list(product(places, DEFAULT_CANDIDATES)), better=False)
     judged = [(place, name) for place in places for name in dict.fromkeys(("best-exact", fastest(rows, place)))]
     rows |= rows_of(judged, better=True)
     _write("better_parts.csv", COLUMNS_OF_PARTS, (
@@ -222,7 +222,7 @@ def improve(pool: ProcessPoolExecutor) -> None:
 
 def fastest(rows: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], place: str) -> str:
     """What ``trilane fit`` would recommend in a place: of its candidates, the one of the shortest answers."""
-    return min(candidates.DEFAULTS, key=lambda name: rows[place, name][0]["answer_ms"])
+    return min(DEFAULT_CANDIDATES, key=lambda name: rows[place, name][0]["answer_ms"])
 
 
 def held_out() -> list[Scenario]:

@@ -119,10 +119,10 @@ def text(axes: Axes, place: Point, words: str, size: float = 10, **style: str) -
     axes.text(*place, words, size=size, **settings)
 
 
-def arrow(axes: Axes, start: Point, end: Point, colour: str = INK, width: float = 1.3, bend: str = "arc3") -> None:
+def arrow(axes: Axes, start: Point, end: Point, colour: str = INK, width: float = 1.3) -> None:
     """An arrow from one point to another."""
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color=colour, linewidth=width,
-                                   shrinkA=0, shrinkB=0, connectionstyle=bend))
+                                   shrinkA=0, shrinkB=0))
 
 
 def svg(axes: Axes) -> bytes:

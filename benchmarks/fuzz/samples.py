@@ -37,7 +37,7 @@ from trilane.study.sweep.sweep import sweep
 from trilane.study.sweep.table import COLUMNS
 from trilane.study.validation.journal import Kept, journal_of, question_of
 from trilane.study.validation.parity import answers_of
-from trilane.study.validation.plan import ValidationPlan
+from trilane.study.validation.validate import ValidationPlan
 
 ROOT = Path(__file__).parents[2]
 RUN: dict[str, Any] = {

@@ -20,8 +20,7 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Updates
 from realrun.errors import LaneError
 from realrun.execution.recorder import MachineRecorder
-from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.store import ExpertStore
+from realrun.experts.store import ExpertStore, GpuSlots
 from realrun.machine.lanes import Completion, Machine, Work
 
 

@@ -20,8 +20,7 @@ from realrun.execution.copying import Copying
 from realrun.execution.layer_execution import LayerExecution, LayerSizes, RoutedInput
 from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
-from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.store import ExpertStore
+from realrun.experts.store import ExpertStore, GpuSlots
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine
 from realrun.machine.thread_lane import low_jitter

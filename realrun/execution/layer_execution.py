@@ -18,8 +18,7 @@ from realrun.execution.copying import CopyFuture, Copying
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens
 from realrun.experts.ffn import Choices, addressed, compute_into, weighted_ffn
-from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.store import ExpertStore
+from realrun.experts.store import ExpertStore, GpuSlots
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine, Submitted
 

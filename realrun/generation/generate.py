@@ -19,7 +19,7 @@ from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
-from realrun.experts.gpu_slots import GpuSlots, check_one_width, slots_needed
+from realrun.experts.store import GpuSlots, check_one_width, slots_needed
 from realrun.generation.hosted_model import HostedModel, computed_in_place, load_model, look_at, routed_through
 from realrun.generation.live_layers import LiveForecasts, LiveLayers, LiveRecorder, MadeForecasts, PartialStates
 from realrun.machine.lanes import Machine

@@ -20,12 +20,11 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from realrun.errors import RefusedError
-from realrun.execution.routed_tokens import choices_of
+from realrun.execution.routed_tokens import choices_of, layer_scale
 from realrun.experts.checkpoint import load_streamed, move, take_experts
 from realrun.experts.ffn import check_kernel, compute_into
 from realrun.experts.store import Allocate, ExpertStore
 from realrun.generation.live_layers import RouterFacts
-from realrun.generation.model_routing import layer_scale
 from traces.capture.layers import MoeLayer, config_value, shape_of
 from traces.capture.load import NO_CODE, Loaded, library_errors, load, revision_of
 from traces.capture.passes import HookedModel, Probe

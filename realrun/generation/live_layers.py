@@ -25,8 +25,7 @@ from policies.mechanism.views import Forecast, LayerInput, Phase, Routing
 from policies.protocols import Needs
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import RoutedInput
-from realrun.execution.routed_tokens import rerouted
-from realrun.generation.model_routing import Scores, own_routing, scaled_by, weighed_like
+from realrun.execution.routed_tokens import Scores, own_routing, rerouted, scaled_by, weighed_like
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, OnItsLane, nothing
 from realrun.machine.thread_lane import InlineLane

@@ -20,8 +20,18 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from realrun.llama_cpp.gates import GateForecasts, Gates, mean_change, read_gates, routing_rows, score_rows
-from realrun.llama_cpp.recorded_model import RoutedModel, RoutedPass, Routing, open_routed
+from realrun.llama_cpp.gates import (
+    GateForecasts,
+    Gates,
+    RoutedModel,
+    RoutedPass,
+    Routing,
+    mean_change,
+    open_routed,
+    read_gates,
+    routing_rows,
+    score_rows,
+)
 from traces.capture.prompts import PromptFile, check_disjoint, read_prompts
 from traces.capture.settings import CaptureError, CaptureSettings
 from traces.file import TraceWriter

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +26,7 @@ from realrun.llama_cpp.benchmark_models import (
     expert_models,
     router_pair,
 )
-from realrun.llama_cpp.kernel_engine import piece_ns
+from sim.costs.engine import InferenceEngine, load_engine
 from sim.costs.kernel_costs import (
     AttentionTimes,
     BlockRates,
@@ -33,6 +34,7 @@ from sim.costs.kernel_costs import (
     Kernels,
     KernelSteps,
     ProductRates,
+    SplitKernels,
     longest_share,
     place_of,
 )
@@ -40,6 +42,9 @@ from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
 from traces.models.shape import ExpertWork, ModelShape
 from trilane.common.errors import TrilaneError
+from trilane.common.files import atomic_path
+from trilane.common.schema import to_dict
+from trilane.common.yaml_files import yaml_text
 
 Samples = Mapping[str, Mapping[BenchPoint, float]]  # ns, by model
 Equations: TypeAlias = tuple[ArrayLike, ArrayLike]  # a matrix [N, U], and its product with the unknowns [U]: times [N]
@@ -310,3 +315,58 @@ def _added(shape: ModelShape, tokens: int, threads: int, depth: int) -> tuple[fl
     share = longest_share(depth + 1, threads) if tokens == 1 else 1.0
     tokens_read = layers * depth * share
     return tokens_read * kind.kv_width * 2.0, tokens_read * kind.heads * tokens, float(width)
+
+
+# --- the kernels as an engine -----------------------------------------------------------------------------------------
+
+
+def piece_ns(steps: KernelSteps, tokens: int, context: int) -> float:
+    """Time in ns of a piece of ``tokens`` tokens of one sequence, which has ``context`` tokens after it.
+
+    After the attention of the last layer, llama.cpp continues with the piece's last token alone.
+    """
+    costs, layers = steps.step(tokens, (context,)), steps.shape.moe_layers - 1
+    mixture, of_one = (_mixture_ns(steps, count) for count in (tokens, 1))
+    return (layers + 1) * costs.attention_ns + layers * mixture + of_one + costs.dense_ns + costs.head_ns
+
+
+def routed_ns(steps: KernelSteps, tokens: int) -> float:
+    """Time in ns of a layer's routed experts for ``tokens`` tokens."""
+    work = ExpertWork.of(steps.shape, tokens)
+    [expert_ns] = steps.expert_ns(np.array([work.rows]))
+    return work.active * float(expert_ns)
+
+
+def _mixture_ns(steps: KernelSteps, tokens: int) -> float:
+    """Time in ns of a layer's gate, shared and routed experts, and of their sum."""
+    step = steps.step(tokens, (tokens,))
+    return step.gate_ns + step.shared_ns + step.combine_ns + routed_ns(steps, tokens)
+
+
+BASE = "llama.cpp"
+
+
+class GpuNumbers(NamedTuple):
+    """Kernels of a machine with a GPU: the GPU's, and those of experts on the CPU next to it."""
+
+    gpu_kernels: Kernels
+    split: SplitKernels
+
+
+def write_engine(measured: Kernels | GpuNumbers, about: str, path: Path) -> InferenceEngine:
+    """Write an engine file ``like`` llama.cpp, atomically; the engine as it is read back. Raises EngineError."""
+    sections = measured._asdict() if isinstance(measured, GpuNumbers) else {"kernels": measured}
+    plain = {name: _plain(to_dict(section)) for name, section in sections.items()}
+    with atomic_path(path) as aside:
+        aside.write_text(yaml_text({"about": about, "like": BASE, **plain}))
+        load_engine(str(aside))  # an engine that cannot be read leaves an earlier file as it was
+    return load_engine(str(path))
+
+
+def _plain(value: Any) -> Any:
+    """The value with its numbers rounded to five digits, and lists in place of tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

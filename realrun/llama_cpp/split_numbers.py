@@ -23,14 +23,15 @@ from realrun.llama_cpp.benchmark_models import (
     SPLIT_STEPS,
     expert_models,
 )
-from realrun.llama_cpp.kernel_engine import GpuNumbers, routed_ns
 from realrun.llama_cpp.kernel_numbers import (
     Equations,
+    GpuNumbers,
     KernelNumbers,
     Samples,
     chosen_elements,
     expert_operations,
     plausible_rates,
+    routed_ns,
     solved,
     solved_by_threads,
 )

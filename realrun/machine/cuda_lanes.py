@@ -29,12 +29,11 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usable_cores
-from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, why_unreadable
+from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, stream_flag, why_unreadable
 from realrun.machine.cuda_streams import GpuClock, StreamCompletion, StreamLane
 from realrun.machine.facts import cpu_facts, gpu_facts
 from realrun.machine.lanes import MachineLane, nothing
 from realrun.machine.pinned import Pinned
-from realrun.machine.stream_flags import stream_flag
 from realrun.machine.thread_lane import ThreadLane, settle_thread, settled, wake_in_time
 from sim.machine.devices import ResultPath
 from trilane.common.units import gb

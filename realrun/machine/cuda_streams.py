@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from realrun.errors import LaneError, LaneInputError, RefusedError
-from realrun.machine.cuda_memory import memory_in_words
+from realrun.machine.cuda_memory import StreamFlag, memory_in_words
 from realrun.machine.lanes import Completion, OnItsLane, Work
-from realrun.machine.stream_flags import StreamFlag
 from realrun.machine.thread_lane import ThreadCompletion
 from trilane.common.errors import TrilaneError
 

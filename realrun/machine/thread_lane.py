@@ -19,8 +19,8 @@ import torch
 
 from realrun.errors import LaneError
 from realrun.machine.cores import most_cpu_threads
+from realrun.machine.cuda_memory import StreamFlag
 from realrun.machine.lanes import Completion, OnItsLane, Work
-from realrun.machine.stream_flags import StreamFlag
 from trilane.common.gc_paused import gc_paused
 
 PR_SET_TIMERSLACK = 29  # https://man7.org/linux/man-pages/man2/PR_SET_TIMERSLACK.2const.html

@@ -32,8 +32,7 @@ from realrun.execution.layer_execution import LayerExecution, LayerSizes, Routed
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens, routed
 from realrun.experts.ffn import ExpertShape, SwiGlu, weighted_ffn
-from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.store import ExpertStore, random_store
+from realrun.experts.store import ExpertStore, GpuSlots, random_store
 from realrun.machine.cuda_memory import upload
 from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import Completion, Machine, Work, took_ns

@@ -14,9 +14,8 @@ from policies.registry import policy_names
 from realrun.machine.machines import RealMachine, check_same
 from realrun.profiling.decisions import decision_costs
 from realrun.profiling.hardware import Aim, LinkFigures, achieved, hardware_of, machine_facts, plain_rates
-from realrun.profiling.kernels import host_probes, kernel_probes
+from realrun.profiling.kernels import host_probes, kernel_probes, link_probes
 from realrun.profiling.lab import Lab, Points
-from realrun.profiling.link import link_probes
 from realrun.profiling.timing import (
     QUICK,
     Effort,

@@ -23,8 +23,7 @@ from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes, RoutedInput
 from realrun.execution.routed_tokens import routed
 from realrun.experts.ffn import ExpertShape
-from realrun.experts.gpu_slots import GpuSlots, slots_needed
-from realrun.experts.store import random_store
+from realrun.experts.store import GpuSlots, random_store, slots_needed
 from realrun.machine import LaneKind
 from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import Completion, Machine, Work
@@ -273,7 +272,7 @@ class ReplayRoom(NamedTuple):
 class ReplayBench:
     """Experts and kernels of one model with random weights on one machine, for any number of runs up to ``room``."""
 
-    def __init__(self, machine: Machine, shape: ModelShape, room: ReplayRoom, seed: int = 0) -> None:
+    def __init__(self, machine: Machine, shape: ModelShape, room: ReplayRoom) -> None:
         """Raises RefusedError if there are no kernels for the weights, or too little memory."""
         dtype, self.layout, kernel = ExpertShape.of(shape)
         count = shape.moe_layers * shape.experts
@@ -281,12 +280,9 @@ class ReplayBench:
         check_host_memory(self.layout.size_bytes * (count + (room.slots if on_host else 0)))
         self.machine, self.room = machine, room
         self.store = random_store(
-            self.layout, shape.moe_layers, shape.experts,
-            lambda size: machine.host_tensor((size,), torch.uint8), seed,
+            self.layout, shape.moe_layers, shape.experts, lambda size: machine.host_tensor((size,), torch.uint8)
         )
-        self.model = model_on(
-            machine, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True, seed=seed
-        )
+        self.model = model_on(machine, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True)
         self.kernels = [kernel] * shape.moe_layers
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
         self._arena = machine.gpu_tensor((room.slots, self.layout.size_bytes), torch.uint8)

@@ -16,7 +16,7 @@ from policies.protocols import Budget, InitialPlacement, Needs, When
 from policies.registry import System
 from policies.testing.purity import reachable
 from tests.kit.broken import HASHING, SOUND, UNSEEDED, caught, twin
-from trilane.testing.policy_laws import PolicyLaws
+from trilane.testing.laws_of_runs import PolicyLaws
 from trilane.testing.worlds import World
 
 AT_EVERY_SIZE = "test_laws_1_to_5_and_12_at_every_size"

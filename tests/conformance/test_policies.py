@@ -14,7 +14,7 @@ from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import play
 from tests.kit.depth import thinned
-from trilane.testing.policy_laws import PolicyLaws
+from trilane.testing.laws_of_runs import PolicyLaws
 
 
 @pytest.mark.parametrize("entry", SYSTEMS.values(), ids=SYSTEMS)

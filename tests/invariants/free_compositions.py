@@ -18,8 +18,7 @@ from sim.runs.demand import StepDemand, demand_of
 from traces.batches import compose as compose_batch
 from traces.trace import Trace
 from trilane.testing.random_worlds import random_world, with_forecasts
-from trilane.testing.strategies import toy_shape
-from trilane.testing.worlds import PlayedWorld, World, play_policy
+from trilane.testing.worlds import PlayedWorld, World, play_policy, toy_shape
 
 FORECASTS: tuple[tuple[tuple[str, int], ...], ...] = (
     (), (("gate", 1),), (("partial", 1),), (("gate", 1), ("gate", 2)), (("partial", 1), ("gate", 1)),

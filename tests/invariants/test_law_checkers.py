@@ -11,14 +11,14 @@ from sim.runs.metrics import metrics_of
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import Stalls
 from tests.kit.hand_made import BUDGET_BYTES, ROUTINGS, change, hand_made, spans_of, without
-from trilane.testing import accounting
-from trilane.testing.accounting import law_12_accounting
+from trilane.testing import laws
 from trilane.testing.laws import (
     check_all,
     law_1_conservation,
     law_2_causality,
     law_3_exclusivity,
     law_4_capacity,
+    law_12_accounting,
 )
 from trilane.testing.work_conservation import law_5_work_conservation
 
@@ -147,13 +147,13 @@ def test_law_12_finds_busy_time_that_counts_twice() -> None:
 
 
 def test_law_12_finds_stalls_that_do_not_sum_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "stalls_of", lambda _: Stalls(8, 3, 23))
+    monkeypatch.setattr(laws, "stalls_of", lambda _: Stalls(8, 3, 23))
     _refused(lambda: law_12_accounting(RUN, 1), "law 12: stalls Stalls(h2d_ns=8, cpu_ns=3, host_ns=23)")
 
 
 @pytest.mark.parametrize("name", ["tpot_ms", "token_hit_rate", "prefetches_used", "pcie_swap_bytes_per_token"])
 def test_law_12_finds_a_metric_that_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "metrics_of", lambda *given: replace(metrics_of(*given), **{name: 0.5}))
+    monkeypatch.setattr(laws, "metrics_of", lambda *given: replace(metrics_of(*given), **{name: 0.5}))
     _refused(lambda: law_12_accounting(RUN, 1), f"law 12: {name} is 0.5, worked out anew")
 
 

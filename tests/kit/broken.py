@@ -16,8 +16,8 @@ from policies.protocols import Assigner, Composition, Needs
 from policies.registry import System
 from policies.system import BuildContext, Policy
 from sim.runs.demand import StepDemand
+from trilane.testing.laws_of_runs import PolicyLaws
 from trilane.testing.log import Routings
-from trilane.testing.policy_laws import PolicyLaws
 from trilane.testing.random_worlds import ORDINARY
 from trilane.testing.worlds import World, play
 

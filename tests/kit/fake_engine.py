@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from realrun.llama_cpp.bench import BenchContext, BenchSettings, OpenModel
-from realrun.llama_cpp.kernel_engine import piece_ns
+from realrun.llama_cpp.kernel_numbers import piece_ns
 from sim.costs.kernel_costs import (
     AttentionTimes,
     BlockRates,

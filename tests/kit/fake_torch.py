@@ -145,7 +145,7 @@ def install(patch: Any, cuda: FakeCuda) -> None:
     patch.setattr("realrun.machine.cuda_streams.on_stream", lambda stream, is_current: Deferred(stream))
     patch.setattr(torch, "Generator", HostGenerator)
     patch.setattr("time.perf_counter_ns", lambda: cuda.now_ns)
-    patch.setattr("realrun.machine.stream_flags.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)
+    patch.setattr("realrun.machine.cuda_memory.driver_wait_value", lambda: cuda.wait_value if cuda.has_flags else None)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from sim.machine.parts import all_parts
 from sim.machine.plan_costs import PlanCost
 from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes, Profile
 from traces.models.shape import ModelShape
-from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import toy_shape
 
 TOY = toy_shape(3, 4, 2, shared_width=4, dense_layers=2, dense_width=16, kv_width=8, attention_params=256)
 FACTS = {"kind": "host-lanes", "cpu": "two slow cores", "cpu_threads": 2, "date": "2026-11-20", "load": 0.25}

@@ -12,8 +12,7 @@ from trilane.engines.memory import Splitter
 from trilane.engines.question import Question, engine_of
 from trilane.engines.speed import EngineAnswer, engine_answer
 from trilane.study.pays.gain_map import FACTS, Cell, GainMap, PlayedSide
-from trilane.study.pays.ideas import Dimension, Idea, Values
-from trilane.study.pays.question import PaysQuestion
+from trilane.study.pays.ideas import Dimension, Idea, PaysQuestion, Values
 
 QWEN: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 16}
 GEMMA: dict[str, Any] = {"model": "gemma-4-26b-a4b", "gpu": "rtx-3060", "ram": "ddr4-3200"}

@@ -15,7 +15,7 @@ from sim.machine.devices import ResultPath
 from sim.machine.plan_costs import PlanCost, PlanCosts
 from traces.trace import Trace
 from trilane.testing.random_worlds import ConstantSteps
-from trilane.testing.strategies import token_places, toy_shape
+from trilane.testing.worlds import token_places, toy_shape
 
 
 def uniform_costs(

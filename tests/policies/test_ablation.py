@@ -17,7 +17,7 @@ from policies.parts.routers import TrueRouter
 from policies.protocols import Budget, Composition, InitialPlacement, Needs
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, compose
 from tests.kit.views import scored_view
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 
 def build(name: str, **parameters: Any) -> Composition:

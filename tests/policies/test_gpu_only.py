@@ -17,8 +17,7 @@ from tests.kit.hand_worked import play as play_by_hand
 from tests.kit.views import costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
-from trilane.testing.strategies import toy_calibration
-from trilane.testing.worlds import World, play
+from trilane.testing.worlds import World, play, toy_calibration
 
 COST = costs((10,), (30,), copy_ns=100)
 CONTEXT = BuildContext("toy", 8, 3, 2, calibration=toy_calibration(3, 8, 2))

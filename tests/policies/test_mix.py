@@ -14,7 +14,7 @@ from policies.protocols import Composition
 from policies.registry import ChoiceError, compose
 from policies.system import BuildContext
 from tests.kit.views import costs, view
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 LAYERS, EXPERTS = 3, 8
 

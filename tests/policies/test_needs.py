@@ -10,7 +10,7 @@ from policies.protocols import Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, added, compose
 from policies.system import System
 from tests.kit.views import costs, scored_view
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 GATE, QUASI, ESTIMATED = (("gate", 1),), (("quasi_hidden", 1),), (("estimator", 1),)
 DAOP = Needs(tokens=True, forecasts=GATE, forecast_phases=("decode",), calibration=True, changes_routing=True)

@@ -16,7 +16,7 @@ from policies.parts.future import Future
 from policies.registry import SYSTEMS, BuildContext, added, compose
 from tests.kit.views import costs
 from trilane.common.hints import hints_of
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 LAYERS, EXPERTS, TOP_K = 8, 64, 2
 CALIBRATION = toy_calibration(LAYERS, EXPERTS, TOP_K)

@@ -24,7 +24,7 @@ from policies.parts.placements import PoolPlacement
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import SYSTEMS, BuildContext, ChoiceError, added, compose, policy_names, register, system
 from policies.system import System
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 ROOT = Path(__file__).parents[2]
 LAYERS, EXPERTS, STEPS = 3, 8, 6

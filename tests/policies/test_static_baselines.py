@@ -12,7 +12,7 @@ from policies.parts.placements import RandomPlacement
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
 from tests.kit.views import costs, view
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 LAYERS, EXPERTS, TOP_K = 3, 4, 2
 POPULARITY = np.array([[0.1, 0.4, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])

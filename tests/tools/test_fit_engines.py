@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.costs.engine import load_engine
-from tools import fit_engines, write_engines
+from tools import fit_engines
 from tools.fit_engines import ENGINES, engines_of, errors, fitted, log_residuals, read_starts, rows_to_fit
 from trilane.engines.accuracy.measured_rows import MeasuredRow, predict
 
@@ -69,9 +69,9 @@ def test_the_rows_are_those_with_one_assumption_at_most() -> None:
 
 
 def test_engines_that_are_written_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_engines, "FOLDER", tmp_path)
+    monkeypatch.setattr(fit_engines, "FOLDER", tmp_path)
     engines = engines_of(STARTS, STARTS.logs + 0.01)
-    write_engines.write_engines(engines, fit_engines._sources(STARTS, [ROW], 0.01))
+    fit_engines.write_engines(engines, fit_engines._sources(STARTS, [ROW], 0.01))
     for name, engine in engines.items():
         again = load_engine(str(tmp_path / f"{name}.yaml"))
         assert again.about == engine.about

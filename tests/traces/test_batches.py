@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.kit.toys import toy_trace
 from traces.batches import BatchError, StepRows, best_ranks, compose, count_experts, step_workloads
 from traces.trace import Trace
-from trilane.testing.strategies import toy_shape, traces
+from trilane.testing.worlds import toy_shape, traces
 
 
 def three_sequences() -> Trace:

@@ -21,7 +21,7 @@ from tests.kit.toys import declare_empty, toy_trace
 from traces.file import TraceError, TraceWriter, file_metadata, read_trace, write_trace
 from traces.layout import ForecastKey
 from traces.trace import Trace, trace_checksum
-from trilane.testing.strategies import toy_shape, traces
+from trilane.testing.worlds import toy_shape, traces
 
 Tensors = dict[str, NDArray[Any]]
 GATE = ForecastKey("gate", 1)

@@ -32,7 +32,7 @@ from traces.synthesis.named import nearest_routing
 from traces.synthesis.synthetic_trace import Synthesis, synthetic_trace
 from traces.trace import Trace, first_layers, rows_apart
 from trilane.study.compare import compare
-from trilane.testing.strategies import traces
+from trilane.testing.worlds import traces
 
 
 def random_trace(layers: int = 6, experts: int = 16, top_k: int = 3, tokens: int = 300) -> Trace:

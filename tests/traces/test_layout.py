@@ -7,7 +7,7 @@ import pytest
 
 from traces import layout
 from traces.layout import SCORE_SLACK, TraceError, no_probability
-from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import toy_shape
 
 
 @pytest.mark.parametrize("row", [0, 1, 2, 5, 6])

@@ -25,7 +25,7 @@ from traces.batches import StepRows, accepted_shares, tokens_per_step, verifying
 from traces.library import load_trace
 from traces.trace import Trace
 from trilane.study.draws import draws_of
-from trilane.testing.accounting import law_12_accounting
+from trilane.testing.laws import law_12_accounting
 from trilane.verbs.inputs import describe
 
 MINI: dict[str, Any] = {"trace": "mini-moe", "model": None, "cached_share": 0.25, "prompt_tokens": 8}

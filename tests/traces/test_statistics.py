@@ -19,7 +19,7 @@ from traces import statistics
 from traces.layout import DECODE, ForecastKey
 from traces.statistics import lru_hit_rates, one_sequence_statistics, popularity_skew, sequences, trace_statistics
 from traces.trace import Trace
-from trilane.testing.strategies import toy_shape, traces
+from trilane.testing.worlds import toy_shape, traces
 
 
 def one_layer(*experts: int, prompt_tokens: int = 0, of: int = 4) -> Trace:

@@ -13,7 +13,7 @@ from functools import cached_property
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
-from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
 from trilane.engines.command_line import command_words, cpu_layers_of
 from trilane.engines.gains import (
     BETTER,

@@ -21,9 +21,8 @@ from trilane.engines.gains import WORTH_NAMING, Gain, limiting_part, ranked
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
 from trilane.engines.question import FitError, Question
 from trilane.engines.speed import EngineAnswer, engine_answer
-from trilane.fit import candidates
 from trilane.fit.policy_result import MemoryUse, PlayedPolicy, PolicyResult, memory_use
-from trilane.fit.prepared_question import all_on_gpu, routing_of
+from trilane.fit.prepared_question import RESIDENT, all_on_gpu, candidate_names, play_candidates, routing_of
 from trilane.fit.sensitivity import Evidence, evidence_of, gains_of, warm_window
 from trilane.study.player import check_workers
 from trilane.study.pool import WorkerPool
@@ -88,11 +87,11 @@ def policy_answer(
 ) -> PolicyAnswer:
     """Play the candidates in the ``jobs`` processes of ``pool``. Raises FitError if none can run,
     what ``prepared_for`` raises, and ChoiceError for a policy that the other processes lack."""
-    policies = candidates.names(question)
+    policies = candidate_names(question)
     if need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
-        policies = (candidates.RESIDENT,)
+        policies = (RESIDENT,)
     check_workers(policies, jobs)
-    ranking = candidates.run(question, policies, pool)
+    ranking = play_candidates(question, policies, pool)
     first, *others = ranking.exact[:SHOWN]
     best, prepared = first.result, pool.state.with_policy(first.result.policy)
     bounds = pool.submit(_bounds, best.policy)  # another process works them out while this one plays the warm window

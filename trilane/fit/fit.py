@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _USUAL_PLAYS = 6  # of the candidates
 _ADDED = 2  # llama.cpp and the clairvoyant run
-_IMPORTS = ("trilane.fit.prepared_question", "trilane.fit.candidates", "trilane.fit.sensitivity")
+_IMPORTS = ("trilane.fit.prepared_question", "trilane.fit.sensitivity")
 LONGEST = 2**20  # tokens; no prompt of more is looked for where it is not known what a model was trained for
 
 

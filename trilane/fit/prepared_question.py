@@ -1,19 +1,30 @@
-"""Prepared questions: the scenario of a question, resolved, on its own machine or on another."""
+"""Prepared questions: the scenario of a question, resolved, on its own machine or on another; and the policies that are
+played in it, by default one of each kind that keeps the routing, with llama.cpp and the clairvoyant run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from policies.protocols import PolicyKind
+from policies.registry import system
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
 from sim.costs.engine import load_engine
 from sim.machine.hardware import Hardware
 from sim.machine.plan_costs import PlanCosts
 from sim.runs.prepare import Prepared, prepare
-from trilane.engines.memory import need_of
-from trilane.engines.question import Question
+from sim.runs.vocabulary import kind_of
+from trilane.common.errors import TrilaneError
+from trilane.common.gc_paused import gc_paused
+from trilane.common.units import in_gb
+from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
+from trilane.engines.question import FitError, Question
 from trilane.engines.routing import RoutingSource, routing_for
-from trilane.fit.candidates import forecasts_read
+from trilane.fit.policy_result import PlayedPolicy, host_bytes_of, play_policy
+from trilane.study import CLAIRVOYANT_POLICY
+from trilane.study.player import play_in
+from trilane.study.pool import WorkerPool
 from trilane.study.question_scenario import scenario_of
 
 
@@ -61,3 +72,86 @@ class _Undecided:
 def undecided(costs: CostTable) -> CostTable:
     """The costs without routing to the host, synchronisation and decisions."""
     return replace(costs, steps=_Undecided(costs.steps), sync_ns=0, plan_costs=PlanCosts())
+
+
+# --- candidate policies -----------------------------------------------------------------------------------------------
+
+
+RESIDENT = "llama.cpp"  # where every expert is on the GPU there is nothing to decide, and no staging
+LLAMA_CPP = "llama.cpp@impl"
+DEFAULT_CANDIDATES = (  # one of each kind; others (fiddler, on-demand, hybrimoe) are near these, or take longer to play
+    LLAMA_CPP,
+    "ktransformers",
+    "mixtral-offloading@impl",
+    "dali",
+    "best-exact",
+)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Candidates by kind, each by the time until the last token; and those that cannot run, with the reasons.
+
+    ``exact`` may be recommended; ``compared`` keep the routing, too, but are not among those to choose from.
+    """
+
+    exact: list[PlayedPolicy]
+    compared: list[PlayedPolicy]
+    changing: list[PlayedPolicy]
+    clairvoyant: list[PlayedPolicy]
+    refused: Mapping[str, str]
+
+
+def candidate_names(question: Question) -> tuple[str, ...]:
+    """Policies to play where experts are offloaded: those to choose from, llama.cpp and the clairvoyant run.
+
+    Raises ChoiceError for an unknown name.
+    """
+    chosen = DEFAULT_CANDIDATES if question.policies is None else question.policies
+    for name in chosen:
+        system(name)
+    return tuple(dict.fromkeys((*chosen, LLAMA_CPP, CLAIRVOYANT_POLICY)))
+
+
+def forecasts_read(question: Question) -> tuple[str, ...]:
+    """The forecasts that some candidate may read, such as ``gate@1``. Raises ChoiceError."""
+    keys = {key for name in candidate_names(question) for key in system(name).needs.forecasts}
+    return tuple(f"{kind}@{lookahead}" for kind, lookahead in sorted(keys) if kind != "oracle")
+
+
+def play_candidates(question: Question, policies: tuple[str, ...], pool: WorkerPool[Prepared]) -> Ranking:
+    """Play all candidates; the processes of ``pool`` hold the question, prepared.
+
+    Raises FitError with all reasons, if none can run that keeps the routing and may be recommended.
+    """
+    host_bytes = host_memory_of(question, pool.state.hardware)
+    last_first = policies[::-1]  # the last take the longest: begun first, they keep no other process waiting
+    results = {last_first[place]: one for place, one in play_in(pool, partial(_play, host_bytes), last_first)}
+    outcomes = {name: results[name] for name in policies}
+    refused = {name: one for name, one in outcomes.items() if isinstance(one, str)}
+    played = [one for one in outcomes.values() if not isinstance(one, str)]
+    played.sort(key=lambda one: one.result.answer_ms)
+    of_kind = {kind: [one for one in played if kind_of(one.result.labels) == kind] for kind in PolicyKind}
+    keeping = of_kind[PolicyKind.KEEPS]
+    chosen = policies if question.policies is None else (*question.policies, RESIDENT)
+    exact = [one for one in keeping if one.result.policy in chosen]
+    if not exact:
+        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+        raise FitError(f"none of the policies that keep the routing can run: {reasons}")
+    compared = [one for one in keeping if one not in exact]
+    return Ranking(exact, compared, of_kind[PolicyKind.CHANGES], of_kind[PolicyKind.CLAIRVOYANT], refused)
+
+
+def _play(host_bytes: int | None, prepared: Prepared, name: str) -> PlayedPolicy | str:
+    """A policy's result, or why it cannot run."""
+    try:
+        candidate = prepared.with_policy(name)
+        session = candidate.session()
+    except TrilaneError as error:
+        return str(error)
+    needed = host_bytes_of(candidate.shape, session) + HOST_RESERVE_BYTES
+    if host_bytes is not None and needed > host_bytes:
+        missing = in_gb(needed - host_bytes)
+        return f"{missing} GB of host memory are missing: experts that may leave the GPU stay there, too"
+    with gc_paused():
+        return play_policy(candidate, session)

@@ -12,8 +12,7 @@ from policies.system import ChoiceError
 from policies.user_files import loaded_policies
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
-from trilane.study.pool import WorkerPool
-from trilane.study.worker import WorkerDiedError
+from trilane.study.pool import WorkerDiedError, WorkerPool
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -5,8 +5,7 @@ policies are played, and ``check_run`` holds a run of one against the laws about
 """
 
 from policies.testing import CacheLaws, CacheScenario  # also says what to install where pytest is missing
-from trilane.testing.laws_of_runs import check_run
-from trilane.testing.policy_laws import PolicyLaws
+from trilane.testing.laws_of_runs import PolicyLaws, check_run
 from trilane.testing.random_worlds import worlds
 from trilane.testing.worlds import play
 

@@ -5,16 +5,19 @@ They depend on the format of spans (sim/runs/spans.py) and on the rules, and on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 
+import pandas as pd
+
 from sim.costs.cost_table import CostTable
-from sim.runs.spans import Span
-from sim.runs.vocabulary import COPIES, INSTANT
-from trilane.testing.accounting import law_12_accounting
-from trilane.testing.launches import law_2_launches
-from trilane.testing.log import Layer, Log, Routings, Spans, home, log_of
-from trilane.testing.work_conservation import law_5_work_conservation
+from sim.runs.metrics import metrics_of
+from sim.runs.spans import Span, spans_frame
+from sim.runs.stalls import stalls_of
+from sim.runs.vocabulary import COPIES, INSTANT, LANES
+from trilane.testing.log import NEVER, Layer, Log, Routings, Spans, Stay, home, log_of
+from trilane.testing.work_conservation import law_2_launches, law_5_work_conservation
 
 
 def check_all(
@@ -198,3 +201,169 @@ def _pinned_stay(log: Log, layer: Layer) -> None:
                 f"law 4: step, layer {layer}: expert {span.expert} is active and leaves at {stay.left} ns, between its "
                 f"routing ({routed}) and its use ({span.end_ns})"
             )
+
+
+# --- law 12: the books balance, and every metric worked out anew, slowly, is the same ---------------------------------
+
+
+Value = float | None
+
+
+def law_12_accounting(spans: Spans, batch: int) -> None:
+    """busy + idle = makespan on every lane, stalls = GPU idle time, bytes = sum over copies, metrics as done anew."""
+    log = log_of(spans)
+    frame = spans if isinstance(spans, pd.DataFrame) else spans_frame([tuple(s) for s in log.spans])  # type: ignore[misc]
+    makespan = max((s.end_ns for s in log.spans), default=0)
+    for span in log.spans:
+        assert span.tokens >= 0 <= span.bytes, f"law 12: {span.kind} has {span.tokens} tokens and {span.bytes} bytes"
+    for lane in LANES:
+        busy, idle = _busy(log, lane, 0, makespan), sum(end - begin for begin, end in gaps(log, lane, makespan))
+        assert busy + idle == makespan, f"law 12: {lane} is busy {busy} ns and idle {idle} of {makespan}"
+    stalls = stalls_of(frame)
+    charged = stall_times(log, 0, makespan)
+    assert stalls._asdict() == charged, f"law 12: stalls {stalls}, worked out anew {charged}"
+    idle = makespan - _busy(log, "gpu", 0, makespan)
+    assert sum(stalls) == idle, f"law 12: stalls {stalls} sum to {sum(stalls)} ns, the GPU is idle for {idle}"
+    given, expected = metrics_of(frame, batch).to_dict(), slow_metrics(log, batch)
+    assert given.keys() == expected.keys(), f"law 12: metrics {given.keys() ^ expected.keys()} are not on both sides"
+    for name, value in expected.items():
+        same = given[name] == value if value is None or given[name] is None else math.isclose(given[name] or 0, value)
+        assert same, f"law 12: {name} is {given[name]}, worked out anew {value}"
+    moved = sum(s.bytes for s in log.lanes["h2d"] if s.kind in COPIES and s.phase == "decode")
+    made = (given["decode_steps"] or 0) * (given["tokens_per_step"] or 0)
+    counted = (given["pcie_bytes_per_token"] or 0) * made * batch
+    assert math.isclose(counted, moved) or not given["decode_steps"], f"law 12: {moved} bytes moved, {counted} counted"
+
+
+def gaps(log: Log, lane: str, until: int) -> list[tuple[int, int]]:
+    """Times in ns in which a lane does nothing, from 0 to ``until``."""
+    free, idle = 0, []
+    for span in log.lanes[lane]:
+        if span.start_ns > free:
+            idle.append((free, span.start_ns))
+        free = max(free, span.end_ns)
+    return [*idle, (free, until)] if until > free else idle
+
+
+def _busy(log: Log, lane: str, begin: int, end: int) -> int:
+    return sum(max(0, min(s.end_ns, end) - max(s.start_ns, begin)) for s in log.lanes[lane])
+
+
+def stall_times(log: Log, begin: int, end: int) -> dict[str, int]:
+    """GPU idle time within a window, by the lane that it waited for: the rule of sim/runs/stalls.py, gap by gap."""
+    total = {"h2d_ns": 0, "cpu_ns": 0, "host_ns": 0}
+    starts = {s.start_ns: s for s in reversed(log.lanes["gpu"])}
+    for gap_begin, gap_end in gaps(log, "gpu", max((s.end_ns for s in log.spans), default=0)):
+        for piece_begin, piece_end, cause in _pieces(log, gap_begin, gap_end, starts.get(gap_end)):
+            total[cause] += max(0, min(piece_end, end) - max(piece_begin, begin))
+    return total
+
+
+def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[int, int, str]]:
+    if waiter is None or waiter.kind not in ("expert", "combine"):
+        return [(begin, end, "host_ns")]
+    if waiter.kind == "expert":
+        copied = any(s.end_ns == waiter.ready_ns for s in log.copied.get((waiter.layer, waiter.expert), ()))
+        return [(begin, end, "h2d_ns" if copied else "host_ns")]
+    layer = (waiter.step, waiter.layer)
+    on_cpu = [s.end_ns for s in log.joining(layer) if s.end_ns <= waiter.ready_ns]
+    results = [s.end_ns for s in log.of(layer, "result")]
+    demanded = [s.end_ns for s in log.demanded(layer)]
+    if waiter.ready_ns not in on_cpu + results + demanded:
+        return [(begin, end, "host_ns")]
+    split = min(max(max(on_cpu, default=0), begin), end)
+    return [(begin, split, "cpu_ns"), (split, end, "h2d_ns")]
+
+
+# --- every metric, worked out plainly ---------------------------------------------------------------------------------
+
+
+def slow_metrics(log: Log, batch: int) -> dict[str, Value]:
+    """All of ``Metrics.to_dict()``."""
+    waits = [s for s in log.lanes["host"] if s.kind == "wait" and s.layer == -1]
+    prefills = [s.end_ns for s in waits if s.phase == "prefill"]
+    decodes = [s.end_ns for s in waits if s.phase == "decode"]
+    idle = {s.step for s in log.lanes["d2h"] if s.kind == "routing" and s.layer == -1 and not s.tokens}
+    tokens = sum((s.step not in idle) + s.tokens for s in waits if s.phase == "decode")
+    before = [s.end_ns for s in waits[: len(waits) - len(decodes)]]
+    begin, end = ((before[-1] if before else 0), decodes[-1]) if decodes else (0, 0)
+    makespan = max((s.end_ns for s in log.spans), default=0)
+    tpot = _share((end - begin) / 1e6, tokens)
+    values: dict[str, Value] = {
+        "ttft_ms": prefills[-1] / 1e6 if prefills else None, "tpot_ms": tpot,
+        "tokens_per_s": _share(1000, tpot or 0), "throughput_tokens_per_s": _share(1000 * batch, tpot or 0),
+        "makespan_ms": makespan / 1e6, "steps": len(waits), "decode_steps": len(decodes),
+        "tokens_per_step": _share(tokens, len(decodes)), **_hits(log), **_prefetches(log, tokens * batch),
+    }
+    for prefix, (a, b) in {"": (begin, end), "run_": (0, makespan)}.items():
+        values |= {f"{prefix}{lane}_busy_share": _share(_busy(log, lane, a, b), b - a) for lane in LANES}
+    for name, ns in stall_times(log, begin, end).items():
+        cause = name.removesuffix("_ns")
+        values |= {f"stall_{cause}_ms": _share(ns / 1e6, tokens), f"stall_{cause}_share": _share(ns, end - begin)}
+    planning = [s for s in log.lanes["host"] if s.kind in ("plan", "foresee") and s.phase == "decode"]
+    return values | {"plan_overhead_share": _share(sum(s.end_ns - s.start_ns for s in planning), end - begin)}
+
+
+def _share(part: float, whole: float) -> Value:
+    return part / whole if whole else None
+
+
+def _hits(log: Log) -> dict[str, Value]:
+    stays = log.stays
+    counts: dict[str, int] = {}
+    loads = {(s.step, home(s), s.expert) for s in log.spans if s.kind == "demand"}
+    for layer in log.routed_layers():
+        routed = log.routed(layer)
+        for span in log.computed(layer):
+            resident = any(s.readable <= routed <= s.left for s in stays.get((layer[1], span.expert), ()))
+            on_gpu = span.lane == "gpu"
+            for when in ("", "decode_") if span.phase == "decode" else ("",):
+                for name, of, hit in (
+                    ("resident", 1, resident), ("token", span.tokens, resident), ("gpu", int(on_gpu), resident),
+                    ("served", 1, on_gpu and (*layer, span.expert) not in loads),
+                ):
+                    key = f"{when}{name}_hit_rate"
+                    counts[key] = counts.get(key, 0) + of
+                    counts[f"{key}+"] = counts.get(f"{key}+", 0) + of * hit
+    names = [f"{w}{n}_hit_rate" for w in ("", "decode_") for n in ("resident", "token", "gpu", "served")]
+    return {name: _share(counts.get(f"{name}+", 0), counts.get(name, 0)) for name in names}
+
+
+def _prefetches(log: Log, tokens: int) -> dict[str, Value]:
+    counts = dict.fromkeys(("used", "late", "wasted", "active"), 0)
+    moved = dict.fromkeys(("demand", "prefetch_used", "prefetch_wasted", "swap"), 0)
+    for (layer, expert), some in log.stays.items():
+        for stay in some:
+            kind = stay.copy.kind
+            if kind == "prefetch":
+                outcome = _outcome(log, stay, layer, expert)
+                counts[outcome] += 1
+                counts["active"] += _active_next(log, stay, layer, expert)
+                kind = "prefetch_wasted" if outcome == "wasted" else "prefetch_used"
+            if stay.copy.phase == "decode" and kind in moved:
+                moved[kind] += stay.copy.bytes
+    started = sum(counts.values()) - counts["active"]
+    return {
+        **{f"prefetches_{outcome}": counts[outcome] for outcome in ("used", "late", "wasted")},
+        "prefetches_withdrawn": sum(s.kind == "withdraw" for s in log.spans),
+        "prefetch_accuracy": _share(counts["active"], started),
+        **{f"pcie_{kind}_bytes_per_token": _share(size, tokens) for kind, size in moved.items()},
+        "pcie_bytes_per_token": _share(sum(moved.values()), tokens),
+    }
+
+
+def _outcome(log: Log, stay: Stay, layer: int, expert: int) -> str:
+    runs = [
+        s for s in log.lanes["gpu"]
+        if s.kind == "expert" and (s.layer, s.expert) == (layer, expert) and stay.readable <= s.start_ns <= stay.left
+    ]
+    if not runs:
+        return "wasted"
+    return "late" if log.routed((runs[0].step, layer)) < stay.readable else "used"
+
+
+def _active_next(log: Log, stay: Stay, layer: int, expert: int) -> bool:
+    """True if the expert was active in the next run of its layer whose plan the copy could still serve."""
+    coming = [(log.planned(at), at) for at in log.routed_layers() if at[1] == layer and log.planned(at) >= stay.came]
+    following: Layer | None = min(coming, default=(NEVER, None))[1]
+    return following is not None and any(s.expert == expert for s in log.computed(following))

@@ -19,8 +19,7 @@ from sim.machine.plan_costs import PlanCost, PlanCosts
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace, rows_apart
-from trilane.testing.strategies import scored_routing, token_places, toy_shape, traces
-from trilane.testing.worlds import World, composition_of
+from trilane.testing.worlds import World, composition_of, scored_routing, token_places, toy_shape, traces
 
 MAX_TOKENS = 32  # more than any step of a small trace has
 

@@ -39,9 +39,8 @@ def accuracy(
     The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Each is
     predicted from the machine, split, threads and lengths that its source states.
     """
-    from trilane.engines.accuracy.explanation import explain
     from trilane.engines.accuracy.measured_rows import write_template
-    from trilane.engines.accuracy.scores import bundled_scores, row_of, scores_of
+    from trilane.engines.accuracy.scores import bundled_scores, explain, row_of, scores_of
     from trilane.output.pages.accuracy import accuracy_page, row_page
 
     if row is not None and plot is not None:
@@ -90,8 +89,7 @@ def papers(
     is shared by all figures that need it. Figures that set a number of the simulator are shown, and not counted.
     """
     from trilane.output.pages.papers import board_page, figure_page, figures_page
-    from trilane.study.papers.plays import PLAYED, add_plays, read_plays
-    from trilane.study.papers.scores import chosen_figures, facts_of, needed, scoreboard
+    from trilane.study.papers.scores import PLAYED, add_plays, chosen_figures, facts_of, needed, read_plays, scoreboard
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all figures")

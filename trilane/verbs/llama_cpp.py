@@ -160,8 +160,7 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     """Measure llama.cpp's kernels on small models of random weights, and write an engine."""
     from realrun.llama_cpp.benchmark_models import BLOCKS, bench_models, gpu_models, measure_samples
-    from realrun.llama_cpp.kernel_engine import write_engine
-    from realrun.llama_cpp.kernel_numbers import KernelNumbers
+    from realrun.llama_cpp.kernel_numbers import KernelNumbers, write_engine
     from realrun.llama_cpp.random_gguf import block_format
     from realrun.llama_cpp.split_numbers import gpu_numbers
 

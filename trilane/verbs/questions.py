@@ -129,7 +129,7 @@ def pays(
     """
     from trilane.output.pages.pays import pays_page
     from trilane.study.pays.gain_map import gain_map
-    from trilane.study.pays.question import PaysQuestion
+    from trilane.study.pays.ideas import PaysQuestion
 
     named = None if policy is None else policy_named(policy)
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))

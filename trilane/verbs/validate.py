@@ -26,8 +26,7 @@ from trilane.verbs.options import OWN_POLICY, HostMemoryOption, OptionError, Set
 
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
-    from trilane.study.validation.plan import ValidationPlan
-    from trilane.study.validation.validate import Stop, Validated
+    from trilane.study.validation.validate import Stop, Validated, ValidationPlan
 
 
 FILES = ("report.md", "scatter.png", "timeline.png", "repeated-profile.yaml")
@@ -138,7 +137,7 @@ def _read_plan(
     """The plan, on the profile's machine, with the changes of the command line."""
     from dataclasses import replace
 
-    from trilane.study.validation.plan import ValidationPlan
+    from trilane.study.validation.validate import ValidationPlan
 
     chosen = ValidationPlan.from_yaml(plan, {**changes_of(changes), "hardware": profile})
     if names is not None:

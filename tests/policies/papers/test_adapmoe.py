@@ -24,8 +24,7 @@ from tests.kit.toys import toy_trace
 from tests.kit.views import costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import random_world
-from trilane.testing.strategies import toy_calibration
-from trilane.testing.worlds import play_policy
+from trilane.testing.worlds import play_policy, toy_calibration
 
 COST = costs((10,) * 9, (30,) * 9)
 

@@ -18,7 +18,7 @@ from policies.parts.placements import PopularityPlacement
 from policies.parts.prefetchers import TopPrefetcher
 from policies.registry import BuildContext, ChoiceError, compose
 from tests.kit.views import NO_PLAN, costs, view, views
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 COST = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)  # copy + GPU 110: CPU up to 3 tokens
 

@@ -32,9 +32,8 @@ from tests.kit.depth import examples
 from tests.kit.views import Placed, costs, pass_through, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
-from trilane.testing.strategies import toy_calibration
 from trilane.testing.work_conservation import law_5_background_copies
-from trilane.testing.worlds import World, play
+from trilane.testing.worlds import World, play, toy_calibration
 
 COST = costs((5,) * 40, range(10, 410, 10), copy_ns=100)
 PRINTED, CODED = {"rule": "printed"}, {"rule": "coded"}

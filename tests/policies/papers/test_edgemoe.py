@@ -21,8 +21,7 @@ from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenari
 from tests.kit.views import NO_PLAN, costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
-from trilane.testing.strategies import toy_calibration
-from trilane.testing.worlds import World, play_policy
+from trilane.testing.worlds import World, play_policy, toy_calibration
 
 COST = costs((10,) * 9, (30,) * 9)
 

@@ -19,7 +19,7 @@ from policies.protocols import Composition
 from policies.registry import BuildContext, ChoiceError, compose
 from tests.kit.depth import examples
 from tests.kit.views import costs, view, views
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 UNITS = costs(gpu_ns=(1,) * 9, cpu_ns=tuple(range(1, 10)), copy_ns=3)  # as in Fig. 5: GPU 1, CPU as the load, copy 3
 

@@ -13,7 +13,7 @@ from policies.parts.assigners import ResidentOrCpu
 from policies.protocols import Needs
 from policies.registry import BuildContext, compose, system
 from tests.kit.views import costs, scored_view
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 COST = costs((5, 6, 7), (10, 20, 30), copy_ns=30)
 ONE = ((0.1, 0.4, 0.05, 0.3, 0.15),)  # by descending score: 1, 3, 4, 0, 2

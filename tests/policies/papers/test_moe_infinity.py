@@ -21,8 +21,7 @@ from tests.kit.depth import examples
 from tests.kit.views import NO_PLAN, costs, view
 from trilane.testing.laws import check_all
 from trilane.testing.random_worlds import worlds
-from trilane.testing.strategies import toy_calibration
-from trilane.testing.worlds import World, play
+from trilane.testing.worlds import World, play, toy_calibration
 
 COST = costs((10,) * 9, (30,) * 9)
 A = ((4, 0, 0), (0, 4, 0), (3, 1, 0))

@@ -18,7 +18,7 @@ from policies.papers.moe_lightning import ONE, LayerModel, Split, search, spread
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views import NO_PLAN, view
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 COST = ExpertCosts((0, 10, 12), (0, 40, 80), 8, 30, 10)
 FREE_COPIES = COST._replace(copy_ns=1, cpu_ns=(0, 4000, 8000))

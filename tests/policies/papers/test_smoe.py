@@ -18,7 +18,7 @@ from policies.parts.placements import Pooled, PopularityPlacement, RandomPlaceme
 from policies.parts.routers import TrueRouter
 from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views import NO_PLAN, scored_view
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 ALPHA = 0.25
 # k = 3: the 4th score is 0.15, so that top-score is above 0.1875 and a substitute above 0.1125.

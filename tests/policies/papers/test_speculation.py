@@ -19,7 +19,7 @@ from policies.parts.caches import LruCache
 from policies.protocols import Budget, Composition
 from policies.registry import BuildContext, ChoiceError, compose, system
 from tests.kit.views import NO_PLAN, costs, view, views
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 EXPERTS, LAYERS, TOP_K = 8, 4, 2
 COST = costs(gpu_ns=(10,) * 9, cpu_ns=tuple(range(30, 300, 30)), copy_ns=100)

@@ -12,7 +12,7 @@ from policies.papers.smoe import CacheRouter
 from policies.papers.speculating_experts import SpeculativeRouter
 from policies.parts.routers import combine_weights, routing_of_tokens, scores_by_expert
 from policies.registry import BuildContext, compose
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 
 def test_tokens_are_counted_by_expert() -> None:

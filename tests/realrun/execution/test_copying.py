@@ -14,8 +14,7 @@ from policies.mechanism.views import Copy, ExpertCosts, ExpertId, Swap, Updates
 from realrun.errors import LaneError
 from realrun.execution.copying import AHEAD_NS, CopyFuture, Copying
 from realrun.execution.recorder import MachineRecorder
-from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.store import ExpertLayout, ExpertStore, Slab
+from realrun.experts.store import ExpertLayout, ExpertStore, GpuSlots, Slab
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane, ThreadLane
 from sim.runs.spans import Span

@@ -15,7 +15,7 @@ from torch import Tensor
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.executor import Executor
 from realrun.experts.ffn import SwiGlu
-from realrun.experts.gpu_slots import slots_needed
+from realrun.experts.store import slots_needed
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import SWITCH_INTERVAL_S
 from tests.kit.tiny_bench import (

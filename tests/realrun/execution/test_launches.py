@@ -16,10 +16,10 @@ from realrun.execution.layer_execution import LayerExecution, LayerSizes, Routed
 from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import routed, routing_of
 from realrun.experts.ffn import SwiGlu
-from realrun.experts.gpu_slots import GpuSlots
 from realrun.experts.store import (
     ExpertLayout,
     ExpertStore,
+    GpuSlots,
     Slab,
 )
 from realrun.machine.cuda_lanes import CudaLanes

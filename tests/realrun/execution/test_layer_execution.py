@@ -19,8 +19,7 @@ from realrun.execution.layer_execution import CpuShare, LayerExecution, LayerSiz
 from realrun.execution.recorder import MachineRecorder
 from realrun.execution.routed_tokens import RoutedTokens, rerouted, routed, routing_of
 from realrun.experts.ffn import SwiGlu
-from realrun.experts.gpu_slots import GpuSlots
-from realrun.experts.store import ExpertLayout, ExpertStore, Slab
+from realrun.experts.store import ExpertLayout, ExpertStore, GpuSlots, Slab
 from realrun.machine.host_lanes import HostLanes
 from realrun.machine.thread_lane import InlineLane
 from sim.runs.spans import Span

@@ -45,8 +45,13 @@ from traces.file import read_trace
 from traces.layout import ForecastKey
 from traces.trace import Trace
 from trilane.study.validation.parity import answers_of, plans_changed
-from trilane.testing.accounting import law_12_accounting
-from trilane.testing.laws import law_1_conservation, law_2_causality, law_3_exclusivity, law_4_capacity
+from trilane.testing.laws import (
+    law_1_conservation,
+    law_2_causality,
+    law_3_exclusivity,
+    law_4_capacity,
+    law_12_accounting,
+)
 
 BY_ITSELF = [
     name for name, entry in SYSTEMS.items()

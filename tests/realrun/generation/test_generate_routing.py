@@ -14,8 +14,8 @@ from torch.nn import functional
 from policies.parts.routers import combine_weights, routing_of_tokens
 from policies.protocols import Needs
 from policies.registry import SYSTEMS
+from realrun.execution.routed_tokens import own_routing, scale_of, scaled_by, weighed_like
 from realrun.generation.generate import generate_hosted
-from realrun.generation.model_routing import own_routing, scale_of, scaled_by, weighed_like
 from realrun.machine.host_lanes import HostLanes
 from realrun.smoke.generation_checks import output_of_executor, output_of_library
 from tests.kit.depth import thinned

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from realrun.llama_cpp.capture import capture_routed, forecast_keys
-from realrun.llama_cpp.recorded_model import BlockRouting, RoutedModel, RoutedPass, draw, open_routed
+from realrun.llama_cpp.gates import BlockRouting, RoutedModel, RoutedPass, draw, open_routed
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.gguf_of_model import ARCHITECTURES, CHANGES, write_gguf_of

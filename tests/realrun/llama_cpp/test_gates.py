@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from realrun.llama_cpp.gates import (
+    BlockRouting,
     Gate,
     GateForecasts,
     Gates,
+    RoutingObserver,
     Scoring,
     mean_change,
     read_gates,
@@ -20,7 +22,6 @@ from realrun.llama_cpp.gates import (
     score_rows,
     scores_of,
 )
-from realrun.llama_cpp.recorded_model import BlockRouting, RoutingObserver
 from traces.capture.settings import CaptureError
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape, ShapeError

@@ -11,8 +11,7 @@ import pytest
 
 from realrun.llama_cpp.bench import BenchContext, BenchPoint, BenchSettings, quartiles, time_points
 from realrun.llama_cpp.benchmark_models import bench_models, measure_samples
-from realrun.llama_cpp.kernel_engine import write_engine
-from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers
+from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers, write_engine
 from sim.costs.engine import FittedEngine
 from sim.costs.kernel_costs import Kernels
 from tests.kit.fake_engine import FakeContext, known_kernels

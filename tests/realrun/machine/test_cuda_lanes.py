@@ -12,8 +12,8 @@ import torch
 
 from realrun.errors import LaneError, RefusedError
 from realrun.machine.cuda_lanes import POLL_S, REST_S, CudaLanes, CudaSettings
+from realrun.machine.cuda_memory import StreamFlag
 from realrun.machine.cuda_streams import StreamCompletion
-from realrun.machine.stream_flags import StreamFlag
 from tests.kit.fake_cuda import GB, FakeCuda
 from tests.kit.fake_torch import fake_machine
 

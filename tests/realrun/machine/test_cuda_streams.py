@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from realrun.errors import LaneError
 from realrun.machine.cuda_lanes import POLL_S
-from realrun.machine.stream_flags import VARIABLE, driver_wait_value
+from realrun.machine.cuda_memory import VARIABLE, driver_wait_value
 from tests.kit.fake_cuda import GB, FakeCuda
 from tests.kit.fake_torch import fake_machine
 

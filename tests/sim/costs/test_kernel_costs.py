@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from realrun.llama_cpp.kernel_engine import piece_ns
+from realrun.llama_cpp.kernel_numbers import piece_ns
 from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.kernel_costs import (

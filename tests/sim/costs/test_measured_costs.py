@@ -18,7 +18,7 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.hand_measured import TOY, decode_grid, table, toy_machine, toy_model
 from traces.library import load_trace
-from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import toy_shape
 
 LATER: dict[str, Any] = dict.fromkeys(("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille"))
 COSTS = costs_on(toy_machine(), TOY, 10)

@@ -18,7 +18,7 @@ from sim.machine.plan_costs import PlanCost
 from sim.machine.profile import MeasuredRate, Profile
 from tests.kit.hand_measured import TOY, toy_machine, toy_model, toy_profile
 from trilane.common.schema import from_dict, to_dict
-from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import toy_shape
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from sim.runs.bounds import (
 from sim.runs.demand import StepDemand
 from tests.kit.toys import uniform_costs
 from trilane.testing.random_worlds import scaled
-from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import toy_shape
 
 
 def step(index: int, phase: Phase, *routings: dict[int, int]) -> StepDemand:

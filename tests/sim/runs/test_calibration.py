@@ -13,7 +13,7 @@ from traces import forecasts
 from traces.file import write_trace
 from traces.library import load_trace
 from traces.trace import Trace
-from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import toy_shape
 
 # Two sequences of one prompt and two decode tokens, captured side by side: token by token.
 ROWS = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, registered, step, told
 from tests.kit.toys import uniform_costs
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 ON_DEMAND = """
 host:

@@ -9,7 +9,7 @@ from policies.protocols import Composition
 from sim.runs.demand import StepDemand
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, Placed, lane, lines, play, registered, step, told
 from tests.kit.toys import uniform_costs
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 
 def daop(placed: Placed) -> Composition:

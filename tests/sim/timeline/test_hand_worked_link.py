@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lane, lines, play, registered, step, told
 from tests.kit.toys import uniform_costs
-from trilane.testing.strategies import toy_calibration
+from trilane.testing.worlds import toy_calibration
 
 CONTENTION = """
 h2d, step -1:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from realrun.llama_cpp.kernel_engine import piece_ns
+from realrun.llama_cpp.kernel_numbers import piece_ns
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from tests.kit.commands import ROOT

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from traces.models.catalogue import load_model, model_names
 from traces.models.names import ModelName, parted
 from traces.models.shape import ExpertWork, ModelShape, ShapeError
-from trilane.testing.strategies import toy_shape
+from trilane.testing.worlds import toy_shape
 
 
 @pytest.mark.parametrize(

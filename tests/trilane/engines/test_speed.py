@@ -15,7 +15,7 @@ from tests.kit.hand_measured import toy_machine, toy_model
 from tests.kit.questions import GEMMA, QWEN, SMALL, answered
 from traces.models.catalogue import load_model
 from trilane.common.units import GIB
-from trilane.engines.accuracy.regimes import Regime, regime_error
+from trilane.engines.accuracy.errors import Regime, regime_error
 from trilane.engines.question import FitError, Question
 from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 from trilane.fit.fit import fit

@@ -17,9 +17,8 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from tests.kit.results import row
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.errors import read_predictions, regime_of_row
+from trilane.engines.accuracy.errors import REGIMES, read_predictions, regime_error, regime_of_row
 from trilane.engines.accuracy.measured_rows import predict, read_rows
-from trilane.engines.accuracy.regimes import REGIMES, regime_error
 from trilane.engines.question import FitError, Question
 from trilane.engines.speed import engine_answer
 from trilane.engines.tune.settings import TuneQuestion

@@ -18,8 +18,7 @@ from sim.runs.run import bounds_of
 from tests.kit.depth import DEEP, thinned
 from trilane.common.gc_paused import gc_paused
 from trilane.engines.question import Question
-from trilane.fit import candidates
-from trilane.fit.prepared_question import all_on_gpu, prepared_for
+from trilane.fit.prepared_question import RESIDENT, all_on_gpu, candidate_names, play_candidates, prepared_for
 from trilane.study.pool import WorkerPool
 
 SAME = 1.02  # two times no further apart than that count as equal
@@ -166,8 +165,8 @@ def answered(**asked: Any) -> Found:
     """As ``fit`` answers, without what makes a part a quarter better."""
     question = Question(**asked)
     with WorkerPool(1, partial(prepared_for, question)) as pool, gc_paused():
-        policies = (candidates.RESIDENT,) if all_on_gpu(pool.state) else candidates.names(question)
-        ranking = candidates.run(question, policies, pool)
+        policies = (RESIDENT,) if all_on_gpu(pool.state) else candidate_names(question)
+        ranking = play_candidates(question, policies, pool)
         best = ranking.exact[0].result
         prepared = pool.state.with_policy(best.policy)
     every = {one.result.policy: one.result for one in (*ranking.exact, *ranking.clairvoyant)}

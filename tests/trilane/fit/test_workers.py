@@ -12,18 +12,17 @@ from sim.runs import prepare
 from sim.simulate import spans_of
 from tests.trilane.fit.test_thirty_questions import QUESTIONS
 from trilane.engines.question import Question
-from trilane.fit import candidates
 from trilane.fit import fit as fit_module
-from trilane.fit.prepared_question import prepared_for
+from trilane.fit.prepared_question import candidate_names, prepared_for
 
 QUESTION = {"model": "deepseek-v2-lite:2", "gpu": "rtx-3060", "ram": "ddr4-3200"}
 ASKED = Question(**QUESTIONS["desktop, 6 GB, a small model"]["asked"])
 
 
 def test_the_usual_plays_are_those_of_the_candidates_which_are_imported_later() -> None:
-    usual = candidates.names(Question(**QUESTION))
+    usual = candidate_names(Question(**QUESTION))
     assert len(usual) == fit_module._USUAL_PLAYS
-    assert len(candidates.names(Question(**QUESTION, policies=("dali",)))) - 1 == fit_module._ADDED
+    assert len(candidate_names(Question(**QUESTION, policies=("dali",)))) - 1 == fit_module._ADDED
 
 
 @pytest.mark.parametrize("policy", ["ktransformers", "best-exact", "oracle"])

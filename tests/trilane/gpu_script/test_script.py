@@ -28,7 +28,7 @@ from tests.kit.gpu_script import (
 )
 from tests.kit.processes import wait_until
 from traces.models.catalogue import load_model
-from trilane.study.validation.plan import ValidationPlan
+from trilane.study.validation.validate import ValidationPlan
 
 MODELS = {
     "cuda": ["deepseek-v2-lite", "qwen3-30b-a3b:24", "mixtral-8x7b:4"],

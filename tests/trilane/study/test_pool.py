@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from tests.kit.processes import is_running
 from trilane.common.errors import TrilaneError
 from trilane.study.player import in_order, play_in
-from trilane.study.pool import PendingCall, SettingQueue, WorkerPool
-from trilane.study.worker import WorkerDiedError, WorkerError
+from trilane.study.pool import PendingCall, SettingQueue, WorkerDiedError, WorkerError, WorkerPool
 
 PATIENCE_S = 60
 

@@ -13,7 +13,7 @@ import pytest
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench import BenchPoint, time_points
 from realrun.llama_cpp.benchmark_models import bench_models
-from realrun.llama_cpp.kernel_engine import piece_ns, write_engine
+from realrun.llama_cpp.kernel_numbers import piece_ns, write_engine
 from sim.costs.engine import load_engine
 from sim.costs.kernel_costs import kernel_steps
 from sim.machine.hardware import load_hardware

@@ -11,13 +11,12 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import check_fits, host_memory_of
 from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
 from trilane.engines.speed import EngineGain, EngineSpeed, engine_about
 from trilane.engines.tune.drafts import DraftAnswer, draft_answer
-from trilane.engines.tune.expert_cache import hit_curve
 from trilane.engines.tune.settings import (
     WORTH_CACHING,
     WORTH_FEWER_BITS,
@@ -28,7 +27,7 @@ from trilane.engines.tune.settings import (
     choices,
     may_be_pinned,
 )
-from trilane.engines.tune.tuned import Reason, Tuned, Workbench, why_lost
+from trilane.engines.tune.tuned import Reason, Tuned, Workbench, hit_curve, why_lost
 
 LEADING = 3  # settings that a check runs
 AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up

@@ -9,9 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trilane.engines.accuracy.errors import QUANTITIES, Quantity, errors_of, measured, regime_of_row
+from trilane.engines.accuracy.errors import QUANTITIES, REGIMES, Quantity, Regime, errors_of, measured, regime_of_row
 from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.regimes import REGIMES, Regime
 from trilane.engines.accuracy.scores import HELD_OUT, Scores
 from trilane.output.figures.figure_files import PictureError, default_settings
 from trilane.output.figures.marks import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION

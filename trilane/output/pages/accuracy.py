@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.table import Table
 
 from trilane.engines.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, measured, regime_of_row
-from trilane.engines.accuracy.explanation import Explanation, TimePart
 from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Scores, factor
+from trilane.engines.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Explanation, Scores, TimePart, factor
 from trilane.output.pages.output import Part, heading, legend, number, percent, reasons_table, signed_percent, table
 
 FAR_OFF = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
-from trilane.engines.accuracy.regimes import Regime, RegimeAccuracy
+from trilane.engines.accuracy.errors import Regime, RegimeAccuracy
 from trilane.engines.memory import SplitMemory
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineAnswer, EngineGain

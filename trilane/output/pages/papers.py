@@ -19,7 +19,6 @@ from trilane.output.pages.output import (
     table,
 )
 from trilane.study.papers.paper import reasons
-from trilane.study.papers.plays import Plays
 from trilane.study.papers.quantities import QUANTITIES
 from trilane.study.papers.scores import (
     DEAD_BAND,
@@ -27,6 +26,7 @@ from trilane.study.papers.scores import (
     NEAR,
     FigureScore,
     PaperSummary,
+    Plays,
     Scoreboard,
     case_values,
     left_out,

@@ -17,8 +17,7 @@ from sim.simulate import spans_of
 from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
 from trilane.common.schema import to_dict
-from trilane.study.pays.ideas import Candidate, Dimension, PaysError, Values
-from trilane.study.pays.question import PaysQuestion, prepared_with_idea
+from trilane.study.pays.ideas import Candidate, Dimension, PaysError, PaysQuestion, Values, prepared_with_idea
 from trilane.study.player import LastPrepared, Watch, check_workers, in_order, play
 from trilane.study.sweep.axes import policy_in, vary
 from trilane.study.sweep.grid import Grid, Point, canonical, points

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from trilane.common.quoting import quoted
+from trilane.study.pool import WorkerDiedError
 from trilane.study.sweep.axes import SweepError
-from trilane.study.worker import WorkerDiedError
 
 MOST_POINTS = 8  # of one piece of work: so many are lost with a worker of the cluster
 PIECES_AHEAD = 2  # at least, for each thread of the cluster

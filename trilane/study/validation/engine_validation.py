@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
-from realrun.llama_cpp.kernel_engine import piece_ns
+from realrun.llama_cpp.kernel_numbers import piece_ns
 from realrun.llama_cpp.random_gguf import gguf_layout, write_random_gguf
 from sim.costs.engine import EngineError, FittedEngine
 from sim.costs.kernel_costs import kernel_steps
@@ -31,6 +31,7 @@ from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 from trilane.engines.accuracy.measured_rows import RowsError
 from trilane.engines.accuracy.scores import sheet_prompt_s, token_bytes, weights_of_others
+from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 
 _Tokens = Annotated[int, between(0, 1_000_000)]
@@ -100,7 +101,8 @@ class EnginePlan:
         """Values of ``--n-cpu-moe`` for a model, the most first, which need the least GPU memory; None: no GPU."""
         if not self.cpu_parts:
             return (None,)
-        return tuple(sorted({n_cpu_moe(load_model(model), part) for part in self.cpu_parts}, reverse=True))
+        shape = load_model(model)
+        return tuple(sorted({cpu_layers_of(shape, round(part * shape.moe_layers)) for part in self.cpu_parts})[::-1])
 
     def points(self) -> Iterator[tuple[BenchPoint, int]]:
         """The points to time on each model, and how often: the fullest cache first, with most threads, which fill it;
@@ -115,12 +117,6 @@ class EnginePlan:
     def context_tokens(self) -> int:
         """Tokens that the cache must hold."""
         return max(*self.depths, *self.prompts, 0) + 64
-
-
-def n_cpu_moe(shape: ModelShape, part: float) -> int:
-    """The value of ``--n-cpu-moe``, which counts blocks, dense ones too, for a part of a model's MoE layers."""
-    layers = round(part * shape.moe_layers)
-    return shape.expert_blocks[layers - 1] + 1 if layers else 0
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

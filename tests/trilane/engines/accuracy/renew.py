@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trilane.common.csv_files import write_csv
-from trilane.engines.accuracy.errors import regime_errors
-from trilane.engines.accuracy.regimes import REGIME_ERRORS, RegimeAccuracy
+from trilane.engines.accuracy.errors import REGIME_ERRORS, RegimeAccuracy, regime_errors
 from trilane.engines.accuracy.scores import bundled_scores
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
 from trilane.engines.accuracy.errors import QUANTITIES, measured
-from trilane.engines.accuracy.explanation import explain
 from trilane.engines.accuracy.measured_rows import COLUMNS, RowsError, read_rows, write_template
 from trilane.engines.accuracy.scores import (
     HELD_OUT,
@@ -21,6 +20,7 @@ from trilane.engines.accuracy.scores import (
     Scores,
     bundled_scores,
     data_sheet,
+    explain,
     factor,
     llmfit,
     row_of,

@@ -12,7 +12,7 @@ from traces.batches import LayerUse, layer_uses
 from trilane.common.units import MIB
 from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for
-from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve, lru_hit_rate
+from trilane.engines.tune.tuned import CachedSpeed, HitCurve, lru_hit_rate
 from trilane.study.cache_curve import CacheCurve
 
 # logged on an R9700: repository audiagentic/bigcherry, patch 1337 (docs/planning, BCOP39)

@@ -12,7 +12,7 @@ from traces.models.shape import ModelShape
 from trilane.engines.question import Question
 from trilane.output.figures.pays_words import NamedSide, other_caches, remarks_of, using_side, without_side
 from trilane.study.pays.gain_map import Cell, GainMap, PlayedSide
-from trilane.study.pays.question import PaysQuestion
+from trilane.study.pays.ideas import PaysQuestion
 
 OWN_CACHE = "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`"
 

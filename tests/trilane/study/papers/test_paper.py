@@ -11,8 +11,8 @@ import pytest
 from tests.kit.results import VALUES, figure, toy_paper
 from trilane.common.schema import SchemaError
 from trilane.study.papers.paper import Paper, PaperQuestion, PapersError, askable, read_figures, read_papers
-from trilane.study.papers.plays import key
 from trilane.study.papers.quantities import QUANTITIES
+from trilane.study.papers.scores import key
 
 
 def test_values_in_lists_make_cases_each_with_draws_of_other_sequences() -> None:

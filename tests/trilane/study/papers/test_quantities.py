@@ -9,9 +9,8 @@ from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
 from sim.simulate import play
 from tests.kit.depth import deep
-from trilane.study.papers.plays import key, read_plays
 from trilane.study.papers.quantities import FACTS, QUANTITIES, observed
-from trilane.study.papers.scores import asked, chosen_figures, needed
+from trilane.study.papers.scores import asked, chosen_figures, key, needed, read_plays
 
 MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
         "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gib": 8.0,

@@ -12,8 +12,7 @@ from sim.simulate import simulate
 from tests.kit.questions import hand_made_map, narrowed, small_question
 from trilane.study.pays import ideas
 from trilane.study.pays.gain_map import GainMap, Range, gain_map, paying
-from trilane.study.pays.ideas import Candidate, PaysError
-from trilane.study.pays.question import PaysQuestion, prepared_with_idea
+from trilane.study.pays.ideas import Candidate, PaysError, PaysQuestion, prepared_with_idea
 from trilane.study.sweep.axes import vary
 
 

@@ -18,8 +18,7 @@ from trilane.study.player import Progress
 from trilane.study.sweep import cluster
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import PointTask, key_of
-from trilane.study.sweep.sweep import DIED, played_rows, sweep
+from trilane.study.sweep.sweep import DIED, PointTask, key_of, played_rows, sweep
 
 ROOT = Path(__file__).parents[4]
 

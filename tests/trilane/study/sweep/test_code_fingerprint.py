@@ -46,7 +46,7 @@ def test_whatever_a_simulation_imports_counts() -> None:
         "import json, sys\n"
         "import sim.simulate\n"
         "from trilane.study.sweep.grid import Grid, points\n"
-        "from trilane.study.sweep.point import Player\n"
+        "from trilane.study.sweep.sweep import Player\n"
         "grid = {'scenario': json.loads(sys.argv[1]), 'grid': {'policy': ['dali', 'daop', 'smoe'],\n"
         "        'hardware': ['rtx3090-ddr4', 'rtx-4080+ddr5-5600']}}\n"
         "assert not any(Player().row(point)['error'] for point in points(Grid.from_dict(grid)))\n"

@@ -12,8 +12,7 @@ from pathlib import Path
 from tests.kit.processes import children_of, is_running, wait_for
 from tests.kit.small_sweeps import GRID, SMALL, Deadly
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import PointTask, key_of
-from trilane.study.sweep.sweep import DIED, played_rows
+from trilane.study.sweep.sweep import DIED, PointTask, key_of, played_rows
 
 ROOT = Path(__file__).parents[4]
 TASKS = [PointTask(key_of(point), point) for point in points(Grid.from_dict(GRID))]

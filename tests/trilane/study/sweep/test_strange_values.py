@@ -12,8 +12,7 @@ from trilane.common.errors import TrilaneError
 from trilane.study.sweep import sweep as sweep_file
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import Player
-from trilane.study.sweep.sweep import sweep
+from trilane.study.sweep.sweep import Player, sweep
 
 FAR = 2**63
 

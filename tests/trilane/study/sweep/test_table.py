@@ -18,7 +18,7 @@ from tests.kit.small_sweeps import SMALL
 from trilane.common.parquet_files import write_parquet
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.grid import Grid, points
-from trilane.study.sweep.point import Player
+from trilane.study.sweep.sweep import Player
 from trilane.study.sweep.table import COLUMNS, frame_of, read_results, read_table, table_of
 
 

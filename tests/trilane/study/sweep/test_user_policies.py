@@ -18,8 +18,7 @@ from tests.kit.small_sweeps import SMALL
 from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.code_fingerprint import own_source
 from trilane.study.sweep.grid import Grid, Point
-from trilane.study.sweep.point import key_of
-from trilane.study.sweep.sweep import sweep
+from trilane.study.sweep.sweep import key_of, sweep
 
 LOADED = """from dataclasses import dataclass
 from trilane import register, system

@@ -18,8 +18,7 @@ from sim.runs.prepare import Prepared
 from tests.kit.tiny_bench import machine
 from tests.kit.validations import PLAN, ROUND, Validate, as_if_quiet
 from traces.models.catalogue import load_model
-from trilane.study.validation.plan import ValidationPlan
-from trilane.study.validation.validate import Stop, Validated, validate
+from trilane.study.validation.validate import Stop, Validated, ValidationPlan, validate
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,7 @@ from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine
 from traces.models.catalogue import load_model
 from trilane.output.pages.validation import notes_of
-from trilane.study.validation.plan import ValidationPlan, alternating
-from trilane.study.validation.validate import validate
+from trilane.study.validation.validate import ValidationPlan, alternating, validate
 
 HARDWARE = "rtx3090-ddr4"
 PLAN = """

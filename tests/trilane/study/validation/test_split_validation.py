@@ -12,7 +12,7 @@ import pytest
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench import BenchContext, BenchPoint, BenchSettings, quartiles, time_points
 from realrun.llama_cpp.benchmark_models import gpu_models
-from realrun.llama_cpp.kernel_engine import write_engine
+from realrun.llama_cpp.kernel_numbers import write_engine
 from realrun.llama_cpp.split_numbers import gpu_numbers
 from sim.costs.engine import EngineError, InferenceEngine, load_engine
 from sim.machine.hardware import load_hardware
