@@ -60,14 +60,11 @@ def test_shares_add_up() -> None:
     assert shares({"a": 98, "b": 2}, 10) == {"a": 10, "b": 0}
 
 
-@pytest.mark.parametrize(
-    ("line", "tests"),
-    [
-        (6, ["fast", "slow", "other", NEAR]),  # those of the line, of the function, of the package
-        (5, ["other", "fast", "slow", NEAR]),
-        (9, ["fast", "other", "slow", NEAR]),
-    ],
-)
+@pytest.mark.parametrize(("line", "tests"), [
+    (6, ["fast", "slow", "other", NEAR]),  # those of the line, of the function, of the package
+    (5, ["other", "fast", "slow", NEAR]),
+    (9, ["fast", "other", "slow", NEAR]),
+])
 def test_a_change_is_tested_by_what_runs_its_line(root: Path, line: int, tests: list[str]) -> None:
     path = f"{PACKAGES[0]}/queue.py"
     seconds = {"slow": 3.0, "fast": 1.0, "other": 2.0, NEAR: 0.1, "tests/sim/test_far.py": 0.1}

@@ -44,16 +44,13 @@ class Spoilt(ResidentOrCpu):
         return self.spoil(view, super().assign(view))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda view, a: a._replace(cpu=a.cpu[1:]), "expected each of"),  # drops an expert
-        (lambda view, a: a._replace(cpu=(*a.cpu, *a.cpu)), "expected each of"),  # computes it twice
-        (lambda view, a: a._replace(gpu=a.cpu[:1], loads=a.cpu[:1]), "expected each of"),  # on both devices
-        (lambda view, a: a._replace(cpu=(*a.cpu, 99)), "expected each of"),  # one that nobody chose
-        (lambda view, a: a._replace(gpu=(*a.gpu, *a.cpu), cpu=()), "expected the absent experts"),  # without a copy
-    ],
-)
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda view, a: a._replace(cpu=a.cpu[1:]), "expected each of"),  # drops an expert
+    (lambda view, a: a._replace(cpu=(*a.cpu, *a.cpu)), "expected each of"),  # computes it twice
+    (lambda view, a: a._replace(gpu=a.cpu[:1], loads=a.cpu[:1]), "expected each of"),  # on both devices
+    (lambda view, a: a._replace(cpu=(*a.cpu, 99)), "expected each of"),  # one that nobody chose
+    (lambda view, a: a._replace(gpu=(*a.gpu, *a.cpu), cpu=()), "expected the absent experts"),  # without a copy
+])
 def test_law_1_finds_an_assigner(spoil: Callable[[LayerView, Assignment], Assignment], message: str) -> None:
     assert message in caught(twin("spoilt", assigner=lambda: Spoilt(spoil)), AT_EVERY_SIZE)
 
@@ -78,28 +75,25 @@ class Committing(TrueRouter):
 CHANGES = Needs(tokens=True, changes_routing=True, forecasts=(("gate", 1),))
 
 
-@pytest.mark.parametrize(
-    ("needs", "router", "message"),
-    [
-        (Needs(), Dropping, "law 1: step 0, layer 0: the routing is changed, undeclared"),
-        (CHANGES, Dropping, "the workload is"),
-        (
-            CHANGES,  # invents a token
-            lambda: Committing(lambda r: r._replace(token_ids=[*r.token_ids, r.token_ids[0]])),
-            "the experts of each of 3 tokens",
-        ),
-        (
-            CHANGES,  # invents work
-            lambda: Committing(lambda r: r._replace(tokens=tuple(w + 1 for w in r.tokens))),
-            "law 1: step 0, layer 1: the workload is",
-        ),
-        (
-            CHANGES,  # weighs nobody
-            lambda: Committing(lambda r: r._replace(token_weights=[[]] * len(r.token_ids))),
-            "law 1: step 0, layer 1: a token has experts",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("needs", "router", "message"), [
+    (Needs(), Dropping, "law 1: step 0, layer 0: the routing is changed, undeclared"),
+    (CHANGES, Dropping, "the workload is"),
+    (
+        CHANGES,  # invents a token
+        lambda: Committing(lambda r: r._replace(token_ids=[*r.token_ids, r.token_ids[0]])),
+        "the experts of each of 3 tokens",
+    ),
+    (
+        CHANGES,  # invents work
+        lambda: Committing(lambda r: r._replace(tokens=tuple(w + 1 for w in r.tokens))),
+        "law 1: step 0, layer 1: the workload is",
+    ),
+    (
+        CHANGES,  # weighs nobody
+        lambda: Committing(lambda r: r._replace(token_weights=[[]] * len(r.token_ids))),
+        "law 1: step 0, layer 1: a token has experts",
+    ),
+])
 def test_law_1_finds_a_router(needs: Needs, router: Callable[[], TrueRouter], message: str) -> None:
     assert message in caught(twin("rerouting", needs, router=router), AT_EVERY_SIZE)
 
@@ -155,16 +149,13 @@ class FetchesThePast:
         return frozenset()
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"placement": lambda: Overfull(2, 3)}, "initial placement: no slot of its own for expert 2 of layer 0"),
-        ({"placement": lambda: Overfull(3, 0)}, "placement asks for 900 bytes of slots, the budget has 700"),
-        ({"cache": Pinned, "assigner": LoadAll}, "it is pinned, promised or not in group"),
-        ({"cache": SwapsAnything}, "expected an absent expert for a resident one"),
-        ({"prefetcher": FetchesThePast}, "while layer 0 is at work"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "message"), [
+    ({"placement": lambda: Overfull(2, 3)}, "initial placement: no slot of its own for expert 2 of layer 0"),
+    ({"placement": lambda: Overfull(3, 0)}, "placement asks for 900 bytes of slots, the budget has 700"),
+    ({"cache": Pinned, "assigner": LoadAll}, "it is pinned, promised or not in group"),
+    ({"cache": SwapsAnything}, "expected an absent expert for a resident one"),
+    ({"prefetcher": FetchesThePast}, "while layer 0 is at work"),
+])
 def test_law_4_finds(parts: dict[str, Callable[[], Any]], message: str) -> None:
     assert message in caught(twin("overfilling", **parts), AT_EVERY_SIZE)
 
@@ -295,15 +286,12 @@ class Remembering(ResidentOrCpu):
         return super().assign(view)
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"cache": Shared, "assigner": LoadAll}, "purity: two instances share cache.__class__.seen"),
-        ({"cache": Inheriting, "assigner": LoadAll}, "purity: two instances share cache.__class__.[].seen"),
-        ({"cache": lambda: ONE_FOR_ALL, "assigner": LoadAll}, "purity: two instances share cache"),
-        ({"assigner": Remembering}, "purity: two instances share assigner.__class__.assign.__defaults__[]"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "message"), [
+    ({"cache": Shared, "assigner": LoadAll}, "purity: two instances share cache.__class__.seen"),
+    ({"cache": Inheriting, "assigner": LoadAll}, "purity: two instances share cache.__class__.[].seen"),
+    ({"cache": lambda: ONE_FOR_ALL, "assigner": LoadAll}, "purity: two instances share cache"),
+    ({"assigner": Remembering}, "purity: two instances share assigner.__class__.assign.__defaults__[]"),
+])
 def test_purity_finds_shared_state(parts: dict[str, Callable[[], Any]], message: str) -> None:
     assert message in caught(twin("sharing", **parts), "test_purity_instances_share_nothing")
 
@@ -360,12 +348,9 @@ class Filled:
         return InitialPlacement((2,) * budget.layers, ((0, 1),) * budget.layers)
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"assigner": Scribbling}, "purity: Scribbling.assign changes its argument 1"),
-        ({"cache": SecondThoughts, "placement": Filled}, "purity: an answer of SecondThoughts.swaps was changed"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "message"), [
+    ({"assigner": Scribbling}, "purity: Scribbling.assign changes its argument 1"),
+    ({"cache": SecondThoughts, "placement": Filled}, "purity: an answer of SecondThoughts.swaps was changed"),
+])
 def test_purity_finds_what_is_changed(parts: dict[str, Callable[[], Any]], message: str) -> None:
     assert message in caught(twin("scribbling", **parts), "test_purity_views_and_answers_stay_as_they_are")

@@ -36,13 +36,10 @@ def test_imports_that_follow_from_others_and_those_of_the_ground_floor_have_no_a
     assert arrows(found) == [("sim.costs", "traces"), ("sim.runs", "sim.costs")]
 
 
-@pytest.mark.parametrize(
-    ("module", "room"),
-    [
-        ("sim.simulate", "sim.timeline"), ("trilane.cli", "trilane.verbs"), ("realrun.replay", "realrun"),
-        ("realrun.machine.cores", "realrun.machine"), ("trilane", None), ("simpy", None),
-    ],
-)
+@pytest.mark.parametrize(("module", "room"), [
+    ("sim.simulate", "sim.timeline"), ("trilane.cli", "trilane.verbs"), ("realrun.replay", "realrun"),
+    ("realrun.machine.cores", "realrun.machine"), ("trilane", None), ("simpy", None),
+])
 def test_modules_are_in_the_room_of_their_package(module: str, room: str | None) -> None:
     assert room_of(module) == room
 

@@ -77,14 +77,11 @@ def test_kernels_that_end_before_the_next_is_launched_draw_no_expert_to_the_gpu(
 
 
 @thinned(3)
-@pytest.mark.parametrize(
-    ("trace", "model", "hardware", "share", "batch"),
-    [
-        ("gpt-oss-20b:12", "gpt-oss-20b@mxfp4:12", "a6000-i9-10980xe", 0.25, 1),
-        ("mini-moe", "phi-3.5-moe:8", "a6000-xeon5220r", 0.4, 4),
-        ("mini-deepseek:12", "deepseek-v2-lite:12", "a100-xeon6326", 0.6, 4),
-    ],
-)
+@pytest.mark.parametrize(("trace", "model", "hardware", "share", "batch"), [
+    ("gpt-oss-20b:12", "gpt-oss-20b@mxfp4:12", "a6000-i9-10980xe", 0.25, 1),
+    ("mini-moe", "phi-3.5-moe:8", "a6000-xeon5220r", 0.4, 4),
+    ("mini-deepseek:12", "deepseek-v2-lite:12", "a100-xeon6326", 0.6, 4),
+])
 def test_a_prompt_leaves_no_colder_cache_on_a_faster_cpu(
     trace: str, model: str, hardware: str, share: float, batch: int
 ) -> None:

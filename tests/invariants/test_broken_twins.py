@@ -67,16 +67,12 @@ def _lane(name: str) -> tuple[type, str]:
     return (GpuLane, "run") if name == "gpu" else (Lane, "reserve")
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (lambda first_ns, end_ns: (first_ns, 0), "law 2: the last kernel has been launched and has run at"),
-        (lambda first_ns, end_ns: (first_ns - 3, end_ns), "law 2: the first kernel can run at"),
-        (lambda first_ns, end_ns: (end_ns, end_ns), "law 5: .* could have started at"),
-        (lambda first_ns, end_ns: (first_ns, end_ns + 1), "law 5: the GPU could be done at"),
-    ],
-    ids=["overtakes its launches", "starts before its launch", "waits for its whole launch", "lingers"],
-)
+@pytest.mark.parametrize(("broken", "message"), [
+    (lambda first_ns, end_ns: (first_ns, 0), "law 2: the last kernel has been launched and has run at"),
+    (lambda first_ns, end_ns: (first_ns - 3, end_ns), "law 2: the first kernel can run at"),
+    (lambda first_ns, end_ns: (end_ns, end_ns), "law 5: .* could have started at"),
+    (lambda first_ns, end_ns: (first_ns, end_ns + 1), "law 5: the GPU could be done at"),
+], ids=["overtakes its launches", "starts before its launch", "waits for its whole launch", "lingers"])
 def test_a_broken_gpu_next_to_its_launches_is_caught(
     broken: Callable[[int, int], tuple[int, int]], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,11 +91,9 @@ def test_a_broken_gpu_next_to_its_launches_is_caught(
         _check(world)
 
 
-@pytest.mark.parametrize(
-    ("wrong_ns", "message"),
-    [(-1, "law 2: the last kernel has been launched and has run at"), (500, "law 5: the GPU could be done at")],
-    ids=["helped", "slowed beyond both rates"],
-)
+@pytest.mark.parametrize(("wrong_ns", "message"), [
+    (-1, "law 2: the last kernel has been launched and has run at"), (500, "law 5: the GPU could be done at"),
+], ids=["helped", "slowed beyond both rates"])
 def test_a_broken_gpu_next_to_its_neighbours_is_caught(
     wrong_ns: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,14 +214,11 @@ def _check(world: World) -> None:
 # --- law 1, once nobody checks assignments ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda view, a: a._replace(cpu=(*a.cpu, *a.gpu[:1])), r"computed on \['(gpu|cpu)', '(gpu|cpu)'\], not once"),
-        (lambda view, a: a._replace(cpu=a.cpu[1:]), r"computed on \[\], not once"),
-        (lambda view, a: a._replace(cpu=(*a.cpu, *_unasked(view))), "but no token was routed to it"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda view, a: a._replace(cpu=(*a.cpu, *a.gpu[:1])), r"computed on \['(gpu|cpu)', '(gpu|cpu)'\], not once"),
+    (lambda view, a: a._replace(cpu=a.cpu[1:]), r"computed on \[\], not once"),
+    (lambda view, a: a._replace(cpu=(*a.cpu, *_unasked(view))), "but no token was routed to it"),
+])
 def test_law_1_finds_a_policy_that_no_check_holds_back(
     spoil: Callable[[LayerView, Assignment], Assignment], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,13 +313,10 @@ def _lawful(world: World) -> None:
 ON_DEMAND = fixed_world("on-demand")
 
 
-@pytest.mark.parametrize(
-    "bound",
-    [
-        lambda demand, costs, budget: LowerBound(*(2 * (ns or 0) for ns in lower_bound(demand, costs, budget))),
-        lambda demand, costs, budget: lower_bound(demand, _without_cpu(costs), 0),
-    ],
-)
+@pytest.mark.parametrize("bound", [
+    lambda demand, costs, budget: LowerBound(*(2 * (ns or 0) for ns in lower_bound(demand, costs, budget))),
+    lambda demand, costs, budget: lower_bound(demand, _without_cpu(costs), 0),
+])
 def test_law_8_finds_a_bound_that_is_too_high(bound: Callable[..., LowerBound]) -> None:
     """Twice as high, or blind for the CPU and for what the cache holds."""
 

@@ -111,9 +111,7 @@ def install(patch: Any, cuda: FakeCuda) -> None:
         cuda.current[threading.get_ident()] = stream
 
     def properties(device: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498", L2_cache_size=cuda.l2_bytes
-        )
+        return SimpleNamespace(name="Fake", total_memory=cuda.total_bytes, uuid="ffc79498", L2_cache_size=cuda.l2_bytes)
 
     def synchronize(device: Any) -> None:
         for stream in cuda.streams:

@@ -39,12 +39,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "expert_shared_feed_forward_length": 48,
         },
     ),
-    "gpt_oss": (
-        "GPT_OSS",
-        {
-            "attention.sliding_window": 16, "expert_gating_func": SOFTMAX_OF_CHOSEN,
-        },
-    ),
+    "gpt_oss": ("GPT_OSS", {"attention.sliding_window": 16, "expert_gating_func": SOFTMAX_OF_CHOSEN}),
     "deepseek_v2": (
         "DEEPSEEK2",
         {

@@ -38,20 +38,17 @@ def bold(**needs: Any) -> Composition:
     return replace(dali, router=Committing(), needs=replace(dali.needs, changes_routing=True, **needs))
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "expected"),
-    [
-        ("dali", {}, ("placement", "assigner", "cache", "prefetcher")),
-        ("dali", {"prefetch": 0}, ("placement", "assigner", "cache")),
-        ("fiddler", {}, ("placement", "assigner")),
-        ("layer-wise", {}, ("placement",)),
-        ("on-demand", {}, ("cache",)),
-        ("on-demand", {"pool": True}, ("cache",)),
-        ("adapmoe", {}, ("placement", "cache", "prefetcher")),
-        ("adapmoe", {"start": "empty"}, ("cache", "prefetcher")),  # its placement only divides the budget
-        ("mix", {"placement": "none", "pool": True, "prefetch": "none"}, ("assigner", "cache")),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameters", "expected"), [
+    ("dali", {}, ("placement", "assigner", "cache", "prefetcher")),
+    ("dali", {"prefetch": 0}, ("placement", "assigner", "cache")),
+    ("fiddler", {}, ("placement", "assigner")),
+    ("layer-wise", {}, ("placement",)),
+    ("on-demand", {}, ("cache",)),
+    ("on-demand", {"pool": True}, ("cache",)),
+    ("adapmoe", {}, ("placement", "cache", "prefetcher")),
+    ("adapmoe", {"start": "empty"}, ("cache", "prefetcher")),  # its placement only divides the budget
+    ("mix", {"placement": "none", "pool": True, "prefetch": "none"}, ("assigner", "cache")),
+])
 def test_parts_that_do_something(name: str, parameters: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert rungs(build(name, **parameters)) == expected
 
@@ -114,15 +111,12 @@ def test_what_others_may_need_is_kept() -> None:
     assert needs == Needs(scores=True, tokens=True, future=True, max_batch=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "off", "cost"),
-    [
-        ("dali-ilp", ("cache",), "dali-ilp"),
-        ("dali-ilp", ("assigner",), "default"),  # it still looks at forecasts
-        ("dali-ilp", ("assigner", "prefetcher"), "layer-wise"),
-        ("on-demand", ("cache",), ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "off", "cost"), [
+    ("dali-ilp", ("cache",), "dali-ilp"),
+    ("dali-ilp", ("assigner",), "default"),  # it still looks at forecasts
+    ("dali-ilp", ("assigner", "prefetcher"), "layer-wise"),
+    ("on-demand", ("cache",), ""),
+])
 def test_deciding_costs_what_the_parts_that_are_on_cost(name: str, off: tuple[str, ...], cost: str) -> None:
     assert without(build(name), off).decision_cost == cost
 

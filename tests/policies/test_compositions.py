@@ -13,9 +13,7 @@ from tests.policies.test_parameters import CONTEXT
 # Of a model of 8 layers of 64 experts, 2 a token, and a batch of 2. Fields that are those of any composition, and the
 # router that changes nothing, are left out.
 COMPOSITIONS = {
-    "on-demand": {
-        "placement": "NoPlacement()", "assigner": "LoadAll()", "cache": "LruCache()",
-    },
+    "on-demand": {"placement": "NoPlacement()", "assigner": "LoadAll()", "cache": "LruCache()"},
     "layer-wise llama.cpp ktransformers@layer-wise": {
         "placement": "LayerWisePlacement()", "assigner": "ResidentOrCpu()", "cache": "StaticCache()",
         "demand_slots": "0", "decision_cost": "'layer-wise'",

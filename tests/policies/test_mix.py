@@ -81,31 +81,25 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
     assert mix(assigner="load-prefill").assigner.assign(known).gpu == on_gpu
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"prefetch": "top", "lookahead": 2}, "lookahead: prefetch 'top' expects 1, got 2; it looks at the next"),
-        ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
-         "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
-        ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
-        ({"background": "prefill"}, "background: expects cache 'mrs', got 'lru'"),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "message"), [
+    ({"prefetch": "top", "lookahead": 2}, "lookahead: prefetch 'top' expects 1, got 2; it looks at the next"),
+    ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
+     "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
+    ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
+    ({"background": "prefill"}, "background: expects cache 'mrs', got 'lru'"),
+])
 def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:
     with pytest.raises(ChoiceError) as error:
         mix(**parameters)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"prefetch": "impact", "lookahead": 3},
-        {"prefetch": "impact", "forecast": "residual"},
-        {"prefetch": "impact", "forecast": "token"},
-        {"prefetch": "top", "forecast": "estimator", "into": "staging"},
-    ],
-)
+@pytest.mark.parametrize("parameters", [
+    {"prefetch": "impact", "lookahead": 3},
+    {"prefetch": "impact", "forecast": "residual"},
+    {"prefetch": "impact", "forecast": "token"},
+    {"prefetch": "top", "forecast": "estimator", "into": "staging"},
+])
 def test_what_a_part_takes_is_not(parameters: dict[str, object]) -> None:
     assert mix(**parameters).prefetcher is not None
 
@@ -124,15 +118,12 @@ def test_in_a_pool_mrs_spares_the_layers_that_a_prompt_has_yet_to_reach(pool: bo
     assert cache.reached_first == pool
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"assigner": "best"}, "assigner: expected 'stay', 'load-all', "),
-        ({"alpha": 1.5}, "alpha: expected a number from 0 to 1, got 1.5"),
-        ({"substitution": -1}, "substitution: expected a number from 0 to 1, got -1"),
-        ({"demand_slots": 0}, "demand_slots: expected a whole number >= 1"),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "message"), [
+    ({"assigner": "best"}, "assigner: expected 'stay', 'load-all', "),
+    ({"alpha": 1.5}, "alpha: expected a number from 0 to 1, got 1.5"),
+    ({"substitution": -1}, "substitution: expected a number from 0 to 1, got -1"),
+    ({"demand_slots": 0}, "demand_slots: expected a whole number >= 1"),
+])
 def test_what_there_is_not_is_refused(parameters: dict[str, object], message: str) -> None:
     with pytest.raises(ChoiceError) as error:
         mix(**parameters)

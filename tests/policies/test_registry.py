@@ -64,46 +64,37 @@ def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None
     assert [parameter for parameter in table if parameter not in told] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("dahli", "there is no policy 'dahli'; did you mean 'dali'? Choose from dali, dali-ilp, "),
-        ("On_Demand", "did you mean 'on-demand'"),
-        ("xyzzy", "there is no policy 'xyzzy'; choose from"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("dahli", "there is no policy 'dahli'; did you mean 'dali'? Choose from dali, dali-ilp, "),
+    ("On_Demand", "did you mean 'on-demand'"),
+    ("xyzzy", "there is no policy 'xyzzy'; choose from"),
+])
 def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None:
     with pytest.raises(ChoiceError) as caught:
         compose(name, context=context())
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "message"),
-    [
-        ("on-demand", {"slots": 3}, "there is no key 'slots'; choose from pool, demand_slots"),
-        ("layer-wise", {"n": 3}, "'layer-wise': there is no key 'n'; choose from none"),
-        ("dali", {"window": "4"}, "window: expected a whole number >= 1 or null, got '4'"),
-        ("dali", {"window": True}, "expected a whole number >= 1 or null, got True"),
-        ("dali", {"window": 0}, "window: expected a whole number >= 1"),
-        ("dali", {"evict": "all"}, "expected 'idlest' or 'busiest', got 'all'"),
-        ("dali-ilp", {"solver": "gurobi"}, "expected 'own' or 'highs', got 'gurobi'"),
-        ("fiddler", {"uniform": 1}, "expected true or false, got 1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameters", "message"), [
+    ("on-demand", {"slots": 3}, "there is no key 'slots'; choose from pool, demand_slots"),
+    ("layer-wise", {"n": 3}, "'layer-wise': there is no key 'n'; choose from none"),
+    ("dali", {"window": "4"}, "window: expected a whole number >= 1 or null, got '4'"),
+    ("dali", {"window": True}, "expected a whole number >= 1 or null, got True"),
+    ("dali", {"window": 0}, "window: expected a whole number >= 1"),
+    ("dali", {"evict": "all"}, "expected 'idlest' or 'busiest', got 'all'"),
+    ("dali-ilp", {"solver": "gurobi"}, "expected 'own' or 'highs', got 'gurobi'"),
+    ("fiddler", {"uniform": 1}, "expected true or false, got 1"),
+])
 def test_a_wrong_parameter_says_what_is_right(name: str, parameters: Mapping[str, object], message: str) -> None:
     with pytest.raises(ChoiceError) as caught:
         compose(name, parameters, context=context())
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter"),
-    [
-        ("static-threshold", "alpha"), ("hybrimoe", "alpha"), ("hybrimoe", "discount"), ("hybrimoe@impl", "alpha"),
-        ("smoe", "alpha"), ("daop", "swap_share"), ("hybrid-pf", "threshold"), ("hybrid-pf@exact", "threshold"),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameter"), [
+    ("static-threshold", "alpha"), ("hybrimoe", "alpha"), ("hybrimoe", "discount"), ("hybrimoe@impl", "alpha"),
+    ("smoe", "alpha"), ("daop", "swap_share"), ("hybrid-pf", "threshold"), ("hybrid-pf@exact", "threshold"),
+])
 def test_shares_are_shares(name: str, parameter: str) -> None:
     for value in (0.0, 1.0):
         system(name).parse({parameter: value})
@@ -112,13 +103,10 @@ def test_shares_are_shares(name: str, parameter: str) -> None:
             system(name).parse({parameter: value})
 
 
-@pytest.mark.parametrize(
-    ("name", "missing", "message"),
-    [
-        ("fiddler", {"calibration": None}, "needs calibration: a trace of the same model on prompts other than those"),
-        ("oracle", {"future": None}, "needs the future of the run: give it a complete trace"),
-    ],
-)
+@pytest.mark.parametrize(("name", "missing", "message"), [
+    ("fiddler", {"calibration": None}, "needs calibration: a trace of the same model on prompts other than those"),
+    ("oracle", {"future": None}, "needs the future of the run: give it a complete trace"),
+])
 def test_what_is_needed_must_be_there(name: str, missing: Mapping[str, object], message: str) -> None:
     with pytest.raises(ChoiceError, match=message):
         compose(name, context=context(**missing))
@@ -155,9 +143,7 @@ def run(policy: Composition) -> list[object]:
     """Every plan of a run on a machine whose copies take no time."""
     popularity = np.arange(LAYERS * EXPERTS, dtype=float).reshape(LAYERS, EXPERTS)
     copies = None if policy.needs.narrow_share is None else NarrowCopies(EXPERTS, COST)
-    session = Session(
-        policy, Budget(EXPERTS, (1,) * LAYERS, 12, popularity), [COST._replace(narrow=copies)] * LAYERS
-    )
+    session = Session(policy, Budget(EXPERTS, (1,) * LAYERS, 12, popularity), [COST._replace(narrow=copies)] * LAYERS)
     trace, plans = events(), []
     for place, (step, layer, active) in enumerate(trace):
         if layer == 0:
@@ -216,15 +202,12 @@ def test_a_program_registers_its_own_and_never_in_place_of_another(monkeypatch: 
     assert system("dali") is ours
 
 
-@pytest.mark.parametrize(
-    ("part", "given", "told"),
-    [
-        ("cache", 42, "cache: expected an object with observe, admitted, evicted, order, victim, swaps, got 42; "),
-        ("assigner", ExactAssigner, "assigner: expected an object with assign, got the class ExactAssigner; "),
-        ("router", None, "router: expected an object with route, commit, got None; "),
-        ("placement", Fiddler(), "placement: expected an object with place, got "),
-    ],
-)
+@pytest.mark.parametrize(("part", "given", "told"), [
+    ("cache", 42, "cache: expected an object with observe, admitted, evicted, order, victim, swaps, got 42; "),
+    ("assigner", ExactAssigner, "assigner: expected an object with assign, got the class ExactAssigner; "),
+    ("router", None, "router: expected an object with route, commit, got None; "),
+    ("placement", Fiddler(), "placement: expected an object with place, got "),
+])
 def test_a_part_that_is_none_is_refused(part: str, given: object, told: str) -> None:
     class Mine(Fiddler):
         def compose(self, context: BuildContext) -> Composition:

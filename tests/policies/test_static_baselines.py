@@ -66,10 +66,9 @@ def test_llama_cpp_runs_everything_where_it_lies(phase: Phase) -> None:
     assert policy("llama.cpp").demand_slots == 0
 
 
-@pytest.mark.parametrize(
-    ("pairs", "least", "on_gpu"),
-    [((31, 31), 32, False), ((32, 32), 32, True), ((1, 63), 32, True), ((1, 62), 32, False), ((1, 1), 1, True)],
-)
+@pytest.mark.parametrize(("pairs", "least", "on_gpu"), [
+    ((31, 31), 32, False), ((32, 32), 32, True), ((1, 63), 32, True), ((1, 62), 32, False), ((1, 1), 1, True),
+])
 def test_llama_cpp_as_released_copies_what_a_large_step_uses(pairs: tuple[int, int], least: int, on_gpu: bool) -> None:
     """A token makes two pairs: 32 tokens are 64."""
     got = decided("llama.cpp@impl", view(dict(enumerate(pairs)), COST), offload_min_tokens=least)
@@ -86,10 +85,9 @@ def test_ktransformers_keeps_the_most_frequent_of_the_model() -> None:
     assert placed("ktransformers", 50).residents == ((1, 2), (0,), (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "residents"),
-    [("uniform", ((0, 1), (0, 1), (0,))), ("front-loading", (FULL, (0,), ()))],
-)
+@pytest.mark.parametrize(("strategy", "residents"), [
+    ("uniform", ((0, 1), (0, 1), (0,))), ("front-loading", (FULL, (0,), ())),
+])
 def test_ktransformers_without_statistics(strategy: str, residents: object) -> None:
     assert placed("ktransformers", 50, strategy=strategy).residents == residents
     assert not policy("ktransformers", strategy=strategy).needs.calibration
@@ -108,16 +106,13 @@ def test_front_loading_goes_on_where_a_larger_expert_does_not_fit() -> None:
     assert placement.place(Budget(EXPERTS, (10, 30, 5), 58)).slots == (4, 0, 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "prefill_on_gpu", "demand_slots"),
-    [
-        ("ktransformers", {}, True, 2),
-        ("ktransformers", {"demand_slots": 64}, True, 64),
-        ("ktransformers", {"prefill": "cpu"}, False, 0),
-        ("ktransformers@layer-wise", {}, False, 0),
-        ("ktransformers@layer-wise", {"prefill": "gpu"}, True, 2),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "prefill_on_gpu", "demand_slots"), [
+    ("ktransformers", {}, True, 2),
+    ("ktransformers", {"demand_slots": 64}, True, 64),
+    ("ktransformers", {"prefill": "cpu"}, False, 0),
+    ("ktransformers@layer-wise", {}, False, 0),
+    ("ktransformers@layer-wise", {"prefill": "gpu"}, True, 2),
+])
 def test_ktransformers_uses_the_cpu_in_decode_and_in_prefill_by_choice(
     name: str, given: dict[str, object], prefill_on_gpu: bool, demand_slots: int
 ) -> None:
@@ -128,10 +123,9 @@ def test_ktransformers_uses_the_cpu_in_decode_and_in_prefill_by_choice(
     assert policy(name, **given).demand_slots == demand_slots
 
 
-@pytest.mark.parametrize(
-    ("which", "workload", "loaded"),
-    [("planner", 2, False), ("planner", 3, True), ("constants", 9, False), ("constants", 10, True)],
-)
+@pytest.mark.parametrize(("which", "workload", "loaded"), [
+    ("planner", 2, False), ("planner", 3, True), ("constants", 9, False), ("constants", 10, True),
+])
 def test_fiddler_as_released_takes_the_cheaper_device_for_each_expert(which: str, workload: int, loaded: bool) -> None:
     """7 ms a token against 70 ms: ten tokens cost 70 on the CPU, which is not less. That is what it compares."""
     assert policy("fiddler@impl").parameters == {"costs": "constants"}

@@ -152,25 +152,22 @@ def test_a_file_finds_its_neighbours(write: Write) -> None:
     assert load_policies("own_file_of_a_test.py") == ("mine",)
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "said"),
-    [
-        (None, "own_file_of_a_test.py", "own_file_of_a_test.py: no such file"),
-        (CODE, "own_file_of_a_test.py:Yours", "the file has Mine, Other"),
-        (CODE, "own_file_of_a_test.py:PARENT", "the file has Mine, Other"),
-        (CODE, "own_file_of_a_test.py:dataclass", "the file has Mine, Other"),
-        ("x = 1\n", "own_file_of_a_test.py", "expected a policy"),
-        ("\n1 / 0\n", "own_file_of_a_test.py", "line 2: ZeroDivisionError"),
-        ("\n\nimport nothing_of_that_name\n", "own_file_of_a_test.py", "line 3: ModuleNotFoundError"),
-        ("\nraise SystemExit\n", "own_file_of_a_test.py", "own_file_of_a_test.py, line 2: SystemExit"),
-        ("import sys\nsys.exit(0)\n", "own_file_of_a_test.py", "line 2: SystemExit: 0"),
-        ("a = 1\ndef f(:\n", "own_file_of_a_test.py", "line 2: SyntaxError"),
-        (CODE.replace('"mine"', '"dali"'), "own_file_of_a_test.py", "there is a policy 'dali' already"),
-        ("", "json.py", "the name 'json' belongs to another Python module"),
-        ("", "time.py", "the name 'time' belongs to another Python module"),  # which has no file
-        (None, "fiddler", "expected FILE.py or FILE.py:NAME"),
-    ],
-)
+@pytest.mark.parametrize(("code", "text", "said"), [
+    (None, "own_file_of_a_test.py", "own_file_of_a_test.py: no such file"),
+    (CODE, "own_file_of_a_test.py:Yours", "the file has Mine, Other"),
+    (CODE, "own_file_of_a_test.py:PARENT", "the file has Mine, Other"),
+    (CODE, "own_file_of_a_test.py:dataclass", "the file has Mine, Other"),
+    ("x = 1\n", "own_file_of_a_test.py", "expected a policy"),
+    ("\n1 / 0\n", "own_file_of_a_test.py", "line 2: ZeroDivisionError"),
+    ("\n\nimport nothing_of_that_name\n", "own_file_of_a_test.py", "line 3: ModuleNotFoundError"),
+    ("\nraise SystemExit\n", "own_file_of_a_test.py", "own_file_of_a_test.py, line 2: SystemExit"),
+    ("import sys\nsys.exit(0)\n", "own_file_of_a_test.py", "line 2: SystemExit: 0"),
+    ("a = 1\ndef f(:\n", "own_file_of_a_test.py", "line 2: SyntaxError"),
+    (CODE.replace('"mine"', '"dali"'), "own_file_of_a_test.py", "there is a policy 'dali' already"),
+    ("", "json.py", "the name 'json' belongs to another Python module"),
+    ("", "time.py", "the name 'time' belongs to another Python module"),  # which has no file
+    (None, "fiddler", "expected FILE.py or FILE.py:NAME"),
+])
 def test_refusals(write: Write, code: str | None, text: str, said: str) -> None:
     if code is not None:
         write(code)
@@ -180,13 +177,10 @@ def test_refusals(write: Write, code: str | None, text: str, said: str) -> None:
     assert "own_file_of_a_test" not in sys.modules or code is not None
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("return Composition()", r"line 15, in compose: TypeError: .* missing .* 'cache'"),
-        ("return self.helper()", "line 18, in helper: ZeroDivisionError: division by zero"),
-    ],
-)
+@pytest.mark.parametrize(("body", "said"), [
+    ("return Composition()", r"line 15, in compose: TypeError: .* missing .* 'cache'"),
+    ("return self.helper()", "line 18, in helper: ZeroDivisionError: division by zero"),
+])
 def test_an_error_in_compose_names_its_line(write: Write, body: str, said: str) -> None:
     path = write(COMPOSING.format(body=body))
     assert load_policies(path.name) == ("mine",)

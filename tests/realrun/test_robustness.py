@@ -105,14 +105,11 @@ def test_a_run_killed_at_any_time_leaves_no_half_written_file(
 
 
 @thinned(3)
-@pytest.mark.parametrize(
-    ("event", "nth", "whole"),
-    [
-        ("open", 1, set()),
-        ("open", 2, {"out.json"}),
-        ("os.rename", 1, set()),
-    ],
-)
+@pytest.mark.parametrize(("event", "nth", "whole"), [
+    ("open", 1, set()),
+    ("open", 2, {"out.json"}),
+    ("os.rename", 1, set()),
+])
 def test_a_run_killed_while_it_writes_leaves_no_half_written_file(
     tmp_path: Path, options: list[str], event: str, nth: int, whole: set[str]
 ) -> None:

@@ -173,20 +173,17 @@ def windows_passages(loaded: Loaded, batch: Tensor) -> int:
     return len(np.unique(np.concatenate([hashes(text) for text in loaded.tokenizer.batch_decode(batch)])))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--tokens 100 --batch 4", "tokens: expected 0 (no estimator) or at least one batch of 4 x 128 = 512 tokens"),
-        ("--tokens -1", "tokens: expected 0 (no estimator) or at least one batch"),
-        ("--batch 400", "batch: expected at most 312 windows of 128 tokens, as vectors are taken over 40000 tokens"),
-        ("--batch 0", "batch must be >= 1, got 0"),
-        ("--width 0", "width must be >= 1, got 0"),
-        ("--dtype int3", "dtype: expected one of auto, float32"),
-        ("--corpus /absent", "/absent: expected pairs of <domain>.train.txt and <domain>.eval.txt, found none"),
-        ("--model /absent", "/absent: no such folder"),
-        ("-o /absent/v", "the folder /absent does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("--tokens 100 --batch 4", "tokens: expected 0 (no estimator) or at least one batch of 4 x 128 = 512 tokens"),
+    ("--tokens -1", "tokens: expected 0 (no estimator) or at least one batch"),
+    ("--batch 400", "batch: expected at most 312 windows of 128 tokens, as vectors are taken over 40000 tokens"),
+    ("--batch 0", "batch must be >= 1, got 0"),
+    ("--width 0", "width must be >= 1, got 0"),
+    ("--dtype int3", "dtype: expected one of auto, float32"),
+    ("--corpus /absent", "/absent: expected pairs of <domain>.train.txt and <domain>.eval.txt, found none"),
+    ("--model /absent", "/absent: no such folder"),
+    ("-o /absent/v", "the folder /absent does not exist"),
+])
 def test_the_command_says_in_one_sentence_what_it_cannot_do(
     words: str, message: str, model: Path, corpus: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

@@ -63,27 +63,21 @@ def test_prefill_in_chunks_counts_the_context_of_each_sequence() -> None:
 
 
 def test_a_run_without_prompt_decodes_only() -> None:
-    assert brief(compose(three_sequences(), batch=1, prompt_tokens=0)) == [
-        ("decode", [2], (0,)),
-        ("decode", [3], (1,)),
-    ]
+    assert brief(compose(three_sequences(), batch=1, prompt_tokens=0)) == [("decode", [2], (0,)), ("decode", [3], (1,))]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch": 4}, r"at least 4 sequences for batch 4, there are 3 \(7, 5, 9\)"),
-        ({"batch": 2, "sequences": [5]}, r"at least 2 sequences for batch 2, there are 1 \(5\)"),
-        ({"batch": 1, "sequences": [6]}, r"expected distinct sequences of the trace \(7, 5, 9\), got 6"),
-        ({"batch": 2, "sequences": [5, 5]}, "expected distinct sequences"),
-        ({"batch": 3, "prompt_tokens": 2}, r"expected 2 prompt tokens \(prompt_tokens\) in sequence 9, it has 1"),
-        ({"batch": 2, "generated_tokens": 3}, r"expected 3 decode tokens \(generated_tokens\) in sequence 7, it has 2"),
-        ({"batch": 0}, "expected batch >= 1, got 0"),
-        ({"batch": 1, "prompt_tokens": -1}, "expected prompt_tokens >= 0, got -1"),
-        ({"batch": 1, "prefill_chunk_tokens": 0}, "expected prefill_chunk_tokens >= 1, got 0"),
-        ({"batch": 1, "prompt_tokens": 0, "generated_tokens": 0}, "found none to run"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"batch": 4}, r"at least 4 sequences for batch 4, there are 3 \(7, 5, 9\)"),
+    ({"batch": 2, "sequences": [5]}, r"at least 2 sequences for batch 2, there are 1 \(5\)"),
+    ({"batch": 1, "sequences": [6]}, r"expected distinct sequences of the trace \(7, 5, 9\), got 6"),
+    ({"batch": 2, "sequences": [5, 5]}, "expected distinct sequences"),
+    ({"batch": 3, "prompt_tokens": 2}, r"expected 2 prompt tokens \(prompt_tokens\) in sequence 9, it has 1"),
+    ({"batch": 2, "generated_tokens": 3}, r"expected 3 decode tokens \(generated_tokens\) in sequence 7, it has 2"),
+    ({"batch": 0}, "expected batch >= 1, got 0"),
+    ({"batch": 1, "prompt_tokens": -1}, "expected prompt_tokens >= 0, got -1"),
+    ({"batch": 1, "prefill_chunk_tokens": 0}, "expected prefill_chunk_tokens >= 1, got 0"),
+    ({"batch": 1, "prompt_tokens": 0, "generated_tokens": 0}, "found none to run"),
+])
 def test_a_batch_that_the_trace_cannot_fill_is_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(BatchError, match=message):
         compose(three_sequences(), **arguments)  # type: ignore[arg-type]

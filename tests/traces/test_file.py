@@ -157,16 +157,13 @@ def test_a_missing_file_and_another_kind_of_file_are_refused(tmp_path: Path) -> 
         read_trace(tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        ({"schema": "2"}, "expected schema version 1, got '2'"),
-        ({"shape": "{"}, "expected metadata shape"),
-        ({"shape": json.dumps({"name": "x"})}, "model shape: missing keys"),
-        ({"shape": json.dumps({**toy_shape(2, 6, 2).to_dict(), "colour": 1})}, "there is no key .*colour"),
-        ({"shape": json.dumps(toy_shape(3, 6, 2).to_dict())}, r"topk_ids must be int16 \[tokens, 3, 2\]"),
-    ],
-)
+@pytest.mark.parametrize(("metadata", "message"), [
+    ({"schema": "2"}, "expected schema version 1, got '2'"),
+    ({"shape": "{"}, "expected metadata shape"),
+    ({"shape": json.dumps({"name": "x"})}, "model shape: missing keys"),
+    ({"shape": json.dumps({**toy_shape(2, 6, 2).to_dict(), "colour": 1})}, "there is no key .*colour"),
+    ({"shape": json.dumps(toy_shape(3, 6, 2).to_dict())}, r"topk_ids must be int16 \[tokens, 3, 2\]"),
+])
 def test_wrong_metadata_is_refused(tmp_path: Path, metadata: dict[str, str], message: str) -> None:
     write_unchecked(tmp_path / "t.safetensors", plain_tensors(), **metadata)
     with pytest.raises(TraceError, match=message):
@@ -203,19 +200,16 @@ def test_a_value_that_breaks_a_rule_is_refused(tmp_path: Path, name: str, at: An
         read_trace(tmp_path / "t.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"topk_weights": None}, r"missing \['topk_weights'\]"),
-        ({"extra": np.zeros(5, np.int16)}, r"unknown \['extra'\]"),
-        ({"forecast/Gate@0/ids": np.zeros((5, 2, 4), np.int16)}, "unknown"),
-        ({GATE.ids_name: None}, "forecast gate@1 needs forecast/gate@1/ids"),
-        ({GATE.ids_name: np.zeros((5, 2, 3), np.int16)}, "must record m = 4 to 6 experts per token"),
-        ({"topk_ids": sample().topk_ids.astype(np.int32)}, "topk_ids must be int16 .* got int32"),
-        ({"phase": np.zeros(4, np.uint8)}, r"phase must be uint8 \[tokens\] with 5 tokens, got uint8 \[4\]"),
-        ({"scores": sample().tensors()["scores"].astype(np.float64)}, "'scores' must be of type"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"topk_weights": None}, r"missing \['topk_weights'\]"),
+    ({"extra": np.zeros(5, np.int16)}, r"unknown \['extra'\]"),
+    ({"forecast/Gate@0/ids": np.zeros((5, 2, 4), np.int16)}, "unknown"),
+    ({GATE.ids_name: None}, "forecast gate@1 needs forecast/gate@1/ids"),
+    ({GATE.ids_name: np.zeros((5, 2, 3), np.int16)}, "must record m = 4 to 6 experts per token"),
+    ({"topk_ids": sample().topk_ids.astype(np.int32)}, "topk_ids must be int16 .* got int32"),
+    ({"phase": np.zeros(4, np.uint8)}, r"phase must be uint8 \[tokens\] with 5 tokens, got uint8 \[4\]"),
+    ({"scores": sample().tensors()["scores"].astype(np.float64)}, "'scores' must be of type"),
+])
 def test_a_wrong_set_of_tensors_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     tensors = {**plain_tensors(), **changes}
     write_unchecked(tmp_path / "t.safetensors", {name: array for name, array in tensors.items() if array is not None})
@@ -223,16 +217,13 @@ def test_a_wrong_set_of_tensors_is_refused(tmp_path: Path, changes: dict[str, An
         read_trace(tmp_path / "t.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("forecast/x@1/ids", [0, 2**40, 2**40]),
-        ("forecast/x@1/ids", [0] * 70),
-        (f"forecast/x@{'1' * 5000}/ids", [0]),
-        ("x" * 10**5, [0]),
-        ("\x1b[31m", [0]),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape"), [
+    ("forecast/x@1/ids", [0, 2**40, 2**40]),
+    ("forecast/x@1/ids", [0] * 70),
+    (f"forecast/x@{'1' * 5000}/ids", [0]),
+    ("x" * 10**5, [0]),
+    ("\x1b[31m", [0]),
+])
 def test_a_header_that_declares_what_no_array_has_is_refused(tmp_path: Path, name: str, shape: list[int]) -> None:
     write_trace(sample(), tmp_path / "t.safetensors")
     declare_empty(tmp_path / "t.safetensors", name, "I16", shape)

@@ -22,9 +22,7 @@ def test_a_broken_row_is_named_whichever_block_it_is_in(monkeypatch: pytest.Monk
 
 
 def test_order_is_that_within_a_sequence() -> None:
-    tensors = {
-        "sequence": np.array([3, 1, 3, 1]), "position": np.array([5, 0, 4, 1]), "phase": np.array([0, 1, 0, 1])
-    }
+    tensors = {"sequence": np.array([3, 1, 3, 1]), "position": np.array([5, 0, 4, 1]), "phase": np.array([0, 1, 0, 1])}
     layout.check_order("t", {**tensors, "position": np.array([4, 0, 5, 1])})
     message = r"t: position row 2: expected an increase within sequence 3, got 4 after 5 \(row 0\); put the rows"
     with pytest.raises(TraceError, match=message):

@@ -305,16 +305,13 @@ def test_layers_that_draft_take_room_from_the_cache() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"draft_tokens": 2, "batch": 2, "draft_acceptance": 0.5}, "draft_tokens: expected batch 1"),
-        ({"draft_tokens": 65}, "draft_tokens: expected a whole number from 0 to 64, got 65"),
-        ({"draft_acceptance": 1.2}, "draft_acceptance: expected a number from 0 to 1"),
-        ({"draft_acceptance": (0.5, 0.6)}, r"shares that do not rise .*, got 0\.5, 0\.6"),
-        ({"draft_layers": -1.0}, "draft_layers: expected a number >= 0"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"draft_tokens": 2, "batch": 2, "draft_acceptance": 0.5}, "draft_tokens: expected batch 1"),
+    ({"draft_tokens": 65}, "draft_tokens: expected a whole number from 0 to 64, got 65"),
+    ({"draft_acceptance": 1.2}, "draft_acceptance: expected a number from 0 to 1"),
+    ({"draft_acceptance": (0.5, 0.6)}, r"shares that do not rise .*, got 0\.5, 0\.6"),
+    ({"draft_layers": -1.0}, "draft_layers: expected a number >= 0"),
+])
 def test_keys_that_exclude_each_other_or_have_no_meaning(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         Scenario(**keys)

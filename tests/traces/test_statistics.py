@@ -272,9 +272,7 @@ def test_every_statistic() -> None:
         "layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K,
     }
     found = trace_statistics(trace())
-    assert list(found) == [
-        *expected, "layer_means", "prefill_decode_similarity", "lag_profile", "forecasts"
-    ]
+    assert list(found) == [*expected, "layer_means", "prefill_decode_similarity", "lag_profile", "forecasts"]
     assert {name: found[name] for name in expected} == expected
     means = {name: mean(layer[name] for layer in layers) for name in layers[0]}
     assert found["layer_means"] == pytest.approx(means)

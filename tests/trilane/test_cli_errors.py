@@ -127,21 +127,10 @@ OVERWRITING: dict[str, tuple[str, ...]] = {
     "the described policy": ("policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
     "a compared policy": ("compare", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
     "a varied policy": (
-        "whatif",
-        "--vary",
-        "batch=1",
-        "--policies",
-        "own_of_errors.py:Mine",
-        "--json",
-        "own_of_errors.py",
+        "whatif", "--vary", "batch=1", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
     ),
     "a policy for its cache": (
-        "cache-curve",
-        "mini-moe",
-        "--policies",
-        "own_of_errors.py:Mine",
-        "--json",
-        "own_of_errors.py",
+        "cache-curve", "mini-moe", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
     ),
     "a policy that is chosen from": (
         "fit",
@@ -157,14 +146,7 @@ OVERWRITING: dict[str, tuple[str, ...]] = {
         "own_of_errors.py",
     ),
     "a validated policy": (
-        "validate",
-        "s.yaml",
-        "--profile",
-        "p",
-        "--policies",
-        "own_of_errors.py:Mine",
-        "--json",
-        "own_of_errors.py",
+        "validate", "s.yaml", "--profile", "p", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py",
     ),
     "the machine": ("hardware", "s.yaml", "--json", "s.yaml"),
 }
@@ -211,8 +193,7 @@ def test_no_journal_is_written_through_a_link(trilane: Trilane, end: str) -> Non
 
 CAPTURE: dict[str, tuple[tuple[str, ...], str]] = {
     "a binary for prompts": (
-        ("--prompts", "binary"),
-        "binary line 2: expected prompts as UTF-8 text, got the byte 0xff",
+        ("--prompts", "binary"), "binary line 2: expected prompts as UTF-8 text, got the byte 0xff",
     ),
     "no prompts": (("--prompts", "nowhere.txt"), "nowhere.txt: expected a file of prompts"),
     "empty prompts": (("--prompts", "empty"), "expected at least one prompt"),

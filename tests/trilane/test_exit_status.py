@@ -24,17 +24,14 @@ SYNTHETIC = ("trace", "synth", "--like", "mixtral-8x7b", "--sequences", "1")
 # --- full disks -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "file"),
-    [
-        (("simulate", *SHORT, "--json"), "a.json"),
-        (("simulate", *SHORT, "--spans"), "a.parquet"),
-        (("simulate", *SHORT, "--gantt"), "a.png"),
-        (("simulate", *SHORT, "--gantt"), "a.svg"),
-        (("simulate", *SHORT, "--perfetto"), "a.json.gz"),
-        ((*SYNTHETIC, "-o"), "a.safetensors"),
-    ],
-)
+@pytest.mark.parametrize(("words", "file"), [
+    (("simulate", *SHORT, "--json"), "a.json"),
+    (("simulate", *SHORT, "--spans"), "a.parquet"),
+    (("simulate", *SHORT, "--gantt"), "a.png"),
+    (("simulate", *SHORT, "--gantt"), "a.svg"),
+    (("simulate", *SHORT, "--perfetto"), "a.json.gz"),
+    ((*SYNTHETIC, "-o"), "a.safetensors"),
+])
 def test_a_result_that_does_not_fit_on_the_disk_is_named_and_is_no_bad_input(
     trilane: Trilane, words: tuple[str, ...], file: str
 ) -> None:
@@ -85,10 +82,9 @@ def test_a_reader_that_closes_the_pipe_ends_it_in_silence_as_sigpipe_would(words
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
-@pytest.mark.parametrize(
-    ("closed", "said"),
-    [(">&-", "trilane: standard output is closed; send it to a file or to /dev/null\n"), (">&- 2>&-", "")],
-)
+@pytest.mark.parametrize(("closed", "said"), [
+    (">&-", "trilane: standard output is closed; send it to a file or to /dev/null\n"), (">&- 2>&-", ""),
+])
 def test_a_closed_standard_output_is_one_sentence(closed: str, said: str) -> None:
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", *TRILANE, "policies"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)

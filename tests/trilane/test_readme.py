@@ -242,13 +242,10 @@ def test_python_examples_run(
         runpy.run_path(str(file), run_name=file.stem)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(each, marks=deep) for each in ("demo", "real")),
-        *("fit", "accuracy", "regimes", "models", "papers", "by-paper", "tune", "leaderboard", "leaderboard-whole"),
-    ],
-)
+@pytest.mark.parametrize("name", [
+    *(pytest.param(each, marks=deep) for each in ("demo", "real")),
+    *("fit", "accuracy", "regimes", "models", "papers", "by-paper", "tune", "leaderboard", "leaderboard-whole"),
+])
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, printed: dict[str, str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -50,16 +50,12 @@ def test_who_was_placed_is_there_and_the_cache_knows() -> None:
     assert (it.holds(e(1, 3)), it.holds(e(1, 0))) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("residents", "slots", "fragment"),
-    [
-        (((), ()), (3, 2), "placement asks for 500 bytes of slots, the budget has 400"),
-        (((0, 1, 2), ()), (2, 2), "no slot of its own for expert 2 of layer 0"),
-        (((1, 1), ()), (2, 2), "no slot of its own for expert 1 of layer 0"),
-        (((0, 1, 2), (0, 1)), None, "no slot of its own for expert 1 of layer 1"),
-    ],
-    ids=["too many slots", "too many residents", "one twice", "pool too small"],
-)
+@pytest.mark.parametrize(("residents", "slots", "fragment"), [
+    (((), ()), (3, 2), "placement asks for 500 bytes of slots, the budget has 400"),
+    (((0, 1, 2), ()), (2, 2), "no slot of its own for expert 2 of layer 0"),
+    (((1, 1), ()), (2, 2), "no slot of its own for expert 1 of layer 0"),
+    (((0, 1, 2), (0, 1)), None, "no slot of its own for expert 1 of layer 1"),
+], ids=["too many slots", "too many residents", "one twice", "pool too small"])
 def test_a_placement_that_does_not_fit_is_refused(
     residents: tuple[tuple[int, ...], ...], slots: tuple[int, ...] | None, fragment: str
 ) -> None:
@@ -147,11 +143,9 @@ def test_a_swap_takes_the_place_of_the_outgoing() -> None:
     assert it.promise(e(0, 3), {e(0, 0), e(0, 2)}) is None  # no slot has appeared
 
 
-@pytest.mark.parametrize(
-    ("chosen", "blocked"),
-    [(e(0, 0), {e(0, 0)}), (e(0, 3), set()), (e(1, 0), set())],
-    ids=["pinned", "not there", "another layer's"],
-)
+@pytest.mark.parametrize(("chosen", "blocked"), [
+    (e(0, 0), {e(0, 0)}), (e(0, 3), set()), (e(1, 0), set()),
+], ids=["pinned", "not there", "another layer's"])
 def test_a_victim_that_may_not_leave_is_refused(chosen: ExpertId, blocked: set[ExpertId]) -> None:
     class Insists(DemandCache):
         def admitted(self, id: ExpertId, group: int) -> None: ...

@@ -67,29 +67,26 @@ def expected(**causes: tuple[int, float]) -> dict[str, object]:
     return {name: pytest.approx(value) for name, value in told.items() if value}
 
 
-@pytest.mark.parametrize(
-    ("run", "precomputed", "forecast", "causes"),
-    [
-        ([4, 7, 2], (), None, None),
-        ([2, 7, 4], (), None, None),  # order does not matter
-        ([4, 7, 2], (), [[9, 8, 6]], None),  # committed, and right by luck
-        ([4, 5, 2], (), None, {"substituted": (1, 0.3)}),
-        ([5, 6, 2], (), None, {"substituted": (2, 0.8)}),
-        ([4, 5, 2], (), [[4, 5, 2, 9]], {"speculated_wrongly": (1, 0.3)}),
-        ([4, 5, 2], (), [[4, 9, 2, 5]], {"degraded": (1, 0.3)}),  # 5 stands fourth, so it was not speculated
-        ([4, 5, 2], (), [], {"degraded": (1, 0.3)}),  # committed from nothing
-        # 5 runs for 4 and is the forecast's, 6 runs for 7 and is not
-        ([5, 6, 2], (), [[5, 2, 4]], {"speculated_wrongly": (1, 0.5), "degraded": (1, 0.3)}),
-        ([4, 7], (), None, {"dropped": (1, 0.2)}),
-        ([5], (), None, {"substituted": (1, 0.5), "dropped": (2, 0.5)}),
-        ([], (), [[4, 7, 2]], {"dropped": (3, 1)}),
-        ([4, 7, 2, 9], (), None, {"added": (1, 0)}),
-        ([4, 7, 2], (7,), [[4, 7, 2]], {"stale": (1, 0.3)}),
-        ([4, 7, 2], (9,), [[4, 7, 2]], None),  # another token's
-        # 5 runs for 7 on old activations: what is lost is 7's weight, once; 2 is stale too
-        ([4, 5, 2], (2, 5), [[4, 5, 2]], {"speculated_wrongly": (1, 0.3), "stale": (2, 0.2)}),
-    ],
-)
+@pytest.mark.parametrize(("run", "precomputed", "forecast", "causes"), [
+    ([4, 7, 2], (), None, None),
+    ([2, 7, 4], (), None, None),  # order does not matter
+    ([4, 7, 2], (), [[9, 8, 6]], None),  # committed, and right by luck
+    ([4, 5, 2], (), None, {"substituted": (1, 0.3)}),
+    ([5, 6, 2], (), None, {"substituted": (2, 0.8)}),
+    ([4, 5, 2], (), [[4, 5, 2, 9]], {"speculated_wrongly": (1, 0.3)}),
+    ([4, 5, 2], (), [[4, 9, 2, 5]], {"degraded": (1, 0.3)}),  # 5 stands fourth, so it was not speculated
+    ([4, 5, 2], (), [], {"degraded": (1, 0.3)}),  # committed from nothing
+    # 5 runs for 4 and is the forecast's, 6 runs for 7 and is not
+    ([5, 6, 2], (), [[5, 2, 4]], {"speculated_wrongly": (1, 0.5), "degraded": (1, 0.3)}),
+    ([4, 7], (), None, {"dropped": (1, 0.2)}),
+    ([5], (), None, {"substituted": (1, 0.5), "dropped": (2, 0.5)}),
+    ([], (), [[4, 7, 2]], {"dropped": (3, 1)}),
+    ([4, 7, 2, 9], (), None, {"added": (1, 0)}),
+    ([4, 7, 2], (7,), [[4, 7, 2]], {"stale": (1, 0.3)}),
+    ([4, 7, 2], (9,), [[4, 7, 2]], None),  # another token's
+    # 5 runs for 7 on old activations: what is lost is 7's weight, once; 2 is stale too
+    ([4, 5, 2], (2, 5), [[4, 5, 2]], {"speculated_wrongly": (1, 0.3), "stale": (2, 0.2)}),
+])
 def test_every_cause(
     run: list[int], precomputed: tuple[int, ...], forecast: Ids | None, causes: dict[str, tuple[int, float]] | None
 ) -> None:
@@ -97,14 +94,11 @@ def test_every_cause(
     assert told == ({} if causes is None else expected(**causes))
 
 
-@pytest.mark.parametrize(
-    ("run", "deferred", "causes"),
-    [
-        ([4, 7, 2], (2, 7), {"deferred": (2, 0.5)}),
-        ([4, 7, 2], (9,), None),  # another token's
-        ([4, 5, 2], (5,), {"substituted": (1, 0.3), "deferred": (1, 0)}),  # 7's weight is lost once
-    ],
-)
+@pytest.mark.parametrize(("run", "deferred", "causes"), [
+    ([4, 7, 2], (2, 7), {"deferred": (2, 0.5)}),
+    ([4, 7, 2], (9,), None),  # another token's
+    ([4, 5, 2], (5,), {"substituted": (1, 0.3), "deferred": (1, 0)}),  # 7's weight is lost once
+])
 def test_experts_whose_results_join_later(
     run: list[int], deferred: tuple[int, ...], causes: dict[str, tuple[int, float]] | None
 ) -> None:
@@ -112,14 +106,11 @@ def test_experts_whose_results_join_later(
     assert told == ({} if causes is None else expected(**causes))
 
 
-@pytest.mark.parametrize(
-    ("run", "causes"),
-    [
-        ([4, 17, 2], {"narrowed": (1, 0.3)}),  # of 10 experts, number 17 is the narrow copy of 7
-        ([14, 17], {"narrowed": (2, 0.8), "dropped": (1, 0.2)}),
-        ([4, 15, 2], {"substituted": (1, 0.3), "narrowed": (1, 0)}),  # 7's weight is lost once
-    ],
-)
+@pytest.mark.parametrize(("run", "causes"), [
+    ([4, 17, 2], {"narrowed": (1, 0.3)}),  # of 10 experts, number 17 is the narrow copy of 7
+    ([14, 17], {"narrowed": (2, 0.8), "dropped": (1, 0.2)}),
+    ([4, 15, 2], {"substituted": (1, 0.3), "narrowed": (1, 0)}),  # 7's weight is lost once
+])
 def test_experts_that_run_with_narrow_copies(run: list[int], causes: dict[str, tuple[int, float]]) -> None:
     seen = RoutingErrors(experts=10)
     seen.observe(0, "decode", TOKEN, planned([run]), None)

@@ -50,23 +50,20 @@ class Sees(LoadAll):
 # --- order of calls ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("calls", "fragment"),
-    [
-        ("plan", "plan_layer called while the session is 'idle'; expected between"),
-        ("end_layer", "end_layer called while the session is 'idle'; expected planned or foreseen"),
-        ("end_step", "end_step called while the session is 'idle'"),
-        ("begin begin", "begin_step called while the session is 'between'; expected idle"),
-        ("begin foresee", "foresee called while the session is 'between'; expected planned"),
-        ("begin plan plan", "plan_layer called while the session is 'planned'"),
-        ("begin plan end_step", "end_step called while the session is 'planned'; expected between"),
-        ("begin plan foresee foresee", "foresee called while the session is 'foreseen'"),
-        ("begin plan foresee plan", "plan_layer called while the session is 'foreseen'"),
-        ("begin plan end_layer foresee", "foresee called while the session is 'between'"),
-        ("begin plan end_layer plan", "expected layer 1 of step 0"),
-        ("begin plan end_layer end_step", "end_step: after layer 0"),
-    ],
-)
+@pytest.mark.parametrize(("calls", "fragment"), [
+    ("plan", "plan_layer called while the session is 'idle'; expected between"),
+    ("end_layer", "end_layer called while the session is 'idle'; expected planned or foreseen"),
+    ("end_step", "end_step called while the session is 'idle'"),
+    ("begin begin", "begin_step called while the session is 'between'; expected idle"),
+    ("begin foresee", "foresee called while the session is 'between'; expected planned"),
+    ("begin plan plan", "plan_layer called while the session is 'planned'"),
+    ("begin plan end_step", "end_step called while the session is 'planned'; expected between"),
+    ("begin plan foresee foresee", "foresee called while the session is 'foreseen'"),
+    ("begin plan foresee plan", "plan_layer called while the session is 'foreseen'"),
+    ("begin plan end_layer foresee", "foresee called while the session is 'between'"),
+    ("begin plan end_layer plan", "expected layer 1 of step 0"),
+    ("begin plan end_layer end_step", "end_step: after layer 0"),
+])
 def test_a_call_out_of_order_is_an_error(calls: str, fragment: str) -> None:
     it = session()
     known: dict[str, Callable[[], object]] = {

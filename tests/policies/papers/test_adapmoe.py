@@ -208,9 +208,7 @@ def test_a_calibration_that_decodes_nothing_is_refused() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_laws_hold_when_experts_are_dropped(seed: int) -> None:
     draw = random.Random(seed)
-    trace = toy_trace(
-        [[draw.sample(range(8), 2) for _ in range(3)] for _ in range(12)], prompt_tokens=5, experts=8
-    )
+    trace = toy_trace([[draw.sample(range(8), 2) for _ in range(3)] for _ in range(12)], prompt_tokens=5, experts=8)
     world = random_world("adapmoe", trace, draw)
     policy = compose("adapmoe", {"drop_below": 0.6}, context=CONTEXT)  # weights are 0.5: every second expert goes
     played = play_policy(policy, world, world.demand(policy.needs))

@@ -25,16 +25,13 @@ def test_buddies_are_those_that_most_tokens_use_together() -> None:
     assert buddies_of(ids, 5, most=1) == [[[1], [0], [0], [2], []]]
 
 
-@pytest.mark.parametrize(
-    ("resident", "expected", "why"),
-    [
-        ((0, 1, 2), [0, 1, 2], "none misses"),
-        ((0, 1, 4), [0, 1, 4], "2's best buddy is 1, which the token has; the next is 4"),
-        ((0, 3, 4), [0, 3, 4], "1 takes 3, and 2 what is left"),
-        ((1, 2, 3), [0, 1, 2], "the best one stays, to be copied"),
-        ((0, 1, 5), [0, 1, 2], "5 is no buddy of 2"),
-    ],
-)
+@pytest.mark.parametrize(("resident", "expected", "why"), [
+    ((0, 1, 2), [0, 1, 2], "none misses"),
+    ((0, 1, 4), [0, 1, 4], "2's best buddy is 1, which the token has; the next is 4"),
+    ((0, 3, 4), [0, 3, 4], "1 takes 3, and 2 what is left"),
+    ((1, 2, 3), [0, 1, 2], "the best one stays, to be copied"),
+    ((0, 1, 5), [0, 1, 2], "5 is no buddy of 2"),
+])
 def test_a_buddy_that_is_there_takes_the_place(resident: tuple[int, ...], expected: list[int], why: str) -> None:
     assert chosen(resident=resident) == expected, why
 

@@ -18,17 +18,14 @@ def chosen(router: CachePriorRouter, *resident: int, row: tuple[float, ...] = RO
     return list(router.route(scored_view([row], 3, resident=resident)).token_ids[0])
 
 
-@pytest.mark.parametrize(
-    ("bonus", "resident", "expected", "why"),
-    [
-        (0.05, (3,), [0, 1, 3], "0.12 + 0.05 is above 0.16"),
-        (0.05, (4,), [0, 1, 2], "0.08 + 0.05 is not"),
-        (0.05, (2, 3), [0, 1, 2], "both have the bonus"),
-        (0.13, (3, 4), [0, 3, 4], "two give way"),
-        (0.9, (3, 4, 5), [0, 3, 4], "the best one stays whatever the bonus"),
-        (0.0, (3, 4, 5), [0, 1, 2], "no bonus"),
-    ],
-)
+@pytest.mark.parametrize(("bonus", "resident", "expected", "why"), [
+    (0.05, (3,), [0, 1, 3], "0.12 + 0.05 is above 0.16"),
+    (0.05, (4,), [0, 1, 2], "0.08 + 0.05 is not"),
+    (0.05, (2, 3), [0, 1, 2], "both have the bonus"),
+    (0.13, (3, 4), [0, 3, 4], "two give way"),
+    (0.9, (3, 4, 5), [0, 3, 4], "the best one stays whatever the bonus"),
+    (0.0, (3, 4, 5), [0, 1, 2], "no bonus"),
+])
 def test_a_bonus_in_probability(bonus: float, resident: tuple[int, ...], expected: list[int], why: str) -> None:
     assert chosen(CachePriorRouter(bonus, "probability"), *resident) == expected, why
 

@@ -276,14 +276,11 @@ def test_composed_of_popular_residents_gate_prefetches_and_a_score_cache() -> No
     assert compose("static-threshold", {"prefetch": 0}, context=context()).needs.forecasts == ()
 
 
-@pytest.mark.parametrize(
-    ("costs", "given", "expected"),
-    [
-        ((), {}, None),
-        ((COST, COST), {}, 3),
-        ((COST, COST._replace(copy_ns=190)), {}, [3, 6]),
-        ((COST,), {"theta": 9}, 9),
-    ],
-)
+@pytest.mark.parametrize(("costs", "given", "expected"), [
+    ((), {}, None),
+    ((COST, COST), {}, 3),
+    ((COST, COST._replace(copy_ns=190)), {}, [3, 6]),
+    ((COST,), {"theta": 9}, 9),
+])
 def test_tells_the_threshold_it_found(costs: object, given: dict[str, object], expected: object) -> None:
     assert compose("static-threshold", given, context=context(costs=costs)).parameters["theta"] == expected

@@ -89,16 +89,13 @@ def test_a_shorter_side_ends_the_pairs_and_ties_go_to_the_lower_id() -> None:
     assert swaps({4: 5}, ()) == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "hot", "cold", "swapped"),
-    [
-        ({}, 21, 20, True), (PRINTED, 21, 20, True), (CODED, 21, 20, False),  # exactly 1.05
-        ({}, 22, 20, True), (PRINTED, 22, 20, True), (CODED, 22, 20, True),
-        ({}, 20, 20, False), (PRINTED, 20, 20, False), (CODED, 20, 20, False),
-        ({}, 1, 0, True), (PRINTED, 1, 0, True), (CODED, 1, 0, True),
-        ({}, 0, 0, False), (PRINTED, 0, 0, True), (CODED, 0, 0, False),  # nobody uses either of them
-    ],
-)
+@pytest.mark.parametrize(("rule", "hot", "cold", "swapped"), [
+    ({}, 21, 20, True), (PRINTED, 21, 20, True), (CODED, 21, 20, False),  # exactly 1.05
+    ({}, 22, 20, True), (PRINTED, 22, 20, True), (CODED, 22, 20, True),
+    ({}, 20, 20, False), (PRINTED, 20, 20, False), (CODED, 20, 20, False),
+    ({}, 1, 0, True), (PRINTED, 1, 0, True), (CODED, 1, 0, True),
+    ({}, 0, 0, False), (PRINTED, 0, 0, True), (CODED, 0, 0, False),  # nobody uses either of them
+])
 def test_the_threshold(rule: dict[str, Any], hot: int, cold: int, swapped: bool) -> None:
     workload = {e: tokens for e, tokens in ((0, cold), (1, hot)) if tokens}
     assert swaps(workload, (0,), most=1, **rule) == ([(1, 0)] if swapped else [])
@@ -217,18 +214,15 @@ def committed(
     return commit
 
 
-@pytest.mark.parametrize(
-    ("resident", "selected", "ahead"),
-    [
-        ((3, 1), [3, 1], ()),
-        ((3, 0), [3, 1], (1,)),  # one on the CPU stays
-        ((1, 0), [3, 1], (3,)),
-        ((0, 2), [3, 0], (3,)),  # both: the lower-scored 1 gives way to the next best on the GPU
-        ((2,), [3, 2], (3,)),
-        ((), [3, 1], (3, 1)),  # nobody to take
-        ((4,), [3, 1], (3, 1)),  # the forecast does not name 4
-    ],
-)
+@pytest.mark.parametrize(("resident", "selected", "ahead"), [
+    ((3, 1), [3, 1], ()),
+    ((3, 0), [3, 1], (1,)),  # one on the CPU stays
+    ((1, 0), [3, 1], (3,)),
+    ((0, 2), [3, 0], (3,)),  # both: the lower-scored 1 gives way to the next best on the GPU
+    ((2,), [3, 2], (3,)),
+    ((), [3, 1], (3, 1)),  # nobody to take
+    ((4,), [3, 1], (3, 1)),  # the forecast does not name 4
+])
 def test_two_predicted_experts_on_the_cpu(resident: Sequence[int], selected: list[int], ahead: tuple[int, ...]) -> None:
     commit = committed((3, 1, 0, 2), k=2, resident=resident)
     assert list(commit.routing.token_ids[0]) == selected

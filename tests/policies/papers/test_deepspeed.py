@@ -34,9 +34,7 @@ def test_the_whole_next_layer_comes_ahead() -> None:
     assert (policy.prefetch_slots, policy.prefetcher.into) == (EXPERTS, "staging")
 
 
-@pytest.mark.parametrize(
-    ("given", "slots"), [({}, 4), ({"prefetch_slots": 2}, 2), ({"prefetch": False}, 0)]
-)
+@pytest.mark.parametrize(("given", "slots"), [({}, 4), ({"prefetch_slots": 2}, 2), ({"prefetch": False}, 0)])
 def test_slots_for_what_comes_ahead(given: Mapping[str, object], slots: int) -> None:
     policy = deepspeed(**given)
     assert (policy.prefetch_slots, policy.prefetcher is None) == (slots, slots == 0)

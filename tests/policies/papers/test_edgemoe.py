@@ -109,14 +109,11 @@ def leavers(cache: Cache, count: int) -> list[tuple[int, int]]:
     return gone
 
 
-@pytest.mark.parametrize(
-    ("at_work", "expected"),
-    [
-        (0, [(0, 0), (2, 0), (2, 1), (1, 0)]),  # 2 / 3, 4 / 2, 7 / 2, 4
-        (1, [(0, 0), (1, 0), (2, 0), (2, 1)]),  # 2 / 2, 4 / 3, 4, 7
-        (2, [(2, 0), (0, 0), (1, 0), (2, 1)]),  # 4 / 3, 2, 4 / 2, 7 / 3
-    ],
-)
+@pytest.mark.parametrize(("at_work", "expected"), [
+    (0, [(0, 0), (2, 0), (2, 1), (1, 0)]),  # 2 / 3, 4 / 2, 7 / 2, 4
+    (1, [(0, 0), (1, 0), (2, 0), (2, 1)]),  # 2 / 2, 4 / 3, 4, 7
+    (2, [(2, 0), (0, 0), (1, 0), (2, 1)]),  # 4 / 3, 2, 4 / 2, 7 / 3
+])
 def test_who_leaves_first_by_the_layer_at_work(at_work: int, expected: list[tuple[int, int]]) -> None:
     cache = fill(DistanceLfuCache(np.array([[2, 0], [4, 0], [4, 7]])), (0, 0), (1, 0), (2, 0), (2, 1))
     use(cache, at_work, {})
@@ -146,16 +143,13 @@ class TestDistanceLfuLaws(CacheLaws):
 LIKELY = ids([[0], [1], [0]], [[0], [1], [0]], [[0], [3], [0]], [[0], [3], [1]], [[0], [3], [1]], [[0], [0], [2]])
 
 
-@pytest.mark.parametrize(
-    ("size", "among", "resident", "expected"),
-    [
-        (2, "all", (), [(1, 3), (1, 1)]),
-        (2, "all", (1,), [(1, 3)]),
-        (2, "all", (1, 3), []),
-        (2, "absent", (1,), [(1, 3), (1, 0)]),
-        (4, "all", (), [(1, 3), (1, 1), (1, 0)]),  # no token used expert 2
-    ],
-)
+@pytest.mark.parametrize(("size", "among", "resident", "expected"), [
+    (2, "all", (), [(1, 3), (1, 1)]),
+    (2, "all", (1,), [(1, 3)]),
+    (2, "all", (1, 3), []),
+    (2, "absent", (1,), [(1, 3), (1, 0)]),
+    (4, "all", (), [(1, 3), (1, 1), (1, 0)]),  # no token used expert 2
+])
 def test_prefetches_the_likeliest_experts_of_the_next_layer(
     size: int, among: Literal["all", "absent"], resident: tuple[int, ...], expected: list[tuple[int, int]]
 ) -> None:
@@ -189,15 +183,12 @@ def test_edgemoe_predicts_as_many_as_the_model_chooses() -> None:
         compose("edgemoe", context=BuildContext("toy", 8, 3))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "slots", "residents"),
-    [
-        ({}, None, ((), (0, 1))),  # of 6, 4 and 8, 7
-        ({"pool": False}, (1, 1), ((0,), (0,))),
-        ({"start": "empty"}, None, ((), ())),
-        ({"start": "empty", "pool": False}, (1, 1), ((), ())),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "slots", "residents"), [
+    ({}, None, ((), (0, 1))),  # of 6, 4 and 8, 7
+    ({"pool": False}, (1, 1), ((0,), (0,))),
+    ({"start": "empty"}, None, ((), ())),
+    ({"start": "empty", "pool": False}, (1, 1), ((), ())),
+])
 def test_the_cache_starts_with_the_best_by_its_own_rank(
     parameters: dict[str, object], slots: tuple[int, ...] | None, residents: tuple[tuple[int, ...], ...]
 ) -> None:

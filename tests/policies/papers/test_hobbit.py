@@ -27,19 +27,16 @@ COPIES = Copies(EXPERTS)  # of expert e: e, and 8 + e
 SCORES = ((0.5, 0.25, 0.2, 0.05, 0.0, 0.0, 0.0, 0.0),)
 
 
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
-        ((1.0,), [WIDE]),
-        ((0.5, 0.5), [WIDE, WIDE]),
-        ((0.6, 0.4), [WIDE, WIDE]),  # up to T1
-        ((0.7, 0.3), [WIDE, NARROW]),
-        ((0.95, 0.05), [WIDE, SKIPPED]),
-        ((0.5, 0.25, 0.2, 0.05), [WIDE, WIDE, NARROW, SKIPPED]),  # before them: 0, 0.5, 0.75, 0.95
-        ((5.0, 2.5, 2.0, 0.5), [WIDE, WIDE, NARROW, SKIPPED]),  # shares of the token's weight
-        ((0.0, 0.0), [WIDE, WIDE]),
-    ],
-)
+@pytest.mark.parametrize(("weights", "expected"), [
+    ((1.0,), [WIDE]),
+    ((0.5, 0.5), [WIDE, WIDE]),
+    ((0.6, 0.4), [WIDE, WIDE]),  # up to T1
+    ((0.7, 0.3), [WIDE, NARROW]),
+    ((0.95, 0.05), [WIDE, SKIPPED]),
+    ((0.5, 0.25, 0.2, 0.05), [WIDE, WIDE, NARROW, SKIPPED]),  # before them: 0, 0.5, 0.75, 0.95
+    ((5.0, 2.5, 2.0, 0.5), [WIDE, WIDE, NARROW, SKIPPED]),  # shares of the token's weight
+    ((0.0, 0.0), [WIDE, WIDE]),
+])
 def test_an_expert_matters_less_the_more_weight_is_before_it(weights: Sequence[float], expected: list[int]) -> None:
     assert list(T.of_token(weights)) == expected
 
@@ -56,18 +53,15 @@ def routed(
     return MixedWidthRouter(T, COPIES).route(view)
 
 
-@pytest.mark.parametrize(
-    ("here", "used"),
-    [
-        ({}, (0, 1, 10)),
-        ({"resident": (2,)}, (0, 1, 2)),  # the wide copy of 2 is there: wide enough
-        ({"staged": (2,)}, (0, 1, 2)),
-        ({"loading": {2: 5}}, (0, 1, 2)),
-        ({"resident": (9, 8)}, (0, 1, 10)),  # the narrow copies of 0 and 1 are not wide enough
-        ({"resident": (3,)}, (0, 1, 10, 3)),  # 3 costs nothing
-        ({"resident": (11,)}, (0, 1, 10, 11)),
-    ],
-)
+@pytest.mark.parametrize(("here", "used"), [
+    ({}, (0, 1, 10)),
+    ({"resident": (2,)}, (0, 1, 2)),  # the wide copy of 2 is there: wide enough
+    ({"staged": (2,)}, (0, 1, 2)),
+    ({"loading": {2: 5}}, (0, 1, 2)),
+    ({"resident": (9, 8)}, (0, 1, 10)),  # the narrow copies of 0 and 1 are not wide enough
+    ({"resident": (3,)}, (0, 1, 10, 3)),  # 3 costs nothing
+    ({"resident": (11,)}, (0, 1, 10, 11)),
+])
 def test_misses_are_of_the_bits_that_they_need(here: Any, used: tuple[int, ...]) -> None:
     routing = routed(**here)
     assert tuple(routing.token_ids[0]) == used

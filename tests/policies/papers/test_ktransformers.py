@@ -29,16 +29,13 @@ def decided(
     return made.cpu, made.deferred
 
 
-@pytest.mark.parametrize(
-    ("deferred", "expected"),
-    [
-        (0, ((0, 1, 3, 4), ())),
-        (1, ((1, 3, 4, 0), (0,))),
-        (3, ((1, 0, 3, 4), (0, 3, 4))),
-        (4, ((0, 1, 3, 4), (0, 1, 3, 4))),
-        (9, ((0, 1, 3, 4), (0, 1, 3, 4))),
-    ],
-)
+@pytest.mark.parametrize(("deferred", "expected"), [
+    (0, ((0, 1, 3, 4), ())),
+    (1, ((1, 3, 4, 0), (0,))),
+    (3, ((1, 0, 3, 4), (0, 3, 4))),
+    (4, ((0, 1, 3, 4), (0, 1, 3, 4))),
+    (9, ((0, 1, 3, 4), (0, 1, 3, 4))),
+])
 def test_the_lowest_weights_of_a_token_join_later(
     deferred: int, expected: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:

@@ -34,22 +34,18 @@ def test_whole_layers_are_placed_and_the_rest_is_one_empty_pool() -> None:
     assert pool.slots == 5
 
 
-@pytest.mark.parametrize(
-    ("slots", "tokens", "used"),
-    [(6, 1, True), (6, 3, True), (6, 4, False), (8, 4, True), (8, 32, True), (8, 33, False), (1, 1, False)],
-    ids=["a token", "all slots", "more experts than slots", "all experts", "32 tokens", "33", "no room for one token"],
-)
+@pytest.mark.parametrize(("slots", "tokens", "used"), [
+    (6, 1, True), (6, 3, True), (6, 4, False), (8, 4, True), (8, 32, True), (8, 33, False), (1, 1, False),
+], ids=["a token", "all slots", "more experts than slots", "all experts", "32 tokens", "33", "no room for one token"])
 def test_a_step_uses_the_pool_where_it_has_room_for_whatever_its_tokens_may_choose(
     slots: int, tokens: int, used: bool
 ) -> None:
     assert placed(slots=slots).serves(step(tokens)) is used
 
 
-@pytest.mark.parametrize(
-    ("tokens", "layer", "where"),
-    [(1, 0, "gpu"), (16, 0, "cpu"), (32, 0, "gpu"), (16, 2, "gpu")],
-    ids=["out of the pool", "too many for it, too few to copy", "copied", "a layer of the GPU's own"],
-)
+@pytest.mark.parametrize(("tokens", "layer", "where"), [
+    (1, 0, "gpu"), (16, 0, "cpu"), (32, 0, "gpu"), (16, 2, "gpu"),
+], ids=["out of the pool", "too many for it, too few to copy", "copied", "a layer of the GPU's own"])
 def test_where_experts_are_computed(tokens: int, layer: int, where: str) -> None:
     plan = FromPool(placed(host_layers=2, slots=4), 32).assign(step(tokens, layer))
     assert set(plan.cpu if where == "cpu" else plan.gpu) == {0, 1}

@@ -126,16 +126,13 @@ def test_a_past_sequence_of_a_single_token_is_certain_of_its_expert() -> None:
     assert matcher.chances(slice(0, 1)).tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("floor", "expected"),
-    [
-        (0.0, [(1, 1), (2, 0), (2, 1)]),
-        (0.25, [(1, 1), (2, 0)]),  # a chance of 1/4 is not above it
-        (0.5, [(1, 1), (2, 0)]),
-        (0.75, [(1, 1)]),
-        (1.0, []),
-    ],
-)
+@pytest.mark.parametrize(("floor", "expected"), [
+    (0.0, [(1, 1), (2, 0), (2, 1)]),
+    (0.25, [(1, 1), (2, 0)]),  # a chance of 1/4 is not above it
+    (0.5, [(1, 1), (2, 0)]),
+    (0.75, [(1, 1)]),
+    (1.0, []),
+])
 def test_only_what_is_likely_enough_is_prefetched(floor: float, expected: list[tuple[int, int]]) -> None:
     assert Small(floor=floor).see(0, {7: [[0]]}) == expected
 

@@ -33,9 +33,7 @@ def test_spread_is_even_and_grows_with_the_total_in_every_layer() -> None:
 def test_the_model_of_a_layer_worked_out_by_hand() -> None:
     model = LayerModel(COST, (0.75, 0.25), top_k=1, batch=1)
     both_on_cpu = 40 * 0.75 + 40 * 0.25 + 8 * (1 - 0.25 * 0.75)
-    expected = {
-        (0, 0): both_on_cpu, (1, 1): 40 * 0.25 + 8 * 0.25, (2, 2): 10, (0, 1): 30, (0, 2): 60, (1, 2): 30,
-    }
+    expected = {(0, 0): both_on_cpu, (1, 1): 40 * 0.25 + 8 * 0.25, (2, 2): 10, (0, 1): 30, (0, 2): 60, (1, 2): 30}
     assert {shares: model.time(*shares) / ONE for shares in expected} == expected
     assert {type(model.time(*shares)) for shares in expected} == {int}
 
@@ -136,17 +134,14 @@ def test_more_memory_never_gives_a_longer_modelled_time(
     assert times[1] <= times[0]
 
 
-@pytest.mark.parametrize(
-    ("costs", "cache_bytes", "streamed", "expected"),
-    [
-        (SLOW_COPIES, 0, 4, Split(0, 0)),  # all on the CPU
-        (FREE_COPIES, 0, 4, Split(0, 8)),  # all streamed
-        (FREE_COPIES, 0, 0, Split(0, 0)),  # nothing may be
-        (FREE_COPIES, 40, 4, Split(4, 8)),  # what fits stays, the rest is streamed
-        (SLOW_COPIES, 80, 4, Split(8, 8)),  # all resident
-        (FAST_CPU, 80, 4, Split(0, 0)),  # memory is no reason to use the GPU
-    ],
-)
+@pytest.mark.parametrize(("costs", "cache_bytes", "streamed", "expected"), [
+    (SLOW_COPIES, 0, 4, Split(0, 0)),  # all on the CPU
+    (FREE_COPIES, 0, 4, Split(0, 8)),  # all streamed
+    (FREE_COPIES, 0, 0, Split(0, 0)),  # nothing may be
+    (FREE_COPIES, 40, 4, Split(4, 8)),  # what fits stays, the rest is streamed
+    (SLOW_COPIES, 80, 4, Split(8, 8)),  # all resident
+    (FAST_CPU, 80, 4, Split(0, 0)),  # memory is no reason to use the GPU
+])
 def test_degenerate_shares(costs: ExpertCosts, cache_bytes: int, streamed: int, expected: Split) -> None:
     models = [LayerModel(costs, (0.25,) * 4, 2, 1)] * 2
     assert search(models, Budget(4, (10, 10), cache_bytes), 8, streamed) == expected

@@ -31,18 +31,15 @@ def work(here: Sequence[int], absent: Sequence[int], arrives_ns: int = 0) -> Lay
     return LayerWork(COST, here, absent, arrives_ns)
 
 
-@pytest.mark.parametrize(
-    ("loads", "link_ns", "copied", "ns"),
-    [
-        (0, 0, 0, 90),  # 60 + 30 on the CPU
-        (1, 0, 0, 30),  # the expert of two tokens has run by 23, the other is computed until 30
-        (2, 0, 0, 43),  # copies until 40, and the last one runs by itself
-        (1, 50, 0, 73),
-        (0, 0, 1, 30),
-        (0, 0, 2, 7),  # three experts of 2 ns on the GPU, in kernels that they share
-        (0, 40, 2, 43),  # the last of them is late
-    ],
-)
+@pytest.mark.parametrize(("loads", "link_ns", "copied", "ns"), [
+    (0, 0, 0, 90),  # 60 + 30 on the CPU
+    (1, 0, 0, 30),  # the expert of two tokens has run by 23, the other is computed until 30
+    (2, 0, 0, 43),  # copies until 40, and the last one runs by itself
+    (1, 50, 0, 73),
+    (0, 0, 1, 30),
+    (0, 0, 2, 7),  # three experts of 2 ns on the GPU, in kernels that they share
+    (0, 40, 2, 43),  # the last of them is late
+])
 def test_a_layer_takes_as_long_as_its_slowest_side(loads: int, link_ns: int, copied: int, ns: int) -> None:
     assert work([1], [2, 1]).takes_ns(loads, link_ns, copied) == ns
 

@@ -31,30 +31,24 @@ def chosen(scores: Sequence[Sequence[float]], *, k: int = 3, listing: bool = Fal
     return [list(ids) for ids in routing.token_ids]
 
 
-@pytest.mark.parametrize(
-    ("resident", "expected", "why"),
-    [
-        ((0, 1, 2), [0, 1, 2], "nobody misses"),
-        ((0, 1, 3, 4), [0, 1, 3], "2 misses: the best substitute"),
-        ((0, 1, 4), [0, 1, 4], "3 is not there: the next best"),
-        ((4,), [0, 1, 4], "0 and 1 miss too, and stay all the same"),
-        ((0, 1, 5), [0, 1, 2], "5 scores too little"),
-        ((), [0, 1, 2], "nobody to take"),
-    ],
-)
+@pytest.mark.parametrize(("resident", "expected", "why"), [
+    ((0, 1, 2), [0, 1, 2], "nobody misses"),
+    ((0, 1, 3, 4), [0, 1, 3], "2 misses: the best substitute"),
+    ((0, 1, 4), [0, 1, 4], "3 is not there: the next best"),
+    ((4,), [0, 1, 4], "0 and 1 miss too, and stay all the same"),
+    ((0, 1, 5), [0, 1, 2], "5 scores too little"),
+    ((), [0, 1, 2], "nobody to take"),
+])
 def test_a_low_score_expert_that_misses_gives_way(resident: tuple[int, ...], expected: list[int], why: str) -> None:
     assert chosen([ONE_LOW], resident=resident) == [expected], why
 
 
-@pytest.mark.parametrize(
-    ("resident", "expected", "why"),
-    [
-        ((0, 3, 4), [0, 3, 4], "both exchanged, best substitute first"),
-        ((0, 4), [0, 1, 4], "one substitute: the lower-scored of the two leaves, the higher is loaded or computed"),
-        ((0, 2, 4), [0, 2, 4], "2 is there and stays, though 1 scores higher"),
-        ((0, 2, 3, 4), [0, 2, 3], "only as many as miss"),
-    ],
-)
+@pytest.mark.parametrize(("resident", "expected", "why"), [
+    ((0, 3, 4), [0, 3, 4], "both exchanged, best substitute first"),
+    ((0, 4), [0, 1, 4], "one substitute: the lower-scored of the two leaves, the higher is loaded or computed"),
+    ((0, 2, 4), [0, 2, 4], "2 is there and stays, though 1 scores higher"),
+    ((0, 2, 3, 4), [0, 2, 3], "only as many as miss"),
+])
 def test_as_many_leave_as_there_are_substitutes(resident: tuple[int, ...], expected: list[int], why: str) -> None:
     assert chosen([TWO_LOW], resident=resident) == [expected], why
 
@@ -181,10 +175,9 @@ GRID = (0.0, 0.1, 0.2, 0.3, 0.4)
 LINE = (100.0, 90.0, 80.0, 70.0, 60.0)  # 100 - 100 alpha
 
 
-@pytest.mark.parametrize(
-    ("limit_ms", "alpha", "feasible"),
-    [(200.0, 0.0, True), (100.0, 0.0, True), (75.0, 0.25, True), (60.01, 0.4, True), (59.0, 0.4, False)],
-)
+@pytest.mark.parametrize(("limit_ms", "alpha", "feasible"), [
+    (200.0, 0.0, True), (100.0, 0.0, True), (75.0, 0.25, True), (60.01, 0.4, True), (59.0, 0.4, False),
+])
 def test_the_least_alpha_that_is_fast_enough(limit_ms: float, alpha: float, feasible: bool) -> None:
     choice = choose_alpha(GRID, LINE, limit_ms)
     assert choice.alpha == pytest.approx(alpha, abs=0.0005)
@@ -203,10 +196,9 @@ def test_a_curve_is_fitted_by_degree_2() -> None:
     assert choose_alpha(GRID, curve, 70.0, degree=2).alpha == pytest.approx(0.2, abs=0.0005)
 
 
-@pytest.mark.parametrize(
-    ("alphas", "times", "degree"),
-    [((0.1,), (5.0,), 1), ((0.1, 0.2), (5.0, 4.0), 2), (GRID, LINE, 3), (GRID, (1.0,), 1)],
-)
+@pytest.mark.parametrize(("alphas", "times", "degree"), [
+    ((0.1,), (5.0,), 1), ((0.1, 0.2), (5.0, 4.0), 2), (GRID, LINE, 3), (GRID, (1.0,), 1),
+])
 def test_too_little_is_refused(alphas: Sequence[float], times: Sequence[float], degree: int) -> None:
     with pytest.raises(ValueError, match="choice of alpha: expected degree 1 or 2"):
         choose_alpha(alphas, times, 1.0, degree)

@@ -114,10 +114,9 @@ def slower(loads: int, missing: int, load: int = LOAD, cpu: int = CPU) -> int:
     return max(loads * load, (missing - loads) * cpu)
 
 
-@pytest.mark.parametrize(
-    ("missing", "as_printed", "sooner"),
-    [(1, (1, 30), (0, 10)), (2, (1, 30), (0, 20)), (3, (1, 30), (1, 30)), (8, (2, 60), (2, 60))],
-)
+@pytest.mark.parametrize(("missing", "as_printed", "sooner"), [
+    (1, (1, 30), (0, 10)), (2, (1, 30), (0, 20)), (3, (1, 30), (1, 30)), (8, (2, 60), (2, 60)),
+])
 def test_the_s3_ratio(missing: int, as_printed: tuple[int, int], sooner: tuple[int, int]) -> None:
     """As printed the first is always loaded: one missing expert takes 1.0 instead of 0.33, two 1.0 instead of 0.67."""
     loads = [split(missing, LOAD, CPU, sooner=choice) for choice in (False, True)]

@@ -234,17 +234,14 @@ def calibrated(recalls: Mapping[tuple[str, int], Floats] = RECALLS) -> BuildCont
 
 
 @pytest.mark.parametrize("name", ["hybrid-pf", "hybrid-pf@exact"])
-@pytest.mark.parametrize(
-    ("parameters", "estimated"),
-    [
-        ({}, {1, 3}),
-        ({"threshold": 0.5}, {3}),
-        ({"threshold": 0.0}, set()),
-        ({"router_side": "gate"}, {3}),
-        ({"layers": [3, 2]}, {2, 3}),
-        ({"layers": ()}, set()),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "estimated"), [
+    ({}, {1, 3}),
+    ({"threshold": 0.5}, {3}),
+    ({"threshold": 0.0}, set()),
+    ({"router_side": "gate"}, {3}),
+    ({"layers": [3, 2]}, {2, 3}),
+    ({"layers": ()}, set()),
+])
 def test_the_estimator_forecasts_the_layers_of_poor_recall(
     name: str, parameters: dict[str, object], estimated: set[int]
 ) -> None:
@@ -262,16 +259,13 @@ def test_layers_by_name_need_no_calibration() -> None:
         compose("hybrid-pf", context=context(calibration=None))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"layers": [0]}, r"layers: expected numbers from 1 to 3, got \[0\]"),
-        ({"layers": [4]}, "expected numbers from 1 to 3"),
-        ({"layers": "12"}, "layers: expected a list .* got '12'"),
-        ({"layers": 2}, r"layers: expected a list \(each a whole number\) or null, got 2"),
-        ({"buffer_experts": 0}, "buffer_experts: expected a whole number >= 1"),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "message"), [
+    ({"layers": [0]}, r"layers: expected numbers from 1 to 3, got \[0\]"),
+    ({"layers": [4]}, "expected numbers from 1 to 3"),
+    ({"layers": "12"}, "layers: expected a list .* got '12'"),
+    ({"layers": 2}, r"layers: expected a list \(each a whole number\) or null, got 2"),
+    ({"buffer_experts": 0}, "buffer_experts: expected a whole number >= 1"),
+])
 def test_what_makes_no_sense_is_refused(parameters: dict[str, object], message: str) -> None:
     with pytest.raises(ChoiceError, match=message):
         compose("hybrid-pf", parameters, context=calibrated())

@@ -100,9 +100,7 @@ OTHERS: dict[str, Callable[[Future], Cache]] = {
 
 @settings(max_examples=examples(75))
 @given(runs(experts=8, most=60))
-def test_law_8_belady_with_bypass_never_has_more_misses_than_any_cache(
-    run: tuple[Events, int, frozenset[int]],
-) -> None:
+def test_law_8_belady_with_bypass_never_has_more_misses_than_any_cache(run: tuple[Events, int, frozenset[int]]) -> None:
     events, slots, residents = run
     least = misses(BeladyBypassCache(future_of(events)), events, slots, residents)
     for name, make in OTHERS.items():

@@ -133,17 +133,14 @@ SOMEBODY = "test_there_is_a_victim_whenever_one_member_may_leave"
 NO_FORESIGHT = "test_law_7_the_past_decides_alone"
 
 
-@pytest.mark.parametrize(
-    ("broken", "law", "slots", "events", "why"),
-    [
-        (lambda _: ForgetsBlocked(), MEMBERS, 1, ({0: 1}, {0: 1}, {0: 1, 1: 1}), "is blocked"),
-        (lambda _: Leaks(), MEMBERS, 1, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}), "is no member"),
-        (lambda _: Remembers(), DETERMINISM, 2, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}), "the same calls"),
-        (lambda _: MakesUp(), NOBODY, 1, (), "is blocked"),
-        (lambda _: Clings(), SOMEBODY, 1, ({0: 1},), "may leave, the cache chose None"),
-        (Peeks, NO_FORESIGHT, 2, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}, {0: 1}), "other answers"),
-    ],
-)
+@pytest.mark.parametrize(("broken", "law", "slots", "events", "why"), [
+    (lambda _: ForgetsBlocked(), MEMBERS, 1, ({0: 1}, {0: 1}, {0: 1, 1: 1}), "is blocked"),
+    (lambda _: Leaks(), MEMBERS, 1, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}), "is no member"),
+    (lambda _: Remembers(), DETERMINISM, 2, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}), "the same calls"),
+    (lambda _: MakesUp(), NOBODY, 1, (), "is blocked"),
+    (lambda _: Clings(), SOMEBODY, 1, ({0: 1},), "may leave, the cache chose None"),
+    (Peeks, NO_FORESIGHT, 2, ({0: 1}, {0: 1}, {1: 1}, {0: 1}, {2: 1}, {0: 1}), "other answers"),
+])
 def test_the_laws_catch_a_broken_cache(
     broken: Callable[[CacheScenario], Cache], law: str, slots: int, events: tuple[dict[int, int], ...], why: str
 ) -> None:

@@ -20,18 +20,15 @@ def test_tokens_are_counted_by_expert() -> None:
     assert routing_of_tokens(ids, weights) == Routing((0, 1, 3), (1, 1, 2), ids, weights)
 
 
-@pytest.mark.parametrize(
-    ("scores", "norm_topk", "weights"),
-    [
-        ((0.5, 0.125, 0.375), True, [0.75, 0.25]),  # of 0.375 and 0.125
-        ((0.5, 0.125, 0.375), False, [0.375, 0.125]),
-        ({1: 0.125, 2: 0.375}, True, [0.75, 0.25]),
-        ({}, True, [0.5, 0.5]),
-        ((), False, [0.5, 0.5]),
-        ((1.0, 0.0, 0.0), True, [0.5, 0.5]),  # scores too small for their 16 bits
-        ((1.0, 0.0, 0.0), False, [0.0, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("scores", "norm_topk", "weights"), [
+    ((0.5, 0.125, 0.375), True, [0.75, 0.25]),  # of 0.375 and 0.125
+    ((0.5, 0.125, 0.375), False, [0.375, 0.125]),
+    ({1: 0.125, 2: 0.375}, True, [0.75, 0.25]),
+    ({}, True, [0.5, 0.5]),
+    ((), False, [0.5, 0.5]),
+    ((1.0, 0.0, 0.0), True, [0.5, 0.5]),  # scores too small for their 16 bits
+    ((1.0, 0.0, 0.0), False, [0.0, 0.0]),
+])
 def test_weights_of_experts_2_and_1(
     scores: tuple[float, ...] | dict[int, float], norm_topk: bool, weights: list[float]
 ) -> None:

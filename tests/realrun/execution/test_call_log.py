@@ -79,17 +79,14 @@ def other_updates(updates: Updates) -> Updates:
     return updates._replace(adopted=(*updates.adopted, Swap(ExpertId(0, 0), ExpertId(0, 1))))
 
 
-@pytest.mark.parametrize(
-    ("name", "spoil"),
-    [
-        ("plan_layer", other_plan),
-        ("foresee", other_foresight),
-        ("next_copy", other_copy),
-        ("copied", lambda kept: not kept),
-        ("end_layer", other_updates),
-        ("end_step", other_updates),
-    ],
-)
+@pytest.mark.parametrize(("name", "spoil"), [
+    ("plan_layer", other_plan),
+    ("foresee", other_foresight),
+    ("next_copy", other_copy),
+    ("copied", lambda kept: not kept),
+    ("end_layer", other_updates),
+    ("end_step", other_updates),
+])
 @pytest.mark.parametrize("nth", [0, 3])
 def test_another_answer_is_found_with_its_place(
     played: LoggedSession, name: str, spoil: Callable[[Any], Any], nth: int

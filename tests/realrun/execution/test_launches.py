@@ -66,8 +66,7 @@ def parts_on(machine: CudaLanes, cuda: FakeCuda, recorder: MachineRecorder) -> L
         used=lambda id: None, expert_bytes=lambda layer: 100, send_result=lambda work: Delivery(cuda, machine)
     )
     return LayerExecution(
-        machine, copying, store, slots, [SwiGlu()], recorder,
-        LayerSizes(2, 2, HIDDEN, torch.float32, torch.float32),
+        machine, copying, store, slots, [SwiGlu()], recorder, LayerSizes(2, 2, HIDDEN, torch.float32, torch.float32),
     )
 
 

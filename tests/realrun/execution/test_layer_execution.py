@@ -112,9 +112,7 @@ def own() -> RoutedTokens:
 close = torch.testing.assert_close
 
 
-@pytest.mark.parametrize(
-    ("gpu", "cpu"), [((0, 1, 2), ()), ((), (2, 0, 1)), ((1,), (2, 0)), ((2, 0), (1,))], ids=str
-)
+@pytest.mark.parametrize(("gpu", "cpu"), [((0, 1, 2), ()), ((), (2, 0, 1)), ((1,), (2, 0)), ((2, 0), (1,))], ids=str)
 def test_it_does_not_matter_who_computes_what(lab: Lab, gpu: tuple[int, ...], cpu: tuple[int, ...]) -> None:
     close(lab.play(plan_of(gpu=gpu, cpu=cpu), own()), lab.expected())
     assert [span.expert for span in lab.spans("expert") if span.lane == "gpu"] == list(gpu)

@@ -28,9 +28,7 @@ def test_work_belongs_to_the_step_in_which_it_was_given_unless_told_otherwise() 
     it.add("h2d", Timed(1, 1, 1), "swap", 0, 1, place=began)
     it.add("gpu", Timed(1, 1, 1), "gate", 0)
     it.flush()
-    assert [(row.phase, row.step) for row in map(Span._make, it.rows)] == [
-        ("decode", 2), ("decode", 2), ("prefill", 3),
-    ]
+    assert [(row.phase, row.step) for row in map(Span._make, it.rows)] == [("decode", 2), ("decode", 2), ("prefill", 3)]
 
 
 def test_times_of_marks_are_read_when_the_work_has_ended() -> None:
@@ -75,6 +73,4 @@ def test_instants_last_nothing_and_what_was_before_the_run_was_at_its_start() ->
     it.instant(130, "evict", 1, -1, 6, 64)
     it.instant(0, "place", 1, -1, 6, 64)
     it.flush()
-    assert [Span(*row)[:5] for row in it.rows] == [
-        ("h2d", 30, 30, 30, "evict"), ("h2d", 0, 0, 0, "place"),
-    ]
+    assert [Span(*row)[:5] for row in it.rows] == [("h2d", 30, 30, 30, "evict"), ("h2d", 0, 0, 0, "place")]

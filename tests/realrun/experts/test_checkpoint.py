@@ -200,17 +200,14 @@ FUSED = "model.layers.1.mlp.experts.down_proj"
 Change = Callable[[dict[str, Tensor]], object]
 
 
-@pytest.mark.parametrize(
-    ("family", "change", "reason"),
-    [
-        ("qwen3_moe", lambda w: w.pop(EXPERT), r"no tensor mlp\.experts\.5\.up_proj\.weight for expert 5 of model"),
-        ("qwen3_moe", lambda w: w.update({EXPERT: torch.ones(40, 32)}), rf"expected \[96, 32\].*{EXPERT} \[40, 32\]"),
-        ("qwen3_moe", lambda w: w.update({EXPERT: w[EXPERT].to(torch.float8_e4m3fn)}), rf"{EXPERT} has type F8_E4M3"),
-        ("qwen3_moe", lambda w: w.pop("model.norm.weight"), r"no tensor for \['model\.norm\.weight'\]"),
-        ("gpt_oss", lambda w: w.pop(FUSED), rf"{FUSED}: the checkpoint has no tensor for it"),
-        ("gpt_oss", lambda w: w.update({FUSED: torch.ones(8, 32, 48)}), rf"of shape \[8, 48, 32\], found {FUSED}"),
-    ],
-)
+@pytest.mark.parametrize(("family", "change", "reason"), [
+    ("qwen3_moe", lambda w: w.pop(EXPERT), r"no tensor mlp\.experts\.5\.up_proj\.weight for expert 5 of model"),
+    ("qwen3_moe", lambda w: w.update({EXPERT: torch.ones(40, 32)}), rf"expected \[96, 32\].*{EXPERT} \[40, 32\]"),
+    ("qwen3_moe", lambda w: w.update({EXPERT: w[EXPERT].to(torch.float8_e4m3fn)}), rf"{EXPERT} has type F8_E4M3"),
+    ("qwen3_moe", lambda w: w.pop("model.norm.weight"), r"no tensor for \['model\.norm\.weight'\]"),
+    ("gpt_oss", lambda w: w.pop(FUSED), rf"{FUSED}: the checkpoint has no tensor for it"),
+    ("gpt_oss", lambda w: w.update({FUSED: torch.ones(8, 32, 48)}), rf"of shape \[8, 48, 32\], found {FUSED}"),
+])
 def test_a_tensor_that_is_missing_or_wrong_is_refused(family: str, change: Change, reason: str, tmp_path: Path) -> None:
     model_of(family).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")

@@ -111,14 +111,11 @@ def test_swiglu_without_a_model(gated: bool) -> None:
 FLAGS = {"has_gate": True, "has_bias": False, "is_transposed": False, "_apply_gate": None}
 
 
-@pytest.mark.parametrize(
-    ("experts", "reason"),
-    [
-        (nn.Linear(2, 2), "Linear: expected an experts module of the library's registry"),
-        (SimpleNamespace(**FLAGS, has_post_expert_norm=True), "end with a norm"),
-        (SimpleNamespace(**FLAGS, _is_expert_parallel=True), "spread over processes"),
-    ],
-)
+@pytest.mark.parametrize(("experts", "reason"), [
+    (nn.Linear(2, 2), "Linear: expected an experts module of the library's registry"),
+    (SimpleNamespace(**FLAGS, has_post_expert_norm=True), "end with a norm"),
+    (SimpleNamespace(**FLAGS, _is_expert_parallel=True), "spread over processes"),
+])
 def test_experts_that_compute_something_else_are_refused(experts: Any, reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
         check_kernel(experts)

@@ -206,19 +206,13 @@ def test_prompts_of_several_lengths(inline_lanes: HostLanes) -> None:
         generate_hosted(hosted("mixtral"), asked, inline_lanes)
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        (GenerateRequest("x", ()), "expected prompts and generated_tokens >= 0, got 0 and 32"),
-        (GenerateRequest("x", PROMPTS, generated_tokens=-1), "generated_tokens >= 0, got 2 and -1"),
-        (GenerateRequest("x", PROMPTS, Scenario(noisy_forecast_recall=(0.5,))), "noisy_forecast_recall is for simul"),
-        (GenerateRequest("x", PROMPTS, Scenario(prefill_chunk_tokens=4)), "prefill_chunk_tokens is for simulations"),
-        (
-            GenerateRequest("x", PROMPTS, Scenario(cached_share=0.5), cache_slots=4),
-            "give one of cache_slots, cached_sh",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("asked", "says"), [
+    (GenerateRequest("x", ()), "expected prompts and generated_tokens >= 0, got 0 and 32"),
+    (GenerateRequest("x", PROMPTS, generated_tokens=-1), "generated_tokens >= 0, got 2 and -1"),
+    (GenerateRequest("x", PROMPTS, Scenario(noisy_forecast_recall=(0.5,))), "noisy_forecast_recall is for simul"),
+    (GenerateRequest("x", PROMPTS, Scenario(prefill_chunk_tokens=4)), "prefill_chunk_tokens is for simulations"),
+    (GenerateRequest("x", PROMPTS, Scenario(cached_share=0.5), cache_slots=4), "give one of cache_slots, cached_sh"),
+])
 def test_requests_that_no_model_can_meet(asked: GenerateRequest, says: str) -> None:
     with pytest.raises(RefusedError, match=says):
         generate(asked)

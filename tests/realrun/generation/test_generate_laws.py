@@ -104,13 +104,10 @@ def all_resident(family: str, lanes: HostLanes) -> ModelOutput:
     return output_of_executor(model, request("llama.cpp", every_slot(model)), lanes)
 
 
-@pytest.mark.parametrize(
-    ("family", "policy"),
-    [
-        *product(["deepseek_v3", "gpt_oss"], ["on-demand", "naive-cpu", "hybrimoe", "mix"]),
-        *product(["mini-moe"], ["on-demand", "fiddler", "hybrimoe", "dali", "best-exact", "mixtral-offloading"]),
-    ],
-)
+@pytest.mark.parametrize(("family", "policy"), [
+    *product(["deepseek_v3", "gpt_oss"], ["on-demand", "naive-cpu", "hybrimoe", "mix"]),
+    *product(["mini-moe"], ["on-demand", "fiddler", "hybrimoe", "dali", "best-exact", "mixtral-offloading"]),
+])
 def test_bit_by_bit_what_the_run_with_all_experts_resident_says(
     family: str, policy: str, inline_lanes: HostLanes
 ) -> None:

@@ -31,9 +31,7 @@ from tests.kit.generating import (
 )
 from traces.capture.layers import find_moe_layers
 
-CHANGING = [
-    name for name, entry in SYSTEMS.items() if entry.needs.changes_routing and entry.needs.narrow_share is None
-]
+CHANGING = [name for name, entry in SYSTEMS.items() if entry.needs.changes_routing and entry.needs.narrow_share is None]
 LEARNT = {"calibration": "mini-moe-calibration", "vectors": MINI_VECTORS}
 
 
@@ -50,15 +48,12 @@ def test_it_generates_and_says_how_far_it_strays(policy: str, inline_lanes: Host
     assert 0 < run.to_dict()["approximated_weight_share"] < 1
 
 
-@pytest.mark.parametrize(
-    ("policy", "parameters", "share"),
-    [
-        ("smoe", {"alpha": 0.0}, 0.25),
-        ("smoe", {}, 1.0),
-        ("best-approx", {}, 1.0),
-        ("adapmoe", {"drop_below": 0.0}, 0.25),
-    ],
-)
+@pytest.mark.parametrize(("policy", "parameters", "share"), [
+    ("smoe", {"alpha": 0.0}, 0.25),
+    ("smoe", {}, 1.0),
+    ("best-approx", {}, 1.0),
+    ("adapmoe", {"drop_below": 0.0}, 0.25),
+])
 def test_it_says_the_same_where_it_keeps_the_routing(
     policy: str, parameters: dict[str, object], share: float, inline_lanes: HostLanes
 ) -> None:

@@ -34,15 +34,12 @@ def test_structures_of_the_known_build_are_taken() -> None:
     assert (sizeof(ModelParams), sizeof(ContextParams)) == (80, 168)
 
 
-@pytest.mark.parametrize(
-    ("written", "found"),
-    [
-        (default(ContextParams) + bytes(8), "ContextParams: 176 bytes"),
-        (default(ContextParams)[:-8], "ContextParams: 160 bytes"),
-        (default(ContextParams, kv_unified=True), "ContextParams: kv_unified = True"),
-        (bytes(4) + default(ContextParams)[:-4], "ContextParams: n_ctx = 0"),
-    ],
-)
+@pytest.mark.parametrize(("written", "found"), [
+    (default(ContextParams) + bytes(8), "ContextParams: 176 bytes"),
+    (default(ContextParams)[:-8], "ContextParams: 160 bytes"),
+    (default(ContextParams, kv_unified=True), "ContextParams: kv_unified = True"),
+    (bytes(4) + default(ContextParams)[:-4], "ContextParams: n_ctx = 0"),
+])
 def test_a_build_with_other_structures_is_refused(written: bytes, found: str) -> None:
     with pytest.raises(RefusedError) as refused:
         check_layout(ContextParams, CONTEXT_DEFAULTS, written)

@@ -63,22 +63,19 @@ def test_a_model_in_memory_of_its_own_is_not_mapped(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text().splitlines()[0].endswith("-ngl 999 -ncmoe 0 -lm none ")
 
 
-@pytest.mark.parametrize(
-    ("printed", "words"),
-    [
-        ("| model | t/s |", "what it printed: not plain JSON"),
-        ({"n_prompt": 0}, "found 0 such tests"),
-        ([], "found 0 such tests"),
-        ([7, {"n_prompt": 0, "n_gen": 8, "samples_ns": [1, 2]}], "found 0 such tests"),
-        ([ANSWER[0], ANSWER[0]], "found 2 such tests"),
-        ([{"n_prompt": 0, "n_gen": 16, "avg_ns": 10}], "without them; take a newer llama-bench"),
-        ([{**ANSWER[0], "samples_ns": [1.5, 2]}], "without them"),
-        ([{**ANSWER[0], "samples_ns": [True, 2]}], "without them"),
-        ([{**ANSWER[0], "samples_ns": [0, 2]}], "without them"),
-        ([{**ANSWER[0], "samples_ns": []}], "without them"),
-        ([{**ANSWER[0], "samples_ns": [16, 16, 16]}], "expected 2 repeats, found 3"),
-    ],
-)
+@pytest.mark.parametrize(("printed", "words"), [
+    ("| model | t/s |", "what it printed: not plain JSON"),
+    ({"n_prompt": 0}, "found 0 such tests"),
+    ([], "found 0 such tests"),
+    ([7, {"n_prompt": 0, "n_gen": 8, "samples_ns": [1, 2]}], "found 0 such tests"),
+    ([ANSWER[0], ANSWER[0]], "found 2 such tests"),
+    ([{"n_prompt": 0, "n_gen": 16, "avg_ns": 10}], "without them; take a newer llama-bench"),
+    ([{**ANSWER[0], "samples_ns": [1.5, 2]}], "without them"),
+    ([{**ANSWER[0], "samples_ns": [True, 2]}], "without them"),
+    ([{**ANSWER[0], "samples_ns": [0, 2]}], "without them"),
+    ([{**ANSWER[0], "samples_ns": []}], "without them"),
+    ([{**ANSWER[0], "samples_ns": [16, 16, 16]}], "expected 2 repeats, found 3"),
+])
 def test_any_other_answer_is_refused(printed: Any, words: str, tmp_path: Path) -> None:
     text = printed if isinstance(printed, str) else json.dumps(printed)
     with pytest.raises(RefusedError, match=words):

@@ -73,17 +73,14 @@ def test_matrices_are_those_that_were_written(kind: str, tmp_path: Path) -> None
     assert (gates.top_k, gates.scoring, gates.groups) == (2, "sigmoid", 1)
 
 
-@pytest.mark.parametrize(
-    ("arch", "keys", "biased", "scoring"),
-    [
-        ("qwen3moe", {}, False, "softmax"),
-        ("glm4moe", {}, True, "sigmoid"),
-        ("ernie4_5-moe", {}, True, "softmax"),
-        ("deepseek2", {"expert_gating_func": 1}, True, "softmax"),
-        ("gpt-oss", {"expert_gating_func": 3}, False, "logits"),
-        ("deepseek4", {}, True, "sqrt_softplus"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "keys", "biased", "scoring"), [
+    ("qwen3moe", {}, False, "softmax"),
+    ("glm4moe", {}, True, "sigmoid"),
+    ("ernie4_5-moe", {}, True, "softmax"),
+    ("deepseek2", {"expert_gating_func": 1}, True, "softmax"),
+    ("gpt-oss", {"expert_gating_func": 3}, False, "logits"),
+    ("deepseek4", {}, True, "sqrt_softplus"),
+])
 def test_how_experts_are_scored(arch: str, keys: dict[str, int], biased: bool, scoring: str, tmp_path: Path) -> None:
     f32 = gguf.GGMLQuantizationType.F32
     tensors = {"blk.0.ffn_gate_inp.weight": (floats(EXPERTS, HIDDEN), f32)}
@@ -104,10 +101,9 @@ def test_the_largest_logits_are_chosen_and_a_bias_counts() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("scoring", "expected"),
-    [("sigmoid", [0.0, 0.5, 1.0]), ("sqrt_softplus", [0.0, 0.8325546, 14.142136]), ("softmax", [0.0, 0.0, 1.0])],
-)
+@pytest.mark.parametrize(("scoring", "expected"), [
+    ("sigmoid", [0.0, 0.5, 1.0]), ("sqrt_softplus", [0.0, 0.8325546, 14.142136]), ("softmax", [0.0, 0.0, 1.0]),
+])
 def test_large_logits_overflow_no_score(scoring: Scoring, expected: list[float]) -> None:
     """In 32 bits e^89 is infinite. Of 0: 1 / 2 and sqrt(log 2); of 200: 1 and sqrt(200)."""
     found = scores_of(np.array([[-200.0, 0.0, 200.0]], np.float32), scoring)
@@ -129,16 +125,13 @@ def test_experts_of_groups_that_are_not_used_come_last() -> None:
     assert gates.ranked(0, ONE, 6).tolist() == [[3, 4, 5, 0, 1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "keys", "words"),
-    [
-        ({"blk.0.attn_q.weight": (8, HIDDEN)}, {}, "expected gates (blk.N.ffn_gate_inp) of 1 to 32,768 experts, got"),
-        ({"blk.0.ffn_gate_inp.weight": (7, HIDDEN)}, {}, "'blk.0.ffn_gate_inp.weight': expected sizes [64, 8], those"),
-        ({"blk.0.exp_probs_b.bias": (8,)}, {}, "expected a gate matrix next to 'blk.0.exp_probs_b.bias', there"),
-        ({"blk.0.ffn_gate_inp.weight": (8, HIDDEN)}, {"expert_gating_func": 9}, "expert_gating_func: expected 1 to 4"),
-        ({"blk.0.ffn_gate_inp.weight": (8, HIDDEN)}, {"expert_group_count": 3}, "expected groups of equal size, got 8"),
-    ],
-)
+@pytest.mark.parametrize(("tensors", "keys", "words"), [
+    ({"blk.0.attn_q.weight": (8, HIDDEN)}, {}, "expected gates (blk.N.ffn_gate_inp) of 1 to 32,768 experts, got"),
+    ({"blk.0.ffn_gate_inp.weight": (7, HIDDEN)}, {}, "'blk.0.ffn_gate_inp.weight': expected sizes [64, 8], those"),
+    ({"blk.0.exp_probs_b.bias": (8,)}, {}, "expected a gate matrix next to 'blk.0.exp_probs_b.bias', there"),
+    ({"blk.0.ffn_gate_inp.weight": (8, HIDDEN)}, {"expert_gating_func": 9}, "expert_gating_func: expected 1 to 4"),
+    ({"blk.0.ffn_gate_inp.weight": (8, HIDDEN)}, {"expert_group_count": 3}, "expected groups of equal size, got 8"),
+])
 def test_what_is_missing_or_wrong_is_named(
     tensors: dict[str, tuple[int, ...]], keys: dict[str, int], words: str, tmp_path: Path
 ) -> None:
@@ -192,16 +185,13 @@ def test_other_names_are_not_asked_for() -> None:
     assert [observer.wants(name) for name in names] == [True, True, False, False, False]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "missing"),
-    [
-        ([tensor("ffn_moe_topk-1", [[0, 1]])], r"ffn_moe_inputs-1 of 1 tokens with 2 elements .* found 0 elements"),
-        (
-            [tensor("ffn_moe_logits-1", [[1, 2, 3]], inputs=[[1, 0]]), tensor("ffn_moe_topk-1", [[0, 1, 2]])],
-            r"ffn_moe_topk-1 of 1 tokens with 2 elements .* found 3 elements",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("tensors", "missing"), [
+    ([tensor("ffn_moe_topk-1", [[0, 1]])], r"ffn_moe_inputs-1 of 1 tokens with 2 elements .* found 0 elements"),
+    (
+        [tensor("ffn_moe_logits-1", [[1, 2, 3]], inputs=[[1, 0]]), tensor("ffn_moe_topk-1", [[0, 1, 2]])],
+        r"ffn_moe_topk-1 of 1 tokens with 2 elements .* found 3 elements",
+    ),
+])
 def test_a_graph_without_a_tensor_is_refused(tensors: list[Any], missing: str) -> None:
     with pytest.raises(CaptureError, match=rf"m\.gguf: expected {missing}; routing of this family is not supported"):
         observed(*tensors, tokens=1)

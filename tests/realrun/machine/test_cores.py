@@ -41,16 +41,13 @@ def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
 # --- physical cores ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("physical", "usable", "expected"),
-    [
-        (SMT, None, SMT),
-        ([(0, 1), (2, 3)], None, [(0, 1), (2, 3)]),
-        (SMT, (0, 8, 1, 10), [(0, 8), (1,), (10,)]),  # of cores 1 and 2 one sibling each
-        (SINGLES[:4], (2, 3), [(2,), (3,)]),
-        ([(0, 1), (2,), (3,)], None, [(0, 1), (2,), (3,)]),  # cores with and without siblings
-    ],
-)
+@pytest.mark.parametrize(("physical", "usable", "expected"), [
+    (SMT, None, SMT),
+    ([(0, 1), (2, 3)], None, [(0, 1), (2, 3)]),
+    (SMT, (0, 8, 1, 10), [(0, 8), (1,), (10,)]),  # of cores 1 and 2 one sibling each
+    (SINGLES[:4], (2, 3), [(2,), (3,)]),
+    ([(0, 1), (2,), (3,)], None, [(0, 1), (2,), (3,)]),  # cores with and without siblings
+])
 def test_siblings_are_one_core_and_only_usable_ones_count(
     cores: Make, physical: Any, usable: Any, expected: list[tuple[int, ...]]
 ) -> None:
@@ -117,17 +114,14 @@ def test_threads_on_chosen_cores_are_no_more_than_their_physical_ones(cores: Mak
     assert most_cpu_threads(range(16)) == 6
 
 
-@pytest.mark.parametrize(
-    ("physical", "usable", "expected"),
-    [
-        (SMT, None, {"cpu_threads": 6, "cpu_cores": (1, 2, 3, 4, 5, 6), "copy_core": 7, "host_core": 0}),
-        (SMT, (4, 12, 5, 6, 7), {"cpu_threads": 2, "cpu_cores": (5, 6), "copy_core": 7, "host_core": 4}),
-        (SINGLES[:3], None, {"cpu_threads": 1, "cpu_cores": (1,), "copy_core": 2, "host_core": 0}),
-        (SINGLES[:2], None, {"cpu_threads": 1, "cpu_cores": None, "copy_core": None, "host_core": None}),
-        ([(0, 1), (2, 3)], None, {"cpu_threads": 1, "cpu_cores": None, "copy_core": None, "host_core": None}),
-        (SINGLES[:1], None, {"cpu_threads": 1, "cpu_cores": None, "copy_core": None, "host_core": None}),
-    ],
-)
+@pytest.mark.parametrize(("physical", "usable", "expected"), [
+    (SMT, None, {"cpu_threads": 6, "cpu_cores": (1, 2, 3, 4, 5, 6), "copy_core": 7, "host_core": 0}),
+    (SMT, (4, 12, 5, 6, 7), {"cpu_threads": 2, "cpu_cores": (5, 6), "copy_core": 7, "host_core": 4}),
+    (SINGLES[:3], None, {"cpu_threads": 1, "cpu_cores": (1,), "copy_core": 2, "host_core": 0}),
+    (SINGLES[:2], None, {"cpu_threads": 1, "cpu_cores": None, "copy_core": None, "host_core": None}),
+    ([(0, 1), (2, 3)], None, {"cpu_threads": 1, "cpu_cores": None, "copy_core": None, "host_core": None}),
+    (SINGLES[:1], None, {"cpu_threads": 1, "cpu_cores": None, "copy_core": None, "host_core": None}),
+])
 def test_host_copies_and_experts_have_cores_of_their_own_beside_a_gpu(
     cores: Make, physical: Any, usable: Any, expected: dict[str, Any]
 ) -> None:
@@ -146,35 +140,29 @@ def test_cores_chosen_for_experts_are_left_to_them_with_their_siblings(cores: Ma
 # --- host lanes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("physical", "expected"),
-    [
-        (SINGLES[:1], (0, (0,), None, None)),
-        (SINGLES[:2], (0, (1,), None, None)),
-        (SINGLES[:3], (0, (1,), 2, 2)),
-        (SINGLES[:4], (0, (1,), 2, 3)),
-        (SINGLES[:6], (0, (1, 2, 3), 4, 5)),
-        (SMT, (0, (1, 2, 3, 4, 5), 6, 7)),
-        ([(0, 1), (2, 3)], (0, (2,), None, None)),  # four logical cores, but two threads would share each
-    ],
-)
+@pytest.mark.parametrize(("physical", "expected"), [
+    (SINGLES[:1], (0, (0,), None, None)),
+    (SINGLES[:2], (0, (1,), None, None)),
+    (SINGLES[:3], (0, (1,), 2, 2)),
+    (SINGLES[:4], (0, (1,), 2, 3)),
+    (SINGLES[:6], (0, (1, 2, 3), 4, 5)),
+    (SMT, (0, (1, 2, 3, 4, 5), 6, 7)),
+    ([(0, 1), (2, 3)], (0, (2,), None, None)),  # four logical cores, but two threads would share each
+])
 def test_lanes_are_spread_over_physical_cores(cores: Make, physical: Any, expected: tuple[Any, ...]) -> None:
     cores(physical)
     assert tuple(host_lane_cores().values()) == expected
     assert list(host_lane_cores()) == ["gpu_core", "cpu_cores", "copy_core", "host_core"]
 
 
-@pytest.mark.parametrize(
-    ("physical", "chosen", "expected"),
-    [
-        (SINGLES[:4], (2, None), (2, (0,), 1, 3)),
-        (SINGLES[:4], (None, (0,)), (1, (0,), 2, 3)),
-        (SINGLES[:4], (0, (1, 2)), (0, (1, 2), 3, 3)),
-        (SINGLES[:2], (None, (0, 1)), (0, (0, 1), None, None)),
-        (SMT, (8, (1, 9)), (8, (1, 9), 6, 7)),
-        (SMT, (None, tuple(range(1, 8))), (0, tuple(range(1, 8)), None, None)),
-    ],
-)
+@pytest.mark.parametrize(("physical", "chosen", "expected"), [
+    (SINGLES[:4], (2, None), (2, (0,), 1, 3)),
+    (SINGLES[:4], (None, (0,)), (1, (0,), 2, 3)),
+    (SINGLES[:4], (0, (1, 2)), (0, (1, 2), 3, 3)),
+    (SINGLES[:2], (None, (0, 1)), (0, (0, 1), None, None)),
+    (SMT, (8, (1, 9)), (8, (1, 9), 6, 7)),
+    (SMT, (None, tuple(range(1, 8))), (0, tuple(range(1, 8)), None, None)),
+])
 def test_the_others_avoid_cores_that_were_chosen(
     cores: Make, physical: Any, chosen: tuple[Any, Any], expected: tuple[Any, ...]
 ) -> None:
@@ -185,17 +173,14 @@ def test_the_others_avoid_cores_that_were_chosen(
 # --- more threads than cores ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("physical", "teams", "says"),
-    [
-        (SINGLES[:4], {"a": Team(1, (0,)), "b": Team(2, (1, 2)), "c": Team(1, (3,))}, ""),
-        (SINGLES[:4], {"a": Team(1, (0,)), "b": Team(1, None)}, ""),
-        (SMT, {"a": Team(1, (0,)), "b": Team(1, (8,))}, "2 threads (a, b) on 1 physical core"),
-        (SMT, {"a": Team(4, (1, 9, 2))}, "4 threads (a) on 2 physical cores"),
-        (SINGLES[:2], {"a": Team(2, None), "b": Team(1, None)}, "3 threads (a, b) on 2 physical cores"),
-        (SMT, {"a": Team(1, (0,)), "b": Team(1, (0,)), "c": Team(1, None)}, "3 threads (a, b, c) on 2 physical cores"),
-    ],
-)
+@pytest.mark.parametrize(("physical", "teams", "says"), [
+    (SINGLES[:4], {"a": Team(1, (0,)), "b": Team(2, (1, 2)), "c": Team(1, (3,))}, ""),
+    (SINGLES[:4], {"a": Team(1, (0,)), "b": Team(1, None)}, ""),
+    (SMT, {"a": Team(1, (0,)), "b": Team(1, (8,))}, "2 threads (a, b) on 1 physical core"),
+    (SMT, {"a": Team(4, (1, 9, 2))}, "4 threads (a) on 2 physical cores"),
+    (SINGLES[:2], {"a": Team(2, None), "b": Team(1, None)}, "3 threads (a, b) on 2 physical cores"),
+    (SMT, {"a": Team(1, (0,)), "b": Team(1, (0,)), "c": Team(1, None)}, "3 threads (a, b, c) on 2 physical cores"),
+])
 def test_more_threads_than_cores_are_told(cores: Make, physical: Any, teams: dict[str, Team], says: str) -> None:
     cores(physical)
     assert crowding(teams) == (f"not for fidelity: more threads than cores: {says}" if says else "")

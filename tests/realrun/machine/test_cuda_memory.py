@@ -82,21 +82,18 @@ class TestMemory:
 
 
 class TestSettingsAreRefused:
-    @pytest.mark.parametrize(
-        ("given", "why"),
-        [
-            ({"device_index": 2}, "expected a device from 0 to 1, got 2"),
-            ({"memory_bytes": 90 * GB}, "at most the 80.00 GB that are free of 100.00 GB, got 90.00 GB; choose less"),
-            ({"memory_bytes": 0}, "got 0"),
-            ({"cpu_threads": 0}, "cpu_threads >= 1"),
-            ({"chunk_bytes": -1}, "chunk_bytes >= 0"),
-            ({"result_path": "pigeon"}, "got .* and pigeon"),
-            ({"cpu_cores": (4000,)}, r"got \[4000\]"),
-            ({"cpu_cores": ()}, "got none"),
-            ({"copy_core": 4000}, r"got \[4000\]"),
-            ({"host_core": 4000}, r"got \[4000\]"),
-        ],
-    )
+    @pytest.mark.parametrize(("given", "why"), [
+        ({"device_index": 2}, "expected a device from 0 to 1, got 2"),
+        ({"memory_bytes": 90 * GB}, "at most the 80.00 GB that are free of 100.00 GB, got 90.00 GB; choose less"),
+        ({"memory_bytes": 0}, "got 0"),
+        ({"cpu_threads": 0}, "cpu_threads >= 1"),
+        ({"chunk_bytes": -1}, "chunk_bytes >= 0"),
+        ({"result_path": "pigeon"}, "got .* and pigeon"),
+        ({"cpu_cores": (4000,)}, r"got \[4000\]"),
+        ({"cpu_cores": ()}, "got none"),
+        ({"copy_core": 4000}, r"got \[4000\]"),
+        ({"host_core": 4000}, r"got \[4000\]"),
+    ])
     def test_what_the_computer_does_not_have(self, cuda, monkeypatch, given, why):
         install(monkeypatch, cuda)
         with pytest.raises(RefusedError, match=why):

@@ -19,16 +19,13 @@ pytestmark = pytest.mark.timeout(60)
 NOWHERE = 10_000  # a core that no computer has
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gpu_core": NOWHERE}, r"expected cores among \[.*\], got \[10000\]"),
-        ({"cpu_cores": (NOWHERE,)}, r"got \[10000\]"),
-        ({"cpu_cores": ()}, "got none for the CPU"),
-        ({"link_bytes_per_s": 0}, "must be above 0"),
-        ({"chunk_bytes": 0}, "must be above 0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"gpu_core": NOWHERE}, r"expected cores among \[.*\], got \[10000\]"),
+    ({"cpu_cores": (NOWHERE,)}, r"got \[10000\]"),
+    ({"cpu_cores": ()}, "got none for the CPU"),
+    ({"link_bytes_per_s": 0}, "must be above 0"),
+    ({"chunk_bytes": 0}, "must be above 0"),
+])
 def test_what_is_no_machine_is_refused(changes: dict[str, Any], message: str) -> None:
     before = threading.active_count()
     with pytest.raises(RefusedError, match=message):

@@ -159,15 +159,12 @@ def test_lanes_may_be_named_as_the_profile_has_them(lanes: LaneKind) -> None:
     assert asdict(machine.settings) == asdict(tiny_lanes())
 
 
-@pytest.mark.parametrize(
-    ("lanes", "options", "says"),
-    [
-        ("cuda", LaneOptions(), "kind 'host-lanes' and not 'cuda'"),
-        ("auto", LaneOptions(gpu_core=9), "lanes_gpu_core 0 and not 9"),
-        ("auto", LaneOptions(cpu_cores=(3, 4)), "lanes_cpu_cores '.*' and not '3,4'"),
-        ("host-lanes", LaneOptions(link_bytes_per_s=1e9), "lanes_link_bytes_per_s .* and not 1000000000.0"),
-    ],
-)
+@pytest.mark.parametrize(("lanes", "options", "says"), [
+    ("cuda", LaneOptions(), "kind 'host-lanes' and not 'cuda'"),
+    ("auto", LaneOptions(gpu_core=9), "lanes_gpu_core 0 and not 9"),
+    ("auto", LaneOptions(cpu_cores=(3, 4)), "lanes_cpu_cores '.*' and not '3,4'"),
+    ("host-lanes", LaneOptions(link_bytes_per_s=1e9), "lanes_link_bytes_per_s .* and not 1000000000.0"),
+])
 def test_other_lanes_than_the_profile_has_are_refused(lanes: LaneKind, options: LaneOptions, says: str) -> None:
     profile = profile_of({**facts(), "lanes_gpu_core": 0})
     with pytest.raises(RefusedError, match=f"the choice of lanes is not the profile's machine: the profile has {says}"):

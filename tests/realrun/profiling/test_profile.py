@@ -209,9 +209,7 @@ def test_sizes_are_those_that_the_settings_play() -> None:
     assert points.contexts == (6, 9)  # four tokens behind a prompt of five
 
 
-@pytest.mark.parametrize(
-    ("phase", "prompts", "contexts"), [("decode", (1,), (6, 9)), ("prefill", (5,), (1,))], ids=str
-)
+@pytest.mark.parametrize(("phase", "prompts", "contexts"), [("decode", (1,), (6, 9)), ("prefill", (5,), (1,))], ids=str)
 def test_where_a_phase_is_not_played_one_token_stands_for_it(
     phase: str, prompts: tuple[int, ...], contexts: tuple[int, ...]
 ) -> None:

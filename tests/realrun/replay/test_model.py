@@ -178,13 +178,10 @@ class TestWeights:
     def test_without_a_count_q_k_v_and_o_have_what_their_widths_say(self) -> None:
         assert model_of(replace(GROUPED, attention_params=0))._attention[0].params == GROUPED.attention_params
 
-    @pytest.mark.parametrize(
-        ("name", "cache_elements"),
-        [
-            ("mixtral-8x7b", 2048), ("phi-3.5-moe", 2048), ("qwen3-30b-a3b", 1024), ("deepseek-v2-lite", 576),
-            ("glm-4.7-flash", 576), ("gemma-4-26b-a4b", 4096), ("gpt-oss-20b", 1024),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "cache_elements"), [
+        ("mixtral-8x7b", 2048), ("phi-3.5-moe", 2048), ("qwen3-30b-a3b", 1024), ("deepseek-v2-lite", 576),
+        ("glm-4.7-flash", 576), ("gemma-4-26b-a4b", 4096), ("gpt-oss-20b", 1024),
+    ])
     def test_catalogue_models_have_their_sizes(self, name: str, cache_elements: int) -> None:
         shape = load_model(name)
         build = {"device": "meta", "dtype": torch.bfloat16, "batch": 1}
@@ -288,15 +285,12 @@ class TestStep:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("step", "message"),
-        [
-            (((6,), (7,)), "at most 12 tokens in all, got 6 after 7"),
-            (((0,), (7,)), "expected >= 1 new token"),
-            (((1,) * 4, (0,) * 4), "1 to 3 sequences, got 4 and 4"),
-            (((1, 1), (0,)), "1 to 3 sequences, got 2 and 1"),
-        ],
-    )
+    @pytest.mark.parametrize(("step", "message"), [
+        (((6,), (7,)), "at most 12 tokens in all, got 6 after 7"),
+        (((0,), (7,)), "expected >= 1 new token"),
+        (((1,) * 4, (0,) * 4), "1 to 3 sequences, got 4 and 4"),
+        (((1, 1), (0,)), "1 to 3 sequences, got 2 and 1"),
+    ])
     def test_a_step_that_does_not_fit(self, step: Step, message: str) -> None:
         with pytest.raises(RefusedError, match=message):
             model_of(GROUPED).begin_step(*step)

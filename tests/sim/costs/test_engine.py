@@ -50,30 +50,27 @@ def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
     assert slow - quick == pytest.approx((base.flat()["gpu.layer_ns.state"].value - 50000) * 30 / 40, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("like: llamacpp\n", r"there is no engine 'llamacpp'; did you mean 'llama.cpp'\?"),
-        ("[1]", "expected a mapping"),
-        ("about: x\nstarts: graphs\ndecides: true\n", "expected replay_ns and spin_ns"),
-        ("like: llama.cpp\ngpu: null\n", "gpu: expected a mapping"),
-        (
-            "like: llama.cpp\ngpu: {read_share: {value: 1.5, source: x, confidence: low}}\n",
-            "gpu.read_share.value: expected a number above 0 and <= 1",
-        ),
-        ("like: llama.cpp\ngpu: {read: 1}\n", "gpu"),
-        ("like: llama.cpp\nsoftware: {}\n", "there is no key 'software'"),
-        (
-            "like: pytorch\nsoftware: {small_batch_tokens: {value: 5, source: x, confidence: low}}\n",
-            "software: expected small_batch_tokens and small_batch_flops_share together",
-        ),
-        (
-            "like: pytorch\nsoftware: {cpu_token_ns: {value: 5, source: x, confidence: low}}\n",
-            "software: expected small_batch_tokens and small_batch_flops_share together",
-        ),
-        ("like: llama.cpp\nfast: true\n", "fast"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("like: llamacpp\n", r"there is no engine 'llamacpp'; did you mean 'llama.cpp'\?"),
+    ("[1]", "expected a mapping"),
+    ("about: x\nstarts: graphs\ndecides: true\n", "expected replay_ns and spin_ns"),
+    ("like: llama.cpp\ngpu: null\n", "gpu: expected a mapping"),
+    (
+        "like: llama.cpp\ngpu: {read_share: {value: 1.5, source: x, confidence: low}}\n",
+        "gpu.read_share.value: expected a number above 0 and <= 1",
+    ),
+    ("like: llama.cpp\ngpu: {read: 1}\n", "gpu"),
+    ("like: llama.cpp\nsoftware: {}\n", "there is no key 'software'"),
+    (
+        "like: pytorch\nsoftware: {small_batch_tokens: {value: 5, source: x, confidence: low}}\n",
+        "software: expected small_batch_tokens and small_batch_flops_share together",
+    ),
+    (
+        "like: pytorch\nsoftware: {cpu_token_ns: {value: 5, source: x, confidence: low}}\n",
+        "software: expected small_batch_tokens and small_batch_flops_share together",
+    ),
+    ("like: llama.cpp\nfast: true\n", "fast"),
+])
 def test_a_faulty_file_is_refused_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text(text)

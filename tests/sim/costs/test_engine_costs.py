@@ -196,9 +196,7 @@ def test_nothing_is_launched_while_the_host_works_between_layers() -> None:
     st.integers(1, 64), st.integers(1, 64), st.sampled_from((0.05, 0.3, 1.0)), st.sampled_from((0, 700)),
     st.sampled_from((0.1, 1.0)),
 )
-def test_more_tokens_never_take_less_time(
-    most: int, few: int, flops_share: float, fixed_ns: int, share: float
-) -> None:
+def test_more_tokens_never_take_less_time(most: int, few: int, flops_share: float, fixed_ns: int, share: float) -> None:
     numbers = {"cpu_expert_ns": fixed_ns, "cpu_token_ns": fixed_ns // 7, "cpu_share": share}
     costs = costs_on(
         machine(), SHAPE, most, engine(**numbers, small_batch_tokens=few, small_batch_flops_share=flops_share)

@@ -145,11 +145,9 @@ def test_one_thread_puts_pageable_memory_into_pinned_memory_first() -> None:
     assert copies_per_s(staging_bytes_per_s=4e9, copies="pinned") == pytest.approx(saturated(10e9, 30e9, power=3))
 
 
-@pytest.mark.parametrize(
-    ("link", "measured", "tolerance"),
-    [("rtx-3090", 22e9, 0.2), ("rtx-5090", 28.6e9, 0.1)],
-    ids=["Qwen3-235B, PCIe 4, at least", "GLM-4.7-Flash, PCIe 5"],
-)
+@pytest.mark.parametrize(("link", "measured", "tolerance"), [
+    ("rtx-3090", 22e9, 0.2), ("rtx-5090", 28.6e9, 0.1),
+], ids=["Qwen3-235B, PCIe 4, at least", "GLM-4.7-Flash, PCIe 5"])
 def test_copies_of_mapped_files_stay_below_what_pcie_5_carries(link: str, measured: float, tolerance: float) -> None:
     """On servers: 176 GB a piece in 8.1 s, products included; 20 GB more slowly than without copies by 0.70 s."""
     engine = load_engine("llama.cpp")

@@ -96,19 +96,16 @@ def test_a_decode_step_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("tokens", "context", "ns"),
-    [
-        (12, (12,), 4500),  # prefill, between 8 and 16 tokens
-        (28, (12, 16), 9500),  # 8000 for two of 12, 11000 for two of 16
-        (16, (8, 8), 5000),
-        (2, (1, 1), 1400),  # a prompt of one token is a decode step
-        (1, (60,), 1250),
-        (1, (210,), 2000),  # beyond the table: 5 ns a token
-        (8, (108,), 3000 + 490),  # a chunk of 8 after 100: 1490 - 1000 for the earlier ones
-        (16, (58, 108), (5000 + 480 + 5000 + 980) // 2),  # chunks of 8 each: 1880 and 2380, less 1400
-    ],
-)
+@pytest.mark.parametrize(("tokens", "context", "ns"), [
+    (12, (12,), 4500),  # prefill, between 8 and 16 tokens
+    (28, (12, 16), 9500),  # 8000 for two of 12, 11000 for two of 16
+    (16, (8, 8), 5000),
+    (2, (1, 1), 1400),  # a prompt of one token is a decode step
+    (1, (60,), 1250),
+    (1, (210,), 2000),  # beyond the table: 5 ns a token
+    (8, (108,), 3000 + 490),  # a chunk of 8 after 100: 1490 - 1000 for the earlier ones
+    (16, (58, 108), (5000 + 480 + 5000 + 980) // 2),  # chunks of 8 each: 1880 and 2380, less 1400
+])
 def test_attention_by_hand(tokens: int, context: tuple[int, ...], ns: int) -> None:
     assert COSTS.step(tokens, context).attention_ns == ns
 

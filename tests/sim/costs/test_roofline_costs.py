@@ -267,23 +267,17 @@ def test_a_table_of_one_token_is_valid() -> None:
     uniform_costs(max_tokens=1).validate()
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"gpu_ns": (1, 5, 5)}, r"layer 0: gpu_ns\[0\] is the time of no token and must be 0, got 1"),
-        ({"cpu_ns": (0, 7, 6)}, r"layer 0: cpu_ns\[2\] = 6: expected whole ns, >= 7"),
-        ({"cpu_ns": (0, 7.5, 8)}, r"layer 0: cpu_ns\[1\] = 7.5: expected whole ns"),
-        ({"gpu_ns": (0, 0, 5)}, r"layer 0: gpu_ns\[1\] = 0: expected whole ns, >= 1"),
-        (
-            {"cpu_ns": (0, 7)},
-            "cpu_ns must have max_tokens . 1 >= 2 entries.*expected 3, got 2",
-        ),
-        ({"copy_ns": 0}, "copy_ns: expected a whole number >= 1, got 0"),
-        ({"expert_bytes": 1.5}, "expert_bytes: expected a whole number >= 1, got 1.5"),
-        ({"cpu_permille": 0}, "cpu_permille: expected a whole number from 1 to 1000, got 0"),
-        ({"copy_permille": 1001}, "copy_permille: expected a whole number from 1 to 1000, got 1001"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "expected"), [
+    ({"gpu_ns": (1, 5, 5)}, r"layer 0: gpu_ns\[0\] is the time of no token and must be 0, got 1"),
+    ({"cpu_ns": (0, 7, 6)}, r"layer 0: cpu_ns\[2\] = 6: expected whole ns, >= 7"),
+    ({"cpu_ns": (0, 7.5, 8)}, r"layer 0: cpu_ns\[1\] = 7.5: expected whole ns"),
+    ({"gpu_ns": (0, 0, 5)}, r"layer 0: gpu_ns\[1\] = 0: expected whole ns, >= 1"),
+    ({"cpu_ns": (0, 7)}, "cpu_ns must have max_tokens . 1 >= 2 entries.*expected 3, got 2"),
+    ({"copy_ns": 0}, "copy_ns: expected a whole number >= 1, got 0"),
+    ({"expert_bytes": 1.5}, "expert_bytes: expected a whole number >= 1, got 1.5"),
+    ({"cpu_permille": 0}, "cpu_permille: expected a whole number from 1 to 1000, got 0"),
+    ({"copy_permille": 1001}, "copy_permille: expected a whole number from 1 to 1000, got 1001"),
+])
 def test_validate_names_the_broken_entry(changed: dict[str, Any], expected: str) -> None:
     costs = uniform_costs(max_tokens=2)
     broken = replace(costs, experts=(costs.experts[0]._replace(**changed), costs.experts[1]))
@@ -291,14 +285,11 @@ def test_validate_names_the_broken_entry(changed: dict[str, Any], expected: str)
         broken.validate()
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"experts": ()}, "experts: expected a list .* that is not empty"),
-        ({"sync_ns": -1}, "sync_ns: expected a whole number >= 0, got -1"),
-        ({"result_path": "queue"}, "result_path: expected 'direct' or 'h2d', got 'queue'"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "expected"), [
+    ({"experts": ()}, "experts: expected a list .* that is not empty"),
+    ({"sync_ns": -1}, "sync_ns: expected a whole number >= 0, got -1"),
+    ({"result_path": "queue"}, "result_path: expected 'direct' or 'h2d', got 'queue'"),
+])
 def test_validate_names_the_broken_number(changed: dict[str, Any], expected: str) -> None:
     with pytest.raises(CostError, match=expected):
         replace(uniform_costs(), **changed).validate()

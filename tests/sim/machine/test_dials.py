@@ -27,16 +27,13 @@ def test_a_slot_is_named_by_generation_and_lanes() -> None:
     assert set(changed) == set(LINK)
 
 
-@pytest.mark.parametrize(
-    ("dial", "value", "message"),
-    [
-        (PCIE, "6x16", "pcie: expected generation x lanes such as 3x16"),
-        (PCIE, "4x3", "got '4x3'"),
-        ("pcie_gbps", 0, "pcie_gbps: expected a number above 0, got 0"),
-        ("gpu_tflops", True, "got True"),
-        ("dram_gbps", "fast", "got 'fast'"),
-    ],
-)
+@pytest.mark.parametrize(("dial", "value", "message"), [
+    (PCIE, "6x16", "pcie: expected generation x lanes such as 3x16"),
+    (PCIE, "4x3", "got '4x3'"),
+    ("pcie_gbps", 0, "pcie_gbps: expected a number above 0, got 0"),
+    ("gpu_tflops", True, "got True"),
+    ("dram_gbps", "fast", "got 'fast'"),
+])
 def test_what_a_dial_cannot_be_set_to(dial: str, value: object, message: str) -> None:
     with pytest.raises(HardwareError, match=message):
         turned(MACHINE, dial, value)

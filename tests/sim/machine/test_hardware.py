@@ -11,9 +11,7 @@ import yaml
 from sim.machine.hardware import Hardware, HardwareError, hardware_names, load_hardware
 from sim.machine.plan_costs import load_plan_costs
 
-PRESETS = [
-    "a100-xeon6326", "a6000-i9-10980xe", "a6000-xeon5220r", "rtx3090-ddr4", "rtx3090-epyc7532", "rtx4090-ddr5",
-]
+PRESETS = ["a100-xeon6326", "a6000-i9-10980xe", "a6000-xeon5220r", "rtx3090-ddr4", "rtx3090-epyc7532", "rtx4090-ddr5"]
 
 
 @pytest.fixture
@@ -63,19 +61,13 @@ def test_a_file_may_name_its_parts_and_state_what_is_known_better(tmp_path: Path
     assert machine.name == "machine"
 
 
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        ({"parts": 5}, "hardware 'machine': parts: expected text, got 5"),
-        ({"parts": "rtx-9090+ddr5-6000"}, "there is no part 'rtx-9090'; did you mean"),
-        ({"parts": "rtx-4090"}, "no memory among the parts"),
-        ({"parts": "rtx-4090+ddr5-6000", "link": [1]}, "link: expected a mapping"),
-        (
-            {"parts": "rtx-4090+ddr5-6000", "link": {"colour": {}}},
-            "link.colour: missing keys: value, source",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("document", "expected"), [
+    ({"parts": 5}, "hardware 'machine': parts: expected text, got 5"),
+    ({"parts": "rtx-9090+ddr5-6000"}, "there is no part 'rtx-9090'; did you mean"),
+    ({"parts": "rtx-4090"}, "no memory among the parts"),
+    ({"parts": "rtx-4090+ddr5-6000", "link": [1]}, "link: expected a mapping"),
+    ({"parts": "rtx-4090+ddr5-6000", "link": {"colour": {}}}, "link.colour: missing keys: value, source"),
+])
 def test_a_file_of_parts_is_read_as_strictly(document: dict[str, Any], expected: str, tmp_path: Path) -> None:
     assert expected in message(document, tmp_path)
 
@@ -143,16 +135,13 @@ def test_missing_number(document: dict[str, Any], tmp_path: Path) -> None:
     assert "host: missing key: sync_ns" in message(document, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("link.copies", "mapped", "link.copies: expected 'pinned' or 'pageable', got 'mapped'"),
-        ("cpu.cores", 5.5, "cpu.cores: expected a whole number, got 5.5"),
-        ("cpu.cores", True, "cpu.cores: expected a whole number, got True"),
-        ("gpu.name", 3090, "gpu.name: expected text, got 3090"),
-        ("gpu.bandwidth_bytes_per_s", "fast", "gpu.bandwidth_bytes_per_s: expected a number, got 'fast'"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "expected"), [
+    ("link.copies", "mapped", "link.copies: expected 'pinned' or 'pageable', got 'mapped'"),
+    ("cpu.cores", 5.5, "cpu.cores: expected a whole number, got 5.5"),
+    ("cpu.cores", True, "cpu.cores: expected a whole number, got True"),
+    ("gpu.name", 3090, "gpu.name: expected text, got 3090"),
+    ("gpu.bandwidth_bytes_per_s", "fast", "gpu.bandwidth_bytes_per_s: expected a number, got 'fast'"),
+])
 def test_wrong_types(document: dict[str, Any], tmp_path: Path, key: str, value: object, expected: str) -> None:
     section, name = key.split(".")
     document[section][name]["value"] = value
@@ -207,19 +196,16 @@ def test_a_cost_that_nobody_has_measured_is_refused(tmp_path: Path) -> None:
         load_plan_costs(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{plan: {}, REST}", "plan: missing key: default"),
-        ("plan: {}", "missing keys: foresee, observe"),
-        ("{plan: {dali: 3}, REST}", "plan.dali: expected a mapping with the keys base_ns, .* got 3"),
-        ("{plan: {default: {base_ns: 1}}, REST}", "plan.default: missing keys: per_active_expert_ns, source"),
-        (
-            "{plan: {default: {base_ns: -1, per_active_expert_ns: 0, source: s, confidence: low}}, REST}",
-            "plan.default.base_ns: expected a number from 0 to 1e\\+09, got -1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("{plan: {}, REST}", "plan: missing key: default"),
+    ("plan: {}", "missing keys: foresee, observe"),
+    ("{plan: {dali: 3}, REST}", "plan.dali: expected a mapping with the keys base_ns, .* got 3"),
+    ("{plan: {default: {base_ns: 1}}, REST}", "plan.default: missing keys: per_active_expert_ns, source"),
+    (
+        "{plan: {default: {base_ns: -1, per_active_expert_ns: 0, source: s, confidence: low}}, REST}",
+        "plan.default.base_ns: expected a number from 0 to 1e\\+09, got -1",
+    ),
+])
 def test_wrong_plan_costs(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "plan_costs.yaml"
     path.write_text(text.replace("REST", "foresee: {}, observe: {}"))

@@ -28,15 +28,12 @@ def test_one_point_is_level_everywhere() -> None:
     assert [table((4, 70))(size) for size in (1, 4, 400)] == [70, 70, 70]
 
 
-@pytest.mark.parametrize(
-    ("batch", "length", "ns"),
-    [
-        (1, 10, 100), (3, 20, 600),  # points
-        (1, 15, 150), (2, 10, 200), (2, 15, 300),  # between: 150 and 450 at length 15
-        (1, 1, 100), (0.5, 15, 150),  # below
-        (1, 30, 300), (5, 10, 500), (5, 30, 1500),  # beyond: 300 and 900 at length 30, 300 a sequence
-    ],
-)
+@pytest.mark.parametrize(("batch", "length", "ns"), [
+    (1, 10, 100), (3, 20, 600),  # points
+    (1, 15, 150), (2, 10, 200), (2, 15, 300),  # between: 150 and 450 at length 15
+    (1, 1, 100), (0.5, 15, 150),  # below
+    (1, 30, 300), (5, 10, 500), (5, 30, 1500),  # beyond: 300 and 900 at length 30, 300 a sequence
+])
 def test_a_grid_is_lines_both_ways(batch: float, length: float, ns: float) -> None:
     assert FOUR(batch, length) == ns
 

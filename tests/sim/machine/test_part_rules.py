@@ -30,34 +30,28 @@ def test_a_slot_may_be_named() -> None:
     assert load_hardware("rtx-4060+ddr5-6000+pcie-5x16").link.h2d_bytes_per_s == 12.5 * GB  # the card has 4.0 x8
 
 
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("rtx-4090+ddr5-6000", 0.82 * 96),  # all cores of a dual channel
-        ("rtx-4090+ddr5-6000+ryzen-5-7600", 64),  # one chiplet, whatever the memory
-        ("rtx-4090+ddr5-5200+ryzen-9-7950x", 0.82 * 83.2),  # below the two chiplets' 72.5
-        ("rtx-4090+ddr5-6000+ryzen-9-7950x", 72.5),
-        ("rtx-4090+ddr4-3200-ecc+threadripper-pro-5955wx+16-cores", 0.4126 * 204.8),
-        ("rtx-4090+ddr5-6000+1-core", 30),  # one core does not saturate two channels
-        ("rtx-4090+ddr5-6000+1-channel", 0.82 * 48),
-        ("rtx-4090+ddr4-3200-ecc+epyc-7452+7-channels", 0.8 * 0.66 * 179.2),  # a slot left empty
-        ("rtx-4090+ddr4-3200-ecc+epyc-7452+4-cores", 48),
-        ("rtx-4090+ddr5-6400-ecc+epyc-9175f+4-cores", 200),  # each core has a chiplet to itself
-    ],
-)
+@pytest.mark.parametrize(("name", "read"), [
+    ("rtx-4090+ddr5-6000", 0.82 * 96),  # all cores of a dual channel
+    ("rtx-4090+ddr5-6000+ryzen-5-7600", 64),  # one chiplet, whatever the memory
+    ("rtx-4090+ddr5-5200+ryzen-9-7950x", 0.82 * 83.2),  # below the two chiplets' 72.5
+    ("rtx-4090+ddr5-6000+ryzen-9-7950x", 72.5),
+    ("rtx-4090+ddr4-3200-ecc+threadripper-pro-5955wx+16-cores", 0.4126 * 204.8),
+    ("rtx-4090+ddr5-6000+1-core", 30),  # one core does not saturate two channels
+    ("rtx-4090+ddr5-6000+1-channel", 0.82 * 48),
+    ("rtx-4090+ddr4-3200-ecc+epyc-7452+7-channels", 0.8 * 0.66 * 179.2),  # a slot left empty
+    ("rtx-4090+ddr4-3200-ecc+epyc-7452+4-cores", 48),
+    ("rtx-4090+ddr5-6400-ecc+epyc-9175f+4-cores", 200),  # each core has a chiplet to itself
+])
 def test_what_the_cores_can_read(name: str, read: float) -> None:
     machine = load_hardware(name)
     fraction = 0.755 if "5955wx" in name else 0.82  # of 4.5 bits
     assert machine.cpu.read_bytes_per_s * read_fraction("cpu", 4.5) == pytest.approx(read * fraction * GB, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("cpu", "memory", "bits", "rate"),
-    [
-        ("threadripper-pro-5955wx", "ddr4-3200-ecc", 4.5, 63.8),  # nvfp4, FlashML-org/FreeToken PR 232
-        ("ryzen-7-7800x3d", "ddr5-6000", 16, 57.6),  # bf16, 58.1 of 64, FlashML-org/FreeToken issue 151
-    ],
-)
+@pytest.mark.parametrize(("cpu", "memory", "bits", "rate"), [
+    ("threadripper-pro-5955wx", "ddr4-3200-ecc", 4.5, 63.8),  # nvfp4, FlashML-org/FreeToken PR 232
+    ("ryzen-7-7800x3d", "ddr5-6000", 16, 57.6),  # bf16, 58.1 of 64, FlashML-org/FreeToken issue 151
+])
 def test_experts_are_read_at_the_rate_that_was_measured_with_their_bits(
     cpu: str, memory: str, bits: float, rate: float
 ) -> None:
@@ -70,11 +64,9 @@ def test_no_expert_is_read_faster_than_the_memory() -> None:
     assert machine.cpu.read_bytes_per_s == pytest.approx(0.82 * 89.6 * GB, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("parts", "ceiling"),
-    [("ddr5-6000+ryzen-7-7800x3d", 64), ("ddr5-5600+16-cores", 16 * 30), ("ddr4-3200-ecc+8-cores", 8 * 12)],
-    ids=["the chip", "cores", "cores of a server"],
-)
+@pytest.mark.parametrize(("parts", "ceiling"), [
+    ("ddr5-6000+ryzen-7-7800x3d", 64), ("ddr5-5600+16-cores", 16 * 30), ("ddr4-3200-ecc+8-cores", 8 * 12),
+], ids=["the chip", "cores", "cores of a server"])
 def test_the_most_that_is_read_of_any_memory_is_the_chips_ceiling_or_the_cores_rate(parts: str, ceiling: int) -> None:
     source = load_hardware(f"rtx-4090+{parts}").origins["cpu.read_ceiling_bytes_per_s"].source
     assert f" of a read of {ceiling:.1f} GB/s" in source

@@ -133,25 +133,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cached.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("file", "place", "value", "expected"),
-    [
-        ("gpus.yaml", ("rtx-4090", "flops_per_s"), None, "gpus.yaml: rtx-4090: missing key: flops_per_s"),
-        ("gpus.yaml", ("rtx-4090", "colour"), {"value": 1}, "gpus.yaml: rtx-4090: there is no key 'colour'"),
-        ("gpus.yaml", ("rtx-4090", "pcie_lanes"), 16, "pcie_lanes: expected a mapping with the keys value"),
-        ("gpus.yaml", ("rtx-4090", "pcie_lanes", "value"), "many", "value: expected a whole number, got 'many'"),
-        ("gpus.yaml", ("rtx-4090", "pcie_lanes", "confidence"), "sure", "expected 'high', 'medium' or 'low'"),
-        ("gpus.yaml", ("rtx-4090", "title"), None, "missing key: title"),
-        ("cpus.yaml", ("desktop", "memory"), None, "cpus.yaml: desktop: missing key: memory"),
-        ("cpus.yaml", ("threadripper-pro-5955wx", "expert_bits"), None, "expected both or neither"),
-        ("cpus.yaml", ("threadripper-pro-5955wx", "expert_fraction"), None, "expected both or neither"),
-        ("rules.yaml", ("cpu", "expert_bits"), None, "rules.yaml: cpu: missing key: expert_bits"),
-        ("rules.yaml", ("pcie", 4, "h2d_bytes_per_s", "source"), None, "pcie.4.h2d_bytes_per_s: missing key: source"),
-        ("rules.yaml", ("contention",), None, "rules.yaml: missing key: contention"),
-        ("weight_formats.yaml", ("cpu", 0, "fraction"), 2.0, "cpu[0].fraction: expected a number above 0"),
-        ("weight_formats.yaml", ("gpu", 0, "source"), None, "weight_formats.yaml: gpu[0]: missing key: source"),
-    ],
-)
+@pytest.mark.parametrize(("file", "place", "value", "expected"), [
+    ("gpus.yaml", ("rtx-4090", "flops_per_s"), None, "gpus.yaml: rtx-4090: missing key: flops_per_s"),
+    ("gpus.yaml", ("rtx-4090", "colour"), {"value": 1}, "gpus.yaml: rtx-4090: there is no key 'colour'"),
+    ("gpus.yaml", ("rtx-4090", "pcie_lanes"), 16, "pcie_lanes: expected a mapping with the keys value"),
+    ("gpus.yaml", ("rtx-4090", "pcie_lanes", "value"), "many", "value: expected a whole number, got 'many'"),
+    ("gpus.yaml", ("rtx-4090", "pcie_lanes", "confidence"), "sure", "expected 'high', 'medium' or 'low'"),
+    ("gpus.yaml", ("rtx-4090", "title"), None, "missing key: title"),
+    ("cpus.yaml", ("desktop", "memory"), None, "cpus.yaml: desktop: missing key: memory"),
+    ("cpus.yaml", ("threadripper-pro-5955wx", "expert_bits"), None, "expected both or neither"),
+    ("cpus.yaml", ("threadripper-pro-5955wx", "expert_fraction"), None, "expected both or neither"),
+    ("rules.yaml", ("cpu", "expert_bits"), None, "rules.yaml: cpu: missing key: expert_bits"),
+    ("rules.yaml", ("pcie", 4, "h2d_bytes_per_s", "source"), None, "pcie.4.h2d_bytes_per_s: missing key: source"),
+    ("rules.yaml", ("contention",), None, "rules.yaml: missing key: contention"),
+    ("weight_formats.yaml", ("cpu", 0, "fraction"), 2.0, "cpu[0].fraction: expected a number above 0"),
+    ("weight_formats.yaml", ("gpu", 0, "source"), None, "weight_formats.yaml: gpu[0]: missing key: source"),
+])
 def test_a_spoilt_file_is_refused(folder: Path, file: str, place: tuple[Any, ...], value: Any, expected: str) -> None:
     spoil(folder / file, place, value)
     with pytest.raises(HardwareError) as caught:

@@ -41,36 +41,30 @@ def test_zero_only_where_it_means_no_such_cost(key: str) -> None:
         assert f"{key} = 0 is outside" in refused(key, 0)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "hint"),
-    [
-        ("link.h2d_bytes_per_s", 25, "it looks like GB/s typed as bytes/s: write 2.5e+10"),
-        ("link.d2h_bytes_per_s", 25000, "it looks like MB/s typed as bytes/s: write 2.5e+10"),
-        ("gpu.bandwidth_bytes_per_s", 0.936, "it looks like TB/s typed as bytes/s: write 9.36e+11"),
-        ("gpu.memory_bytes", 24, "it looks like GB typed as bytes: write 2.4e+10"),
-        ("gpu.flops_per_s", 71.2, "it looks like TFLOP/s typed as flop/s: write 7.12e+13"),
-        ("cpu.flops_per_s", 1300, "it looks like GFLOP/s typed as flop/s: write 1.3e+12"),
-        ("host.launch_ns", 2.5, "it looks like us typed as ns: write 2500"),
-        ("gpu.bandwidth_fraction", 80, "it looks like percent typed as fraction: write 0.8"),
-        ("contention.cpu_permille", 0.85, "it looks like a fraction typed as permille: write 850"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "hint"), [
+    ("link.h2d_bytes_per_s", 25, "it looks like GB/s typed as bytes/s: write 2.5e+10"),
+    ("link.d2h_bytes_per_s", 25000, "it looks like MB/s typed as bytes/s: write 2.5e+10"),
+    ("gpu.bandwidth_bytes_per_s", 0.936, "it looks like TB/s typed as bytes/s: write 9.36e+11"),
+    ("gpu.memory_bytes", 24, "it looks like GB typed as bytes: write 2.4e+10"),
+    ("gpu.flops_per_s", 71.2, "it looks like TFLOP/s typed as flop/s: write 7.12e+13"),
+    ("cpu.flops_per_s", 1300, "it looks like GFLOP/s typed as flop/s: write 1.3e+12"),
+    ("host.launch_ns", 2.5, "it looks like us typed as ns: write 2500"),
+    ("gpu.bandwidth_fraction", 80, "it looks like percent typed as fraction: write 0.8"),
+    ("contention.cpu_permille", 0.85, "it looks like a fraction typed as permille: write 850"),
+])
 def test_slipped_units_are_named(key: str, value: float, hint: str) -> None:
     assert hint in refused(key, value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("link.h2d_bytes_per_s", 9e11),  # above NVLink-C2C
-        ("gpu.bandwidth_bytes_per_s", 1.1e13),
-        ("cpu.flops_per_s", 1e15),
-        ("link.h2d_latency_ns", 11_000_000),
-        ("host.sync_ns", 11_000_000),
-        ("contention.copy_permille", 1001),
-        ("cpu.first_expert_ns", 50),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("link.h2d_bytes_per_s", 9e11),  # above NVLink-C2C
+    ("gpu.bandwidth_bytes_per_s", 1.1e13),
+    ("cpu.flops_per_s", 1e15),
+    ("link.h2d_latency_ns", 11_000_000),
+    ("host.sync_ns", 11_000_000),
+    ("contention.copy_permille", 1001),
+    ("cpu.first_expert_ns", 50),
+])
 def test_numbers_beyond_physics_are_refused(key: str, value: float) -> None:
     limit = LIMITS[key]
     assert f"{limit.low:g}..{limit.high:g} {limit.unit}" in refused(key, value)

@@ -120,9 +120,7 @@ class TestTraffic:
         slower = uniform_costs(1, copy_ns=2000, cpu_ns=1200)
         assert lower_bound(demand, slower, 0).tpot_ns == (8 * 22 + 5 * 1200) / 8
 
-    @given(
-        st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=7), st.integers(0, 5)
-    )
+    @given(st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=7), st.integers(0, 5))
     def test_least_misses_is_what_trying_everything_finds(self, events: list[set[int]], capacity: int) -> None:
         assert least_misses([sorted(event) for event in events], capacity) == _tried(events, capacity)
 

@@ -33,10 +33,7 @@ def interleaved() -> Trace:
 
 def test_decode_tokens_are_listed_sequence_after_sequence() -> None:
     found = calibrate(interleaved(), "toy")
-    assert found.decode_ids[:, 0].tolist() in (
-        [[0, 2], [0, 3], [1, 3], [1, 2]],
-        [[1, 3], [1, 2], [0, 2], [0, 3]],
-    )
+    assert found.decode_ids[:, 0].tolist() in ([[0, 2], [0, 3], [1, 3], [1, 2]], [[1, 3], [1, 2], [0, 2], [0, 3]])
 
 
 def test_activations_are_counted_by_sequence_in_order_of_appearance() -> None:
@@ -111,29 +108,23 @@ def check(tmp_path: Path, evaluated: Trace, *calibrated_on: list[tuple[int, int]
 OTHER = [(b, a) for a, b in PROMPT[::-1]]
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        PROMPT,
-        [*PROMPT, *OTHER],  # its beginning
-        [(b, a) for a, b in PROMPT],  # the same experts in another order
-        [*PROMPT[:11], (5, 0)],  # 23 of 24 choices
-    ],
-)
+@pytest.mark.parametrize("theirs", [
+    PROMPT,
+    [*PROMPT, *OTHER],  # its beginning
+    [(b, a) for a, b in PROMPT],  # the same experts in another order
+    [*PROMPT[:11], (5, 0)],  # 23 of 24 choices
+])
 def test_a_prompt_of_the_calibration_is_refused(tmp_path: Path, theirs: list[tuple[int, int]]) -> None:
     with pytest.raises(ScenarioError, match=r"calibration.safetensors' has the prompt of sequence 1: a policy would"):
         check(tmp_path, prompts(OTHER, PROMPT), [(0, 1)] * 4, theirs)
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs"),
-    [
-        (PROMPT, OTHER),
-        (PROMPT, PROMPT[:11]),  # shorter
-        (PROMPT, [*PROMPT[:9], *OTHER[:3]]),  # 18 of 24 choices, and what the others share by chance
-        (PROMPT[:3], PROMPT),  # too short to tell
-    ],
-)
+@pytest.mark.parametrize(("mine", "theirs"), [
+    (PROMPT, OTHER),
+    (PROMPT, PROMPT[:11]),  # shorter
+    (PROMPT, [*PROMPT[:9], *OTHER[:3]]),  # 18 of 24 choices, and what the others share by chance
+    (PROMPT[:3], PROMPT),  # too short to tell
+])
 def test_another_prompt_is_not(tmp_path: Path, mine: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> None:
     check(tmp_path, prompts(mine), theirs)
 

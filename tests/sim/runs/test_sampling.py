@@ -38,10 +38,9 @@ PREFILL = StepDemand(
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("answer", "played", "places"),
-    [(4, 4, [0, 1, 2, 3]), (10, 4, [0, 1, 5, 9]), (46, 6, [0, 1, 2, 17, 31, 45]), (5, 1, [4]), (1, 1, [0])],
-)
+@pytest.mark.parametrize(("answer", "played", "places"), [
+    (4, 4, [0, 1, 2, 3]), (10, 4, [0, 1, 5, 9]), (46, 6, [0, 1, 2, 17, 31, 45]), (5, 1, [4]), (1, 1, [0]),
+])
 def test_the_first_half_comes_one_by_one_and_the_other_is_spread_to_the_last_token(
     answer: int, played: int, places: list[int]
 ) -> None:

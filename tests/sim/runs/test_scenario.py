@@ -47,26 +47,23 @@ def test_lists_in_python_are_tuples() -> None:
     assert hash(kept.sequences) == hash(Scenario(**changes).sequences)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("polcy: dali", r"there is no key 'polcy'; did you mean 'policy'\? Choose from trace, model"),
-        ("batch: 1\nbatch: 2", "duplicate key 'batch'"),
-        ("batch: [", "not plain YAML"),
-        ("- batch", "expected a mapping"),
-        ("batch: true", "batch: expected a whole number >= 1, got True"),
-        ("batch: 0", "batch: expected a whole number >= 1, got 0"),
-        ("cached_share: abc", "cached_share: expected a number from 0 to 1 or null, got 'abc'"),
-        ("cached_share: 1.5", "cached_share: expected a number from 0 to 1 or null, got 1.5"),
-        ("gpu_memory_gb: .nan", "gpu_memory_gb: expected a number above 0"),
-        ("gpu_memory_gb: .inf", "gpu_memory_gb: expected a number above 0"),
-        ("sequences: [a]", r"sequences\[0\]: expected a whole number"),
-        ("noisy_forecast_recall: 0.8", "noisy_forecast_recall: expected a list .* got 0.8"),
-        ("noisy_forecast_recall: [high]", r"noisy_forecast_recall\[0\]: expected a number"),
-        ("noisy_forecast_recall: [1.2]", r"noisy_forecast_recall\[0\]: expected a number from 0 to 1, got 1.2"),
-        ("gpu_memory_gb: 8\ncached_share: 0.5", "give gpu_memory_gb or cached_share, not both"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("polcy: dali", r"there is no key 'polcy'; did you mean 'policy'\? Choose from trace, model"),
+    ("batch: 1\nbatch: 2", "duplicate key 'batch'"),
+    ("batch: [", "not plain YAML"),
+    ("- batch", "expected a mapping"),
+    ("batch: true", "batch: expected a whole number >= 1, got True"),
+    ("batch: 0", "batch: expected a whole number >= 1, got 0"),
+    ("cached_share: abc", "cached_share: expected a number from 0 to 1 or null, got 'abc'"),
+    ("cached_share: 1.5", "cached_share: expected a number from 0 to 1 or null, got 1.5"),
+    ("gpu_memory_gb: .nan", "gpu_memory_gb: expected a number above 0"),
+    ("gpu_memory_gb: .inf", "gpu_memory_gb: expected a number above 0"),
+    ("sequences: [a]", r"sequences\[0\]: expected a whole number"),
+    ("noisy_forecast_recall: 0.8", "noisy_forecast_recall: expected a list .* got 0.8"),
+    ("noisy_forecast_recall: [high]", r"noisy_forecast_recall\[0\]: expected a number"),
+    ("noisy_forecast_recall: [1.2]", r"noisy_forecast_recall\[0\]: expected a number from 0 to 1, got 1.2"),
+    ("gpu_memory_gb: 8\ncached_share: 0.5", "give gpu_memory_gb or cached_share, not both"),
+])
 def test_a_file_that_is_no_scenario(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(text)
@@ -105,13 +102,10 @@ def test_a_model_of_another_topology_is_refused() -> None:
         simulate(Scenario(**{**SHORT, "model": "mixtral-8x7b"}))
 
 
-@pytest.mark.parametrize(
-    ("needs", "message"),
-    [
-        (Needs(max_batch=1), "policy 'mine' takes batches of at most 1, got 2"),
-        (Needs(uniform_sizes=True), "policy 'mine' needs experts of one size, those of .* have 2 sizes"),
-    ],
-)
+@pytest.mark.parametrize(("needs", "message"), [
+    (Needs(max_batch=1), "policy 'mine' takes batches of at most 1, got 2"),
+    (Needs(uniform_sizes=True), "policy 'mine' needs experts of one size, those of .* have 2 sizes"),
+])
 def test_what_a_policy_needs_of_batch_and_sizes_is_checked(needs: Needs, message: str) -> None:
     setting = prepare(Scenario(**SHORT, batch=2))
     uneven = replace(setting.shape, expert_bytes=(10, *[20] * 7))

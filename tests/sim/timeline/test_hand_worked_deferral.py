@@ -146,15 +146,12 @@ class AllLater:
         return made._replace(deferred=self.chosen or made.cpu)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "changes", "message"),
-    [
-        ((), {}, r"layer 1: defers \(1, 2\); expected none in the last layer"),
-        ((0,), {}, r"layer 0: defers \(0,\); expected the last ones of its cpu share, \(0, 1\)"),
-        ((2,), {}, r"layer 0: defers \(2,\); expected the last ones of its cpu share"),
-        ((1,), {"needs": Needs()}, r"policy 'kt-deferral' defers experts, .*declare Needs\(changes_routing=True\)"),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "changes", "message"), [
+    ((), {}, r"layer 1: defers \(1, 2\); expected none in the last layer"),
+    ((0,), {}, r"layer 0: defers \(0,\); expected the last ones of its cpu share, \(0, 1\)"),
+    ((2,), {}, r"layer 0: defers \(2,\); expected the last ones of its cpu share"),
+    ((1,), {"needs": Needs()}, r"policy 'kt-deferral' defers experts, .*declare Needs\(changes_routing=True\)"),
+])
 def test_what_may_be_deferred(chosen: tuple[int, ...], changes: dict[str, Any], message: str) -> None:
     policy = replace(deferral(((), ())), assigner=AllLater(*chosen), **changes)
     with pytest.raises(PolicyError, match=message):

@@ -32,9 +32,7 @@ KERNEL_BY_KERNEL: dict[str, Any] = {
     "combine_launch_ns": 2, "head_launch_ns": 2, "lead_ns": 1, "tail_ns": 2,
 }
 SMALL: dict[str, Any] = {"attention_ns": 6, "gate_ns": 2, "shared_ns": 3, "gpu_ns": 3, "combine_ns": 1, "head_ns": 4}
-LARGE: dict[str, Any] = {
-    "attention_ns": 40, "gate_ns": 6, "shared_ns": 8, "gpu_ns": 15, "combine_ns": 5, "head_ns": 10
-}
+LARGE: dict[str, Any] = {"attention_ns": 40, "gate_ns": 6, "shared_ns": 8, "gpu_ns": 15, "combine_ns": 5, "head_ns": 10}
 DEMAND = step({0: 1, 1: 1}, {0: 1, 1: 1})
 
 

@@ -132,14 +132,11 @@ cpu:
 """
 
 
-@pytest.mark.parametrize(
-    ("rate", "expected"),
-    [
-        ("gpu_with_cpu_permille", GPU_NEXT_TO_CPU),
-        ("cpu_with_gpu_permille", CPU_NEXT_TO_GPU),
-        ("gpu_permille", GPU_NEXT_TO_COPIES),
-    ],
-)
+@pytest.mark.parametrize(("rate", "expected"), [
+    ("gpu_with_cpu_permille", GPU_NEXT_TO_CPU),
+    ("cpu_with_gpu_permille", CPU_NEXT_TO_GPU),
+    ("gpu_permille", GPU_NEXT_TO_COPIES),
+])
 def test_each_rate_slows_one_lane_next_to_another(rate: str, expected: str) -> None:
     spans = [span for span in run(**{rate: 500}) if span.lane in ("gpu", "cpu")]
     assert told(spans, expected) == lines(expected)

@@ -58,9 +58,7 @@ def test_a_span_of_no_expert_has_no_tokens_and_no_bytes() -> None:
 
 
 def gpu_lane(recorder: SpanRecorder, *neighbours: Neighbour, lead_ns: int | None = None, tail_ns: int = 0) -> GpuLane:
-    return GpuLane(
-        Lane("host", recorder), replace(uniform_costs(1), lead_ns=lead_ns, tail_ns=tail_ns), neighbours
-    )
+    return GpuLane(Lane("host", recorder), replace(uniform_costs(1), lead_ns=lead_ns, tail_ns=tail_ns), neighbours)
 
 
 def test_a_span_of_no_length_leaves_the_lane_free() -> None:
@@ -389,7 +387,4 @@ def _exact(start: int, cpu_work: int, copy_work: int, cpu: Fraction, copy: Fract
         return {"copy": Fraction(copy_work), "expert": Fraction(start + cpu_work)}
     left = copy_work - start
     both = min(left / copy, cpu_work / cpu)
-    return {
-        "copy": start + both + (left - both * copy),
-        "expert": start + both + (cpu_work - both * cpu),
-    }
+    return {"copy": start + both + (left - both * copy), "expert": start + both + (cpu_work - both * cpu)}

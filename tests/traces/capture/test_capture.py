@@ -225,19 +225,16 @@ def save_tiny(folder: Path) -> Path:
     return folder / "model"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prompt_tokens": 0}, "prompt_tokens: expected a whole number from 1 to"),
-        ({"temperature": -1}, "temperature: expected a number from 0 to 1000"),
-        ({"temperature": float("nan")}, "temperature: expected a number from 0 to 1000, got nan"),
-        ({"temperature": float("inf")}, "temperature: expected a number from 0 to 1000, got inf"),
-        ({"forecasts": ("gate@0",)}, "forecast 'gate@0': expected gate@1"),
-        ({"forecasts": ("residual@2",)}, "residual@1"),
-        ({"forecasts": ("crystal@1",)}, "crystal@1"),
-        ({"prompts": ["1 2", OTHER[0]]}, "calibrate on other text"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"prompt_tokens": 0}, "prompt_tokens: expected a whole number from 1 to"),
+    ({"temperature": -1}, "temperature: expected a number from 0 to 1000"),
+    ({"temperature": float("nan")}, "temperature: expected a number from 0 to 1000, got nan"),
+    ({"temperature": float("inf")}, "temperature: expected a number from 0 to 1000, got inf"),
+    ({"forecasts": ("gate@0",)}, "forecast 'gate@0': expected gate@1"),
+    ({"forecasts": ("residual@2",)}, "residual@1"),
+    ({"forecasts": ("crystal@1",)}, "crystal@1"),
+    ({"prompts": ["1 2", OTHER[0]]}, "calibrate on other text"),
+])
 def test_wrong_settings_are_named(loaded: Loaded, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         run(loaded, tmp_path, **settings)
@@ -249,14 +246,11 @@ def test_residual_forecasts_need_calibration_prompts(loaded: Loaded, tmp_path: P
         capture_loaded(loaded, read_prompts(tmp_path / "prompts.txt"), tmp_path / "t", CaptureSettings(**PLAIN))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("p.jsonl", '{"text": "a"}\n{"text": 3}\n', "line 2"),
-        ("p.jsonl", "not json\n", "line 1"),
-        ("p.txt", "\n\n", "at least one prompt"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("p.jsonl", '{"text": "a"}\n{"text": 3}\n', "line 2"),
+    ("p.jsonl", "not json\n", "line 1"),
+    ("p.txt", "\n\n", "at least one prompt"),
+])
 def test_a_prompt_file_is_checked(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(CaptureError, match=message):

@@ -63,10 +63,9 @@ def read_by(way: str, folder: Path) -> Any:
     return load_streamed(folder, torch.float32, CPU, plain)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{"model_type": "mixtral", "hidden_size": -4}, {"model_type": ["mixtral"]}, {"model_type": "of next year"}, []],
-)
+@pytest.mark.parametrize("config", [
+    {"model_type": "mixtral", "hidden_size": -4}, {"model_type": ["mixtral"]}, {"model_type": "of next year"}, [],
+])
 def test_a_config_that_no_model_has_is_one_sentence(tmp_path: Path, config: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for way in ("capture", "generate", "checkpoint"):

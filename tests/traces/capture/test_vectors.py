@@ -121,17 +121,14 @@ def test_the_popular_half_has_the_most_tokens_and_of_equal_ones_the_lower_ids() 
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"default": np.zeros((LAYERS, EXPERTS, 7), np.float32)}, r"default must be shape \[3, 4, 8\], got float32"),
-        ({"resident": np.zeros((LAYERS, 5), np.bool_)}, r"resident must be shape \[3, 4\]"),
-        ({"residual": np.full((LAYERS - 1, HIDDEN), np.nan, np.float32)}, "finite numbers, 'residual' has others"),
-        ({"estimator": {"enter.weight": np.zeros((6, HIDDEN), np.float32)}}, "one estimator's weights or none; miss"),
-        ({"estimator": {"x" * 10**5: np.zeros(3, np.float32)}}, r"unknown \['estimator/x{10,80}\.{3}"),
-        ({"estimator": network(experts=5).tensors()}, r"leave.weight must be shape \[4, 6\], got float32 \[5, 6\]"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"default": np.zeros((LAYERS, EXPERTS, 7), np.float32)}, r"default must be shape \[3, 4, 8\], got float32"),
+    ({"resident": np.zeros((LAYERS, 5), np.bool_)}, r"resident must be shape \[3, 4\]"),
+    ({"residual": np.full((LAYERS - 1, HIDDEN), np.nan, np.float32)}, "finite numbers, 'residual' has others"),
+    ({"estimator": {"enter.weight": np.zeros((6, HIDDEN), np.float32)}}, "one estimator's weights or none; miss"),
+    ({"estimator": {"x" * 10**5: np.zeros(3, np.float32)}}, r"unknown \['estimator/x{10,80}\.{3}"),
+    ({"estimator": network(experts=5).tensors()}, r"leave.weight must be shape \[4, 6\], got float32 \[5, 6\]"),
+])
 def test_tensors_that_do_not_agree_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=f"/v: .*(?:{message})"):
         write_vectors(some(**changes), tmp_path / "v")
@@ -143,27 +140,24 @@ def damaged(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (damaged, "expected content with checksum .* copy it again"),
-        (lambda p: p.write_bytes(p.read_bytes()[:-9]), r"expected a complete \.safetensors file of vectors"),
-        (
-            lambda p: save_file({**load_file(p), "estimator/up.weight": np.zeros((), "f4")}, p, {"trilane": HEADER}),
-            r"up.weight must be shape \[0, 6\], got float32 \[\]",
-        ),
-        (lambda p: declare_empty(p, "more", "F8_E4M3", [0]), r"expected a complete \.safetensors file of vectors"),
-        (lambda p: declare_empty(p, "more", "F32", [0] * 70), r"expected a complete \.safetensors file of vectors"),
-        (lambda p: p.write_text("no"), r"expected a complete \.safetensors file of vectors"),
-        (lambda p: p.unlink(), "expected a file of vectors, found none there"),
-        (lambda p: save_file({"residual": np.zeros(1)}, p), "expected metadata 'trilane-vectors 1' .* got format None"),
-        (lambda p: save_file({"a": np.zeros(1)}, p, {"trilane": "[1"}), r"expected a complete \.safetensors file"),
-        (
-            lambda p: save_file({"a": np.zeros(1)}, p, {"trilane": HEADER}),
-            r"expected tensors .* got none of \['resident', 'residual', 'tokens'\]",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("harm", "message"), [
+    (damaged, "expected content with checksum .* copy it again"),
+    (lambda p: p.write_bytes(p.read_bytes()[:-9]), r"expected a complete \.safetensors file of vectors"),
+    (
+        lambda p: save_file({**load_file(p), "estimator/up.weight": np.zeros((), "f4")}, p, {"trilane": HEADER}),
+        r"up.weight must be shape \[0, 6\], got float32 \[\]",
+    ),
+    (lambda p: declare_empty(p, "more", "F8_E4M3", [0]), r"expected a complete \.safetensors file of vectors"),
+    (lambda p: declare_empty(p, "more", "F32", [0] * 70), r"expected a complete \.safetensors file of vectors"),
+    (lambda p: p.write_text("no"), r"expected a complete \.safetensors file of vectors"),
+    (lambda p: p.unlink(), "expected a file of vectors, found none there"),
+    (lambda p: save_file({"residual": np.zeros(1)}, p), "expected metadata 'trilane-vectors 1' .* got format None"),
+    (lambda p: save_file({"a": np.zeros(1)}, p, {"trilane": "[1"}), r"expected a complete \.safetensors file"),
+    (
+        lambda p: save_file({"a": np.zeros(1)}, p, {"trilane": HEADER}),
+        r"expected tensors .* got none of \['resident', 'residual', 'tokens'\]",
+    ),
+])
 def test_a_broken_file_is_refused(harm: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     path = write_vectors(some(), tmp_path / "v.safetensors")
     harm(path)

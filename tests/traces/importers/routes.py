@@ -17,7 +17,6 @@ def routes(tokens: int, seed: int = 0) -> NDArray[np.int64]:
         for layer in range(LAYERS):
             shared = ids[token - 1, layer, 0]
             ids[token, layer] = (
-                shared,
-                ids[token, layer, 0] if ids[token, layer, 0] != shared else ids[token, layer, 1],
+                shared, ids[token, layer, 0] if ids[token, layer, 0] != shared else ids[token, layer, 1],
             )
     return ids

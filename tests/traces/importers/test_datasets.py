@@ -90,20 +90,17 @@ def test_a_folder_is_read_in_the_order_of_numbers_and_lines_in_that_of_layers(tm
         import_trace(tmp_path, model=LITE)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("Layer ID", "Layer", "expected the columns Layer ID, Batch Number"),
-        ("1,0,They", "x,0,They", "line 3: expected Layer ID to be a whole number, got 'x'"),
-        ("1,0,They", "1,-1,They", "line 3: expected Batch Number to be a whole number, got '-1'"),
-        ("[22, 43, 46, 56, 62, 8]", "[22, 43, 46, 56, 62]", "line 3: expected Activated Expert IDs to be 6 ids"),
-        ("[22, 43, 46, 56, 62, 8]", "22 43 46", r"line 3: expected Activated Expert IDs to be a list such as"),
-        ("[22, 43, 46, 56, 62, 8]", "[22, 43, 46, 56, 62, 64]", "expected expert ids in 0..63, got 64 for token 1"),
-        ("[22, 43, 46, 56, 62, 8]", "[22, 43, 46, 56, 62, 22]", "topk_ids row 1 layer 0: expected distinct expert ids"),
-        ("1,0,They", "2,0,They", r"expected as many lines of each layer, found \[2, 4\]"),
-        (SAMPLE.partition("\n")[2], "", "expected lines after the columns, found none"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("Layer ID", "Layer", "expected the columns Layer ID, Batch Number"),
+    ("1,0,They", "x,0,They", "line 3: expected Layer ID to be a whole number, got 'x'"),
+    ("1,0,They", "1,-1,They", "line 3: expected Batch Number to be a whole number, got '-1'"),
+    ("[22, 43, 46, 56, 62, 8]", "[22, 43, 46, 56, 62]", "line 3: expected Activated Expert IDs to be 6 ids"),
+    ("[22, 43, 46, 56, 62, 8]", "22 43 46", r"line 3: expected Activated Expert IDs to be a list such as"),
+    ("[22, 43, 46, 56, 62, 8]", "[22, 43, 46, 56, 62, 64]", "expected expert ids in 0..63, got 64 for token 1"),
+    ("[22, 43, 46, 56, 62, 8]", "[22, 43, 46, 56, 62, 22]", "topk_ids row 1 layer 0: expected distinct expert ids"),
+    ("1,0,They", "2,0,They", r"expected as many lines of each layer, found \[2, 4\]"),
+    (SAMPLE.partition("\n")[2], "", "expected lines after the columns, found none"),
+])
 def test_a_file_with_one_thing_wrong_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         import_trace(write_csv(tmp_path, SAMPLE.replace(old, new, 1)), "moe-beyond", model=LITE)
@@ -158,37 +155,34 @@ def test_routes_of_prompts_are_prompts_and_the_manifest_stands_for_the_folder(tm
     assert import_trace(tmp_path / "manifest.json", model=MODEL).phase.tolist() == [0] * 4
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"shards": [{"tensor_file": "../routes.safetensors"}]}, "expected a .safetensors file of this folder"),
-        ({"shards": [{"tensor_file": "/etc/passwd"}]}, "expected a .safetensors file of this folder"),
-        (
-            {"shards": [{"tensor_file": "none.safetensors"}]},
-            "none.safetensors: expected a file of the log, found none there",
-        ),
-        ({"shards": [7]}, r"shards\[0\]: expected tensor_file \(str\), got None"),
-        ({"shards": []}, "expected the same layers and ids per token in all texts"),
-        ({"shards": [{"tensor_file": "manifest.json"}]}, r"shards\[0\]: expected a .safetensors file of this"),
-        (
-            {"shards": [{"tensor_file": "routes-00000.safetensors"}, {"tensor_file": "\x07.safetensors"}]},
-            r"shards\[1\]: expected a .safetensors file of this folder",
-        ),
-        ({"tensors": {"topk_indices": np.zeros((2, 2, 3, 2), np.float32)}}, "expected ids and weights"),
-        ({"tensors": {"topk_weights": np.zeros((2, 2, 3, 2), np.int16)}}, "expected ids and weights"),
-        ({"tensors": {"sequence_lengths": np.array([3.0, 0], np.float32)}}, "expected ids and weights"),
-        ({"tensors": {"sequence_lengths": np.array([4, 0], np.int32)}}, r"lengths \[texts\] up to \(3,\), got"),
-        ({"tensors": {"sequence_lengths": np.array([3], np.int32)}}, r"got \[2, 2, 3, 2\], \[2, 2, 3, 2\] and \[1\]"),
-        ({"model": {"num_experts": 64}}, "expected 16 experts, as mini-moe:2 has, found 64"),
-        ({"model": None}, r"model: expected num_experts \(int\), got None"),
-        ({"tensors": {"topk_weights": np.zeros((2, 2, 3), np.float16)}}, "expected ids and weights"),
-        ({"tensors": {"sequence_lengths": np.array([9, 0], np.int32)}}, "expected ids and weights"),
-        ({"tensors": {"sequence_lengths": np.array([-1, 0], np.int32)}}, "expected ids and weights"),
-        ({"tensors": {"topk_weights": np.full((2, 2, 3, 2), np.nan, np.float32)}}, "expected finite weights >= 0"),
-        ({"tensors": {"topk_weights": np.full((2, 2, 3, 2), 1e30, np.float32)}}, "expected finite weights >= 0"),
-        ({"tensors": {"topk_indices": np.full((2, 2, 3, 2), -1, np.int16)}}, "got -1 for token 0, MoE layer 0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"shards": [{"tensor_file": "../routes.safetensors"}]}, "expected a .safetensors file of this folder"),
+    ({"shards": [{"tensor_file": "/etc/passwd"}]}, "expected a .safetensors file of this folder"),
+    (
+        {"shards": [{"tensor_file": "none.safetensors"}]},
+        "none.safetensors: expected a file of the log, found none there",
+    ),
+    ({"shards": [7]}, r"shards\[0\]: expected tensor_file \(str\), got None"),
+    ({"shards": []}, "expected the same layers and ids per token in all texts"),
+    ({"shards": [{"tensor_file": "manifest.json"}]}, r"shards\[0\]: expected a .safetensors file of this"),
+    (
+        {"shards": [{"tensor_file": "routes-00000.safetensors"}, {"tensor_file": "\x07.safetensors"}]},
+        r"shards\[1\]: expected a .safetensors file of this folder",
+    ),
+    ({"tensors": {"topk_indices": np.zeros((2, 2, 3, 2), np.float32)}}, "expected ids and weights"),
+    ({"tensors": {"topk_weights": np.zeros((2, 2, 3, 2), np.int16)}}, "expected ids and weights"),
+    ({"tensors": {"sequence_lengths": np.array([3.0, 0], np.float32)}}, "expected ids and weights"),
+    ({"tensors": {"sequence_lengths": np.array([4, 0], np.int32)}}, r"lengths \[texts\] up to \(3,\), got"),
+    ({"tensors": {"sequence_lengths": np.array([3], np.int32)}}, r"got \[2, 2, 3, 2\], \[2, 2, 3, 2\] and \[1\]"),
+    ({"model": {"num_experts": 64}}, "expected 16 experts, as mini-moe:2 has, found 64"),
+    ({"model": None}, r"model: expected num_experts \(int\), got None"),
+    ({"tensors": {"topk_weights": np.zeros((2, 2, 3), np.float16)}}, "expected ids and weights"),
+    ({"tensors": {"sequence_lengths": np.array([9, 0], np.int32)}}, "expected ids and weights"),
+    ({"tensors": {"sequence_lengths": np.array([-1, 0], np.int32)}}, "expected ids and weights"),
+    ({"tensors": {"topk_weights": np.full((2, 2, 3, 2), np.nan, np.float32)}}, "expected finite weights >= 0"),
+    ({"tensors": {"topk_weights": np.full((2, 2, 3, 2), 1e30, np.float32)}}, "expected finite weights >= 0"),
+    ({"tensors": {"topk_indices": np.full((2, 2, 3, 2), -1, np.int16)}}, "got -1 for token 0, MoE layer 0"),
+])
 def test_a_folder_with_one_thing_wrong_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         import_trace(folder(tmp_path, **changes), model=MODEL)
@@ -235,20 +229,17 @@ def test_the_first_tokens_of_a_long_capture_are_read(tmp_path: Path, monkeypatch
     assert import_trace(write_layers(tmp_path), model=MODEL).topk_ids.tolist() == IDS[:3].tolist()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "weights"}, "layer_02.parquet: expected lists of equally many indices"),
-        ({"ids": [[1, 2], [3]]}, "lists of several lengths"),
-        ({"ids": [[], []], "scores": [[], []]}, "expected 2 experts per token, as mini-moe:2 has, found 0"),
-        ({"ids": [[1, 2, 3], [3]]}, "lists of several lengths"),
-        ({"ids": [[1, 2], None]}, "empty, or nulls"),
-        ({"ids": [[1, 2], [3, None]]}, "empty, or nulls"),
-        ({"ids": []}, "expected lists of equally many indices"),
-        ({"ids": [[1, 2, 3]]}, r"indices int16 \[1, 3\], scores float16 \[1, 2\]"),
-        ({"ids": [[1, 1]]}, "expected distinct expert ids"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"name": "weights"}, "layer_02.parquet: expected lists of equally many indices"),
+    ({"ids": [[1, 2], [3]]}, "lists of several lengths"),
+    ({"ids": [[], []], "scores": [[], []]}, "expected 2 experts per token, as mini-moe:2 has, found 0"),
+    ({"ids": [[1, 2, 3], [3]]}, "lists of several lengths"),
+    ({"ids": [[1, 2], None]}, "empty, or nulls"),
+    ({"ids": [[1, 2], [3, None]]}, "empty, or nulls"),
+    ({"ids": []}, "expected lists of equally many indices"),
+    ({"ids": [[1, 2, 3]]}, r"indices int16 \[1, 3\], scores float16 \[1, 2\]"),
+    ({"ids": [[1, 1]]}, "expected distinct expert ids"),
+])
 def test_a_layer_with_one_thing_wrong_is_refused(tmp_path: Path, given: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         import_trace(write_layers(tmp_path, **given), model=MODEL)

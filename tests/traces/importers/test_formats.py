@@ -16,21 +16,14 @@ from traces.layout import TraceError
 from traces.models.shape import ShapeError
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.csv", "a,b\n1,2\n", "looks like none of them: it begins 'a,b"),
-        ("a.json", "{}", "looks like none of them"),
-        ("a.json", "", "the file is empty"),
-        ("a.npz", "", "the file is empty"),
-        (
-            "a.json",
-            '{"choices": [], "meta_info": {}}',
-            "looks like vllm or sglang: it begins .*; name one with --format",
-        ),
-        ("a.txt", "0,1\n", "expected a log of one of the formats route-trace, llama-cpp, moe-beyond, vllm, sglang, "),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("a.csv", "a,b\n1,2\n", "looks like none of them: it begins 'a,b"),
+    ("a.json", "{}", "looks like none of them"),
+    ("a.json", "", "the file is empty"),
+    ("a.npz", "", "the file is empty"),
+    ("a.json", '{"choices": [], "meta_info": {}}', "looks like vllm or sglang: it begins .*; name one with --format"),
+    ("a.txt", "0,1\n", "expected a log of one of the formats route-trace, llama-cpp, moe-beyond, vllm, sglang, "),
+])
 def test_a_log_of_no_known_form_or_of_several_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(TraceError, match=message):

@@ -94,30 +94,27 @@ def test_two_tokens_are_enough_to_recognise_a_misread_prompt_one_is_read_as_it_i
         assert (len(trace), trace.provenance["prompt_tokens_left_out"]) == (3 + tokens - left_out, left_out)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["0,1", "0,x"], r"line 2: expected lines of `layer,expert` or .*, got '0,x'"),
-        (["0,1", "0,1,2"], "expected lines of `layer,expert` .*Expected 2 fields in line 2, saw 3"),
-        (["0,0,1,2", "0,1,1"], "line 2: expected lines"),
-        (["0,1", "", "0,2"], "line 2: expected lines"),
-        (["0,1", "1e300,1"], "line 2: expected lines"),
-        (["0,1", f"{'9' * 400},1"], "expected lines of `layer,expert` .*: int too large to convert to float"),
-        (["0,1", "0.5,1"], "line 2: expected lines"),
-        ([",".join(["1"] * 1001)], "got more than 1000 numbers in a line"),
-        ([",".join(["1"] * 1000)], "expected 2 MoE layers, as mini-moe:2 has, found 1"),
-        (["0,1", "1,2", "0,2147483648"], "line 3: expected lines of `layer,expert` or .*, got '0,2147483648'"),
-        (["0,1", "0,2", "1,1", "0,3"], "line 3: expected 2 lines of each layer together, as mini-moe:2 has"),
-        ([*narrow(), *narrow()[:4], *narrow()[6:]], "line 25: expected each pass to have the same tokens"),
-        (["0,1", "1,2", "1,3", "0,1"], "line 1: expected 2 lines of each layer together, as mini-moe:2 has"),
-        ([*wide()[:7], *wide()[9:]], "line 7: expected each pass to have the same tokens in all 2 MoE layers"),
-        ([*narrow()[:4], *narrow()[6:]], "line 1: expected each pass to have the same tokens in all 2 MoE layers"),
-        (wide()[:7:2], "line 2: expected the position after -3, got -1"),
-        (["0,0,1,16", "0,1,1,2"], "expected expert ids in 0..15, got 16 for token 0, MoE layer 0"),
-        (["0,0,1", "0,1,1"], "expected 2 experts per token, as mini-moe:2 has, found 1"),
-        (["0,0,1,2"], "expected 2 MoE layers, as mini-moe:2 has, found 1"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    (["0,1", "0,x"], r"line 2: expected lines of `layer,expert` or .*, got '0,x'"),
+    (["0,1", "0,1,2"], "expected lines of `layer,expert` .*Expected 2 fields in line 2, saw 3"),
+    (["0,0,1,2", "0,1,1"], "line 2: expected lines"),
+    (["0,1", "", "0,2"], "line 2: expected lines"),
+    (["0,1", "1e300,1"], "line 2: expected lines"),
+    (["0,1", f"{'9' * 400},1"], "expected lines of `layer,expert` .*: int too large to convert to float"),
+    (["0,1", "0.5,1"], "line 2: expected lines"),
+    ([",".join(["1"] * 1001)], "got more than 1000 numbers in a line"),
+    ([",".join(["1"] * 1000)], "expected 2 MoE layers, as mini-moe:2 has, found 1"),
+    (["0,1", "1,2", "0,2147483648"], "line 3: expected lines of `layer,expert` or .*, got '0,2147483648'"),
+    (["0,1", "0,2", "1,1", "0,3"], "line 3: expected 2 lines of each layer together, as mini-moe:2 has"),
+    ([*narrow(), *narrow()[:4], *narrow()[6:]], "line 25: expected each pass to have the same tokens"),
+    (["0,1", "1,2", "1,3", "0,1"], "line 1: expected 2 lines of each layer together, as mini-moe:2 has"),
+    ([*wide()[:7], *wide()[9:]], "line 7: expected each pass to have the same tokens in all 2 MoE layers"),
+    ([*narrow()[:4], *narrow()[6:]], "line 1: expected each pass to have the same tokens in all 2 MoE layers"),
+    (wide()[:7:2], "line 2: expected the position after -3, got -1"),
+    (["0,0,1,16", "0,1,1,2"], "expected expert ids in 0..15, got 16 for token 0, MoE layer 0"),
+    (["0,0,1", "0,1,1"], "expected 2 experts per token, as mini-moe:2 has, found 1"),
+    (["0,0,1,2"], "expected 2 MoE layers, as mini-moe:2 has, found 1"),
+])
 def test_a_log_with_one_thing_wrong_is_refused(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         import_trace(log(tmp_path, lines), "llama-cpp", model=MODEL)

@@ -45,13 +45,10 @@ def log(tmp_path: Path, text: str) -> Path:
 
 
 @needs_logs
-@pytest.mark.parametrize(
-    ("file", "model", "tokens", "prompt", "sizes", "hit_rate", "filled"),
-    [
-        ("qwen", "qwen3-30b-a3b", 156, 28, {2654208, 3059712}, 0.749, 27),
-        ("gemma", "gemma-4-26b-a4b", 157, 29, {3593216, 4336640}, 0.768, 0),
-    ],
-)
+@pytest.mark.parametrize(("file", "model", "tokens", "prompt", "sizes", "hit_rate", "filled"), [
+    ("qwen", "qwen3-30b-a3b", 156, 28, {2654208, 3059712}, 0.749, 27),
+    ("gemma", "gemma-4-26b-a4b", 157, 29, {3593216, 4336640}, 0.768, 0),
+])
 def test_a_measured_log_is_imported(
     tmp_path: Path, file: str, model: str, tokens: int, prompt: int, sizes: set[int], hit_rate: float, filled: int
 ) -> None:
@@ -169,43 +166,40 @@ def test_a_prompt_token_that_skips_the_last_layer_gets_the_last_ones_routing(tmp
     assert trace.provenance["filled_rows"] == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("# route_trace v1", "# route_trace v2", "line 1: expected '# route_trace v1'"),
-        ("# layer=1 expert", "# layer=2 expert", "line 4: expected '# layer=1 expert_bytes"),
-        ("slot,expert", "slot,experts", "line 5: expected the columns turn,phase"),
-        ("0,0,0,0,0,3,", "0,0,0,0,0,4,", r"line 6: expected expert to be a whole number >= 0 and < 4, got .*4"),
-        ("0,0,0,0,0,3,", "0,0,0,0,0,x,", "line 6: expected expert .* got 'x'"),
-        ("0,0,0,0,1,1,", "0,0,0,0,2,1,", r"line 7: expected slot to be a whole number >= 0 and < 2"),
-        ("0,0,1,0,1,2,", "0,0,1,2,1,2,", "line 9: expected layer"),
-        ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,nan", "line 14: expected weight to be a number >= 0"),
-        ("0,1,2,1,1,2,0.2,1,0\n", "0,1,2,1,1,2", "line 17: expected weight"),
-        ("0,1,2,0,0,3,0.8,1", "0,1,2,0,0,3,0.8,2", "line 14: expected residency to be a whole number >= 0 and < 2,"),
-        ("0,1,2,0,0,3,", "0,2,2,0,0,3,", "line 14: expected phase to be a whole number >= 0 and < 2,"),
-        ("0,1,2,0,0,3,", "0,1,2,-1,0,3,", "line 14: expected layer to be a whole number >= 0 and < 2,"),
-        ("0.8,1,0\n", "0.8,1,9007199254740992\n", "expected expert_bytes to be .* < 9007199254740992, got"),
-        ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,65504", "line 14: expected weight to be a number >= 0 and < 65504, got 65504"),
-        ("0,0,0,1,0,0,0.5,0,200\n", "", "expected a row for turn 0 step 0 layer 1 slot 0, found none; the log was cut"),
-        ("0,1,2,1,0,1,0.8,1,0\n0,1,2,1,1,2,0.2,1,0\n", "", "expected a row for turn 0 step 2 layer 1 slot 0, found"),
-        ("0,1,2,0,0,3,", "0,0,2,0,0,3,", "line 15: expected one phase for all rows of a step"),
-        ("0,1,2,0,1,0,", "0,1,2,0,0,0,", "line 15: expected one row for a step, layer and slot"),
-        ("0,1,2,0,1,0,0.2,0,100\n", "", "expected a row for turn 0 step 2 layer 0 slot 1, found none"),
-        ("0,1,2,0,1,0,0.2,0,100\n", "0,1,2,0,1,0,0.2,0,100,5\n", "Expected 9 fields in line 15, saw 10"),
-        ("n_expert=4", "n_expert=40000", "experts: expected a whole number from 1 to 32768, got 40000"),
-        ("n_expert_used=2", "n_expert_used=5", "top_k 5 exceeds the 4 experts"),
-        ("n_expert=4", f"n_expert={'4' * 5000}", "line 1: expected '# route_trace v1' and a '# model="),
-        ("n_layer=2", "n_layer=0", "line 1: expected '# route_trace v1' and a '# model="),
-        ("expert_bytes=100", "expert_bytes=0", r"expert_bytes\[0\]: expected a whole number from 1"),
-        ("model=/tmp/Toy", "model=/tmp/\x1b[31mToy", "name: expected text of at most 300 printable characters"),
-        ("0,1,2,0,0,3,", "4294967296,1,2,0,0,3,", "line 14: expected turn to be a whole number >= 0 and < 2147483648"),
-        ("0,1,2,0,0,3,", "0,1,1e300,0,0,3,", "line 14: expected step to be a whole number >= 0 and < 2147483648"),
-        ("0,1,2,0,0,3,", f"0,1,{'9' * 400},0,0,3,", "line 14: expected step to be a whole number"),
-        ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,70000", "line 14: expected weight to be a number >= 0 and < 65504"),
-        ("0,1,2,0,1,0,0.2", "0,1,2,0,1,3,0.2", "topk_ids row 2 layer 0: expected distinct expert ids"),
-        ("0,1,2,0,1,0,0.2", "0,1,2,0,1,0,0.9", "topk_weights row 2 layer 0: expected weights in descending order"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("# route_trace v1", "# route_trace v2", "line 1: expected '# route_trace v1'"),
+    ("# layer=1 expert", "# layer=2 expert", "line 4: expected '# layer=1 expert_bytes"),
+    ("slot,expert", "slot,experts", "line 5: expected the columns turn,phase"),
+    ("0,0,0,0,0,3,", "0,0,0,0,0,4,", r"line 6: expected expert to be a whole number >= 0 and < 4, got .*4"),
+    ("0,0,0,0,0,3,", "0,0,0,0,0,x,", "line 6: expected expert .* got 'x'"),
+    ("0,0,0,0,1,1,", "0,0,0,0,2,1,", r"line 7: expected slot to be a whole number >= 0 and < 2"),
+    ("0,0,1,0,1,2,", "0,0,1,2,1,2,", "line 9: expected layer"),
+    ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,nan", "line 14: expected weight to be a number >= 0"),
+    ("0,1,2,1,1,2,0.2,1,0\n", "0,1,2,1,1,2", "line 17: expected weight"),
+    ("0,1,2,0,0,3,0.8,1", "0,1,2,0,0,3,0.8,2", "line 14: expected residency to be a whole number >= 0 and < 2,"),
+    ("0,1,2,0,0,3,", "0,2,2,0,0,3,", "line 14: expected phase to be a whole number >= 0 and < 2,"),
+    ("0,1,2,0,0,3,", "0,1,2,-1,0,3,", "line 14: expected layer to be a whole number >= 0 and < 2,"),
+    ("0.8,1,0\n", "0.8,1,9007199254740992\n", "expected expert_bytes to be .* < 9007199254740992, got"),
+    ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,65504", "line 14: expected weight to be a number >= 0 and < 65504, got 65504"),
+    ("0,0,0,1,0,0,0.5,0,200\n", "", "expected a row for turn 0 step 0 layer 1 slot 0, found none; the log was cut"),
+    ("0,1,2,1,0,1,0.8,1,0\n0,1,2,1,1,2,0.2,1,0\n", "", "expected a row for turn 0 step 2 layer 1 slot 0, found"),
+    ("0,1,2,0,0,3,", "0,0,2,0,0,3,", "line 15: expected one phase for all rows of a step"),
+    ("0,1,2,0,1,0,", "0,1,2,0,0,0,", "line 15: expected one row for a step, layer and slot"),
+    ("0,1,2,0,1,0,0.2,0,100\n", "", "expected a row for turn 0 step 2 layer 0 slot 1, found none"),
+    ("0,1,2,0,1,0,0.2,0,100\n", "0,1,2,0,1,0,0.2,0,100,5\n", "Expected 9 fields in line 15, saw 10"),
+    ("n_expert=4", "n_expert=40000", "experts: expected a whole number from 1 to 32768, got 40000"),
+    ("n_expert_used=2", "n_expert_used=5", "top_k 5 exceeds the 4 experts"),
+    ("n_expert=4", f"n_expert={'4' * 5000}", "line 1: expected '# route_trace v1' and a '# model="),
+    ("n_layer=2", "n_layer=0", "line 1: expected '# route_trace v1' and a '# model="),
+    ("expert_bytes=100", "expert_bytes=0", r"expert_bytes\[0\]: expected a whole number from 1"),
+    ("model=/tmp/Toy", "model=/tmp/\x1b[31mToy", "name: expected text of at most 300 printable characters"),
+    ("0,1,2,0,0,3,", "4294967296,1,2,0,0,3,", "line 14: expected turn to be a whole number >= 0 and < 2147483648"),
+    ("0,1,2,0,0,3,", "0,1,1e300,0,0,3,", "line 14: expected step to be a whole number >= 0 and < 2147483648"),
+    ("0,1,2,0,0,3,", f"0,1,{'9' * 400},0,0,3,", "line 14: expected step to be a whole number"),
+    ("0,1,2,0,0,3,0.8", "0,1,2,0,0,3,70000", "line 14: expected weight to be a number >= 0 and < 65504"),
+    ("0,1,2,0,1,0,0.2", "0,1,2,0,1,3,0.2", "topk_ids row 2 layer 0: expected distinct expert ids"),
+    ("0,1,2,0,1,0,0.2", "0,1,2,0,1,0,0.9", "topk_weights row 2 layer 0: expected weights in descending order"),
+])
 def test_a_log_with_one_thing_wrong_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = HEADER + PROMPT + DECODE
     assert old in text

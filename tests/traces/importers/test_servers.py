@@ -75,31 +75,28 @@ def test_the_model_must_be_named_and_be_the_recorded_one(tmp_path: Path) -> None
         import_trace(tmp_path / "a.json", model="mini-moe:3")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"choices": [{"routed_experts": None}]},
-            "expected routed_experts in each of its choices, .* started with --enable-return-routed-experts",
-        ),
-        ({"prompt_routed_experts": 1}, r"lists \[tokens\]\[layers\]\[top_k\] of ids, got 1"),
-        ({"prompt_routed_experts": None}, "expected prompt_routed_experts, found none; save the whole answer"),
-        ({"choices": 7}, r"expected choices \(list\), got 7"),
-        ({"choices": [{"routed_experts": "%%%"}]}, "expected routed_experts in base64"),
-        ({"choices": [{"routed_experts": "aGVsbG8="}]}, "expected a whole array of integers"),
-        ({"choices": [{"routed_experts": [[[1, 2], [3]]]}]}, r"lists \[tokens\]\[layers\]\[top_k\] of ids"),
-        ({"choices": [{"routed_experts": [[[0.5, 2], [3, 1]]]}]}, r"lists \[tokens\]\[layers\]\[top_k\] of ids"),
-        ({"choices": [{"routed_experts": [[[1, 16], [3, 1]]]}]}, "expected expert ids in 0..15, got 16 for token 3"),
-        ({"choices": [{"routed_experts": [[[1, 1], [3, 1]]]}]}, "expected distinct expert ids"),
-        ({"choices": [{"routed_experts": [[[-1, -1], [-1, -1]]]}]}, "its prefix cache"),
-        ({"choices": []}, r"the same layers and ids per token in all texts, \[tokens, layers, k\], found \[\]"),
-        ({"choices": [{"routed_experts": []}], "prompt_routed_experts": []}, "expected arrays .*, got \\[0, 0, 0\\], "),
-        ({"choices": [{"routed_experts": [[[1]]]}]}, r"expected arrays .*, got \[3, 2, 2\], \[1, 1, 1\]"),
-        ({"choices": [LISTS["choices"][0], 7]}, "expected routed_experts in each of its choices, found none; save the"),
-        (encoded(IDS[0]), r"expected arrays \[tokens, layers, top_k\], got \[2, 2\]"),
-        ({**encoded(IDS), "usage": None}, r"expected usage \(dict\), got None; save the whole answer"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (
+        {"choices": [{"routed_experts": None}]},
+        "expected routed_experts in each of its choices, .* started with --enable-return-routed-experts",
+    ),
+    ({"prompt_routed_experts": 1}, r"lists \[tokens\]\[layers\]\[top_k\] of ids, got 1"),
+    ({"prompt_routed_experts": None}, "expected prompt_routed_experts, found none; save the whole answer"),
+    ({"choices": 7}, r"expected choices \(list\), got 7"),
+    ({"choices": [{"routed_experts": "%%%"}]}, "expected routed_experts in base64"),
+    ({"choices": [{"routed_experts": "aGVsbG8="}]}, "expected a whole array of integers"),
+    ({"choices": [{"routed_experts": [[[1, 2], [3]]]}]}, r"lists \[tokens\]\[layers\]\[top_k\] of ids"),
+    ({"choices": [{"routed_experts": [[[0.5, 2], [3, 1]]]}]}, r"lists \[tokens\]\[layers\]\[top_k\] of ids"),
+    ({"choices": [{"routed_experts": [[[1, 16], [3, 1]]]}]}, "expected expert ids in 0..15, got 16 for token 3"),
+    ({"choices": [{"routed_experts": [[[1, 1], [3, 1]]]}]}, "expected distinct expert ids"),
+    ({"choices": [{"routed_experts": [[[-1, -1], [-1, -1]]]}]}, "its prefix cache"),
+    ({"choices": []}, r"the same layers and ids per token in all texts, \[tokens, layers, k\], found \[\]"),
+    ({"choices": [{"routed_experts": []}], "prompt_routed_experts": []}, "expected arrays .*, got \\[0, 0, 0\\], "),
+    ({"choices": [{"routed_experts": [[[1]]]}]}, r"expected arrays .*, got \[3, 2, 2\], \[1, 1, 1\]"),
+    ({"choices": [LISTS["choices"][0], 7]}, "expected routed_experts in each of its choices, found none; save the"),
+    (encoded(IDS[0]), r"expected arrays \[tokens, layers, top_k\], got \[2, 2\]"),
+    ({**encoded(IDS), "usage": None}, r"expected usage \(dict\), got None; save the whole answer"),
+])
 def test_answers_without_whole_routing_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     (tmp_path / "a.json").write_text(json.dumps({**LISTS, **change}))
     with pytest.raises(TraceError, match=message):
@@ -193,19 +190,16 @@ def test_dense_layers_are_left_out(tmp_path: Path, nothing: int) -> None:
     assert import_trace(tmp_path / "a.json", model="deepseek-v2-lite:2").topk_ids.tolist() == ids[:, 1:].tolist()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"routed_experts": None}, r"expected routed_experts \(str\), got None"),
-        ({"routed_experts": "AAAA"}, "expected the int32 ids of 5 tokens in 2 or 2 layers, 2 each, .* got 3 bytes"),
-        ({"completion_tokens": 10**30}, "not plain JSON: the whole number .* is beyond 64 bits"),
-        ({"completion_tokens": 2**62}, "expected the int32 ids of 4,611,686,018,427,387,906 tokens"),
-        ({"completion_tokens": -2}, "expected the int32 ids of 0 tokens"),
-        ({"prompt_tokens": 7, "completion_tokens": -1}, "expected the int32 ids of 5 tokens"),
-        ({"prompt_tokens": 0, "completion_tokens": 6}, "expected the int32 ids of 5 tokens in 2 or 2 layers, 2 each"),
-        ({"prompt_tokens": True}, r"expected prompt_tokens \(int\), got True"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"routed_experts": None}, r"expected routed_experts \(str\), got None"),
+    ({"routed_experts": "AAAA"}, "expected the int32 ids of 5 tokens in 2 or 2 layers, 2 each, .* got 3 bytes"),
+    ({"completion_tokens": 10**30}, "not plain JSON: the whole number .* is beyond 64 bits"),
+    ({"completion_tokens": 2**62}, "expected the int32 ids of 4,611,686,018,427,387,906 tokens"),
+    ({"completion_tokens": -2}, "expected the int32 ids of 0 tokens"),
+    ({"prompt_tokens": 7, "completion_tokens": -1}, "expected the int32 ids of 5 tokens"),
+    ({"prompt_tokens": 0, "completion_tokens": 6}, "expected the int32 ids of 5 tokens in 2 or 2 layers, 2 each"),
+    ({"prompt_tokens": True}, r"expected prompt_tokens \(int\), got True"),
+])
 def test_answers_of_another_size_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     (tmp_path / "a.json").write_text(json.dumps(answer(IDS, **change)))
     with pytest.raises(TraceError, match=message):
@@ -264,23 +258,20 @@ def test_a_dump_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> 
     assert all((ours.tensors()[name] == theirs.tensors()[name]).all() for name in ours.tensors())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"positions": [0, 1, 2, 0, 2]}, r"got position 2 after 0 \(token 4\); record with --max-running-requests 1"),
-        ({"modes": [1, 1, 3, 1, 2]}, r"expected forward modes 1 .* found \[3\]"),
-        ({"modes": [1]}, "expected a position and a mode for each of 5 tokens"),
-        ({"physical_to_logical": PLACES[:, :4]}, r"expected places 0..3, or -1, in 2 layers"),
-        ({"physical_to_logical": PLACES[:1]}, "in 1 layers, as physical_to_logical has, found -1 to"),
-        ({"physical_to_logical": PLACES + 1}, "expected expert ids in 0..15, got 16"),
-        ({"physical_to_logical": PLACES[:, :0]}, "expected places 0..-1, or -1, in 2 layers"),
-        ({"physical_to_logical": PLACES[:, : IDS.max()]}, f"as physical_to_logical has, found -1 to {IDS.max()} in 2;"),
-        ({"topk_ids": np.minimum(IDS, -2)}, "as physical_to_logical has, found -2 to"),
-        ({"positions": [0]}, "expected a position and a mode for each of 5 tokens"),
-        ({"topk_ids": IDS[:0]}, "expected arrays with axes"),
-        ({"logical_count": IDS}, "expected arrays with axes"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"positions": [0, 1, 2, 0, 2]}, r"got position 2 after 0 \(token 4\); record with --max-running-requests 1"),
+    ({"modes": [1, 1, 3, 1, 2]}, r"expected forward modes 1 .* found \[3\]"),
+    ({"modes": [1]}, "expected a position and a mode for each of 5 tokens"),
+    ({"physical_to_logical": PLACES[:, :4]}, r"expected places 0..3, or -1, in 2 layers"),
+    ({"physical_to_logical": PLACES[:1]}, "in 1 layers, as physical_to_logical has, found -1 to"),
+    ({"physical_to_logical": PLACES + 1}, "expected expert ids in 0..15, got 16"),
+    ({"physical_to_logical": PLACES[:, :0]}, "expected places 0..-1, or -1, in 2 layers"),
+    ({"physical_to_logical": PLACES[:, : IDS.max()]}, f"as physical_to_logical has, found -1 to {IDS.max()} in 2;"),
+    ({"topk_ids": np.minimum(IDS, -2)}, "as physical_to_logical has, found -2 to"),
+    ({"positions": [0]}, "expected a position and a mode for each of 5 tokens"),
+    ({"topk_ids": IDS[:0]}, "expected arrays with axes"),
+    ({"logical_count": IDS}, "expected arrays with axes"),
+])
 def test_a_dump_with_one_thing_wrong_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     np.savez(tmp_path / "a.npz", **converted(**change))
     with pytest.raises(TraceError, match=message):
@@ -342,27 +333,24 @@ def test_the_first_version_without_blocks_is_read_and_multi_token_prediction_is_
     assert import_trace(write_records(tmp_path, lines + prediction), model=MODEL).topk_ids.tolist() == TOKENS[:3]
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (records([0, 1, 2], [3, 4], [5]), "one request at a time, .* found steps of 3 and 2 in a row"),
-        (records([0], [1, 2, 3], [4, 5]), "one request at a time, .* found steps of 3 and 2 in a row"),
-        (records([0, 1], num_tokens=0, top_indices=[]), "line 1: expected top_indices to be 0 lists of 2 expert ids"),
-        (records([0, 1], topk=0, top_indices=[[], []]), "line 1: expected top_indices to be 2 lists of 0 expert ids"),
-        (
-            [records([0, 1])[0], records([0])[1]],
-            r"in the layers \[1, 3\], found layers \[1, 3\], tokens and ids per token \[\(1, 2\), \(2, 2\)\]",
-        ),
-        (records([0, 1], [2])[:3], r"line 3: expected step 1 to have the same tokens in the layers \[1, 3\], found"),
-        (records([0, 1], num_tokens=3), "line 1: expected top_indices to be 3 lists of 2 expert ids"),
-        (records([0, 1], topk=3), "line 1: expected top_indices to be 2 lists of 3 expert ids"),
-        (records([0, 1], top_indices=[[0, 1], [2, True]]), "line 1: expected top_indices"),
-        (records([0, 1], top_indices=[[0, 1], [2, 2]]), "expected distinct expert ids"),
-        (records([0, 1], step=None), r"line 1: expected step \(int\), got None"),
-        (records([0, 1], block="mtp"), "expected records of decoder layers, found none"),
-        ([{"num_tokens": 1}], r"line 1: expected step \(int\)"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    (records([0, 1, 2], [3, 4], [5]), "one request at a time, .* found steps of 3 and 2 in a row"),
+    (records([0], [1, 2, 3], [4, 5]), "one request at a time, .* found steps of 3 and 2 in a row"),
+    (records([0, 1], num_tokens=0, top_indices=[]), "line 1: expected top_indices to be 0 lists of 2 expert ids"),
+    (records([0, 1], topk=0, top_indices=[[], []]), "line 1: expected top_indices to be 2 lists of 0 expert ids"),
+    (
+        [records([0, 1])[0], records([0])[1]],
+        r"in the layers \[1, 3\], found layers \[1, 3\], tokens and ids per token \[\(1, 2\), \(2, 2\)\]",
+    ),
+    (records([0, 1], [2])[:3], r"line 3: expected step 1 to have the same tokens in the layers \[1, 3\], found"),
+    (records([0, 1], num_tokens=3), "line 1: expected top_indices to be 3 lists of 2 expert ids"),
+    (records([0, 1], topk=3), "line 1: expected top_indices to be 2 lists of 3 expert ids"),
+    (records([0, 1], top_indices=[[0, 1], [2, True]]), "line 1: expected top_indices"),
+    (records([0, 1], top_indices=[[0, 1], [2, 2]]), "expected distinct expert ids"),
+    (records([0, 1], step=None), r"line 1: expected step \(int\), got None"),
+    (records([0, 1], block="mtp"), "expected records of decoder layers, found none"),
+    ([{"num_tokens": 1}], r"line 1: expected step \(int\)"),
+])
 def test_a_trace_that_cannot_be_understood_is_refused(tmp_path: Path, lines: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         import_trace(write_records(tmp_path, lines), model=MODEL)

@@ -51,15 +51,12 @@ def cache_of(config: transformers.PreTrainedConfig, tokens: int) -> float:
 
 
 @pytest.mark.parametrize("tokens", [100, 32_768, 131_072])
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("gpt-oss-20b", transformers.GptOssConfig(num_hidden_layers=24)),
-        ("gpt-oss-120b", transformers.GptOssConfig()),
-        ("llama-4-scout", transformers.Llama4TextConfig()),
-        ("llama-4-maverick", transformers.Llama4TextConfig(num_local_experts=128, interleave_moe_layer_step=2)),
-    ],
-)
+@pytest.mark.parametrize(("name", "config"), [
+    ("gpt-oss-20b", transformers.GptOssConfig(num_hidden_layers=24)),
+    ("gpt-oss-120b", transformers.GptOssConfig()),
+    ("llama-4-scout", transformers.Llama4TextConfig()),
+    ("llama-4-maverick", transformers.Llama4TextConfig(num_local_experts=128, interleave_moe_layer_step=2)),
+])
 def test_caches_of_windows_and_chunks(name: str, config: transformers.PreTrainedConfig, tokens: int) -> None:
     assert load_model(name).cache_bytes(tokens) == cache_of(config, tokens)
 
@@ -72,15 +69,12 @@ def test_the_cache_of_gemma_4(tokens: int, gigabytes: float) -> None:
     assert size / 1e9 == pytest.approx(gigabytes, abs=0.001)
 
 
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("qwen3-next-80b-a3b", transformers.Qwen3NextConfig()),
-        ("qwen3.5-35b-a3b", transformers.Qwen3_5MoeTextConfig()),
-        ("qwen3.5-122b-a10b", transformers.Qwen3_5MoeTextConfig(num_hidden_layers=48, linear_num_value_heads=64)),
-        ("qwen3.5-397b-a17b", transformers.Qwen3_5MoeTextConfig(num_hidden_layers=60, linear_num_value_heads=64)),
-    ],
-)
+@pytest.mark.parametrize(("name", "config"), [
+    ("qwen3-next-80b-a3b", transformers.Qwen3NextConfig()),
+    ("qwen3.5-35b-a3b", transformers.Qwen3_5MoeTextConfig()),
+    ("qwen3.5-122b-a10b", transformers.Qwen3_5MoeTextConfig(num_hidden_layers=48, linear_num_value_heads=64)),
+    ("qwen3.5-397b-a17b", transformers.Qwen3_5MoeTextConfig(num_hidden_layers=60, linear_num_value_heads=64)),
+])
 def test_linear_attention_keeps_a_state(name: str, config: transformers.PreTrainedConfig) -> None:
     """Three of four layers: a matrix a head and the convolution's last rows, in 32 bits."""
     keys = config.linear_num_key_heads * config.linear_key_head_dim
@@ -134,15 +128,12 @@ def shape(kinds: tuple[Attention, ...] | None, layers: tuple[int, ...] | None) -
     return ModelShape("toy", 2, 1, 4, 2, 8, 8, attention=kinds, attention_layers=layers)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "layers", "words"),
-    [
-        ((FULL,), (0, 0), "an entry for each of the 3 layers"),
-        ((FULL,), None, "an entry for each of the 3 layers"),
-        (None, (0, 0, 0), "none where it does not"),
-        ((FULL,), (0, 1, 0), "numbers of the 1 kinds"),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "layers", "words"), [
+    ((FULL,), (0, 0), "an entry for each of the 3 layers"),
+    ((FULL,), None, "an entry for each of the 3 layers"),
+    (None, (0, 0, 0), "none where it does not"),
+    ((FULL,), (0, 1, 0), "numbers of the 1 kinds"),
+])
 def test_kinds_that_do_not_match_the_layers_are_refused(
     kinds: tuple[Attention, ...] | None, layers: tuple[int, ...] | None, words: str
 ) -> None:

@@ -58,14 +58,11 @@ def test_widths_of_attention_fit_its_weights(name: str) -> None:
     assert shape.attention_params == 2 * shape.hidden * (shape.heads + shape.kv_heads) * shape.head_dim
 
 
-@pytest.mark.parametrize(
-    ("name", "megabytes"),
-    [
-        ("mixtral-8x7b", 3 * 4096 * 14336 * 2 / 1e6),
-        ("qwen2-57b-a14b", 3 * 3584 * 2560 * 2 / 1e6),
-        ("gpt-oss-20b", 3 * 2880 * 2880 * 4.25 / 8 / 1e6),
-    ],
-)
+@pytest.mark.parametrize(("name", "megabytes"), [
+    ("mixtral-8x7b", 3 * 4096 * 14336 * 2 / 1e6),
+    ("qwen2-57b-a14b", 3 * 3584 * 2560 * 2 / 1e6),
+    ("gpt-oss-20b", 3 * 2880 * 2880 * 4.25 / 8 / 1e6),
+])
 def test_an_expert_has_the_bytes_of_its_three_matrices(name: str, megabytes: float) -> None:
     assert load_model(name).expert_bytes_by_layer[0] / 1e6 == pytest.approx(megabytes)
 

@@ -227,48 +227,42 @@ def refused(content: bytes, folder: Path, weights: int = 0) -> str:
     return str(caught.value).removeprefix(f"{file}: ")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "expected a GGUF file, this is empty"),
-        (b"GGML" + GOOD[4:], "expected a GGUF file of version 2 or 3"),
-        (b"GGUF" + (1).to_bytes(4, "little") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
-        (b"GGUF" + (3).to_bytes(4, "big") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
-        (GOOD[:7], "the file ends within its header"),
-        (GOOD[:100], "the file ends within its header"),
-        (GOOD[:-1], "the file ends within its header"),
-        (GOOD[:8] + HUGE + GOOD[16:], "expected at most 200,000 tensors"),
-        (GOOD[:16] + HUGE + GOOD[24:], "expected at most 10,000 keys"),
-        (GOOD[:24] + HUGE + GOOD[32:], "expected a key of at most 1,048,576 bytes"),
-        (gguf_bytes({}, [("a", (1,), 99)]), "tensor 'a' has type 99, whose size is not known"),
-        (gguf_bytes({}, [("a", (0, 5), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
-        (gguf_bytes({}, [("a", (2**40, 2**40), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
-        (gguf_bytes({}, [("a", (1,) * 5, 0)]), "tensor 'a': expected 1 to 4 dimensions, got 5"),
-        (gguf_bytes({}, [("a", (100,), Q4_K)]), "tensor 'a': expected rows of whole blocks of 256 weights, as Q4_K"),
-        (gguf_bytes({}, [("a", (8,), 0)]), "the file ends at byte 57, within its weights, which take 96; copy or down"),
-        (gguf_bytes({}, []), "expected a family with experts that is read, one of those in gguf_families.yaml, this"),
-        (gguf_bytes({"general.alignment": 24}, []), "general.alignment: expected a power of two up to 1,048,576, got"),
-        (gguf_bytes({"a": 1, "b": 2}, []).replace(b"b", b"a"), "expected every key once, 'a' is there twice"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    (b"", "expected a GGUF file, this is empty"),
+    (b"GGML" + GOOD[4:], "expected a GGUF file of version 2 or 3"),
+    (b"GGUF" + (1).to_bytes(4, "little") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
+    (b"GGUF" + (3).to_bytes(4, "big") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
+    (GOOD[:7], "the file ends within its header"),
+    (GOOD[:100], "the file ends within its header"),
+    (GOOD[:-1], "the file ends within its header"),
+    (GOOD[:8] + HUGE + GOOD[16:], "expected at most 200,000 tensors"),
+    (GOOD[:16] + HUGE + GOOD[24:], "expected at most 10,000 keys"),
+    (GOOD[:24] + HUGE + GOOD[32:], "expected a key of at most 1,048,576 bytes"),
+    (gguf_bytes({}, [("a", (1,), 99)]), "tensor 'a' has type 99, whose size is not known"),
+    (gguf_bytes({}, [("a", (0, 5), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
+    (gguf_bytes({}, [("a", (2**40, 2**40), 0)]), "tensor 'a': expected 1 to 35,184,372,088,832 elements"),
+    (gguf_bytes({}, [("a", (1,) * 5, 0)]), "tensor 'a': expected 1 to 4 dimensions, got 5"),
+    (gguf_bytes({}, [("a", (100,), Q4_K)]), "tensor 'a': expected rows of whole blocks of 256 weights, as Q4_K"),
+    (gguf_bytes({}, [("a", (8,), 0)]), "the file ends at byte 57, within its weights, which take 96; copy or down"),
+    (gguf_bytes({}, []), "expected a family with experts that is read, one of those in gguf_families.yaml, this"),
+    (gguf_bytes({"general.alignment": 24}, []), "general.alignment: expected a power of two up to 1,048,576, got"),
+    (gguf_bytes({"a": 1, "b": 2}, []).replace(b"b", b"a"), "expected every key once, 'a' is there twice"),
+])
 def test_what_is_no_gguf_file_is_refused_in_a_sentence(content: bytes, words: str, tmp_path: Path) -> None:
     assert refused(content, tmp_path).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"expert_count": 0}, "expected a model with experts, this one, 'qwen3moe', has none"),
-        ({"block_count": None}, "expected a whole number from 0 at the key 'qwen3moe.block_count', got 'None'"),
-        ({"block_count": 3}, "expected attention in layer 2, or before its experts; there is none"),
-        ({"block_count": 4_000_000_000}, "expected a whole number from 0 at the key 'qwen3moe.block_count'"),
-        ({"block_count": 5000}, "block_count: expected 1 to 1000 layers, got 5,000"),
-        ({"block_count": "48"}, "expected a whole number from 0 at the key 'qwen3moe.block_count', got '48'"),
-        ({"embedding_length": 0}, "expected a whole number from 1 at the key 'qwen3moe.embedding_length', got 0"),
-        ({"attention.head_count": "32"}, "expected a whole number from 0 at the key 'qwen3moe.attention.head_count'"),
-        ({"attention.head_count": [32]}, "expected a whole number from 0 at the key 'qwen3moe.attention.head_count'"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "words"), [
+    ({"expert_count": 0}, "expected a model with experts, this one, 'qwen3moe', has none"),
+    ({"block_count": None}, "expected a whole number from 0 at the key 'qwen3moe.block_count', got 'None'"),
+    ({"block_count": 3}, "expected attention in layer 2, or before its experts; there is none"),
+    ({"block_count": 4_000_000_000}, "expected a whole number from 0 at the key 'qwen3moe.block_count'"),
+    ({"block_count": 5000}, "block_count: expected 1 to 1000 layers, got 5,000"),
+    ({"block_count": "48"}, "expected a whole number from 0 at the key 'qwen3moe.block_count', got '48'"),
+    ({"embedding_length": 0}, "expected a whole number from 1 at the key 'qwen3moe.embedding_length', got 0"),
+    ({"attention.head_count": "32"}, "expected a whole number from 0 at the key 'qwen3moe.attention.head_count'"),
+    ({"attention.head_count": [32]}, "expected a whole number from 0 at the key 'qwen3moe.attention.head_count'"),
+])
 def test_metadata_that_is_missing_or_wrong_is_named(changed: dict[str, object], words: str, tmp_path: Path) -> None:
     metadata, tensors = qwen3moe(2)
     wrong = {f"qwen3moe.{key}": each for key, each in changed.items()}

@@ -28,13 +28,10 @@ def test_keys_begin_with_the_architecture() -> None:
     assert GgufKeys({}, "a.gguf").architecture == ""
 
 
-@pytest.mark.parametrize(
-    ("value", "layer", "default", "least", "expected"),
-    [
-        (8, 0, None, 0, 8), (8, 5, None, 8, 8), ((4, 6), 0, None, 0, 4), ((4, 6), 1, None, 0, 6), (0, 0, 3, 0, 0),
-        (10**9, 0, None, 0, 10**9),
-    ],
-)
+@pytest.mark.parametrize(("value", "layer", "default", "least", "expected"), [
+    (8, 0, None, 0, 8), (8, 5, None, 8, 8), ((4, 6), 0, None, 0, 4), ((4, 6), 1, None, 0, 6), (0, 0, 3, 0, 0),
+    (10**9, 0, None, 0, 10**9),
+])
 def test_a_count_is_that_of_the_model_or_of_the_layer(
     value: object, layer: int, default: int | None, least: int, expected: int
 ) -> None:

@@ -102,21 +102,18 @@ def made(**changed: object) -> ModelShape:
     return shape_of_config({**QWEN, "use_sliding_window": True, **changed}, "mine", "mine/config.json")
 
 
-@pytest.mark.parametrize(
-    ("keys", "dense", "sparse"),
-    [
-        ({}, 0, 48),
-        ({"first_k_dense_replace": 3}, 3, 45),
-        ({"num_dense_layers": 2}, 2, 46),
-        ({"mlp_only_layers": [0, 5]}, 2, 46),
-        ({"decoder_sparse_step": 2}, 24, 24),
-        ({"mlp_layer_types": ["dense"] + ["sparse"] * 47}, 1, 47),
-        ({"moe_layers": [1, 2]}, 46, 2),
-        ({"mlp_only_layers": [*range(47)]}, 47, 1),
-        ({"moe_layer_freq": [0] + [1] * 47}, 1, 47),
-        ({"moe_layer_start_index": 1, "moe_layer_end_index": 46, "moe_layer_interval": 1}, 2, 46),
-    ],
-)
+@pytest.mark.parametrize(("keys", "dense", "sparse"), [
+    ({}, 0, 48),
+    ({"first_k_dense_replace": 3}, 3, 45),
+    ({"num_dense_layers": 2}, 2, 46),
+    ({"mlp_only_layers": [0, 5]}, 2, 46),
+    ({"decoder_sparse_step": 2}, 24, 24),
+    ({"mlp_layer_types": ["dense"] + ["sparse"] * 47}, 1, 47),
+    ({"moe_layers": [1, 2]}, 46, 2),
+    ({"mlp_only_layers": [*range(47)]}, 47, 1),
+    ({"moe_layer_freq": [0] + [1] * 47}, 1, 47),
+    ({"moe_layer_start_index": 1, "moe_layer_end_index": 46, "moe_layer_interval": 1}, 2, 46),
+])
 def test_layers_without_experts(keys: dict[str, object], dense: int, sparse: int) -> None:
     shape = made(**keys)
     assert (shape.dense_layers, shape.moe_layers, shape.dense_width) == (dense, sparse, 6144 if dense else 0)
@@ -126,43 +123,37 @@ def reaches(shape: ModelShape) -> list[tuple[str, int]]:
     return [(kind.reach, layers) for kind, layers in shape.attention_counts]
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"sliding_window": 4096}, [("window", 48)]),
-        ({"sliding_window": 4096, "use_sliding_window": False}, [("full", 48)]),
-        ({"sliding_window": 40960, "max_position_embeddings": 40960}, [("full", 48)]),
-        ({"sliding_window": 512, "sliding_window_pattern": 6}, [("window", 40), ("full", 8)]),
-        ({"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0] * 12}, [("chunk", 36), ("full", 12)]),
-    ],
-)
+@pytest.mark.parametrize(("keys", "expected"), [
+    ({"sliding_window": 4096}, [("window", 48)]),
+    ({"sliding_window": 4096, "use_sliding_window": False}, [("full", 48)]),
+    ({"sliding_window": 40960, "max_position_embeddings": 40960}, [("full", 48)]),
+    ({"sliding_window": 512, "sliding_window_pattern": 6}, [("window", 40), ("full", 8)]),
+    ({"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0] * 12}, [("chunk", 36), ("full", 12)]),
+])
 def test_windows_and_chunks(keys: dict[str, object], expected: list[tuple[str, int]]) -> None:
     assert reaches(made(**keys)) == expected
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"num_local_experts": None}, r"expected the key num_experts or .*; this is no configuration"),
-        ({"hidden_size": None}, "expected the key hidden_size"),
-        ({"hidden_size": -1}, "hidden_size: expected a whole number of at least 1, got -1"),
-        ({"hidden_size": 2048.5}, "hidden_size: expected a whole number"),
-        ({"num_hidden_layers": 10**8}, "num_hidden_layers: expected at most 1000, got 100,000,000"),
-        ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number"),
-        ({"moe_intermediate_size": [768, 512]}, "moe_intermediate_size: expected a whole number"),
-        ({"layer_types": ["full_attention"]}, "layer_types: expected a text for each of 48 layers"),
-        ({"layer_types": ["retention"] * 48}, "layer_types: the attention 'retention' is not known"),
-        ({"mlp_only_layers": list(range(48))}, "expected a layer with experts"),
-        ({"mlp_only_layers": "all"}, "mlp_only_layers: expected a list of whole numbers"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false"),
-        ({"num_experts_per_tok": 500}, "top_k 500 exceeds the 128 experts"),
-        ({"num_local_experts": 2**40}, "num_local_experts: expected a whole number"),
-        ({"hybrid_override_pattern": "EM"}, "expected attention before each block of experts"),
-        ({"hybrid_override_pattern": "XE"}, "the attention 'X' is not known"),
-        ({"hybrid_override_pattern": "**"}, r"config\.json: expected a block of experts, got"),
-        ({"hybrid_override_pattern": "M-ME"}, "none of type mlp"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "words"), [
+    ({"num_local_experts": None}, r"expected the key num_experts or .*; this is no configuration"),
+    ({"hidden_size": None}, "expected the key hidden_size"),
+    ({"hidden_size": -1}, "hidden_size: expected a whole number of at least 1, got -1"),
+    ({"hidden_size": 2048.5}, "hidden_size: expected a whole number"),
+    ({"num_hidden_layers": 10**8}, "num_hidden_layers: expected at most 1000, got 100,000,000"),
+    ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number"),
+    ({"moe_intermediate_size": [768, 512]}, "moe_intermediate_size: expected a whole number"),
+    ({"layer_types": ["full_attention"]}, "layer_types: expected a text for each of 48 layers"),
+    ({"layer_types": ["retention"] * 48}, "layer_types: the attention 'retention' is not known"),
+    ({"mlp_only_layers": list(range(48))}, "expected a layer with experts"),
+    ({"mlp_only_layers": "all"}, "mlp_only_layers: expected a list of whole numbers"),
+    ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false"),
+    ({"num_experts_per_tok": 500}, "top_k 500 exceeds the 128 experts"),
+    ({"num_local_experts": 2**40}, "num_local_experts: expected a whole number"),
+    ({"hybrid_override_pattern": "EM"}, "expected attention before each block of experts"),
+    ({"hybrid_override_pattern": "XE"}, "the attention 'X' is not known"),
+    ({"hybrid_override_pattern": "**"}, r"config\.json: expected a block of experts, got"),
+    ({"hybrid_override_pattern": "M-ME"}, "none of type mlp"),
+])
 def test_what_is_missing_or_wrong_is_named(keys: dict[str, object], words: str) -> None:
     with pytest.raises(ShapeError, match=words):
         made(**keys)
@@ -189,16 +180,13 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
         assert load_model(str(file)).moe_layers == layers
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "not plain JSON"),
-        ("[1]", "expected a JSON object"),
-        ('{"hidden_size": 1, "hidden_size": 2}', "duplicate key 'hidden_size'"),
-        ("{" * 100_000, "not plain JSON"),
-        (" " * 2**23, "expected a config.json of at most"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    ("", "not plain JSON"),
+    ("[1]", "expected a JSON object"),
+    ('{"hidden_size": 1, "hidden_size": 2}', "duplicate key 'hidden_size'"),
+    ("{" * 100_000, "not plain JSON"),
+    (" " * 2**23, "expected a config.json of at most"),
+])
 def test_a_file_that_is_no_configuration(content: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(content)
@@ -215,12 +203,8 @@ def test_a_path_without_a_file(tmp_path: Path) -> None:
 
 PLAIN: dict[str, Any] = {"hidden_size": 1000, "num_attention_heads": 6}
 KIMI = 1000 * (3 * 55 + 5) + 4 * 3 * 55 + 2 * 11 * (1000 + 55) + 55 * 1000  # 5 heads of 11
-LATENT = {
-    "kv_lora_rank": 13, "qk_rope_head_dim": 3, "qk_nope_head_dim": 7, "v_head_dim": 9, "sliding_window": 17,
-}
-MAMBA = {
-    "mamba_num_heads": 5, "mamba_head_dim": 11, "ssm_state_size": 13, "conv_kernel": 3, "n_groups": 2,
-}
+LATENT = {"kv_lora_rank": 13, "qk_rope_head_dim": 3, "qk_nope_head_dim": 7, "v_head_dim": 9, "sliding_window": 17}
+MAMBA = {"mamba_num_heads": 5, "mamba_head_dim": 11, "ssm_state_size": 13, "conv_kernel": 3, "n_groups": 2}
 MAMBA_PARAMS = 1000 * (55 + (55 + 2 * 2 * 13) + 5) + 3 * (55 + 52) + 55 * 1000
 
 SIZES: list[tuple[str, dict[str, Any], Attention]] = [
@@ -319,45 +303,39 @@ def test_every_size_of_a_model() -> None:
     assert (found.name, found.sources) == ("mine", {"*": "config.json"})
 
 
-@pytest.mark.parametrize(
-    ("key", "others"),
-    [
-        ("num_experts", "n_routed_experts num_local_experts moe_num_experts"),
-        ("num_experts_per_tok", "num_experts_per_token moe_topk moe_k"),
-        ("num_shared_experts", "n_shared_experts num_shared_expert moe_num_shared_experts"),
-        ("first_k_dense_replace", "num_dense_layers moe_layer_start_index"),
-        ("intermediate_size", "intermediate_size_mlp"),
-        ("tie_word_embeddings", "tie_embedding"),
-        ("norm_topk_prob", "moe_renormalize"),
-        ("hidden_act", "mlp_hidden_act"),
-    ],
-)
+@pytest.mark.parametrize(("key", "others"), [
+    ("num_experts", "n_routed_experts num_local_experts moe_num_experts"),
+    ("num_experts_per_tok", "num_experts_per_token moe_topk moe_k"),
+    ("num_shared_experts", "n_shared_experts num_shared_expert moe_num_shared_experts"),
+    ("first_k_dense_replace", "num_dense_layers moe_layer_start_index"),
+    ("intermediate_size", "intermediate_size_mlp"),
+    ("tie_word_embeddings", "tie_embedding"),
+    ("norm_topk_prob", "moe_renormalize"),
+    ("hidden_act", "mlp_hidden_act"),
+])
 def test_families_name_the_same_thing_differently(key: str, others: str) -> None:
     for other in others.split():
         renamed = {(other if name == key else name): value for name, value in MODEL.items()}
         assert shape_of_config(renamed, "mine", "config.json") == SHAPE, other
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"mlp_hidden_act": "relu2"}, {"matrices_per_expert": 2}),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, {"weight_bits": 4.25}),
-        ({"quantization_config": {"quant_method": "fp8"}}, {"weight_bits": 16.0}),
-        ({"shared_expert_intermediate_size": 33}, {"shared_experts": 2, "shared_width": 33}),
-        ({"num_shared_experts": 0, "moe_shared_expert_intermediate_size": 33}, {"shared_experts": 1}),
-        ({"num_shared_experts": 0, "share_expert_dim": 0}, {"shared_experts": 0, "shared_width": 0}),
-        ({"num_shared_experts": None, "shared_intermediate_size": 9}, {"shared_experts": 1, "shared_width": 9}),
-        ({"model_type": "llama4_text"}, {"shared_experts": 1, "shared_width": 90, "norm_topk": False}),
-        ({"model_type": "llama4_text", "norm_topk_prob": None, "moe_renormalize": None}, {"norm_topk": False}),
-        ({"top_k_experts": 5}, {"top_k": 3, "shared_experts": 1, "shared_width": 90}),
-        ({"first_k_dense_replace": 0}, {"dense_layers": 0, "moe_layers": 4, "dense_width": 0}),
-        ({"moe_layer_end_index": -1}, {"dense_layers": 1, "moe_layers": 3}),
-        ({"moe_layer_end_index": 2}, {"dense_layers": 2, "moe_layers": 2, "moe_blocks": (1, 2)}),
-        ({"decoder_sparse_step": 2, "first_k_dense_replace": 0}, {"moe_layers": 2, "moe_blocks": (1, 3)}),
-        ({"moe_layers": [0, 2]}, {"moe_layers": 2, "moe_blocks": (0, 2)}),
-    ],
-)
+@pytest.mark.parametrize(("keys", "expected"), [
+    ({"mlp_hidden_act": "relu2"}, {"matrices_per_expert": 2}),
+    ({"quantization_config": {"quant_method": "mxfp4"}}, {"weight_bits": 4.25}),
+    ({"quantization_config": {"quant_method": "fp8"}}, {"weight_bits": 16.0}),
+    ({"shared_expert_intermediate_size": 33}, {"shared_experts": 2, "shared_width": 33}),
+    ({"num_shared_experts": 0, "moe_shared_expert_intermediate_size": 33}, {"shared_experts": 1}),
+    ({"num_shared_experts": 0, "share_expert_dim": 0}, {"shared_experts": 0, "shared_width": 0}),
+    ({"num_shared_experts": None, "shared_intermediate_size": 9}, {"shared_experts": 1, "shared_width": 9}),
+    ({"model_type": "llama4_text"}, {"shared_experts": 1, "shared_width": 90, "norm_topk": False}),
+    ({"model_type": "llama4_text", "norm_topk_prob": None, "moe_renormalize": None}, {"norm_topk": False}),
+    ({"top_k_experts": 5}, {"top_k": 3, "shared_experts": 1, "shared_width": 90}),
+    ({"first_k_dense_replace": 0}, {"dense_layers": 0, "moe_layers": 4, "dense_width": 0}),
+    ({"moe_layer_end_index": -1}, {"dense_layers": 1, "moe_layers": 3}),
+    ({"moe_layer_end_index": 2}, {"dense_layers": 2, "moe_layers": 2, "moe_blocks": (1, 2)}),
+    ({"decoder_sparse_step": 2, "first_k_dense_replace": 0}, {"moe_layers": 2, "moe_blocks": (1, 3)}),
+    ({"moe_layers": [0, 2]}, {"moe_layers": 2, "moe_blocks": (0, 2)}),
+])
 def test_what_a_key_changes(keys: dict[str, Any], expected: dict[str, Any]) -> None:
     changed = {name: value for name, value in {**MODEL, **keys}.items() if value is not None}
     found = shape_of_config(changed, "mine", "config.json")

@@ -22,22 +22,19 @@ def gigabytes(model: str) -> float:
     return (shape.routed_bytes + shape.non_expert_bytes) / 1e9
 
 
-@pytest.mark.parametrize(
-    ("model", "published"),
-    [
-        ("qwen3-30b-a3b@q4_k_m", 18.557),  # Qwen/Qwen3-30B-A3B-GGUF: 18 556 685 824 bytes
-        ("qwen3-30b-a3b@bf16", 61.10),  # from here to q5_k_m: bartowski/Qwen_Qwen3-30B-A3B-GGUF, model card
-        ("qwen3-30b-a3b@q8_0", 32.48),
-        ("qwen3-30b-a3b@q6_k", 25.10),
-        ("qwen3-30b-a3b@q5_k_m", 21.74),
-        ("qwen3-30b-a3b@iq4_xs", 16.6),  # steampunque/Qwen3-30B-A3B-Hybrid-GGUF, model card
-        ("qwen3-next-80b-a3b@q4_k_m", 48.41),  # Qwen/Qwen3-Next-80B-A3B-Thinking-GGUF: 45.09 GiB; Q8_0: 78.99 GiB
-        ("qwen3-next-80b-a3b@q8_0", 84.81),
-        ("gpt-oss-20b@mxfp4", 12.110),  # lmstudio-community/gpt-oss-20b-GGUF: 12 109 566 624 bytes
-        ("gpt-oss-120b", 65.28),  # OpenAI's model card, arXiv 2508.10925: 60.8 GiB
-        ("deepseek-v2-lite@q4_k_m", 10.36),  # DeepSeek-V2-Lite-Chat-Q4_K_M.gguf: 9.65 GiB; its experts' rows are odd
-    ],
-)
+@pytest.mark.parametrize(("model", "published"), [
+    ("qwen3-30b-a3b@q4_k_m", 18.557),  # Qwen/Qwen3-30B-A3B-GGUF: 18 556 685 824 bytes
+    ("qwen3-30b-a3b@bf16", 61.10),  # from here to q5_k_m: bartowski/Qwen_Qwen3-30B-A3B-GGUF, model card
+    ("qwen3-30b-a3b@q8_0", 32.48),
+    ("qwen3-30b-a3b@q6_k", 25.10),
+    ("qwen3-30b-a3b@q5_k_m", 21.74),
+    ("qwen3-30b-a3b@iq4_xs", 16.6),  # steampunque/Qwen3-30B-A3B-Hybrid-GGUF, model card
+    ("qwen3-next-80b-a3b@q4_k_m", 48.41),  # Qwen/Qwen3-Next-80B-A3B-Thinking-GGUF: 45.09 GiB; Q8_0: 78.99 GiB
+    ("qwen3-next-80b-a3b@q8_0", 84.81),
+    ("gpt-oss-20b@mxfp4", 12.110),  # lmstudio-community/gpt-oss-20b-GGUF: 12 109 566 624 bytes
+    ("gpt-oss-120b", 65.28),  # OpenAI's model card, arXiv 2508.10925: 60.8 GiB
+    ("deepseek-v2-lite@q4_k_m", 10.36),  # DeepSeek-V2-Lite-Chat-Q4_K_M.gguf: 9.65 GiB; its experts' rows are odd
+])
 def test_sizes_of_published_files(model: str, published: float) -> None:
     assert gigabytes(model) == pytest.approx(published, rel=0.03)
 
@@ -126,10 +123,9 @@ def test_experts_that_are_published_in_4_bits_can_be_written_out_in_16() -> None
     assert (shape.weight_bits, shape.routed_bytes) == (16, 36 * 128 * 3 * 2880 * 2880 * 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [("iq4_nl", 4.5), ("iq4_k", 4.5), ("iq3_k", 3.4375), ("iq3_s", 3.4375), ("iq1_m", 42.875 / 24), ("int4", 4.5)],
-)
+@pytest.mark.parametrize(("name", "bits"), [
+    ("iq4_nl", 4.5), ("iq4_k", 4.5), ("iq3_k", 3.4375), ("iq3_s", 3.4375), ("iq1_m", 42.875 / 24), ("int4", 4.5),
+])
 def test_formats_of_other_engines(name: str, bits: float) -> None:
     assert quantised(SMALL, name).weight_bits == pytest.approx(bits)
 

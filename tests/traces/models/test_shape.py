@@ -16,14 +16,11 @@ from traces.models.shape import ExpertWork, ModelShape, ShapeError
 from trilane.testing.worlds import toy_shape
 
 
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        ("phi-3.5-moe", "phi-3.5-moe"),
-        ("phi-3.5-moe:8", "phi-3.5-moe"),
-        ("qwen3-30b-a3b@q4_k_m:8", "qwen3-30b-a3b@q4_k_m"),  # other bytes, and so another model to a profile
-    ],
-)
+@pytest.mark.parametrize(("name", "base"), [
+    ("phi-3.5-moe", "phi-3.5-moe"),
+    ("phi-3.5-moe:8", "phi-3.5-moe"),
+    ("qwen3-30b-a3b@q4_k_m:8", "qwen3-30b-a3b@q4_k_m"),  # other bytes, and so another model to a profile
+])
 def test_a_model_that_is_cut_keeps_the_name_of_the_whole(name: str, base: str) -> None:
     assert replace(toy_shape(2, 4, 2), name=name).base_name == base
 
@@ -55,17 +52,14 @@ def test_a_count_is_a_whole_number_in_a_range(name: str, value: object) -> None:
         ModelShape.from_dict({**GOOD, name: value})
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"weight_bits": 0}, {"dense_bits": -16}, {"kv_bits": 1e308}, {"weight_bits": True}, {"expert_bytes": [0, 192]},
-        {"expert_bytes": [192, -1]}, {"expert_bytes": [192]}, {"norm_topk": 1}, {"tied_embeddings": "no"},
-        {"sources": {"vocab": 3}}, {"name": 3}, {"name": "toy\x1b[31m"}, {"name": "\u202eyot"}, {"name": "\ud800"},
-        {"name": "two\nlines"}, {"name": "x" * 301}, {"top_k": 5}, {"moe_layers": 1000, "experts": 32768},
-        {"hidden": 10**6, "expert_width": 10**6, "experts": 10000}, {"weight_bits": 0.01},
-        {"attention_params": 10**12, "dense_layers": 1000}, {"attention": [{"reach": "full", "params": -1}]},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {"weight_bits": 0}, {"dense_bits": -16}, {"kv_bits": 1e308}, {"weight_bits": True}, {"expert_bytes": [0, 192]},
+    {"expert_bytes": [192, -1]}, {"expert_bytes": [192]}, {"norm_topk": 1}, {"tied_embeddings": "no"},
+    {"sources": {"vocab": 3}}, {"name": 3}, {"name": "toy\x1b[31m"}, {"name": "\u202eyot"}, {"name": "\ud800"},
+    {"name": "two\nlines"}, {"name": "x" * 301}, {"top_k": 5}, {"moe_layers": 1000, "experts": 32768},
+    {"hidden": 10**6, "expert_width": 10**6, "experts": 10000}, {"weight_bits": 0.01},
+    {"attention_params": 10**12, "dense_layers": 1000}, {"attention": [{"reach": "full", "params": -1}]},
+])
 def test_a_shape_that_no_model_has_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ShapeError):
         ModelShape.from_dict({**GOOD, **wrong})
@@ -110,19 +104,16 @@ def test_an_active_expert_has_a_row_whatever_rounding_makes_of_it() -> None:
     assert max(rows) < 1 + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("phi-3.5-moe", ("phi-3.5-moe", None, None)),
-        ("phi-3.5-moe@q4_k_m", ("phi-3.5-moe", "q4_k_m", None)),
-        ("phi-3.5-moe@q4_k_m:8", ("phi-3.5-moe", "q4_k_m", "8")),
-        ("phi-3.5-moe:8@q4_k_m", ("phi-3.5-moe", None, "8@q4_k_m")),
-        ("a@b/c:d/config.json@q8_0:2", ("a@b/c:d/config.json", "q8_0", "2")),
-        ("mine@home.gguf", ("mine@home.gguf", None, None)),
-        ("mine-00001-of-00002.gguf:4", ("mine-00001-of-00002.gguf", None, "4")),
-        ("folder@1/model@q8_0", ("folder@1/model", "q8_0", None)),
-    ],
-)
+@pytest.mark.parametrize(("name", "parts"), [
+    ("phi-3.5-moe", ("phi-3.5-moe", None, None)),
+    ("phi-3.5-moe@q4_k_m", ("phi-3.5-moe", "q4_k_m", None)),
+    ("phi-3.5-moe@q4_k_m:8", ("phi-3.5-moe", "q4_k_m", "8")),
+    ("phi-3.5-moe:8@q4_k_m", ("phi-3.5-moe", None, "8@q4_k_m")),
+    ("a@b/c:d/config.json@q8_0:2", ("a@b/c:d/config.json", "q8_0", "2")),
+    ("mine@home.gguf", ("mine@home.gguf", None, None)),
+    ("mine-00001-of-00002.gguf:4", ("mine-00001-of-00002.gguf", None, "4")),
+    ("folder@1/model@q8_0", ("folder@1/model", "q8_0", None)),
+])
 def test_the_parts_of_a_name(name: str, parts: tuple[str | None, ...]) -> None:
     assert tuple(parted(name)) == parts
 

@@ -60,14 +60,11 @@ def test_texts_shorter_than_a_window_have_no_number_of_distinct_experts() -> Non
     assert np.isnan(_distinct(used, 4))
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [
-        ("preference_share", 0.01, 0.98), ("preference_tail", -1.5, 1.5), ("prompt_preference_share", 0.05, 1.5),
-        ("prompt_likeness", 0, 1), ("model_share", 0, 1), ("autocorrelation", -0.3, 0.95), ("layer_drift", 0, 0.5),
-        ("noise_share", 0, 0.9),
-    ],
-)
+@pytest.mark.parametrize(("name", "least", "most"), [
+    ("preference_share", 0.01, 0.98), ("preference_tail", -1.5, 1.5), ("prompt_preference_share", 0.05, 1.5),
+    ("prompt_likeness", 0, 1), ("model_share", 0, 1), ("autocorrelation", -0.3, 0.95), ("layer_drift", 0, 0.5),
+    ("noise_share", 0, 0.9),
+])
 def test_a_parameter_stays_within_what_could_be_told_apart(name: str, least: float, most: float) -> None:
     assert [_within(name, 0.4, np.float64(move)) for move in (-9, 0.05, 9)] == [least, pytest.approx(0.45), most]
 

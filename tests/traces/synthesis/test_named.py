@@ -18,21 +18,18 @@ from traces.synthesis.routing_model import stored_models
 SMALL = "/2x8+16"
 
 
-@pytest.mark.parametrize(
-    ("model", "fit"),
-    [
-        ("qwen3-30b-a3b", "qwen"),  # the same model
-        ("gemma-4-26b-a4b", "gemma"),
-        ("qwen3-235b-a22b", "qwen"),  # the nearest: 128 experts too
-        ("deepseek-v2-lite", "deepseek-v2-lite"),
-        ("qwen2-57b-a14b", "deepseek-v2-lite"),  # 64 experts; before mini-deepseek, which is as near
-        ("mini-deepseek", "mini-deepseek"),
-        ("gpt-oss-20b", "gpt-oss-20b"),
-        ("mixtral-8x7b", "mixtral-8x7b"),
-        ("phi-3.5-moe", "mini-moe"),  # 16 experts, 2 a token
-        ("mini-moe", "mini-moe"),
-    ],
-)
+@pytest.mark.parametrize(("model", "fit"), [
+    ("qwen3-30b-a3b", "qwen"),  # the same model
+    ("gemma-4-26b-a4b", "gemma"),
+    ("qwen3-235b-a22b", "qwen"),  # the nearest: 128 experts too
+    ("deepseek-v2-lite", "deepseek-v2-lite"),
+    ("qwen2-57b-a14b", "deepseek-v2-lite"),  # 64 experts; before mini-deepseek, which is as near
+    ("mini-deepseek", "mini-deepseek"),
+    ("gpt-oss-20b", "gpt-oss-20b"),
+    ("mixtral-8x7b", "mixtral-8x7b"),
+    ("phi-3.5-moe", "mini-moe"),  # 16 experts, 2 a token
+    ("mini-moe", "mini-moe"),
+])
 def test_the_nearest_fit_is_taken_and_named(model: str, fit: str) -> None:
     routing = nearest_routing(load_model(model))
     assert routing.name == fit

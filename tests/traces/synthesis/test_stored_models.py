@@ -95,15 +95,12 @@ def test_a_fit_is_its_dict() -> None:
     assert RoutingModel.from_dict(fit.to_dict()) == fit
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_share": 1.5}, "model_share: expected a number from 0 to 1"),
-        ({"preference_share": [0.5]}, "expected 8 preference_shares"),
-        ({"forecast_accuracy": {"gate": 0.5}}, "forecasts such as gate@1"),
-        ({"skew": 1.0}, "there is no key 'skew'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"model_share": 1.5}, "model_share: expected a number from 0 to 1"),
+    ({"preference_share": [0.5]}, "expected 8 preference_shares"),
+    ({"forecast_accuracy": {"gate": 0.5}}, "forecasts such as gate@1"),
+    ({"skew": 1.0}, "there is no key 'skew'"),
+])
 def test_a_fit_with_one_thing_wrong_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         RoutingModel.from_dict({**stored_models()["mini-moe"].to_dict(), **change})

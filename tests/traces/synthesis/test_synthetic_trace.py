@@ -192,10 +192,9 @@ def test_without_some_forecasts_the_rest_of_a_trace_is_the_same() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("asked", "held"),
-    [("none", []), ("gate@1", [("gate", 1)]), ("partial@1,gate@3", [("gate", 3), ("partial", 1)]), ("gate@7", [])],
-)
+@pytest.mark.parametrize(("asked", "held"), [
+    ("none", []), ("gate@1", [("gate", 1)]), ("partial@1,gate@3", [("gate", 3), ("partial", 1)]), ("gate@7", []),
+])
 def test_a_name_may_say_which_forecasts(asked: str, held: list[tuple[str, int]]) -> None:
     assert sorted(load_trace(f"synthetic:mini-moe/1x2+2/{asked}").forecasts) == held
 

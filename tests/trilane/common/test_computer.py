@@ -93,11 +93,9 @@ def test_memory_and_cores_are_those_of_the_computer(
     assert (physical_core_count(), threads_a_core()) == (8, 2)
 
 
-@pytest.mark.parametrize(
-    ("logical", "physical", "cores", "threads"),
-    [(16, 8, 8, 2), (10, 10, 10, 1), (32, 24, 24, 1), (4, None, 4, 1)],
-    ids=["SMT", "none", "some cores with it", "not known"],
-)
+@pytest.mark.parametrize(("logical", "physical", "cores", "threads"), [
+    (16, 8, 8, 2), (10, 10, 10, 1), (32, 24, 24, 1), (4, None, 4, 1),
+], ids=["SMT", "none", "some cores with it", "not known"])
 def test_cores_of_systems_that_do_not_list_them(
     logical: int, physical: int | None, cores: int, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

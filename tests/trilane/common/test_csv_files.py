@@ -24,19 +24,16 @@ def test_cells_are_read_by_their_hints_and_empty_ones_are_none_or_the_default(tm
     assert read_csv(Stone, tmp_path / "s.csv", "stones", TrilaneError) == [Stone("a", 2.5, 3, True), Stone("", None)]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("name,grams\na,2\nb,x\n", "expected stones: line 3: grams: expected a number >= 0 or an empty cell, got 'x'"),
-        ("name,grams\na,-1\n", "line 2: grams: expected a number >= 0 or an empty cell, got -1"),
-        ("name,grams,smooth\na,1,maybe\n", "line 2: smooth: expected yes or no, got 'maybe'"),
-        ("name,grams,pieces\na,1,1.5\n", "line 2: pieces: expected a whole number, got '1.5'"),
-        ("name\na\n", "its first line lacks the columns grams"),
-        ("name,grams\na,1,2\n", "line 2: more cells than columns"),
-        ("name,grams\n\"a,1\n", "expected stones: unexpected end of data"),
-        ("name,grams\n\xff,1\n", "expected stones: 'utf-8' codec"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("name,grams\na,2\nb,x\n", "expected stones: line 3: grams: expected a number >= 0 or an empty cell, got 'x'"),
+    ("name,grams\na,-1\n", "line 2: grams: expected a number >= 0 or an empty cell, got -1"),
+    ("name,grams,smooth\na,1,maybe\n", "line 2: smooth: expected yes or no, got 'maybe'"),
+    ("name,grams,pieces\na,1,1.5\n", "line 2: pieces: expected a whole number, got '1.5'"),
+    ("name\na\n", "its first line lacks the columns grams"),
+    ("name,grams\na,1,2\n", "line 2: more cells than columns"),
+    ("name,grams\n\"a,1\n", "expected stones: unexpected end of data"),
+    ("name,grams\n\xff,1\n", "expected stones: 'utf-8' codec"),
+])
 def test_anything_else_is_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(TrilaneError) as refused:

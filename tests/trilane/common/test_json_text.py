@@ -23,24 +23,20 @@ def test_what_is_written_is_read_back(value: object, ascii_only: bool) -> None:
     assert parse_json(text.encode(), "here") == value
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "Expecting value"),
-        ("{'a': 1}", "Expecting property name"),
-        ('{"a": 1, "a": 2}', "duplicate key 'a'"),
-        ('["\\ud800"]', "surrogates not allowed"),
-        ('{"\\udfff": 1}', "surrogates not allowed"),
-        ("1" * 5000, "is beyond 64 bits"),
-        (str(2**63), "the whole number '9223372036854775808' is beyond 64 bits"),
-        ("[" * 100_000, f"more than {MOST_DEPTH} deep"),
-        ('{"a":' * 100_000, f"more than {MOST_DEPTH} deep"),
-        ("[" * (MOST_DEPTH + 1) + "]" * (MOST_DEPTH + 1), f"more than {MOST_DEPTH} deep"),
-        (b'"\xff"', "can't decode"),
-        (b'"\xed\xa0\x80"', "can't decode"),
-    ],
-    ids=lambda it: ascii(it)[:20],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    ("", "Expecting value"),
+    ("{'a': 1}", "Expecting property name"),
+    ('{"a": 1, "a": 2}', "duplicate key 'a'"),
+    ('["\\ud800"]', "surrogates not allowed"),
+    ('{"\\udfff": 1}', "surrogates not allowed"),
+    ("1" * 5000, "is beyond 64 bits"),
+    (str(2**63), "the whole number '9223372036854775808' is beyond 64 bits"),
+    ("[" * 100_000, f"more than {MOST_DEPTH} deep"),
+    ('{"a":' * 100_000, f"more than {MOST_DEPTH} deep"),
+    ("[" * (MOST_DEPTH + 1) + "]" * (MOST_DEPTH + 1), f"more than {MOST_DEPTH} deep"),
+    (b'"\xff"', "can't decode"),
+    (b'"\xed\xa0\x80"', "can't decode"),
+], ids=lambda it: ascii(it)[:20])
 def test_what_is_no_plain_value_is_refused_in_one_sentence(text: str | bytes, problem: str) -> None:
     with pytest.raises(JsonError) as raised:
         parse_json(text, "prompts.jsonl line 3")

@@ -7,10 +7,9 @@ import pytest
 from trilane.common.names import unknown
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("dahli", "dali"), ("On_Demand", "on-demand"), ("cache-shar", "cache_share"), ("dali:LRU", "DALI:lru")],
-)
+@pytest.mark.parametrize(("name", "meant"), [
+    ("dahli", "dali"), ("On_Demand", "on-demand"), ("cache-shar", "cache_share"), ("dali:LRU", "DALI:lru"),
+])
 def test_the_closest_name_is_suggested_whatever_its_case_and_hyphens(name: str, meant: str) -> None:
     known = ["dali", "on-demand", "cache_share", "DALI:lru"]
     assert unknown("policy", name, known) == (

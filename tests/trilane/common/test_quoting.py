@@ -29,11 +29,9 @@ def test_a_short_value_is_its_repr(value: object) -> None:
     assert quoted(value) == repr(value)
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["x" * 10**7, list(range(10**6)), 10**20_000, [["x" * 10**7] * 9] * 9],
-    ids=["text", "list", "number", "nested"],
-)
+@pytest.mark.parametrize("value", [
+    "x" * 10**7, list(range(10**6)), 10**20_000, [["x" * 10**7] * 9] * 9,
+], ids=["text", "list", "number", "nested"])
 def test_what_is_cut_is_never_built(value: object) -> None:
     tracemalloc.start()
     text = quoted(value)
@@ -60,19 +58,16 @@ def test_the_message_about_an_unknown_name_is_short() -> None:
 
 # --- printable --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("Qwen3 → 30 B, größer", "Qwen3 → 30 B, größer"),
-        ("two\nlines", "two\nlines"),
-        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
-        ("\x9b31m", "\\x9b31m"),
-        ("gnp.\u202egpj", "gnp.\\u202egpj"),
-        ("over\rwritten", "over\\rwritten"),
-        ("\ud800", "\\ud800"),
-        ("line\u2028break", "line\\u2028break"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("Qwen3 → 30 B, größer", "Qwen3 → 30 B, größer"),
+    ("two\nlines", "two\nlines"),
+    ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+    ("\x9b31m", "\\x9b31m"),
+    ("gnp.\u202egpj", "gnp.\\u202egpj"),
+    ("over\rwritten", "over\\rwritten"),
+    ("\ud800", "\\ud800"),
+    ("line\u2028break", "line\\u2028break"),
+])
 def test_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
 

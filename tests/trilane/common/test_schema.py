@@ -81,27 +81,24 @@ def test_defaults_fill_what_is_left_out() -> None:
     assert from_dict(Machine, PLAIN) == Machine(Gpu(Sourced(24, "data sheet", "high")))
 
 
-@pytest.mark.parametrize(
-    ("hint", "plain", "found"),
-    [
-        (float, 3, 3.0),
-        (float, "25e9", 25e9),  # YAML 1.1 reads this as text
-        (int, "24e9", 24_000_000_000),
-        (int, 4.0, 4),
-        (tuple[int, ...], [1, 2], (1, 2)),
-        (list[int], (1, 2), [1, 2]),
-        (Sequence[int], [1], (1,)),
-        (tuple[int, str], [1, "a"], (1, "a")),
-        (Mapping[int, float], {3: 1}, {3: 1.0}),
-        (Keeps, "changes", Keeps.NO),
-        (str | int | float, 3, 3),
-        (str | int | float, 3.0, 3.0),  # a value that fits as it stands is not converted
-        (str | float, "25e9", "25e9"),
-        (Sourced[int] | None, None, None),
-        (float | tuple[float, ...], [1, 2], (1.0, 2.0)),
-        (Any, {"as": ["it", "is"]}, {"as": ["it", "is"]}),
-    ],
-)
+@pytest.mark.parametrize(("hint", "plain", "found"), [
+    (float, 3, 3.0),
+    (float, "25e9", 25e9),  # YAML 1.1 reads this as text
+    (int, "24e9", 24_000_000_000),
+    (int, 4.0, 4),
+    (tuple[int, ...], [1, 2], (1, 2)),
+    (list[int], (1, 2), [1, 2]),
+    (Sequence[int], [1], (1,)),
+    (tuple[int, str], [1, "a"], (1, "a")),
+    (Mapping[int, float], {3: 1}, {3: 1.0}),
+    (Keeps, "changes", Keeps.NO),
+    (str | int | float, 3, 3),
+    (str | int | float, 3.0, 3.0),  # a value that fits as it stands is not converted
+    (str | float, "25e9", "25e9"),
+    (Sourced[int] | None, None, None),
+    (float | tuple[float, ...], [1, 2], (1.0, 2.0)),
+    (Any, {"as": ["it", "is"]}, {"as": ["it", "is"]}),
+])
 def test_plain_values_become_what_the_hint_says(hint: Any, plain: object, found: object) -> None:
     assert repr(from_dict(hint, plain)) == repr(found)
 
@@ -127,37 +124,34 @@ def test_missing_keys_are_named() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch": 0}, "batch: expected a whole number >= 1 or null, got 0"),
-        ({"batch": True}, "batch: expected a whole number >= 1 or null, got True"),
-        ({"batch": 1.5}, "batch: expected a whole number >= 1 or null, got 1.5"),
-        ({"batch": "4"}, "batch: expected a whole number >= 1 or null, got '4'"),
-        ({"recalls": [0.5, 2]}, "recalls[1]: expected a number from 0 to 1, got 2"),
-        ({"recalls": 0.5}, "recalls: expected a list (each a number from 0 to 1), got 0.5"),
-        ({"recalls": "05"}, "recalls: expected a list (each a number from 0 to 1), got '05'"),
-        ({"at": []}, "at: expected a list (each a whole number) that is not empty and in ascending order, got []"),
-        ({"at": [2, 1]}, "at: expected a list (each a whole number) that is not empty and in ascending order, got [2"),
-        ({"slot": [4]}, "slot: expected a list of 2, got [4]"),
-        ({"spares": {"a": {**PLAIN["gpu"], "rate": 0}}}, "spares.a.rate: expected a number above 0, got 0"),
-        ({"spares": {1: PLAIN["gpu"]}}, "spares.1: expected text, got 1"),
-        ({"spares": [1]}, "spares: expected a mapping (`key: value`), got [1]"),
-        ({"routing": "keep"}, "routing: expected 'keeps' or 'changes', got 'keep'"),
-        ({"optional": {"a": ["x"]}}, "optional.a[0]: expected a whole number, got 'x'"),
-        ({"fact": [1]}, "fact: expected text or a whole number or a number, got [1]"),
-        ({"on": 1}, "on: expected true or false, got 1"),
-        ({"gpu": None}, "gpu: expected a mapping with the keys memory_bytes, rate, got null"),
-        ({"gpu": {"memory_bytes": 1}},
-         "gpu.memory_bytes: expected a mapping with the keys value, source, confidence, got 1"),
-        ({"gpu": {"memory_bytes": {"value": 1.5, "source": "s"}}},
-         "gpu.memory_bytes.value: expected a whole number, got 1.5"),
-        ({"by_generation": {3: float("nan")}}, "by_generation.3: expected a number, got nan"),
-        ({"by_generation": {3: float("inf")}}, "by_generation.3: expected a number, got inf"),
-        ({"by_generation": {3: 10**400}}, "by_generation.3: expected a number, got a whole number of 1,329 bits"),
-        ({"batch": 10**400}, "batch: expected a whole number >= 1 or null, got a whole number of 1,329 bits"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"batch": 0}, "batch: expected a whole number >= 1 or null, got 0"),
+    ({"batch": True}, "batch: expected a whole number >= 1 or null, got True"),
+    ({"batch": 1.5}, "batch: expected a whole number >= 1 or null, got 1.5"),
+    ({"batch": "4"}, "batch: expected a whole number >= 1 or null, got '4'"),
+    ({"recalls": [0.5, 2]}, "recalls[1]: expected a number from 0 to 1, got 2"),
+    ({"recalls": 0.5}, "recalls: expected a list (each a number from 0 to 1), got 0.5"),
+    ({"recalls": "05"}, "recalls: expected a list (each a number from 0 to 1), got '05'"),
+    ({"at": []}, "at: expected a list (each a whole number) that is not empty and in ascending order, got []"),
+    ({"at": [2, 1]}, "at: expected a list (each a whole number) that is not empty and in ascending order, got [2"),
+    ({"slot": [4]}, "slot: expected a list of 2, got [4]"),
+    ({"spares": {"a": {**PLAIN["gpu"], "rate": 0}}}, "spares.a.rate: expected a number above 0, got 0"),
+    ({"spares": {1: PLAIN["gpu"]}}, "spares.1: expected text, got 1"),
+    ({"spares": [1]}, "spares: expected a mapping (`key: value`), got [1]"),
+    ({"routing": "keep"}, "routing: expected 'keeps' or 'changes', got 'keep'"),
+    ({"optional": {"a": ["x"]}}, "optional.a[0]: expected a whole number, got 'x'"),
+    ({"fact": [1]}, "fact: expected text or a whole number or a number, got [1]"),
+    ({"on": 1}, "on: expected true or false, got 1"),
+    ({"gpu": None}, "gpu: expected a mapping with the keys memory_bytes, rate, got null"),
+    ({"gpu": {"memory_bytes": 1}},
+     "gpu.memory_bytes: expected a mapping with the keys value, source, confidence, got 1"),
+    ({"gpu": {"memory_bytes": {"value": 1.5, "source": "s"}}},
+     "gpu.memory_bytes.value: expected a whole number, got 1.5"),
+    ({"by_generation": {3: float("nan")}}, "by_generation.3: expected a number, got nan"),
+    ({"by_generation": {3: float("inf")}}, "by_generation.3: expected a number, got inf"),
+    ({"by_generation": {3: 10**400}}, "by_generation.3: expected a number, got a whole number of 1,329 bits"),
+    ({"batch": 10**400}, "batch: expected a whole number >= 1 or null, got a whole number of 1,329 bits"),
+])
 def test_a_fault_is_told_with_its_path_what_was_expected_and_what_came(
     changes: Mapping[str, Any], message: str
 ) -> None:
@@ -193,13 +187,10 @@ def test_faults_of_the_program_are_not_bad_input() -> None:
 # --- instances --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "path"),
-    [
-        ({"batch": 2.0}, "batch"), ({"recalls": [0.5]}, "recalls"), ({"recalls": (0.5, 2)}, r"recalls\[1\]"),
-        ({"gpu": PLAIN["gpu"]}, "gpu"), ({"routing": "keeps"}, "routing"), ({"by_generation": {3: "1e9"}}, "by_g"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "path"), [
+    ({"batch": 2.0}, "batch"), ({"recalls": [0.5]}, "recalls"), ({"recalls": (0.5, 2)}, r"recalls\[1\]"),
+    ({"gpu": PLAIN["gpu"]}, "gpu"), ({"routing": "keeps"}, "routing"), ({"by_generation": {3: "1e9"}}, "by_g"),
+])
 def test_check_converts_nothing(changes: Mapping[str, Any], path: str) -> None:
     with pytest.raises(MachineError, match=f"^{path}.*: expected"):
         Machine(**{"gpu": Gpu(Sourced(1, "s")), **changes})
@@ -264,20 +255,17 @@ def test_what_was_written_is_read_back(data: st.DataObject) -> None:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("hint", "words"),
-    [
-        (Count, "a whole number >= 1"),
-        (None | Share, "a number from 0 to 1 or null"),
-        (Literal["a", "b", "c"], "'a', 'b' or 'c'"),
-        (Literal["a"], "'a'"),
-        (Keeps, "'keeps' or 'changes'"),
-        (tuple[int, ...], "a list (each a whole number)"),
-        (tuple[int, str], "a list of 2"),
-        (Mapping[str, int], "a mapping (`key: value`)"),
-        (Gpu, "a mapping with the keys memory_bytes, rate"),
-    ],
-)
+@pytest.mark.parametrize(("hint", "words"), [
+    (Count, "a whole number >= 1"),
+    (None | Share, "a number from 0 to 1 or null"),
+    (Literal["a", "b", "c"], "'a', 'b' or 'c'"),
+    (Literal["a"], "'a'"),
+    (Keeps, "'keeps' or 'changes'"),
+    (tuple[int, ...], "a list (each a whole number)"),
+    (tuple[int, str], "a list of 2"),
+    (Mapping[str, int], "a mapping (`key: value`)"),
+    (Gpu, "a mapping with the keys memory_bytes, rate"),
+])
 def test_types_in_words(hint: Any, words: str) -> None:
     assert in_words(hint) == words
 

@@ -37,31 +37,28 @@ def test_an_empty_text_is_null(text: str) -> None:
     assert parse_yaml(text, "here") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("a: 1\nb: 2\na: 3\n", "in line 3: duplicate key 'a'"),
-        ("x: {a: 1, a: 2}", "duplicate key 'a'"),
-        ("a:\n  [1", "in line 3: did not find expected ',' or ']'"),
-        ("{[1, 2]: 3}", "a list or mapping as a key"),
-        ("? {a: 1}\n: 2", "a list or mapping as a key"),
-        ("--- 1\n--- 2", "in line 2: a second document"),
-        ("a: &x [1]\nb: *x", "in line 1: the anchor or alias 'x'"),
-        ("!!bool x", "the tag '!!bool'"),
-        ("!!map [1]", "the tag '!!map'"),
-        ("!!timestamp 2026-99-99", "the tag '!!timestamp'"),
-        ("a: !!python/object:os.system x", "the tag '!!python/object:os.system'"),
-        ("{!!str a: 1}", "the tag '!!str'"),
-        ("0b_", "'0b_' is no number"),
-        ("1" * 5000, "a number of 5,000 characters"),
-        (":".join(["59"] * 5000), "a number of 14,999 characters"),
-        (str(2**63), "the whole number '9223372036854775808' is beyond 64 bits"),
-        ("a: \0", "control characters are not allowed"),
-        ('"\\ud800"', "invalid Unicode character"),
-        ("\ud800", "expected YAML in UTF-8"),
-        (b"\xff\xfe\x00\xd8", "expected YAML in UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    ("a: 1\nb: 2\na: 3\n", "in line 3: duplicate key 'a'"),
+    ("x: {a: 1, a: 2}", "duplicate key 'a'"),
+    ("a:\n  [1", "in line 3: did not find expected ',' or ']'"),
+    ("{[1, 2]: 3}", "a list or mapping as a key"),
+    ("? {a: 1}\n: 2", "a list or mapping as a key"),
+    ("--- 1\n--- 2", "in line 2: a second document"),
+    ("a: &x [1]\nb: *x", "in line 1: the anchor or alias 'x'"),
+    ("!!bool x", "the tag '!!bool'"),
+    ("!!map [1]", "the tag '!!map'"),
+    ("!!timestamp 2026-99-99", "the tag '!!timestamp'"),
+    ("a: !!python/object:os.system x", "the tag '!!python/object:os.system'"),
+    ("{!!str a: 1}", "the tag '!!str'"),
+    ("0b_", "'0b_' is no number"),
+    ("1" * 5000, "a number of 5,000 characters"),
+    (":".join(["59"] * 5000), "a number of 14,999 characters"),
+    (str(2**63), "the whole number '9223372036854775808' is beyond 64 bits"),
+    ("a: \0", "control characters are not allowed"),
+    ('"\\ud800"', "invalid Unicode character"),
+    ("\ud800", "expected YAML in UTF-8"),
+    (b"\xff\xfe\x00\xd8", "expected YAML in UTF-8"),
+])
 def test_what_is_no_plain_value_is_refused_in_one_sentence(text: str | bytes, problem: str) -> None:
     with pytest.raises(YamlError) as raised:
         parse_yaml(text, "gpu.yaml")

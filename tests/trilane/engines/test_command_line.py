@@ -42,10 +42,9 @@ def test_llama_cpp_counts_the_dense_layers_too() -> None:
                     n_cpu_moe=one.cpu_layers).tpot_ms == one.tpot_ms
 
 
-@pytest.mark.parametrize(
-    ("model", "first", "last"),
-    [("llama-4-maverick", 1, 47), ("nemotron-3-nano-30b", 1, 51), ("deepseek-v2-lite", 1, 26), ("olmoe-1b-7b", 0, 15)],
-)
+@pytest.mark.parametrize(("model", "first", "last"), [
+    ("llama-4-maverick", 1, 47), ("nemotron-3-nano-30b", 1, 51), ("deepseek-v2-lite", 1, 26), ("olmoe-1b-7b", 0, 15),
+])
 def test_llama_cpp_counts_blocks_between_those_with_experts(model: str, first: int, last: int) -> None:
     """Every second layer of Llama-4-Maverick has experts, and 23 of 52 blocks of Nemotron-3-Nano."""
     shape = load_model(f"{model}@q2_k")

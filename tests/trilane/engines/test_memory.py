@@ -146,17 +146,13 @@ def test_memory_is_within_three_percent_of_what_logs_of_older_builds_say(model: 
     assert 0 <= ours / logged - 1 < 0.03
 
 
-@pytest.mark.parametrize(
-    ("asked", "layers"),
-    [
-        ({"model": "qwen3.5-35b-a3b", "gpu": "rtx-5060-ti-16gb", "ram": "ddr5-5600", "prompt_tokens": 16_000}, 14),
-        ({"model": "qwen3.6-35b-a3b", "weights": "iq4_xs", "gpu": "rtx-3060", "ram": "ddr4-3200",
-          "prompt_tokens": 1470}, 18),
-        ({"model": "qwen3-30b-a3b", "gpu": "rtx-5070", "ram": "ddr5-5600", "prompt_tokens": 512}, 22),
-        ({"model": "gpt-oss-120b", "gpu": "rtx-3090", "ram": "ddr4-3200", "prompt_tokens": 1400}, 27),
-    ],
-    ids=lambda value: str(value["model"]) if isinstance(value, dict) else "",
-)
+@pytest.mark.parametrize(("asked", "layers"), [
+    ({"model": "qwen3.5-35b-a3b", "gpu": "rtx-5060-ti-16gb", "ram": "ddr5-5600", "prompt_tokens": 16_000}, 14),
+    ({"model": "qwen3.6-35b-a3b", "weights": "iq4_xs", "gpu": "rtx-3060", "ram": "ddr4-3200",
+      "prompt_tokens": 1470}, 18),
+    ({"model": "qwen3-30b-a3b", "gpu": "rtx-5070", "ram": "ddr5-5600", "prompt_tokens": 512}, 22),
+    ({"model": "gpt-oss-120b", "gpu": "rtx-3090", "ram": "ddr4-3200", "prompt_tokens": 1400}, 27),
+], ids=lambda value: str(value["model"]) if isinstance(value, dict) else "")
 def test_people_put_nearly_as_many_layers_on_the_cpu(asked: dict[str, Any], layers: int) -> None:
     """N of --n-cpu-moe of speeds that were measured on these cards (measured_speeds.csv; everett6/moe-prefetch)."""
     assert abs(answered(**asked).cpu_layers - layers) <= 3

@@ -18,18 +18,15 @@ from trilane.fit.fit import fit
 PARTS: dict[str, Any] = {"gpu": "rtx-4080", "ram": "ddr5-5600"}
 
 
-@pytest.mark.parametrize(
-    ("more", "hardware"),
-    [
-        ({}, "rtx-4080+ddr5-5600"),
-        ({"cores": 16}, "rtx-4080+ddr5-5600+16-cores"),
-        (
-            {"cpu": "ryzen-9-7950x", "cores": 8, "channels": 2, "pcie": "4x8"},
-            "rtx-4080+ddr5-5600+ryzen-9-7950x+8-cores+2-channels+pcie-4x8",
-        ),
-        ({"cpu": "epyc-9355", "sockets": 2}, "rtx-4080+ddr5-5600+epyc-9355+2-sockets"),
-    ],
-)
+@pytest.mark.parametrize(("more", "hardware"), [
+    ({}, "rtx-4080+ddr5-5600"),
+    ({"cores": 16}, "rtx-4080+ddr5-5600+16-cores"),
+    (
+        {"cpu": "ryzen-9-7950x", "cores": 8, "channels": 2, "pcie": "4x8"},
+        "rtx-4080+ddr5-5600+ryzen-9-7950x+8-cores+2-channels+pcie-4x8",
+    ),
+    ({"cpu": "epyc-9355", "sockets": 2}, "rtx-4080+ddr5-5600+epyc-9355+2-sockets"),
+])
 def test_parts_make_the_name_of_a_machine(more: dict[str, Any], hardware: str) -> None:
     assert Question("qwen3-30b-a3b", **PARTS, **more).hardware == hardware
 
@@ -50,16 +47,13 @@ def test_a_whole_machine_is_its_own_name() -> None:
     assert Question("qwen3-30b-a3b", machine="rtx3090-ddr4").hardware == "rtx3090-ddr4"
 
 
-@pytest.mark.parametrize(
-    ("model", "weights", "shape"),
-    [
-        ("qwen3-30b-a3b", None, "qwen3-30b-a3b@q4_k_m"),
-        ("qwen3-30b-a3b", "bf16", "qwen3-30b-a3b@bf16"),
-        ("qwen3-30b-a3b@q8_0", None, "qwen3-30b-a3b@q8_0"),
-        ("phi-3.5-moe:8", "q8_0", "phi-3.5-moe@q8_0:8"),
-        ("gpt-oss-20b", None, "gpt-oss-20b@mxfp4"),
-    ],
-)
+@pytest.mark.parametrize(("model", "weights", "shape"), [
+    ("qwen3-30b-a3b", None, "qwen3-30b-a3b@q4_k_m"),
+    ("qwen3-30b-a3b", "bf16", "qwen3-30b-a3b@bf16"),
+    ("qwen3-30b-a3b@q8_0", None, "qwen3-30b-a3b@q8_0"),
+    ("phi-3.5-moe:8", "q8_0", "phi-3.5-moe@q8_0:8"),
+    ("gpt-oss-20b", None, "gpt-oss-20b@mxfp4"),
+])
 def test_weights_are_q4_k_m_unless_said_or_published_smaller(model: str, weights: str | None, shape: str) -> None:
     assert Question(model, **PARTS, weights=weights).shape == shape
 
@@ -68,22 +62,19 @@ def test_other_weights_replace_those_that_a_model_has() -> None:
     assert with_weights("phi-3.5-moe@q8_0:8", "bf16") == "phi-3.5-moe@bf16:8"
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({}, "expected gpu and ram"),
-        ({"gpu": "rtx-4080"}, "expected gpu and ram"),
-        ({"machine": "rtx3090-ddr4", "gpu": "rtx-4080", "cores": 8}, "got machine 'rtx3090-ddr4' and gpu and cores"),
-        ({**PARTS, "prompt_tokens": 0}, "prompt_tokens: expected a whole number >= 1, got 0"),
-        ({**PARTS, "batch": 1.5}, "batch: expected a whole number >= 1, got 1.5"),
-        ({**PARTS, "ram_gb": -64}, "ram_gb: expected a whole number >= 1 or null, got -64"),
-        ({**PARTS, "policy_engine": 3}, "policy_engine: expected text"),
-        ({**PARTS, "kv": "q5_0"}, "kv: expected"),
-        ({**PARTS, "n_cpu_moe": -1}, "n_cpu_moe: expected a whole number >= 0 or null, got -1"),
-        ({**PARTS, "threads": 0}, "threads: expected a whole number >= 1 or null, got 0"),
-        ({**PARTS, "weights": "q4", "model": "qwen3-30b-a3b@q8_0"}, "names its weights twice"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({}, "expected gpu and ram"),
+    ({"gpu": "rtx-4080"}, "expected gpu and ram"),
+    ({"machine": "rtx3090-ddr4", "gpu": "rtx-4080", "cores": 8}, "got machine 'rtx3090-ddr4' and gpu and cores"),
+    ({**PARTS, "prompt_tokens": 0}, "prompt_tokens: expected a whole number >= 1, got 0"),
+    ({**PARTS, "batch": 1.5}, "batch: expected a whole number >= 1, got 1.5"),
+    ({**PARTS, "ram_gb": -64}, "ram_gb: expected a whole number >= 1 or null, got -64"),
+    ({**PARTS, "policy_engine": 3}, "policy_engine: expected text"),
+    ({**PARTS, "kv": "q5_0"}, "kv: expected"),
+    ({**PARTS, "n_cpu_moe": -1}, "n_cpu_moe: expected a whole number >= 0 or null, got -1"),
+    ({**PARTS, "threads": 0}, "threads: expected a whole number >= 1 or null, got 0"),
+    ({**PARTS, "weights": "q4", "model": "qwen3-30b-a3b@q8_0"}, "names its weights twice"),
+])
 def test_a_question_that_is_none_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(FitError, match=message):
         Question(**{"model": "qwen3-30b-a3b", **asked})
@@ -110,17 +101,14 @@ def test_the_answer_says_what_the_engine_runs_on() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"gpu": "none", "ram": "ddr5-5600", "engine": "llama.cpp-rocm"}, "llama.cpp-rocm: expected a machine with a"),
-        ({"gpu": "gb10", "n_cpu_moe": 5}, "all of gb10 is in one memory"),
-        ({"gpu": "none", "ram": "ddr5-5600", "n_cpu_moe": 4}, "is in one memory"),
-        ({"gpu": "none", "ram": "ddr5-5600", "engine": "ktransformers"}, "expected a machine with a GPU, got none"),
-        ({"gpu": "none", "ram": "ddr5-5600", "engine": "llama.cpp-vulkan"}, "with a GPU, got none.*; choose llama.cpp"),
-        ({"gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 6, "threads": 13}, "expected at most 12, 2 on each of the 6"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"gpu": "none", "ram": "ddr5-5600", "engine": "llama.cpp-rocm"}, "llama.cpp-rocm: expected a machine with a"),
+    ({"gpu": "gb10", "n_cpu_moe": 5}, "all of gb10 is in one memory"),
+    ({"gpu": "none", "ram": "ddr5-5600", "n_cpu_moe": 4}, "is in one memory"),
+    ({"gpu": "none", "ram": "ddr5-5600", "engine": "ktransformers"}, "expected a machine with a GPU, got none"),
+    ({"gpu": "none", "ram": "ddr5-5600", "engine": "llama.cpp-vulkan"}, "with a GPU, got none.*; choose llama.cpp"),
+    ({"gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 6, "threads": 13}, "expected at most 12, 2 on each of the 6"),
+])
 def test_a_setting_that_the_machine_has_no_use_for_is_refused(asked: dict[str, Any], message: str) -> None:
     question = Question("qwen3-30b-a3b", **asked)
     with pytest.raises(FitError, match=message):
@@ -131,23 +119,20 @@ RX = {"gpu": "rx-7900-xtx", "ram": "ddr5-5600"}
 ARC = {"gpu": "arc-b580", "ram": "ddr5-5600"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"gpu": "apple-m3-max", "engine": "ktransformers"}, "on Apple's GPUs; use llama.cpp-metal$"),
-        ({"gpu": "apple-m3-max", "engine": "llama.cpp-vulkan"}, "on Apple's GPUs; use llama.cpp-metal$"),
-        ({"gpu": "apple-m3-max", "engine": "llama.cpp"}, "llama.cpp does not run on Apple's GPUs; use llama.cpp-metal"),
-        ({**ARC, "engine": "llama.cpp"}, "llama.cpp does not run on Intel's GPUs; use llama.cpp-vulkan"),
-        ({**RX, "engine": "ktransformers"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
-        ({**RX, "engine": "llama.cpp"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
-        ({**RX, "engine": "llama.cpp-2025"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
-        ({**QWEN, "engine": "llama.cpp-rocm"}, "on NVIDIA's GPUs; use ik_llama.cpp or ktransformers or llama.cpp or"),
-        ({**QWEN, "engine": "llama.cpp-metal"}, "llama.cpp-metal does not run on NVIDIA's GPUs"),
-        ({**QWEN, "weights": "awq"}, "llama.cpp does not read weights in awq; ktransformers does"),
-        ({**QWEN, "weights": "IQ3_K"}, "llama.cpp does not read weights in iq3_k; ik_llama.cpp does"),
-        ({**RX, "weights": "fp8"}, "llama.cpp-vulkan does not read weights in fp8; choose other weights"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"gpu": "apple-m3-max", "engine": "ktransformers"}, "on Apple's GPUs; use llama.cpp-metal$"),
+    ({"gpu": "apple-m3-max", "engine": "llama.cpp-vulkan"}, "on Apple's GPUs; use llama.cpp-metal$"),
+    ({"gpu": "apple-m3-max", "engine": "llama.cpp"}, "llama.cpp does not run on Apple's GPUs; use llama.cpp-metal"),
+    ({**ARC, "engine": "llama.cpp"}, "llama.cpp does not run on Intel's GPUs; use llama.cpp-vulkan"),
+    ({**RX, "engine": "ktransformers"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
+    ({**RX, "engine": "llama.cpp"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
+    ({**RX, "engine": "llama.cpp-2025"}, "on AMD's GPUs; use llama.cpp-rocm or llama.cpp-vulkan"),
+    ({**QWEN, "engine": "llama.cpp-rocm"}, "on NVIDIA's GPUs; use ik_llama.cpp or ktransformers or llama.cpp or"),
+    ({**QWEN, "engine": "llama.cpp-metal"}, "llama.cpp-metal does not run on NVIDIA's GPUs"),
+    ({**QWEN, "weights": "awq"}, "llama.cpp does not read weights in awq; ktransformers does"),
+    ({**QWEN, "weights": "IQ3_K"}, "llama.cpp does not read weights in iq3_k; ik_llama.cpp does"),
+    ({**RX, "weights": "fp8"}, "llama.cpp-vulkan does not read weights in fp8; choose other weights"),
+])
 def test_a_card_or_weights_that_the_engine_does_not_take_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(FitError, match=message):
         answered(**{"model": "qwen3-30b-a3b", **asked})

@@ -61,15 +61,12 @@ def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
         fit(replace(asked, threads=2))
 
 
-@pytest.mark.parametrize(
-    ("asked", "regime"),
-    [
-        (QWEN, "mixed"),
-        ({**QWEN, "gpu": "rtx-5090"}, "all GPU"),
-        ({**QWEN, "engine": "llama.cpp-vulkan"}, "Vulkan"),
-        ({"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"}, "CPU only"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "regime"), [
+    (QWEN, "mixed"),
+    ({**QWEN, "gpu": "rtx-5090"}, "all GPU"),
+    ({**QWEN, "engine": "llama.cpp-vulkan"}, "Vulkan"),
+    ({"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"}, "CPU only"),
+])
 def test_an_answer_names_the_error_of_its_regime(asked: dict[str, Any], regime: Regime) -> None:
     one = answered(**asked)
     assert one.regime == regime
@@ -133,14 +130,11 @@ def test_larger_pieces_name_the_layers_that_no_longer_fit() -> None:
     assert (told.ttft_ms, told.tpot_ms) == (larger.ttft_ms, larger.tpot_ms)
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {**QWEN, "prompt_tokens": 500},
-        {**QWEN, "ubatch": 512},
-        {"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"},
-        {**QWEN, "generated": 10_000},  # the answer as a whole would end later
-    ],
-)
+@pytest.mark.parametrize("asked", [
+    {**QWEN, "prompt_tokens": 500},
+    {**QWEN, "ubatch": 512},
+    {"model": "qwen3-30b-a3b", "gpu": "none", "ram": "ddr5-5600"},
+    {**QWEN, "generated": 10_000},  # the answer as a whole would end later
+])
 def test_larger_pieces_are_not_told_where_they_give_little(asked: dict[str, Any]) -> None:
     assert answered(**asked).larger_pieces is None

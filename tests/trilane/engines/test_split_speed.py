@@ -21,9 +21,7 @@ from traces.models.shape import ModelShape
 from trilane.engines.split_speed import ExpertCache, StaticSplit, decode_time, prompt_time
 
 ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ktransformers")
-BETTER_UPWARDS = (
-    "gpu.bandwidth_bytes_per_s", "gpu.integer_ops_per_s", "cpu.read_bytes_per_s", "link.h2d_bytes_per_s",
-)
+BETTER_UPWARDS = ("gpu.bandwidth_bytes_per_s", "gpu.integer_ops_per_s", "cpu.read_bytes_per_s", "link.h2d_bytes_per_s")
 
 SPLIT = StaticSplit(26, piece_tokens=512)
 
@@ -207,16 +205,13 @@ def test_each_token_of_a_prompt_takes_a_little_more_time_and_is_no_slower_than_t
     assert all(more <= 1.04 * less for less, more in pairwise(per_token))
 
 
-@pytest.mark.parametrize(
-    ("hardware", "engine", "name", "measured"),
-    [
-        ("gb10", "llama.cpp", "gpt-oss-120b@mxfp4", 59.02),
-        ("gb10", "llama.cpp", "qwen3-30b-a3b@q8_0", 60.92),
-        ("strix-halo", "llama.cpp-vulkan", "gpt-oss-120b@mxfp4", 55.29),
-        ("strix-halo", "llama.cpp-vulkan", "qwen3.6-35b-a3b@q4_k_m", 60.78),
-        ("apple-m2-ultra", "llama.cpp-metal", "qwen3-30b-a3b@q8_0", 76.31),
-    ],
-)
+@pytest.mark.parametrize(("hardware", "engine", "name", "measured"), [
+    ("gb10", "llama.cpp", "gpt-oss-120b@mxfp4", 59.02),
+    ("gb10", "llama.cpp", "qwen3-30b-a3b@q8_0", 60.92),
+    ("strix-halo", "llama.cpp-vulkan", "gpt-oss-120b@mxfp4", 55.29),
+    ("strix-halo", "llama.cpp-vulkan", "qwen3.6-35b-a3b@q4_k_m", 60.78),
+    ("apple-m2-ultra", "llama.cpp-metal", "qwen3-30b-a3b@q8_0", 76.31),
+])
 def test_unified_memory_is_as_fast_as_it_was_measured(hardware: str, engine: str, name: str, measured: float) -> None:
     """Fixed times of layers do not grow as bandwidth falls. Sources: rows 303 to 326 of measured_speeds.csv."""
     time = decode_time(model(name), machine(hardware), load_engine(engine), StaticSplit(0), 64)

@@ -61,11 +61,9 @@ def test_whole_numbers_stay_whole() -> None:
     assert HARDWARE.with_numbers({"gpu.memory_bytes": 10.6}).gpu.memory_bytes == 11
 
 
-@pytest.mark.parametrize(
-    ("read", "ceiling", "faster_memory", "at_ceiling"),
-    [(40e9, None, 50e9, False), (40e9, 60e9, 50e9, False), (40e9, 44e9, 44e9, False), (40e9, 40e9, 40e9, True)],
-    ids=["no ceiling known", "far below it", "near it", "at it"],
-)
+@pytest.mark.parametrize(("read", "ceiling", "faster_memory", "at_ceiling"), [
+    (40e9, None, 50e9, False), (40e9, 60e9, 50e9, False), (40e9, 44e9, 44e9, False), (40e9, 40e9, 40e9, True),
+], ids=["no ceiling known", "far below it", "near it", "at it"])
 def test_of_faster_memory_the_cpu_reads_no_more_than_it_can(
     read: float, ceiling: float | None, faster_memory: float, at_ceiling: bool
 ) -> None:
@@ -78,9 +76,7 @@ def test_of_faster_memory_the_cpu_reads_no_more_than_it_can(
 def test_a_cpu_that_reads_more_has_a_higher_ceiling() -> None:
     hardware = replace(HARDWARE, cpu=replace(HARDWARE.cpu, read_bytes_per_s=40e9, read_ceiling_bytes_per_s=40e9))
     [part] = [part for part in PARTS if part.name == CPU_READS]
-    assert better_numbers(hardware, part.keys) == {
-        "cpu.read_bytes_per_s": 50e9, "cpu.read_ceiling_bytes_per_s": 50e9,
-    }
+    assert better_numbers(hardware, part.keys) == {"cpu.read_bytes_per_s": 50e9, "cpu.read_ceiling_bytes_per_s": 50e9}
 
 
 def test_a_profiles_tables_shrink_where_it_has_no_numbers() -> None:

@@ -100,9 +100,7 @@ PAIRS = {  # the first and the last are asked in the quick profile, which also c
         {**USUAL, "gpu": "rtx-4080", "cores": 16}, QWEN, Q4, 717, DDR5, 0.99,
         "eight in ten experts fit, and those that do not are seldom used",
     ),
-    "all fits": Pair(
-        {**USUAL, "gpu": "rtx-4090"}, QWEN, Q4, 1008, DDR5, 1.0, "24 GB hold the 18.5 GB of the model",
-    ),
+    "all fits": Pair({**USUAL, "gpu": "rtx-4090"}, QWEN, Q4, 1008, DDR5, 1.0, "24 GB hold the 18.5 GB of the model"),
     "sixteen bits": Pair(
         {**USUAL, "weights": "bf16", "gpu": "rtx-4090"}, QWEN, BF16, 1008, DDR5, 0.90, f"36% of the experts fit; {LRU}",
     ),

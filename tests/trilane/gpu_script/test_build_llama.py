@@ -50,16 +50,13 @@ def test_a_build_that_runs_out_of_time_goes_on(tmp_path: Path) -> None:
     assert build(tmp_path, "made", "sources.tar.gz").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "changes", "why"),
-    [
-        ((), {}, "expected a folder to build in, got ''"),
-        (("made", "none.tar.gz"), {}, "expected the sources of xllamacpp-2026.10.11549, found no file none.tar.gz"),
-        (("made", "build.sh"), {}, "expected the sources of xllamacpp-2026.10.11549, got another file: build.sh"),
-        (("made",), {"CURL_STATUS": "6"}, "could not download the sources; carry xllamacpp-2026.10.11549.tar.gz here"),
-        (("made",), {"CUDA": "yes"}, "expected CUDA=ON or CUDA=OFF, got yes"),
-    ],
-)
+@pytest.mark.parametrize(("words", "changes", "why"), [
+    ((), {}, "expected a folder to build in, got ''"),
+    (("made", "none.tar.gz"), {}, "expected the sources of xllamacpp-2026.10.11549, found no file none.tar.gz"),
+    (("made", "build.sh"), {}, "expected the sources of xllamacpp-2026.10.11549, got another file: build.sh"),
+    (("made",), {"CURL_STATUS": "6"}, "could not download the sources; carry xllamacpp-2026.10.11549.tar.gz here"),
+    (("made",), {"CUDA": "yes"}, "expected CUDA=ON or CUDA=OFF, got yes"),
+])
 def test_what_cannot_be_built_is_refused(
     tmp_path: Path, words: tuple[str, ...], changes: dict[str, str], why: str
 ) -> None:

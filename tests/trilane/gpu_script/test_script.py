@@ -145,17 +145,14 @@ def test_a_stage_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "changes", "why"),
-    [
-        ((), {}, "expected a folder to write to, got ''; usage"),
-        (("-o",), {}, "expected a folder to write to, got '-o'"),
-        (("out",), {"STAGE_SECONDS": "soon"}, "expected STAGE_SECONDS as a whole number, got soon"),
-        (("out",), {"LLAMA_SECONDS": "0"}, "expected LLAMA_SECONDS as a whole number, got 0"),
-        (("out",), {"TRILANE": "trilain"}, "trilain: no such command; in a checkout TRILANE='python3 -m trilane'"),
-        (("out",), {"LANES": "foo"}, "expected LANES=cuda or LANES=host-lanes, got foo"),
-    ],
-)
+@pytest.mark.parametrize(("words", "changes", "why"), [
+    ((), {}, "expected a folder to write to, got ''; usage"),
+    (("-o",), {}, "expected a folder to write to, got '-o'"),
+    (("out",), {"STAGE_SECONDS": "soon"}, "expected STAGE_SECONDS as a whole number, got soon"),
+    (("out",), {"LLAMA_SECONDS": "0"}, "expected LLAMA_SECONDS as a whole number, got 0"),
+    (("out",), {"TRILANE": "trilain"}, "trilain: no such command; in a checkout TRILANE='python3 -m trilane'"),
+    (("out",), {"LANES": "foo"}, "expected LANES=cuda or LANES=host-lanes, got foo"),
+])
 def test_what_makes_no_sense_is_refused_in_a_sentence(
     tmp_path: Path, words: tuple[str, ...], changes: dict[str, str], why: str
 ) -> None:

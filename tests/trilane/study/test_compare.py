@@ -91,14 +91,11 @@ def uneven(path: Path) -> Scenario:
     return Scenario(trace=str(path), model=None, cached_share=0.5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "usable"),
-    [
-        ({}, {0, 1, 3, 4}),  # as many decode tokens as there are, but some
-        ({"generated_tokens": 3}, {0, 1, 4}),
-        ({"prompt_tokens": 2, "generated_tokens": 2}, {0, 1, 3}),
-    ],
-)
+@pytest.mark.parametrize(("changes", "usable"), [
+    ({}, {0, 1, 3, 4}),  # as many decode tokens as there are, but some
+    ({"generated_tokens": 3}, {0, 1, 4}),
+    ({"prompt_tokens": 2, "generated_tokens": 2}, {0, 1, 3}),
+])
 def test_sequences_that_are_too_short_are_never_drawn(
     tmp_path: Path, changes: dict[str, Any], usable: set[int]
 ) -> None:

@@ -196,15 +196,12 @@ def test_a_damaged_page_is_said_to_be(tmp_path: Path) -> None:
 # --- other files ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"notes of mine\n", "expected the journal of a sweep"),
-        (b"x", "expected the journal of a sweep"),
-        (b"SQLite format 3\0 and no more", "expected the journal of a sweep"),
-        (b'{"journal": "trilane sweep", "format": 1}\n', "expected the journal of a sweep"),
-    ],
-)
+@pytest.mark.parametrize(("content", "expected"), [
+    (b"notes of mine\n", "expected the journal of a sweep"),
+    (b"x", "expected the journal of a sweep"),
+    (b"SQLite format 3\0 and no more", "expected the journal of a sweep"),
+    (b'{"journal": "trilane sweep", "format": 1}\n', "expected the journal of a sweep"),
+])
 def test_another_file_is_left_alone(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "o.parquet.journal"
     path.write_bytes(content)
@@ -244,14 +241,11 @@ ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELEC
 ENDLESS += "x AS content, x AS blob, x AS checksum FROM n"
 
 
-@pytest.mark.parametrize(
-    "statements",
-    [
-        ["DROP TABLE sweep_entries", f"CREATE VIEW sweep_entries AS {ENDLESS}"],
-        ["CREATE TRIGGER t AFTER INSERT ON sweep_entries BEGIN DELETE FROM sweep_entries; END"],
-        ["DROP TABLE sweep_entries", "CREATE TABLE sweep_entries (key TEXT PRIMARY KEY, content TEXT NOT NULL)"],
-    ],
-)
+@pytest.mark.parametrize("statements", [
+    ["DROP TABLE sweep_entries", f"CREATE VIEW sweep_entries AS {ENDLESS}"],
+    ["CREATE TRIGGER t AFTER INSERT ON sweep_entries BEGIN DELETE FROM sweep_entries; END"],
+    ["DROP TABLE sweep_entries", "CREATE TABLE sweep_entries (key TEXT PRIMARY KEY, content TEXT NOT NULL)"],
+])
 def test_a_journal_with_anything_else_in_it_is_refused(tmp_path: Path, statements: list[str]) -> None:
     """A view would be computed, without an end perhaps, and a trigger would run with every row."""
     path = write(tmp_path / "o.parquet", ROWS)

@@ -259,16 +259,13 @@ def test_a_result_that_cannot_be_sent_is_an_error_and_no_hang(
     assert "cannot be sent" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("kind", "becomes", "says"),
-    [
-        ("two arguments", RuntimeError, "TwoArgumentsError: 1 2"),
-        ("bad input", WorkerError, "FullNameError: a b"),
-        ("PicklingError", RuntimeError, "KeyError: <function <lambda>"),
-        ("AttributeError", RuntimeError, "KeyError: <function raise_one.<locals>.<lambda>"),
-        ("RecursionError", RuntimeError, "KeyError: "),
-    ],
-)
+@pytest.mark.parametrize(("kind", "becomes", "says"), [
+    ("two arguments", RuntimeError, "TwoArgumentsError: 1 2"),
+    ("bad input", WorkerError, "FullNameError: a b"),
+    ("PicklingError", RuntimeError, "KeyError: <function <lambda>"),
+    ("AttributeError", RuntimeError, "KeyError: <function raise_one.<locals>.<lambda>"),
+    ("RecursionError", RuntimeError, "KeyError: "),
+])
 def test_an_error_that_cannot_be_sent_comes_as_text(
     workers: WorkerPool[object], kind: str, becomes: type[Exception], says: str
 ) -> None:

@@ -7,13 +7,10 @@ import pytest
 from trilane.study.sampling_error import measured_error
 
 
-@pytest.mark.parametrize(
-    ("steps", "batch", "nearest"),
-    [
-        (56, 1, (1, 56)), (55, 3, (1, 32)), (24, 4, (4, 24)), (32, 4, (4, 32)), (100, 64, (4, 56)), (8, 1, (1, 24)),
-        (1, 16, (4, 24)),
-    ],
-)
+@pytest.mark.parametrize(("steps", "batch", "nearest"), [
+    (56, 1, (1, 56)), (55, 3, (1, 32)), (24, 4, (4, 24)), (32, 4, (4, 32)), (100, 64, (4, 56)), (8, 1, (1, 24)),
+    (1, 16, (4, 24)),
+])
 def test_the_measured_error_is_that_of_the_nearest_setting_below(
     steps: int, batch: int, nearest: tuple[int, int]
 ) -> None:

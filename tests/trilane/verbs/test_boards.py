@@ -67,17 +67,14 @@ def test_a_picture_of_speeds(trilane: Trilane) -> None:
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--row", "none"), "there is no row 'none'"),
-        (("--row", "1", "--plot", "a.png"), "expected --row or --plot"),
-        (("--plot", "a.bmp"), "expected the name of a picture"),
-        (("--check", "missing.csv"), "missing.csv: expected a CSV file of measured speeds"),
-        (("--check", "binary.csv"), "binary.csv: expected a CSV file of measured speeds"),
-        (("--check", "binary.csv", "--json", "binary.csv"), "expected another file than the input"),
-    ],
-)
+@pytest.mark.parametrize(("words", "sentence"), [
+    (("--row", "none"), "there is no row 'none'"),
+    (("--row", "1", "--plot", "a.png"), "expected --row or --plot"),
+    (("--plot", "a.bmp"), "expected the name of a picture"),
+    (("--check", "missing.csv"), "missing.csv: expected a CSV file of measured speeds"),
+    (("--check", "binary.csv"), "binary.csv: expected a CSV file of measured speeds"),
+    (("--check", "binary.csv", "--json", "binary.csv"), "expected another file than the input"),
+])
 def test_what_cannot_be_done_is_one_sentence(words: tuple[str, ...], sentence: str, trilane: Trilane) -> None:
     Path("binary.csv").write_bytes(b"id\xff\x00,1")
     done = trilane("accuracy", *words)
@@ -146,16 +143,13 @@ def test_a_picture_of_figures(trilane: Trilane) -> None:
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--row", "none"), "there is no figure 'none'; `trilane papers --paper NAME` lists them all; NAME is"),
-        (("--row", "smoe-abs-tpot"), "this figure is not asked: repeats Section VI-B"),
-        (("--paper", "dalli"), "there is no paper 'dalli'; did you mean 'DALI'"),
-        (("--row", "daop-t2-c4", "--plot", "a.png"), "expected --row or --plot"),
-        (("--play", "binary.csv"), "expected a file of plays"),
-    ],
-)
+@pytest.mark.parametrize(("words", "sentence"), [
+    (("--row", "none"), "there is no figure 'none'; `trilane papers --paper NAME` lists them all; NAME is"),
+    (("--row", "smoe-abs-tpot"), "this figure is not asked: repeats Section VI-B"),
+    (("--paper", "dalli"), "there is no paper 'dalli'; did you mean 'DALI'"),
+    (("--row", "daop-t2-c4", "--plot", "a.png"), "expected --row or --plot"),
+    (("--play", "binary.csv"), "expected a file of plays"),
+])
 def test_what_is_wrong_is_said_in_one_sentence(trilane: Trilane, words: tuple[str, ...], sentence: str) -> None:
     Path("binary.csv").write_bytes(bytes(range(256)))
     done = trilane("papers", *words)

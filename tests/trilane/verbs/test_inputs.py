@@ -83,14 +83,11 @@ def test_a_scenario_is_described_with_its_lengths_and_its_engine() -> None:
     assert " on rtx3090-ddr4, engine ideal, " in describe(short.with_(engine="ideal"))
 
 
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        ("deepseek-v2-lite", "deepseek-v2-lite in 16 bits on "),
-        ("deepseek-v2-lite@q4_k_m", "deepseek-v2-lite@q4_k_m on "),
-        (None, "mini-deepseek in 16 bits on "),
-    ],
-)
+@pytest.mark.parametrize(("model", "named"), [
+    ("deepseek-v2-lite", "deepseek-v2-lite in 16 bits on "),
+    ("deepseek-v2-lite@q4_k_m", "deepseek-v2-lite@q4_k_m on "),
+    (None, "mini-deepseek in 16 bits on "),
+])
 def test_a_scenario_is_described_with_the_format_of_its_weights(model: str | None, named: str) -> None:
     assert describe(Scenario(model=model)).startswith(named)
 

@@ -157,8 +157,7 @@ def test_a_plan_for_this_machine_takes_the_parts_that_are_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trilane.engines.tune.machine_found.found_machine", lambda: MachineFound(
-        "rtx-4090", "ddr5-5600", None, 12, "4x16", 64,
-        (Assumption("ram", "ddr5-5600"),),
+        "rtx-4090", "ddr5-5600", None, 12, "4x16", 64, (Assumption("ram", "ddr5-5600"),),
     ))
     machine = load_hardware(machine_found())
     assert (machine.cpu_only, machine.cpu.cores) == (False, 12)
@@ -212,10 +211,9 @@ def test_validate_makes_the_folder_of_its_report_and_takes_times_of_an_earlier_o
     assert f"Measured earlier ({report / 'rows.csv'})" in (again / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("choice", "words"),
-    [(LlamaProfile(threads="1,x"), "whole numbers from 1 to"), (LlamaProfile(blocks="q4_0,q9"), "'q9'")],
-)
+@pytest.mark.parametrize(("choice", "words"), [
+    (LlamaProfile(threads="1,x"), "whole numbers from 1 to"), (LlamaProfile(blocks="q4_0,q9"), "'q9'"),
+])
 def test_profile_refuses_before_it_measures(choice: LlamaProfile, words: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=words):
         profile_llama(choice, str(tmp_path / "mine.yaml"), None)

@@ -44,17 +44,14 @@ def test_a_chunk_is_a_size() -> None:
         LaneChoice(chunk_mb=-1)
 
 
-@pytest.mark.parametrize(
-    ("verb", "option", "unit"),
-    [
-        ("fit", "--ram-gb", "2^30 bytes"), ("profile", "--memory-gb", "10^9 bytes"),
-        ("profile", "--host-memory-gb", "10^9 bytes"), ("measure", "--host-memory-gb", "10^9 bytes"),
-        ("validate", "--host-memory-gb", "10^9 bytes"), ("measure", "--chunk-mb", "10^6 bytes"),
-        ("profile", "--chunk-mb", "10^6 bytes"), ("profile", "--link-gb-per-s", "10^9 bytes"),
-        ("cache-curve", "--pool", "2^20 bytes"), ("simulate", "--set", "10^9 bytes"),
-        ("whatif", "--vary", "10^9 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("verb", "option", "unit"), [
+    ("fit", "--ram-gb", "2^30 bytes"), ("profile", "--memory-gb", "10^9 bytes"),
+    ("profile", "--host-memory-gb", "10^9 bytes"), ("measure", "--host-memory-gb", "10^9 bytes"),
+    ("validate", "--host-memory-gb", "10^9 bytes"), ("measure", "--chunk-mb", "10^6 bytes"),
+    ("profile", "--chunk-mb", "10^6 bytes"), ("profile", "--link-gb-per-s", "10^9 bytes"),
+    ("cache-curve", "--pool", "2^20 bytes"), ("simulate", "--set", "10^9 bytes"),
+    ("whatif", "--vary", "10^9 bytes"),
+])
 def test_the_help_of_a_size_names_its_unit(
     trilane: Trilane, monkeypatch: pytest.MonkeyPatch, verb: str, option: str, unit: str
 ) -> None:
@@ -63,25 +60,22 @@ def test_the_help_of_a_size_names_its_unit(
     assert unit in " ".join(lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("compare", "--draws", "1000000000000000000"), r"'--draws': .*\b10000\b"),
-        (("ablate", "dali", "--draws", "10001"), r"'--draws': .*\b10000\b"),
-        (("whatif", "-v", "batch=1", "--draws", "10001"), r"'--draws': .*\b10000\b"),
-        (("compare", "--jobs", "9999999"), r"'--jobs': .*\b1024\b"),
-        (("fit", "-m", "mini-moe", "--jobs", "9999999"), r"'--jobs': .*\b1024\b"),
-        (("whatif", "-v", "seed=0..9999/10000"), "--vary: expected 20,000 simulations at most, got 80,000; give fewer"),
-        (("whatif", "-v", f"batch=1..4/{5000 * '9'}"), "batch: expected 2 to 10,000 points in a range"),
-        (("whatif", "-v", "pcie_gbps=1..1e999"), r"pcie_gbps: expected a range LOW\.\.HIGH of numbers"),
-        (("validate", "p.yaml", "--profile", "x", "--time-limit", "inf"), "'--time-limit': "),
-        (("validate", "p.yaml", "--profile", "x", "--time-limit", "nan"), "'--time-limit': "),
-        (("validate", "p.yaml", "--profile", "x", "--repeats", "1001"), r"'--repeats': .*\b1000\b"),
-        (("measure", "--cpu-threads", "999999"), r"'--cpu-threads': .*\b4096\b"),
-        (("profile", "-o", "p.yaml", "--gpu-core", "-1"), r"'--gpu-core': .*\b0\b"),
-        (("profile", "-o", "p.yaml", "--batch", "1,99999999"), "--batch: expected whole numbers from 1 to 1,000,000"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    (("compare", "--draws", "1000000000000000000"), r"'--draws': .*\b10000\b"),
+    (("ablate", "dali", "--draws", "10001"), r"'--draws': .*\b10000\b"),
+    (("whatif", "-v", "batch=1", "--draws", "10001"), r"'--draws': .*\b10000\b"),
+    (("compare", "--jobs", "9999999"), r"'--jobs': .*\b1024\b"),
+    (("fit", "-m", "mini-moe", "--jobs", "9999999"), r"'--jobs': .*\b1024\b"),
+    (("whatif", "-v", "seed=0..9999/10000"), "--vary: expected 20,000 simulations at most, got 80,000; give fewer"),
+    (("whatif", "-v", f"batch=1..4/{5000 * '9'}"), "batch: expected 2 to 10,000 points in a range"),
+    (("whatif", "-v", "pcie_gbps=1..1e999"), r"pcie_gbps: expected a range LOW\.\.HIGH of numbers"),
+    (("validate", "p.yaml", "--profile", "x", "--time-limit", "inf"), "'--time-limit': "),
+    (("validate", "p.yaml", "--profile", "x", "--time-limit", "nan"), "'--time-limit': "),
+    (("validate", "p.yaml", "--profile", "x", "--repeats", "1001"), r"'--repeats': .*\b1000\b"),
+    (("measure", "--cpu-threads", "999999"), r"'--cpu-threads': .*\b4096\b"),
+    (("profile", "-o", "p.yaml", "--gpu-core", "-1"), r"'--gpu-core': .*\b0\b"),
+    (("profile", "-o", "p.yaml", "--batch", "1,99999999"), "--batch: expected whole numbers from 1 to 1,000,000"),
+])
 def test_a_number_beyond_its_limit_is_one_sentence(trilane: Trilane, words: tuple[str, ...], says: str) -> None:
     done = trilane(*words)
     assert (done.status, done.err.count("\n")) == (2, 1)

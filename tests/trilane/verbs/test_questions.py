@@ -170,26 +170,23 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
     assert facts(done)["routing"].startswith("synthetic, like ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--gpu", "rtx-3060"), "expected gpu and ram"),
-        (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x'; did you mean"),
-        (("--gpu", "m3-max"), "there is no gpu 'm3-max'; did you mean 'apple-m3-max'?"),
-        (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
-        (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
-        (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "16 GiB would do; these weights fit: "),
-        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--prompt", "many"), "number of tokens, or max, got 'many'"),
-        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--kv", "q5_0"), "kv: expected"),
-        (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--engine", "pytorch"), "`trilane fit --policy-engine pytorch`"),
-        (
-            ("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--n-cpu-moe", "3", "--weights", "bf16"),
-            "of 2 layers on the CPU needs",
-        ),
-        (("--machine", "rtx3090-ddr4", "--policies", "none"), "there is no policy 'none'"),
-        (("--machine", "rtx3090-ddr4", "--json", "no/where.json"), "the folder no does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (("--gpu", "rtx-3060"), "expected gpu and ram"),
+    (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x'; did you mean"),
+    (("--gpu", "m3-max"), "there is no gpu 'm3-max'; did you mean 'apple-m3-max'?"),
+    (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
+    (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
+    (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "16 GiB would do; these weights fit: "),
+    (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--prompt", "many"), "number of tokens, or max, got 'many'"),
+    (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--kv", "q5_0"), "kv: expected"),
+    (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--engine", "pytorch"), "`trilane fit --policy-engine pytorch`"),
+    (
+        ("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--n-cpu-moe", "3", "--weights", "bf16"),
+        "of 2 layers on the CPU needs",
+    ),
+    (("--machine", "rtx3090-ddr4", "--policies", "none"), "there is no policy 'none'"),
+    (("--machine", "rtx3090-ddr4", "--json", "no/where.json"), "the folder no does not exist"),
+])
 def test_what_cannot_be_answered_is_a_sentence(trilane: Trilane, arguments: tuple[str, ...], sentence: str) -> None:
     done = trilane("fit", "--model", "deepseek-v2-lite", "--trace", "mini-deepseek", *arguments)
     assert (done.status, done.out) == (2, "")

@@ -44,17 +44,14 @@ def test_parameters_belong_to_the_scenarios_policy(trilane: Trilane) -> None:
     assert parts["dali-ilp"] == ["placement", "assigner", "cache", "prefetcher"]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("dalii",), "did you mean 'dali'"),
-        ((), "Missing argument"),
-        (("dali", "--png", "x.docx"), "ending in .png"),
-        (("dali", "--draws", "0"), "Invalid value for '--draws'"),
-        (("dali", "--json", "x.png", "--png", "x.png"), "a file of its own"),
-        (("dali", "--jobs", "1", *MINE), "needs the forecast residual@1"),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    (("dalii",), "did you mean 'dali'"),
+    ((), "Missing argument"),
+    (("dali", "--png", "x.docx"), "ending in .png"),
+    (("dali", "--draws", "0"), "Invalid value for '--draws'"),
+    (("dali", "--json", "x.png", "--png", "x.png"), "a file of its own"),
+    (("dali", "--jobs", "1", *MINE), "needs the forecast residual@1"),
+])
 def test_bad_input_is_one_sentence(trilane: Trilane, words: tuple[str, ...], expected: str) -> None:
     write_route_csv(Path("mine.csv"))
     trilane("trace", "import", "mine.csv", "-o", "mine.safetensors")

@@ -76,21 +76,18 @@ def test_the_help_says_where_rows_are_kept_and_when_they_are_simulated_again(tri
         assert words in said
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("f.yaml",), "Missing option '--output'"),
-        (("g.yaml", "-o", "o.parquet"), "g.yaml: No such file"),
-        (("bad.yaml", "-o", "o.parquet"), "bad.yaml: grid: there is no axis 'bath'; did you mean 'batch'?"),
-        (("f.yaml", "-o", "o.csv"), "o.csv: expected the name of a Parquet file"),
-        (("f.yaml", "-o", "f.yaml"), "expected another file than the input"),
-        (("f.yaml", "-o", "none/o.parquet"), "the folder none does not exist"),
-        (("f.yaml", "-o", "o.parquet", "--jobs", "0"), "Invalid value for '--jobs'"),
-        (("f.yaml", "-o", "o.parquet", "--dask", "nowhere"), "--dask: expected an address such as tcp://"),
-        (("f.yaml", "-o", "o.parquet", "--dask", "tcp://127.0.0.1:9"), "no Dask scheduler answers at 'tcp://127"),
-        (("twice.yaml", "-o", "o.parquet"), "twice.yaml: pcie and pcie_gbps set the same number of the machine"),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    (("f.yaml",), "Missing option '--output'"),
+    (("g.yaml", "-o", "o.parquet"), "g.yaml: No such file"),
+    (("bad.yaml", "-o", "o.parquet"), "bad.yaml: grid: there is no axis 'bath'; did you mean 'batch'?"),
+    (("f.yaml", "-o", "o.csv"), "o.csv: expected the name of a Parquet file"),
+    (("f.yaml", "-o", "f.yaml"), "expected another file than the input"),
+    (("f.yaml", "-o", "none/o.parquet"), "the folder none does not exist"),
+    (("f.yaml", "-o", "o.parquet", "--jobs", "0"), "Invalid value for '--jobs'"),
+    (("f.yaml", "-o", "o.parquet", "--dask", "nowhere"), "--dask: expected an address such as tcp://"),
+    (("f.yaml", "-o", "o.parquet", "--dask", "tcp://127.0.0.1:9"), "no Dask scheduler answers at 'tcp://127"),
+    (("twice.yaml", "-o", "o.parquet"), "twice.yaml: pcie and pcie_gbps set the same number of the machine"),
+])
 def test_bad_input_is_one_sentence(
     trilane: Trilane, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str
 ) -> None:
@@ -154,25 +151,22 @@ def test_the_same_bytes_every_time(trilane: Trilane, table: Path) -> None:
         assert Path("a", name).read_bytes() == Path("b", name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--kind", "heet"), "--kind: there is no picture 'heet'; did you mean 'heat'"),
-        (("--kind", "heat", "--where", "batch=1"), "heat: expected 2 axes that vary"),
-        (("--where", "batch=3"), "--where batch=3: expected one of the values in the table: 1, 2"),
-        (("--where", "batch"), "--where: expected KEY=VALUE, got 'batch'"),
-        (("--policies", "dali"), "there is no policy in these results 'dali'"),
-        (("--kind", "speedup", "--baseline", "dali"), "there is no policy in these results 'dali'"),
-        (("--x", "gpu_memory_gb"), "--x: there is no varying axis (other than policy) 'gpu_memory_gb'"),
-        (("--x", "policy"), "(other than policy) 'policy'; choose from cached_share, batch"),
-        (("--x", "cached-share"), "did you mean 'cached_share'"),
-        (("--y", "nonsense"), "--y: there is no varying axis (other than policy) 'nonsense'"),
-        (("--x", "batch", "--y", "batch", "--kind", "heat"), "expected two axes, got one twice"),
-        (("--baseline", "nope"), "--baseline: there is no policy in these results 'nope'"),
-        (("--policies", "oracle"), "only clairvoyant runs are left"),
-        (("--where", "policy=oracle", "--kind", "tpot"), "only clairvoyant runs are left"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (("--kind", "heet"), "--kind: there is no picture 'heet'; did you mean 'heat'"),
+    (("--kind", "heat", "--where", "batch=1"), "heat: expected 2 axes that vary"),
+    (("--where", "batch=3"), "--where batch=3: expected one of the values in the table: 1, 2"),
+    (("--where", "batch"), "--where: expected KEY=VALUE, got 'batch'"),
+    (("--policies", "dali"), "there is no policy in these results 'dali'"),
+    (("--kind", "speedup", "--baseline", "dali"), "there is no policy in these results 'dali'"),
+    (("--x", "gpu_memory_gb"), "--x: there is no varying axis (other than policy) 'gpu_memory_gb'"),
+    (("--x", "policy"), "(other than policy) 'policy'; choose from cached_share, batch"),
+    (("--x", "cached-share"), "did you mean 'cached_share'"),
+    (("--y", "nonsense"), "--y: there is no varying axis (other than policy) 'nonsense'"),
+    (("--x", "batch", "--y", "batch", "--kind", "heat"), "expected two axes, got one twice"),
+    (("--baseline", "nope"), "--baseline: there is no policy in these results 'nope'"),
+    (("--policies", "oracle"), "only clairvoyant runs are left"),
+    (("--where", "policy=oracle", "--kind", "tpot"), "only clairvoyant runs are left"),
+])
 def test_refusals_of_plot(trilane: Trilane, table: Path, words: tuple[str, ...], message: str) -> None:
     done = trilane("plot", str(table), "-o", "out", *words)
     assert done.status == 2
@@ -316,18 +310,15 @@ def test_several_draws_are_means(trilane: Trilane) -> None:
     assert "may be chance" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("vary", "message"),
-    [
-        (("batch",), "--vary: expected AXIS=VALUES"),
-        (("policy=dali",), "use --policies A,B"),
-        (("batch=1", "batch=2"), "--vary batch: expected every axis once"),
-        (("batch=1", "seed=1", "pcie=4x16"), "expected one axis or two, got batch, seed, pcie"),
-        (("bach=1",), "there is no axis 'bach'; did you mean 'batch'"),
-        (("pcie=4x16,6x32",), "pcie: expected generation x lanes such as 3x16, 4x8 or 5x16, got '6x32'"),
-        (("cached_share=1",), "no value can run: deepseek-v2-lite: a cached share of 1 is "),
-    ],
-)
+@pytest.mark.parametrize(("vary", "message"), [
+    (("batch",), "--vary: expected AXIS=VALUES"),
+    (("policy=dali",), "use --policies A,B"),
+    (("batch=1", "batch=2"), "--vary batch: expected every axis once"),
+    (("batch=1", "seed=1", "pcie=4x16"), "expected one axis or two, got batch, seed, pcie"),
+    (("bach=1",), "there is no axis 'bach'; did you mean 'batch'"),
+    (("pcie=4x16,6x32",), "pcie: expected generation x lanes such as 3x16, 4x8 or 5x16, got '6x32'"),
+    (("cached_share=1",), "no value can run: deepseek-v2-lite: a cached share of 1 is "),
+])
 def test_refusals_of_whatif(trilane: Trilane, vary: tuple[str, ...], message: str) -> None:
     done = trilane("whatif", *(word for text in vary for word in ("--vary", text)), *QUICK)
     assert done.status == 2

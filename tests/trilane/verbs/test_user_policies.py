@@ -85,14 +85,11 @@ def test_a_grid_names_it(trilane: Trilane) -> None:
     assert done.err == "2 points in t.parquet\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "place"),
-    [
-        (("simulate", *SHORT, "--policy"), ("run", "policy")), (("simulate", *SHORT, "--set"), ("run", "policy")),
-        (("ablate", *SHORT, "--draws", "1", "--jobs", "1"), ("ladder", -1, "policy")),
-        (("policies",), ("policies", 0, "name")),
-    ],
-)
+@pytest.mark.parametrize(("words", "place"), [
+    (("simulate", *SHORT, "--policy"), ("run", "policy")), (("simulate", *SHORT, "--set"), ("run", "policy")),
+    (("ablate", *SHORT, "--draws", "1", "--jobs", "1"), ("ladder", -1, "policy")),
+    (("policies",), ("policies", 0, "name")),
+])
 def test_verbs_of_one_policy(trilane: Trilane, words: tuple[str, ...], place: tuple[str | int, ...]) -> None:
     text = f"policy={FILE}:Mine" if words[-1] == "--set" else f"{FILE}:Mine"
     found = trilane(*words, text, "--json", "-").json

@@ -32,9 +32,7 @@ ROWS = [
     row("1", 100.0, prompt_tokens_per_s=1000.0, prompt_tokens=512), row("2", 50.0, cpu_layers=10), row("3", 20.0),
     row("4", 10.0, machine=OTHER, quality="B", weights="q8_0"), row("5", 10.0, quality="C"),
 ]
-PREDICTED = {
-    "1": Speeds(110.0, 1500.0), "2": Speeds(45.0), "3": Speeds(20.2), "4": Speeds(14.0), "5": Speeds(30.0),
-}
+PREDICTED = {"1": Speeds(110.0, 1500.0), "2": Speeds(45.0), "3": Speeds(20.2), "4": Speeds(14.0), "5": Speeds(30.0)}
 
 
 def errors(quantity: str, by: str, group: str, predicted: dict[str, Speeds] = PREDICTED) -> Errors:
@@ -106,25 +104,22 @@ def test_predictions_that_cannot_be_read(text: str, tmp_path: Path) -> None:
 UNKNOWN = replace(load_fitted("llama.cpp"), program="mine")
 
 
-@pytest.mark.parametrize(
-    ("machine", "cpu_layers", "regime"),
-    [
-        ("rtx-4080+ddr5-5600+ryzen-9-7950x", 0, "all GPU"),
-        ("rtx-4080+ddr5-5600+ryzen-9-7950x", 14, "mixed"),
-        ("rtx-4080+ddr5-5600+ryzen-9-7950x", 48, "experts on CPU"),
-        ("rtx-4080+ddr4-3200-ecc+threadripper-pro-5975wx", 48, "server"),
-        ("rtx-3090+ddr5-6000-ecc+epyc-9355", 10, "server"),
-        ("rtx-3090+ddr5-6000-ecc+epyc-9355", 0, "all GPU"),
-        ("none+ddr5-6000-ecc+epyc-9355", 48, "CPU only"),
-        ("none+ddr4-2666+core-i7-8700", 48, "CPU only"),
-        ("none+lpddr5x-7500+ryzen-ai-9-hx-370", 48, "laptop"),
-        ("rtx-4060-laptop+ddr5-5600+core-i9-13900hk", 20, "laptop"),
-        ("rtx-4070-laptop+ddr5-5600", 20, "laptop"),
-        ("rtx-3060+ddr4-2666+core-i9-9900t", 20, "mixed"),
-        ("gb10", 0, "unified"),
-        ("strix-halo", 0, "unified"),
-    ],
-)
+@pytest.mark.parametrize(("machine", "cpu_layers", "regime"), [
+    ("rtx-4080+ddr5-5600+ryzen-9-7950x", 0, "all GPU"),
+    ("rtx-4080+ddr5-5600+ryzen-9-7950x", 14, "mixed"),
+    ("rtx-4080+ddr5-5600+ryzen-9-7950x", 48, "experts on CPU"),
+    ("rtx-4080+ddr4-3200-ecc+threadripper-pro-5975wx", 48, "server"),
+    ("rtx-3090+ddr5-6000-ecc+epyc-9355", 10, "server"),
+    ("rtx-3090+ddr5-6000-ecc+epyc-9355", 0, "all GPU"),
+    ("none+ddr5-6000-ecc+epyc-9355", 48, "CPU only"),
+    ("none+ddr4-2666+core-i7-8700", 48, "CPU only"),
+    ("none+lpddr5x-7500+ryzen-ai-9-hx-370", 48, "laptop"),
+    ("rtx-4060-laptop+ddr5-5600+core-i9-13900hk", 20, "laptop"),
+    ("rtx-4070-laptop+ddr5-5600", 20, "laptop"),
+    ("rtx-3060+ddr4-2666+core-i9-9900t", 20, "mixed"),
+    ("gb10", 0, "unified"),
+    ("strix-halo", 0, "unified"),
+])
 def test_regimes_of_machines(machine: str, cpu_layers: int, regime: str) -> None:
     assert regime_of_row(row(machine=machine, cpu_layers=cpu_layers)) == regime
 

@@ -169,24 +169,15 @@ def test_own_rows_with_unknown_names_are_left_out(tmp_path: Path) -> None:
         assert word in found.left_out[name]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (HEAD, "expected rows that can be asked; it has none"),
-        (f"{HEAD}a,none,none,none,8,70\n", "expected rows that can be asked; "),
-        (f"{HEAD}{'a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)}" * 2, "line 3"),
-        (f"{HEAD}{('a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)) * 2}", "'a' is there twice"),
-        ("id,model\n1,x\n", "its first line lacks the columns cpu_layers, engine, machine"),
-        (
-            f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,many,70\n",
-            "line 2: cpu_layers: expected a whole number",
-        ),
-        (
-            f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,-70\n",
-            "line 2: decode_tokens_per_s: expected a number",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    (HEAD, "expected rows that can be asked; it has none"),
+    (f"{HEAD}a,none,none,none,8,70\n", "expected rows that can be asked; "),
+    (f"{HEAD}{'a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)}" * 2, "line 3"),
+    (f"{HEAD}{('a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70' + chr(10)) * 2}", "'a' is there twice"),
+    ("id,model\n1,x\n", "its first line lacks the columns cpu_layers, engine, machine"),
+    (f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,many,70\n", "line 2: cpu_layers: expected a whole number"),
+    (f"{HEAD}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,-70\n", "line 2: decode_tokens_per_s: expected a number"),
+])
 def test_own_rows_that_cannot_be_scored(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(text)
     with pytest.raises(RowsError) as refused:

@@ -119,14 +119,11 @@ def test_a_file_with_such_layers_is_answered_with_the_range_that_was_published(
     assert found.acceptances == PUBLISHED
 
 
-@pytest.mark.parametrize(
-    ("asked", "setting", "why"),
-    [
-        ({"batch": 2}, Setting("f16", 512, 8), "expected one sequence, got 2"),
-        ({"engine": "ktransformers"}, Setting("f16", 512, 8), r"expected llama\.cpp, got ktransformers"),
-        ({}, Setting("f16", 512, 8, cached_layers=2), "next to a cache of experts is not known"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "setting", "why"), [
+    ({"batch": 2}, Setting("f16", 512, 8), "expected one sequence, got 2"),
+    ({"engine": "ktransformers"}, Setting("f16", 512, 8), r"expected llama\.cpp, got ktransformers"),
+    ({}, Setting("f16", 512, 8, cached_layers=2), "next to a cache of experts is not known"),
+])
 def test_an_acceptance_that_was_named_in_vain_is_refused(asked: dict[str, Any], setting: Setting, why: str) -> None:
     with pytest.raises(FitError, match=why):
         draft_answer(bench(**asked).question, bench(**asked), setting)

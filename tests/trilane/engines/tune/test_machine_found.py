@@ -47,17 +47,13 @@ def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.Mo
     assert texts(one) == ("ram: ddr5-5600, which is usual; name the memory modules with --ram",)
 
 
-def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_gpu_and_with_an_unknown_cpu_has_generic_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     one = found(monkeypatch, "", "Some CPU")
     assert (one.gpu, one.cpu, one.ram, one.pcie) == ("none", None, "ddr4-3200", None)
     assert [assumption.part for assumption in one.assumed] == ["gpu", "ram", "cpu"]
 
 
-def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(monkeypatch: pytest.MonkeyPatch) -> None:
     most, more = (found(monkeypatch, "", "Some CPU", cores=cores) for cores in (32, 33))
     assert (most.cpu, more.cpu) == (None, "server")
     assert texts(more)[-1] == (
@@ -67,36 +63,28 @@ def test_an_unknown_cpu_of_more_cores_than_a_desktop_has_is_a_server_s(
         assert load_hardware(assembled_name(one.gpu, one.ram, one.cpu, cores=one.cores)).cpu.cores == one.cores
 
 
-@pytest.mark.parametrize(
-    ("name", "mib", "gpu"),
-    [
-        ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb"),
-        ("NVIDIA GeForce RTX 4060 Ti", 8188, "rtx-4060-ti-8gb"),
-        ("NVIDIA GeForce RTX 4070 Laptop GPU", 8188, "rtx-4070-laptop"),
-        ("NVIDIA GeForce RTX 2060", 12288, "rtx-2060-12gb"),
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16376, "rtx-4070-ti-super"), ("Tesla V100-PCIE-32GB", 32768, "v100"),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97887, "rtx-pro-6000-blackwell-max-q"),
-        ("NVIDIA H100 80GB HBM3", 81559, "h100-sxm"), ("NVIDIA H200", 143771, "h200-sxm"),
-    ],
-)
+@pytest.mark.parametrize(("name", "mib", "gpu"), [
+    ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb"),
+    ("NVIDIA GeForce RTX 4060 Ti", 8188, "rtx-4060-ti-8gb"),
+    ("NVIDIA GeForce RTX 4070 Laptop GPU", 8188, "rtx-4070-laptop"),
+    ("NVIDIA GeForce RTX 2060", 12288, "rtx-2060-12gb"),
+    ("NVIDIA GeForce RTX 4070 Ti SUPER", 16376, "rtx-4070-ti-super"), ("Tesla V100-PCIE-32GB", 32768, "v100"),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97887, "rtx-pro-6000-blackwell-max-q"),
+    ("NVIDIA H100 80GB HBM3", 81559, "h100-sxm"), ("NVIDIA H200", 143771, "h200-sxm"),
+])
 def test_a_card_is_known_by_its_words_and_its_memory(
     name: str, mib: int, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert found(monkeypatch, f"{name}, {mib}, 4, 16\n", "Some CPU").gpu == gpu
 
 
-@pytest.mark.parametrize(
-    ("name", "cpu", "ram"),
-    [
-        ("AMD Ryzen 7 5800X3D 8-Core Processor", "ryzen-7-5800x3d", "ddr4-3200"),
-        ("Intel(R) Core(TM) i9-13900K", "core-i9-13900k", "ddr5-5600"),
-        ("Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz", "xeon-gold-6230", "ddr4-3200"),
-        ("AMD EPYC 7532 32-Core Processor", "epyc-7532", "ddr4-3200"),
-    ],
-)
-def test_a_cpu_is_known_by_its_name(
-    name: str, cpu: str, ram: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "cpu", "ram"), [
+    ("AMD Ryzen 7 5800X3D 8-Core Processor", "ryzen-7-5800x3d", "ddr4-3200"),
+    ("Intel(R) Core(TM) i9-13900K", "core-i9-13900k", "ddr5-5600"),
+    ("Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz", "xeon-gold-6230", "ddr4-3200"),
+    ("AMD EPYC 7532 32-Core Processor", "epyc-7532", "ddr4-3200"),
+])
+def test_a_cpu_is_known_by_its_name(name: str, cpu: str, ram: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = found(monkeypatch, "", name)
     assert (one.cpu, one.ram) == (cpu, ram)
 

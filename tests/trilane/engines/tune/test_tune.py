@@ -108,19 +108,14 @@ def test_several_sequences_have_their_slots() -> None:
 # --- it fits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gpu", "model", "window", "keep_free_gb"),
-    [
-        ("gtx-1060-6gb", "deepseek-v2-lite", 4352, 0.0), ("rtx-3060", "gpt-oss-20b", 32768, 1.0),
-        ("rtx-4080", "qwen3-30b-a3b", 131072, 5.0), ("rtx-4090", "qwen3-30b-a3b", 4352, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("gpu", "model", "window", "keep_free_gb"), [
+    ("gtx-1060-6gb", "deepseek-v2-lite", 4352, 0.0), ("rtx-3060", "gpt-oss-20b", 32768, 1.0),
+    ("rtx-4080", "qwen3-30b-a3b", 131072, 5.0), ("rtx-4090", "qwen3-30b-a3b", 4352, 0.0),
+])
 def test_no_setting_that_was_tried_needs_more_memory_than_there_is(
     gpu: str, model: str, window: int, keep_free_gb: float
 ) -> None:
-    asked = question(
-        "both", keep_free_gb, model=model, gpu=gpu, ram="ddr5-5600", ram_gb=64, window=window, threads=8
-    )
+    asked = question("both", keep_free_gb, model=model, gpu=gpu, ram="ddr5-5600", ram_gb=64, window=window, threads=8)
     found, own = search_of(asked), asked.hardware.gpu
     assert len(found.tuned) >= 10
     for one in found.tuned.values():
@@ -201,10 +196,9 @@ def test_experts_in_pinned_memory_reach_the_gpu_sooner_and_decode_alike() -> Non
     assert {*after.arguments} - {*before.arguments} == {"--load-mode none"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "engine"),
-    [(CPU_ONLY, "llama.cpp"), (QWEN, "ik_llama.cpp"), (QWEN, "ktransformers"), (QWEN, "llama.cpp-2025")],
-)
+@pytest.mark.parametrize(("asked", "engine"), [
+    (CPU_ONLY, "llama.cpp"), (QWEN, "ik_llama.cpp"), (QWEN, "ktransformers"), (QWEN, "llama.cpp-2025"),
+])
 def test_a_file_is_read_whole_where_copies_come_from_a_mapped_one_and_the_option_is_known(
     asked: dict[str, Any], engine: str
 ) -> None:
@@ -249,15 +243,12 @@ def test_what_the_question_fixes_is_not_chosen() -> None:
     assert (found.kv, found.piece_tokens, found.threads) == (("q4_0",), (1024,), (3,))
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({**CPU_ONLY, "engine": "ktransformers"}, "ktransformers: expected a machine with a GPU, got none"),
-        ({**CPU_ONLY, "engine": "llama.cpp-vulkan"}, "with a GPU, got none.*; choose llama.cpp"),
-        ({**SMALL, "cores": 6, "threads": 13}, "expected at most 12, 2 on each of the 6"),
-        ({**SMALL, "n_cpu_moe": 2, "gpu": "gb10", "ram": None}, "all of gb10 is in one memory"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({**CPU_ONLY, "engine": "ktransformers"}, "ktransformers: expected a machine with a GPU, got none"),
+    ({**CPU_ONLY, "engine": "llama.cpp-vulkan"}, "with a GPU, got none.*; choose llama.cpp"),
+    ({**SMALL, "cores": 6, "threads": 13}, "expected at most 12, 2 on each of the 6"),
+    ({**SMALL, "n_cpu_moe": 2, "gpu": "gb10", "ram": None}, "all of gb10 is in one memory"),
+])
 def test_a_setting_that_the_machine_has_no_use_for_is_refused_as_by_fit(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(FitError, match=message):
         tune(question(**asked))

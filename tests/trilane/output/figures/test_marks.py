@@ -10,16 +10,13 @@ from sim.runs.vocabulary import kind_of
 from trilane.output.figures.marks import CLAIRVOYANT, look_of, marked, meanings
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ((), "name"),
-        (("synthetic trace",), "name"),
-        (("clairvoyant",), "name *"),
-        (["synthetic trace", "changes routing"], "name ~"),
-        (("changes routing", "clairvoyant"), "name *"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "expected"), [
+    ((), "name"),
+    (("synthetic trace",), "name"),
+    (("clairvoyant",), "name *"),
+    (["synthetic trace", "changes routing"], "name ~"),
+    (("changes routing", "clairvoyant"), "name *"),
+])
 def test_marks(labels: tuple[str, ...], expected: str) -> None:
     assert marked("name", kind_of(labels)) == expected
 

@@ -46,14 +46,11 @@ def test_what_a_link_is_bought_for_may_be_a_cache_of_patches() -> None:
     assert "PR 27861" in remarks_of(answer(link, 0.5, 12.0, using="llama-cache-lru"))[0]
 
 
-@pytest.mark.parametrize(
-    ("layers", "remark"),
-    [
-        (None, "if mixtral-8x7b@bf16:2 had a draft layer (MTP), which is not known, and {} were accepted"),
-        (0, "if mixtral-8x7b@bf16:2 had a draft layer (MTP), which it has not, and {} were accepted"),
-        (1, "mixtral-8x7b@bf16:2 has a draft layer (MTP); if {} are accepted"),
-    ],
-)
+@pytest.mark.parametrize(("layers", "remark"), [
+    (None, "if mixtral-8x7b@bf16:2 had a draft layer (MTP), which is not known, and {} were accepted"),
+    (0, "if mixtral-8x7b@bf16:2 had a draft layer (MTP), which it has not, and {} were accepted"),
+    (1, "mixtral-8x7b@bf16:2 has a draft layer (MTP); if {} are accepted"),
+])
 def test_drafts_need_a_layer_that_makes_them(layers: int | None, remark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = small_question("speculation").fit.model_shape
 

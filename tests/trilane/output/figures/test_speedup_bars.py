@@ -144,10 +144,9 @@ def test_of_panels_too() -> None:
     assert "not ranked, did not run in all 2 settings: lucky (1)" in texts(figure)
 
 
-@pytest.mark.parametrize(
-    ("policies", "baseline", "message"),
-    [(("dali", "fiddler"), "fidler", "did you mean 'fiddler'"), (("dali",), None, "the baseline dali")],
-)
+@pytest.mark.parametrize(("policies", "baseline", "message"), [
+    (("dali", "fiddler"), "fidler", "did you mean 'fiddler'"), (("dali",), None, "the baseline dali"),
+])
 def test_refusals(policies: tuple[str, ...], baseline: str | None, message: str) -> None:
     with pytest.raises(PictureError, match=message):
         plot_speedup_bars(means_of(results(rows=[run(name, 10.0) for name in policies])), baseline)

@@ -211,36 +211,30 @@ def test_unknown_policies_and_nothing_to_draw() -> None:
         means_of(results(rows=[run("dali", None, error="E: no")]))
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, "deepseek-v2-lite on rtx3090-ddr4, 50% of the experts cached, batch 1, 24 generated tokens, "
-         "routing of mini-deepseek, 1 draw"),
-        ({"cached_share": None}, "deepseek-v2-lite on rtx3090-ddr4, the card's own memory, batch 1, "
-         "24 generated tokens, routing of mini-deepseek, 1 draw"),
-        ({"cached_share": None, "gpu_memory_gb": 12.0, "labels": '["synthetic trace"]'},
-         "deepseek-v2-lite on rtx3090-ddr4, 12 GB of GPU memory, batch 1, 24 generated tokens, "
-         "routing of mini-deepseek, synthetic trace, 1 draw"),
-    ],
-)
+@pytest.mark.parametrize(("change", "expected"), [
+    ({}, "deepseek-v2-lite on rtx3090-ddr4, 50% of the experts cached, batch 1, 24 generated tokens, "
+     "routing of mini-deepseek, 1 draw"),
+    ({"cached_share": None}, "deepseek-v2-lite on rtx3090-ddr4, the card's own memory, batch 1, "
+     "24 generated tokens, routing of mini-deepseek, 1 draw"),
+    ({"cached_share": None, "gpu_memory_gb": 12.0, "labels": '["synthetic trace"]'},
+     "deepseek-v2-lite on rtx3090-ddr4, 12 GB of GPU memory, batch 1, 24 generated tokens, "
+     "routing of mini-deepseek, synthetic trace, 1 draw"),
+])
 def test_what_was_run(change: dict[str, object], expected: str) -> None:
     assert means_of(results(rows=[run("dali", 5.0, **change)])).about == expected
 
 
-@pytest.mark.parametrize(
-    ("axes", "change", "expected"),
-    [
-        ((), {"prompt_tokens": 16.0}, "50% of the experts cached, batch 1, 16+24 tokens, routing"),
-        ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
-         "changed, 50%"),
-        ((), {"engine": "ideal"}, "on rtx3090-ddr4, engine ideal, 50%"),
-        ((), {"engine": "pytorch"}, "on rtx3090-ddr4, engine pytorch, 50%"),
-        ((), {"prefill_chunk_tokens": 64.0}, "24 generated tokens, prefill chunk 64 tokens, routing"),
-        ((), {"prefill_chunk_tokens": None}, "24 generated tokens, routing"),
-        (("engine",), {"engine": "ideal"}, "on rtx3090-ddr4, 50%"),
-        (("gpu.memory_bytes",), {"gpu.memory_bytes": 8e9, "cached_share": None}, "on rtx3090-ddr4, batch 1, 24"),
-    ],
-)
+@pytest.mark.parametrize(("axes", "change", "expected"), [
+    ((), {"prompt_tokens": 16.0}, "50% of the experts cached, batch 1, 16+24 tokens, routing"),
+    ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
+     "changed, 50%"),
+    ((), {"engine": "ideal"}, "on rtx3090-ddr4, engine ideal, 50%"),
+    ((), {"engine": "pytorch"}, "on rtx3090-ddr4, engine pytorch, 50%"),
+    ((), {"prefill_chunk_tokens": 64.0}, "24 generated tokens, prefill chunk 64 tokens, routing"),
+    ((), {"prefill_chunk_tokens": None}, "24 generated tokens, routing"),
+    (("engine",), {"engine": "ideal"}, "on rtx3090-ddr4, 50%"),
+    (("gpu.memory_bytes",), {"gpu.memory_bytes": 8e9, "cached_share": None}, "on rtx3090-ddr4, batch 1, 24"),
+])
 def test_the_engine_always_and_what_is_not_as_by_default(
     axes: tuple[str, ...], change: dict[str, object], expected: str
 ) -> None:
@@ -255,7 +249,5 @@ def test_what_varies_is_not_named_as_fixed() -> None:
 
 def test_fastest_first_by_the_ratio_to_the_best_of_each_setting() -> None:
     """a is 1x and 4x the best (mean 2x), b 3x and 1x (1.73x): b comes first, though a's sum of times is smaller."""
-    rows = pd.DataFrame({
-        "batch": [1, 1, 2, 2], "policy": ["a", "b", "a", "b"], "tpot_ms": [10.0, 30.0, 4.0, 1.0],
-    })
+    rows = pd.DataFrame({"batch": [1, 1, 2, 2], "policy": ["a", "b", "a", "b"], "tpot_ms": [10.0, 30.0, 4.0, 1.0]})
     assert fastest_first(rows) == ["b", "a"]

@@ -20,15 +20,12 @@ def test_one_axis_allows_all_but_the_heat_map() -> None:
     assert reasons["heat"].endswith(": cached_share")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (FigureOptions(), ["cached_share", "batch", "pcie"]),  # before numbers, before names
-        (FigureOptions(y="pcie"), ["cached_share", "pcie", "batch"]),
-        (FigureOptions(x="pcie"), ["pcie", "cached_share", "batch"]),
-        (FigureOptions(x="batch", y="pcie"), ["batch", "pcie", "cached_share"]),
-    ],
-)
+@pytest.mark.parametrize(("options", "expected"), [
+    (FigureOptions(), ["cached_share", "batch", "pcie"]),  # before numbers, before names
+    (FigureOptions(y="pcie"), ["cached_share", "pcie", "batch"]),
+    (FigureOptions(x="pcie"), ["pcie", "cached_share", "batch"]),
+    (FigureOptions(x="batch", y="pcie"), ["batch", "pcie", "cached_share"]),
+])
 def test_axes_are_found_or_given(options: FigureOptions, expected: list[str]) -> None:
     rows = [
         run("dali", 10.0, batch=batch, cached_share=share, pcie=link)
@@ -44,15 +41,12 @@ def test_nothing_but_the_policy_varies() -> None:
     assert reasons["tpot"].endswith(": none")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (FigureOptions(x="policy"), "--x: .*'policy'; choose from cached_share"),
-        (FigureOptions(y="cache_share"), "--y: .*did you mean 'cached_share'"),
-        (FigureOptions(x="cached_share", y="cached_share"), "expected two axes, got one twice"),
-        (FigureOptions(baseline="nope"), "--baseline: there is no policy in these results 'nope'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (FigureOptions(x="policy"), "--x: .*'policy'; choose from cached_share"),
+    (FigureOptions(y="cache_share"), "--y: .*did you mean 'cached_share'"),
+    (FigureOptions(x="cached_share", y="cached_share"), "expected two axes, got one twice"),
+    (FigureOptions(baseline="nope"), "--baseline: there is no policy in these results 'nope'"),
+])
 def test_names_are_checked_before_anything_is_drawn(options: FigureOptions, message: str) -> None:
     with pytest.raises(PictureError, match=message):
         pictures_of(means_of(two_shares()), ["hits"], options)

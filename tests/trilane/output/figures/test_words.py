@@ -29,29 +29,26 @@ from trilane.output.figures.words import (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "text", "words"),
-    [
-        ("cached_share", 0.3, "30%", "30% cached"),
-        ("cached_share", 1 / 7, "14.3%", "14.3% cached"),
-        ("batch", 4, "4", "batch 4"),
-        ("pcie_gbps", 16.0, "16", "16 GB/s"),
-        ("prompt_tokens", 1024, "1,024", "1,024 tokens"),
-        ("pcie", "5x16", "5x16", "PCIe 5x16"),
-        ("hardware", "rtx3090-ddr4", "rtx3090-ddr4", "rtx3090-ddr4"),
-        ("parameters.window", 8, "8", "window 8"),
-        ("parameters.window", "default", "default", "default window"),
-        ("gpu.memory_bytes", 8e9, "8 GB", "8 GB"),
-        ("gpu.memory_bytes", 8e8, "800,000,000", "800,000,000 bytes"),
-        ("link.h2d_bytes_per_s", 12.5e9, "12.5 GB/s", "12.5 GB/s"),
-        ("gpu_memory_gb", None, "the card's own", "the card's own memory"),
-        ("gpu_memory_gb", "the card's own", "the card's own", "the card's own memory"),
-        ("prompt_tokens", None, "as recorded", "prompts as recorded"),
-        ("model", None, "the trace's own", "the trace's own model"),
-        ("pcie_gbps", None, "the machine's own", "the machine's own PCIe bandwidth"),
-        ("parameters", '{"window":2,"evict":"idlest"}', "window=2, evict=idlest", "window=2, evict=idlest"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "text", "words"), [
+    ("cached_share", 0.3, "30%", "30% cached"),
+    ("cached_share", 1 / 7, "14.3%", "14.3% cached"),
+    ("batch", 4, "4", "batch 4"),
+    ("pcie_gbps", 16.0, "16", "16 GB/s"),
+    ("prompt_tokens", 1024, "1,024", "1,024 tokens"),
+    ("pcie", "5x16", "5x16", "PCIe 5x16"),
+    ("hardware", "rtx3090-ddr4", "rtx3090-ddr4", "rtx3090-ddr4"),
+    ("parameters.window", 8, "8", "window 8"),
+    ("parameters.window", "default", "default", "default window"),
+    ("gpu.memory_bytes", 8e9, "8 GB", "8 GB"),
+    ("gpu.memory_bytes", 8e8, "800,000,000", "800,000,000 bytes"),
+    ("link.h2d_bytes_per_s", 12.5e9, "12.5 GB/s", "12.5 GB/s"),
+    ("gpu_memory_gb", None, "the card's own", "the card's own memory"),
+    ("gpu_memory_gb", "the card's own", "the card's own", "the card's own memory"),
+    ("prompt_tokens", None, "as recorded", "prompts as recorded"),
+    ("model", None, "the trace's own", "the trace's own model"),
+    ("pcie_gbps", None, "the machine's own", "the machine's own PCIe bandwidth"),
+    ("parameters", '{"window":2,"evict":"idlest"}', "window=2, evict=idlest", "window=2, evict=idlest"),
+])
 def test_words(name: str, value: Any, text: str, words: str) -> None:
     assert value_text(name, value) == text
     assert value_words(name, value) == words
@@ -123,15 +120,12 @@ def test_a_policy_that_cannot_run_is_not_the_fastest() -> None:
     assert intervals(times) == [Interval(A, (1,)), Interval(B, (2,))]
 
 
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [
-        ({"a": [10.0, 5.0, 4.0], "b": [20.0, 9.0, 8.0]}, "a is fastest throughout: 10.0 to 4.0 ms per token"),
-        ({"a": [10.0, 5.0, 4.0], "b": [20.0, 4.0, 3.0]}, "a is fastest below 40% cached, b from there on"),
-        ({"a": [1.0, 2.0, 3.0], "b": [3.0, 1.0, 2.0], "c": [9.0, 9.0, 1.0]},
-         "a is fastest below 40% cached, b below 80% cached, c from there on"),
-    ],
-)
+@pytest.mark.parametrize(("times", "expected"), [
+    ({"a": [10.0, 5.0, 4.0], "b": [20.0, 9.0, 8.0]}, "a is fastest throughout: 10.0 to 4.0 ms per token"),
+    ({"a": [10.0, 5.0, 4.0], "b": [20.0, 4.0, 3.0]}, "a is fastest below 40% cached, b from there on"),
+    ({"a": [1.0, 2.0, 3.0], "b": [3.0, 1.0, 2.0], "c": [9.0, 9.0, 1.0]},
+     "a is fastest below 40% cached, b below 80% cached, c from there on"),
+])
 def test_fastest(times: dict[str, list[float]], expected: str) -> None:
     assert fastest(table("cached_share", [0.2, 0.4, 0.8], **times)) == expected
 
@@ -155,14 +149,11 @@ def test_from_where_the_policy_hardly_matters() -> None:
     assert settled_from(times[[A, B]]) is None  # of two policies, half are always the fastest
 
 
-@pytest.mark.parametrize(
-    ("times", "facts"),
-    [
-        ([20.0, 10.0], ("from 8 GB/s to 64 GB/s ", "falls by 2.00x", "20.0 to 10.0 ms")),
-        ([10.0, 15.0], ("rises by 1.50x", "10.0 to 15.0 ms")),
-        ([10.0, 9.9], ("hardly changes", "10.0 to 9.9 ms")),
-    ],
-)
+@pytest.mark.parametrize(("times", "facts"), [
+    ([20.0, 10.0], ("from 8 GB/s to 64 GB/s ", "falls by 2.00x", "20.0 to 10.0 ms")),
+    ([10.0, 15.0], ("rises by 1.50x", "10.0 to 15.0 ms")),
+    ([10.0, 9.9], ("hardly changes", "10.0 to 9.9 ms")),
+])
 def test_gain(times: list[float], facts: tuple[str, ...]) -> None:
     sentence = gain(table("pcie_gbps", [8.0, 64.0], a=times, b=[2 * time for time in times]))
     assert all(fact in sentence for fact in facts)

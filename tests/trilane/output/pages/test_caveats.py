@@ -17,27 +17,24 @@ from trilane.output.pages.caveats import limit_text, tune_caveats, tune_record
 NONE = TuneCaveats(short_window=False, measured=False, pinned=False, single_tensors_ms=None)
 
 
-@pytest.mark.parametrize(
-    ("gains", "sentence"),
-    [
-        (
-            [Gain("DRAM", "the CPU's memory", 0.171), Gain("PCIe", "the link", 0.02)],
-            "the CPU's memory: DRAM 25% better makes it about 17% faster, PCIe 25% better 2%",
-        ),
-        (
-            [Gain("PCIe", "the link", 0.2), Gain("DRAM", "the CPU's memory", -0.01)],
-            "the link: PCIe 25% better makes it about 20% faster",
-        ),
-        (
-            [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
-            "no part by itself: none of them 25% better makes it 2% faster",
-        ),
-        (
-            [Gain("DRAM", "the CPU's memory", 0.03), Gain("PCIe", "the link", 0.01)],
-            "no part by itself: DRAM 25% better gives most, 3%",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("gains", "sentence"), [
+    (
+        [Gain("DRAM", "the CPU's memory", 0.171), Gain("PCIe", "the link", 0.02)],
+        "the CPU's memory: DRAM 25% better makes it about 17% faster, PCIe 25% better 2%",
+    ),
+    (
+        [Gain("PCIe", "the link", 0.2), Gain("DRAM", "the CPU's memory", -0.01)],
+        "the link: PCIe 25% better makes it about 20% faster",
+    ),
+    (
+        [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
+        "no part by itself: none of them 25% better makes it 2% faster",
+    ),
+    (
+        [Gain("DRAM", "the CPU's memory", 0.03), Gain("PCIe", "the link", 0.01)],
+        "no part by itself: DRAM 25% better gives most, 3%",
+    ),
+])
 def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list[Gain], sentence: str) -> None:
     assert limit_text(gains) == sentence
 
@@ -58,13 +55,10 @@ def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
     assert not tuned(prompt_tokens=600).caveats.short_window
 
 
-@pytest.mark.parametrize(
-    ("caveats", "text"),
-    [
-        ({"single_tensors_ms": 0.4}, "save 0.40 ms a token at most, 2%"), ({"pinned": True}, "call it --no-mmap"),
-        ({"measured": True}, "named parts say what fits, not how fast"),
-    ],
-)
+@pytest.mark.parametrize(("caveats", "text"), [
+    ({"single_tensors_ms": 0.4}, "save 0.40 ms a token at most, 2%"), ({"pinned": True}, "call it --no-mmap"),
+    ({"measured": True}, "named parts say what fits, not how fast"),
+])
 def test_each_caveat_has_its_sentence(caveats: dict[str, Any], text: str) -> None:
     found = tuned(prompt_tokens=600)
     other = replace(found, best=replace(found.best, tpot_ms=20.0), caveats=NONE._replace(**caveats), machine_notes=())

@@ -60,14 +60,11 @@ def test_no_verb_pads(trilane: Trilane) -> None:
         assert [line for line in lines if line != line.rstrip()] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (percent(0.123), "12%"), (percent(0.1234, 1), "12.3%"), (percent(-0.0001), "0%"), (percent(None), "-"),
-        (signed_percent(0.1234), "+12.3%"), (signed_percent(-0.0001), "+0.0%"), (signed_percent(None), "-"),
-        (number(1234.56), "1,234.6"), (number(1234.56, 0), "1,235"), (number(None), "-"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    (percent(0.123), "12%"), (percent(0.1234, 1), "12.3%"), (percent(-0.0001), "0%"), (percent(None), "-"),
+    (signed_percent(0.1234), "+12.3%"), (signed_percent(-0.0001), "+0.0%"), (signed_percent(None), "-"),
+    (number(1234.56), "1,234.6"), (number(1234.56, 0), "1,235"), (number(None), "-"),
+])
 def test_numbers(text: str, expected: str) -> None:
     assert text == expected
 

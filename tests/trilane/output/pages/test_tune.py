@@ -34,13 +34,10 @@ def cells(tuning: Tuning) -> list[str]:
     return [str(cell) for table in tables for column in table.columns for cell in column.cells]
 
 
-@pytest.mark.parametrize(
-    ("slower", "text"),
-    [
-        (-0.796, "4.9x as fast"), (-0.5, "2.0x as fast"), (-0.2, "25% faster"), (-0.001, "as fast"),
-        (0.25, "25% slower"),
-    ],
-)
+@pytest.mark.parametrize(("slower", "text"), [
+    (-0.796, "4.9x as fast"), (-0.5, "2.0x as fast"), (-0.2, "25% faster"), (-0.001, "as fast"),
+    (0.25, "25% slower"),
+])
 def test_less_time_is_told_as_more_speed(slower: float, text: str) -> None:
     tuning = tuned()
     other = tuning.others[0]

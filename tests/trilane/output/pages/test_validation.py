@@ -91,9 +91,7 @@ def test_json_has_the_words_beside_the_numbers() -> None:
     [copies] = [part for part in row["parts"] if part["what"] == "the GPU waits for copies"]
     assert (copies["lane"], copies["kind"], copies["work_behind"]) == ("h2d", None, ["h2d", "demand"])
     assert copies["behind"].startswith("demand on h2d")
-    assert record["verdicts"][0] == {
-        "aim": "median", "held": True, "text": "median TPOT error 2.0% (aim: at most 5%)",
-    }
+    assert record["verdicts"][0] == {"aim": "median", "held": True, "text": "median TPOT error 2.0% (aim: at most 5%)"}
     assert record["rankings"][0]["values"] == {"batch": 1}
     assert record["rankings"][0]["setting"] == {"batch": "1"}
 

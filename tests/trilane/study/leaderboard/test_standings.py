@@ -99,15 +99,12 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_entries(tmp_path / "e.csv") == list(some_entries())
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("machine,", "a,"),
-        (",10,9,", ",ten,9,"),
-        (str(PolicyKind.KEEPS), "other"),
-        ("laptop-8gb,qwen,1,", "laptop-8gb,qwen,one,"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), [
+    ("machine,", "a,"),
+    (",10,9,", ",ten,9,"),
+    (str(PolicyKind.KEEPS), "other"),
+    ("laptop-8gb,qwen,1,", "laptop-8gb,qwen,one,"),
+])
 def test_a_damaged_file_is_refused(tmp_path: Path, before: str, after: str) -> None:
     path = tmp_path / "e.csv"
     write_entries(some_entries(), path)

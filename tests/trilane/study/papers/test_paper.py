@@ -56,17 +56,14 @@ def test_without_a_trace_the_model_gets_synthetic_routing_of_the_length_that_is_
     assert case.draws[0].trace == "synthetic:mixtral-8x7b/4x64+12"
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"questions": {"q": {"ask": "speed", "method": "ours"}}}, "q: there is no quantity 'speed'; did you mean"),
-        ({"questions": {"q": {"ask": "hit_rate", "method": "mine"}}}, "q: there is no method 'mine'"),
-        ({"questions": {"q": {"ask": "hit_rate", "method": "ours", "at": "x"}}}, "q: there is no setting 'x'"),
-        ({"questions": {"q": {"ask": "speedup", "method": "ours"}}}, "q: expected `over` with quantities that compare"),
-        ({"headlines": ["toy-sped"]}, "Toy: there is no figure 'toy-sped'; did you mean 'toy-speed'"),
-        ({"misses": [{"why": "so", "figures": ["gone"]}]}, "Toy: there is no figure 'gone'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"questions": {"q": {"ask": "speed", "method": "ours"}}}, "q: there is no quantity 'speed'; did you mean"),
+    ({"questions": {"q": {"ask": "hit_rate", "method": "mine"}}}, "q: there is no method 'mine'"),
+    ({"questions": {"q": {"ask": "hit_rate", "method": "ours", "at": "x"}}}, "q: there is no setting 'x'"),
+    ({"questions": {"q": {"ask": "speedup", "method": "ours"}}}, "q: expected `over` with quantities that compare"),
+    ({"headlines": ["toy-sped"]}, "Toy: there is no figure 'toy-sped'; did you mean 'toy-speed'"),
+    ({"misses": [{"why": "so", "figures": ["gone"]}]}, "Toy: there is no figure 'gone'"),
+])
 def test_names_that_are_not_there_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SchemaError) as caught:
         toy_paper(**{"headlines": [], **changes})
@@ -121,14 +118,11 @@ def test_every_scenario_of_the_papers_can_be_made() -> None:
                 assert paper.cases(question, method)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "simulated", "factor"),
-    [
-        ("exact", 2.0, 3.0, 1.5), ("maximum", 8.0, 4.0, 0.5), ("exact", -20.0, -10.0, 0.5),
-        ("upper_bound", 1.0, 0.1, 1.0), ("upper_bound", 1.0, 1.2, 1.2),
-        ("lower_bound", 60.0, 90.0, 1.0), ("lower_bound", 60.0, 30.0, 0.5),
-    ],
-)
+@pytest.mark.parametrize(("kind", "value", "simulated", "factor"), [
+    ("exact", 2.0, 3.0, 1.5), ("maximum", 8.0, 4.0, 0.5), ("exact", -20.0, -10.0, 0.5),
+    ("upper_bound", 1.0, 0.1, 1.0), ("upper_bound", 1.0, 1.2, 1.2),
+    ("lower_bound", 60.0, 90.0, 1.0), ("lower_bound", 60.0, 30.0, 0.5),
+])
 def test_a_bound_is_kept_by_every_value_on_its_right_side(
     kind: str, value: float, simulated: float, factor: float
 ) -> None:
@@ -146,14 +140,11 @@ def test_every_figure_that_is_asked_has_a_value_and_a_place() -> None:
     assert all(each.value not in (None, 0.0) and each.where for each in asked)
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("a,P,here,q,,,,many,x,exact,", "line 2: value: expected a number <= 1e+09 or an empty cell, got 'many'"),
-        ("a,P,here,q,,,,1,x,perhaps,", "line 2: kind: expected "),
-        ("a,P,here,q,,,,1,x,exact,\na,P,here,q,,,,2,x,exact,", "expected an id of its own for every figure"),
-    ],
-)
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("a,P,here,q,,,,many,x,exact,", "line 2: value: expected a number <= 1e+09 or an empty cell, got 'many'"),
+    ("a,P,here,q,,,,1,x,perhaps,", "line 2: kind: expected "),
+    ("a,P,here,q,,,,1,x,exact,\na,P,here,q,,,,2,x,exact,", "expected an id of its own for every figure"),
+])
 def test_a_file_that_is_wrong_is_refused_in_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:
     file = tmp_path / "figures.csv"
     file.write_text(f"id,paper,where,quantity,method,baseline,model,value,unit,kind,left_out\n{line}\n")

@@ -20,17 +20,14 @@ BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms"
         "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("speedup", 1.5), ("gain", 50.0), ("reduction", 100 / 3), ("prefill_speedup", 0.5),
-        ("prefill_reduction", -100.0), ("steps_per_s", 50.0), ("answer_tokens_per_s", 30.0), ("answer_speedup", 1.1),
-        ("step_s", 0.02), ("expert_s", 0.45), ("expert_loss", 20.0), ("expert_cpu_change_s", 0.06), ("hit_rate", 60.0),
-        ("hit_gain", 10.0), ("cache_ratio", 80.0), ("cache_ratio_improvement", 60.0), ("low_score_share", 30.0),
-        ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gib", 9.5),
-        ("last_hits_max", 70.0),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("speedup", 1.5), ("gain", 50.0), ("reduction", 100 / 3), ("prefill_speedup", 0.5),
+    ("prefill_reduction", -100.0), ("steps_per_s", 50.0), ("answer_tokens_per_s", 30.0), ("answer_speedup", 1.1),
+    ("step_s", 0.02), ("expert_s", 0.45), ("expert_loss", 20.0), ("expert_cpu_change_s", 0.06), ("hit_rate", 60.0),
+    ("hit_gain", 10.0), ("cache_ratio", 80.0), ("cache_ratio_improvement", 60.0), ("low_score_share", 30.0),
+    ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gib", 9.5),
+    ("last_hits_max", 70.0),
+])
 def test_a_quantity_by_hand(name: str, value: float) -> None:
     quantity = QUANTITIES[name]
     assert quantity.of(MINE, BASE if quantity.compares else {}) == pytest.approx(value)
@@ -110,16 +107,10 @@ def test_the_file_holds_what_figures_need_and_nothing_else() -> None:
     assert set(read_plays()) == {key(scenario) for scenario in needed(chosen_figures())}, RENEW
 
 
-@pytest.mark.parametrize(
-    "figure_id",
-    [
-        *("dali-t9-mixtral-4-1", "hybrimoe-f9-mixtral-mrs", "daop-f9-mixtral-tps"),
-        *(
-            pytest.param(slow, marks=deep)
-            for slow in ("hybrimoe-t3-decode-all-s", "smoe-intro-hit", "se-copy-share-lo")
-        ),
-    ],
-)
+@pytest.mark.parametrize("figure_id", [
+    *("dali-t9-mixtral-4-1", "hybrimoe-f9-mixtral-mrs", "daop-f9-mixtral-tps"),
+    *(pytest.param(slow, marks=deep) for slow in ("hybrimoe-t3-decode-all-s", "smoe-intro-hit", "se-copy-share-lo")),
+])
 def test_a_play_gives_what_the_file_holds(figure_id: str) -> None:
     paper, question = asked(figure_id)
     scenario = paper.cases(question, question.method)[0].draws[0]

@@ -135,18 +135,15 @@ def test_an_unknown_idea_and_a_policy_that_cannot_run() -> None:
         gain_map(small_question("cache", policy="nobody"))
 
 
-@pytest.mark.parametrize(
-    ("idea", "values", "message"),
-    [
-        ("deferral", {"x": 0}, "deferred experts of a token: expected a whole number from 1 to 2, got 0"),
-        ("deferral", {"x": 20}, "deferred experts of a token: expected a whole number from 1 to 2, got 20"),
-        ("deferral", {"y": 0}, r"DRAM bandwidth .*: expected a number from 0\.1 to 10000, got 0"),
-        ("speculation", {"y": 2.5}, r"drafts a step: expected a whole number from 1 to 64, got 2\.5"),
-        ("speculation", {"x": 1.5}, r"chance that .*: expected a number from 0 to 1, got 1\.5"),
-        ("cache", {"x": 42}, r"experts on the GPU .*: expected a number from 0 to 1, got 42"),
-        ("memory", {"x": 0}, r"GPU memory .*: expected a number from 0\.1 to 10000, got 0"),
-    ],
-)
+@pytest.mark.parametrize(("idea", "values", "message"), [
+    ("deferral", {"x": 0}, "deferred experts of a token: expected a whole number from 1 to 2, got 0"),
+    ("deferral", {"x": 20}, "deferred experts of a token: expected a whole number from 1 to 2, got 20"),
+    ("deferral", {"y": 0}, r"DRAM bandwidth .*: expected a number from 0\.1 to 10000, got 0"),
+    ("speculation", {"y": 2.5}, r"drafts a step: expected a whole number from 1 to 64, got 2\.5"),
+    ("speculation", {"x": 1.5}, r"chance that .*: expected a number from 0 to 1, got 1\.5"),
+    ("cache", {"x": 42}, r"experts on the GPU .*: expected a number from 0 to 1, got 42"),
+    ("memory", {"x": 0}, r"GPU memory .*: expected a number from 0\.1 to 10000, got 0"),
+])
 def test_values_that_mean_nothing(idea: str, values: dict[str, float], message: str) -> None:
     with pytest.raises(PaysError, match=message):
         gain_map(small_question(idea, **values))
@@ -190,24 +187,21 @@ def test_the_recall_counts_where_the_trace_has_forecasts_of_its_own() -> None:
 # --- where an idea begins to pay --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gains", "ranges"),
-    [
-        ([1.0, 1.0, 1.0], [Range(None, None)]),
-        ([-1.0, 0.0, -1.0], []),
-        ([-1.0, 1.0, 1.0], [Range(15.0, None)]),
-        ([3.0, -1.0, -1.0], [Range(None, 17.5)]),
-        ([-1.0, 1.0, -3.0], [Range(15.0, 22.5)]),
-        ([1.0, -1.0, 1.0], [Range(None, 15.0), Range(25.0, None)]),
-        ([-1.0, None, 1.0], [Range(30.0, None)]),
-        ([1.0, None, -1.0], [Range(None, 10.0)]),
-        ([1.0, None, 1.0], [Range(None, 10.0), Range(30.0, None)]),
-        ([None, 1.0, 1.0], [Range(None, None)]),
-        ([None, -1.0, 1.0], [Range(25.0, None)]),
-        ([1.0, -1.0, None], [Range(None, 15.0)]),
-        ([None, None, None], []),
-    ],
-)
+@pytest.mark.parametrize(("gains", "ranges"), [
+    ([1.0, 1.0, 1.0], [Range(None, None)]),
+    ([-1.0, 0.0, -1.0], []),
+    ([-1.0, 1.0, 1.0], [Range(15.0, None)]),
+    ([3.0, -1.0, -1.0], [Range(None, 17.5)]),
+    ([-1.0, 1.0, -3.0], [Range(15.0, 22.5)]),
+    ([1.0, -1.0, 1.0], [Range(None, 15.0), Range(25.0, None)]),
+    ([-1.0, None, 1.0], [Range(30.0, None)]),
+    ([1.0, None, -1.0], [Range(None, 10.0)]),
+    ([1.0, None, 1.0], [Range(None, 10.0), Range(30.0, None)]),
+    ([None, 1.0, 1.0], [Range(None, None)]),
+    ([None, -1.0, 1.0], [Range(25.0, None)]),
+    ([1.0, -1.0, None], [Range(None, 15.0)]),
+    ([None, None, None], []),
+])
 def test_lines_between_values_cross_the_break_even_where_a_gain_is_nothing(
     gains: list[float | None], ranges: list[Range]
 ) -> None:

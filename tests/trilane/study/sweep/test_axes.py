@@ -50,17 +50,14 @@ def test_whole_numbers_and_others_are_written_alike(name: str, value: Any) -> No
     assert json.dumps(kept) == json.dumps([1.0] if name == "noisy_forecast_recall" else float(value))
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("pcie", "pcie_gbps"),
-        ("pcie_gbps", "link.h2d_bytes_per_s"),
-        ("batch", "link.theory_bytes_per_s", "pcie"),
-        ("dram_gbps", "cpu.read_bytes_per_s"),
-        ("cpu.flops_per_s", "cpu_gflops"),
-        ("gpu_memory_gb", "gpu.memory_bytes"),
-    ],
-)
+@pytest.mark.parametrize("names", [
+    ("pcie", "pcie_gbps"),
+    ("pcie_gbps", "link.h2d_bytes_per_s"),
+    ("batch", "link.theory_bytes_per_s", "pcie"),
+    ("dram_gbps", "cpu.read_bytes_per_s"),
+    ("cpu.flops_per_s", "cpu_gflops"),
+    ("gpu_memory_gb", "gpu.memory_bytes"),
+])
 def test_two_axes_that_set_the_same_number(names: tuple[str, ...]) -> None:
     with pytest.raises(SweepError, match="set the same number of the machine; vary one of them"):
         check_together(names)
@@ -91,19 +88,13 @@ def test_a_parameter_of_the_policy() -> None:
     assert "fiddler" not in takers("parameters.window")
 
 
-@pytest.mark.parametrize(
-    ("dial", "value", "expected"),
-    [
-        (
-            "pcie_gbps", 50,
-            {"link.h2d_bytes_per_s": 50e9, "link.theory_bytes_per_s": 63e9, "link.d2h_bytes_per_s": 52.6e9},
-        ),
-        ("dram_gbps", 20.055, {"cpu.read_bytes_per_s": 20.055e9, "cpu.dram_bytes_per_s": 25.6e9}),
-        ("gpu_gbps", 1008, {"gpu.bandwidth_bytes_per_s": 1008e9}),
-        ("gpu_tflops", 165, {"gpu.flops_per_s": 165e12}),
-        ("cpu_gflops", 800, {"cpu.flops_per_s": 800e9}),
-    ],
-)
+@pytest.mark.parametrize(("dial", "value", "expected"), [
+    ("pcie_gbps", 50, {"link.h2d_bytes_per_s": 50e9, "link.theory_bytes_per_s": 63e9, "link.d2h_bytes_per_s": 52.6e9}),
+    ("dram_gbps", 20.055, {"cpu.read_bytes_per_s": 20.055e9, "cpu.dram_bytes_per_s": 25.6e9}),
+    ("gpu_gbps", 1008, {"gpu.bandwidth_bytes_per_s": 1008e9}),
+    ("gpu_tflops", 165, {"gpu.flops_per_s": 165e12}),
+    ("cpu_gflops", 800, {"cpu.flops_per_s": 800e9}),
+])
 def test_a_dial_scales_what_belongs_together(dial: str, value: float, expected: dict[str, float]) -> None:
     """By hand from the preset: 25 of 31.5 GB/s there, 26.3 back; 40.11 of 51.2 GB/s of DRAM."""
     assert vary(BASE, dial, value).hardware_overrides == pytest.approx(expected)
@@ -133,21 +124,18 @@ def test_a_dial_stands_on_the_numbers_that_were_changed_before() -> None:
     assert vary(base, "pcie_gbps", 12.5).hardware_overrides["link.d2h_bytes_per_s"] == pytest.approx(6.25e9)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error", "says"),
-    [
-        ("bath", 1, SweepError, "there is no axis 'bath'; did you mean 'batch'?"),
-        ("pcie_gbs", 1, SweepError, "did you mean 'pcie_gbps'"),
-        ("link.h2d_bytes", 1, SweepError, "did you mean 'link.h2d_bytes_per_s'"),
-        ("gpu.name", "x", SweepError, "there is no axis 'gpu.name'"),
-        ("parameters.windw", 1, SweepError, "did you mean 'window'"),
-        ("batch", "four", ScenarioError, "batch: expected a whole number >= 1, got 'four'"),
-        ("pcie", "6x16", HardwareError, "expected generation x lanes such as 3x16"),
-        ("pcie_gbps", 0, HardwareError, "expected a number above 0"),
-        ("pcie_gbps", True, HardwareError, "expected a number above 0"),
-        ("policy", ["dali"], SweepError, "expected a name, or `name: {parameter: value}`"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "error", "says"), [
+    ("bath", 1, SweepError, "there is no axis 'bath'; did you mean 'batch'?"),
+    ("pcie_gbs", 1, SweepError, "did you mean 'pcie_gbps'"),
+    ("link.h2d_bytes", 1, SweepError, "did you mean 'link.h2d_bytes_per_s'"),
+    ("gpu.name", "x", SweepError, "there is no axis 'gpu.name'"),
+    ("parameters.windw", 1, SweepError, "did you mean 'window'"),
+    ("batch", "four", ScenarioError, "batch: expected a whole number >= 1, got 'four'"),
+    ("pcie", "6x16", HardwareError, "expected generation x lanes such as 3x16"),
+    ("pcie_gbps", 0, HardwareError, "expected a number above 0"),
+    ("pcie_gbps", True, HardwareError, "expected a number above 0"),
+    ("policy", ["dali"], SweepError, "expected a name, or `name: {parameter: value}`"),
+])
 def test_what_cannot_be_varied(name: str, value: object, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says.replace("?", r"\?").replace("{", r"\{")):
         vary(BASE, name, value)
@@ -176,75 +164,65 @@ def test_every_axis_has_a_label() -> None:
         axis_label("x")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "values"),
-    [
-        ("batch", "1,4,16", (1, 4, 16)),
-        ("batch", "4", (4,)),
-        ("batch", "1..16", (1, 2, 4, 8, 16)),
-        ("batch", "3..12", (3, 4, 8, 12)),
-        ("batch", "1..16/3", (1, 4, 16)),
-        ("pcie_gbps", "8..64/4", (8, 16.0, 32.0, 64)),
-        ("pcie_gbps", "8..64", (8, 10.8, 14.5, 19.5, 26.3, 35.3, 47.6, 64)),
-        ("pcie_gbps", " 8 .. 64 / 2 ", (8, 64)),
-        ("cached_share", "0..1/5", (0, 0.25, 0.5, 0.75, 1)),
-        ("cached_share", "0.1..0.9/5", (0.1, 0.3, 0.5, 0.7, 0.9)),
-        ("gpu_memory_gb", "12,24.5", (12, 24.5)),
-        ("link.h2d_bytes_per_s", "8e9,16.0e+9", (8e9, 16e9)),
-        ("link.copies", "pinned,pageable", ("pinned", "pageable")),
-        ("parameters.window", "1..8", (1, 2, 4, 8)),
-        ("parameters.lookahead", "1..3", (1, 2, 3)),
-        ("parameters.alpha", "0..1/11", (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)),
-        ("parameters.alpha", "1..4/4", (1, 2, 3, 4)),
-        ("parameters.margin", "1..2/3", (1, 1.5, 2)),
-        ("parameters.pool", "true,false", (True, False)),
-        ("noisy_forecast_recall", "0.5..1/6", (0.5, 0.6, 0.7, 0.8, 0.9, 1)),
-        ("sequences", "0..3", (0, 1, 2, 3)),
-        ("policy", "dali, fiddler", ("dali", "fiddler")),
-        ("pcie", "3x16,4x16", ("3x16", "4x16")),
-        ("model", "null", (None,)),
-        ("seed", "0..3", (0, 1, 2, 3)),
-        ("batch", "2,2,4,2", (2, 4)),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "values"), [
+    ("batch", "1,4,16", (1, 4, 16)),
+    ("batch", "4", (4,)),
+    ("batch", "1..16", (1, 2, 4, 8, 16)),
+    ("batch", "3..12", (3, 4, 8, 12)),
+    ("batch", "1..16/3", (1, 4, 16)),
+    ("pcie_gbps", "8..64/4", (8, 16.0, 32.0, 64)),
+    ("pcie_gbps", "8..64", (8, 10.8, 14.5, 19.5, 26.3, 35.3, 47.6, 64)),
+    ("pcie_gbps", " 8 .. 64 / 2 ", (8, 64)),
+    ("cached_share", "0..1/5", (0, 0.25, 0.5, 0.75, 1)),
+    ("cached_share", "0.1..0.9/5", (0.1, 0.3, 0.5, 0.7, 0.9)),
+    ("gpu_memory_gb", "12,24.5", (12, 24.5)),
+    ("link.h2d_bytes_per_s", "8e9,16.0e+9", (8e9, 16e9)),
+    ("link.copies", "pinned,pageable", ("pinned", "pageable")),
+    ("parameters.window", "1..8", (1, 2, 4, 8)),
+    ("parameters.lookahead", "1..3", (1, 2, 3)),
+    ("parameters.alpha", "0..1/11", (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)),
+    ("parameters.alpha", "1..4/4", (1, 2, 3, 4)),
+    ("parameters.margin", "1..2/3", (1, 1.5, 2)),
+    ("parameters.pool", "true,false", (True, False)),
+    ("noisy_forecast_recall", "0.5..1/6", (0.5, 0.6, 0.7, 0.8, 0.9, 1)),
+    ("sequences", "0..3", (0, 1, 2, 3)),
+    ("policy", "dali, fiddler", ("dali", "fiddler")),
+    ("pcie", "3x16,4x16", ("3x16", "4x16")),
+    ("model", "null", (None,)),
+    ("seed", "0..3", (0, 1, 2, 3)),
+    ("batch", "2,2,4,2", (2, 4)),
+])
 def test_a_text_names_values(name: str, text: str, values: tuple[Any, ...]) -> None:
     assert values_in(name, text) == values
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "values"),
-    [
-        ("batch", 4, (4,)),
-        ("batch", [4, 1], (4, 1)),
-        ("batch", "1..4", (1, 2, 4)),
-        ("policy", [{"dali": {"window": 2}}, "fiddler"], ({"dali": {"window": 2}}, "fiddler")),
-        ("link.h2d_bytes_per_s", ["25e9"], (25e9,)),  # text to YAML 1.1
-        ("trace", "../a..b.safetensors", ("../a..b.safetensors",)),
-        ("model", None, (None,)),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "values"), [
+    ("batch", 4, (4,)),
+    ("batch", [4, 1], (4, 1)),
+    ("batch", "1..4", (1, 2, 4)),
+    ("policy", [{"dali": {"window": 2}}, "fiddler"], ({"dali": {"window": 2}}, "fiddler")),
+    ("link.h2d_bytes_per_s", ["25e9"], (25e9,)),  # text to YAML 1.1
+    ("trace", "../a..b.safetensors", ("../a..b.safetensors",)),
+    ("model", None, (None,)),
+])
 def test_a_file_names_values(name: str, given: object, values: tuple[Any, ...]) -> None:
     assert values_of(name, given) == values
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "says"),
-    [
-        ("batch", [], "expected one value or more"),
-        ("batch", "1,,2", "expected a value between commas"),
-        ("batch", "", "expected a value"),
-        ("batch", "8..1", "expected a range LOW..HIGH"),
-        ("batch", "1..8/1", "expected 2 to 10,000 points"),
-        ("batch", "1..8/" + "9" * 5000, "expected 2 to 10,000 points"),
-        ("pcie_gbps", "1..1e400", "expected a range LOW..HIGH"),
-        ("batch", "9" * 100_000, "a number of 100,000 characters"),
-        ("policy", "1..2", "expected a range LOW..HIGH of numbers"),
-        ("parameters.pool", "0..1", "expected a range LOW..HIGH of numbers"),
-        ("batch", "[1", "not plain YAML"),
-        ("batches", "1", "did you mean 'batch'"),
-    ],
-    ids=lambda it: str(it)[:30],
-)
+@pytest.mark.parametrize(("name", "given", "says"), [
+    ("batch", [], "expected one value or more"),
+    ("batch", "1,,2", "expected a value between commas"),
+    ("batch", "", "expected a value"),
+    ("batch", "8..1", "expected a range LOW..HIGH"),
+    ("batch", "1..8/1", "expected 2 to 10,000 points"),
+    ("batch", "1..8/" + "9" * 5000, "expected 2 to 10,000 points"),
+    ("pcie_gbps", "1..1e400", "expected a range LOW..HIGH"),
+    ("batch", "9" * 100_000, "a number of 100,000 characters"),
+    ("policy", "1..2", "expected a range LOW..HIGH of numbers"),
+    ("parameters.pool", "0..1", "expected a range LOW..HIGH of numbers"),
+    ("batch", "[1", "not plain YAML"),
+    ("batches", "1", "did you mean 'batch'"),
+], ids=lambda it: str(it)[:30])
 def test_what_names_no_values(name: str, given: object, says: str) -> None:
     with pytest.raises(SweepError, match=says.replace("[", r"\[")):
         values_of(name, given)

@@ -74,9 +74,7 @@ def test_the_clairvoyant_run_keeps_its_own_parameters_unless_it_is_asked_for() -
 
 def test_parameters_as_an_axis_are_not_for_the_clairvoyant_run_that_nobody_asked_for() -> None:
     found = made({"parameters": [{"window": 2}, {"window": 8}]}, clairvoyant=True)
-    assert said(found, "policy", "parameters") == [
-        ("dali", {"window": 2}), ("oracle", {}), ("dali", {"window": 8}),
-    ]
+    assert said(found, "policy", "parameters") == [("dali", {"window": 2}), ("oracle", {}), ("dali", {"window": 8})]
     assert "parameters" not in found[1].axes
 
 
@@ -156,34 +154,31 @@ def test_the_example_is_read() -> None:
     assert grid.names == ["policy", "cached_share", "pcie_gbps"]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("grids: {}", "f.yaml: there is no key 'grids'; did you mean 'grid'? Choose from scenario, grid, draws"),
-        ("scenario: {bath: 1}", "f.yaml: scenario: there is no key 'bath'; did you mean 'batch'? Choose from trace"),
-        ("scenario: {policy: dalli}", "f.yaml: policy: there is no policy 'dalli'; did you mean 'dali'?"),
-        ("scenario: 3", "f.yaml: scenario: expected a mapping"),
-        ("grid: {bath: 1}", "f.yaml: grid: there is no axis 'bath'; did you mean 'batch'?"),
-        ("grid: {batch: [1, x]}", "f.yaml: batch: expected a whole number >= 1, got 'x'"),
-        ("grid: {batch: [0]}", "f.yaml: batch"),
-        ("grid: {batch: []}", "f.yaml: grid: batch: expected one value or more"),
-        ("grid: 3", "f.yaml: grid: expected a mapping"),
-        ("grid: {policy: [dalli]}", "f.yaml: policy: there is no policy 'dalli'; did you mean 'dali'?"),
-        ("grid: {policy: [{dali: {windo: 1}}]}", "f.yaml: policy: policy 'dali': there is no key 'windo'"),
-        ("grid: {parameters.nobody: [1]}", "f.yaml: grid: there is no policy with the parameter 'nobody'"),
-        ("grid: {pcie: 3x16, pcie_gbps: 8}", "f.yaml: pcie and pcie_gbps set the same number of the machine"),
-        (
-            "grid: {pcie_gbps: 10..100/2000, dram_gbps: 10..60/2000}",
-            "f.yaml: the axes have 4,000,000 combinations, expected 1,000,000 at most",
-        ),
-        ("draws: 2000000", "f.yaml: draws: expected a whole number from 1 to 10000, got 2000000"),
-        ("draws: 0", "f.yaml: draws: expected a whole number from 1 to 10000, got 0"),
-        ("draws: true", "f.yaml: draws: expected a whole number"),
-        ("clairvoyant: 1", "f.yaml: clairvoyant: expected true or false, got 1"),
-        ("[]", "f.yaml: expected a mapping with the keys scenario, grid, draws, clairvoyant, got []"),
-        ("draws: 1\ndraws: 2", "f.yaml: not plain YAML in line 2: duplicate key 'draws'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("grids: {}", "f.yaml: there is no key 'grids'; did you mean 'grid'? Choose from scenario, grid, draws"),
+    ("scenario: {bath: 1}", "f.yaml: scenario: there is no key 'bath'; did you mean 'batch'? Choose from trace"),
+    ("scenario: {policy: dalli}", "f.yaml: policy: there is no policy 'dalli'; did you mean 'dali'?"),
+    ("scenario: 3", "f.yaml: scenario: expected a mapping"),
+    ("grid: {bath: 1}", "f.yaml: grid: there is no axis 'bath'; did you mean 'batch'?"),
+    ("grid: {batch: [1, x]}", "f.yaml: batch: expected a whole number >= 1, got 'x'"),
+    ("grid: {batch: [0]}", "f.yaml: batch"),
+    ("grid: {batch: []}", "f.yaml: grid: batch: expected one value or more"),
+    ("grid: 3", "f.yaml: grid: expected a mapping"),
+    ("grid: {policy: [dalli]}", "f.yaml: policy: there is no policy 'dalli'; did you mean 'dali'?"),
+    ("grid: {policy: [{dali: {windo: 1}}]}", "f.yaml: policy: policy 'dali': there is no key 'windo'"),
+    ("grid: {parameters.nobody: [1]}", "f.yaml: grid: there is no policy with the parameter 'nobody'"),
+    ("grid: {pcie: 3x16, pcie_gbps: 8}", "f.yaml: pcie and pcie_gbps set the same number of the machine"),
+    (
+        "grid: {pcie_gbps: 10..100/2000, dram_gbps: 10..60/2000}",
+        "f.yaml: the axes have 4,000,000 combinations, expected 1,000,000 at most",
+    ),
+    ("draws: 2000000", "f.yaml: draws: expected a whole number from 1 to 10000, got 2000000"),
+    ("draws: 0", "f.yaml: draws: expected a whole number from 1 to 10000, got 0"),
+    ("draws: true", "f.yaml: draws: expected a whole number"),
+    ("clairvoyant: 1", "f.yaml: clairvoyant: expected true or false, got 1"),
+    ("[]", "f.yaml: expected a mapping with the keys scenario, grid, draws, clairvoyant, got []"),
+    ("draws: 1\ndraws: 2", "f.yaml: not plain YAML in line 2: duplicate key 'draws'"),
+])
 def test_what_a_file_may_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("f.yaml").write_text(text)

@@ -200,15 +200,12 @@ def test_an_output_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("o.parquet", "mine")]
 
 
-@pytest.mark.parametrize(
-    ("output", "more", "says"),
-    [
-        ("o.csv", {}, "expected the name of a Parquet file"),
-        ("no/o.parquet", {}, "the folder .*no does not exist"),
-        ("folder.parquet", {}, "this is something else"),
-        ("o.parquet", {"jobs": 0}, "jobs: expected a whole number >= 1, got 0"),
-    ],
-)
+@pytest.mark.parametrize(("output", "more", "says"), [
+    ("o.csv", {}, "expected the name of a Parquet file"),
+    ("no/o.parquet", {}, "the folder .*no does not exist"),
+    ("folder.parquet", {}, "this is something else"),
+    ("o.parquet", {"jobs": 0}, "jobs: expected a whole number >= 1, got 0"),
+])
 def test_what_cannot_be_written_is_found_out_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, more: dict[str, Any], says: str
 ) -> None:

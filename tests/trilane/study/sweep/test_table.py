@@ -118,27 +118,24 @@ def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, values)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("tpot_ms", pa.scalar(1, pa.int64()), "tpot_ms is of another type"),
-        ("batch", pa.scalar(1.5), "batch is of another type"),
-        ("error", pa.scalar(b"x"), "error is of another type"),
-        ("point", pa.scalar(1), "point is of another type"),
-        ("parameters.window", pa.scalar([1]), "parameters.window is of another type"),
-        ("error", pa.scalar(None, pa.string()), "error is missing in some rows"),
-        ("labels", pa.scalar(None, pa.string()), "labels is missing in some rows"),
-        ("labels", pa.scalar("["), "labels: not plain JSON"),
-        ("labels", pa.scalar("{}"), "labels: expected a list"),
-        ("parameters", pa.scalar("[]"), "parameters: expected a mapping"),
-        ("hardware_overrides", pa.scalar('{"gpu": []}'), "hardware_overrides: gpu: expected"),
-        ("sequences", pa.scalar('["a"]'), "sequences: [0]: expected a whole number"),
-        ("sequences", pa.scalar(100_000 * "["), "sequences: not plain JSON"),
-        ("tpot_ms", pa.scalar(float("inf")), "tpot_ms is infinite or not a number"),
-        ("tpot_ms", pa.scalar(-1.0), "tpot_ms is negative"),
-        ("draw", pa.scalar(-1), "draw is negative"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "says"), [
+    ("tpot_ms", pa.scalar(1, pa.int64()), "tpot_ms is of another type"),
+    ("batch", pa.scalar(1.5), "batch is of another type"),
+    ("error", pa.scalar(b"x"), "error is of another type"),
+    ("point", pa.scalar(1), "point is of another type"),
+    ("parameters.window", pa.scalar([1]), "parameters.window is of another type"),
+    ("error", pa.scalar(None, pa.string()), "error is missing in some rows"),
+    ("labels", pa.scalar(None, pa.string()), "labels is missing in some rows"),
+    ("labels", pa.scalar("["), "labels: not plain JSON"),
+    ("labels", pa.scalar("{}"), "labels: expected a list"),
+    ("parameters", pa.scalar("[]"), "parameters: expected a mapping"),
+    ("hardware_overrides", pa.scalar('{"gpu": []}'), "hardware_overrides: gpu: expected"),
+    ("sequences", pa.scalar('["a"]'), "sequences: [0]: expected a whole number"),
+    ("sequences", pa.scalar(100_000 * "["), "sequences: not plain JSON"),
+    ("tpot_ms", pa.scalar(float("inf")), "tpot_ms is infinite or not a number"),
+    ("tpot_ms", pa.scalar(-1.0), "tpot_ms is negative"),
+    ("draw", pa.scalar(-1), "draw is negative"),
+])
 def test_columns_that_no_sweep_writes(table: pa.Table, tmp_path: Path, name: str, value: Any, says: str) -> None:
     write_parquet(with_column(table, name, pa.repeat(value, len(table))), tmp_path / "x.parquet")
     with pytest.raises(SweepError, match=rf"x\.parquet: .*{re.escape(says)}"):

@@ -119,10 +119,9 @@ def test_results_of_a_policy_without_a_file_are_not_kept(tmp_path: Path) -> None
     assert not sweep(GRID)["error"].any()
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [({"jobs": 2}, "and jobs=2 runs in others"), ({"dask": "tcp://x:9"}, "and a Dask cluster runs in others")],
-)
+@pytest.mark.parametrize(("more", "says"), [
+    ({"jobs": 2}, "and jobs=2 runs in others"), ({"dask": "tcp://x:9"}, "and a Dask cluster runs in others"),
+])
 @pytest.mark.parametrize("grid", [GRID, Grid(Scenario.from_dict({**SMALL, "policy": "on-demand"}), ({"batch": (1,)},))])
 def test_others_do_not_know_it(tmp_path: Path, grid: Any, more: dict[str, Any], says: str) -> None:
     SYSTEMS["mine"] = SYSTEMS["on-demand"] = written(tmp_path, "on-demand")

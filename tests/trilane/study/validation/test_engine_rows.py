@@ -36,33 +36,27 @@ def test_the_committed_rows_are_what_the_committed_engine_predicts(report: Path)
         assert replace(anew, predicted_ms=row.predicted_ms) == row
 
 
-@pytest.mark.parametrize(
-    ("row", "machine", "words"),
-    [
-        (ROWS[0], "rtx-4090+ddr5-5600", "measured without a GPU, expected a plan for such a machine"),
-        (ROWS[2], "none+ddr5-5600", "measured with a GPU, expected a plan for such a machine"),
-    ],
-)
+@pytest.mark.parametrize(("row", "machine", "words"), [
+    (ROWS[0], "rtx-4090+ddr5-5600", "measured without a GPU, expected a plan for such a machine"),
+    (ROWS[2], "none+ddr5-5600", "measured with a GPU, expected a plan for such a machine"),
+])
 def test_times_of_another_kind_of_machine_are_not_predicted(row: EngineRow, machine: str, words: str) -> None:
     with pytest.raises(RowsError, match=words):
         predicted_anew(row, load_hardware(machine), load_engine(str(COMMITTED / "engine.yaml")))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda text: text.replace("threads", "cores"), "its first line lacks the columns threads"),
-        (lambda text: text.splitlines()[0] + "\n", "expected at least one row"),
-        (lambda text: text.replace(",10,", ",10,7,"), "line 2: more cells than columns"),
-        (lambda text: re.sub(",48.0,12.0,.*", ",48.0", text), "line 2: missing key: null_ms"),
-        (lambda text: text.replace("50.5", "nan"), "line 2: measured_ms: expected a number"),
-        (lambda text: text.replace("50.5", "0"), "line 2: measured_ms: expected a number"),
-        (lambda text: text.replace("@q4_0,0,", "@q4_0,-1,"), "line 4: n_cpu_moe: expected a whole number from 0 to"),
-        (lambda text: text.replace(",2048,", ",-1,"), "line 2: depth: expected a whole number from 0 to"),
-        (lambda text: text.replace(",2048,", ",1.5,"), "line 2: depth: expected a whole number .* got '1.5'"),
-        (lambda text: text.replace("olmoe", '"olmoe'), "expected a table as in a report's rows.csv: "),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda text: text.replace("threads", "cores"), "its first line lacks the columns threads"),
+    (lambda text: text.splitlines()[0] + "\n", "expected at least one row"),
+    (lambda text: text.replace(",10,", ",10,7,"), "line 2: more cells than columns"),
+    (lambda text: re.sub(",48.0,12.0,.*", ",48.0", text), "line 2: missing key: null_ms"),
+    (lambda text: text.replace("50.5", "nan"), "line 2: measured_ms: expected a number"),
+    (lambda text: text.replace("50.5", "0"), "line 2: measured_ms: expected a number"),
+    (lambda text: text.replace("@q4_0,0,", "@q4_0,-1,"), "line 4: n_cpu_moe: expected a whole number from 0 to"),
+    (lambda text: text.replace(",2048,", ",-1,"), "line 2: depth: expected a whole number from 0 to"),
+    (lambda text: text.replace(",2048,", ",1.5,"), "line 2: depth: expected a whole number .* got '1.5'"),
+    (lambda text: text.replace("olmoe", '"olmoe'), "expected a table as in a report's rows.csv: "),
+])
 def test_anything_else_is_refused(change, words: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     write_rows(ROWS, tmp_path / "rows.csv")
     text = (tmp_path / "rows.csv").read_text()

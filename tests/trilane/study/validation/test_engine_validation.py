@@ -97,15 +97,12 @@ def test_the_plan_of_the_examples_is_read() -> None:
     assert next(iter(plan.points()))[0] == BenchPoint(2, 2048, 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{hardware: none+ddr5-4800, models: [olmoe-1b-7b], threads: [1]}", "such as olmoe-1b-7b@q4_0"),
-        ("{hardware: rtx-4080+ddr5-5600, models: [olmoe-1b-7b@q4_0], threads: [1]}", "a machine without a GPU"),
-        ("{hardware: none+ddr5-4800, models: [mixtral-8x7b@q4_0], threads: [1]}", "architecture of random models"),
-        ("{hardware: none+ddr5-4800, models: [], threads: [1]}", "models"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("{hardware: none+ddr5-4800, models: [olmoe-1b-7b], threads: [1]}", "such as olmoe-1b-7b@q4_0"),
+    ("{hardware: rtx-4080+ddr5-5600, models: [olmoe-1b-7b@q4_0], threads: [1]}", "a machine without a GPU"),
+    ("{hardware: none+ddr5-4800, models: [mixtral-8x7b@q4_0], threads: [1]}", "architecture of random models"),
+    ("{hardware: none+ddr5-4800, models: [], threads: [1]}", "models"),
+])
 def test_what_cannot_be_measured_is_refused_before(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(text)
     with pytest.raises(Exception, match=words):

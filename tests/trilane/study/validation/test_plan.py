@@ -58,29 +58,26 @@ def test_nothing_need_vary(tmp_path: Path) -> None:
     assert plan == ValidationPlan((Scenario(hardware=HARDWARE, batch=3, policy="fiddler"),), repeats=5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1, 2]", "plan.yaml: expected a mapping with the keys scenario, policies, vary, repeats"),
-        ("scenario: {}", "plan.yaml: missing key: policies"),
-        ("scenario: {}\npolicies: [dali]\nrepeat: 3", "there is no key 'repeat'; did you mean 'repeats'"),
-        ("scenario: {}\npolicies: [dali]\nrepeats: 0", "repeats: expected a whole number from 1 to 1000, got 0"),
-        ("scenario: {}\npolicies: [dali]\nrepeats: 25e9", "repeats: expected a whole number from 1 to 1000, got"),
-        (f"scenario: {{}}\npolicies: [dali]\nvary: {{a: {[*range(101)]}, b: {[*range(100)]}}}", "at most 10,000 scen"),
-        ("scenario: {}\npolicies: [dali]\nrepeats: true", "repeats: expected a whole number from 1 to 1000, got True"),
-        ("scenario: 3\npolicies: [dali]", "plan.yaml: scenario: expected a mapping (`key: value`), got 3"),
-        ("scenario: {}\nvary: [batch]\npolicies: [dali]", "plan.yaml: vary: expected a mapping"),
-        ("scenario: {}\nvary: {batch: 1}\npolicies: [dali]", "vary.batch: expected a list"),
-        ("scenario: {}\nvary: {batch: []}\npolicies: [dali]", "vary.batch: expected a list"),
-        ("scenario: {}\npolicies: []", "policies: expected a list"),
-        ("scenario: {}\npolicies: dali", "that is not empty, got 'dali'"),
-        ("scenario: {}\npolicies: [{dali: {}, smoe: {}}]", "policies[0]: expected text or a mapping"),
-        ("scenario: {}\npolicies: [{dali: 3}]", "policies[0].dali: expected a mapping (`key: value`), got 3"),
-        ("scenario: {policy: dali}\npolicies: [dali]", "policy is given in the list of policies"),
-        ("scenario: {}\nvary: {hardware: [a, b]}\npolicies: [dali]", "vary: hardware is given as an option"),
-        ("scenario: {", "plan.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("[1, 2]", "plan.yaml: expected a mapping with the keys scenario, policies, vary, repeats"),
+    ("scenario: {}", "plan.yaml: missing key: policies"),
+    ("scenario: {}\npolicies: [dali]\nrepeat: 3", "there is no key 'repeat'; did you mean 'repeats'"),
+    ("scenario: {}\npolicies: [dali]\nrepeats: 0", "repeats: expected a whole number from 1 to 1000, got 0"),
+    ("scenario: {}\npolicies: [dali]\nrepeats: 25e9", "repeats: expected a whole number from 1 to 1000, got"),
+    (f"scenario: {{}}\npolicies: [dali]\nvary: {{a: {[*range(101)]}, b: {[*range(100)]}}}", "at most 10,000 scen"),
+    ("scenario: {}\npolicies: [dali]\nrepeats: true", "repeats: expected a whole number from 1 to 1000, got True"),
+    ("scenario: 3\npolicies: [dali]", "plan.yaml: scenario: expected a mapping (`key: value`), got 3"),
+    ("scenario: {}\nvary: [batch]\npolicies: [dali]", "plan.yaml: vary: expected a mapping"),
+    ("scenario: {}\nvary: {batch: 1}\npolicies: [dali]", "vary.batch: expected a list"),
+    ("scenario: {}\nvary: {batch: []}\npolicies: [dali]", "vary.batch: expected a list"),
+    ("scenario: {}\npolicies: []", "policies: expected a list"),
+    ("scenario: {}\npolicies: dali", "that is not empty, got 'dali'"),
+    ("scenario: {}\npolicies: [{dali: {}, smoe: {}}]", "policies[0]: expected text or a mapping"),
+    ("scenario: {}\npolicies: [{dali: 3}]", "policies[0].dali: expected a mapping (`key: value`), got 3"),
+    ("scenario: {policy: dali}\npolicies: [dali]", "policy is given in the list of policies"),
+    ("scenario: {}\nvary: {hardware: [a, b]}\npolicies: [dali]", "vary: hardware is given as an option"),
+    ("scenario: {", "plan.yaml"),
+])
 def test_what_is_no_plan_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RefusedError) as raised:
         read(tmp_path, text)

@@ -99,10 +99,9 @@ def test_more_repeats_go_on_with_what_there_is(run: Validate, measured: list[str
     assert measured == WARM
 
 
-@pytest.mark.parametrize(
-    ("text", "changes", "what"),
-    [(PLAN.replace("fiddler", "naive-cpu"), {}, ("plan",)), (PLAN, {"seed": 1}, ("plan",))],
-)
+@pytest.mark.parametrize(("text", "changes", "what"), [
+    (PLAN.replace("fiddler", "naive-cpu"), {}, ("plan",)), (PLAN, {"seed": 1}, ("plan",)),
+])
 @thinned(2)
 def test_another_question_begins_anew_and_says_so(
     run: Validate, measured: list[str], tmp_path: Path, text: str, changes: dict[str, Any], what: tuple[str, ...]

@@ -147,14 +147,11 @@ def test_blocks_are_counted_from_the_model_s_first_one_which_may_be_dense() -> N
     assert plan.splits("deepseek-v2-lite@q4_0") == (27, 21, 14, 7, 0)  # one block is dense
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hardware": "none+ddr5-4800"}, "expected one with a GPU, since cpu_parts are given"),
-        ({"cpu_parts": []}, "a machine without a GPU, such as none.*or cpu_parts"),
-        ({"cpu_parts": [1.5]}, "cpu_parts"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"hardware": "none+ddr5-4800"}, "expected one with a GPU, since cpu_parts are given"),
+    ({"cpu_parts": []}, "a machine without a GPU, such as none.*or cpu_parts"),
+    ({"cpu_parts": [1.5]}, "cpu_parts"),
+])
 def test_a_plan_and_its_machine_agree(changes: dict[str, object], words: str) -> None:
     with pytest.raises(EnginePlanError, match=words):
         EnginePlan.from_yaml(PLAN_FILE, changes)
