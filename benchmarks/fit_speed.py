@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.figures import Cell, Section, Target, measured_by, report
 from tests.trilane.fit.test_ten_pairs import PAIRS
-from tests.trilane.fit.test_thirty_questions import QUESTIONS
+from tests.trilane.fit.test_ten_pairs import QUESTIONS
 
 HERE = Path(__file__).parent
 SECONDS = 5.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.kit.loadable_ggufs import FAMILIES, TWICE_AS_DEEP, write_loadable
-from tests.trilane.engines.test_load_memory import KV_TYPES, SETTINGS, planned
+from tests.trilane.engines.test_memory import KV_TYPES, SETTINGS, planned
 from traces.models.gguf_model import read_gguf_model
 from trilane.engines.load_memory import LoadSetting, load_memory
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.mechanism.residency import Residency
-from policies.mechanism.views import Copy, ExpertId, PolicyError
+from policies.mechanism.score_rows import ScoreRows
+from policies.mechanism.shared_dram import rates_together
+from policies.mechanism.views import Copy, ExpertCosts, ExpertId, PolicyError
 from policies.parts.caches import DemandCache, LruCache, StaticCache
 from policies.parts.placements import NoPlacement
 from policies.protocols import Budget, Cache, InitialPlacement
@@ -192,3 +197,154 @@ def test_a_copy_into_the_cache_takes_no_staging_slot() -> None:
     it.promise(e(0, 2), set())
     bring(it, e(0, 2), ())
     assert it.staging == {"demand": 1, "prefetch": 1}
+
+
+# --- A cache update that finds its expert in a free staging slot exchanges the slots instead of copying ---------------
+
+
+A, B, C, D = (ExpertId(0, e) for e in range(4))
+
+
+def of_two_layers(demand_slots: int = 1) -> Residency:
+    """One layer of four experts; D is cached."""
+    return Residency(Budget(4, (10,), 10), InitialPlacement((1,), ((3,),)), StaticCache(), demand_slots, 0)
+
+
+def stage(it: Residency, id: ExpertId) -> None:
+    """Copy an expert into a staging slot, use it, and give the slot back."""
+    copy = Copy(id, "demand", "staging", (), 10)
+    it.start(copy)
+    it.finish(copy)
+    it.release(id)
+
+
+def test_an_expert_that_lies_in_a_free_slot_is_adopted() -> None:
+    it = of_two_layers()
+    stage(it, A)
+    assert not it.holds(A)  # its slot may be taken at any moment
+    assert it.adopt(A, D)
+    assert it.holds(A)
+    assert not it.holds(D)
+    assert it.staging == {"demand": 1, "prefetch": 0}
+
+
+def test_the_next_copy_takes_the_slot_and_what_lay_in_it_is_gone() -> None:
+    it = of_two_layers()
+    stage(it, A)
+    stage(it, B)
+    assert not it.adopt(A, D)
+    assert it.adopt(B, D)
+
+
+def test_an_empty_slot_is_taken_before_one_that_holds_something() -> None:
+    it = of_two_layers(demand_slots=2)
+    stage(it, A)
+    stage(it, B)
+    stage(it, C)  # two slots: A, the oldest, is overwritten
+    assert not it.adopt(A, D)
+    assert it.adopt(B, D)
+
+
+def test_nobody_is_adopted_twice_or_while_being_copied_again() -> None:
+    it = of_two_layers(demand_slots=2)
+    stage(it, A)
+    it.start(Copy(A, "demand", "staging", (), 10))
+    assert not it.adopt(A, D)
+    stage(it, B)
+    assert it.adopt(B, D)
+    assert not it.adopt(B, B)
+
+
+def test_a_slot_that_is_smaller_than_a_staging_slot_is_not_given_for_one() -> None:
+    """Staging slots hold the largest expert; layer 0 has smaller ones."""
+    it = Residency(Budget(4, (10, 20), 10), InitialPlacement((1, 0), ((3,), ())), StaticCache(), 1, 0)
+    stage(it, A)
+    assert not it.adopt(A, D)
+    assert it.holds(D)
+
+
+# --- Scores of a layer ------------------------------------------------------------------------------------------------
+
+
+STORED = np.array([[0.1, 0.7, 0.2], [0.3, 0.3, 0.4]], np.float16)
+ROWS, LISTS = ScoreRows(STORED), STORED.tolist()
+
+
+def test_it_is_read_like_the_lists() -> None:
+    assert [list(ROWS), ROWS[1], ROWS[:1], len(ROWS)] == [LISTS, LISTS[1], LISTS[:1], 2]
+    assert type(ROWS[0][0]) is float
+
+
+def test_it_is_the_array_of_the_lists() -> None:
+    for made in (np.asarray(ROWS), np.asarray(ROWS, np.float64)):
+        assert made.dtype == np.float64
+        np.testing.assert_array_equal(made, np.asarray(LISTS))
+    made[0] = 0
+    assert ROWS == LISTS
+
+
+def test_every_half_is_the_number_that_numpy_reads() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(256, 256)
+    np.testing.assert_array_equal(np.asarray(ScoreRows(halves)), halves.astype(np.float64))
+    np.testing.assert_array_equal(np.asarray(ScoreRows(halves[:, ::3])), halves[:, ::3].astype(np.float64))
+    assert np.asarray(ScoreRows(halves[:1]), np.float32).dtype == np.float32
+
+
+@pytest.mark.parametrize("other", [[], [[0.0] * 3] * 2, 5, None])
+def test_it_equals_nothing_else(other: object) -> None:
+    assert other != ROWS
+
+
+# --- CPU experts and copies share what the DRAM gives by what each asks of it -----------------------------------------
+
+
+RATE = st.integers(100, 1000)
+TIME = st.integers(1, 10**7)
+
+
+def machine(read_ns: int, copy_ns: int, cpu_permille: int, copy_permille: int) -> ExpertCosts:
+    return ExpertCosts((0, 1), (0, read_ns), 0, copy_ns, 1, cpu_permille=cpu_permille, copy_permille=copy_permille)
+
+
+MACHINES = st.builds(machine, TIME, TIME, RATE, RATE)
+
+
+def test_the_rates_of_a_machine_are_those_of_an_expert_that_only_reads() -> None:
+    assert rates_together(machine(100, 100, 600, 800), 100, 100) == (600, 800)
+
+
+def test_an_expert_that_computes_twice_as_long_as_it_reads_is_slowed_only_below_half_of_its_bandwidth() -> None:
+    assert rates_together(machine(100, 100, 600, 800), 200, 100) == (1000, 900)  # draws 0.5, and leaves 0.1
+    assert rates_together(machine(100, 100, 400, 800), 200, 100) == (800, 800)  # gets 0.4 of the 0.5 that it would draw
+    assert rates_together(machine(100, 300, 600, 800), 200, 100) == (1000, 1000)  # the link needs a third of the 0.3
+
+
+@given(MACHINES, TIME)
+def test_work_takes_as_long_as_its_reading_at_the_contended_rate_or_as_its_arithmetic(
+    costs: ExpertCosts, more: int
+) -> None:
+    read_ns = costs.cpu_ns[1]
+    cpu, _ = rates_together(costs, read_ns + more, read_ns)
+    exact = max(read_ns * 1000 / costs.cpu_permille, read_ns + more)
+    assert exact <= (read_ns + more) * 1000 / cpu <= exact * (1 + 1 / cpu) + 1
+
+
+@given(MACHINES, TIME, TIME)
+def test_both_never_draw_more_than_they_do_where_both_are_bound_by_the_dram(
+    costs: ExpertCosts, more: int, scale: int
+) -> None:
+    """In units of the bandwidth of an expert of one token; a rate is never above 1 nor below the contended one."""
+    read_ns = costs.cpu_ns[1]
+    cpu, copy = rates_together(costs, read_ns + more, read_ns)
+    assert costs.cpu_permille <= cpu <= 1000
+    assert costs.copy_permille <= copy <= 1000
+    copies_draw = read_ns / costs.copy_ns / 1000
+    drawn = cpu / 1000 * read_ns / (read_ns + more) + copy * copies_draw
+    assert drawn <= costs.cpu_permille / 1000 + costs.copy_permille * copies_draw + 0.002
+
+
+@given(MACHINES, TIME, st.integers(2, 9))
+def test_the_unit_of_time_does_not_matter(costs: ExpertCosts, more: int, c: int) -> None:
+    scaled = costs._replace(cpu_ns=(0, costs.cpu_ns[1] * c), copy_ns=costs.copy_ns * c)
+    read_ns = costs.cpu_ns[1]
+    assert rates_together(costs, read_ns + more, read_ns) == rates_together(scaled, (read_ns + more) * c, read_ns * c)

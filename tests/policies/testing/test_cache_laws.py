@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+import numpy as np
 import pytest
 from hypothesis import Phase, find, settings
 
 from policies.mechanism.views import ExpertId
+from policies.parts.assigners import ResidentOrCpu
 from policies.parts.caches import LruCache
+from policies.protocols import Budget
 from policies.testing.cache_laws import EXPERTS, LAYERS, CacheLaws, CacheScenario, Play, scenarios
+from policies.testing.purity import _keeps_state
 
 ZERO, ONE, FIVE = ExpertId(0, 0), ExpertId(0, 1), ExpertId(0, 5)
 
@@ -61,3 +65,14 @@ def test_every_expert_is_drawn(expert: int) -> None:
 @pytest.mark.parametrize("groups", [1, LAYERS])
 def test_slots_of_one_pool_and_of_each_layer_are_drawn(groups: int) -> None:
     assert find(scenarios(), lambda drawn: len(drawn.slots) == groups, settings=QUICK)
+
+
+# --- what counts as state that two policies must not share ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "keeps"), [
+    (LruCache(), True), ([], True), (np.zeros(1), True), (ResidentOrCpu(), True),
+    (ExpertId(0, 1), False), (Budget(4, (10,), 10), False), (np.broadcast_to(0, 2), False), ("text", False),
+])
+def test_what_can_be_changed_keeps_state(value: object, keeps: bool) -> None:
+    assert _keeps_state(value) == keeps

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.mechanism.views import Copy, ExpertId, Foresight, Plan, PolicyError, Swap, Updates
+from policies.mechanism.views import Copy, ExpertId, Foresight, Plan, PolicyError, Routing, Swap, Updates
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.call_log import LoggedSession, replay
+from realrun.execution.recorder import MachineRecorder, Timed
+from realrun.execution.routed_tokens import as_it_is, choices_of, descending, rerouted, routed, routing_of
+from realrun.machine.thread_lane import InlineLane
 from realrun.profiling.decisions import drive
+from sim.runs.spans import Span
 from sim.simulate import play
 from tests.kit.tiny_bench import prepared, tiny_setting
 from trilane.study.validation.parity import answers_of, plans_changed
@@ -164,3 +172,133 @@ def test_every_session_can_be_driven_without_a_machine(policy: str, cached_share
     waited = sum(len(plan.loads) + len(plan.streamed) for plan in session.plans().values())
     assert sum(copy.kind == "demand" for copy in session.copies()) == waited
     assert replay(session.log, run.session()) is None
+
+
+# --- Work of lanes as spans -------------------------------------------------------------------------------------------
+
+
+def recorder() -> MachineRecorder:
+    it = MachineRecorder()
+    it.zero_ns, it.step, it.phase = 100, 2, "decode"
+    return it
+
+
+def test_times_count_from_the_start_of_the_run() -> None:
+    it = recorder()
+    it.add("cpu", Timed(110, 120, 150), "expert", 3, 7, tokens=4, size_bytes=64, target_layer=5)
+    it.flush()
+    assert [Span(*row) for row in it.rows] == [Span("cpu", 10, 20, 50, "expert", "decode", 2, 3, 5, 7, 4, 64)]
+
+
+def test_work_belongs_to_the_step_in_which_it_was_given_unless_told_otherwise() -> None:
+    it = recorder()
+    began = it.place
+    it.add("gpu", Timed(1, 1, 1), "gate", 0)
+    it.step, it.phase = 3, "prefill"
+    it.add("h2d", Timed(1, 1, 1), "swap", 0, 1, place=began)
+    it.add("gpu", Timed(1, 1, 1), "gate", 0)
+    it.flush()
+    assert [(row.phase, row.step) for row in map(Span._make, it.rows)] == [("decode", 2), ("decode", 2), ("prefill", 3)]
+
+
+def test_times_of_marks_are_read_when_the_work_has_ended() -> None:
+    it, lane = recorder(), InlineLane()
+    it.zero_ns = 0
+    completion = lane.submit(lambda: None)
+    it.add("gpu", completion, "gate", 0)
+    assert it.rows == []
+    it.flush()
+    it.flush()
+    assert [row[1:4] for row in it.rows] == [(completion.ready_ns, completion.start_ns, completion.end_ns)]
+
+
+class Endless(Timed):
+    """Work that goes on, whose times cannot be read yet."""
+
+    start_ns = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    def __init__(self) -> None: ...
+
+    def has_ended(self) -> bool:
+        return False
+
+
+def test_in_a_long_run_the_times_of_earlier_steps_are_read_at_the_end_of_a_step() -> None:
+    it = MachineRecorder(most_open=3)
+    it.step = 0
+    it.add("gpu", Timed(1, 2, 3), "gate", 0)
+    it.add("h2d", Endless(), "prefetch", 0, 1)
+    it.step = 1
+    it.add("gpu", Timed(4, 5, 6), "gate", 0)
+    it.end_step()
+    assert it.rows == []  # there is little of it
+    it.add("gpu", Timed(7, 8, 9), "gate", 1)
+    it.end_step()
+    assert [row[1:4] for row in it.rows] == [(1, 2, 3)]  # not what goes on, and not what this step did
+    assert len(it._open) == 3
+
+
+def test_instants_last_nothing_and_what_was_before_the_run_was_at_its_start() -> None:
+    it = recorder()
+    it.instant(130, "evict", 1, -1, 6, 64)
+    it.instant(0, "place", 1, -1, 6, 64)
+    it.flush()
+    assert [Span(*row)[:5] for row in it.rows] == [("h2d", 30, 30, 30, "evict"), ("h2d", 0, 0, 0, "place")]
+
+
+# --- Rows that every expert computes ----------------------------------------------------------------------------------
+
+
+def listed(choices: dict[int, torch.Tensor]) -> dict[int, list[int]]:
+    return {expert: part.tolist() for expert, part in choices.items()}
+
+
+def test_choice_j_of_token_n_has_the_number_n_k_plus_j() -> None:
+    assert listed(choices_of(np.array([[5, 2], [2, 0], [9, 5]]))) == {0: [3], 2: [1, 2], 5: [0, 5], 9: [4]}
+
+
+def test_negative_ids_are_nobodys() -> None:
+    assert listed(choices_of(np.array([[3, -1], [-1, -1]]))) == {3: [0]}
+    assert listed(choices_of(np.array([[-1]]))) == {}
+
+
+@given(st.integers(1, 4).flatmap(lambda k: st.lists(st.lists(st.integers(-1, 6), min_size=k, max_size=k), min_size=1)))
+def test_every_choice_is_somebodys_exactly_once(ids: list[list[int]]) -> None:
+    flat = [expert for token in ids for expert in token]
+    choices = listed(choices_of(np.array(ids)))
+    assert list(choices) == sorted(set(flat) - {-1})
+    assert {number: expert for expert, some in choices.items() for number in some} == {
+        number: expert for number, expert in enumerate(flat) if expert >= 0
+    }
+    assert all(some == sorted(some) for some in choices.values())
+
+
+def test_routed_keeps_the_routers_weights_in_the_order_of_choices() -> None:
+    given = routed(np.array([[1, 0], [1, 3]]), torch.tensor([[0.7, 0.3], [0.9, 0.1]]))
+    assert (given.tokens, given.top_k, given.complete) == (2, 2, True)
+    assert torch.equal(given.weights, torch.tensor([0.7, 0.3, 0.9, 0.1]))
+    assert routing_of(given) == Routing((0, 1, 3), (1, 2, 1))
+
+
+def test_what_a_policy_decides_token_by_token_may_be_ragged() -> None:
+    """AdapMoE drops the second expert of some tokens."""
+    routing = Routing((1, 4), (2, 1), ((4, 1), (1,)), ((0.75, 0.25), (1.0,)))
+    given = rerouted(routing, top_k=2, dtype=torch.float32)
+    assert listed(dict(given.choices)) == {1: [1, 2], 4: [0]}
+    assert given.weights.tolist() == [0.75, 0.25, 1.0, 0.0]
+    assert not given.complete
+    assert routing_of(given)[:2] == routing[:2]
+
+
+@pytest.mark.parametrize(("dtype", "third"), [(torch.float32, 0.3333), (torch.bfloat16, 0.333984375)])
+def test_a_policys_weights_come_in_the_type_of_the_routers(dtype: torch.dtype, third: float) -> None:
+    routing = as_it_is(Routing((0, 2), (1, 1), ((2,), (0,)), ((0.3333,), (1.0,))))
+    weights = rerouted(routing, 1, dtype).weights
+    assert torch.equal(weights, torch.tensor([third, 1.0], dtype=dtype))
+    assert weights.dtype == dtype
+
+
+def test_descending_sorts_every_token_and_keeps_equals_in_order() -> None:
+    ids, weights = descending(np.array([[7, 3, 5], [1, 2, 4]]), torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]]))
+    assert ids == [[3, 5, 7], [1, 2, 4]]
+    assert torch.allclose(torch.tensor(weights), torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]]))

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from realrun.llama_cpp.bench import BenchContext, BenchPoint, BenchSettings, quartiles, time_points
-from realrun.llama_cpp.benchmark_models import bench_models, measure_samples
-from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers, write_engine
+from realrun.llama_cpp.benchmark_models import ON_GPU, bench_models, measure_samples, split_models
+from realrun.llama_cpp.kernel_numbers import KernelError, KernelNumbers, plausible_rates, write_engine
+from realrun.llama_cpp.split_numbers import SplitNumbers
 from sim.costs.engine import FittedEngine
-from sim.costs.kernel_costs import Kernels
-from tests.kit.fake_engine import FakeContext, known_kernels
+from sim.costs.kernel_costs import Kernels, SplitKernels
+from tests.kit.fake_engine import FakeContext, FakeSplitContext, known_gpu_kernels, known_kernels, known_split
 
 BLOCKS, THREADS = ("q4_0", "q8_0"), (1, 2)
 
@@ -148,3 +149,95 @@ def test_attention_is_timed_with_all_depths_and_the_model_of_few_layers_with_non
     assert all(models[name].settings.copies and models[name].settings.context_tokens > 8192 for name in filled)
     assert {point.tokens for point, _ in models["grouped"].points if point.depth} == {1, 128}
     assert models["few-layers"].shape.layers * 3 == models["grouped"].shape.layers
+
+
+# --- Numbers of a GPU and of experts that stay with the CPU, from the times of an engine of known kernels -------------
+
+
+SPLIT_BLOCKS, SPLIT_THREADS = ("q4_0", "q8_0"), (4, 8)
+
+
+@pytest.fixture(scope="module")
+def split_samples() -> dict[str, dict[BenchPoint, float]]:
+    gpu, split, found_split = known_gpu_kernels(SPLIT_BLOCKS), known_split(SPLIT_BLOCKS), {}
+    for model in (*bench_models(SPLIT_BLOCKS, (1,), ON_GPU), *split_models(SPLIT_BLOCKS, SPLIT_THREADS)):
+        times = time_points(FakeSplitContext(model.shape, model.blocks, gpu, split, model.settings), model.points)
+        found_split[model.samples_name] = {point: quartiles(each)[0] for point, each in times.items()}
+    return found_split
+
+
+@pytest.fixture(scope="module")
+def gpu(split_samples: dict[str, dict[BenchPoint, float]]) -> Kernels:
+    return KernelNumbers(split_samples, SPLIT_BLOCKS, (1,), "made up", ON_GPU).kernels()
+
+
+@pytest.fixture(scope="module")
+def found_split(split_samples: dict[str, dict[BenchPoint, float]], gpu: Kernels) -> SplitKernels:
+    return SplitNumbers(split_samples, SPLIT_BLOCKS, SPLIT_THREADS, gpu, "made up").kernels()
+
+
+def test_rates_of_the_gpu_come_out(gpu: Kernels) -> None:
+    for block in SPLIT_BLOCKS:
+        for which in ("experts", "others"):
+            known, measured = (getattr(each.products[block], which).value for each in (known_gpu_kernels(SPLIT_BLOCKS), gpu))
+            assert measured.rows == known.rows
+            np.testing.assert_allclose(measured.flops_per_s, known.flops_per_s, rtol=0.05)
+
+
+def test_fixed_times_and_attention_of_the_gpu_come_out(gpu: Kernels) -> None:
+    known = known_gpu_kernels(SPLIT_BLOCKS)
+    assert gpu.layer_ns["grouped"].value == pytest.approx(known.layer_ns["grouped"].value, rel=0.05)
+    assert gpu.layer_ns["latent"].value == pytest.approx(known.layer_ns["latent"].value, rel=0.05)
+    assert gpu.step_ns.value == pytest.approx(known.step_ns.value, rel=0.2)
+    assert gpu.attention.tile_rows.value == 2
+    for name in ("cache_byte_ns", "pair_ns", "width_ns", "tile_pair_ns", "tile_width_ns"):
+        measured, wanted = (getattr(kernels.attention, name).value for kernels in (gpu, known))
+        np.testing.assert_allclose(measured, wanted, rtol=0.1, err_msg=name)
+
+
+def test_rates_of_experts_on_the_cpu_come_out(found_split: SplitKernels) -> None:
+    for block, rates in known_split(SPLIT_BLOCKS).experts.items():
+        assert found_split.experts[block].value.rows == rates.value.rows
+        np.testing.assert_allclose(found_split.experts[block].value.flops_per_s, rates.value.flops_per_s, rtol=0.03)
+
+
+def test_the_time_of_handing_over_comes_out(found_split: SplitKernels) -> None:
+    known = known_split(SPLIT_BLOCKS)
+    assert found_split.threads == (4, 8)
+    assert found_split.layer_ns.value == pytest.approx(known.layer_ns.value, rel=0.1)
+    assert found_split.chosen_ns.value == pytest.approx(known.chosen_ns.value, rel=0.3)
+
+
+@pytest.mark.parametrize("memory", ["mapped", "pinned"])
+def test_copies_come_out(found_split: SplitKernels, memory: str) -> None:
+    copies, known = getattr(found_split, memory), getattr(known_split(SPLIT_BLOCKS), memory)
+    assert copies.byte_ns.value == pytest.approx(known.byte_ns.value, rel=0.02)
+    assert copies.expert_ns.value == pytest.approx(known.expert_ns.value, rel=0.2)
+    assert memory in copies.byte_ns.source
+
+
+def test_more_threads_are_as_fast_as_fewer_at_least_and_in_proportion_at_most() -> None:
+    """With 8 threads: slower than with 4, faster by half, and four times as fast, of which twice is taken."""
+    found_split = plausible_rates((1, 2, 4), (4, 8), [[2.0, 3.0, 4.0], [5.0, 2.0, 1.0]], 1e12, "")
+    assert found_split.flops_per_s == ((1e9 / 2, 1e9 / 3, 1e9 / 4), (1e9 / 2, 1e9 / 2, 1e9 / 2))
+
+
+def test_experts_with_more_threads_that_other_programs_held_up_are_as_fast_as_with_fewer(
+    split_samples: dict[str, dict[BenchPoint, float]], gpu: Kernels
+) -> None:
+    slow = {
+        name: {point: ns * (3 if point.threads == 8 else 1) for point, ns in times.items()}
+        for name, times in split_samples.items()
+    }
+    found_split = SplitNumbers(slow, SPLIT_BLOCKS, SPLIT_THREADS, gpu, "").kernels()
+    for rates in found_split.experts.values():
+        few, many = rates.value.flops_per_s
+        assert many == few
+
+
+def test_times_from_which_no_rate_follows_are_refused(
+    split_samples: dict[str, dict[BenchPoint, float]], gpu: Kernels
+) -> None:
+    same = {name: dict.fromkeys(times, 1.0) if "-split" in name else times for name, times in split_samples.items()}
+    with pytest.raises(KernelError, match="on the GPU and on the CPU: no rate follows from their times; measure again"):
+        SplitNumbers(same, SPLIT_BLOCKS, SPLIT_THREADS, gpu, "").kernels()

@@ -42,7 +42,7 @@ from realrun.machine.native_ffn import (
 from realrun.replay.replay import ReplayBench, room_for
 from tests.kit.depth import thinned
 from tests.kit.tiny_bench import machine, tiny_setting
-from tests.realrun.experts.test_ffn import TOY
+from tests.realrun.experts.test_store import TOY
 from trilane.common.files import ASIDE
 
 ROOT = Path(__file__).parents[3]

@@ -7,11 +7,12 @@ activations are on their way for 2 ns.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from policies.parts.assigners import CostRule
+from policies.parts.assigners import CostRule, LoadAll, ThresholdAssigner
 from policies.parts.caches import StaticCache
 from policies.protocols import Composition
 from sim.runs.spans import Span
@@ -140,3 +141,104 @@ cpu:
 def test_each_rate_slows_one_lane_next_to_another(rate: str, expected: str) -> None:
     spans = [span for span in run(**{rate: 500}) if span.lane in ("gpu", "cpu")]
     assert told(spans, expected) == lines(expected)
+
+
+# --- A whole timeline worked out by hand ------------------------------------------------------------------------------
+
+
+SHARED_KERNELS = """
+h2d, step -1:
+  0-0    place L0 E0
+  0-0    place L0 E1
+  0-0    place L1 E0
+  0-0    place L1 E1
+host:
+  0-1    launch L0
+  14-15  wait L0
+  15-16  plan L0
+  16-20  launch L0 E0         # for both, 3 + 1
+  20-21  launch L0 E1
+  21-22  launch L0
+  22-23  launch L1
+  48-49  wait L1
+  49-50  plan L1
+  50-54  launch L1 E1         # it is alone, and so is the next
+  54-58  launch L1 E2
+  58-59  launch L1
+  59-60  launch L-1
+  85-86  wait L-1
+gpu:
+  1-11   attention L0
+  11-13  gate L0
+  20-29  expert L0 E0         # 4 + 5
+  29-34  expert L0 E1
+  34-35  combine L0
+  35-45  attention L1
+  45-47  gate L1
+  54-63  expert L1 E1         # 4 + 5
+  70-79  expert L1 E2         # 4 + 5 again: the kernels of the other have run
+  79-80  combine L1
+  80-84  attention L-1
+h2d:
+  50-70  demand L1 E2
+  79-79  release L1 E2
+d2h:
+  13-14  routing L0
+  47-48  routing L1
+  84-85  routing L-1
+"""
+
+
+def test_the_experts_that_are_there_share_kernels_and_one_that_is_copied_has_its_own() -> None:
+    placed = Placed(((0, 1), (0, 1)))
+    policy = Composition(placement=placed, assigner=LoadAll(), cache=StaticCache())
+    costs = uniform_costs(first_gpu_ns=4, first_expert_launch_ns=3)
+    spans = play(policy, step({0: 1, 1: 1}, {1: 1, 2: 1}), cache_bytes=placed.bytes, costs=costs)
+    assert told(spans, SHARED_KERNELS) == lines(SHARED_KERNELS)
+
+
+# --- A timeline worked out by hand ------------------------------------------------------------------------------------
+
+
+TOGETHER = """
+gpu:
+  1-11   attention L0
+  11-13  gate L0
+  17-22  expert L0 E0         # resident
+  36-41  expert L0 E1         # copied from 16 to 36
+  41-43  combine L0           # and reads the CPU's result
+  43-53  attention L1
+  53-55  gate L1
+  59-64  expert L1 E0
+  66-68  combine L1
+  68-72  attention L-1
+cpu:
+  17-24  expert L0 E2
+  59-66  expert L1 E1
+"""
+IN_SERIES = """
+gpu:
+  1-11   attention L0
+  11-13  gate L0
+  17-22  expert L0 E0
+  36-41  expert L0 E1
+  49-51  combine L0
+  51-61  attention L1
+  61-63  gate L1
+  67-72  expert L1 E0
+  80-82  combine L1
+  82-86  attention L-1
+cpu:
+  42-49  expert L0 E2 ready=42  # the GPU's last expert ends at 41, and the activations come over
+  73-80  expert L1 E1 ready=73  # no copy: after the resident's 72
+"""
+
+
+@pytest.mark.parametrize(("serial", "expected"), [(False, TOGETHER), (True, IN_SERIES)], ids=["together", "in series"])
+def test_the_cpus_experts_wait_for_the_gpus_where_one_program_runs_both(serial: bool, expected: str) -> None:
+    placed = Placed(((0,), (0,)))
+    policy = Composition(placement=placed, assigner=ThresholdAssigner(1), cache=StaticCache(), demand_slots=1)
+    demand = step({0: 1, 1: 2, 2: 1}, {0: 3, 1: 1})
+    spans = play(policy, demand, cache_bytes=placed.bytes, costs=replace(uniform_costs(), serial=serial))
+    shown = [span for span in spans if span.lane in ("gpu", "cpu") and span.kind != "place"]
+    assert told(shown, expected) == lines(expected)

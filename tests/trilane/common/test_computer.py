@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
@@ -13,8 +14,13 @@ import psutil
 import pytest
 
 from realrun.machine.cores import physical_cores
+from sim.runs.prepare import prepare
+from sim.runs.scenario import Scenario
+from sim.simulate import spans_of
 from trilane.common import computer
+from trilane.common import gc_paused as gc_paused_module
 from trilane.common.computer import cpu_name, memory_bytes, physical_core_count, threads_a_core
+from trilane.common.gc_paused import collect_seldom, gc_paused, leave_garbage
 
 NAME = "AMD Ryzen 7 5800X 8-Core Processor"
 LISTED = f"processor\t: 0\nmodel name\t: {NAME}\ncpu MHz\t: 3000\nprocessor\t: 1\nmodel name\t: Another\n"
@@ -103,3 +109,49 @@ def test_cores_of_systems_that_do_not_list_them(
     monkeypatch.setattr("realrun.machine.cores.usable_cores", lambda: set(range(logical)))
     assert (physical_core_count(), threads_a_core()) == (cores, threads)
     assert physical_cores() == [tuple(range(core * threads, (core + 1) * threads)) for core in range(cores)]
+
+
+# --- Without the collector --------------------------------------------------------------------------------------------
+
+
+def _fails() -> None:
+    with gc_paused():
+        with gc_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        raise KeyError
+
+
+@pytest.fixture(params=[True, False])
+def collects(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_the_collector_is_then_as_it_was(collects: bool) -> None:
+    was = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(KeyError):
+            _fails()
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_nobody_but_the_caller_keeps_the_spans_of_a_run() -> None:
+    prepared = prepare(Scenario(prompt_tokens=2, generated_tokens=1))
+    with gc_paused():
+        rows = spans_of(prepared)
+        assert not [holder for holder in gc.get_referrers(rows) if isinstance(holder, dict | list)]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_garbage_is_left_only_by_a_process_that_ends_with_its_command(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc_paused_module, "_ending", [])
+    collect_seldom(ends_soon=ends)
+    young: list[list[int]] = [[] for _ in range(1000)]
+    before = gc.get_freeze_count()
+    leave_garbage()
+    assert (gc.get_freeze_count() >= before + len(young)) == ends

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from policies.calibration import Calibration
 from policies.parts.placements import NoPlacement
 from policies.protocols import Budget
 from sim.costs import engine_costs
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import check_plausible
+from sim.runs import prepare
 from sim.runs.prepare import Prepared
+from sim.simulate import spans_of
 from tests.kit.depth import thinned
+from tests.trilane.fit.test_ten_pairs import QUESTIONS
 from trilane.engines.gains import (
     BETTER,
     CPU_READS,
@@ -28,9 +34,10 @@ from trilane.engines.gains import (
     reads_all_it_can,
 )
 from trilane.engines.question import Question
+from trilane.fit import fit as fit_module
 from trilane.fit.fit import fit
-from trilane.fit.policy_result import PlayedPolicy, play_policy
-from trilane.fit.prepared_question import on_machine, prepared_for
+from trilane.fit.policy_result import BLOCKS, DecodeSteps, PlayedPolicy, play_policy
+from trilane.fit.prepared_question import candidate_names, on_machine, prepared_for
 from trilane.fit.sensitivity import (
     NEAR,
     WarmPlacement,
@@ -258,3 +265,75 @@ def test_the_weakest_come_first_and_only_where_their_part_matters() -> None:
     weights = [support.gain * doubt[support.confidence] for support in found.supports]
     assert weights == sorted(weights, reverse=True)
     assert all(support.gain >= 0.02 for support in found.supports)
+
+
+# --- Spreads ----------------------------------------------------------------------------------------------------------
+
+
+MS = np.array([9.0, 11.0, 10.0, 14.0, 8.0, 10.0, 12.0, 10.0])
+
+
+def steps(ms: np.ndarray, weights: object = 1.0) -> DecodeSteps:
+    return DecodeSteps(ms, np.broadcast_to(np.asarray(weights, float), ms.shape))
+
+
+def test_of_equal_weights_it_is_twice_the_standard_error_of_the_mean() -> None:
+    assert len(MS) == BLOCKS
+    assert steps(MS).mean_ms == MS.mean()
+    assert steps(MS).spread_ms == pytest.approx(2 * MS.std(ddof=1) / np.sqrt(len(MS)))
+
+
+def test_a_step_that_stands_for_many_tokens_decides_the_mean() -> None:
+    assert steps(MS, [1, 1, 1, 9, 1, 1, 1, 1]).mean_ms == pytest.approx((70 + 9 * 14) / 16)
+
+
+def test_neighbours_that_are_alike_count_as_one() -> None:
+    slow = np.repeat(MS, 4)
+    assert steps(slow).spread_ms == pytest.approx(steps(MS).spread_ms)
+
+
+def test_policies_are_compared_step_by_step() -> None:
+    assert steps(MS).spread_of_difference_ms(steps(MS + 3)) == pytest.approx(0, abs=1e-12)
+    assert steps(MS).spread_of_difference_ms(steps(MS[::-1])) > 0
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_steps_have_none(count: int) -> None:
+    assert steps(MS[:count]).spread_ms == 0
+
+
+# --- how many processes share a question, and what they are given -----------------------------------------------------
+
+
+QUESTION = {"model": "deepseek-v2-lite:2", "gpu": "rtx-3060", "ram": "ddr4-3200"}
+ASKED = Question(**QUESTIONS["desktop, 6 GB, a small model"]["asked"])
+
+
+def test_the_usual_plays_are_those_of_the_candidates_which_are_imported_later() -> None:
+    usual = candidate_names(Question(**QUESTION))
+    assert len(usual) == fit_module._USUAL_PLAYS
+    assert len(candidate_names(Question(**QUESTION, policies=("dali",)))) - 1 == fit_module._ADDED
+
+
+@pytest.mark.parametrize("policy", ["ktransformers", "best-exact", "oracle"])
+def test_a_copy_of_a_prepared_question_plays_the_same_without_reading_anything_again(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepared_for(ASKED).calibrated()
+    copy = pickle.loads(pickle.dumps(prepared))
+    monkeypatch.setattr(prepare, "load_calibration", _not_again)
+    assert spans_of(copy.with_policy(policy)) == spans_of(prepared.with_policy(policy))
+
+
+def test_a_copy_of_a_trace_is_the_same_trace() -> None:
+    trace = prepared_for(ASKED).trace
+    copy = pickle.loads(pickle.dumps(trace))
+    assert (copy.shape, copy.checksum, dict(copy.provenance)) == (trace.shape, trace.checksum, dict(trace.provenance))
+    assert copy.tensors().keys() == trace.tensors().keys()
+    for name, tensor in copy.tensors().items():
+        np.testing.assert_array_equal(tensor, trace.tensors()[name])
+        assert not tensor.flags.writeable
+
+
+def _not_again(name: str) -> Calibration:
+    raise AssertionError(f"{name} is counted again")

@@ -25,6 +25,7 @@ from trilane.study import compare as comparison
 from trilane.study.compare import Comparison, compare
 from trilane.study.draws import draws_of, play_draws, refused, summary
 from trilane.study.player import Progress
+from trilane.study.sampling_error import measured_error
 
 SHORT = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=3, cached_share=0.25)
 NAMES = ("on-demand", "fiddler", "dali", "oracle")
@@ -264,3 +265,18 @@ def test_draws_of_a_long_answer_need_no_longer_sequences_than_are_played() -> No
     assert len({tuple(row["sequences"]) for row in found.draws["fiddler"]}) == 3
     assert {row["ttft_ms"] is None for row in found.draws["daop"]} == {True}
     assert found.scenario.generated_tokens == 500
+
+
+# --- the measured error of a run with few steps is that of the nearest setting ----------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "batch", "nearest"), [
+    (56, 1, (1, 56)), (55, 3, (1, 32)), (24, 4, (4, 24)), (32, 4, (4, 32)), (100, 64, (4, 56)), (8, 1, (1, 24)),
+    (1, 16, (4, 24)),
+])
+def test_the_measured_error_is_that_of_the_nearest_setting_below(
+    steps: int, batch: int, nearest: tuple[int, int]
+) -> None:
+    found = measured_error(steps, batch)
+    assert found[:2] == nearest
+    assert 0 < found.mean < found.largest < 0.2, "shares of TPOT"

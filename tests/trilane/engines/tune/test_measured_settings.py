@@ -7,20 +7,33 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from sim.costs.engine import load_engine
 from tests.kit.commands import ROOT
+from traces.layout import DECODE
+from traces.library import load_trace
 from trilane.engines.accuracy.measured_rows import MeasuredRow, machine_of, read_rows, shape_of
-from trilane.engines.question import Question
-from trilane.engines.tune.settings import TuneQuestion
+from trilane.engines.question import FitError, Question, engine_of
+from trilane.engines.split_speed import decode_time
+from trilane.engines.tune.drafts import (
+    MEASURED_LESS,
+    MOST_DRAFTS,
+    PUBLISHED,
+    DraftedStep,
+    active_experts,
+    draft_answer,
+    drafted_step,
+)
+from trilane.engines.tune.settings import Setting, TuneQuestion
 from trilane.engines.tune.tune import searched, tune
-from trilane.engines.tune.tuned import Tuned
+from trilane.engines.tune.tuned import Tuned, Workbench
 
 FILES = sorted((ROOT / "docs/validation/llama.cpp/tune").glob("*.csv"))
 WITHIN = 0.05
@@ -156,3 +169,124 @@ def test_the_number_that_is_named_is_the_fastest_that_loads_or_nearly(sweep: Swe
     assert sweep.slower(layers) == pytest.approx(token, abs=0.005)
     assert sweep.slower(layers, whole_answer=True) == pytest.approx(answer, abs=0.005)
     assert min(token, answer) <= WITHIN
+
+
+# --- Drafts by a model's own layers -----------------------------------------------------------------------------------
+
+
+SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 512}
+
+
+@cache
+def bench(acceptance: float | None = 0.8, **asked: Any) -> Workbench:
+    question = TuneQuestion(Question(**{**SMALL, **asked}), "both", ("f16",), draft_acceptance=acceptance)
+    return Workbench(question, question.hardware, engine_of(question.fit, question.hardware), None)
+
+
+def test_a_step_gives_one_token_more_than_are_accepted() -> None:
+    """Half of the drafts behind accepted ones: 1 + 1/2 + 1/4 tokens in 3.5 ms."""
+    step = DraftedStep(2, draft_ns=500_000, verify_ns=3_000_000)
+    assert step.token_ns(0.5) == 2_000_000
+    assert step.token_ns(0.0) == 3_500_000
+    assert step.token_ns(1.0) == pytest.approx(3_500_000 / 3)
+
+
+@pytest.mark.parametrize(
+    ("plain_ns", "share"), [(3_500_000, 0.0), (2_000_000, 0.5), (3_500_000 / 3, 1.0), (1_000_000, None)]
+)
+def test_drafts_are_worth_it_from_the_share_with_which_a_token_takes_as_long(
+    plain_ns: int, share: float | None
+) -> None:
+    found = DraftedStep(2, 500_000, 3_000_000).break_even(plain_ns)
+    assert found is None if share is None else found == pytest.approx(share, abs=1e-3)
+
+
+def test_a_step_verifies_its_drafts_with_all_experts_that_any_of_them_chooses() -> None:
+    speed = bench().speed(Setting("f16", 512, 8))
+    one, three = (drafted_step(speed, drafts, active=10.0) for drafts in (1, 3))
+    assert three.draft_ns == 3 * one.draft_ns > 0
+    context = 512 + 256 // 2
+    verified = decode_time(speed.shape, speed.hardware, speed.engine, speed.split, context, drafts=3, active=10.0)
+    assert three.verify_ns == verified.total_ns
+    assert 10 / 6 <= verified.gpu_experts_ns / speed.decode.gpu_experts_ns < 2.4  # and 2.4 rows for one
+
+
+def test_one_token_alone_is_a_plain_step() -> None:
+    speed = bench().speed(Setting("f16", 512, 8))
+    plain = decode_time(speed.shape, speed.hardware, speed.engine, speed.split, 640)
+    assert decode_time(speed.shape, speed.hardware, speed.engine, speed.split, 640, drafts=0, active=6.0) == plain
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_experts_of_consecutive_tokens_are_counted_once(tokens: int) -> None:
+    trace = load_trace("mini-moe")
+    counts = []
+    for sequence in np.unique(trace.sequence):
+        rows = trace.topk_ids[(trace.sequence == sequence) & (trace.phase == DECODE)]
+        for first in range(len(rows) - tokens + 1):
+            for layer in range(rows.shape[1]):
+                counts.append(len({int(each) for each in rows[first : first + tokens, layer].ravel()}))
+    assert active_experts(trace, tokens) == pytest.approx(np.mean(counts))
+
+
+def test_a_named_acceptance_leads_to_a_line_with_the_drafts_that_are_best() -> None:
+    found = draft_answer(bench().question, bench(), Setting("f16", 512, 8))
+    assert found is not None
+    assert found.acceptances == (0.8,)
+    assert found.best is not None
+    assert found.best == max(found.choices, key=lambda each: each.tokens_per_s[0.8])
+    assert [each.drafts for each in found.choices] == list(range(1, MOST_DRAFTS + 1))
+    assert found.command is not None
+    assert found.command.endswith(f"-np 1 --spec-type draft-mtp --spec-draft-n-max {found.best.drafts}")
+
+
+def test_the_layer_that_drafts_takes_room_from_experts() -> None:
+    small = {"gpu": "gtx-1060-6gb", "model": "deepseek-v2-lite"}
+    found, plain = draft_answer(bench(**small).question, bench(**small), Setting("f16", 512, 8)), bench(**small)
+    assert found is not None
+    layers = [int(words.split("--n-cpu-moe ")[1].split()[0])
+              for words in (found.command or "", plain.tuned(Setting("f16", 512, 8)).command)]
+    assert layers[0] > layers[1]
+    assert found.layer_bytes > plain.question.shape_with("f16").moe_layer_bytes
+
+
+def test_where_no_draft_is_accepted_none_is_named() -> None:
+    found = draft_answer(bench(0.0).question, bench(0.0), Setting("f16", 512, 8))
+    assert found is not None
+    assert (found.best, found.command) == (None, None)
+
+
+def test_a_file_with_such_layers_is_answered_with_the_range_that_was_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = bench(None).question
+    assert draft_answer(asked, bench(None), Setting("f16", 512, 8)) is None
+    shape = asked.shape_with("f16")
+    monkeypatch.setattr(TuneQuestion, "shape_with", lambda self, kv: replace(shape, mtp_layers=1))
+    found = draft_answer(asked, bench(None), Setting("f16", 512, 8))
+    assert found is not None
+    assert found.acceptances == PUBLISHED
+
+
+@pytest.mark.parametrize(("asked", "setting", "why"), [
+    ({"batch": 2}, Setting("f16", 512, 8), "expected one sequence, got 2"),
+    ({"engine": "ktransformers"}, Setting("f16", 512, 8), r"expected llama\.cpp, got ktransformers"),
+    ({}, Setting("f16", 512, 8, cached_layers=2), "next to a cache of experts is not known"),
+])
+def test_an_acceptance_that_was_named_in_vain_is_refused(asked: dict[str, Any], setting: Setting, why: str) -> None:
+    with pytest.raises(FitError, match=why):
+        draft_answer(bench(**asked).question, bench(**asked), setting)
+
+
+def test_speedups_that_were_measured_on_a_laptop_are_less_by_what_the_page_says() -> None:
+    """Qwen3.6-35B-A3B on an RTX 3060 with 6 GB: 22.9 tokens/s, and 1.20, 1.28, 1.21 and 1.14 times as many with 1 to 4
+    drafts a step, of which 88, 82, 71 and 64 % were accepted (ggml-org/llama.cpp PR 22673)."""
+    asked = {"model": "qwen3.6-35b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cores": 8, "prompt_tokens": 1000}
+    question = TuneQuestion(Question(**asked), "decode", ("f16",), keep_free_gb=6.4)
+    own = Workbench(question, question.hardware, engine_of(question.fit, question.hardware), None)
+    speed, trace = own.speed(Setting("f16", 512, 8)), load_trace("synthetic:qwen3.6-35b-a3b")
+    rows = ((1, 0.88, 1.20), (2, 0.866, 1.28), (3, 0.84, 1.21), (4, 0.83, 1.14))
+    steps = {drafts: drafted_step(speed, drafts, active_experts(trace, 1 + drafts)) for drafts, _, _ in rows}
+    less = [1 - measured * steps[drafts].token_ns(share) / speed.decode.total_ns for drafts, share, measured in rows]
+    assert less == pytest.approx([0.08, 0.10, 0.16, 0.21], abs=0.01)
+    assert f"{min(less):.0%} to {max(less):.0%}" == MEASURED_LESS

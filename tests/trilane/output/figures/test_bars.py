@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from sim.runs.scenario import Scenario
-from tests.kit.pictures import row, texts
+from tests.kit.pictures import CHANGES, results, row, run, seer, texts, two_shares
+from tests.kit.results import agreement, comparison
 from trilane.output.figures.bars import plot_tpot_bars
 from trilane.output.figures.figure_files import PictureError, save_figure
+from trilane.output.figures.scatter import plot_agreement
+from trilane.output.figures.speedup_bars import plot_speedup_bars
+from trilane.output.figures.sweep_means import SweepMeans, means_of
 from trilane.output.figures.timelines import save_gantt
 from trilane.study.compare import compare
 
@@ -136,3 +142,202 @@ def test_every_policy_can_be_drawn(tmp_path: Path) -> None:
             save_gantt(run, tmp_path / f"{run.policy}.png")
             seen |= new
     assert len(list(tmp_path.iterdir())) > 2
+
+
+# --- Speed-up over a baseline -----------------------------------------------------------------------------------------
+
+
+def widths(ax: Axes) -> dict[str, float]:
+    """Lengths of the bars by the names to the left of the first panel."""
+    names = [label.get_text() for label in ax.get_figure(root=True).axes[0].get_yticklabels()]  # type: ignore[union-attr]
+    bars = [bar for bar in ax.patches if bar.get_height() < 1 and bar.get_x() == 0]  # type: ignore[attr-defined]
+    return {names[round(bar.get_y() + bar.get_height() / 2)]: bar.get_width() for bar in bars}  # type: ignore[attr-defined]
+
+
+def test_bars_of_one_setting() -> None:
+    means = means_of(results(rows=[run("fiddler", 20.0), run("dali", 10.0), run("slow", 40.0), seer(5.0)]))
+    picture = plot_speedup_bars(means, "fiddler")
+    [ax] = picture.figure.axes
+    assert widths(ax) == {"oracle *": 4.0, "dali": 2.0, "fiddler": 1.0, "slow": 0.5}
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["oracle *", "dali", "fiddler", "slow"]
+    assert {float(line.get_xdata()[0]) for line in ax.lines} == {1.0, 5.0}  # the baseline, and the bound at 4 ms
+    assert picture.figure.get_suptitle() == "dali is 2.00x as fast as fiddler; the lower bound allows 5.00x"
+    assert picture.frame.to_csv(index=False).splitlines() == [
+        "policy,speedup,lowest,highest",
+        "fiddler,1.0,1.0,1.0",
+        "dali,2.0,2.0,2.0",
+        "slow,0.5,0.5,0.5",
+        "oracle,4.0,4.0,4.0",
+        "lower bound,5.0,,",
+    ]
+
+
+def test_speed_up_is_of_mean_times_and_whiskers_of_the_draws() -> None:
+    """10 and 30 ms against 10 and 10: 2x by the means, 1x and 3x in the draws."""
+    rows = [run("fiddler", 10.0), run("fiddler", 30.0, draw=1), run("dali", 10.0), run("dali", 10.0, draw=1)]
+    picture = plot_speedup_bars(means_of(results(rows=rows)), "fiddler")
+    dali = picture.frame[picture.frame["policy"] == "dali"]
+    assert dali[["speedup", "lowest", "highest"]].to_numpy().tolist() == [[2.0, 1.0, 3.0]]
+    assert [1.0, 3.0] in [list(line.get_xdata()) for line in picture.figure.axes[0].lines]
+    assert "whiskers: lowest to highest draw" in texts(picture.figure)
+
+
+def test_no_whisker_or_line_covers_a_value() -> None:
+    """fiddler's draws go down to 0.07x and the bound is near dali: wherever they end, numbers are right of the axes."""
+    rows = [run("fiddler", 10.0 ** (1 + draw), draw=draw) for draw in (0, 1)]
+    rows += [run("dali", time, draw=draw) for draw, time in enumerate((4.1, 44.0))]
+    rows += [run("slow", time, draw=draw) for draw, time in enumerate((140.0, 150.0))] + [seer(4.0), seer(9.0, draw=1)]
+    figure = plot_speedup_bars(means_of(results(rows=rows)), "fiddler").figure
+    figure.draw_without_rendering()
+    [ax] = figure.axes
+    values = [text for text in ax.texts if text.get_text().endswith("x")]
+    assert len(values) == 4
+    boxes = [value.get_window_extent() for value in values]
+    assert all(ax.bbox.x1 < box.x0 < box.x1 < figure.bbox.x1 for box in boxes)
+
+
+def test_a_panel_a_setting() -> None:
+    picture = plot_speedup_bars(means_of(two_shares()), "fiddler")
+    assert [ax.get_title(loc="left") for ax in picture.figure.axes] == ["20% cached", "80% cached"]
+    assert [widths(ax)["dali"] for ax in picture.figure.axes] == [0.5, 1.8]
+    headline = picture.figure.get_suptitle()
+    assert headline.startswith("none is faster than fiddler")
+    assert "dali comes nearest, 0.50x to 1.80x" in headline
+    assert headline.endswith("4.00x to 6.00x")
+
+
+def test_of_many_settings_geometric_means() -> None:
+    """dali is 4x as fast in half of the 8 settings and as fast in the others: 2x."""
+    rows = []
+    for batch in range(1, 9):
+        rows += [run("fiddler", 40.0, batch=batch), run("dali", 10.0 if batch % 2 else 40.0, batch=batch)]
+    picture = plot_speedup_bars(means_of(results("batch", rows=rows)), "fiddler")
+    [ax] = picture.figure.axes
+    assert widths(ax)["dali"] == pytest.approx(2.0)
+    assert picture.figure.get_suptitle() == "dali is 2.00x as fast as fiddler on average, 1.00 to 4.00x over 8 settings"
+    dali = picture.frame[picture.frame["policy"] == "dali"].iloc[0]
+    assert (dali["lowest"], dali["highest"], dali["settings"]) == (1.0, 4.0, 8)
+
+
+def test_of_many_policies_the_slowest_are_named_and_the_baseline_is_drawn() -> None:
+    rows = [run(f"p{n:02}", 10.0 + n) for n in range(40)]
+    figure = plot_speedup_bars(means_of(results(rows=rows)), "p39").figure
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == [*(f"p{n:02}" for n in range(20)), "p39"]
+    assert "not drawn, slower: p20, p21" in texts(figure)
+
+
+def test_by_default_the_baseline_is_llama_cpp() -> None:
+    rows = [run("dali", 10.0), run("on-demand", 20.0), run("llama.cpp", 15.0)]
+    figure = plot_speedup_bars(means_of(results(rows=rows))).figure
+    assert figure.axes[0].get_xlabel() == "speed-up over llama.cpp (TPOT of llama.cpp / TPOT)"
+
+
+def test_settings_in_which_the_baseline_could_not_run_are_left_out() -> None:
+    rows = [run(name, 10.0, batch=batch) for name, batch in product(("dali", "fiddler"), (1, 2))]
+    rows[-1] = run("fiddler", None, batch=2, error="E: no")
+    picture = plot_speedup_bars(means_of(results("batch", rows=rows)), "fiddler")
+    assert set(picture.frame["batch"]) == {1}
+    assert len(picture.figure.axes) == 1
+    assert "left out: 1 setting in which fiddler did not run" in texts(picture.figure)
+
+
+def many(*, lucky: range) -> SweepMeans:
+    """Eight settings: dali is twice as fast as fiddler, lucky 4x where it runs."""
+    rows = []
+    for batch in range(8):
+        rows += [run("fiddler", 40.0, batch=batch), run("dali", 20.0, batch=batch)]
+        rows += [run("lucky", 10.0, batch=batch)] if batch in lucky else []
+    return means_of(results("batch", rows=rows))
+
+
+def test_policies_that_did_not_run_in_all_settings_are_not_ranked() -> None:
+    figure = plot_speedup_bars(many(lucky=range(1)), "fiddler").figure
+    assert figure.get_suptitle() == "dali is 2.00x as fast as fiddler on average, 2.00 to 2.00x over 8 settings"
+    assert widths(figure.axes[0]) == pytest.approx({"dali": 2.0, "fiddler": 1.0})
+    assert "not drawn, did not run in all 8 settings: lucky (1)" in texts(figure)
+    everywhere = plot_speedup_bars(many(lucky=range(8)), "fiddler").figure
+    assert everywhere.get_suptitle().startswith("lucky is 4.00x as fast as fiddler")
+
+
+def test_only_the_baseline_ran_in_all_settings() -> None:
+    rows = [run("fiddler", 40.0, batch=batch) for batch in range(8)]
+    with pytest.raises(PictureError, match="other than fiddler in all 8 settings"):
+        plot_speedup_bars(means_of(results("batch", rows=[*rows, run("dali", 10.0, batch=1)])), "fiddler")
+    some = [*rows[:3], run("dali", 10.0, batch=1)]
+    figure = plot_speedup_bars(means_of(results("batch", rows=some)), "fiddler").figure
+    assert figure.get_suptitle() == "only fiddler ran in all settings"
+
+
+def test_of_panels_too() -> None:
+    rows = [run(name, time, batch=batch) for batch in (1, 2) for name, time in (("fiddler", 40.0), ("dali", 20.0))]
+    rows.append(run("lucky", 9.0, batch=1, **CHANGES))
+    figure = plot_speedup_bars(means_of(results("batch", rows=rows)), "fiddler").figure
+    assert figure.get_suptitle() == "dali is 2.00x as fast as fiddler; the lower bound allows 10.00x"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["dali", "fiddler", "lucky ~"]
+    assert "not ranked, did not run in all 2 settings: lucky (1)" in texts(figure)
+
+
+@pytest.mark.parametrize(("policies", "baseline", "message"), [
+    (("dali", "fiddler"), "fidler", "did you mean 'fiddler'"), (("dali",), None, "the baseline dali"),
+])
+def test_refusals(policies: tuple[str, ...], baseline: str | None, message: str) -> None:
+    with pytest.raises(PictureError, match=message):
+        plot_speedup_bars(means_of(results(rows=[run(name, 10.0) for name in policies])), baseline)
+
+
+# --- Pictures of a validation -----------------------------------------------------------------------------------------
+
+
+def marks(ax: Axes, *shapes: str) -> list[tuple[float, float]]:
+    """Places of the single marks of some shapes."""
+    return [(float(l.get_xdata()[0]), float(l.get_ydata()[0])) for l in ax.lines if l.get_marker() in shapes]  # type: ignore[index] # noqa: E741
+
+
+class TestScatter:
+    def test_points_stand_at_measured_and_predicted(self) -> None:
+        both = agreement(comparison("dali", (19, 20, 22), 22), comparison("fiddler", (30,), 30))
+        times, errors = plot_agreement(both).axes
+        assert marks(times, "o") == [(20, 22), (30, 30)]
+        assert [x for x, _ in marks(errors, "o")] == pytest.approx([0.1, 0])
+
+    def test_whiskers_go_from_lowest_to_highest_repeat(self) -> None:
+        times, errors = plot_agreement(agreement(comparison("dali", (19, 20, 22), 22))).axes
+        [whisker] = [line for line in times.lines if line.get_marker() == "|"]
+        assert list(whisker.get_xdata()) == [19, 22]
+        [whisker] = [line for line in errors.lines if line.get_marker() == "|"]
+        assert list(whisker.get_xdata()) == pytest.approx([0, 22 / 19 - 1])
+
+    def test_the_null_model_is_grey_beside_it(self) -> None:
+        times, errors = plot_agreement(agreement(comparison("dali", (20,), 20, null=21.0))).axes
+        assert marks(times, "x") == [(20, 21)]
+        assert marks(errors, "x")[0][0] == pytest.approx(0.05)
+
+    def test_a_null_model_beyond_the_axis_stands_at_its_edge(self) -> None:
+        errors = plot_agreement(agreement(comparison("dali", (20,), 20, null=5.0))).axes[1]
+        assert marks(errors, "<")[0][0] == errors.get_xlim()[0] == pytest.approx(-0.2)
+
+    def test_axes_are_logarithmic_where_times_lie_far_apart(self) -> None:
+        near, far = agreement(comparison("a", (20,), 20), comparison("b", (90,), 90)), comparison("c", (101,), 101)
+        assert plot_agreement(near).axes[0].get_xscale() == "linear"
+        assert plot_agreement(agreement(*near.comparisons, far)).axes[0].get_yscale() == "log"
+
+    def test_both_axes_have_one_range(self) -> None:
+        times = plot_agreement(agreement(comparison("a", (20,), 20), comparison("b", (101,), 90))).axes[0]
+        assert times.get_xlim() == times.get_ylim()
+
+    def test_shapes_are_batches_and_colours_policies(self) -> None:
+        both = [comparison(policy, (20,), 20, batch=batch) for policy in "ab" for batch in (1, 4)]
+        lines = [line for line in plot_agreement(agreement(*both)).axes[0].lines if line.get_marker() in ("o", "s")]
+        assert [line.get_marker() for line in lines] == ["o", "s", "o", "s"]
+        a, a_too, b, b_too = (line.get_markerfacecolor() for line in lines)
+        assert (a == a_too, b == b_too, a == b) == (True, True, False)
+
+    def test_twelve_policies_look_different(self) -> None:
+        many = agreement(*(comparison(name, (20,), 20) for name in "abcdefghijkl"))
+        lines = [line for line in plot_agreement(many).axes[0].lines if line.get_marker() == "o"]
+        assert len({(line.get_markerfacecolor(), line.get_markeredgecolor()) for line in lines}) == 12
+
+    def test_the_headline_says_how_good_it_is(self) -> None:
+        figure = plot_agreement(agreement(comparison("a", (20,), 21), comparison("b", (30,), 33)))
+        assert all(fact in figure.get_suptitle() for fact in ("7.5% off (median of 2)", "at worst 10%", "tau 1.00"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pandas as pd
 import pytest
@@ -11,6 +12,7 @@ from tests.kit.pictures import CHANGES, results, run, seer, two_shares
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.marks import marked
 from trilane.output.figures.sweep_means import fastest_first, means_of
+from trilane.output.figures.sweep_pictures import KINDS, FigureOptions, axes_for, pictures_of
 
 NO_SEER = "these results hold no clairvoyant run, which would show how much is left to gain"
 
@@ -251,3 +253,46 @@ def test_fastest_first_by_the_ratio_to_the_best_of_each_setting() -> None:
     """a is 1x and 4x the best (mean 2x), b 3x and 1x (1.73x): b comes first, though a's sum of times is smaller."""
     rows = pd.DataFrame({"batch": [1, 1, 2, 2], "policy": ["a", "b", "a", "b"], "tpot_ms": [10.0, 30.0, 4.0, 1.0]})
     assert fastest_first(rows) == ["b", "a"]
+
+
+# --- Every picture that results allow, and why not the others ---------------------------------------------------------
+
+
+def test_one_axis_allows_all_but_the_heat_map() -> None:
+    pictures, reasons = pictures_of(means_of(two_shares()), KINDS, FigureOptions())
+    assert list(pictures) == ["tpot", "speedup", "hits"]
+    assert list(reasons) == ["heat"]
+    assert "2 axes" in reasons["heat"]
+    assert reasons["heat"].endswith(": cached_share")
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    (FigureOptions(), ["cached_share", "batch", "pcie"]),  # before numbers, before names
+    (FigureOptions(y="pcie"), ["cached_share", "pcie", "batch"]),
+    (FigureOptions(x="pcie"), ["pcie", "cached_share", "batch"]),
+    (FigureOptions(x="batch", y="pcie"), ["batch", "pcie", "cached_share"]),
+])
+def test_axes_are_found_or_given(options: FigureOptions, expected: list[str]) -> None:
+    rows = [
+        run("dali", 10.0, batch=batch, cached_share=share, pcie=link)
+        for batch, share, link in product((1, 4, 8), (0.2, 0.8), ("4x16", "5x16"))
+    ]
+    assert axes_for(means_of(results("pcie", "batch", "cached_share", rows=rows)), options, 3) == expected
+
+
+def test_nothing_but_the_policy_varies() -> None:
+    means = means_of(results(rows=[run("dali", 10.0), run("fiddler", 20.0)]))
+    pictures, reasons = pictures_of(means, KINDS, FigureOptions())
+    assert list(pictures) == ["speedup"]
+    assert reasons["tpot"].endswith(": none")
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (FigureOptions(x="policy"), "--x: .*'policy'; choose from cached_share"),
+    (FigureOptions(y="cache_share"), "--y: .*did you mean 'cached_share'"),
+    (FigureOptions(x="cached_share", y="cached_share"), "expected two axes, got one twice"),
+    (FigureOptions(baseline="nope"), "--baseline: there is no policy in these results 'nope'"),
+])
+def test_names_are_checked_before_anything_is_drawn(options: FigureOptions, message: str) -> None:
+    with pytest.raises(PictureError, match=message):
+        pictures_of(means_of(two_shares()), ["hits"], options)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from tests.kit.commands import Trilane
+from tests.kit.results import some_entries
+from tests.trilane.output.pages.golden import COMMANDS, FOLDER, file_of, page
+from trilane.output.pages.leaderboard import leaderboard_page, machine_pages
 from trilane.output.pages.output import (
     heading,
     note,
@@ -17,6 +23,7 @@ from trilane.output.pages.output import (
     table,
     working,
 )
+from trilane.study.leaderboard.standings import standings
 
 
 def test_a_pipe_gets_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,3 +79,50 @@ def test_numbers(text: str, expected: str) -> None:
 def test_errors_that_differ_in_numbers_alone_are_one_reason() -> None:
     assert reason_of("BudgetError: 0.03 GB of 1,243 are missing") == reason_of("BudgetError: 12 GB of 9 are missing")
     assert reason_of("BudgetError: 2 GB are missing") != reason_of("TraceError: 2 GB are missing")
+
+
+# --- the page of the leaderboard, from a few entries by hand ----------------------------------------------------------
+
+
+def printed(parts: object) -> list[str]:
+    console = Console(file=StringIO(), width=160, highlight=False)
+    for part in parts:  # type: ignore[attr-defined]
+        console.print(part)
+    assert isinstance(console.file, StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_standings_whole() -> None:
+    *lines, empty, mine, rest = printed(leaderboard_page(standings(some_entries()), own=("quick",)))
+    assert lines[0].startswith("3 policies (and 1 that cannot run) in 16 settings: 4 machines x 2 families of routing ")
+    assert [line.split() for line in lines[1:5]] == [
+        ["policy", "score", "lowest", "best", "in", "runs", "in"],
+        ["1", "wild", "~", "159%", "100%", "3", "3"],
+        ["2", "steady", "79%", "50%", "2", "3"],
+        ["3", "quick", "<", "71%", "50%", "1", "2"],
+    ]
+    assert lines[-3:] == ["~        changes the routing", "<        yours", "never runs in no setting: too small"]
+    assert "best in  settings in which no policy that keeps the routing is more than 2% faster" in lines
+    assert (empty, f"{mine} {rest}".replace("  ", " ")) == ("", (
+        "quick is 3 of 3; none that keeps the routing is more than 2% faster in 1 of 2 settings: 8 GB laptop gpt-oss "
+        "batch 1; it is worst in 8 GB laptop qwen batch 1, with 50% of the speed of the fastest"
+    ))
+
+
+def test_the_speeds_on_the_first_machine() -> None:
+    lines = printed(machine_pages(standings(some_entries())))
+    assert lines[1].startswith("8 GB laptop: rtx-4060-laptop+ddr5-5600+ryzen-9-7945hx; qwen3-30b-a3b@q4_k_m, ")
+    assert lines[4].split() == ["wild", "20.0", "[18.0-22.0]", "20.0", "[18.0-22.0]", "16.0", "[14.4-17.6]", "-"]
+    assert lines[6].split() == ["quick", "5.0", "[4.5-5.5]", "-", "16.0", "[14.4-17.6]", "-"]
+
+
+# --- the pages of the verbs are as they were when last read -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_page(name: str) -> None:
+    assert page(name) == file_of(name).read_text(encoding="utf-8")
+
+
+def test_no_page_is_left_over() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(COMMANDS)

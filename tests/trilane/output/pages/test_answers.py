@@ -1,0 +1,349 @@
+"""The page of ``trilane tune``: how differences between times are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from sim.machine.hardware import write_hardware
+from tests.kit.commands import ROOT, SHORT, Trilane
+from tests.kit.hand_measured import time, toy_machine, toy_model
+from tests.kit.questions import hand_made_map
+from trilane.engines.gains import Gain
+from trilane.engines.question import Question
+from trilane.engines.tune.settings import Goal, TuneQuestion
+from trilane.engines.tune.tune import TuneCaveats, Tuning, tune
+from trilane.output.figures.pays_words import break_even, verdict_of
+from trilane.output.pages.caveats import limit_text, tune_caveats, tune_record
+from trilane.output.pages.pays import pays_page
+from trilane.output.pages.tune import tune_page
+
+
+def tuned(goal: Goal = "both", gpu: str = "rtx-3050", ram_gb: int | None = None) -> Tuning:
+    return tune(TuneQuestion(Question(
+        model="deepseek-v2-lite:2", gpu=gpu, ram="ddr4-3200", cores=4, prompt_tokens=64, generated=8, ram_gb=ram_gb,
+    ), goal, ("f16",)))
+
+
+def facts(tuning: Tuning) -> dict[str, str]:
+    """The answer's lines by their names."""
+    answer = next(part for part in tune_page(tuning) if isinstance(part, Table))
+    names, texts = ([str(cell) for cell in column.cells] for column in answer.columns[:2])
+    return dict(zip(names, texts, strict=True))
+
+
+def cells(tuning: Tuning) -> list[str]:
+    """The texts of all tables of the page."""
+    tables = [part for part in tune_page(tuning) if isinstance(part, Table)]
+    return [str(cell) for table in tables for column in table.columns for cell in column.cells]
+
+
+@pytest.mark.parametrize(("slower", "text"), [
+    (-0.796, "4.9x as fast"), (-0.5, "2.0x as fast"), (-0.2, "25% faster"), (-0.001, "as fast"),
+    (0.25, "25% slower"),
+])
+def test_less_time_is_told_as_more_speed(slower: float, text: str) -> None:
+    tuning = tuned()
+    other = tuning.others[0]
+    rival = replace(other, reason=other.reason._replace(slower=slower))
+    assert text in cells(replace(tuning, others=(rival,)))
+
+
+def test_another_engine_that_is_faster_is_named_next_to_the_answer() -> None:
+    tuning = tuned()
+    fast, slow = (replace(other, reason=other.reason._replace(slower=slower))
+                  for other, slower in zip(tuning.others, (-0.1, 0.1), strict=False))
+    told = facts(replace(tuning, others=(slow, fast)))["other engines"]
+    assert told.startswith(f"{fast.tuned.engine} is predicted to be 11% faster by the time until the last token")
+    assert "other engines" not in facts(replace(tuning, others=(slow,)))
+    assert facts(tuning)["engine"] == "llama.cpp: builds from November 2025 on, CUDA"
+
+
+def test_what_was_chosen_must_save_is_told_as_far_as_there_was_a_choice() -> None:
+    rule = (
+        "chosen where it saves enough of that time: a setting 1%, a KV cache of fewer bits 5%, a cache of experts 10%"
+    )
+    found = tune(TuneQuestion(replace(tuned().question.fit, gpu="rtx-3050", model="deepseek-v2-lite"), "both"))
+    assert rule in tune_page(found)
+    assert rule.partition(",")[0] in tune_page(replace(found, other_kv=None, other_placement=None))
+
+
+def test_a_setting_that_lacks_an_argument_of_the_best_is_told_by_that() -> None:
+    found = tuned()
+    other = replace(found.others[0], tuned=replace(found.best, tpot_ms=2 * found.best.tpot_ms))
+    best = replace(found.best, arguments=(*found.best.arguments, "--load-mode none"))
+    assert "without --load-mode none" in cells(replace(found, best=best, runner_up=other))
+
+
+def test_times_that_were_measured_have_no_other_engines_parts_or_errors_next_to_them() -> None:
+    measured = str(ROOT / "docs/validation/llama.cpp/engine.yaml")
+    asked = replace(tuned(gpu="none").question, fit=replace(tuned(gpu="none").question.fit, engine=measured))
+    found = tune(replace(asked, fit=replace(asked.fit, weights="q4_0")))
+    assert (found.measured, found.others, found.gains, found.error) == (True, (), (), None)
+    assert facts(found)["limit"].startswith("decode: not known: times that were measured as a whole")
+    assert facts(found)["error to expect"].startswith("that of the engine's file on the machine")
+
+
+def test_what_limits_decode_is_told_as_that_where_more_is_asked() -> None:
+    text = limit_text(tuned("decode").gains)
+    assert [facts(tuned(goal))["limit"] for goal in ("decode", "prompt", "both")] == [
+        text, f"decode: {text}", f"decode: {text}"
+    ]
+
+
+def test_memory_that_was_not_named_has_no_size() -> None:
+    assert " GB = weights" in facts(tuned(gpu="none"))["memory"]
+    assert " GB of 34.4 = weights" in facts(tuned(gpu="none", ram_gb=32))["memory"]
+    assert " GB of 8.6 = weights" in facts(tuned())["GPU memory"]
+
+
+# --- the page of an idea ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_whole() -> None:
+    console = Console(file=StringIO(), width=250, highlight=False)
+    for part in pays_page(hand_made_map()):
+        console.print(part)
+    assert isinstance(console.file, StringIO)
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == [
+        "A cache of experts on the GPU (llama-cache-lru) pays here: +30% (+20% to +40% over 2 draws), 20.0 tokens/s; "
+        "15.0 with whole layers on the GPU",
+        "llama-cache-lru: patches that are not in llama.cpp, PR 27861 "
+        "(https://github.com/ggml-org/llama.cpp/pull/27861) and others",
+        "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`: +10% here, "
+        "16.5 tokens/s; its map: --policy llama.cpp@cache",
+        "model on machine: answers",
+        "",
+        "what decides  experts on the GPU (share of all): 50% here, upload of an expert (us): 100 here",
+        "break-even    experts on the GPU (share of all): it pays everywhere from 25% to 50%",
+        "              upload of an expert (us): it pays up to 250",
+        "",
+        "                                     on the GPU     copied    GPU waits",
+        "here                      tokens/s  when needed  MiB/token  for the CPU  for copies",
+        "without: llama.cpp            15.0          50%        0.0          50%         50%",
+        "with it: llama-cache-lru      20.0          50%        0.0          50%         50%",
+        "",
+        "gain in tokens/s; across: experts on the GPU (share of all); down: upload of an expert (us); <: here",
+        "        25%  50% <",
+        "300       -   -10%",
+        "100 <  +10%   +30%",
+        "",
+        "-  cannot run: too small",
+    ]
+
+
+def test_where_it_cannot_run_no_break_even_is_stated() -> None:
+    found = replace(hand_made_map(), here=(0, 0))
+    assert break_even(found)[1][1] == (
+        "upload of an expert (us): it pays everywhere from 100 to 100; it cannot run at 300"
+    )
+
+
+def test_the_verdict_is_that_of_the_gain_which_is_shown() -> None:
+    """Gains are of thousandths: one of four hundred-thousandths is none, for the verdict too."""
+    found = hand_made_map()
+    cell = found.rows[0][1]
+    speeds = tuple(1.0004 * speed for speed in cell.without.tokens_per_s)
+    little = replace(cell, using=cell.without._replace(tokens_per_s=speeds))
+    assert little.gains == (0.0, 0.0)
+    shown = replace(found, rows=((found.rows[0][0], little), found.rows[1]))
+    assert verdict_of(shown) == "A cache of experts on the GPU (llama-cache-lru) does not pay here: +0%"
+
+
+# --- Sentences on answers ---------------------------------------------------------------------------------------------
+
+
+NONE = TuneCaveats(short_window=False, measured=False, pinned=False, single_tensors_ms=None)
+
+
+@pytest.mark.parametrize(("gains", "sentence"), [
+    (
+        [Gain("DRAM", "the CPU's memory", 0.171), Gain("PCIe", "the link", 0.02)],
+        "the CPU's memory: DRAM 25% better makes it about 17% faster, PCIe 25% better 2%",
+    ),
+    (
+        [Gain("PCIe", "the link", 0.2), Gain("DRAM", "the CPU's memory", -0.01)],
+        "the link: PCIe 25% better makes it about 20% faster",
+    ),
+    (
+        [Gain("PCIe", "the link", 0.01), Gain("DRAM", "the CPU's memory", 0.01)],
+        "no part by itself: none of them 25% better makes it 2% faster",
+    ),
+    (
+        [Gain("DRAM", "the CPU's memory", 0.03), Gain("PCIe", "the link", 0.01)],
+        "no part by itself: DRAM 25% better gives most, 3%",
+    ),
+])
+def test_the_sentence_names_the_first_part_and_what_the_second_gives(gains: list[Gain], sentence: str) -> None:
+    assert limit_text(gains) == sentence
+
+
+@cache
+def qualified(**asked: Any) -> Tuning:
+    question = Question("deepseek-v2-lite:2", gpu="rtx-3060", ram="ddr4-3200", threads=4, generated=16, **asked)
+    return tune(TuneQuestion(question, kv=("f16",)))
+
+
+def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
+    short = qualified(prompt_tokens=600, window=100)
+    assert short.caveats.short_window
+    note = tune_caveats(short)[0]
+    assert note.startswith("--context 100 has no room for a prompt of 600 tokens and 16 generated: ")
+    assert "the answer has a window of 616" in note
+    assert not qualified(prompt_tokens=600, window=616).caveats.short_window
+    assert not qualified(prompt_tokens=600).caveats.short_window
+
+
+@pytest.mark.parametrize(("caveats", "text"), [
+    ({"single_tensors_ms": 0.4}, "save 0.40 ms a token at most, 2%"), ({"pinned": True}, "call it --no-mmap"),
+    ({"measured": True}, "named parts say what fits, not how fast"),
+])
+def test_each_caveat_has_its_sentence(caveats: dict[str, Any], text: str) -> None:
+    found = qualified(prompt_tokens=600)
+    other = replace(found, best=replace(found.best, tpot_ms=20.0), caveats=NONE._replace(**caveats), machine_notes=())
+    [note] = tune_caveats(other)
+    assert note.endswith(text)
+
+
+def test_json_has_the_sentences_behind_their_numbers() -> None:
+    found = qualified(prompt_tokens=600)
+    record = tune_record(found)
+    names = [*record]
+    assert names[names.index("limit") + 1] == "limited_by"
+    assert record["limited_by"] == limit_text(found.gains)
+    assert names[names.index("machine_notes") + 1] == "notes"
+    assert record["notes"] == list(tune_caveats(found))
+
+
+# --- trilane hardware FILE of a measured profile, and scenarios that name one -----------------------------------------
+
+
+@pytest.fixture
+def lanes(trilane: Trilane) -> str:
+    """A profile in the folder that the command runs in."""
+    write_hardware(toy_machine(), "lanes.yaml")
+    return "lanes.yaml"
+
+
+def lines_of(out: str, start: str) -> list[str]:
+    """The lines that begin so, with single spaces."""
+    return [" ".join(line.split()) for line in out.splitlines() if line.startswith(start)]
+
+
+def line_of(out: str, start: str) -> list[str]:
+    """The words of the only line that begins so."""
+    [line] = lines_of(out, start)
+    return line.split()
+
+
+def test_a_profile_says_what_it_was_measured_on(trilane: Trilane, lanes: str) -> None:
+    out = trilane("hardware", lanes).out
+    assert "a measured profile: times come from its tables" in out
+    assert line_of(out, "kind") == ["kind", "host-lanes"]
+    assert line_of(out, "date") == ["date", "2026-11-20"]
+    assert line_of(out, "pinned_copy_bytes_per_s") == ["pinned_copy_bytes_per_s", "1.2e+10"]
+
+
+def test_a_profile_says_which_models_were_measured(trilane: Trilane) -> None:
+    model = toy_model(launch_lead=time(2500), launch_tail=time(900))
+    write_hardware(toy_machine(models={"toy": model}), "lanes.yaml")
+    times, rates = lines_of(trilane("hardware", "lanes.yaml").out, "toy ")
+    assert times == "toy 0.1 (0.1-0.1) 1.0 (1.0-1.0) 7.0 (7.0-7.0) 2.5 (2.5-2.5) 0.9 (0.9-0.9) 1-8"
+    assert rates == "toy 80% (79-81) 90% (89-91) 100% (99-100) 97% (96-98) 88% (87-89)"
+
+
+def test_what_an_earlier_profile_lacks_is_a_dash(trilane: Trilane) -> None:
+    later = ("launch_lead", "launch_tail", "gpu_with_cpu_permille", "cpu_with_gpu_permille")
+    earlier = {"toy": toy_model(**dict.fromkeys(later))}
+    write_hardware(toy_machine(models=earlier), "earlier.yaml")
+    times, rates = lines_of(trilane("hardware", "earlier.yaml").out, "toy ")
+    assert times.endswith("7.0 (7.0-7.0) - - 1-8")
+    assert rates == "toy 80% (79-81) 90% (89-91) 100% (99-100) - -"
+
+
+def test_decisions_that_were_measured_are_named(trilane: Trilane, lanes: str) -> None:
+    out = trilane("hardware", lanes).out
+    assert line_of(out, "dali ")[1:3] == ["11", "2"]
+    assert "Measured on this machine, and not scaled: dali, default." in out
+
+
+def test_json_holds_all_of_the_profile(trilane: Trilane, lanes: str) -> None:
+    [fact] = trilane("hardware", lanes, "--json", "-").json["hardware"]
+    assert fact["measured"] == toy_machine().document()["measured"]
+
+
+def test_a_preset_is_no_profile(trilane: Trilane) -> None:
+    done = trilane("hardware", "rtx3090-ddr4")
+    assert "measured profile" not in done.out
+    assert "not scaled" not in done.out
+
+
+def test_a_model_that_was_not_measured_is_refused_in_one_sentence(trilane: Trilane, lanes: str) -> None:
+    done = trilane("simulate", *SHORT, "--set", f"hardware={lanes}", "--set", "model=deepseek-v2-lite")
+    assert done.status == 2
+    assert "profile 'lanes': model 'deepseek-v2-lite' has not been measured; measured: toy; add it: " in done.err
+    assert "trilane profile --model deepseek-v2-lite -o FILE" in done.err
+
+
+# --- trilane hardware with parts and machines of parts ----------------------------------------------------------------
+
+
+def test_hardware_lists_the_parts(trilane: Trilane) -> None:
+    page = trilane("hardware", "--parts").out
+    for name in ("rtx-4060-ti-16gb", "lpddr5x-7467", "threadripper-pro-5955wx", "0.82, at most 64 GB/s"):
+        assert name in page
+    assert "A machine is GPU+MEMORY" in page
+
+
+def test_parts_as_json_carry_their_sources(trilane: Trilane) -> None:
+    parts = {part["name"]: part for part in trilane("hardware", "--parts", "--json", "-").json["parts"]}
+    assert {part["kind"] for part in parts.values()} == {"gpu", "memory", "cpu"}
+    lanes = next(number for number in parts["rtx-4060"]["numbers"] if number["key"] == "pcie_lanes")
+    assert lanes == {"key": "pcie_lanes", "value": 8, "source": "vendor data sheet", "confidence": "medium"}
+    assert "Eight PCIe lanes" in parts["rtx-4060"]["notes"][0]
+
+
+def test_a_machine_of_parts_shows_every_number_with_its_source(trilane: Trilane) -> None:
+    page = trilane("hardware", "rtx-4080+ddr5-5600+64gb").out
+    assert "Assembled: RTX 4080, generic desktop CPU, DDR5-5600 on 2 channels, 64 GiB." in page
+    assert "link.h2d_bytes_per_s" in page
+    assert "PCIe 4.0 x16: the card has 4.0 x16, the slot 5.0 x16" in page
+    assert "\nnotes\n- " in page
+    assert "On Windows" in page
+    [machine] = trilane("hardware", "rtx-4080+ddr5-5600+64gb", "--json", "-").json["hardware"]
+    assert len(machine["notes"]) == 2
+    assert {"cpu.ram_bytes", "contention.cpu_permille", "power.gpu_busy_w"} <= {n["key"] for n in machine["numbers"]}
+
+
+def test_an_unknown_part_is_named(trilane: Trilane) -> None:
+    done = trilane("hardware", "rtx-408+ddr5-5600")
+    assert done.status == 2
+    assert "there is no part 'rtx-408'; did you mean 'rtx-4080'" in done.err
+
+
+def test_models_list_the_formats_of_weights(trilane: Trilane) -> None:
+    page = trilane("models", "--quantisations").out
+    assert "qwen3-30b-a3b in the formats" in page
+    [row] = [line.split() for line in page.splitlines() if line.startswith("q4_k_m")]
+    assert row[1:6] == ["4.84", "5.02", "17.6", "1.0", "18.5"]
+    found = trilane("models", "gpt-oss-20b", "--quantisations", "--json", "-").json
+    assert (found["model"], [entry["name"] for entry in found["quantisations"]]) == ("gpt-oss-20b", ["mxfp4"])
+
+
+def test_a_model_in_a_format_says_so(trilane: Trilane) -> None:
+    assert "4.84375" in trilane("models", "qwen3-30b-a3b@q4_k_m:4").out
+    assert "is quantised already" in trilane("models", "qwen3-30b-a3b@q4_k_m", "--quantisations").out
+    assert trilane("models", "qwen3-30b-a3b@q5").status == 2
+
+
+@pytest.mark.parametrize("model", ["deepseek-v2-lite@q4_k_m", "deepseek-v2-lite@awq"])
+def test_a_question_may_name_parts_and_a_format(trilane: Trilane, model: str) -> None:
+    machine = ("--set", "hardware=rtx-4060+ddr5-5600", "--set", f"model={model}", "--set", "gpu_memory_gb=6")
+    done = trilane("simulate", *machine, "--set", "prompt_tokens=4", "--set", "generated_tokens=3", "--json", "-")
+    assert done.json["scenario"]["model"] == model
