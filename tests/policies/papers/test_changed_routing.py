@@ -66,8 +66,8 @@ def test_weights_are_the_scores_without_the_bonus() -> None:
 
 
 def test_a_prompt_and_an_unchanged_choice_keep_the_routing_itself() -> None:
-    for view in (scored_view([ROW], 3, resident=(3,), phase="prefill"), scored_view([ROW], 3, resident=(0, 1))):
-        assert CachePriorRouter(0.05, "probability").route(view) is view.routing
+    for kept in (scored_view([ROW], 3, resident=(3,), phase="prefill"), scored_view([ROW], 3, resident=(0, 1))):
+        assert CachePriorRouter(0.05, "probability").route(kept) is kept.routing
 
 
 scores = st.lists(st.integers(0, 50), min_size=5, max_size=5).map(lambda row: tuple((s + 1e-9) / 100 for s in row))

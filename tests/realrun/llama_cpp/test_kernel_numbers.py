@@ -179,7 +179,8 @@ def found_split(split_samples: dict[str, dict[BenchPoint, float]], gpu: Kernels)
 def test_rates_of_the_gpu_come_out(gpu: Kernels) -> None:
     for block in SPLIT_BLOCKS:
         for which in ("experts", "others"):
-            known, measured = (getattr(each.products[block], which).value for each in (known_gpu_kernels(SPLIT_BLOCKS), gpu))
+            tables = (known_gpu_kernels(SPLIT_BLOCKS), gpu)
+            known, measured = (getattr(table.products[block], which).value for table in tables)
             assert measured.rows == known.rows
             np.testing.assert_allclose(measured.flops_per_s, known.flops_per_s, rtol=0.05)
 

@@ -86,8 +86,8 @@ def test_forecasts_come_by_tokens_then_by_the_best_place_in_a_token_s_choice(bat
     here = prepare(Scenario(policy="dali", batch=batch, prompt_tokens=4, generated_tokens=2))
     top_k, ids = here.shape.top_k, here.trace.forecasts[ForecastKey("residual", 1)].ids
     for step, demand in zip(here.steps, here.demand, strict=True):
-        for layer, forecasts in enumerate(demand.forecasts):
-            for forecast in forecasts:
+        for layer, of_layer in enumerate(demand.forecasts):
+            for forecast in of_layer:
                 chosen = [row[layer][:top_k].tolist() for row in ids[step.rows]]
                 tokens = Counter(expert for row in chosen for expert in row)
                 place = {e: min(row.index(e) for row in chosen if e in row) for e in tokens}

@@ -230,7 +230,8 @@ d2h:
 
 
 def test_the_next_layer_waits_for_a_deferred_expert_though_its_own_are_on_the_gpu() -> None:
-    spans = play(deferral(PLACED_LATER.residents), demand(), cache_bytes=PLACED_LATER.bytes, costs=uniform_costs(cpu_ns=30))
+    costs = uniform_costs(cpu_ns=30)
+    spans = play(deferral(PLACED_LATER.residents), demand(), cache_bytes=PLACED_LATER.bytes, costs=costs)
     assert told(spans, JOINED_LATE) == lines(JOINED_LATE)
     stalls = stalls_of(spans_frame([tuple(span) for span in spans]))  # type: ignore[misc]
     assert stalls.cpu_ns == (47 - 13) + (77 - 75)  # for 0, and for 1 a layer later

@@ -137,9 +137,9 @@ def test_every_policy_can_be_drawn(tmp_path: Path) -> None:
     found = compare(scenario, draws=1)
     save_figure(plot_tpot_bars(found.rows()), tmp_path / "tpot.png")
     seen: set[str] = set()
-    for run in found.runs:
-        if new := set(run.spans["kind"]) - seen:
-            save_gantt(run, tmp_path / f"{run.policy}.png")
+    for played in found.runs:
+        if new := set(played.spans["kind"]) - seen:
+            save_gantt(played, tmp_path / f"{played.policy}.png")
             seen |= new
     assert len(list(tmp_path.iterdir())) > 2
 
