@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Set
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from policies.mechanism.checks import check_update
 from policies.mechanism.residency import Residency
@@ -86,9 +86,8 @@ class CopyQueue:
             victims = slots[key]
             if victims is None:
                 self._check_staging(key)
-                self.loads.append(Copy(key, "demand", "staging", (), size_of(key)))
-            else:
-                self.loads.append(Copy(key, "demand", "cache", victims, size_of(key)))
+            into: Literal["cache", "staging"] = "staging" if victims is None else "cache"
+            self.loads.append(Copy(key, "demand", into, victims or (), size_of(key)))
         return [victim for victims in slots.values() for victim in victims or ()]
 
     def _slots_for(self, copies: Sequence[ExpertId], pinned: Set[ExpertId]) -> Slots:
@@ -99,8 +98,10 @@ class CopyQueue:
         guarded = {*pinned, *self.flying}
         slots: Slots = {}
         for key in cache.order(copies):
-            slots[key] = self._promote(swaps.pop(key, None), key, guarded)
-            guarded.update((key, *(slots[key] or ())))
+            slots[key] = victims = self._promote(swaps.pop(key, None), key, guarded)
+            guarded.add(key)
+            if victims:
+                guarded.update(victims)
         return slots
 
     def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ class WindowCache:
         self.guard = guard
         self._phase = [(layer if stagger else 0) + (window - 1 if early else 0) for layer in range(layers)]
         self._busiest = evict == "busiest"
+        self._experts = frozenset(range(experts))
         self._scores = [[0] * experts for _ in range(layers)]  # tokens of every expert since the last update
         self._steps = [0] * layers
         self._used = [[0] * experts for _ in range(layers)]  # the step in which an expert was used last
@@ -148,7 +149,7 @@ class WindowCache:
             return ()
         scores = self._scores[layer]
         members, resident = self._members[layer], view.residency.resident[layer]
-        absent = sorted(set(range(len(scores))) - members)
+        absent = sorted(self._experts - members)
         incoming = sorted(absent, key=scores.__getitem__, reverse=True)[: self.update]
         outgoing = sorted(sorted(resident), key=scores.__getitem__, reverse=self._busiest)[: self.update]
         if self.guard:
