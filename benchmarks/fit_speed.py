@@ -20,8 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.figures import Cell, Section, Target, measured_by, report
-from tests.trilane.fit.test_ten_pairs import PAIRS
-from tests.trilane.fit.test_ten_pairs import QUESTIONS
+from tests.trilane.fit.test_ten_pairs import PAIRS, QUESTIONS
 
 HERE = Path(__file__).parent
 SECONDS = 5.0

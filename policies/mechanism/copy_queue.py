@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Set
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from policies.mechanism.checks import check_update
 from policies.mechanism.residency import Residency
@@ -30,32 +30,22 @@ class CopyQueue:
         self.in_flight: list[Copy] = []
         self.flying: tuple[ExpertId, ...] = ()  # the experts of ``in_flight``
         self._policy, self._residency = policy, residency
-        self._demand: deque[Copy] = deque()
-        self._prefetches: list[ExpertId] = []
-        self._swaps: dict[ExpertId, Swap | Upload] = {}  # by incoming expert, oldest first
+        self.loads: deque[Copy] = deque()
+        self.prefetches: list[ExpertId] = []  # best first
+        self.swaps: dict[ExpertId, Swap | Upload] = {}  # by incoming expert, oldest first
         self._swaps_of: dict[int, list[ExpertId]] = {}  # by layer: those that were last queued, some copied since
 
     @property
     def queued(self) -> int:
         """How many copies wait for the lane."""
-        return len(self._demand) + len(self._prefetches) + len(self._swaps)
-
-    @property
-    def has_loads(self) -> bool:
-        """True if demand loads wait for the lane: they come before all other copies."""
-        return bool(self._demand)
-
-    @property
-    def has_background(self) -> bool:
-        """True if prefetches or cache updates wait for the lane."""
-        return bool(self._prefetches or self._swaps)
+        return len(self.loads) + len(self.prefetches) + len(self.swaps)
 
     def start_load(self) -> Copy | None:
         """Start the first demand load; None: it has no staging slot, and blocks the rest."""
-        load = self._demand[0]
+        load = self.loads[0]
         if load.into == "staging" and self._residency.staging["demand"] < 1:
             return None
-        return self._start(self._demand.popleft())
+        return self._start(self.loads.popleft())
 
     def start_background(self, pinned: Set[ExpertId]) -> Copy | None:
         """Start the next prefetch or cache update, if one can start. ``pinned`` experts are not displaced."""
@@ -96,27 +86,26 @@ class CopyQueue:
             victims = slots[key]
             if victims is None:
                 self._check_staging(key)
-                self._demand.append(Copy(key, "demand", "staging", (), size_of(key)))
-            else:
-                self._demand.append(Copy(key, "demand", "cache", victims, size_of(key)))
+            into: Literal["cache", "staging"] = "staging" if victims is None else "cache"
+            self.loads.append(Copy(key, "demand", into, victims or (), size_of(key)))
         return [victim for victims in slots.values() for victim in victims or ()]
 
     def _slots_for(self, copies: Sequence[ExpertId], pinned: Set[ExpertId]) -> Slots:
         """A cache slot, with its victims, for each copy that the cache admits or swaps in; None for the others."""
-        cache, swaps = self._policy.cache, self._swaps
+        cache, swaps = self._policy.cache, self.swaps
         if not (cache.admits or swaps):
             return dict.fromkeys(copies)
         guarded = {*pinned, *self.flying}
         slots: Slots = {}
         for key in cache.order(copies):
-            slots[key] = self._promote(swaps.pop(key, None), key, guarded)
-            guarded.update((key, *(slots[key] or ())))
+            slots[key] = victims = self._promote(swaps.pop(key, None), key, guarded)
+            guarded.add(key)
+            if victims:
+                guarded.update(victims)
         return slots
 
     def still_absent(self, layer: int, experts: Sequence[int], ahead: Sequence[int]) -> tuple[int, ...]:
         """Experts that are neither on the GPU nor in flight, nor computed ``ahead`` by the CPU."""
-        if not experts:
-            return ()
         ids, flying = self._residency.ids[layer], self.flying
         return tuple(
             e for e in experts if ids[e] not in flying and e not in ahead and not self._residency.holds(ids[e])
@@ -131,15 +120,13 @@ class CopyQueue:
         for expert in streamed:
             key = self._residency.ids[layer][expert]
             self._check_staging(key)
-            self._swaps.pop(key, None)
-            self._demand.append(Copy(key, "demand", "staging", (), self._residency.size_of(key)))
+            self.swaps.pop(key, None)
+            self.loads.append(Copy(key, "demand", "staging", (), self._residency.size_of(key)))
 
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
         """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
-        if not self._prefetches:
-            return ()
-        mine = [key for key in self._prefetches if key.layer <= layer]
-        self._prefetches = [key for key in self._prefetches if key.layer > layer]
+        mine = [key for key in self.prefetches if key.layer <= layer]
+        self.prefetches = [key for key in self.prefetches if key.layer > layer]
         return tuple(key for key in mine if key.expert not in loads)
 
     def replace_prefetches(self, ranked: Sequence[ExpertId]) -> tuple[tuple[ExpertId, ...], tuple[ExpertId, ...]]:
@@ -149,8 +136,8 @@ class CopyQueue:
         for key in ranked:
             if key not in flying and not self._residency.holds(key):
                 wanted[key] = None
-        withdrawn = tuple([key for key in self._prefetches if key not in wanted]) if self._prefetches else ()
-        self._prefetches = list(wanted)
+        withdrawn = tuple([key for key in self.prefetches if key not in wanted]) if self.prefetches else ()
+        self.prefetches = list(wanted)
         return tuple(wanted), withdrawn
 
     def update(self, updates: Sequence[CacheUpdate], kept: Set[ExpertId] | None = None) -> Updates:
@@ -170,7 +157,7 @@ class CopyQueue:
             check_update(self._policy, copy, residency.resident, leaving)
         for layer in {copy.incoming.layer for copy in copies}:
             for key in self._swaps_of.pop(layer, ()):
-                self._swaps.pop(key, None)
+                self.swaps.pop(key, None)
         evicted: tuple[ExpertId, ...] = ()
         adopted: tuple[Swap, ...] = ()
         if kept is not None:
@@ -180,7 +167,7 @@ class CopyQueue:
         flying = self.flying
         queued = tuple([copy for copy in copies if copy.incoming not in flying and copy not in adopted])
         for copy in queued:
-            self._swaps[copy.incoming] = copy
+            self.swaps[copy.incoming] = copy
             self._swaps_of.setdefault(copy.incoming.layer, []).append(copy.incoming)
         return Updates(queued, adopted, evicted)
 
@@ -202,7 +189,7 @@ class CopyQueue:
 
     def _next_prefetch(self, pinned: Set[ExpertId]) -> Copy | None:
         prefetcher, residency = self._policy.prefetcher, self._residency
-        prefetches = self._prefetches
+        prefetches = self.prefetches
         while prefetches and (residency.holds(prefetches[0]) or prefetches[0] in self.flying):
             prefetches.pop(0)  # a swap has copied it since, or is copying it
         if not prefetches or prefetcher is None:
@@ -224,7 +211,7 @@ class CopyQueue:
         They do where, from some load on, the victims are larger than what replaces them: until then there is less room.
         """
         size_of, more = self._residency.size_of, 0
-        for load in reversed(self._demand):
+        for load in reversed(self.loads):
             if load.into == "cache":
                 more += load.expert_bytes - sum([size_of(victim) for victim in load.victims])
                 if more < 0:
@@ -235,7 +222,7 @@ class CopyQueue:
         """The first swap or upload that is possible now; those that are no longer possible are dropped."""
         residency, copy = self._residency, None
         dropped: list[ExpertId] = []
-        for key, swap in self._swaps.items():
+        for key, swap in self.swaps.items():
             layer, new = key
             if new in residency.resident[layer] or (isinstance(swap, Swap) and self._gone(swap.outgoing)):
                 dropped.append(key)
@@ -246,7 +233,7 @@ class CopyQueue:
                     copy = Copy(key, "swap", "cache", victims, residency.size_of(key))
                     break
         for key in dropped:
-            del self._swaps[key]
+            del self.swaps[key]
         return copy
 
     def _gone(self, key: ExpertId) -> bool:

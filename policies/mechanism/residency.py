@@ -35,6 +35,7 @@ class Residency:
         self.staged: list[set[int]] = [set() for _ in self.expert_bytes]
         self.view = ResidencyView(self.resident, self.staged)
         self.pooled = placement.slots is None
+        self.group_of = [0 if self.pooled else layer for layer in range(budget.layers)]  # of slots
         self.uniform = not narrow_bytes and (not self.pooled or len(set(self.expert_bytes)) == 1)  # within each group
         self.staging = {"demand": demand_slots, "prefetch": prefetch_slots}  # free staging slots
         self._intact: dict[str, list[ExpertId]] = {"demand": [], "prefetch": []}  # in free staging slots, oldest first
@@ -47,7 +48,8 @@ class Residency:
 
     def _place(self, layer: int, experts: Sequence[int]) -> None:
         """Put a layer's first residents into its slots."""
-        group, resident, ids, size = self.group(layer), self.resident[layer], self.ids[layer], self.expert_bytes[layer]
+        group, size = self.group_of[layer], self.expert_bytes[layer]
+        resident, ids = self.resident[layer], self.ids[layer]
         most = self._free[group] // size
         for place, expert in enumerate(experts):
             if place >= most or expert in resident:
@@ -62,13 +64,9 @@ class Residency:
         layer, expert = key
         return self.expert_bytes[layer] if expert < self._experts else self._narrow_bytes[layer]
 
-    def group(self, layer: int) -> int:
-        """The group of slots that a layer's experts compete for."""
-        return 0 if self.pooled else layer
-
     def free(self, layer: int) -> int:
         """Bytes of the layer's group that are neither held nor promised."""
-        return self._free[self.group(layer)]
+        return self._free[self.group_of[layer]]
 
     def holds(self, key: ExpertId) -> bool:
         """Could a GPU kernel read it now?"""
@@ -81,7 +79,7 @@ class Residency:
 
         ``blocked`` experts stay. ``requested``: the cache itself has asked for the copy.
         """
-        cache, group, size = self._cache, self.group(key.layer), self.size_of(key)
+        cache, group, size = self._cache, self.group_of[key.layer], self.size_of(key)
         if not (cache.admits or requested):
             return None
         free = self._free[group]
@@ -103,7 +101,7 @@ class Residency:
 
     def promise_slot_of(self, incoming: ExpertId, outgoing: ExpertId) -> tuple[ExpertId, ...]:
         """A swap: ``incoming`` takes the slot of ``outgoing``."""
-        group = self.group(incoming.layer)
+        group = self.group_of[incoming.layer]
         self._cache.evicted(outgoing, group)
         self._free[group] += self.size_of(outgoing) - self.size_of(incoming)
         self._cache.admitted(incoming, group)
@@ -111,22 +109,24 @@ class Residency:
 
     def adopt(self, incoming: ExpertId, outgoing: ExpertId) -> bool:
         """A swap without a copy, if ``incoming`` is still in a free staging slot: the two exchange their slots."""
+        for intact in self._intact.values():
+            if incoming in intact:
+                break
+        else:
+            return False
         if outgoing.expert not in self.resident[outgoing.layer]:
             return False  # another swap has taken its slot
         if self.size_of(incoming) < self._largest_bytes:
             return False  # a cache slot of that size is too small to become a staging slot
-        for intact in self._intact.values():
-            if incoming in intact:
-                intact.remove(incoming)
-                self.fill(incoming, self.promise_slot_of(incoming, outgoing))
-                return True
-        return False
+        intact.remove(incoming)
+        self.fill(incoming, self.promise_slot_of(incoming, outgoing))
+        return True
 
     def evict(self, key: ExpertId) -> bool:
         """Leave the slot of ``key`` free, if it is resident."""
         if key.expert not in self.resident[key.layer]:
             return False
-        group, size = self.group(key.layer), self.size_of(key)
+        group, size = self.group_of[key.layer], self.size_of(key)
         self._cache.evicted(key, group)
         self.resident[key.layer].remove(key.expert)
         self._free[group] += size
@@ -157,7 +157,7 @@ class Residency:
 
     def _take_slot(self, key: ExpertId, victims: Sequence[ExpertId]) -> int:
         """Give ``key`` the memory promised to it, once ``victims`` have left it; return its group."""
-        group = self.group(key.layer)
+        group = self.group_of[key.layer]
         for victim in victims:
             self.resident[victim.layer].remove(victim.expert)
             self._room[group] += self.size_of(victim)
@@ -178,10 +178,7 @@ class Residency:
 
     def release_unused(self, layer: int, used: Sequence[int]) -> tuple[ExpertId, ...]:
         """Free the staging slots of a layer's experts that are not ``used``, and return these."""
-        staged = self.staged[layer]
-        if not staged:
-            return ()
-        unused = tuple(self.ids[layer][e] for e in sorted(staged) if e not in used)
+        unused = tuple([self.ids[layer][e] for e in sorted(self.staged[layer]) if e not in used])
         for key in unused:
             self.release(key)
         return unused
@@ -202,7 +199,8 @@ class Residency:
         return ready
 
     def _check_victim(self, victim: ExpertId, group: int, blocked: Set[ExpertId]) -> None:
-        if victim in blocked or victim.expert not in self.resident[victim.layer] or self.group(victim.layer) != group:
+        layer, expert = victim
+        if victim in blocked or expert not in self.resident[layer] or self.group_of[layer] != group:
             raise PolicyError(
                 f"cache {type(self._cache).__name__} chose {victim} as a victim: "
                 f"it is pinned, promised or not in group {group}"

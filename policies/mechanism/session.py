@@ -56,7 +56,7 @@ class Session:
         self._awaited: set[int] = set()  # of the layer at work
         self._streamed: frozenset[int] = frozenset()
         self._too_late: set[ExpertId] = set()
-        self._commit: Commitment | None = None
+        self.committed: Commitment | None = None  # decided for the next layer, if its own router is not used
         self._step, self._layer = -1, -1
         self._view: LayerView | None = None
         self._assignment: Assignment | None = None
@@ -81,7 +81,7 @@ class Session:
         routed = self._view_of(given)
         policy.cache.observe(routed)
         swaps = self._copies.update(policy.cache.swaps(routed, "routed")).queued
-        precomputed, view = self._leave_out_precomputed(routed) if self._commit else ((), routed)
+        precomputed, view = self._leave_out_precomputed(routed) if self.committed else ((), routed)
         assignment = policy.assigner.assign(view)
         check_assignment(policy, view, assignment, len(self.residency.ids[given.layer]))
         self._view, self._assignment = view, assignment
@@ -92,7 +92,7 @@ class Session:
         self._order.enter("foresee")
         view, policy = self._view, self.policy
         assert view is not None
-        commit = self._commit = policy.router.commit(view, forecasts)
+        commit = self.committed = policy.router.commit(view, forecasts)
         if policy.prefetcher is None:
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
@@ -132,9 +132,9 @@ class Session:
         copies = self._copies
         if len(copies.in_flight) >= MOST_IN_FLIGHT:
             raise PolicyError(f"next_copy: expected fewer than {MOST_IN_FLIGHT} copies in flight, got {copies.flying}")
-        if demand and copies.has_loads:
+        if demand and copies.loads:
             return copies.start_load()
-        if not copies.has_background:
+        if not (copies.prefetches or copies.swaps):
             return None
         if self._staying is None:
             self._staying = self._pinned | self._protected
@@ -144,11 +144,6 @@ class Session:
     def queued_copies(self) -> int:
         """How many copies wait for the copy lane; some of them may still be withdrawn."""
         return self._copies.queued
-
-    @property
-    def committed(self) -> Commitment | None:
-        """Routing decided ahead for the next layer; None if its own router is used."""
-        return self._commit
 
     def copied(self, copy: Copy) -> bool:
         """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
@@ -185,12 +180,12 @@ class Session:
     ) -> Plan:
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
         layer, active, ready = view.layer, view.routing.active, view.ready_ns
-        gpu, loads = assignment.gpu, assignment.loads
+        gpu, loads, copies, residency = assignment.gpu, assignment.loads, self._copies, self.residency
         awaited = self._in_flight_for(layer, gpu) if view.flying else ()
-        streamed = self._copies.still_absent(layer, assignment.streamed, precomputed)
-        withdrawn = self._copies.take_prefetches_of(layer, (*streamed, *loads))
-        released = self.residency.release_unused(layer, gpu)
-        self._pinned = set(map(self.residency.ids[layer].__getitem__, active))
+        streamed = assignment.streamed and copies.still_absent(layer, assignment.streamed, precomputed)
+        withdrawn = copies.take_prefetches_of(layer, (*streamed, *loads)) if copies.prefetches else ()
+        released = residency.release_unused(layer, gpu) if residency.staged[layer] else ()
+        self._pinned = set(map(residency.ids[layer].__getitem__, active))
         self._streamed = frozenset(streamed)
         if streamed or loads:
             self._queue_loads(layer, streamed, loads)
@@ -219,11 +214,11 @@ class Session:
         """The policy's view, with the routing in force."""
         layer, true = given.layer, given.routing
         view = LayerView(
-            given.step, layer, given.phase, true, given.scores if self._commit is None else None, given.sequences,
+            given.step, layer, given.phase, true, given.scores if self.committed is None else None, given.sequences,
             self._ready_ns(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
             self.residency.view, self._copies.flying,
         )
-        routing = self.policy.router.route(view) if self._commit is None else self._commit.routing
+        routing = self.policy.router.route(view) if self.committed is None else self.committed.routing
         if routing is true:
             return view
         return view._replace(routing=routing, ready_ns=self._ready_ns(layer, routing, given.h2d_backlog_ns))
@@ -233,7 +228,7 @@ class Session:
 
     def _leave_out_precomputed(self, view: LayerView) -> tuple[tuple[int, ...], LayerView]:
         """Take the experts that the CPU computes ahead out of the view."""
-        commit, self._commit = self._commit, None
+        commit, self.committed = self.committed, None
         assert commit is not None
         if not commit.precompute:
             return (), view

@@ -42,7 +42,7 @@ class Clock(simpy.Environment):
         queue = self._queue
         while queue:
             at_ns, _, _, event = heappop(queue)
-            self._now = self.now = int(at_ns)
+            self._now = self.now = at_ns  # type: ignore[assignment]  # only whole ns are put in
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as ``step`` does
             for callback in callbacks:
                 callback(event)

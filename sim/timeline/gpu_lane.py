@@ -17,14 +17,11 @@ real machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 from policies.mechanism.views import INFINITE_NS
 from sim.costs.cost_table import CostTable
 from sim.timeline.lanes import Lane, Neighbour
-
-GpuExpert: TypeAlias = tuple[int, int, int, int, int]  # expert, tokens, launch and GPU time in ns, bytes
 
 
 class GpuLane:
@@ -35,11 +32,11 @@ class GpuLane:
     yet to do is taken to last as long as without slowing.
     """
 
-    __slots__ = ("_host", "_last", "_lead_ns", "_tail_ns", "free_ns", "name", "neighbours", "recorder")
+    __slots__ = ("_costs", "_host", "_last", "_lead_ns", "_tail_ns", "free_ns", "name", "neighbours", "recorder")
 
     def __init__(self, host: Lane, costs: CostTable, neighbours: Sequence[Neighbour] = ()) -> None:
         self.name, self.recorder, self.neighbours = "gpu", host.recorder, neighbours
-        self._host = host
+        self._host, self._costs = host, costs
         self._lead_ns = INFINITE_NS if costs.lead_ns is None else costs.lead_ns
         self._tail_ns = costs.tail_ns
         self.free_ns = 0
@@ -77,8 +74,9 @@ class GpuLane:
         )
         return end_ns
 
-    def run_group(self, ready_ns: int, layer: int, experts: Sequence[GpuExpert]) -> list[int]:
-        """``launch`` and ``run`` experts of a layer one after another; return their ends in ns.
+    def run_group(self, ready_ns: int, layer: int, experts: Sequence[int], workload: Mapping[int, int]) -> list[int]:
+        """``launch`` and ``run`` experts of a layer one after another, which share kernels of the first; return their
+        ends in ns.
 
         (The arithmetic of both in one loop: half of a run's spans are made here.)
         """
@@ -87,8 +85,14 @@ class GpuLane:
         host, recorder, lead_ns, tail_ns = self._host, self.recorder, self._lead_ns, self._tail_ns
         rows, phase, step, ends_ns = recorder.rows, recorder.phase, recorder.step, list[int]()
         launched_ns, end_ns = max(host.free_ns, ready_ns), self.free_ns
-        for expert, tokens, launch_ns, gpu_ns, size_bytes in experts:
-            begin_ns = launched_ns
+        costs, later_launch_ns = self._costs.experts[layer], self._costs.expert_launch_ns
+        launch_ns, first_gpu_ns = later_launch_ns + self._costs.first_expert_launch_ns, costs.first_gpu_ns
+        own = costs
+        for expert in experts:
+            if costs.narrow is not None:
+                own = costs.of(expert)
+            tokens, begin_ns = workload[expert], launched_ns
+            gpu_ns = own.gpu_ns[tokens] + first_gpu_ns
             launched_ns += launch_ns
             rows.append(("host", ready_ns, begin_ns, launched_ns, "launch", phase, step, layer, -1, expert, 0, 0))
             first_ns = begin_ns + (lead_ns if lead_ns < launch_ns else launch_ns)
@@ -101,9 +105,10 @@ class GpuLane:
             if least_ns > end_ns:
                 end_ns = least_ns
             rows.append(
-                ("gpu", first_ns, start_ns, end_ns, "expert", phase, step, layer, -1, expert, tokens, size_bytes)
+                ("gpu", first_ns, start_ns, end_ns, "expert", phase, step, layer, -1, expert, tokens, own.expert_bytes)
             )
             ends_ns.append(end_ns)
+            launch_ns, first_gpu_ns = later_launch_ns, 0
         host.free_ns, self.free_ns = launched_ns, end_ns
         return ends_ns
 

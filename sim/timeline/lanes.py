@@ -54,13 +54,15 @@ class Neighbour(NamedTuple):
 class Side:
     """The work of one side of the memory: a job and those that follow it, each from the whole ns at which one ends."""
 
-    __slots__ = ("done", "ends_ns", "following", "left", "rate", "since_ns", "timer")
+    __slots__ = ("done", "ends_ns", "following", "left", "other", "rate", "since_ns", "timer", "together")
+    other: Side
 
     def __init__(self) -> None:
         self.done: Callable[[list[int]], None] | None = None  # None: idle
         self.left = 0  # work left of the job,
         self.since_ns = 0  # when that was,
         self.rate = 1000  # and how much of it is done in a ns
+        self.together = 1000  # the rate while the other side runs, too
         self.following: deque[int] = deque()  # work of each later job
         self.ends_ns: list[int] = []  # of the jobs before
         self.timer: simpy.Event | None = None  # at the end of the last; older ones that still fire are ignored
@@ -95,9 +97,9 @@ class SharedMemory:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._together = (1000, 1000)
         self._both_ways = 0  # the rate of copies while an expert is written back; 0: none is
-        self._sides = (Side(), Side())
+        self._sides = cpu, h2d = (Side(), Side())
+        cpu.other, h2d.other = h2d, cpu
 
     def start(
         self, side: int, works_ns: Sequence[int], done: Callable[[list[int]], None],
@@ -105,19 +107,17 @@ class SharedMemory:
     ) -> None:
         """Begin jobs, at least one, that alone would take ``works_ns``; when the last ends, ``done`` is called with all
         ends. ``together``: the rates of both sides, in permille, while both run; the CPU's jobs come with them."""
-        mine, other = self._sides[side], 1 - side
+        mine = self._sides[side]
         if together is not None:
-            self._together = together
+            self._sides[0].together, self._sides[1].together = together
         assert mine.done is None, "a lane serves one series at a time"
         mine.done, mine.since_ns, mine.ends_ns = done, self._clock.now, []
         mine.left = works_ns[0] * 1000
         if len(works_ns) > 1:
             mine.following.extend([work_ns * 1000 for work_ns in works_ns[1:]])
-        if self._sides[other].done is None:
-            self._time(side, self._rate(side) if self._both_ways else 1000, mine.since_ns)
-        else:
-            self._time(side, self._rate(side), mine.since_ns)
-            self._retime(other, mine.since_ns)
+        self._time(mine, self._rate(mine), mine.since_ns)
+        if mine.other.done is not None:
+            self._retime(mine.other, mine.since_ns)
 
     def write_back(self, start_ns: int, end_ns: int, both_ways_permille: int) -> None:
         """Slow down both sides from ``start_ns`` to ``end_ns``, copies to ``both_ways_permille``."""
@@ -126,8 +126,8 @@ class SharedMemory:
 
     def _set_both_ways(self, event: simpy.Event) -> None:
         self._both_ways = event._value
-        for side in (self.CPU, self.H2D):
-            if self._sides[side].done is not None:
+        for side in self._sides:
+            if side.done is not None:
                 self._retime(side, self._clock.now)
 
     def remaining_ns(self, side: int) -> int:
@@ -138,29 +138,27 @@ class SharedMemory:
         mine.advance(self._clock.now)
         return -(-mine.left // mine.rate) + sum(mine.following) // 1000
 
-    def _rate(self, side: int) -> int:
+    def _rate(self, mine: Side) -> int:
         """The rate of a side next to what runs now."""
-        rate = 1000 if self._sides[1 - side].done is None else self._together[side]
+        rate = 1000 if mine.other.done is None else mine.together
         if self._both_ways:
-            rate = max(rate * (self._both_ways if side == self.H2D else self._together[side]) // 1000, 1)
+            rate = max(rate * (self._both_ways if mine is self._sides[self.H2D] else mine.together) // 1000, 1)
         return rate
 
-    def _retime(self, side: int, now_ns: int) -> None:
+    def _retime(self, mine: Side, now_ns: int) -> None:
         """Set a new timer if a start or an end has changed this side's rate."""
-        mine, rate = self._sides[side], self._rate(side)
+        rate = self._rate(mine)
         if rate != mine.rate:
             mine.advance(now_ns)
-            self._time(side, rate, now_ns)
+            self._time(mine, rate, now_ns)
 
-    def _time(self, side: int, rate: int, now_ns: int) -> None:
-        mine = self._sides[side]
+    def _time(self, mine: Side, rate: int, now_ns: int) -> None:
         mine.rate = rate
         left_ns = mine.remaining_ns() if mine.following else -(-mine.left // rate)
-        mine.timer = Moment(self._clock, now_ns + left_ns, side, self._fired)
+        mine.timer = Moment(self._clock, now_ns + left_ns, mine, self._fired)
 
     def _fired(self, timer: simpy.Event) -> None:
-        side: int = timer._value
-        mine, other = self._sides[side], 1 - side
+        mine: Side = timer._value
         if timer is not mine.timer:
             return
         done, now_ns = mine.done, self._clock.now
@@ -170,5 +168,5 @@ class SharedMemory:
         mine.done = None
         mine.ends_ns.append(now_ns)
         done(mine.ends_ns)  # often starts the next series, and then the other side's rate stays as it is
-        if self._sides[other].done is not None:
-            self._retime(other, now_ns)
+        if mine.other.done is not None:
+            self._retime(mine.other, now_ns)

@@ -115,7 +115,7 @@ class LayerParts:
         """Return an event at the end of the last part; None if all have ended, or their ends are known."""
         state = self.state
         if state.outstanding:
-            state.over = self.clock.event()
+            state.over = simpy.Event(self.clock)
         return state.over
 
     def combine(self) -> int:
@@ -139,23 +139,18 @@ class LayerParts:
 
     def _launch(self, state: LayerState, plan: Plan, planned_ns: int, workload: dict[int, int]) -> None:
         """Launch the GPU's experts in stream order: those that are there together; those that are not stay pending."""
-        layer, gpu, costs = plan.layer, self.gpu, self.costs.experts[plan.layer]
-        ids, residency = self.session.residency.ids[layer], self.session.residency
+        layer, gpu, residency = plan.layer, self.gpu, self.session.residency
+        ids = residency.ids[layer]
         arrived = len(plan.gpu) - len(plan.loads)
         if plan.awaited:
             arrived -= sum([not residency.holds(ids[expert]) for expert in plan.awaited])
-        alone_launch_ns = self.costs.expert_launch_ns + self.costs.first_expert_launch_ns
-        launch_ns, first_gpu_ns, group = alone_launch_ns, costs.first_gpu_ns, []
-        for expert in plan.gpu[:arrived]:
-            tokens, own = workload[expert], costs if costs.narrow is None else costs.of(expert)
-            group.append((expert, tokens, launch_ns, own.gpu_ns[tokens] + first_gpu_ns, own.expert_bytes))
-            launch_ns, first_gpu_ns = self.costs.expert_launch_ns, 0  # the others share kernels of the first
-        ends_ns = gpu.run_group(planned_ns, layer, group)
+        ends_ns = gpu.run_group(planned_ns, layer, plan.gpu[:arrived], workload)
         if staged := self.session.staged(layer):
             for expert, end_ns in zip(plan.gpu, ends_ns, strict=False):
                 if expert in staged:
                     self.h2d.free_staged_at(end_ns, ids[expert])
         for expert in plan.gpu[arrived:]:
+            alone_launch_ns = self.costs.expert_launch_ns + self.costs.first_expert_launch_ns
             launch = gpu.launch(planned_ns, alone_launch_ns, layer, expert)
             state.pending.append((expert, workload[expert], launch))
         state.combine_first_ns, state.combine_launched_ns = gpu.launch(planned_ns, self.costs.combine_launch_ns, layer)

@@ -232,9 +232,9 @@ class EagerSession(WatchedSession):
         residency = self.residency
         held = [0] * len(residency._free)
         for layer, experts in enumerate(residency.resident):
-            held[residency.group(layer)] += residency.expert_bytes[layer] * len(experts)
+            held[residency.group_of[layer]] += residency.expert_bytes[layer] * len(experts)
         for copy in loading:
-            held[residency.group(copy.key.layer)] += copy.expert_bytes
+            held[residency.group_of[copy.key.layer]] += copy.expert_bytes
         return held
 
 

@@ -7,6 +7,7 @@ prefetching (Section 4.2) is ``TopPrefetcher`` with residual forecasts.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from operator import sub
 from typing import Literal
 
 from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap, expert_ids
@@ -68,7 +69,7 @@ class BeamAssigner:
 
 def by_difference(gpu_ns: Sequence[int], cpu_ns: Sequence[int]) -> list[int]:
     """Positions by descending |t_gpu - t_cpu|, ties to the lower position (Algorithm 1, line 5)."""
-    gaps = [gpu - cpu if gpu > cpu else cpu - gpu for gpu, cpu in zip(gpu_ns, cpu_ns, strict=True)]
+    gaps = list(map(abs, map(sub, gpu_ns, cpu_ns)))
     return sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)
 
 
@@ -96,6 +97,7 @@ class WindowCache:
         self.guard = guard
         self._phase = [(layer if stagger else 0) + (window - 1 if early else 0) for layer in range(layers)]
         self._busiest = evict == "busiest"
+        self._experts = frozenset(range(experts))
         self._scores = [[0] * experts for _ in range(layers)]  # tokens of every expert since the last update
         self._steps = [0] * layers
         self._used = [[0] * experts for _ in range(layers)]  # the step in which an expert was used last
@@ -147,7 +149,7 @@ class WindowCache:
             return ()
         scores = self._scores[layer]
         members, resident = self._members[layer], view.residency.resident[layer]
-        absent = [expert for expert in range(len(scores)) if expert not in members]
+        absent = sorted(self._experts - members)
         incoming = sorted(absent, key=scores.__getitem__, reverse=True)[: self.update]
         outgoing = sorted(sorted(resident), key=scores.__getitem__, reverse=self._busiest)[: self.update]
         if self.guard:

@@ -42,7 +42,7 @@ class MrsCache(DemandCache):
         self.alpha = alpha
         self.tokens = tokens
         self._scores = np.zeros((layers, experts)) if prior is None else np.array(prior, np.float64)
-        self._members = np.zeros((layers, experts), bool)
+        self._absent = np.full((layers, experts), np.inf)  # 0 for members
         self._orders: list[list[int] | None] = [None] * layers  # members by S; None: to be sorted again
         self._known: list[list[float]] = [[] for _ in range(layers)]  # S of every expert, by which they were sorted
         self._layers: dict[int, set[int]] = {}  # that share a group's slots
@@ -79,7 +79,7 @@ class MrsCache(DemandCache):
         """A member, with its present S."""
         layer, expert = key
         self._layers.setdefault(group, set()).add(layer)
-        self._members[layer, expert] = True
+        self._absent[layer, expert] = 0.0
         order = self._orders[layer]
         if order is not None:
             order.insert(_place(expert, order, self._known[layer]), expert)
@@ -90,7 +90,7 @@ class MrsCache(DemandCache):
     def evicted(self, key: ExpertId, group: int) -> None:
         """No longer a member; its S is kept up to date."""
         layer, expert = key
-        self._members[layer, expert] = False
+        self._absent[layer, expert] = np.inf
         head = self._head[layer]
         if head is None or head[2] == expert:
             self._stale.add(layer)
@@ -121,7 +121,7 @@ class MrsCache(DemandCache):
         if view.phase != self.background or when != "layer_end" or not resident:
             return ()
         scores = self.scores(layer)
-        absent = np.flatnonzero(~self._members[layer]).tolist()
+        absent = np.flatnonzero(self._absent[layer]).tolist()
         if not absent:
             return ()
         best, worst = max(absent, key=scores.__getitem__), min(sorted(resident), key=scores.__getitem__)
@@ -162,13 +162,12 @@ class MrsCache(DemandCache):
 
     def _first(self, layer: int) -> _Ranked | None:
         """A layer's member of least S."""
-        scores, members = self._scores[layer], self._members[layer]
+        scores = self._scores[layer]
         if self._orders[layer] is None and self._reached is None:  # few more will be asked for: not worth sorting all
-            ids = members.nonzero()[0]
-            if not len(ids):
-                return None
-            expert = ids.item(scores[ids].argmin())
-            return scores.item(expert), layer, expert
+            least = scores + self._absent[layer]
+            expert = int(least.argmin())
+            score: float = least.item(expert)
+            return (score, layer, expert) if score < np.inf else None
         order = self._lowest_first(layer)
         return (scores.item(order[0]), layer, order[0]) if order else None
 
@@ -177,7 +176,7 @@ class MrsCache(DemandCache):
         order = self._orders[layer]
         if order is None:
             known = self._known[layer] = self._scores[layer].tolist()
-            members = np.flatnonzero(self._members[layer]).tolist()
+            members = np.flatnonzero(self._absent[layer] == 0).tolist()
             order = self._orders[layer] = sorted(members, key=known.__getitem__)
         return order
 

@@ -57,8 +57,14 @@ def test_a_span_of_no_expert_has_no_tokens_and_no_bytes() -> None:
     ]
 
 
+# GPU time of an expert by its tokens, and of the kernels that a layer's experts share.
+EXPERTS = uniform_costs(1).experts[0]._replace(gpu_ns=(0, 9, 30, 2), first_gpu_ns=3)
+
+
 def gpu_lane(recorder: SpanRecorder, *neighbours: Neighbour, lead_ns: int | None = None, tail_ns: int = 0) -> GpuLane:
-    return GpuLane(Lane("host", recorder), replace(uniform_costs(1), lead_ns=lead_ns, tail_ns=tail_ns), neighbours)
+    costs = uniform_costs(1, expert_launch_ns=5, first_expert_launch_ns=2)
+    costs = replace(costs, experts=(EXPERTS,), lead_ns=lead_ns, tail_ns=tail_ns)
+    return GpuLane(Lane("host", recorder), costs, neighbours)
 
 
 def test_a_span_of_no_length_leaves_the_lane_free() -> None:
@@ -79,18 +85,17 @@ def test_a_group_of_experts_is_launched_and_run_as_one_after_another_would_be(
 ) -> None:
     """Bound by the GPU, by the launches, and by the tail."""
     one, all_ = SpanRecorder(), SpanRecorder()
-    experts = [(3, 1, 7, 12, 100), (5, 4, 5, 2, 100), (0, 2, 0, 30, 80)]
-    gpu = gpu_lane(one, *neighbours, lead_ns=lead_ns, tail_ns=3)
+    gpu, group = (gpu_lane(rows, *neighbours, lead_ns=lead_ns, tail_ns=3) for rows in (one, all_))
     ends_ns = []
-    for expert, tokens, launch_ns, gpu_ns, size_bytes in experts:
-        launch = gpu.launch(10, launch_ns, 2, expert)
-        ends_ns.append(gpu.run(*launch, gpu_ns, "expert", 2, expert, tokens, size_bytes))
-    group = gpu_lane(all_, *neighbours, lead_ns=lead_ns, tail_ns=3)
-    assert (group.run_group(10, 2, experts), all_.rows, group.free_ns) == (ends_ns, one.rows, gpu.free_ns)
+    for expert, tokens, launch_ns, gpu_ns in [(3, 1, 7, 12), (5, 3, 5, 2), (0, 2, 5, 30)]:
+        launch = gpu.launch(10, launch_ns, 0, expert)
+        ends_ns.append(gpu.run(*launch, gpu_ns, "expert", 0, expert, tokens, 100))
+    assert group.run_group(10, 0, (3, 5, 0), {0: 2, 3: 1, 5: 3}) == ends_ns
+    assert (all_.rows, group.free_ns) == (one.rows, gpu.free_ns)
     group.slow_down(40)
     gpu.slow_down(40)
     assert all_.rows == one.rows
-    assert group.run_group(99, 2, []) == []
+    assert group.run_group(99, 0, (), {}) == []
 
 
 def test_what_copies_add_counts_before_a_span_is_drawn_out() -> None:
