@@ -27,7 +27,7 @@ class Clock(simpy.Environment):
 
     now: int = 0  # in ns; an attribute, as it is read a dozen times a layer
 
-    def passes(self, at_ns: int) -> bool:
+    def advance_to(self, at_ns: int) -> bool:
         """Go on to ``at_ns`` if no event is due by then; else return False, and the caller has to wait for a Moment.
 
         A process that waits would be the next to go on in any case: most layers have nothing that runs next to them.

@@ -28,17 +28,17 @@ class CpuResult(NamedTuple):
 class CopyLane:
     """Serves the session's copies; ``arrived(copy)`` is called at the end of each.
 
-    Victims that a policy writes back take the lane ``back``, longer by what they overlap with copies and, until
+    Victims that a policy writes back take d2h, longer by what they overlap with copies and, until
     ``cpu_until_ns()``, with CPU experts, as far as these are known when the copy starts. A copy could have started when
     it was queued or, where the lane had to rest until a slot came free or a pin was lifted, when that happened.
     """
 
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
-        session: Session, back: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
+        session: Session, d2h: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
     ) -> None:
         self._clock, self._memory, self._recorder, self._costs = clock, memory, recorder, costs
-        self._session, self._back, self._cpu_until_ns, self._arrived = session, back, cpu_until_ns, arrived
+        self._session, self._d2h, self._cpu_until_ns, self._arrived = session, d2h, cpu_until_ns, arrived
         self._result: CpuResult | None = None
         self._busy = False
         self._demand_may_start = True
@@ -127,14 +127,14 @@ class CopyLane:
         self._memory.start(SharedMemory.H2D, (copy_ns,), self._end)
 
     def _write_back(self, victim: ExpertId, now_ns: int, copy_ns: int) -> None:
-        """Reserve the lane back from ``now_ns`` on, when a copy of ``copy_ns`` starts."""
+        """Reserve d2h from ``now_ns`` on, when a copy of ``copy_ns`` starts."""
         (layer, expert), costs = victim, self._costs[victim.layer].of(victim.expert)
         rate = costs.both_ways_permille
         until_ns = now_ns + copy_ns * 1000 // rate + self._session.queued_copies * copy_ns
         copies, experts = Neighbour(rate, lambda: until_ns), Neighbour(costs.copy_permille, self._cpu_until_ns)
-        start_ns = max(now_ns, self._back.free_ns)
+        start_ns = max(now_ns, self._d2h.free_ns)
         duration_ns = experts.slowed(copies.slowed(costs.writeback_ns, start_ns), start_ns)
-        end_ns = self._back.reserve(now_ns, duration_ns, "writeback", layer, expert, 0, costs.expert_bytes)
+        end_ns = self._d2h.reserve(now_ns, duration_ns, "writeback", layer, expert, 0, costs.expert_bytes)
         self._memory.write_back(start_ns, end_ns, rate)
 
     def _ready_ns(self, copy: Copy, now_ns: int) -> int:

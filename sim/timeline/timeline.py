@@ -82,7 +82,7 @@ class Timeline:
             for layer in range(len(step.routings)):
                 yield from self._play_layer(step, layer)
             end_ns = self._head(step)
-            if not clock.passes(end_ns):
+            if not clock.advance_to(end_ns):
                 yield Moment(clock, end_ns)
             self._update_cache(self.session.end_step())
 
@@ -97,10 +97,10 @@ class Timeline:
         speculated_ns = self._compute_gate(state, forecasts, committed is not None)
         known_ns, forecast_ns = self._wait_for_routing(state, speculated_ns, committed is not None)
         planned_ns = self.host.reserve(known_ns, self._plan_ns(active), "plan", layer, -1, step.tokens)
-        if not clock.passes(known_ns):
+        if not clock.advance_to(known_ns):
             yield Moment(clock, known_ns)
         plan = self._decide(step, layer, committed is not None)
-        if not clock.passes(planned_ns):
+        if not clock.advance_to(planned_ns):
             yield Moment(clock, planned_ns)
         parts.start(plan, planned_ns)
         end_ns = planned_ns
@@ -109,7 +109,7 @@ class Timeline:
             alone = committed is not None and speculated_ns is not None  # not copied with the routing
             foreseen_ns = self._wait_for_forecast(layer, forecast_ns, late_ns, alone)
             end_ns = self.host.reserve(foreseen_ns, self._foresee_ns(active), "foresee", layer, -1, step.tokens)
-            if not clock.passes(end_ns):
+            if not clock.advance_to(end_ns):
                 yield Moment(clock, end_ns)
             self._foresee(layer, forecasts)
         if observe_ns := self._observe_ns(active):
@@ -118,7 +118,7 @@ class Timeline:
         if over is not None:
             yield over
         end_ns = max(end_ns, parts.combine())
-        if not clock.passes(end_ns):
+        if not clock.advance_to(end_ns):
             yield Moment(clock, end_ns)
         self._update_cache(session.end_layer())
 
