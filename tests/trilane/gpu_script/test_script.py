@@ -86,7 +86,7 @@ def test_the_tests_of_cuda_lanes_run_on_the_device_or_on_the_fake(commands: list
     [words] = [words for words in commands if words[:2] == ["-m", "pytest"]]
     [lanes] = {call["lanes"] for call in called(commands, "smoke")}
     assert words[words.index("--device") + 1] == {"cuda": "cuda", "host-lanes": "fake"}[str(lanes)]
-    assert {Path(word).name for word in words if word.endswith(".py")} >= {"test_cuda_lanes.py", "test_cuda_memory.py"}
+    assert {Path(word).name for word in words if word.endswith(".py")} >= {"test_cuda_lanes.py", "test_cuda_streams.py"}
 
 
 # --- stage by stage ---------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_make_gpu_runs_it() -> None:
 def test_the_smallest_stages_for_real(tmp_path: Path) -> None:
     """One small file of the tests of CUDA lanes, on the fake, and packing; ``trilane smoke`` has tests of its own."""
     environment = {**os.environ, "TRILANE": "true", "PYTHON": sys.executable, "LANES": "host-lanes",
-                   "PYTEST_ADDOPTS": "-k test_cuda_memory"}
+                   "PYTEST_ADDOPTS": "-k TestSettingsAreRefused"}
     done = subprocess.run(["bash", str(SCRIPT), "out", "smoke", "pack"], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
