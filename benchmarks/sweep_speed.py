@@ -46,7 +46,7 @@ GRIDS: dict[int, dict[str, Any]] = {
     len(POLICIES) * 8 * len(shares): {**MIX, "cached_share": shares} for shares in SHARES
 }  # by number of points
 SAMPLED_STEPS = 14
-SECONDS, SAMPLED_SECONDS, BUSY, GROWTH, SAMPLED_ERROR = 600, 120, 0.9, 1.1, 0.02
+SECONDS, SAMPLED_SECONDS, BUSY, GROWTH, SAMPLED_ERROR = 200, 90, 0.9, 1.1, 0.02
 POINT = ["policy", "batch", "hardware", "cached_share"]  # what tells a point of these grids from the others
 COLUMNS = (
     "points", "seconds", "ms a point", f"busy share of {JOBS} cores", "CPU ms a point", "peak MB, parent",
