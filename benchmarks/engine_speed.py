@@ -1,8 +1,8 @@
 """Layer-steps a second of every policy, with spans recorded, and the peak memory of a process that simulates once.
 
 A layer-step is one MoE layer of one step, prefill steps included. Time is CPU time of this process, pinned to one
-core: on a quiet machine that is the wall clock. Two times stand side by side: the engine alone (``Timeline.run``, which
-plays the steps and records the spans), and all of ``simulate`` (its trace in memory already).
+core: on a quiet machine that is the wall clock. Two times are given: of the timeline alone (``Timeline.run``, which
+plays the steps and records the spans), and of all of ``simulate`` (its trace in memory already).
 """
 
 from __future__ import annotations
