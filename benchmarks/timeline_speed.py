@@ -27,7 +27,7 @@ COLUMNS = ("policy", "layer-steps/s", "layer-steps/1000 rounds", f"at {COMMIT}",
 
 
 class _Loop:
-    """What the timeline does most: calls with many arguments, tuples, attributes, dictionaries."""
+    """Reference loop of the timeline's commonest work: calls with many arguments, tuples, attributes, dictionaries."""
 
     def __init__(self) -> None:
         self.free = 0
