@@ -306,7 +306,7 @@ def _copy_each(clock: Clock, memory: SharedMemory, copies: Sequence[tuple[int, i
         copied.extend(ended)
         if left:
             pause, work = left.pop(0)
-            _at(clock, pause, lambda: memory.start(H2D, (work,), next_copy))
+            _at(clock, clock.now + pause, lambda: memory.start(H2D, (work,), next_copy))
 
     next_copy([])
     return copied
