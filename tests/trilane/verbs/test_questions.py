@@ -83,7 +83,7 @@ def test_parts_and_weak_numbers_and_traps_are_told(trilane: Trilane) -> None:
     assert len(parts.splitlines()[1:]) == 10
     read = load_hardware("rtx-3060+ddr4-3200").cpu.read_bytes_per_s
     assert f"low         cpu.read_bytes_per_s  {read:.4g}  " in out
-    assert "- On Windows, pinned host memory" in out
+    assert "- A generic CPU: its reads, its power and its products are typical figures" in out
 
 
 def test_the_page_says_of_how_many_steps_the_times_are_the_mean(trilane: Trilane) -> None:
