@@ -272,10 +272,12 @@ def _page(engine: InferenceEngine) -> list[Part]:
                for key, n in engine.flat().items()]
     numbers_table = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
+    facts += [("fitted to", fit)] if (fit := getattr(engine, "fit", None)) else []
     return [heading(engine.name), pairs(facts), "", *([numbers_table] if numbers else [])]
 
 
 def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:
     numbers = {key: number._asdict() for key, number in engine.flat().items()}
     facts = {"name": engine.name, "about": engine.about, "fitted": fitted, "set_by": list(engine.set_by)}
+    facts |= {"fitted_to": fit} if (fit := getattr(engine, "fit", None)) else {}
     return {**facts, "numbers": numbers}
