@@ -332,7 +332,8 @@ def import_(
     """Turn a routing log of another program into a trace file.
 
     Formats: route-trace, llama-cpp and moe-beyond (CSV), vllm (JSON or .npz), sglang (JSON), sglang-recorder (.npz),
-    megatron (.jsonl), moe-cache-eval and parquet-layers (folders). How to record them: docs/traces.md.
+    megatron (.jsonl), moe-cache-eval and parquet-layers (folders), rows (CSV or .jsonl, to convert others to). How to
+    record them: docs/traces.md.
     """
     check_trace_target(output, inputs=[log])
     with working(f"reading {log}"):
