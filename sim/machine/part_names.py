@@ -21,17 +21,19 @@ PartKind = Literal["gpu", "memory", "cpu"]
 LISTED_BY = "trilane hardware --parts"
 HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
 
-_NOT_WORDS = frozenset(
-    "nvidia geforce amd ati radeon intel apu corporation graphics gpu card series generation edition workstation with "
-    "design lite hash rate tesla cpu processor s sdram dimm udimm sodimm ram memory".split()
-)
+_NOT_WORDS = frozenset((
+    "nvidia", "geforce", "amd", "ati", "radeon", "intel", "apu", "corporation", "graphics", "gpu", "card", "series",
+    "generation", "edition", "workstation", "with", "design", "lite", "hash", "rate", "tesla", "cpu", "processor",
+    "of", "s", "sdram", "dimm", "udimm", "sodimm", "ram", "memory",
+))
 _LEFT_OUT = tuple(map(frozenset, (  # words that a card's other words imply
     (), ("rtx",), ("gtx",), ("rx",), ("arc",), ("arc", "pro"), ("ai", "pro"), ("apple",), ("blackwell",),
     ("rtx", "blackwell"),
 )))
-_CPU_LINES = frozenset(
-    "ryzen threadripper epyc core xeon ai max plus pro hx ultra i3 i5 i7 i9 3 5 7 9 gold silver platinum".split()
-)
+_CPU_LINES = frozenset((
+    "ryzen", "threadripper", "epyc", "core", "xeon", "ai", "max", "plus", "pro", "hx", "ultra", "i3", "i5", "i7",
+    "i9", "3", "5", "7", "9", "gold", "silver", "platinum",
+))
 _REWRITTEN = tuple((re.compile(pattern), text) for pattern, text in (
     (r"\((r|tm|c)\)|[®™]", " "),
     (r"@.*|\(rev \w+\)|\b(w/|with) radeon.*", " "),  # a clock rate, a PCI revision, a CPU's own graphics
@@ -44,9 +46,9 @@ _REWRITTEN = tuple((re.compile(pattern), text) for pattern, text in (
     (r"\+", " plus "), (r"(?<=\d)(ti|super|xtx|xt|gre)\b", r" \1"), (r"\b(rtx|gtx|rx|ddr[345])(?=a?\d{4})", r"\1 "),
 ))
 _SIZE = re.compile(r"\b(\d+) ?(?:gb|gib)\b")
-_GPU_CORES = re.compile(r"\b(\d+)[- ](?:core gpu|gpu cores?)\b")
+_GPU_CORES = re.compile(r"\b(\d+)[- ](?:core gpu|gpu cores?|core)\b")
 _BUS = re.compile(r"\b(pcie|sxm)\b")
-_SLOT = re.compile(r"(?:pcie|pci-e|pci express)?[ -]*(?:gen)?[ -]*([345])(?:\.0)? *[x×] *(\d{1,9})")
+_SLOT = re.compile(r"(?:pcie|pci-e|pci express)?[ -]*(?:gen)?[ -]*([345])(?:\.0)? *x *(\d{1,9})")
 _NEAR = 0.15  # relative difference of a card's memory from its part's: the driver keeps some for itself
 _NEAREST = 3  # parts that a refusal names
 
@@ -101,8 +103,8 @@ def letters_and_digits(name: str) -> str:
 
 def resolved(
     kind: PartKind, text: str, known: Sequence[KnownPart], memory_bytes: int | None = None, gpu_cores: int | None = None
-) -> str:
-    """The name of the part that ``text`` means. Raises UnknownPartError for none, and for one of several.
+) -> KnownPart:
+    """The part that ``text`` means. Raises UnknownPartError for none, and for one of several.
 
     ``memory_bytes`` and ``gpu_cores``: as a driver reports them, where it does.
     """
@@ -114,11 +116,11 @@ def resolved(
         askings = [asked._replace(gpu_cores=gpu_cores) for asked in askings]
     found = [[one for one in known if _means(one, asked) and _agrees(one, asked)] for asked in askings]
     fitting = [one for of_text in found for one in of_text if _near(one, memory_bytes)]
-    if len(fitting) > 1 and len(texts) == 1:
-        usual = [one for one in fitting if _facts(_wording(one.name)) == (None, None, None)]
-        fitting = usual if len(usual) == 1 and memory_bytes is None else fitting
-    if len(fitting) == 1 and all(found):
-        return fitting[0].name
+    plain = [one for one in fitting if _plain(_wording(one.name))]
+    if len(plain) == len(texts) == 1 and _plain(askings[0]) and memory_bytes is None:
+        return plain[0]
+    if len(fitting) == 1 and all(found) and not _needs_size(fitting[0], askings[0], memory_bytes):
+        return fitting[0]
     where = quoted(text) + (f" with {memory_bytes / GIB:.0f} GiB" if memory_bytes else "")
     if fitting:
         raise UnknownPartError(f"{kind} {where} may be {_or(map(str, fitting))}: name the one that it is", True)
@@ -131,7 +133,7 @@ def _or(names: Iterable[str]) -> str:
 
 
 def _alternatives(text: str) -> list[str]:
-    """The names in ``text``: pci.ids has one entry, in brackets, for all cards of a chip: ``[Radeon RX 6800/6800 XT]``."""
+    """The names in ``text``: the list of PCI devices has one for all cards of a chip, ``[Radeon RX 6800/6800 XT]``."""
     text = re.sub(r"\b(w/|with) radeon.*|mt/s", "", text.lower())
     text = re.sub(r"\b(max-q / mobile|mobile / max-q)\b", "mobile", text)  # one card, "Laptop GPU" of nvidia-smi
     inside = re.findall(r"\[([^\]]*)\]", text)
@@ -156,8 +158,14 @@ def _wording(text: str) -> Wording:
     )
 
 
-def _facts(asked: Wording) -> tuple[object, ...]:
-    return asked[1:]
+def _plain(asked: Wording) -> bool:
+    """True if a name consists of words alone."""
+    return asked[1:] == (None, None, None)
+
+
+def _needs_size(one: KnownPart, asked: Wording, memory_bytes: int | None) -> bool:
+    """True if a part's name has the size of its memory, so that others of the same words exist, and none is known."""
+    return _wording(one.name).size_gb is not None and asked.size_gb is None and memory_bytes is None
 
 
 @cache
@@ -188,8 +196,8 @@ def _extra(one: KnownPart, form: frozenset[str], asked: Wording) -> list[str]:
 def _implied(one: KnownPart, form: frozenset[str], asked: Wording) -> bool:
     """True if the words of the part that are left out need not be said."""
     missing, said = form - {*asked.words}, form & {*asked.words}
-    if not said or missing in _LEFT_OUT:
-        return bool(said)
+    if not missing or missing in _LEFT_OUT:
+        return not missing or any(re.search(r"\d", word) for word in said)
     of_cpu = one.kind == "cpu" or bool(one.cpu_names)
     return of_cpu and missing <= _CPU_LINES and any(re.search(r"\d{3}", word) for word in said)
 
@@ -216,7 +224,8 @@ def slot(text: str) -> tuple[int, int]:
     """Generation and lanes of a PCIe slot: 4x16, "3.0x16", "PCIe 4.0 x8", "gen4 x4". Raises HardwareError."""
     found = _SLOT.fullmatch(text.strip().lower())
     if found is None:
-        raise HardwareError(f"PCIe slot {quoted(text)}: expected generation (3, 4 or 5) and lanes, such as 4x16 or 3.0 x8")
+        expected = "expected generation (3, 4 or 5) and lanes, such as 4x16 or 3.0 x8"
+        raise HardwareError(f"PCIe slot {quoted(text)}: {expected}")
     generation, lanes = int(found[1]), int(found[2])
     if lanes not in (1, 2, 4, 8, 16):
         raise HardwareError(f"PCIe slot {quoted(text)}: a PCIe slot has 1, 2, 4, 8 or 16 lanes, got {lanes}")
@@ -240,6 +249,8 @@ def _unknown(
     if near and not extra:
         return UnknownPartError(f"{start}: {_contradiction(near, asked)}", True)
     meant = [one.name for one in near] or _longer(asked, known) or hints("-".join(asked.words), _alike(asked, known))
+    if not meant and (others := _of_other_letters(asked, known)):
+        return UnknownPartError(f"{start}; others of that number: {', '.join(others)}", True)
     return UnknownPartError(f"{start}{f'; did you mean {alternatives(meant)}?' if meant else ''}", bool(meant))
 
 
@@ -290,6 +301,15 @@ def _alike(asked: Wording, known: Sequence[KnownPart]) -> list[str]:
     spelt = {word for one in known for form in _forms(one) for word in form}
     kept = [word for word in asked.words if re.search(r"\d{3}", word) or word in spelt]
     return [one.name for one in known if any(all(_has(form, word) for word in kept) for form in _forms(one))]
+
+
+def _of_other_letters(asked: Wording, known: Iterable[KnownPart]) -> list[str]:
+    """The parts with the number of a name and other letters at its end: i9-13900KS is not core-i9-13900k."""
+    numbers = [found[0] for word in asked.words if (found := re.match(r"\d{4,}", word))]
+    return [
+        one.name for one in known
+        if numbers and all(any(re.match(rf"{number}(?!\d)", word) for word in _forms(one)[0]) for number in numbers)
+    ][:_NEAREST]
 
 
 def _has(form: frozenset[str], word: str) -> bool:

@@ -205,14 +205,16 @@ def all_parts() -> list[MachinePart]:
 
 
 class TakenName(NamedTuple):
-    """The part that a name was taken for. ``exact``: it is the catalogue's, but for capitals, spaces and hyphens."""
+    """The part that a name was taken for. ``described``: its name, and what tells it from parts of the same words."""
 
     kind: PartKind
     given: str
     name: str
+    described: str
 
     @property
     def exact(self) -> bool:
+        """True if the name is the catalogue's, but for capitals, spaces, hyphens and underscores."""
         return letters_and_digits(self.given) == letters_and_digits(self.name)
 
 
@@ -235,17 +237,16 @@ def _is_name(kind: PartKind, name: str) -> bool:
 
 
 @cache
-def taken(
-    kind: PartKind, name: str, memory_bytes: int | None = None, gpu_cores: int | None = None
-) -> TakenName:
+def taken(kind: PartKind, name: str, memory_bytes: int | None = None, gpu_cores: int | None = None) -> TakenName:
     """The part that a name means: "RTX 3060", rtx3060 and "NVIDIA GeForce RTX 3060" are rtx-3060.
 
     ``memory_bytes`` and ``gpu_cores``: as a driver reports them. Raises HardwareError (see ``part``).
     """
     if memory_bytes is None and gpu_cores is None and (written := _written(kind).get(letters_and_digits(name))):
-        return TakenName(kind, name, written)
+        return TakenName(kind, name, written, written)
     try:
-        return TakenName(kind, name, resolved(kind, name, _known(kind), memory_bytes, gpu_cores))
+        one = resolved(kind, name, _known(kind), memory_bytes, gpu_cores)
+        return TakenName(kind, name, one.name, str(one))
     except UnknownPartError:
         other = next((one for one in _FILES if one != kind and letters_and_digits(name) in _written(one)), None)
         if other is None:

@@ -184,8 +184,8 @@ def test_a_machine_of_parts_is_read_back_from_its_document(tmp_path: Path) -> No
     ("rtx-4080+ddr5-560", "there is no memory 'ddr5-560'; did you mean 'ddr5-5600'?; a machine of parts is"),
     ("rtx-9090+ddr5-5600", "add a part in sim/machine/presets/parts, or describe the machine in a YAML file"),
     ("rtx-4080+ddr5-5600+zzz", "there is no part 'zzz'; a machine of parts is GPU+MEMORY"),
-    ("rtx-4080+ddr5-5600+zzz", "without a GPU none+ddr5-5600; with unified memory gb10; `trilane hardware --parts` lists"),
-    ("rtx-3070-ti-laptop+ddr5-5600", "rtx-3070-laptop is another one, without 'ti'"),
+    ("rtx-4080+ddr5-5600+zzz", "with unified memory gb10; `trilane hardware --parts` lists them all"),
+    ("rtx-4090-d-laptop+ddr5-5600", "is another one, without"),
     ("rtx-4080+ddr5-5600+pcie-2x16", "PCIe slot '2x16': expected generation (3, 4 or 5) and lanes"),
     ("none+16-cores", "hardware 'none+16-cores': no memory among the parts"),
     ("none+ddr5-5600+pcie-4x8", "expected no PCIe slot where there is no GPU, got '4x8'"),
@@ -218,7 +218,7 @@ def test_what_cannot_be_assembled_is_named(name: str, expected: str) -> None:
 
 
 def test_an_unknown_part_of_a_kind_is_refused() -> None:
-    with pytest.raises(HardwareError, match=r"there is no cpu 'ryzen-9-7950'; `trilane .* add a part in"):
+    with pytest.raises(HardwareError, match=r"no cpu 'ryzen-9-7950'; others of that number: ryzen-9-7950x, .* add a part"):
         part("cpu", "ryzen-9-7950")
 
 
