@@ -13,7 +13,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from sim.machine.plausibility import HardwareError
-from trilane.common.names import MOST_HINTS, alternatives, hints
+from trilane.common.names import alternatives, hints
 from trilane.common.quoting import quoted
 from trilane.common.units import GB, GIB
 
@@ -51,6 +51,7 @@ _BUS = re.compile(r"\b(pcie|sxm)\b")
 _SLOT = re.compile(r"(?:pcie|pci-e|pci express)?[ -]*(?:gen)?[ -]*([345])(?:\.0)? *x *(\d{1,9})")
 _NEAR = 0.15  # relative difference of a card's memory from its part's: the driver keeps some for itself
 _NEAREST = 3  # parts that a refusal names
+_SLIP = 4  # letters of a word that may be misspelt, at least
 
 
 class KnownPart(NamedTuple):
@@ -108,7 +109,7 @@ def resolved(
 
     ``memory_bytes`` and ``gpu_cores``: as a driver reports them, where it does.
     """
-    if kind == "gpu" and re.search(r"^\s*\d ?x ?[a-z]|,", text.lower()):
+    if kind == "gpu" and "[" not in text and re.search(r"^\s*\d ?x ?[a-z]|,", text.lower()):
         raise UnknownPartError(f"gpu {quoted(text)}: several cards are not modelled; name one", True)
     texts = _alternatives(text)
     askings = [_wording(one) for one in texts]
@@ -243,13 +244,15 @@ def _unknown(
     if kind == "memory" and (own := _no_memory(asked, known)):
         return UnknownPartError(f"{start}: {own}", True)
     near, extra = _nearest(asked, known)
+    if longer := [one.name for one in known if extra and any({*asked.words} < form for form in _forms(one))]:
+        return UnknownPartError(f"{start}; others of that number: {', '.join(longer[:_NEAREST])}", True)
     if near and extra and not {*extra} <= {"rtx", "gtx", "rx", "arc"}:
         words = ", ".join(repr(_as_written(word, text)) for word in extra)
         return UnknownPartError(f"{start}: {near[0].name} is another one, without {words}", True)
     if near and not extra:
         return UnknownPartError(f"{start}: {_contradiction(near, asked)}", True)
-    meant = [one.name for one in near] or _longer(asked, known) or hints("-".join(asked.words), _alike(asked, known))
-    if not meant and (others := _of_other_letters(asked, known)):
+    meant = [one.name for one in near] or hints("-".join(asked.words), _alike(asked, known))
+    if not meant and (others := _of_that_number(asked, known)):
         return UnknownPartError(f"{start}; others of that number: {', '.join(others)}", True)
     return UnknownPartError(f"{start}{f'; did you mean {alternatives(meant)}?' if meant else ''}", bool(meant))
 
@@ -287,33 +290,31 @@ def _contradiction(near: Sequence[KnownPart], asked: Wording) -> str:
     return f"the catalogue has {', '.join(map(str, near))}"
 
 
-def _longer(asked: Wording, known: Iterable[KnownPart]) -> list[str]:
-    """The parts whose names have all words of one that has a number: RTX 6000 is quadro-rtx-6000 or rtx-6000-ada."""
-    words = {*asked.words}
-    longer = [(min(map(len, forms)), one.name) for one in known if (forms := [f for f in _forms(one) if words <= f])]
-    numbered = any(re.search(r"\d{3}", word) for word in words)
-    return [name for _, name in sorted(longer, key=lambda found: found[0])][:MOST_HINTS] if numbered else []
-
-
 def _alike(asked: Wording, known: Sequence[KnownPart]) -> list[str]:
-    """The parts that have every number of a name, of which one may be unfinished (rtx-408), and every word that is no
-    slip, since the catalogue has it."""
+    """The parts whose name may have been misspelt: with one's numbers, of which one may be unfinished (rtx-408), and
+    all words that are no slip, since the catalogue has them. A slip has four letters: X and Ti are none."""
     spelt = {word for one in known for form in _forms(one) for word in form}
-    kept = [word for word in asked.words if re.search(r"\d{3}", word) or word in spelt]
+    slips = {word for word in asked.words if word.isalpha() and word not in spelt}
+    unfinished = any(re.search(r"\d{3}", word) and word not in spelt for word in asked.words)
+    if any(len(word) < _SLIP for word in slips) or not (slips or unfinished):
+        return []
+    kept = {*asked.words} - slips
     return [one.name for one in known if any(all(_has(form, word) for word in kept) for form in _forms(one))]
 
 
-def _of_other_letters(asked: Wording, known: Iterable[KnownPart]) -> list[str]:
-    """The parts with the number of a name and other letters at its end: i9-13900KS is not core-i9-13900k."""
-    numbers = [found[0] for word in asked.words if (found := re.match(r"\d{4,}", word))]
-    return [
-        one.name for one in known
-        if numbers and all(any(re.match(rf"{number}(?!\d)", word) for word in _forms(one)[0]) for number in numbers)
-    ][:_NEAREST]
-
-
 def _has(form: frozenset[str], word: str) -> bool:
-    return word in form or any(re.match(rf"{re.escape(word)}\d", other) for other in form)
+    longer = re.compile(rf"{re.escape(word)}\d")
+    return word in form or (bool(re.search(r"\d{3}", word)) and any(map(longer.match, form)))
+
+
+def _of_that_number(asked: Wording, known: Iterable[KnownPart]) -> list[str]:
+    """The parts with the number of a name and other words, or other letters at its end: i9-13900KS, core-i9-13900k."""
+    numbers = [found[0] for word in asked.words if (found := re.match(r"\d{3,}", word))]
+    same = {
+        one.name: len(form & {*asked.words}) for one in known for form in _forms(one)[:1]
+        if numbers and all(any(re.match(rf"{number}(?!\d)", word) for word in form) for number in numbers)
+    }
+    return [name for name, common in same.items() if common == max(same.values())][:_NEAREST]
 
 
 def _as_written(word: str, text: str) -> str:

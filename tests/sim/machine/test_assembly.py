@@ -218,7 +218,7 @@ def test_what_cannot_be_assembled_is_named(name: str, expected: str) -> None:
 
 
 def test_an_unknown_part_of_a_kind_is_refused() -> None:
-    with pytest.raises(HardwareError, match=r"no cpu 'ryzen-9-7950'; others of that number: ryzen-9-7950x, .* add a part"):
+    with pytest.raises(HardwareError, match=r"no cpu 'ryzen-9-7950'; others of that number: .*7950x, .* add a part"):
         part("cpu", "ryzen-9-7950")
 
 
