@@ -89,7 +89,7 @@ HOW_TO_GET_ON = f"`{LISTED_BY}` lists them all; {HOW_TO_ADD}"
 
 
 class Wording(NamedTuple):
-    """What a name says; None: not said."""
+    """Words of a name, and facts besides; None: not said."""
 
     words: tuple[str, ...]
     size_gb: int | None
@@ -178,7 +178,7 @@ def _forms(one: KnownPart) -> list[frozenset[str]]:
 
 @cache
 def _own(one: KnownPart) -> Wording:
-    """What name and title say of a part."""
+    """The words of a part's title, and facts that its name or title say."""
     name, title = _wording(one.name), _wording(one.title)
     return Wording(title.words, None, name.bus or title.bus, name.gpu_cores or title.gpu_cores)
 

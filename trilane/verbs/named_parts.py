@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
@@ -51,7 +51,8 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
     others = [one for one in found.values() if not one.exact]
     for one in others:
         note(f"{one.kind} {quoted(one.given)} taken as {one.described}")
-    return replace(parts, pcie=pcie, **{option: one.name for option, one in found.items()}), others
+    names = {option: one.name for option, one in found.items()}
+    return replace(parts, pcie=pcie, **cast("dict[str, Any]", names)), others
 
 
 def model_checks(model: str, weights: str | None, engine: str | None = None) -> list[Callable[[], object]]:

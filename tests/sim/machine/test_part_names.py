@@ -1,7 +1,7 @@
 """Names of parts as people and programs write them: each means its part, or is refused; never another tier.
 
-``names.csv`` has the names as nvidia-smi, lspci, libdrm, Windows, macOS and /proc/cpuinfo print them, with the memory that
-a driver reports, and names as people write them.
+``names.csv`` has the names as nvidia-smi, lspci, libdrm, Windows, macOS and /proc/cpuinfo print them, with the memory
+that a driver reports, and names as people write them.
 """
 
 from __future__ import annotations
