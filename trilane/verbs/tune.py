@@ -10,6 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
+from trilane.verbs.named_parts import machine_named, model_checks, taken_record
 from trilane.verbs.options import MachineParts, OptionError, grouped, model_named, weights_named
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def tune(
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
+    parts, taken = machine_named(parts, *model_checks(model, weights, engine))
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
     machine = _machine(parts)
     question = Question(
@@ -104,7 +106,7 @@ def tune(
     with working("trying settings"):
         tuning = answer(tune_question)
     show(json, *tune_page(tuning), *(timeline_page(tuning.best) if explain else ()))
-    record = tune_record(tuning)
+    record = {**tune_record(tuning), **taken_record(taken)}
     if checked:
         with working("running llama.cpp"):
             measured = list(check(tuning))
