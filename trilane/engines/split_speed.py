@@ -8,11 +8,14 @@ them); this is quicker, and goes through the pieces of a prompt one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
 
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
+from traces.models.attention import Attention
 from traces.models.shape import ExpertWork, ModelShape
 
 
@@ -94,6 +97,33 @@ def decode_time(
     return DecodeTime(
         layers * step.attention_ns, others, round(gpu_ns), round(cpu_ns), round(handing_ns), round(copies_ns)
     )
+
+
+def mean_decode_time(
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, lengths: range, batch: int = 1
+) -> DecodeTime:
+    """The mean time of steps after which the KV cache holds ``lengths`` tokens of each of ``batch`` sequences.
+
+    Between lengths at which a chunk ends or a window is full, times are linear, so that the middle one is the mean.
+    """
+    ends = {end for kind, _ in shape.attention_counts for end in _turns(kind, lengths)}
+    stretches = [range(*ends) for ends in pairwise(sorted({lengths.start, lengths.stop, *(end + 1 for end in ends)}))]
+    times = [
+        decode_time(shape, hardware, engine, split, (one.start + one.stop - 1) // 2, batch) for one in stretches
+    ]
+    if len(times) == 1:
+        return times[0]
+    parts = zip(*(vars(time).values() for time in times), strict=True)
+    weights = [len(one) for one in stretches]
+    return DecodeTime(*(round(fmean(part, weights)) for part in parts))
+
+
+def _turns(kind: Attention, lengths: range) -> range:
+    """The lengths, but for the last one, at which a chunk ends or a window is full."""
+    if kind.reach == "chunk":
+        return range(-(-lengths.start // kind.span) * kind.span, lengths.stop - 1, kind.span)
+    full = kind.reach == "window" and lengths.start <= kind.span < lengths.stop - 1
+    return range(kind.span, kind.span + full)
 
 
 @dataclass(frozen=True)
