@@ -16,6 +16,7 @@ from traces.models.quantisation import quantisations_of
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of, fitted_engines
 
 RAM_GB = (None, 8, 16, 32, 64, 128, 256, 512)
+_WITH_GPU = 0.8  # of all machines
 
 
 def random_questions(seed: int, count: int, **fixed: Any) -> Iterator[Question]:
@@ -51,8 +52,10 @@ def _question(draw: random.Random, fixed: dict[str, Any]) -> Question | None:
 
 
 def _machine(draw: random.Random) -> dict[str, Any]:
-    kinds = {kind: [part.name for part in _parts() if isinstance(part, kind)] for kind in (GpuPart, MemoryPart, CpuPart)}
-    gpu = draw.choice([NO_GPU, *kinds[GpuPart], *kinds[GpuPart]])
+    kinds = {
+        kind: [part.name for part in _parts() if isinstance(part, kind)] for kind in (GpuPart, MemoryPart, CpuPart)
+    }
+    gpu = draw.choice(kinds[GpuPart]) if draw.random() < _WITH_GPU else NO_GPU
     if any(part.name == gpu and isinstance(part, UnifiedPart) for part in _parts()):
         return {"gpu": gpu}
     return {"gpu": gpu, "ram": draw.choice(kinds[MemoryPart]), "cpu": draw.choice([None, *kinds[CpuPart]])}

@@ -149,8 +149,14 @@ class SplitMemory:
     def host_share(self) -> float | None:
         """Share of the host's memory that is used, by the system, too; None where its size is not known, or is the
         GPU's."""
-        known = self.ram_bytes is not None and not self.one_memory
-        return sum(self.host_parts.values()) / self.ram_bytes if known else None
+        if self.ram_bytes is None or self.one_memory:
+            return None
+        return sum(self.host_parts.values()) / self.ram_bytes
+
+    @property
+    def fullest(self) -> float:
+        """The larger of both shares."""
+        return max(self.gpu_share, self.host_share or 0.0)
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,14 @@ class Splitter:
             where = f" with the experts of {split.cpu_layers} layers on the CPU" if split.cpu_layers else ""
             raise NoRoomError(Missing(f"{self.shape.name} in {self.engine.name}{where}", short))
         return split
+
+    @property
+    def has_room(self) -> bool:
+        """True if there is a split with room, or the one that the question names has it."""
+        try:
+            return bool(self.best())
+        except NoRoomError:
+            return False
 
     def _first_with_room(self, choices: list[StaticSplit]) -> StaticSplit:
         """The first of the choices for which the GPU has room, or the last one.

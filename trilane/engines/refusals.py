@@ -15,6 +15,7 @@ from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.units import GIB
+from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.memory import host_memory_of, longest_prompt, need_of, surely_runs
 from trilane.engines.question import Question, engine_of, reads, with_weights
 from trilane.engines.shortage import Missing, NoRoomError, Way
@@ -22,6 +23,7 @@ from trilane.engines.speed import EngineSpeed
 
 RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
 MOST_WAYS = 3
+FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
 Changes = Mapping[str, Any]  # fields of a question
 Rate = Callable[[Question], float | None]  # tokens/s, None where it is not known; raises NoRoomError
@@ -46,6 +48,21 @@ def missing(question: Question, least: Changes | None = None, keep_free_bytes: i
     return Missing(question.shape)
 
 
+def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
+    """Ways to use no more than ``FULL`` of any memory, with the speed of each; none where its split does."""
+    question, split = speed.question, speed.split
+    if speed.splitter.memory(split).fullest <= FULL:
+        return ()
+    kept = speed.hardware.gpu.reserve_bytes - _machine(question.hardware).gpu.reserve_bytes
+    room = _EngineRoom({}, kept, FULL)
+    if speed.hardware.one_memory or speed.engine.splits == "experts":
+        more_on_cpu: list[Way] = []
+    else:
+        named = replace(question, n_cpu_moe=cpu_layers_of(speed.shape, split.cpu_layers))
+        more_on_cpu = [*_first(named, room.tokens_per_s, _more_on_cpu(named))]
+    return (*more_on_cpu, *islice(_ways(question, room.tokens_per_s), MOST_WAYS - len(more_on_cpu)))
+
+
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
     """Raises NoRoomError for a model that no policy has room for, with ways to play some."""
     short = need_of(shape, hardware, question.batch, question.tokens).shortages(shape, hardware, question)
@@ -66,12 +83,15 @@ class _EngineRoom:
 
     least: Changes
     keep_free_bytes: int
+    most: float = 1.0  # share of each memory that may be used
 
     def tokens_per_s(self, question: Question) -> float:
         """Speed with the question's own settings, or else with the least. Raises NoRoomError without room."""
         speed = self._speed(question)
         if self.least and not speed.has_room:
             speed = self._speed(replace(question, **self.least))
+        if speed.splitter.memory(speed.split).fullest > self.most:
+            raise NoRoomError(Missing(question.shape))
         return 1e9 / speed.decode.total_ns
 
     def _speed(self, question: Question) -> EngineSpeed:

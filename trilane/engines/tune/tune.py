@@ -15,8 +15,8 @@ from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
-from trilane.engines.refusals import missing
-from trilane.engines.shortage import NoRoomError
+from trilane.engines.refusals import missing, roomier
+from trilane.engines.shortage import NoRoomError, Way
 from trilane.engines.speed import EngineGain, EngineSpeed, engine_about
 from trilane.engines.tune.drafts import DraftAnswer, draft_answer
 from trilane.engines.tune.settings import (
@@ -79,6 +79,7 @@ class Tuning:
     measured: bool  # times are those of kernels that were measured on one machine
     caveats: TuneCaveats
     machine_notes: tuple[str, ...]  # on the machine's parts
+    roomier: tuple[Way, ...]  # where the best setting nearly fills a memory: changes that do not, best first
     memory_known: bool  # False: no GPU, and the size of the host's memory is not named
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,6 +179,7 @@ def tune(question: TuneQuestion) -> Tuning:
         measured=speed.measured,
         caveats=_caveats(question, speed, best),
         machine_notes=speed.hardware.notes,
+        roomier=roomier(speed),
         memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 
