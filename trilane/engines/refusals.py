@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from sim.machine.assembly import NO_GPU
-from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
@@ -27,8 +26,6 @@ FULL = 0.95  # of a memory: beyond, other programs and the next version may leav
 
 Changes = Mapping[str, Any]  # fields of a question
 Rate = Callable[[Question], float | None]  # tokens/s, None where it is not known; raises NoRoomError
-
-_machine = lru_cache(maxsize=32)(load_hardware)
 
 
 def missing(question: Question, least: Changes | None = None, keep_free_bytes: int = 0) -> Missing:
@@ -53,7 +50,7 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
     question, split = speed.question, speed.split
     if speed.splitter.memory(split).fullest <= FULL:
         return ()
-    kept = speed.hardware.gpu.reserve_bytes - _machine(question.hardware).gpu.reserve_bytes
+    kept = speed.hardware.gpu.reserve_bytes - question.load_machine().gpu.reserve_bytes
     room = _EngineRoom({}, kept, FULL)
     if speed.hardware.one_memory or speed.engine.splits == "experts":
         more_on_cpu: list[Way] = []
@@ -72,7 +69,7 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
 
 def _unknown_rate(question: Question) -> None:
     """No speed: policies have to be played. Raises NoRoomError where it is not certain that some has room."""
-    hardware = _machine(question.hardware)
+    hardware = question.load_machine()
     if hardware.cpu_only or not surely_runs(question.model_shape, hardware, question):
         raise NoRoomError(Missing(question.shape))
 
@@ -95,7 +92,7 @@ class _EngineRoom:
         return 1e9 / speed.decode.total_ns
 
     def _speed(self, question: Question) -> EngineSpeed:
-        hardware = _machine(question.hardware)
+        hardware = question.load_machine()
         if self.keep_free_bytes:
             reserve = hardware.gpu.reserve_bytes + self.keep_free_bytes
             hardware = hardware.with_numbers({"gpu.reserve_bytes": reserve})
@@ -142,9 +139,9 @@ def _way(question: Question, rate: Rate, changes: Changes) -> Way | None:
 
 def _larger_ram(question: Question) -> list[int]:
     """Sizes of the host's memory, in GiB, beyond its own, up to what a machine with one memory has."""
-    hardware = _machine(question.hardware)
+    hardware = question.load_machine()
     there = host_memory_of(question, hardware)
-    most = _machine(replace(question, ram_gb=None).hardware).gpu.memory_bytes if hardware.one_memory else None
+    most = replace(question, ram_gb=None).load_machine().gpu.memory_bytes if hardware.one_memory else None
     return [
         size for size in RAM_SIZES_GIB
         if there is not None and there < size * GIB and (most is None or size * GIB <= most)
@@ -153,7 +150,7 @@ def _larger_ram(question: Question) -> list[int]:
 
 def _smaller_weights(question: Question) -> Iterator[Changes]:
     """Formats with fewer bytes that the engine reads, largest first."""
-    hardware, own = _machine(question.hardware), load_model(question.shape)
+    hardware, own = question.load_machine(), load_model(question.shape)
     engine = None if hardware.measured else engine_of(question, hardware)
     try:
         names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
@@ -176,7 +173,7 @@ def _more_on_cpu(question: Question) -> Iterator[Changes]:
 
 def _without_gpu(question: Question) -> Iterator[Changes]:
     """The CPU alone, of a machine that is named by its parts."""
-    hardware = _machine(question.hardware)
+    hardware = question.load_machine()
     if question.ram and not hardware.one_memory and not engine_of(question, hardware).needs_gpu:
         yield {"gpu": NO_GPU, "pcie": None, "n_cpu_moe": None}
 
