@@ -179,20 +179,19 @@ class Splitter:
 
         Raises NoRoomError where there is none, saying by how many GB.
         """
-        split = self._first_with_room(self._splits())
-        memory = self.memory(split)
-        if short := shortages(self.hardware, memory.ram_bytes, memory.gpu_parts, memory.host_parts):
+        split = self._first_with_room(self.splits)
+        if short := self._short(split):
             where = f" with the experts of {split.cpu_layers} layers on the CPU" if split.cpu_layers else ""
             raise NoRoomError(Missing(f"{self.shape.name} in {self.engine.name}{where}", short))
         return split
 
-    @property
-    def has_room(self) -> bool:
-        """True if there is a split with room, or the one that the question names has it."""
-        try:
-            return bool(self.best())
-        except NoRoomError:
-            return False
+    def has_room(self, split: StaticSplit) -> bool:
+        """True if GPU and host have room for a split."""
+        return not self._short(split)
+
+    def _short(self, split: StaticSplit) -> tuple[Shortage, ...]:
+        memory = self.memory(split)
+        return shortages(self.hardware, memory.ram_bytes, memory.gpu_parts, memory.host_parts)
 
     def _first_with_room(self, choices: list[StaticSplit]) -> StaticSplit:
         """The first of the choices for which the GPU has room, or the last one.
@@ -236,7 +235,8 @@ class Splitter:
             self._known[cpu_layers] = load_memory(self.shape, setting)
         return self._known[cpu_layers]
 
-    def _splits(self) -> list[StaticSplit]:
+    @property
+    def splits(self) -> list[StaticSplit]:
         """Splits to choose from, most experts on the GPU first."""
         layers, given = self.shape.moe_layers, self.question.n_cpu_moe
         if given is not None:

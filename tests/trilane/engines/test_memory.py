@@ -128,8 +128,8 @@ def test_the_host_has_room_for_embeddings_and_inputs_too() -> None:
     own = splitter(**QWEN, ram_gb=64)
     for ram, room in ((needed, True), (needed - 1, False)):
         little = replace(own.hardware, cpu=replace(own.hardware.cpu, ram_bytes=ram))
-        asked = replace(own.question, ram_gb=None, n_cpu_moe=48)
-        assert replace(own, question=asked, hardware=little).has_room == room
+        asked = replace(own.question, ram_gb=None)
+        assert replace(own, question=asked, hardware=little).has_room(StaticSplit(48)) == room
 
 
 def test_one_memory_holds_embeddings_and_inputs_with_all_else() -> None:

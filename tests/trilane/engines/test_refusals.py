@@ -9,7 +9,6 @@ import pytest
 
 from sim.machine.hardware import load_hardware
 from tests.kit.depth import thinned
-from tests.kit.questions import splitter
 from traces.models.catalogue import load_model
 from trilane.engines.memory import HOST_RESERVE_BYTES, need_of, surely_runs
 from trilane.engines.question import Question, engine_of
@@ -87,7 +86,7 @@ def test_no_way_changes_more_than_it_must() -> None:
     """The largest smaller weights, the least memory, the fewest layers, the longest window."""
     ways = {next(iter(way.changes)): way.changes for way in missing(Question("qwen3-next-80b-a3b", **OWNER)).ways or ()}
     assert ways == {"ram_gb": {"ram_gb": 48}, "weights": {"weights": "q3_k_m"}}
-    assert not splitter(model="qwen3-next-80b-a3b", weights="iq4_xs", **OWNER).has_room
+    assert not answered(Question("qwen3-next-80b-a3b", weights="iq4_xs", **OWNER)).has_room
     named = Question("qwen3-30b-a3b", **OWNER, n_cpu_moe=2)
     fewest = next(iter(missing(named).ways or ())).changes["n_cpu_moe"]
     assert isinstance(fewest, int)

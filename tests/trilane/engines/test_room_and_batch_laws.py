@@ -21,6 +21,7 @@ from trilane.common.units import GIB
 from trilane.engines.load_memory import LoadSetting, load_memory
 from trilane.engines.memory import HOST_RESERVE_BYTES, SplitMemory, Splitter, host_memory_of
 from trilane.engines.question import Question, engine_of
+from trilane.engines.shortage import NoRoomError
 from trilane.engines.split_speed import StaticSplit, decode_time
 
 SAMPLE, ALL = 400, 10_000
@@ -69,11 +70,18 @@ def fits(question: Question, hardware: Hardware, gpu: int, host: int) -> bool:
     return gpu + reserve <= hardware.gpu.memory_bytes and (ram is None or host + HOST_RESERVE_BYTES <= ram)
 
 
+def is_answered(splits: Splitter) -> bool:
+    try:
+        return bool(splits.best())
+    except NoRoomError:
+        return False
+
+
 def with_tight_host(question: Question, less: int) -> Question:
     """The question with the host's memory that its split just needs, by its own account, and ``less`` GiB fewer."""
     shape, hardware, engine = told(question)
     splits = Splitter(replace(question, ram_gb=None), shape, hardware, engine)
-    if hardware.one_memory or not splits.has_room:
+    if hardware.one_memory or not is_answered(splits):
         return question
     needed = sum(splits.memory(splits.best()).host_parts.values())
     return replace(question, ram_gb=max(-(-needed // GIB) - less, 1))
@@ -85,7 +93,7 @@ def wrong_about_room(count: int, seed: int = 31) -> list[Question]:
     wrong = []
     for place, drawn in enumerate(random_questions(seed, count)):
         question = with_tight_host(drawn, place % 4 - 1) if place % 4 else drawn
-        answered = Splitter(question, *told(question)).has_room
+        answered = is_answered(Splitter(question, *told(question)))
         counts["answered" if answered else "refused"] += 1
         if answered != some_split_has_room(question):
             wrong.append(question)

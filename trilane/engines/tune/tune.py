@@ -203,6 +203,15 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
     return SettingSearch(bench, space, tuned, refused)
 
 
+def best_plain(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> Tuned:
+    """The best setting of an engine without a cache of experts. Raises FitError where none can run.
+
+    ``hardware``: ``question.hardware``; ``shape``: the model with any format of its cache.
+    """
+    done = searched(question, hardware, shape, replace(engine, options=tuple({*engine.options} - {"expert_cache"})))
+    return done.tuned[done.best]
+
+
 def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> ErrorToExpect | None:
     known = question.fit.batch == 1 and best.cache_mib is None and not speed.measured
     return error_to_expect(speed.shape, speed.hardware, regime, speed.engine) if known else None
