@@ -200,7 +200,7 @@ class Splitter:
 
         Raises FitError where there is none, saying by how many GB.
         """
-        choices = self._splits()
+        choices = self.splits
         split = next(self._with_room(choices), None)
         if split is None:
             raise FitError(self._too_large(choices[-1]))
@@ -251,7 +251,8 @@ class Splitter:
             self._known[cpu_layers] = load_memory(self.shape, setting)
         return self._known[cpu_layers]
 
-    def _splits(self) -> list[StaticSplit]:
+    @property
+    def splits(self) -> list[StaticSplit]:
         """Splits to choose from, most experts on the GPU first."""
         layers, given = self.shape.moe_layers, self.question.n_cpu_moe
         if given is not None:
