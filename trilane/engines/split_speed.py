@@ -152,7 +152,7 @@ def decode_time(
     tokens chooses; None: of tokens that choose independently. Raises what ``fitted_costs`` raises.
     """
     costs = DecodeCosts.of(shape, hardware, engine, split, context, batch, drafts=drafts, active=active)
-    layers = 0 if hardware.cpu_only else split.cpu_layers
+    layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     hit_rate = split.cache.hit_rate if split.cache and layers else None
     return DecodeTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, hit_rate)))
 
@@ -209,7 +209,7 @@ def prompt_time(
 ) -> PromptTime:
     """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
     costs = PromptCosts.of(shape, hardware, engine, split, tokens, before)
-    layers = 0 if hardware.cpu_only else split.cpu_layers
+    layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     held = split.cache.held if split.cache else 0.0
     return PromptTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, held)))
 

@@ -154,10 +154,10 @@ def _pieces(question: Question, engine: FittedEngine) -> tuple[int, ...]:
     most = prompt.most_piece_tokens.value if prompt.most_piece_tokens else tokens
     copied = prompt.copies_from_tokens.value
     counts = range(1, -(-tokens // copied) + 1)
-    computed = -(-tokens // -(-tokens // (copied - 1))) if copied > 1 else tokens
     sizes = {*(-(-tokens // count) for count in counts), *(usual for usual in USUAL_PIECES if usual < 2 * tokens)}
+    sizes |= {min(copied - 1, tokens)} if copied > 1 else set()
     own = prompt.piece_tokens.value
-    return (own, *sorted({size for size in (*sizes, computed) if size <= most} - {own}))
+    return (own, *sorted({size for size in sizes if size <= most} - {own}))
 
 
 def _threads(hardware: Hardware, engine: FittedEngine) -> tuple[int, ...]:
