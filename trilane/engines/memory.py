@@ -8,7 +8,7 @@ MiB were logged where a layer's experts take 4,228 (GLM-5 in ik_llama.cpp).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -200,14 +200,29 @@ class Splitter:
 
         Raises FitError where there is none, saying by how many GB.
         """
-        choices = self._splits()
-        split = next((split for split in choices if self.memory(split).missing_bytes <= 0), None)
+        choices = self.splits
+        split = next(self._with_room(choices), None)
         if split is None:
             raise FitError(self._too_large(choices[-1]))
         host, needed = host_memory_of(self.question, self.hardware), self.memory(split).host_bytes + HOST_RESERVE_BYTES
         if host is not None and needed > host:
             raise FitError(f"{self.engine.name}: {short_host(needed, host)}")
         return split
+
+    def has_room(self, split: StaticSplit) -> bool:
+        """True if GPU and host have room for a split."""
+        memory, host = self.memory(split), host_memory_of(self.question, self.hardware)
+        return memory.missing_bytes <= 0 and (host is None or memory.host_bytes + HOST_RESERVE_BYTES <= host)
+
+    def _with_room(self, choices: Sequence[StaticSplit]) -> Iterator[StaticSplit]:
+        """Yield those with room on the GPU. Buffers are no smaller with more layers on the host: what has no room with
+        those of the first one is not looked at."""
+        for split in choices:
+            first = self.memory(replace(split, cpu_layers=min(split.cpu_layers, 1)))
+            moved = sum(self.shape.expert_bytes_by_layer[1 : split.cpu_layers])
+            may_fit = first.missing_bytes - moved * (self.shape.experts - split.gpu_experts) <= 0
+            if may_fit and self.memory(split).missing_bytes <= 0:
+                yield split
 
     def memory(self, split: StaticSplit) -> SplitMemory:
         """Memory that a split takes, in bytes."""
@@ -236,7 +251,8 @@ class Splitter:
             self._known[cpu_layers] = load_memory(self.shape, setting)
         return self._known[cpu_layers]
 
-    def _splits(self) -> list[StaticSplit]:
+    @property
+    def splits(self) -> list[StaticSplit]:
         """Splits to choose from, most experts on the GPU first."""
         layers, given = self.shape.moe_layers, self.question.n_cpu_moe
         if given is not None:

@@ -56,7 +56,7 @@ def test_the_result_as_json_has_the_line(trilane: Trilane, tmp_path: Path) -> No
         (("--for", "speed"), "--for: expected decode, prompt or both, got 'speed'"),
         (("--kv", "f8"), "kv"),
         (("--keep-free-gb", "-1"), "keep_free_gb"),
-        (("--keep-free-gb", "100"), "GB are missing"),
+        (("--keep-free-gb", "100", "--ram-gb", "4"), "GB are missing"),
         (("--engine", "smoe-2025"), "use `trilane fit --policy-engine smoe-2025`"),
         (("--check",), "--check runs the model: expected a GGUF file"),
         (("--draft-acceptance", "2"), "draft_acceptance: expected "),
