@@ -6,6 +6,7 @@ from policies.protocols import PolicyKind
 from sim.costs.engine import load_engine
 from sim.runs.vocabulary import kind_of
 from trilane.common.units import in_gb
+from trilane.engines.memory import SYSTEM
 from trilane.engines.question import Question
 from trilane.fit.answer import Fit, PolicyAnswer
 from trilane.fit.policy_result import MemoryUse, PolicyResult
@@ -48,7 +49,8 @@ def fit_page(fit: Fit) -> list[Part]:
     """Everything that is printed."""
     question = fit.question
     about = filter(None, [fit.about, _length(question.tokens, fit.trained_tokens)])
-    policies = caveats(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
+    refused = ["", heading("policies"), *fit.policies_refused.split("\n")] if fit.policies_refused else []
+    policies = [*refused, *caveats(fit.notes)] if fit.policies is None else _policies(fit, fit.policies)
     title = heading(f"{fit.model} on {fit.machine}: {question_text(question)}")
     return [title, *about, *engine_section(fit), *policies]
 
@@ -155,7 +157,7 @@ def _memory(fit: PolicyAnswer) -> list[Part]:
         "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
         "free": free,
     }
-    host = host_text(memory.host_bytes, memory.host_reserve_bytes)
+    host = host_text({"experts": memory.host_bytes, SYSTEM: memory.host_reserve_bytes})
     rows = [
         ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_text(parts)}"),
         ("experts on the GPU", _cached(memory)),
