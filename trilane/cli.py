@@ -141,6 +141,9 @@ def _status(error: Exception) -> int | None:
 
 def _sentence(error: Exception) -> str | None:
     """Bad input in one sentence; "" if the parser has printed all of it; None if the error is a bug."""
+    from policies.user_errors import told
+    from policies.user_files import loaded_policies
+
     if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
         text = error.format_message()
         context = getattr(error, "ctx", None)
@@ -150,12 +153,9 @@ def _sentence(error: Exception) -> str | None:
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     if isinstance(error, TrilaneError):
         return str(error) or type(error).__name__
-    return None
+    return told(error, loaded_policies().values())
 
 
 def _request() -> str:
     """The line before the traceback of a bug."""
-    from policies.user_files import loaded_policies
-
-    where = " or ".join(["Trilane", *dict.fromkeys(loaded_policies().values())])
-    return f"trilane: a bug in {where}; please report it with {_version()}, the traceback, and {command_line()}"
+    return f"trilane: a bug in Trilane; please report it with {_version()}, the traceback, and {command_line()}"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from policies.mechanism.views import PolicyError
 from tests.kit.commands import SHORT, Trilane
 
 CODE = """
@@ -132,11 +131,36 @@ def test_one_policy_must_be_named(trilane: Trilane) -> None:
     assert "mine, mine-lru" in done.err
 
 
-def test_a_broken_rule_in_it_is_reported_with_its_file(trilane: Trilane, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bug, of Trilane or of that file: a traceback, after a line that asks for a report."""
-    Path(FILE).write_text(CARELESS)
-    with pytest.raises(PolicyError):
-        trilane("simulate", "--policy", f"{FILE}:Mine", "--set", "cached_share=0.1", "--set", "generated_tokens=2")
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert FILE in line
-    assert "report" in line
+TIGHT = ("--set", "cached_share=0.1", "--set", "generated_tokens=2")
+
+
+@pytest.mark.parametrize("words", [
+    ("simulate", *TIGHT, "--policy"), ("compare", *TIGHT, "--draws", "1", "--jobs", "2", "--policies"),
+])
+@pytest.mark.parametrize(("edit", "said"), [
+    (("blocked=()", "blocked=()"), "line 7, in victim: cache Careless chose ExpertId"),
+    (("return super().victim", "return 1 / 0 or super().victim"), "line 8, in victim: ZeroDivisionError"),
+    (("return super().victim", "return 7 or super().victim"), "line 7, in victim: cache Careless chose 7 "),
+    (("cache=Careless()", "demand_slots=None"), "line 13, in compose: policy 'careless': demand_slots: "),
+    (("cache=Careless()", "demand_slots=0"), "line 10: policy 'careless' runs every expert on the GPU"),
+])
+def test_a_mistake_in_it_is_one_sentence_with_its_line(
+    trilane: Trilane, words: tuple[str, ...], edit: tuple[str, str], said: str
+) -> None:
+    Path(FILE).write_text(CARELESS.replace(*edit))
+    done = trilane(*words, f"{FILE}:Mine")
+    assert (done.status, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert line.startswith(f"trilane: {Path(FILE).resolve()}, {said}")
+
+
+@pytest.mark.parametrize(("victim", "line", "said"), [
+    ("1 / 0", 8, "ZeroDivisionError"), ("7", 7, "cache Careless chose"),
+])
+def test_a_mistake_in_a_cache_that_is_replayed_has_its_line(
+    trilane: Trilane, victim: str, line: int, said: str
+) -> None:
+    Path(FILE).write_text(CARELESS.replace("return super", f"return {victim} or super"))
+    done = trilane("cache-curve", "mini-moe", "--pool", "2MiB", "--policies", f"{FILE}:Mine")
+    assert done.status == 2
+    assert f"{FILE}, line {line}, in victim: {said}" in done.err
