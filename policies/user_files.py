@@ -67,6 +67,20 @@ def load_policies(text: str) -> tuple[str, ...]:
     return chosen
 
 
+def names_of_loaded(text: str) -> tuple[str, ...]:
+    """The policies of ``FILE.py`` or ``FILE.py:NAME`` where another file names them.
+
+    Raises ChoiceError for a file that has not been loaded: what a file of settings names is never executed, only what
+    the command line names.
+    """
+    match = _FILE.fullmatch(text)
+    assert match is not None
+    paths = dict.fromkeys(path for path in loaded_policies().values() if Path(path).match(match["file"]))
+    if not paths:
+        raise ChoiceError(f"{text} is code, which runs only if the command line names it: add --policies {text}")
+    return tuple(name for path in paths for name in load_policies(f"{path}{text.removeprefix(match['file'])}"))
+
+
 def load_files(files: Iterable[UserFile]) -> None:
     """Load what another process has loaded, with the sources that it has executed. Raises ChoiceError."""
     for file in files:

@@ -85,7 +85,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE",
                  help="Change one key of the scenario, such as [bold]hardware=rtx4090-ddr5[/] or [bold]batch=4[/]; "
-                      "repeatable. Parameters are those of the policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
+                      "repeatable. parameters.NAME is of the policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
 ]
 DrawsOption = Annotated[
     int,

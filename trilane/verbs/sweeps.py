@@ -11,7 +11,7 @@ import typer
 
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_folder, check_targets, note, reason_of, report, watching
-from trilane.verbs.inputs import inputs_of, names_in, policies_in, scenario_of
+from trilane.verbs.inputs import inputs_of, names_in, policies_in, scenario_for
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
 if TYPE_CHECKING:
@@ -244,8 +244,8 @@ def whatif(
     from trilane.output.figures.words import sampled_in
     from trilane.output.pages.whatif import failures, findings, page
 
-    chosen = scenario_of(scenario, changes)
     policy_names = list(POLICIES) if policies is None else policies_in(policies)
+    chosen = scenario_for(scenario, changes, policy_names)
     check_targets(json, picture=png, data=True, inputs=inputs_of(scenario, chosen))
     axes = axes_in(vary)
     results = _simulated(chosen, axes, policy_names, draws, processes(jobs))

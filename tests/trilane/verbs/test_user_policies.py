@@ -68,6 +68,27 @@ def test_a_sweep_takes_files_alone(trilane: Trilane, policies: str) -> None:
     assert not Path("t.parquet").exists()
 
 
+GRID = "{{scenario: {{prompt_tokens: 4, generated_tokens: 2}}, grid: {{policy: {policy}}}, clairvoyant: false}}"
+
+
+@pytest.mark.parametrize(("policy", "points"), [
+    (f"[{FILE}, on-demand]", 3), (f"['{FILE}:Lru', on-demand]", 2), (f"[{{'{FILE}:Lru': {{}}}}]", 1),
+])
+def test_a_grid_names_the_file_and_so_must_the_command_line(trilane: Trilane, policy: str, points: int) -> None:
+    """What a file of settings names is not executed by itself; the error says what to add."""
+    Path("grid.yaml").write_text(GRID.format(policy=policy))
+    words = ("sweep", "grid.yaml", "-o", "t.parquet", "--jobs", "2")
+    Path(FILE).write_text(CODE + "\nopen('executed', 'w')\n")
+    done = trilane(*words)
+    assert done.status == 2
+    named = FILE if points == 3 else f"{FILE}:Lru"
+    assert f"add --policies {named}" in done.err
+    assert not Path("executed").exists()
+    done = trilane(*words, "--policies", named)
+    assert done.status == 0, done.err
+    assert done.err == f"{points} point{'s' * (points > 1)} in t.parquet\n"
+
+
 def test_one_policy_may_be_named_twice(trilane: Trilane) -> None:
     words = ("simulate", *SHORT, "--policy", f"{FILE}:Mine", "--json", "-", "--set")
     for text in ("mine", f"./{FILE}:Mine"):
