@@ -60,6 +60,14 @@ def plain_target(path: Path) -> Path:
     return path
 
 
+def ending_of(path: str | Path, *endings: str) -> str:
+    """The one of these that a name ends in. Raises OutputError where it is none of them."""
+    found = next((ending for ending in endings if str(path).lower().endswith(ending)), None)
+    if found is None:
+        raise OutputError(f"{path}: expected the name of a file, ending in {' or '.join(endings)}")
+    return found
+
+
 def check_folder_of(path: Path, error: ErrorClass = OutputError) -> None:
     """Raise ``error`` where there is no folder for a file at ``path``."""
     if not path.parent.is_dir():

@@ -124,6 +124,17 @@ def test_whatif(trilane: Trilane) -> None:
     assert {row["policy"] for row in done.json["rows"]} >= {"mine"}
 
 
+def test_whatif_shows_it_in_every_cell_of_two_axes(trilane: Trilane) -> None:
+    axes = ("--vary", "cached_share=0.2,0.4", "--vary", "batch=1,2")
+    words = ("whatif", *SHORT, *axes, "--policies", f"{FILE}:Lru,fiddler", "--jobs", "1")
+    done = trilane(*words)
+    _, _, own = done.out.partition("TPOT of mine-lru in ms, and over that of the fastest\n")
+    rows = {(row["cached_share"], row["batch"]): row["tpot_ms"] for row in trilane(*words, "--json", "-").json["rows"]
+            if row["policy"] == "mine-lru"}
+    for line, share in zip(own.splitlines()[1:3], (0.2, 0.4), strict=True):
+        assert [f"{rows[share, batch]:,.2f}" in line for batch in (1, 2)] == [True, True]
+
+
 def test_its_cache_is_replayed(trilane: Trilane) -> None:
     words = ("cache-curve", "mini-moe", "--pool", "2GiB", "--json", "-", "--policies")
     points = {point["policy"]: point for point in trilane(*words, f"lru,{FILE}:Lru").json["points"]}
