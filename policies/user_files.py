@@ -15,6 +15,7 @@ from typing import NamedTuple
 from policies.registry import SYSTEMS, added
 from policies.system import ChoiceError, Policy, wrong_class
 from policies.user_errors import PolicyFileError, in_words, line_in
+from trilane.common.files import check_no_pipe
 from trilane.common.quoting import quoted
 
 _FILE = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w+))?")
@@ -108,6 +109,7 @@ def _load(path: Path, file: str, source: bytes | None = None) -> dict[str, type[
 
 
 def _read(path: Path, file: str) -> bytes:
+    check_no_pipe(file, ChoiceError)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -150,7 +150,8 @@ def _sentence(error: Exception) -> str | None:
         verb = context.command_path if context else "trilane"
         return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
     if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
-        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        limit = " (the limit on the size of files; see `ulimit -f`)" if error.errno == errno.EFBIG else ""
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part) + limit
     if isinstance(error, TrilaneError):
         return str(error) or type(error).__name__
     return told(error, loaded_policies().values())
