@@ -213,7 +213,7 @@ class OneCard(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words. Raises OptionError."""
         _, _, order = self.make_parser(ctx).parse_args(list(args))
-        if sum(parameter.name == "gpu" and not parameter.is_flag for parameter in order) > 1:
+        if sum(parameter.name == "gpu" and not getattr(parameter, "is_flag", False) for parameter in order) > 1:
             raise OptionError(_ONE_CARD.format("several"))
         return super().parse_args(ctx, args)
 
