@@ -52,10 +52,11 @@ OPTIONS: Mapping[str, str] = {
     "trace capture --model a/b --prompts p.jsonl -o out/trace.safetensors": "--prompt-tokens=8 --generated-tokens=8 "
     "--batch-size=2 --temperature=0.8 --seed=1 --forecasts=gate@1,residual@1 --dtype=auto",
     "fit -m mini-moe:2 --gpu rtx-4080 --ram ddr5-5600 --jobs 1": "--cores=16 --channels=2 --pcie=4x16 --ram-gb=64 "
-    "--prompt=512 --generated=64 --batch=2 --jobs=1 --model=mixtral-8x7b@q4_k_m:2 --gpu=rtx-4090 --ram=ddr4-3200 "
+    "--prompt=512 --generated=64 --batch=2 --jobs=1 --model=mixtral-8x7b@q4_k_m:2 --ram=ddr4-3200 "
     "--cpu=ryzen-9-7950x --weights=q8_0 --policies=fiddler --trace=mini-moe:2 --calibration=mini-moe "
     "--policy-engine=pytorch",
     "fit -m mini-moe:2 --jobs 1": "--machine=rtx3090-ddr4",
+    "fit -m mini-moe:2 --ram ddr5-5600 --jobs 1": "--gpu=rtx-4090",
     "pays cache -m mixtral-8x7b:2 --weights bf16 --gpu gtx-1650-super --ram ddr4-3200 --draws 1 --jobs 1 --generated 2":
     "--x=0.5 --y=13 --draws=2 --batch=2 --prompt=64 --policy=llama.cpp@cache --trace=mini-moe:2 --generated=4",
     "profile -o out/profile.yaml --lanes host-lanes": "--batch=1,4 --context=16,32 --prompt=16 --gpu-core=0 "
