@@ -17,9 +17,7 @@ from sim.simulate import play as simulated
 from trilane.study import DRAWS
 from trilane.study.draws import Row, Simulation, draws_of, play_draws, refused, summary, tpot_ratio
 from trilane.study.player import Watch, check_workers
-from trilane.study.sweep.axes import policy_in, policy_label
-
-PolicyChoice = str | Mapping[str, Mapping[str, Any]]  # ``dali``, ``dali{window: 8}`` or ``{dali: {window: 8}}``
+from trilane.study.policy_choice import PolicyChoice, policy_in, policy_label
 
 
 class Comparison(NamedTuple):

@@ -259,6 +259,12 @@ class MachineParts:
                                                   "this machine its own, of named parts none."),
     ] = None
 
+    def __post_init__(self) -> None:
+        parts = re.split(r"[,+&]", self.gpu or "")
+        several = len(parts) > 1 and all(re.search(r"\d", part) for part in parts)
+        if several or re.match(r"\s*\d+\s*x\s*\D", self.gpu or "", re.IGNORECASE):
+            raise OptionError(_ONE_CARD.format(quoted(self.gpu)))
+
 
 def model_named(text: str) -> str:
     """A model's name as it is taken, with a remark where that is not as it was given. Raises ShapeError."""
@@ -278,12 +284,6 @@ def weights_named(text: str | None) -> str | None:
     if text is not None and name != text.lower():
         note(f"weights {quoted(text)} taken as {name}")
     return name
-
-    def __post_init__(self) -> None:
-        parts = re.split(r"[,+&]", self.gpu or "")
-        several = len(parts) > 1 and all(re.search(r"\d", part) for part in parts)
-        if several or re.match(r"\s*\d+\s*x\s*\D", self.gpu or "", re.IGNORECASE):
-            raise OptionError(_ONE_CARD.format(quoted(self.gpu)))
 
 
 ModelOption = Annotated[

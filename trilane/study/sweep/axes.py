@@ -5,7 +5,6 @@ Values are written as on a command line or in a sweep file: a list, one value, o
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import parse_yaml
+from trilane.study import policy_choice
 
 PARAMETER = "parameters."
 _HINTS = hints_of(Scenario)
@@ -158,30 +158,9 @@ def key_value(name: str, value: Any) -> Any:
     return from_dict(_HINTS[name], value, name, ScenarioError)
 
 
-_WITH_PARAMETERS = re.compile(r"\s*(?P<name>[^{}]*?)\s*(?P<parameters>\{.*\})\s*", re.DOTALL)
-
-
 def policy_in(value: object) -> tuple[str, dict[str, Any]]:
-    """A policy and its parameters from a name, ``{name: {parameter: value}}``, or the text ``name{parameter: value}``.
-
-    Raises SweepError."""
-    if isinstance(value, str):
-        if (match := _WITH_PARAMETERS.fullmatch(value)) is None:
-            return value, {}
-        given = parse_yaml(match["parameters"], "policy", SweepError)
-        value = {match["name"]: given} if match["name"] else given
-    if isinstance(value, Mapping) and len(value) == 1:
-        [(name, parameters)] = value.items()
-        if isinstance(parameters, Mapping):
-            return str(name), dict(parameters)
-    raise SweepError(f"policy: expected a name, or `name: {{parameter: value}}`, got {quoted(value)}")
-
-
-def policy_label(policy: str, parameters: Mapping[str, Any]) -> str:
-    """The text that ``policy_in`` reads: ``dali``, ``dali{window: 8}``."""
-    values = ", ".join(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
-                       for name, value in parameters.items())
-    return f"{policy}{{{values}}}" if values else policy
+    """A policy and its parameters (``policy_choice.policy_in``). Raises SweepError."""
+    return policy_choice.policy_in(value, SweepError)
 
 
 def _override(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
