@@ -86,12 +86,13 @@ class Policy(ABC):
 
 @dataclass(frozen=True)
 class System:
-    """One row of the registry: a policy under its name."""
+    """One row of the registry: a policy under its name. ``file``: that of a user which it was loaded from, if any."""
 
     name: str
     summary: str
     source: str
     parameters: type[Policy]
+    file: str = ""
 
     @property
     def needs(self) -> Needs:
@@ -118,7 +119,7 @@ class System:
         return from_dict(self.parameters, given, f"policy {self.name!r}", ChoiceError)
 
 
-_VALUES: Mapping[str, Any] = {  # of a composition, beside its parts
+_VALUES: Mapping[str, Any] = {  # of a composition, in addition to its parts
     "demand_slots": NonNegative, "prefetch_slots": NonNegative, "decision_cost": str, "name": str,
     "parameters": Mapping[str, Any], "writes_back": bool, "swaps_before_prefetches": bool,
 }

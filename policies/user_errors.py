@@ -26,9 +26,7 @@ def told_with_line(policy: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        from policies.user_files import loaded_policies
-
-        if isinstance(error, TrilaneError) or (file := loaded_policies().get(policy)) is None:
+        if isinstance(error, TrilaneError) or not (file := SYSTEMS[policy].file if policy in SYSTEMS else ""):
             raise
         sentence = told(error, [file])
         if sentence is None:

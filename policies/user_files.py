@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -104,6 +105,9 @@ def _load(path: Path, file: str, source: bytes | None = None) -> dict[str, type[
             _check(policy, path, file)
     for name in before:
         del _loaded[name]
+    for name in policies:
+        if SYSTEMS[name].file != read.path:
+            SYSTEMS[name] = replace(SYSTEMS[name], file=read.path)
     _loaded.update(dict.fromkeys(policies, read))
     return policies
 

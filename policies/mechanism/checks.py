@@ -91,7 +91,7 @@ def _error(policy: Composition, view: LayerView, what: str) -> PolicyError:
 
 
 def _returned(policy: Composition, method: Callable[..., object], expected: str, got: object) -> PolicyError:
-    """What a method of a part returned is not of its type."""
+    """The error of a method that returned something of another type."""
     return PolicyError(f"policy {policy.name!r}, {method.__name__}: expected {expected}, got {quoted(got)}", method)
 
 

@@ -117,7 +117,7 @@ def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
 
 
 def _is_private(path: Path) -> bool:
-    """True if this user or root owns a file or folder, which is no link, and nobody else can write it."""
+    """True if this user or root owns a file or folder, which is no link and which no others can write."""
     if not hasattr(os, "getuid"):  # Windows, whose user folders are private
         return True
     status = path.lstat()
@@ -129,7 +129,7 @@ def _check_private(folder: Path) -> None:
     above = folder.parent.stat().st_mode
     if not _is_private(folder) or (hasattr(os, "getuid") and above & stat.S_IWOTH and not above & stat.S_ISVTX):
         raise NotCompiledError(
-            f"{folder}: expected a folder for compiled code that nobody but you can write, others can write this one, "
+            f"{folder}: expected a folder for compiled code that no others can write; others can write this one, "
             f"own it, or replace it; set XDG_CACHE_HOME to a folder of your own"
         )
 

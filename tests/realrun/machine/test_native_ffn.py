@@ -242,7 +242,7 @@ class TestCache:
     def test_refuses_a_folder_that_others_can_write(self, cache: Path, source: Path, mode: int) -> None:
         cache.mkdir(parents=True)
         cache.chmod(mode)
-        with pytest.raises(NotCompiledError, match="nobody but you can write"):
+        with pytest.raises(NotCompiledError, match="no others can write"):
             compiled(source)
         assert not list(cache.iterdir())
 
