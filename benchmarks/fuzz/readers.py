@@ -233,7 +233,7 @@ _MEASURED = "--set trace=mini-deepseek:2 --set model=deepseek-v2-lite:2"
 _LOG = "-o out/trace.safetensors --model mini-moe:2"
 _IMPORTED = ("out/trace.safetensors",)
 _CAPTURE = "trace capture --model a/b -o out/trace.safetensors --prompts"
-_FIT = "fit -m mini-moe:2 --machine rtx3090-ddr4 --jobs 1"
+_FIT = "fit -m mini-moe:2 --machine rtx3090-ddr4 --policies usual --jobs 1"
 _SWEEP = ("sweep s.yaml -o out/table.parquet --jobs 1",)
 _SWEPT = ("out/table.parquet", "out/table.parquet.journal*")
 READERS: Mapping[str, Reader | Words] = {
@@ -248,7 +248,7 @@ READERS: Mapping[str, Reader | Words] = {
         f"simulate {_SET} --set hardware=m.yaml {_MEASURED}")),
     "config.json": Reader(6, "config.json", "configs", _DOCUMENT, (
         "models config.json", "models config.json@q4_k_m:1 --json -",
-        "fit -m config.json --machine rtx3090-ddr4 --jobs 1")),
+        "fit -m config.json --machine rtx3090-ddr4 --policies usual --jobs 1")),
     "gguf": Reader(8, "m.gguf", "ggufs", in_grammar(changed_gguf), ("models m.gguf", "models m.gguf:1 --json -")),
     "sweep": Reader(8, "s.yaml", "sweeps", _DOCUMENT, _SWEEP, outputs=_SWEPT, statuses=(1, 2)),
     "plan": Reader(4, "p.yaml", "plan", _DOCUMENT, ("validate p.yaml --profile m.yaml",), {"m.yaml": "profile"}),

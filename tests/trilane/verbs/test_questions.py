@@ -16,10 +16,10 @@ from sim.machine.hardware import load_hardware
 from tests.kit.commands import Result, Trilane
 from tests.kit.questions import WORDS, narrowed
 from trilane.engines.gains import Gain
-from trilane.engines.question import Question
+from trilane.engines.question import FitError, Question
 from trilane.engines.speed import LargerPieces
-from trilane.fit.answer import Fit
-from trilane.fit.fit import fit
+from trilane.fit import answer
+from trilane.fit.fit import Fit, fit
 from trilane.output.pages.caveats import fit_record
 from trilane.output.pages.fit import fit_page
 from trilane.study.pays import ideas
@@ -60,6 +60,31 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert "12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + " in done.out
     cached = memory["cached_experts"]
     assert told["experts on the GPU"] == f"{cached} of 1,664, {cached / 26:.1f} of 64 a layer ({cached / 1664:.0%})"
+
+
+def test_policies_are_simulated_where_they_are_named(trilane: Trilane) -> None:
+    """Otherwise a line says how, and only where there is something to decide."""
+    asked = ("fit", "--model", "qwen3-30b-a3b", "--ram", "ddr4-3200", "--json", "fit.json")
+    done = trilane(*asked, "--gpu", "rtx-3060")
+    assert json.loads(Path("fit.json").read_text())["policies"] is None
+    assert done.out.endswith("\n\npolicies that decide at run time: --policies usual simulates what they could reach\n")
+    assert "- On Windows, pinned host memory" in done.out
+    assert "best policy" not in done.out
+    assert "--policies usual" not in trilane(*asked, "--gpu", "rtx-5090").out
+    assert "--policies usual" not in trilane(*asked, "--gpu", "none").out
+
+
+def test_the_engines_part_is_printed_before_policies_are_simulated(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise FitError("none of them can run")
+
+    monkeypatch.setattr(answer, "policy_answer", refuse)
+    done = trilane(*MINI)
+    assert (done.status, done.err) == (2, "trilane: none of them can run\n")
+    assert done.out.splitlines()[-1].startswith("PCIe ")
+    assert "with llama.cpp: " in done.out
 
 
 def test_a_best_policy_that_played_a_short_prompt_has_no_time_to_first_token(trilane: Trilane) -> None:
@@ -162,7 +187,8 @@ def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
 
 
 def test_made_up_routing_says_so(trilane: Trilane) -> None:
-    done = trilane("fit", "--model", "deepseek-v2-lite:2", "--gpu", "rtx-3060", "--ram", "ddr4-3200")
+    done = trilane("fit", "--model", "deepseek-v2-lite:2", "--gpu", "rtx-3060", "--ram", "ddr4-3200", "--policies",
+                   "usual")
     assert facts(done)["routing"].startswith("synthetic, like ")
 
 
