@@ -31,7 +31,7 @@ def first_part(fit: Fit) -> list[Part]:
 
 
 def last_part(fit: Fit) -> list[Part]:
-    """What ends the page where no policies were simulated."""
+    """The end of the page where no policies were simulated."""
     hint = f"policies that decide at run time: --policies {USUAL_POLICIES} simulates what they could reach"
     if fit.policies_refused is not None:
         told = ["", heading("policies"), *fit.policies_refused.split("\n")] if fit.question.policies else []
