@@ -54,9 +54,9 @@ def turned(hardware: Hardware, dial: str, value: object) -> dict[str, float]:
 
 
 def plausible_range(hardware: Hardware, dial: str) -> tuple[float, float]:
-    """The lowest and the highest value of a dial with which no number of a machine leaves its limits."""
-    kind = hardware.gpu.kind if hardware.profile is None else hardware.profile.kind
-    numbers, limits, keys = hardware.flat(), limits_of(kind), DIALS[dial].keys
+    """The lowest and the highest value of a dial with which no number of a machine, one that was not measured, leaves its
+    limits."""
+    numbers, limits, keys = hardware.flat(), limits_of(hardware.gpu.kind), DIALS[dial].keys
     most = {"cpu.dram_bytes_per_s": DRAM_BYTES_PER_SOCKET * hardware.cpu.sockets}
     own = numbers[keys[0]] / DIALS[dial].unit
     lowest = max(limits[key].low / numbers[key] for key in keys)

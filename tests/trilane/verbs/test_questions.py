@@ -310,10 +310,24 @@ def test_deferral_says_how_many_are_deferred_and_that_the_output_changes(trilane
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("Deferring experts of low weight to the next layer (kt-deferral) ")
-    assert lines[1] == "kt-deferral ~ changes the output; not judged"
+    assert lines[1].startswith("simulated on the engine ktransformers: ")
+    assert lines[2].startswith("why: the GPU waits ")
+    assert lines[3] == "kt-deferral ~ changes the output; not judged"
     assert [line.split("  ")[0] for line in lines if line.startswith("with")] == [
         "without: kt-deferral, 0 deferred", "with it: kt-deferral ~, 1 deferred"
     ]
+
+
+def test_what_is_bought_has_the_figure_of_fit_first(trilane: Trilane) -> None:
+    asked = (*WORDS, "--prompt", "64", "--generated", "4", "--jobs", "1", "--json", "-")
+    found = trilane("pays", "memory", *asked, "--draws", "1").json["plain_engine"]
+    engine = trilane("fit", *asked).json["engine"]
+    gains = {gain["part"]: gain["tpot"] for gain in engine["gains"]}
+    assert found == {"engine": "llama.cpp", "tokens_per_s": 1e3 / engine["tpot_ms"], "gain": gains["GPU memory"]}
+    first, second = trilane("pays", "memory", *QUICK).out.splitlines()[:2]
+    gain = f"{100 * found['gain']:+.0f}% with llama.cpp as it is, in closed form"
+    assert first.startswith(f"a GPU with a quarter more memory: {gain}")
+    assert second.startswith("A GPU with a quarter more memory ")
 
 
 def test_refusals(trilane: Trilane) -> None:

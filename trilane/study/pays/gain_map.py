@@ -15,14 +15,14 @@ from trilane.common.schema import to_dict
 from trilane.engines.question import FitError
 from trilane.engines.speed import engine_answer
 from trilane.study.pays.break_even import Range, Step, paying
-from trilane.study.pays.dimensions import Dimension, Values, upload_us
-from trilane.study.pays.ideas import Idea, PaysError, PaysQuestion, prepared_with_idea
+from trilane.study.pays.dimensions import LINK, Dimension, Values, upload_us
+from trilane.study.pays.ideas import PaysError, PaysQuestion, prepared_with_idea
 from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, play_map
 from trilane.study.player import Watch
 from trilane.study.sweep.axes import vary
 
 _ASSEMBLED = "Assembled: "  # before the parts of a machine in words
-_USUAL_GENERATION = 4  # of PCIe, where no slot is named
+_USUAL_LINK = "4x16"  # where none is named: the generation in which links are told
 _JUMP = 10.0  # times as many bytes copied per token, from which on two neighbours are not decided alike
 
 
@@ -186,26 +186,26 @@ def gain_map(question: PaysQuestion, jobs: int = 1, watch: Watch | None = None) 
         tuple(_cell(question, played, (x, y), (at_x, at_y)) for x, at_x in zip(xs, shown[0], strict=True))
         for y, at_y in zip(ys, shown[1], strict=True)
     )
+    here = _on_link(prepared, own[1]) if idea.varies_link else prepared
     found = GainMap(
-        question, _about(prepared, question), rows, (xs.index(own[0]), ys.index(own[1])),
-        upload_us(_with_y(prepared, idea, own[1])), _links(prepared, question, ys), plain=_plain(prepared, question),
+        question, _about(prepared, question), rows, (xs.index(own[0]), ys.index(own[1])), upload_us(here),
+        _links(prepared, question, ys), plain=_plain(prepared, question),
     )
     if found.cell.gain is None:
         raise PaysError(f"pays: {found.cell.without.reason or found.cell.using.reason}")
     return replace(found, alternative=_alternative(found, played, own))
 
 
-def _with_y(prepared: Prepared, idea: Idea, y: float) -> Prepared:
-    return prepare(vary(prepared.scenario, idea.y.axis, y), prepared.trace)
+def _on_link(prepared: Prepared, gb_per_s: float) -> Prepared:
+    return prepare(vary(prepared.scenario, LINK.axis, gb_per_s), prepared.trace)
 
 
 def _links(prepared: Prepared, question: PaysQuestion, ys: Values) -> tuple[str, ...]:
     """The PCIe links of the rows, in the generation of the slot that was named."""
-    idea, pcie = question.idea, question.fit.pcie
-    if idea.y.axis != "pcie_gbps":
+    if not question.idea.varies_link:
         return ()
-    generation = _USUAL_GENERATION if pcie is None else int(pcie[0])
-    rates = [_with_y(prepared, idea, y).hardware.link.theory_bytes_per_s for y in ys]
+    generation = int((question.fit.pcie or _USUAL_LINK)[0])
+    rates = [_on_link(prepared, y).hardware.link.theory_bytes_per_s for y in ys]
     return tuple(slot_named(rate, generation) for rate in rates)
 
 

@@ -92,6 +92,11 @@ class Idea:
         """True if both sides are compositions of parts, one of which is the idea."""
         return self.is_policy and self.without[0].policy_name == self.using[0].policy_name
 
+    @property
+    def varies_link(self) -> bool:
+        """True if the second number is the link's bandwidth."""
+        return self.y.axis == LINK.axis
+
     def place_without(self, x: float, y: float) -> tuple[float, float]:
         """The values of the axes, at a place of the map, that are played without the idea."""
         return self.off.get(self.x.axis, x), self.off.get(self.y.axis, y)
