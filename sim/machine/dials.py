@@ -54,8 +54,8 @@ def turned(hardware: Hardware, dial: str, value: object) -> dict[str, float]:
 
 
 def plausible_range(hardware: Hardware, dial: str) -> tuple[float, float]:
-    """The lowest and the highest value of a dial with which no number of a machine, one that was not measured, leaves its
-    limits."""
+    """The lowest and the highest value of a dial with which no number of a machine leaves its limits; measured
+    machines have no dials."""
     numbers, limits, keys = hardware.flat(), limits_of(hardware.gpu.kind), DIALS[dial].keys
     most = {"cpu.dram_bytes_per_s": DRAM_BYTES_PER_SOCKET * hardware.cpu.sockets}
     own = numbers[keys[0]] / DIALS[dial].unit

@@ -87,7 +87,7 @@ def row_text(found: GainMap, row: int, gap: str = "  ") -> str:
 
 
 def y_label(found: GainMap) -> str:
-    """What the rows are."""
+    """The label of the rows."""
     return f"{found.question.idea.y.label}{', and the PCIe link' * bool(found.links)}"
 
 

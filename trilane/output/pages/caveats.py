@@ -9,10 +9,10 @@ from trilane.common.units import in_gb
 from trilane.engines.gains import BETTER, LIMITING, WORTH_NAMING, Gain
 from trilane.engines.tune.machine_found import Assumption
 from trilane.engines.tune.tune import Tuning
-from trilane.fit.fit import Fit
 
 if TYPE_CHECKING:
     from trilane.fit.answer import PolicyAnswer  # imports what plays policies
+    from trilane.fit.fit import Fit
 
 PINNED = (
     "--load-mode none reads the file into pinned memory: it loads more slowly, and where so much cannot be pinned "

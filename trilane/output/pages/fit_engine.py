@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
 from trilane.engines.question import USUAL_POLICIES, Question
 from trilane.engines.speed import EngineAnswer, EngineGain
-from trilane.fit.fit import Fit
 from trilane.output.pages.caveats import limit_text
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+
+if TYPE_CHECKING:
+    from trilane.fit.fit import Fit
 
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",

@@ -1,4 +1,4 @@
-"""Where an idea begins to pay: the ranges of a number in which its gain is above what is worth it."""
+"""Break-even: the ranges of a number in which its gain is above what is worth it."""
 
 from __future__ import annotations
 

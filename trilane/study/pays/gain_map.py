@@ -75,7 +75,7 @@ class Mechanism(NamedTuple):
 
 
 class PlainEngine(NamedTuple):
-    """What an engine as it is gains from a part 25 % better, in closed form: the figure of ``trilane fit``."""
+    """The gain of an engine as it is from a part 25 % better, in closed form: the figure of ``trilane fit``."""
 
     engine: str
     tokens_per_s: float  # of one sequence, now

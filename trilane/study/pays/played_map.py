@@ -1,4 +1,4 @@
-"""What is simulated for the map of an idea: both sides at every place."""
+"""The simulations of a map: both sides of an idea at every place."""
 
 from __future__ import annotations
 
