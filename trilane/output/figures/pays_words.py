@@ -10,6 +10,7 @@ from policies.registry import system
 from trilane.study.pays.break_even import End, Range
 from trilane.study.pays.dimensions import Dimension
 from trilane.study.pays.gain_map import GainMap, Paying
+from trilane.study.pays.ideas import WARM_CACHE
 from trilane.study.sweep.axes import PARAMETER
 
 _VERDICTS = {Paying.YES: "pays here", Paying.NO: "does not pay here", Paying.PERHAPS: "may pay here or not"}
@@ -19,6 +20,11 @@ _CACHES = {
               f"(https://github.com/ggml-org/llama.cpp/pull/27861) and others",
     _OWN: f"{_OWN}: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`",
 }
+
+_WARM = (
+    "its cache holds the popular experts of other texts at first, and hits are those of decode steps; `trilane "
+    "leaderboard` and `compare` start it empty, after other prompts and on another engine, and find fewer hits"
+)
 
 
 def answer_of(found: GainMap) -> str:
@@ -133,6 +139,8 @@ def remarks_of(found: GainMap) -> list[str]:
     """Lines about what the machine's cell plays: whose cache it is, what is assumed, and that a text changes."""
     played = {found.cell.without.policy, found.cell.using.policy}
     remarks = [text for name, text in _CACHES.items() if name in played]
+    if _PATCHES in played and WARM_CACHE in (*found.question.without, *found.question.using):
+        remarks.append(_WARM)
     if "draft_tokens" in found.question.idea.off:
         remarks.append(_drafts(found))
     if using_side(found).kind is PolicyKind.CHANGES:

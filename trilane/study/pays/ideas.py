@@ -134,7 +134,7 @@ def _value(dimension: Dimension, prepared: Prepared, given: float | None, bounds
 
 
 _SPLIT = Candidate("llama.cpp")
-_CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
+WARM_CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
 _DEFERRAL = Candidate("kt-deferral", "ktransformers")
 _BOUGHT = 0.05  # (ours): below it, a purchase is hard to tell from the error of the simulation
 _COPY_WEIGHTS = (0.5, 1.0)  # loads for the sake of later tokens, and for that of the layer at work alone (ours)
@@ -150,7 +150,7 @@ def _loading(prefetch: str) -> tuple[Candidate, ...]:
 
 IDEAS: Mapping[str, Idea] = {
     "cache": Idea(
-        "a cache of experts on the GPU", "whole layers on the GPU", without=(_SPLIT,), using=(_CACHE,),
+        "a cache of experts on the GPU", "whole layers on the GPU", without=(_SPLIT,), using=(WARM_CACHE,),
         x=SHARE, y=UPLOAD, alternative=_OWN_CACHE,
     ),
     "prefetch": Idea(
@@ -166,12 +166,12 @@ IDEAS: Mapping[str, Idea] = {
         x=ACCEPTANCE, y=DRAFTS, off={"draft_acceptance": 0.0, "draft_tokens": 0},
     ),
     "link": Idea(
-        "a link of twice the bandwidth", "the link as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),
+        "a link of twice the bandwidth", "the link as it is", without=(_SPLIT, WARM_CACHE), using=(_SPLIT, WARM_CACHE),
         x=SHARE, y=LINK, times={"pcie_gbps": 2.0}, worth=_BOUGHT,
     ),
     "memory": Idea(
-        "a GPU with a quarter more memory", "the memory as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),
-        x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=_BOUGHT, part="GPU memory",
+        "a GPU with a quarter more memory", "the memory as it is", without=(_SPLIT, WARM_CACHE),
+        using=(_SPLIT, WARM_CACHE), x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=_BOUGHT, part="GPU memory",
     ),
 }
 

@@ -120,6 +120,8 @@ def test_the_page_whole() -> None:
         "of the experts are there when needed (50%); 50% of the prefetches that run come late",
         "llama-cache-lru: patches that are not in llama.cpp, PR 27861 "
         "(https://github.com/ggml-org/llama.cpp/pull/27861) and others",
+        "its cache holds the popular experts of other texts at first, and hits are those of decode steps; `trilane "
+        "leaderboard` and `compare` start it empty, after other prompts and on another engine, and find fewer hits",
         "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`: +10% here, "
         "16.5 tokens/s; its map: --policy llama.cpp@cache",
         "model on machine: answers",
