@@ -37,8 +37,8 @@ def last_part(fit: Fit) -> list[Part]:
     """The end of the page where no policies were simulated."""
     hint = f"policies that decide at run time: --policies {USUAL_POLICIES} simulates what they could reach"
     if fit.policies_refused is not None:
-        told = ["", heading("policies"), *fit.policies_refused.split("\n")] if fit.question.policies else []
-        return [*told, *caveats(fit.notes)]
+        told: list[Part] = ["", heading("policies"), *fit.policies_refused.split("\n")]
+        return [*(told if fit.question.policies else []), *caveats(fit.notes)]
     return [*caveats(fit.notes), *(["", hint] if fit.offloads else [])]
 
 
