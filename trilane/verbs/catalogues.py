@@ -12,7 +12,7 @@ import typer
 from trilane.common.units import GB
 from trilane.output.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
 from trilane.verbs.inputs import policies_in, policy_files
-from trilane.verbs.options import OWN_POLICY
+from trilane.verbs.options import OWN_POLICY, model_named
 
 if TYPE_CHECKING:
     from policies.protocols import Needs
@@ -123,6 +123,7 @@ def models(
     from traces.models.catalogue import aliases, load_model, model_names
 
     check_targets(json)
+    name = model_named(name) if name else None
     if quantisations:
         from trilane.output.pages.parts import quantisation_facts, quantisation_page
 
@@ -272,10 +273,12 @@ def _page(engine: InferenceEngine) -> list[Part]:
                for key, n in engine.flat().items()]
     numbers_table = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
+    facts += [("fitted to", fit)] if (fit := getattr(engine, "fit", None)) else []
     return [heading(engine.name), pairs(facts), "", *([numbers_table] if numbers else [])]
 
 
 def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:
     numbers = {key: number._asdict() for key, number in engine.flat().items()}
     facts = {"name": engine.name, "about": engine.about, "fitted": fitted, "set_by": list(engine.set_by)}
+    facts |= {"fitted_to": fit} if (fit := getattr(engine, "fit", None)) else {}
     return {**facts, "numbers": numbers}

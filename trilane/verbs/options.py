@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from realrun.machine import ResultPathName
+from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import note, working
@@ -229,6 +230,32 @@ class MachineParts:
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
     ] = None
+    system: Annotated[
+        System | None,
+        typer.Option("--os", metavar="NAME", help="Operating system: linux, windows or macos, which may limit what can "
+                                                  "be pinned and what the GPU takes of a unified memory. Default: of "
+                                                  "this machine its own, of named parts none."),
+    ] = None
+
+
+def model_named(text: str) -> str:
+    """A model's name as it is taken, with a remark where that is not as it was given. Raises ShapeError."""
+    from traces.models import catalogue
+
+    taken = catalogue.model_named(text)
+    if taken.remark:
+        note(f"model {taken.remark}")
+    return str(taken.name)
+
+
+def weights_named(text: str | None) -> str | None:
+    """A format of weights as it is taken, with a remark where that is another word. Raises ShapeError."""
+    from traces.models.quantisation import format_named
+
+    name = None if text is None else format_named(text)
+    if text is not None and name != text.lower():
+        note(f"weights {quoted(text)} taken as {name}")
+    return name
 
 
 ModelOption = Annotated[
@@ -261,13 +288,14 @@ class Workload:
     def _longest(self) -> bool:
         return self.prompt.lower() == "max"
 
-    def question(self, **others: Any) -> Question:
-        """These and ``others`` as a question. Raises FitError, also where no prompt fits."""
+    def question(self, model: str, **others: Any) -> Question:
+        """A model, these and ``others`` as a question. Raises FitError, also where no prompt fits."""
         from trilane.engines.question import Question
         from trilane.fit.fit import with_longest_prompt
 
         tokens = 1 if self._longest else int(self.prompt)
         question = Question(
-            **others, weights=self.weights, prompt_tokens=tokens, generated=self.generated, batch=self.batch
+            model_named(model), **others, weights=weights_named(self.weights), prompt_tokens=tokens,
+            generated=self.generated, batch=self.batch,
         )
         return with_longest_prompt(question) if self._longest else question

@@ -33,7 +33,7 @@ def test_the_page_says_what_limits_it_and_what_other_engines_give(trilane: Trila
     out = trilane(*SMALL).out
     for text in ("decode   ", "first token", "GPU memory", "limit", "error to expect", "chosen from", "25% better"):
         assert text in out
-    assert re.search(r"^ik_llama\.cpp: llama-server ", out, re.MULTILINE)
+    assert re.search(r"^ik_llama\.cpp:\nllama-server ", out, re.MULTILINE)
 
 
 def test_explain_adds_the_parts_of_a_tokens_time(trilane: Trilane) -> None:

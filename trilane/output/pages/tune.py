@@ -29,6 +29,7 @@ from trilane.output.pages.fit_engine import (
     speed,
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
+from trilane.output.pages.widths import Command
 
 if TYPE_CHECKING:
     from trilane.study.validation.tune_check import Checked  # runs llama.cpp
@@ -83,7 +84,7 @@ def _best(tuning: Tuning) -> list[Part]:
         ("engine", f"{best.engine}: {tuning.engine_about}"),
         *_faster_engine(tuning),
     ]
-    return ["", best.command, "", pairs(facts)]
+    return ["", Command(best.command), "", pairs(facts)]
 
 
 def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
@@ -96,14 +97,11 @@ def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _error(tuning: Tuning) -> str:
-    """Error of decode, with the speeds between which it then is."""
+    """Error of decode."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
-    text = error_text(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
-    if tuning.error is None:
-        return text
-    rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
-    return f"{text}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
+    rate = 1e3 / tuning.best.tpot_ms
+    return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured)
 
 
 def _cache(best: Tuned) -> list[tuple[str, str]]:
@@ -194,12 +192,13 @@ def _changed(best: Tuned, other: Tuned) -> str:
 
 def _other_engines(tuning: Tuning) -> list[Part]:
     rows = [[rival.tuned.engine, *_numbers(rival.tuned), _compared(rival)] for rival in tuning.others]
-    commands = [f"{rival.tuned.engine}: {rival.tuned.command}" for rival in tuning.others]
+    lines = ((f"{rival.tuned.engine}:", rival.tuned.command) for rival in tuning.others)
+    commands = [part for engine, line in lines for part in ("", engine, Command(line))]
     refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
     if not rows:
         return ["", *refused] if refused else []
     columns = ("other engines", *_TIMES, f"than {tuning.best.engine}")
-    return ["", table(columns, rows, _TEXTS, wrap=True), "", *commands, *refused]
+    return ["", table(columns, rows, _TEXTS, wrap=True), *commands, *refused]
 
 
 def _compared(rival: Rival) -> str:
@@ -260,7 +259,7 @@ def _line(answer: DraftAnswer) -> list[str]:
     least = percent(answer.acceptances[0])
     if answer.command is None or answer.best is None:
         return [f"with {least} accepted none saves {percent(WORTH_DRAFTING)}"]
-    return ["", f"best with {least} accepted: {answer.command}"]
+    return ["", f"best with {least} accepted:", Command(answer.command)]
 
 
 def timeline_page(tuned: Tuned) -> list[Part]:
