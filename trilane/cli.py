@@ -25,7 +25,7 @@ _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 _VERBS = {  # in the order of --help, with their modules
-    "tune": "tune", "compare": "scenario", "simulate": "scenario", "whatif": "sweeps", "pays": "questions",
+    "recommend": "recommend", "tune": "tune", "compare": "scenario", "simulate": "scenario", "whatif": "sweeps", "pays": "questions",
     "fit": "questions",
     "accuracy": "boards", "papers": "boards", "leaderboard": "boards", "ablate": "scenario", "sweep": "sweeps",
     "plot": "sweeps", "cache-curve": "cache_curve", "smoke": "smoke", "profile": "profile", "measure": "measure",

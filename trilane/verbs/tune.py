@@ -90,7 +90,7 @@ def tune(
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
-    machine = _machine(parts)
+    machine = parts_of(parts)
     question = Question(
         model=model, **machine, weights=weights, prompt_tokens=prompt, generated=generated, batch=batch, window=context,
         engine=engine or _own_engine(parts, machine["gpu"]), threads=threads, ubatch=ubatch,
@@ -123,7 +123,7 @@ def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
     return path
 
 
-def _machine(parts: MachineParts) -> dict[str, Any]:
+def parts_of(parts: MachineParts) -> dict[str, Any]:
     """The parts that were named; where no GPU was, those of the machine at hand, with a remark on what was assumed."""
     from trilane.engines.tune.machine_found import found_machine
     from trilane.output.pages.caveats import assumption_text

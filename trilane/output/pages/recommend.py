@@ -1,0 +1,87 @@
+"""The page of ``trilane recommend``: all models on one machine, and the command line of the one that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trilane.common.units import GB
+from trilane.engines.memory import HOST_RESERVE_BYTES
+from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
+from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.output import Part, heading, legend, number, percent, table
+
+_LIMITS = {  # in few letters
+    "GPU memory": "GPU GB", "GPU bandwidth": "GPU GB/s", "GPU compute": "GPU flops", "DRAM": "RAM GB/s",
+    "CPU reads": "CPU GB/s", "CPU cores": "CPU cores", "PCIe": "PCIe", None: "",
+}
+_COLUMNS = ("\nmodel", "10^9\nparams", "\nformat", "\nbits", "tokens\n/s", "first\ns", "GPU\nGB", "host\nGB", "\nerror",
+            "\nlimit")
+_LEGEND = {
+    "format": "as published, if in fewer than 16 bits; else the most bits (>= 4) with which all experts are on the GPU; "
+              "else q4_k_m; else the most bits below it that run, down to q2_k. bits: of a weight of the experts",
+    "first": "time to the first token",
+    "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program",
+    "error": "of tokens/s on such machines, in the median; -: never measured there",
+    "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
+}
+_SORTED = {"size": "largest first", "speed": "most tokens/s first", "first": "soonest first token first"}
+
+
+def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
+    """Everything that is printed."""
+    title = heading(f"models on {answer.machine}, for {answer.question.use}: {_lengths(answer.question)}")
+    return [title, answer.about, *_table(answer.sorted_by(sort), sort), *_unable(answer.unable), *_asked(answer)]
+
+
+def _lengths(question: RecommendQuestion) -> str:
+    prompt, generated, window = USES[question.use]
+    return f"a prompt of {prompt:,} tokens and {generated:,} generated, in a window of {window:,}"
+
+
+def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
+    if not runs:
+        return ["", "no model runs"]
+    rows = [
+        [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned),
+         percent(one.error.median if one.error else None), _LIMITS[one.limit]]
+        for one in runs
+    ]
+    alike = [f"{one.model}: {', '.join(one.also)}" for one in runs if one.also]
+    also = ["", "the same numbers hold for", *alike] if alike else []
+    return ["", f"what runs, {_SORTED[sort]}", table(_COLUMNS, rows, (0, 2, 9), wrap=True), legend(_LEGEND), *also]
+
+
+def _numbers(tuned: Tuned) -> list[str]:
+    memory = tuned.memory
+    gpu = memory.gpu_bytes + memory.missing_bytes
+    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), number(gpu / GB),
+            number((memory.host_bytes + HOST_RESERVE_BYTES) / GB)]
+
+
+def _unable(unable: Sequence[Unable]) -> list[Part]:
+    if not unable:
+        return []
+    rows = [[one.model, number(one.params / GB), one.weights, _lack(one)] for one in unable]
+    return ["", "what does not run", table(("model", "10^9 params", "format", "what it lacks"), rows, (0, 2, 3), wrap=True)]
+
+
+def _lack(one: Unable) -> str:
+    if one.ram_gib is None:
+        return f"{number((one.missing_bytes or 0) / GB)} GB more of GPU memory"
+    then = "" if one.then is None else f"; then {number(1000 / one.then.tpot_ms)} tokens/s"
+    return f"needs {one.ram_gib} GiB of host memory{then}"
+
+
+# --- the model that was asked for -------------------------------------------------------------------------------------
+
+
+def _asked(answer: Recommendation) -> list[Part]:
+    """Its command line, and its formats."""
+    if not answer.formats:
+        return ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
+    lines = ["", answer.runs[0].tuned.command] if answer.runs else []
+    rows = [
+        [one.weights, number(one.bits), *(_numbers(one.tuned) if one.tuned else ["does not run", "", "", ""])]
+        for one in answer.formats
+    ]
+    return [*lines, "", table(("\nformat", "\nbits", *_COLUMNS[4:8]), rows)]

@@ -1,0 +1,68 @@
+"""``trilane recommend``: which model?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from trilane.common.quoting import quoted
+from trilane.output.pages.output import JsonOption, check_targets, report, working
+from trilane.verbs.options import MachineParts, OptionError, grouped
+from trilane.verbs.tune import parts_of
+
+if TYPE_CHECKING:
+    from trilane.engines.recommend import Sort, Use
+
+
+@grouped
+def recommend(
+    *,
+    parts: MachineParts,
+    wanted: Annotated[
+        list[str] | None,
+        typer.Option("--for", metavar="USE|MODEL",
+                     help="chat (default; 1,024 prompt tokens, 256 of an answer, in a window of 16,384: a "
+                          "conversation's median prompt is 1,020 tokens in Azure's trace of 2023), code (8,192 + 1,024 "
+                          "in 32,768) or documents (16,384 + 512 in 32,768): both are choices. Or a model: its command "
+                          "line, and all of its formats. Give it twice for both."),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(metavar="NAME", help="size: the largest model first; speed: most tokens/s; first: the "
+                                               "soonest first token."),
+    ] = "size",
+    json: JsonOption = None,
+) -> None:
+    """Show what every model of the catalogue does on this machine, or on one of named parts.
+
+    Each model stands in the best format that fits: as published, if that has fewer than 16 bits; else the most bits, of
+    at least four, with which all experts are on the GPU; else q4_k_m; else the most bits below it that run. Speeds are
+    those of [bold]trilane tune[/] for the same lengths.
+
+    Without --gpu and --machine, parts that are not named are those of this machine.
+    """
+    from trilane.engines.recommend import SORTS
+    from trilane.engines.recommend import recommend as answer
+    from trilane.output.pages.recommend import recommend_page
+
+    check_targets(json, inputs=(parts.machine,))
+    if sort not in SORTS:
+        raise OptionError(f"--sort: expected {', '.join(SORTS[:-1])} or {SORTS[-1]}, got {quoted(sort)}")
+    use, model = _use_and_model(wanted or [])
+    with working("reading the catalogue") as say:
+        answered = answer(
+            use, None if model is None else [model],
+            lambda done, of: say(f"trying settings: {done} of {of} models are done"), **parts_of(parts),
+        )
+    report(json, answered.to_dict(), *recommend_page(answered, cast("Sort", sort)))
+
+
+def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
+    """What the values of --for name. Raises OptionError for two of one kind."""
+    from trilane.engines.recommend import USES
+
+    uses = [word for word in wanted if word in USES]
+    models = [word for word in wanted if word not in USES]
+    if len(uses) > 1 or len(models) > 1:
+        raise OptionError(f"--for: expected one of {', '.join(USES)}, and one model, got {', '.join(wanted)}")
+    return cast("Use", uses[0]) if uses else "chat", models[0] if models else None
