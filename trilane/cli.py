@@ -133,7 +133,9 @@ def _status(error: Exception) -> int | None:
         return _CLOSED
     sentence = _sentence(error)
     if sentence:
-        print(f"trilane: {shortened(' '.join(printable(sentence).split()))}", file=sys.stderr)
+        lines = printable(sentence).split("\n") if getattr(error, "in_lines", False) else [printable(sentence)]
+        message = "\n".join(" ".join(line.split()) for line in lines)
+        print(f"trilane: {shortened(message)}", file=sys.stderr)
     if sentence is None:
         return None
     return _NOT_WRITTEN if isinstance(error, OSError) and error.errno in _DISK else _BAD_INPUT

@@ -8,24 +8,22 @@ MiB were logged where a layer's experts take 4,228 (GLM-5 in ik_llama.cpp).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
-from traces.models.catalogue import load_model
-from traces.models.names import parted
-from traces.models.quantisation import quantisations_of
-from traces.models.shape import ModelShape, ShapeError
-from trilane.common.units import GIB, in_gb
+from traces.models.shape import ModelShape
+from trilane.common.units import GIB
 from trilane.engines.load_memory import Copied, LoadMemory, LoadSetting, load_memory
-from trilane.engines.question import FitError, Question, engine_of, reads, with_weights
+from trilane.engines.question import Question
+from trilane.engines.shortage import Missing, NoRoomError, Shortage
 from trilane.engines.split_speed import StaticSplit
 
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
+SYSTEM = "the system and the program"
 STAGED = 2  # slots with which ktransformers and best-exact stage experts
-RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
 ROUND = 1024  # tokens; a longer prompt is advised in whole 256
 
 
@@ -44,10 +42,32 @@ class Need(NamedTuple):
         """Bytes that GPU and host lack; at most 0 where it fits."""
         return self.fixed - gpu, 0 if host is None else self.host - host
 
+    def shortages(self, shape: ModelShape, hardware: Hardware, question: Question) -> tuple[Shortage, ...]:
+        """Memories without room for it."""
+        gpu = {
+            "weights that every token needs": shape.non_expert_bytes,
+            "KV cache": question.batch * shape.cache_bytes(question.tokens),
+            "reserve": hardware.gpu.reserve_bytes, "experts": shape.routed_bytes * hardware.one_memory,
+        }
+        host = {"experts": self.host - HOST_RESERVE_BYTES, SYSTEM: HOST_RESERVE_BYTES}
+        return shortages(hardware, host_memory_of(question, hardware), gpu, host)
+
 
 def host_memory_of(question: Question, hardware: Hardware) -> int | None:
     """Bytes of the host's memory, if the question or the machine's description has them."""
     return hardware.cpu.ram_bytes if question.ram_gb is None else question.ram_gb * GIB
+
+
+def shortages(
+    hardware: Hardware, ram_bytes: int | None, gpu: Mapping[str, int], host: Mapping[str, int]
+) -> tuple[Shortage, ...]:
+    """Memories of a machine without room for these parts; ``ram_bytes``: of the host, None: enough."""
+    one = hardware.one_memory
+    owner = "the machine" if hardware.cpu_only else hardware.gpu.name or hardware.name
+    sides = [Shortage("only" if one else "GPU", owner, hardware.gpu.memory_bytes, gpu)]
+    if ram_bytes is not None and not one:
+        sides.append(Shortage("host", "the host", ram_bytes, host))
+    return tuple(side for side in sides if side.missing_bytes > 0)
 
 
 def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> Need:
@@ -60,83 +80,6 @@ def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> N
         return Need(fixed + shape.routed_bytes, HOST_RESERVE_BYTES)
     left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
     return Need(fixed, left + HOST_RESERVE_BYTES)
-
-
-def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
-    """Raises FitError saying which memory is short, by how many GB, and which weights, prompt or memory would do."""
-    memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
-    need = need_of(shape, hardware, question.batch, question.tokens)
-    on_gpu, on_host = need.missing(memory, host)
-    host_too = f"{short_host(need.host, host)}; " if host is not None and on_host > 0 else ""
-    if on_gpu > 0:
-        gb = in_gb(need.fixed)
-        least = (
-            f"with all experts it needs {gb} GB of memory" if hardware.one_memory
-            else f"before the first expert it needs {gb} GB of GPU memory"
-        )
-        raise FitError(
-            f"{shape.name} does not run on {hardware.name if hardware.cpu_only else hardware.gpu.name}: {least} "
-            f"({_parts(shape, hardware, question)}), and there are {in_gb(memory)}: {in_gb(on_gpu)} GB are missing; "
-            f"{host_too}{_help(shape, hardware, question)}"
-        )
-    if host_too:
-        raise FitError(
-            f"{shape.name} does not run with {in_gb(host or 0)} GB of host memory: for "
-            f"{in_gb(need.host - HOST_RESERVE_BYTES)} GB of experts there is no room on {hardware.gpu.name}, and "
-            f"reading them from the disk for every token is not predicted; "
-            f"{host_too}{_help(shape, hardware, question)}"
-        )
-
-
-def short_host(need: int, host: int) -> str:
-    """That the host's memory is short, by how much, and how much would do."""
-    enough = next((size for size in RAM_SIZES_GIB if size * GIB >= need), None)
-    would = f", {enough} GiB would do" if enough else ""
-    return (
-        f"host memory is short: {in_gb(need)} GB are needed, {in_gb(HOST_RESERVE_BYTES)} of them for the system and "
-        f"the program, and there are {in_gb(host)}: {in_gb(need - host)} GB are missing{would}"
-    )
-
-
-def _parts(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    parts = {
-        "weights that every token needs": shape.non_expert_bytes,
-        "KV cache": question.batch * shape.cache_bytes(question.tokens),
-        "reserve": hardware.gpu.reserve_bytes, "experts": shape.routed_bytes * hardware.one_memory,
-    }
-    return ", ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
-
-
-def _help(shape: ModelShape, hardware: Hardware, question: Question) -> str:
-    """Return what helps: smaller weights by name, a shorter window or prompt."""
-    smaller = _weights_that_fit(shape, hardware, question)
-    ways = [f"these weights fit: {', '.join(smaller)}"] if smaller else []
-    window = longest_prompt(lambda n: surely_runs(shape, hardware, replace(question, window=n)), question.tokens)
-    if window >= question.prompt_tokens + question.generated:
-        return "; ".join([*ways, f"with these weights --context {window} fits at most, before compute buffers"])
-    shorter = longest_prompt(
-        lambda n: surely_runs(shape, hardware, replace(question, prompt_tokens=n, window=None)),
-        question.tokens - question.generated,
-    )
-    if shorter:
-        ways.append(f"a prompt of {shorter:,} tokens fits with these weights, before compute buffers")
-    return "; ".join(ways) or "no smaller weights and no shorter prompt help: it takes more memory"
-
-
-def _weights_that_fit(shape: ModelShape, hardware: Hardware, question: Question) -> list[str]:
-    """Quantisations with fewer bytes that fit, of those that the engine reads."""
-    engine = None if hardware.measured else engine_of(question, hardware)
-    try:
-        names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
-    except ShapeError:
-        return []
-
-    def fits(name: str) -> bool:
-        other = question.with_cache(load_model(with_weights(question.model, name)))
-        less = other.routed_bytes + other.non_expert_bytes < shape.routed_bytes + shape.non_expert_bytes
-        return less and surely_runs(other, hardware, question)
-
-    return [name for name in names if (engine is None or reads(engine, name)) and fits(name)]
 
 
 def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
@@ -161,23 +104,53 @@ def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bo
 
 @dataclass(frozen=True)
 class SplitMemory:
-    """GPU memory divided, and what the host holds, in bytes."""
+    """GPU memory divided, and what the host holds, in bytes. Where both have one memory, all is named as the GPU's."""
 
     gpu_bytes: int
+    ram_bytes: int | None  # memory of the host; None: enough
+    one_memory: bool  # of GPU and host, or there is no GPU
     every_token_bytes: int  # weights that every token needs
     kv_bytes: int
     compute_bytes: int
     reserve_bytes: int
     experts_bytes: int  # of experts on the GPU
     host_bytes: int  # of all others
-    host_table_bytes: int  # of embeddings, where a GPU computes
-    host_compute_bytes: int  # inputs, where a GPU computes
+    host_table_bytes: int  # of embeddings
+    host_compute_bytes: int  # inputs
+
+    @property
+    def gpu_parts(self) -> dict[str, int]:
+        """Bytes that an engine keeps on the GPU, by name."""
+        return {
+            "weights that every token needs": self.every_token_bytes, "KV cache": self.kv_bytes,
+            "compute buffers": self.compute_bytes, "reserve": self.reserve_bytes, "experts": self.experts_bytes,
+        }
+
+    @property
+    def host_parts(self) -> dict[str, int]:
+        """Bytes of the host's memory, by name."""
+        return {
+            "experts": self.host_bytes, "embeddings and inputs": self.host_table_bytes + self.host_compute_bytes,
+            SYSTEM: HOST_RESERVE_BYTES,
+        }
 
     @property
     def missing_bytes(self) -> int:
         """Bytes that the GPU lacks; at most 0 where all of it fits."""
-        held = self.every_token_bytes + self.kv_bytes + self.compute_bytes + self.reserve_bytes + self.experts_bytes
-        return held - self.gpu_bytes
+        return sum(self.gpu_parts.values()) - self.gpu_bytes
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of the GPU's memory that is used. The reserve of a card is kept free; in one memory, the system has
+        it."""
+        return (self.gpu_bytes + self.missing_bytes - self.reserve_bytes * (not self.one_memory)) / self.gpu_bytes
+
+    @property
+    def host_share(self) -> float | None:
+        """Share of the host's memory that is used, by the system, too; None where its size is not known, or is the
+        GPU's."""
+        known = self.ram_bytes is not None and not self.one_memory
+        return sum(self.host_parts.values()) / self.ram_bytes if known else None
 
 
 @dataclass(frozen=True)
@@ -198,31 +171,44 @@ class Splitter:
     def best(self) -> StaticSplit:
         """The split with as many experts on the GPU as there is room for, or with the layers that the question names.
 
-        Raises FitError where there is none, saying by how many GB.
+        Raises NoRoomError where there is none, saying by how many GB.
         """
-        choices = self._splits()
-        split = next((split for split in choices if self.memory(split).missing_bytes <= 0), None)
-        if split is None:
-            raise FitError(self._too_large(choices[-1]))
-        host, needed = host_memory_of(self.question, self.hardware), self.memory(split).host_bytes + HOST_RESERVE_BYTES
-        if host is not None and needed > host:
-            raise FitError(f"{self.engine.name}: {short_host(needed, host)}")
+        split = self._first_with_room(self._splits())
+        memory = self.memory(split)
+        if short := shortages(self.hardware, memory.ram_bytes, memory.gpu_parts, memory.host_parts):
+            where = f" with the experts of {split.cpu_layers} layers on the CPU" if split.cpu_layers else ""
+            raise NoRoomError(Missing(f"{self.shape.name} in {self.engine.name}{where}", short))
         return split
+
+    def _first_with_room(self, choices: list[StaticSplit]) -> StaticSplit:
+        """The first of the choices for which the GPU has room, or the last one.
+
+        From one choice to the next, experts free a layer's bytes at most, or an expert's of all layers; and all compute
+        buffers may go. Choices that have no room by that are skipped.
+        """
+        by_layer, place = self.shape.expert_bytes_by_layer, 0
+        step = sum(by_layer) if self.engine.splits == "experts" else max(by_layer) * self.shape.experts
+        while place < len(choices) - 1 and (memory := self.memory(choices[place])).missing_bytes > 0:
+            place += max(-(-(memory.missing_bytes - memory.compute_bytes) // step), 1)
+        return choices[min(place, len(choices) - 1)]
 
     def memory(self, split: StaticSplit) -> SplitMemory:
         """Memory that a split takes, in bytes."""
         shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(split.cpu_layers)
         host = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
+        one, table, inputs = self.hardware.one_memory, all_on_gpu.host_weights_bytes, own.host_compute_bytes
         return SplitMemory(
             gpu_bytes=self.hardware.gpu.memory_bytes,
-            every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes,
+            ram_bytes=host_memory_of(self.question, self.hardware),
+            one_memory=one,
+            every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes + one * table,
             kv_bytes=all_on_gpu.kv_bytes,
-            compute_bytes=own.compute_bytes,
+            compute_bytes=own.compute_bytes + one * inputs,
             reserve_bytes=self.hardware.gpu.reserve_bytes,
             experts_bytes=shape.routed_bytes - host,
             host_bytes=host,
-            host_table_bytes=all_on_gpu.host_weights_bytes,
-            host_compute_bytes=own.host_compute_bytes,
+            host_table_bytes=0 if one else table,
+            host_compute_bytes=0 if one else inputs,
         )
 
     def _loaded(self, cpu_layers: int) -> LoadMemory:
@@ -259,14 +245,3 @@ class Splitter:
         if self.engine.prompt.experts.value == "computed":
             return "nothing"
         return self.engine.copies_at_once
-
-    def _too_large(self, split: StaticSplit) -> str:
-        memory = self.memory(split)
-        where = f"with the experts of {split.cpu_layers} layers on the CPU " if split.cpu_layers else ""
-        return (
-            f"{self.engine.name} {where}needs {in_gb(memory.gpu_bytes + memory.missing_bytes)} GB of GPU memory "
-            f"(weights that every token needs {in_gb(memory.every_token_bytes)}, KV cache {in_gb(memory.kv_bytes)}, "
-            f"compute buffers {in_gb(memory.compute_bytes)}, reserve {in_gb(memory.reserve_bytes)}, experts "
-            f"{in_gb(memory.experts_bytes)}), and there are {in_gb(memory.gpu_bytes)}: "
-            f"{in_gb(memory.missing_bytes)} GB are missing"
-        )

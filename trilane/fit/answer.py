@@ -20,6 +20,8 @@ from trilane.common.units import GIB
 from trilane.engines.gains import WORTH_NAMING, Gain, limiting_part, ranked
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
 from trilane.engines.question import FitError, Question
+from trilane.engines.refusals import missing
+from trilane.engines.shortage import NoRoomError
 from trilane.engines.speed import EngineAnswer, engine_answer
 from trilane.fit.policy_result import MemoryUse, PlayedPolicy, PolicyResult, memory_use
 from trilane.fit.prepared_question import RESIDENT, all_on_gpu, candidate_names, play_candidates, routing_of
@@ -137,7 +139,8 @@ class Fit:
     about: str
     engine: EngineAnswer | None  # None: a profile's machine, or ``engine_refused`` says why
     engine_refused: str | None
-    policies: PolicyAnswer | None  # None: there is no GPU to offload from
+    policies: PolicyAnswer | None  # None: there is no GPU to offload from, or ``policies_refused`` says why
+    policies_refused: str | None
     trained_tokens: int | None  # prompt and answer that the model was trained for; None: not known
     notes: tuple[str, ...]  # caveats of the machine's parts
 
@@ -151,6 +154,22 @@ def answered(
 ) -> Fit:
     """Answer a question that fits the machine, policies in the ``jobs`` processes of ``pool``."""
     engine, refused = _engine(question, shape, hardware)
+    played = None if hardware.cpu_only else policy_answer(question, shape, hardware, jobs, pool)
+    return _fit(question, shape, hardware, engine, refused, policies=played)
+
+
+def engine_alone(question: Question, shape: ModelShape, hardware: Hardware, no_room: NoRoomError) -> Fit:
+    """Answer a question that has room with the engine, but for no policy. Raises NoRoomError where it has none."""
+    engine, refused = _engine(question, shape, hardware)
+    if engine is None:
+        raise no_room if hardware.measured else NoRoomError(missing(question))
+    return _fit(question, shape, hardware, engine, refused, policies_refused=str(no_room))
+
+
+def _fit(
+    question: Question, shape: ModelShape, hardware: Hardware, engine: EngineAnswer | None, refused: str | None, *,
+    policies: PolicyAnswer | None = None, policies_refused: str | None = None,
+) -> Fit:
     return Fit(
         question=question,
         model=shape.name,
@@ -158,7 +177,8 @@ def answered(
         about=hardware.about,
         engine=engine,
         engine_refused=refused,
-        policies=None if hardware.cpu_only else policy_answer(question, shape, hardware, jobs, pool),
+        policies=policies,
+        policies_refused=policies_refused,
         trained_tokens=trained_tokens(shape.name),
         notes=hardware.notes,
     )
@@ -178,9 +198,10 @@ def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[
     try:
         return engine_answer(question, shape, hardware), None
     except FitError as error:
+        told = NoRoomError(missing(question)) if isinstance(error, NoRoomError) else error
         if named or hardware.cpu_only:
-            raise
-        return None, str(error)
+            raise told from None
+        return None, str(told)
 
 
 def _caveats(question: Question, prepared: Prepared, best: PolicyResult, gains: Sequence[Gain]) -> FitCaveats:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
-from trilane.engines.memory import check_fits, longest_prompt, need_of, surely_runs
+from trilane.engines.memory import longest_prompt, need_of, surely_runs
 from trilane.engines.question import Question
+from trilane.engines.refusals import check_fits
+from trilane.engines.shortage import NoRoomError
 from trilane.study.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -49,7 +51,13 @@ def fit(question: Question, jobs: int = 1) -> Fit:
     Raises FitError for what cannot run, saying by how many GB, and what ``policy_answer`` raises.
     """
     shape, hardware = question.model_shape, load_hardware(question.hardware)
-    check_fits(shape, hardware, question)
+    if not hardware.cpu_only:
+        try:
+            check_fits(shape, hardware, question)
+        except NoRoomError as error:
+            from trilane.fit.answer import engine_alone
+
+            return engine_alone(question, shape, hardware, error)
     with workers(question, shape, hardware, jobs) as pool:
         from trilane.fit.answer import answered  # here: the other processes import it meanwhile
 

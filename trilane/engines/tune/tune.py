@@ -8,13 +8,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from sim.costs.engine import FittedEngine
-from sim.machine.hardware import Hardware
+from sim.machine.hardware import Hardware, load_hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
 from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
 from trilane.engines.gains import limiting_part, ranked
-from trilane.engines.memory import check_fits, host_memory_of
+from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
+from trilane.engines.refusals import missing
+from trilane.engines.shortage import NoRoomError
 from trilane.engines.speed import EngineGain, EngineSpeed, engine_about
 from trilane.engines.tune.drafts import DraftAnswer, draft_answer
 from trilane.engines.tune.settings import (
@@ -97,7 +99,7 @@ class SettingSearch:
     def best(self) -> Setting:
         """The best one, by ``score``. Raises FitError for none."""
         if not self.tuned:
-            raise FitError(f"{self.refused[min(self.refused, key=self.size)]}{_to_lower(self.bench.question)}")
+            raise FitError(self.refused[self.least])
         return min(self.tuned, key=self.score)
 
     def score(self, setting: Setting) -> float:
@@ -107,9 +109,10 @@ class SettingSearch:
         dearer = float((1 + WORTH_SETTING) ** sum(plain) * (1 + WORTH_FEWER_BITS) ** fewer_bits)
         return self.tuned[setting].cost(self.bench.question.goal) * dearer * (1 + WORTH_CACHING * _cached(setting))
 
-    def size(self, setting: Setting) -> tuple[bool, int, int]:
-        """A key by which the setting that needs the least memory comes first."""
-        return _cached(setting), -self.choices.kv.index(setting.kv), setting.piece_tokens
+    @property
+    def least(self) -> Setting:
+        """The setting that needs the least memory."""
+        return Setting(self.choices.kv[-1], min(self.choices.piece_tokens), self.choices.threads[0])
 
     def best_of(self, settings: list[Setting]) -> Setting | None:
         return min(settings, key=self.score, default=None)
@@ -139,14 +142,13 @@ class SettingSearch:
 def tune(question: TuneQuestion) -> Tuning:
     """Answer a question. Raises FitError for what cannot run, saying by how many GB."""
     hardware, shape = question.hardware, question.shape_with(question.kv[-1])
-    try:
-        check_fits(shape, hardware, question.fit)
-    except FitError as error:
-        raise FitError(f"{error}{_kept_free(question)}") from None
     engine = engine_of(question.fit, hardware)
     check_setting(question.fit, engine, hardware)
     check_engine(engine, shape, hardware)
     done = searched(question, hardware, shape, engine)
+    if not done.tuned:
+        kept = hardware.gpu.reserve_bytes - load_hardware(question.fit.hardware).gpu.reserve_bytes
+        raise NoRoomError(missing(question.fit, {"kv": done.least.kv, "ubatch": done.least.piece_tokens}, kept))
     best = done.tuned[done.best]
     speed = done.bench.speed(done.best)
     gains = ranked(speed.gains())
@@ -198,6 +200,15 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
     return SettingSearch(bench, space, tuned, refused)
 
 
+def best_plain(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> Tuned:
+    """The best setting of an engine without a cache of experts. Raises FitError where none can run.
+
+    ``hardware``: ``question.hardware``; ``shape``: the model with any format of its cache.
+    """
+    done = searched(question, hardware, shape, replace(engine, options=tuple({*engine.options} - {"expert_cache"})))
+    return done.tuned[done.best]
+
+
 def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> RegimeAccuracy | None:
     known = question.fit.batch == 1 and best.cache_mib is None and not speed.measured
     return regime_error(regime, speed.engine) if known else None
@@ -241,15 +252,3 @@ def single_tensors_ms(best: Tuned) -> float | None:
     layer_bytes, layer_ms = best.memory.host_bytes / best.host_layers, best.decode_ms["cpu_experts"] / best.host_layers
     saved_ms = min(-best.memory.missing_bytes / layer_bytes, 1.0) * layer_ms
     return saved_ms if saved_ms / best.tpot_ms >= WORTH_SETTING else None
-
-
-def _kept_free(question: TuneQuestion) -> str:
-    """The end of a message on memory that is short, where some is kept free."""
-    return f"; or lower --keep-free-gb {question.keep_free_gb:g}" if question.keep_free_gb else ""
-
-
-def _to_lower(question: TuneQuestion) -> str:
-    """The end of such a message where the window may be too long, too."""
-    window = question.fit.window
-    longer = window is not None and window > question.fit.prompt_tokens + question.fit.generated
-    return (f"; or lower --context {window}" if longer else "") + _kept_free(question)

@@ -48,7 +48,8 @@ def fit_page(fit: Fit) -> list[Part]:
     """Everything that is printed."""
     question = fit.question
     about = filter(None, [fit.about, _length(question.tokens, fit.trained_tokens)])
-    policies = caveats(fit.notes) if fit.policies is None else _policies(fit, fit.policies)
+    refused = ["", heading("policies"), *fit.policies_refused.split("\n")] if fit.policies_refused else []
+    policies = [*refused, *caveats(fit.notes)] if fit.policies is None else _policies(fit, fit.policies)
     title = heading(f"{fit.model} on {fit.machine}: {question_text(question)}")
     return [title, *about, *engine_section(fit), *policies]
 

@@ -20,8 +20,9 @@ from trilane.common.hints import between
 from trilane.common.names import unknown
 from trilane.common.schema import check
 from trilane.common.units import GB, in_gb
-from trilane.engines.memory import check_fits, need_of
+from trilane.engines.memory import need_of
 from trilane.engines.question import Question
+from trilane.engines.refusals import check_fits
 from trilane.engines.routing import synthetic_names
 from trilane.study.question_scenario import scenario_of
 from trilane.study.sweep.axes import PARAMETER, policy_in, takers, vary

@@ -1,0 +1,178 @@
+"""Changes of a question with which a model runs that has no room: other weights, shorter lengths, more memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from sim.machine.assembly import NO_GPU
+from sim.machine.hardware import Hardware, load_hardware
+from traces.models.catalogue import load_model
+from traces.models.names import parted
+from traces.models.quantisation import quantisations_of
+from traces.models.shape import ModelShape, ShapeError
+from trilane.common.units import GIB
+from trilane.engines.memory import host_memory_of, longest_prompt, need_of, surely_runs
+from trilane.engines.question import Question, engine_of, reads, with_weights
+from trilane.engines.shortage import Missing, NoRoomError, Way
+from trilane.engines.speed import EngineSpeed
+
+RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
+MOST_WAYS = 3
+
+Changes = Mapping[str, Any]  # fields of a question
+Rate = Callable[[Question], float | None]  # tokens/s, None where it is not known; raises NoRoomError
+
+_machine = lru_cache(maxsize=32)(load_hardware)
+
+
+def missing(question: Question, least: Changes | None = None, keep_free_bytes: int = 0) -> Missing:
+    """Memory that a question's engine lacks, and ways to run it, with the speed of each.
+
+    ``least``: settings with which it takes the least memory, where they may be chosen. ``keep_free_bytes``: of the
+    GPU's memory. Nothing is short, and there are no ways, where it runs.
+    """
+    room = _EngineRoom(least or {}, keep_free_bytes)
+    try:
+        room.tokens_per_s(question)
+    except NoRoomError as error:
+        ways = [*islice(_ways(question, room.tokens_per_s), MOST_WAYS)]
+        if keep_free_bytes and (way := _way(question, replace(room, keep_free_bytes=0).tokens_per_s, {})):
+            ways.append(way._replace(changes={"keep_free_gb": 0}))
+        return replace(error.missing, ways=tuple(ways))
+    return Missing(question.shape)
+
+
+def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
+    """Raises NoRoomError for a model that no policy has room for, with ways to play some."""
+    short = need_of(shape, hardware, question.batch, question.tokens).shortages(shape, hardware, question)
+    if short:
+        raise NoRoomError(Missing(shape.name, short, tuple(islice(_ways(question, _unknown_rate), MOST_WAYS))))
+
+
+def _unknown_rate(question: Question) -> None:
+    """No speed: policies have to be played. Raises NoRoomError where it is not certain that some has room."""
+    hardware = _machine(question.hardware)
+    if hardware.cpu_only or not surely_runs(question.model_shape, hardware, question):
+        raise NoRoomError(Missing(question.shape))
+
+
+@dataclass(frozen=True)
+class _EngineRoom:
+    """The room that an engine has; see ``missing``."""
+
+    least: Changes
+    keep_free_bytes: int
+
+    def tokens_per_s(self, question: Question) -> float:
+        """Speed with the question's own settings, or else with the least. Raises NoRoomError without room."""
+        speed = self._speed(question)
+        if self.least and not speed.has_room:
+            speed = self._speed(replace(question, **self.least))
+        return 1e9 / speed.decode.total_ns
+
+    def _speed(self, question: Question) -> EngineSpeed:
+        hardware = _machine(question.hardware)
+        if self.keep_free_bytes:
+            reserve = hardware.gpu.reserve_bytes + self.keep_free_bytes
+            hardware = hardware.with_numbers({"gpu.reserve_bytes": reserve})
+        return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+
+
+# --- ways -------------------------------------------------------------------------------------------------------------
+
+
+def _ways(question: Question, rate: Rate) -> Iterator[Way]:
+    """Changes that help: by themselves, or where none does, those that help with more memory of the host."""
+    alone = [*_single(question, rate)]
+    yield from alone
+    if any(way.changes.keys() != {"weights"} for way in alone) or not _larger_ram(question):
+        return
+    for way in _single(replace(question, ram_gb=RAM_SIZES_GIB[-1]), rate):
+        larger = ({**way.changes, "ram_gb": size} for size in _larger_ram(question))
+        yield from _first(question, rate, larger)
+
+
+def _single(question: Question, rate: Rate) -> Iterator[Way]:
+    """The least change of each kind that helps."""
+    yield from _first(question, rate, _more_on_cpu(question))
+    yield from _first(question, rate, ({"ram_gb": size} for size in _larger_ram(question)))
+    yield from _first(question, rate, _smaller_weights(question))
+    yield from _first(question, rate, ({"batch": batch} for batch in range(question.batch - 1, 0, -1)))
+    yield from _first(question, rate, _shorter(question, rate))
+    yield from _first(question, rate, _without_gpu(question))
+
+
+def _first(question: Question, rate: Rate, choices: Iterable[Changes]) -> Iterator[Way]:
+    """The first of the choices that helps."""
+    ways = (_way(question, rate, changes) for changes in choices)
+    yield from islice((way for way in ways if way is not None), 1)
+
+
+def _way(question: Question, rate: Rate, changes: Changes) -> Way | None:
+    """None where the changes do not help."""
+    try:
+        return Way(changes, rate(replace(question, **changes)))
+    except NoRoomError:
+        return None
+
+
+def _larger_ram(question: Question) -> list[int]:
+    """Sizes of the host's memory, in GiB, beyond its own, up to what a machine with one memory has."""
+    hardware = _machine(question.hardware)
+    there = host_memory_of(question, hardware)
+    most = _machine(replace(question, ram_gb=None).hardware).gpu.memory_bytes if hardware.one_memory else None
+    return [
+        size for size in RAM_SIZES_GIB
+        if there is not None and there < size * GIB and (most is None or size * GIB <= most)
+    ]
+
+
+def _smaller_weights(question: Question) -> Iterator[Changes]:
+    """Formats with fewer bytes that the engine reads, largest first."""
+    hardware, own = _machine(question.hardware), load_model(question.shape)
+    engine = None if hardware.measured else engine_of(question, hardware)
+    try:
+        names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
+    except ShapeError:
+        return
+    shapes = {name: load_model(with_weights(question.model, name)) for name in names}
+    sizes = {name: shape.routed_bytes + shape.non_expert_bytes for name, shape in shapes.items()}
+    for name in sorted(names, key=lambda name: -sizes[name]):
+        if sizes[name] < own.routed_bytes + own.non_expert_bytes and (engine is None or reads(engine, name)):
+            named = parted(question.model).weights is not None
+            yield {"model": with_weights(question.model, name)} if named else {"weights": name}
+
+
+def _more_on_cpu(question: Question) -> Iterator[Changes]:
+    """More layers whose experts the CPU computes than the question names."""
+    if question.n_cpu_moe is not None:
+        blocks = load_model(question.shape).expert_blocks
+        yield from ({"n_cpu_moe": count} for count in range(question.n_cpu_moe + 1, blocks[-1] + 2))
+
+
+def _without_gpu(question: Question) -> Iterator[Changes]:
+    """The CPU alone, of a machine that is named by its parts."""
+    hardware = _machine(question.hardware)
+    if question.ram and not hardware.one_memory and not engine_of(question, hardware).needs_gpu:
+        yield {"gpu": NO_GPU, "pcie": None, "n_cpu_moe": None}
+
+
+def _shorter(question: Question, rate: Rate) -> Iterator[Changes]:
+    """The longest window that helps, or prompt where the window has to be shorter than prompt and answer."""
+
+    def helps(changes: Changes) -> bool:
+        return _way(question, rate, changes) is not None
+
+    own = question.prompt_tokens + question.generated
+    window = longest_prompt(lambda n: helps({"window": n}), question.tokens)
+    if window >= own:
+        yield {"window": window}
+        return
+    prompt = longest_prompt(lambda n: helps({"prompt_tokens": n, "window": None}), question.prompt_tokens)
+    if prompt:
+        named = {} if question.window is None else {"window": prompt + question.generated}
+        yield {"prompt_tokens": prompt, **named}
