@@ -22,12 +22,13 @@ from trilane.common.schema import check, to_dict
 from trilane.common.units import GIB
 from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
 from trilane.engines.gains import limiting_part, ranked
-from trilane.engines.memory import RAM_SIZES_GIB, host_memory_of
+from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, engine_of
-from trilane.engines.split_speed import StaticSplit
+from trilane.engines.refusals import RAM_SIZES_GIB
+from trilane.engines.shortage import NoRoomError
 from trilane.engines.speed import EngineSpeed
-from trilane.engines.tune.settings import Setting, SettingSpace, TuneQuestion, choices, may_be_pinned
-from trilane.engines.tune.tune import SettingSearch
+from trilane.engines.tune.settings import Setting, SettingSpace, TuneQuestion, choices
+from trilane.engines.tune.tune import SettingSearch, searched
 from trilane.engines.tune.tuned import Tuned, Workbench
 
 Use = Literal["chat", "code", "documents"]
@@ -89,7 +90,9 @@ class Bench:
 
     @cached_property
     def engine(self) -> FittedEngine:
-        return engine_of(self.question.fit, self.hardware)
+        """Without its cache of experts."""
+        engine = engine_of(self.question.fit, self.hardware)
+        return replace(engine, options=tuple(option for option in engine.options if option != "expert_cache"))
 
     @cached_property
     def space(self) -> SettingSpace:
@@ -111,7 +114,7 @@ class Bench:
     def search(self) -> SettingSearch:
         """Every plain setting, tried. Raises FitError for weights or a card that the engine does not take."""
         check_engine(self.engine, self.shape, self.hardware)
-        return plain_search(self._work, self.space)
+        return searched(self.question, self.hardware, self.shape, self.engine)
 
     @property
     def best(self) -> Tuned:
@@ -125,20 +128,6 @@ class Bench:
     @property
     def _work(self) -> Workbench:
         return Workbench(self.question, self.hardware, self.engine, None)
-
-
-def plain_search(work: Workbench, space: SettingSpace) -> SettingSearch:
-    """Try all settings without a cache of experts."""
-    tuned: dict[Setting, Tuned] = {}
-    refused: dict[Setting, str] = {}
-    for setting in (one for one in space.settings() if one.cached_layers is None):
-        try:
-            tuned[setting] = work.tuned(setting)
-        except FitError as error:
-            refused[setting] = str(error)
-    if may_be_pinned(work.hardware, work.engine):
-        tuned |= {pinned: work.tuned(pinned) for pinned in [one._replace(pinned=True) for one in tuned]}
-    return SettingSearch(work, space, tuned, refused)
 
 
 # --- the format -------------------------------------------------------------------------------------------------------
@@ -335,6 +324,8 @@ def least_ram(bench: Bench) -> Bench | None:
 
 
 def _missing_bytes(speed: EngineSpeed) -> int:
-    """What the GPU lacks with all experts on the host, or the one memory that there is."""
-    layers = 0 if speed.hardware.one_memory else speed.shape.moe_layers
-    return speed.splitter.memory(StaticSplit(layers, piece_tokens=speed.question.ubatch)).missing_bytes
+    """What the GPU lacks, or the one memory that there is."""
+    try:
+        return speed.splitter.memory(speed.split).missing_bytes
+    except NoRoomError as error:
+        return error.missing.short[0].missing_bytes

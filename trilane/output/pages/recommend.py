@@ -53,9 +53,8 @@ def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
 
 def _numbers(tuned: Tuned) -> list[str]:
     memory = tuned.memory
-    gpu = memory.gpu_bytes + memory.missing_bytes
-    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), number(gpu / GB),
-            number((memory.host_bytes + HOST_RESERVE_BYTES) / GB)]
+    sizes = [sum(memory.gpu_parts.values()), *([] if memory.one_memory else [sum(memory.host_parts.values())])]
+    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), *(number(size / GB) for size in sizes)]
 
 
 def _unable(unable: Sequence[Unable]) -> list[Part]:
