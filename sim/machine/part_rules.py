@@ -27,7 +27,9 @@ from trilane.common.units import GB, GIB
 
 _X16 = 16
 _CHANNEL_BYTES = 8
-_OF_OTHER_SECTIONS = ("board_power_w", "idle_power_w", "busy_power_w", "pcie_generation", "pcie_lanes")  # of a GPU's
+_OF_OTHER_SECTIONS = (  # numbers of a GPU that do not belong to the section "gpu"
+    "board_power_w", "idle_power_w", "busy_power_w", "pcie_generation", "pcie_lanes", "form", "released",
+)
 
 
 def assembled(built: Assembly, name: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ Number = Sourced[Any]
 Numbers = Mapping[str, Number]
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 Launches = Literal["single"]
+Form = Literal["card", "laptop", "module", "server"]
 PartKind = Literal["gpu", "memory", "cpu"]
 Processor = Literal["cpu", "gpu"]
 
@@ -65,14 +66,17 @@ class GpuPart(MachinePart):
     integer_ops_per_s: Sourced[float] | None = None
     vendor: Sourced[Vendor] | None = None
     launches: Sourced[Launches] | None = None
+    released: Sourced[int] | None = None  # year
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardPart(GpuPart):
-    """A graphics card, with its own memory."""
+    """A GPU with its own memory. ``form``: a card, a laptop's chip, a module of a server's board (SXM), or a card
+    without a fan, which only a server cools."""
 
     pcie_generation: Sourced[int]
     pcie_lanes: Sourced[int]
+    form: Sourced[Form] = Sourced("card", "its data sheet", "high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +103,23 @@ class MemoryPart(MachinePart):
         """Its kind without the speed: ``ddr5``."""
         return self.name.partition("-")[0]
 
+    @property
+    def modules(self) -> Modules | None:
+        """The modules that it is sold in; None if it is soldered."""
+        return rules().modules.get(f"{self.family}{'-ecc' * self.name.endswith('-ecc')}")
+
+
+class Modules(NamedTuple):
+    """Modules of a kind of memory: GiB of one, rising, and the slots of a channel."""
+
+    gib: Sourced[tuple[int, ...]]
+    slots: Sourced[int]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CpuPart(MachinePart):
-    """A processor. ``most_cores``, ``most_channels``: limits of a generic one, or of a family."""
+    """A processor. ``most_cores``, ``most_channels``: limits of a generic one, or of a family. ``socket``: None of a
+    generic one, "soldered" of a laptop's."""
 
     kind = "cpu"
 
@@ -121,6 +138,8 @@ class CpuPart(MachinePart):
     flops_per_s: Sourced[float] | None = None
     most_cores: Sourced[int] | None = None
     most_channels: Sourced[int] | None = None
+    socket: Sourced[str] | None = None
+    released: Sourced[int] | None = None  # year
 
     def __post_init__(self) -> None:
         if (self.expert_fraction is None) != (self.expert_bits is None):
@@ -163,6 +182,7 @@ class Rules(NamedTuple):
     contention: Mapping[str, BoxRates]
     one_memory: Mapping[str, Numbers]
     no_gpu: Numbers
+    modules: Mapping[str, Modules]
     notes: tuple[str, ...]
 
 

@@ -12,7 +12,7 @@ from trilane.common.errors import ErrorClass, TrilaneError
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
-MOST_BYTES = 2**19  # of a text; bundled files have 53 kB at most
+MOST_BYTES = 2**19  # of a text; bundled files have 170 kB at most
 MOST_DEPTH = 32  # of lists and mappings in each other
 _MOST_LETTERS = 100  # of a number
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is eight times as fast

@@ -51,7 +51,10 @@ def test_every_cpu_goes_with_all_memory_that_its_platform_takes(cpu: str) -> Non
 
 @pytest.mark.parametrize("cpu", cpu_names())
 def test_cpu_experts_and_copies_never_read_more_together_than_the_memory_gives(cpu: str) -> None:
-    memories = {"ddr5": "ddr5-6000", "ddr4": "ddr4-3200", "lpddr5": "lpddr5-6400", "lpddr5x": "lpddr5x-8533"}
+    memories = {
+        "ddr5": "ddr5-6000", "ddr4": "ddr4-3200", "lpddr4x": "lpddr4x-4266", "lpddr5": "lpddr5-6400",
+        "lpddr5x": "lpddr5x-8533",
+    }
     memory = next(name for family, name in memories.items() if family in part("cpu", cpu).memory)
     machine = assemble("rtx-5090", memory, cpu)
     together = machine.cpu.read_bytes_per_s * machine.contention.cpu_permille

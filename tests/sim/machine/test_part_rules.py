@@ -107,32 +107,47 @@ def test_products_follow_the_cores_in_use() -> None:
 # --- more on the data sheet is more in the machine --------------------------------------------------------------------
 
 _GENERATIONS = {
-    "Pascal": ["gtx-1060-6gb", "p40", "p100"],
-    "Turing": [
-        *("gtx-1650-super", "gtx-1660-super", "gtx-1660-ti", "rtx-2060", "rtx-2060-12gb", "rtx-2070-super", "rtx-2080"),
-        *("rtx-2080-ti", "t4", "quadro-rtx-5000", "quadro-rtx-6000"),
+    "Pascal": [
+        *("gtx-1050-ti", "gtx-1060-3gb", "gtx-1060-6gb", "gtx-1070", "gtx-1070-ti", "gtx-1080", "gtx-1080-ti", "p40"),
+        "p100",
     ],
-    "Volta": ["v100"],
+    "Turing": [
+        *("gtx-1650", "gtx-1650-gddr6", "gtx-1650-super", "gtx-1660", "gtx-1660-super", "gtx-1660-ti", "rtx-2060"),
+        *("rtx-2060-12gb", "rtx-2060-super", "rtx-2070", "rtx-2070-super", "rtx-2080", "rtx-2080-super", "rtx-2080-ti"),
+        *("titan-rtx", "t4", "quadro-rtx-5000", "quadro-rtx-6000", "gtx-1650-laptop", "gtx-1650-ti-laptop"),
+        *("gtx-1660-ti-laptop", "rtx-2060-laptop", "rtx-2070-laptop"),
+    ],
+    "Volta": ["v100", "v100-sxm2-16gb", "v100-sxm2-32gb"],
     "Ampere": [
-        *(f"rtx-{n}" for n in ("3050", "3060", "3060-ti", "3070", "3080", "3080-12gb", "3080-ti", "3090", "3090-ti")),
-        *("rtx-3070-laptop", "rtx-3080-laptop", "rtx-a1000", "rtx-a4000", "rtx-a5000", "rtx-a6000", "a10", "a40"),
-        *("a100-40gb-pcie", "a100-80gb-pcie", "a100-80gb-sxm"),
+        *(f"rtx-{n}" for n in ("3050-6gb", "3050", "3060-8gb", "3060", "3060-ti", "3070", "3070-ti", "3080")),
+        *(f"rtx-{n}" for n in ("3080-12gb", "3080-ti", "3090", "3090-ti", "a1000", "a2000-12gb", "a4000", "a4500")),
+        *(f"rtx-{n}-laptop" for n in ("3050", "3050-ti", "3060", "3070", "3070-ti", "3080", "3080-ti")),
+        *("rtx-a5000", "rtx-a6000", "a10", "a40", "a100-40gb-pcie", "a100-80gb-pcie", "a100-40gb-sxm"),
+        "a100-80gb-sxm",
     ],
     "Ada": [
         *("rtx-4060", "rtx-4060-ti-8gb", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4070-super", "rtx-4070-ti"),
-        *("rtx-4070-ti-super", "rtx-4080", "rtx-4080-super", "rtx-4090", "rtx-4060-laptop", "rtx-4070-laptop"),
-        *("rtx-4080-laptop", "rtx-4090-laptop", "rtx-4000-ada", "rtx-5000-ada", "rtx-6000-ada", "l4", "l40s"),
+        *("rtx-4070-ti-super", "rtx-4080", "rtx-4080-super", "rtx-4090-d", "rtx-4090", "rtx-4050-laptop"),
+        *("rtx-4060-laptop", "rtx-4070-laptop", "rtx-4080-laptop", "rtx-4090-laptop", "rtx-2000-ada"),
+        *("rtx-4000-sff-ada", "rtx-4000-ada", "rtx-5000-ada", "rtx-6000-ada", "l4", "l40", "l40s"),
     ],
-    "Hopper": ["h100-pcie", "h100-sxm", "h200-sxm"],
+    "Hopper": ["h100-pcie", "h100-sxm", "h20", "h200-sxm"],
     "Blackwell": [
-        *("rtx-5060", "rtx-5060-ti-8gb", "rtx-5060-ti-16gb", "rtx-5070", "rtx-5070-ti", "rtx-5080", "rtx-5090"),
-        *("rtx-5060-laptop", "rtx-5070-laptop", "rtx-5070-ti-laptop", "rtx-5080-laptop", "rtx-5090-laptop"),
-        *("rtx-pro-6000-blackwell", "rtx-pro-6000-blackwell-max-q"),
+        *("rtx-5050", "rtx-5060", "rtx-5060-ti-8gb", "rtx-5060-ti-16gb", "rtx-5070", "rtx-5070-ti", "rtx-5080"),
+        *("rtx-5090", "rtx-5050-laptop", "rtx-5060-laptop", "rtx-5070-laptop", "rtx-5070-ti-laptop"),
+        *("rtx-5080-laptop", "rtx-5090-laptop", "rtx-pro-2000-blackwell", "rtx-pro-4000-blackwell"),
+        *("rtx-pro-4500-blackwell", "rtx-pro-5000-blackwell", "rtx-pro-6000-blackwell", "rtx-pro-6000-blackwell-max-q"),
     ],
-    "RDNA 2": ["rx-6700-xt", "rx-6800-xt"],
-    "RDNA 3": ["rx-7900-xt", "rx-7900-xtx"],
-    "RDNA 4": ["rx-9070-xt"],
-    "Battlemage": ["arc-b580", "arc-pro-b70"],
+    "GCN": ["rx-580", "mi50-16gb", "mi50-32gb"],
+    "RDNA 1": ["rx-5700-xt"],
+    "RDNA 2": [
+        *("rx-6600", "rx-6600-xt", "rx-6650-xt", "rx-6700", "rx-6700-xt", "rx-6750-xt", "rx-6800", "rx-6800-xt"),
+        *("rx-6900-xt", "rx-6950-xt"),
+    ],
+    "RDNA 3": ["rx-7600", "rx-7600-xt", "rx-7700-xt", "rx-7800-xt", "rx-7900-gre", "rx-7900-xt", "rx-7900-xtx"],
+    "RDNA 4": ["rx-9060-xt-8gb", "rx-9060-xt-16gb", "rx-9070", "rx-9070-xt", "radeon-ai-pro-r9700"],
+    "Alchemist": ["arc-a750", "arc-a770"],
+    "Battlemage": ["arc-b570", "arc-b580", "arc-pro-b50", "arc-pro-b60", "arc-pro-b70"],
 }
 
 

@@ -46,7 +46,7 @@ def test_a_part_is_found_however_its_name_is_written(name: str) -> None:
 @pytest.mark.parametrize("name", gpu_names())
 def test_a_gpu_has_what_no_gpu_lacks(name: str) -> None:
     numbers = part("gpu", name).numbers
-    assert 4 <= numbers["memory_bytes"].value / 2**30 <= 144
+    assert 3 <= numbers["memory_bytes"].value / 2**30 <= 144
     assert numbers["pcie_generation"].value in rules().pcie
     assert numbers["pcie_lanes"].value in (8, 16)
     assert all(number.source for number in numbers.values())
