@@ -25,8 +25,8 @@ _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 _VERBS = {  # in the order of --help, with their modules
-    "recommend": "recommend", "tune": "tune", "compare": "scenario", "simulate": "scenario", "whatif": "sweeps", "pays": "questions",
-    "fit": "questions",
+    "recommend": "recommend", "tune": "tune", "compare": "scenario", "simulate": "scenario", "whatif": "sweeps",
+    "pays": "questions", "fit": "questions",
     "accuracy": "boards", "papers": "boards", "leaderboard": "boards", "ablate": "scenario", "sweep": "sweeps",
     "plot": "sweeps", "cache-curve": "cache_curve", "smoke": "smoke", "profile": "profile", "measure": "measure",
     "validate": "validate", "policies": "catalogues", "models": "catalogues", "hardware": "catalogues",

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
+from sim.machine.parts import part
 from traces.models.catalogue import aliases, load_model, model_names, original
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
@@ -25,7 +26,7 @@ from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, engine_of
 from trilane.engines.refusals import RAM_SIZES_GIB
-from trilane.engines.shortage import NoRoomError
+from trilane.engines.shortage import NoRoomError, Shortage
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.tune.settings import Setting, SettingSpace, TuneQuestion, choices
 from trilane.engines.tune.tune import SettingSearch, searched
@@ -72,6 +73,10 @@ class RecommendQuestion:
     def of(self, model: str, weights: str | None = None) -> TuneQuestion:
         """The question of ``trilane tune`` for one model; ``weights``: None is as published."""
         return TuneQuestion(Question(model, weights=weights, **self.machine, **USES[self.use]._asdict()))
+
+    def benches(self, model: str) -> list[Bench]:
+        """The questions of all formats of a model to choose from, most bits first."""
+        return [Bench(self.of(model, name)) for name in formats_of(model)]
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ def from_usual(benches: Sequence[Bench]) -> Sequence[Bench]:
 
 
 class Format(NamedTuple):
-    """Weights of a model: their format, bits of a weight of its experts, and what it gives; None where it does not run."""
+    """A format of a model, bits of a weight of its experts, and what it gives; None where it does not run."""
 
     weights: str
     bits: float
@@ -193,13 +198,13 @@ class Recommended(ModelFacts):
 class Unable(ModelFacts):
     """A model that does not run in any format; ``weights``: the usual one, of which the other numbers speak.
 
-    ``ram_gib``: host memory with which it would; None where the GPU's memory or that of the whole machine is short, by
-    ``missing_bytes``. ``then``: what it gives with that host memory.
+    ``ram_gib``: host memory with which it would, and ``then``, what it gives; None where no size that the board takes
+    is enough. ``short``: the first memory that is short, where that is so.
     """
 
     ram_gib: int | None
-    missing_bytes: int | None
     then: Tuned | None
+    short: Shortage | None
 
 
 @dataclass(frozen=True)
@@ -217,10 +222,17 @@ class Recommendation:
         """JSON-ready."""
         return to_dict(self)
 
+    @property
+    def asked(self) -> TuneQuestion:
+        """The question of the first model, in the format that is told."""
+        first = [*self.runs, *self.unable][0]
+        return self.question.of(first.model, first.weights if first.weights in FORMATS else None)
+
     def sorted_by(self, sort: Sort) -> list[Recommended]:
         """What runs: the largest, the fastest, or the soonest first."""
         keys: Mapping[Sort, Callable[[Recommended], float]] = {
-            "size": lambda one: -one.params, "speed": lambda one: one.tuned.tpot_ms, "first": lambda one: one.tuned.ttft_ms,
+            "size": lambda one: -one.params, "speed": lambda one: one.tuned.tpot_ms,
+            "first": lambda one: one.tuned.ttft_ms,
         }
         return sorted(self.runs, key=keys[sort])
 
@@ -242,7 +254,7 @@ def recommend(
     for done, (model, also) in enumerate(shapes.items()):
         if watch is not None:
             watch(done, len(shapes))
-        benches = [Bench(question.of(model, name)) for name in formats_of(model)]
+        benches = question.benches(model)
         best = best_format(benches)
         if best is None:
             unable.append(_unable(from_usual(benches), model, also))
@@ -287,16 +299,20 @@ def recommended(bench: Bench, model: str, also: tuple[str, ...]) -> Recommended:
 
 def _facts(bench: Bench, model: str, also: tuple[str, ...]) -> dict[str, Any]:
     shape = bench.shape
-    weights = parted(shape.name).weights or "as it is"
-    return {"model": model, "also": also, "params": shape.params, "weights": weights, "bits": shape.weight_bits}
+    return {
+        "model": model, "also": also, "params": shape.params, "weights": _weights(shape), "bits": shape.weight_bits
+    }
 
 
 def _formats(question: RecommendQuestion, model: str) -> tuple[Format, ...]:
-    benches = [Bench(question.of(model, name)) for name in formats_of(model)]
     return tuple(
-        Format(parted(bench.shape.name).weights or "as it is", bench.shape.weight_bits, bench.best if bench.least.has_room else None)
-        for bench in benches
+        Format(_weights(bench.shape), bench.shape.weight_bits, bench.best if bench.least.has_room else None)
+        for bench in question.benches(model)
     )
+
+
+def _weights(shape: ModelShape) -> str:
+    return parted(shape.name).weights or "its own"
 
 
 # --- what does not run ------------------------------------------------------------------------------------------------
@@ -307,25 +323,43 @@ def _unable(benches: Sequence[Bench], model: str, also: tuple[str, ...]) -> Unab
     found = next(((bench, larger) for bench in benches if (larger := least_ram(bench))), None)
     if found is None:
         facts = _facts(benches[-1], model, also)
-        return Unable(**facts, ram_gib=None, missing_bytes=_missing_bytes(benches[-1].least), then=None)
+        return Unable(**facts, ram_gib=None, then=None, short=_shortage(benches[-1].least))
     bench, larger = found
-    return Unable(**_facts(bench, model, also), ram_gib=larger.question.fit.ram_gb, missing_bytes=None, then=larger.best)
+    gib = larger.question.fit.ram_gb
+    return Unable(**_facts(bench, model, also), ram_gib=gib, then=larger.best, short=None)
 
 
 def least_ram(bench: Bench) -> Bench | None:
-    """The question with the least host memory, of the sizes that there are, with which it runs; None where no more can be
-    put in, or none is enough."""
+    """The question with the least host memory, of the sizes that there are, with which it runs; None where no size that
+    the board takes is enough."""
     there = host_memory_of(bench.question.fit, bench.hardware)
     if there is None or bench.hardware.gpu.kind == "unified":
         return None
-    sizes = (size for size in RAM_SIZES_GIB if size * GIB > there)
+    most = most_ram_gib(bench.question.fit)
+    sizes = (size for size in RAM_SIZES_GIB if size * GIB > there and (most is None or size <= most))
     benches = (bench.with_parts(ram_gb=size) for size in sizes)
     return next((larger for larger in benches if larger.least.has_room), None)
 
 
-def _missing_bytes(speed: EngineSpeed) -> int:
-    """What the GPU lacks, or the one memory that there is."""
+def most_ram_gib(question: Question) -> int | None:
+    """Host memory that the largest modules of all channels have together; None where it has no modules, or a machine is
+    named as a whole."""
+    if question.ram is None or (modules := part("memory", question.ram).modules) is None:
+        return None
+    return channels_of(question) * modules.slots.value * modules.gib.value[-1] * (question.sockets or 1)
+
+
+def channels_of(question: Question) -> int:
+    """Memory channels of the CPU, or those that such modules usually have."""
+    cpu = None if question.cpu is None else part("cpu", question.cpu)
+    own = part("memory", question.ram or "").channels
+    return (own if cpu is None or cpu.channels is None else cpu.channels).value
+
+
+def _shortage(speed: EngineSpeed) -> Shortage | None:
+    """The first memory that is short."""
     try:
-        return speed.splitter.memory(speed.split).missing_bytes
+        speed.splitter.best()
     except NoRoomError as error:
-        return error.missing.short[0].missing_bytes
+        return error.missing.short[0]
+    return None

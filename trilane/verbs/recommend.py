@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.output.pages.output import JsonOption, check_targets, report, working
+from trilane.common.schema import to_dict
+from trilane.output.pages.output import JsonOption, Part, check_targets, report, working
 from trilane.verbs.options import MachineParts, OptionError, grouped
 from trilane.verbs.tune import parts_of
 
 if TYPE_CHECKING:
-    from trilane.engines.recommend import Sort, Use
+    from trilane.engines.recommend import Recommendation, Use
+    from trilane.engines.upgrades import TableUpgrade, Upgrade
 
 
 @grouped
@@ -31,6 +34,10 @@ def recommend(
         str, typer.Option(metavar="NAME", help="size: the largest model first; speed: most tokens/s; first: the "
                                                "soonest first token."),
     ] = "size",
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Show which real parts this machine takes, and what they would give: for "
+                                             "the model of --for, or for all.")
+    ] = False,
     json: JsonOption = None,
 ) -> None:
     """Show what every model of the catalogue does on this machine, or on one of named parts.
@@ -54,7 +61,32 @@ def recommend(
             use, None if model is None else [model],
             lambda done, of: say(f"trying settings: {done} of {of} models are done"), **parts_of(parts),
         )
-    report(json, answered.to_dict(), *recommend_page(answered, cast("Sort", sort)))
+        bought = _upgrades(answered, say) if upgrade else None
+    page = recommend_page(answered, sort)
+    if bought is None:
+        report(json, answered.to_dict(), *page)
+    else:
+        report(json, {**answered.to_dict(), "upgrades": [to_dict(one) for one in bought.upgrades]}, *page, *bought.page)
+
+
+class _Bought(NamedTuple):
+    upgrades: Sequence[Upgrade | TableUpgrade]
+    page: list[Part]
+
+
+def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
+    """Of the model that was asked for, or of all."""
+    from trilane.engines.upgrades import no_upgrades, table_upgrades, upgrades
+    from trilane.output.pages.upgrades import table_upgrade_parts, upgrade_parts
+
+    question = answered.asked
+    none = no_upgrades(question.fit)
+    if answered.formats:
+        say("trying other parts")
+        of_model = upgrades(question)
+        return _Bought(of_model, upgrade_parts(of_model, none))
+    of_all = table_upgrades(answered, lambda done, of: say(f"trying other parts: {done} of {of} are done"))
+    return _Bought(of_all, table_upgrade_parts(of_all, none))
 
 
 def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:

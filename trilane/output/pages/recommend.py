@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trilane.common.units import GB
-from trilane.engines.memory import HOST_RESERVE_BYTES
+from trilane.common.units import GB, in_gb
 from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
 from trilane.engines.tune.tuned import Tuned
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
@@ -14,23 +13,29 @@ _LIMITS = {  # in few letters
     "GPU memory": "GPU GB", "GPU bandwidth": "GPU GB/s", "GPU compute": "GPU flops", "DRAM": "RAM GB/s",
     "CPU reads": "CPU GB/s", "CPU cores": "CPU cores", "PCIe": "PCIe", None: "",
 }
-_COLUMNS = ("\nmodel", "10^9\nparams", "\nformat", "\nbits", "tokens\n/s", "first\ns", "GPU\nGB", "host\nGB", "\nerror",
+_COLUMNS = ("\nmodel", "params\n10^9", "\nformat", "\nbits", "tokens\n/s", "first\ns", "GPU\nGB", "host\nGB", "\nerror",
             "\nlimit")
 _LEGEND = {
-    "format": "as published, if in fewer than 16 bits; else the most bits (>= 4) with which all experts are on the GPU; "
-              "else q4_k_m; else the most bits below it that run, down to q2_k. bits: of a weight of the experts",
+    "format": "as published, if in fewer than 16 bits; else the most bits (>= 4) with which all experts are on the "
+              "GPU; else q4_k_m; else the most bits below it that run, down to q2_k",
+    "bits": "of a weight of the experts",
     "first": "time to the first token",
     "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program",
     "error": "of tokens/s on such machines, in the median; -: never measured there",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
 }
+_MEMORIES = {"GPU": "GPU memory", "host": "host memory", "only": "memory"}
+_NO_MORE = "more than its modules hold"
 _SORTED = {"size": "largest first", "speed": "most tokens/s first", "first": "soonest first token first"}
 
 
 def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
-    """Everything that is printed."""
+    """Everything but the upgrades."""
     title = heading(f"models on {answer.machine}, for {answer.question.use}: {_lengths(answer.question)}")
-    return [title, answer.about, *_table(answer.sorted_by(sort), sort), *_unable(answer.unable), *_asked(answer)]
+    runs, asked = answer.sorted_by(sort), bool(answer.formats)
+    lines = [*_table(runs, sort), *_unable(answer.unable), *_formats(answer)]
+    hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
+    return [title, answer.about, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []), *hint]
 
 
 def _lengths(question: RecommendQuestion) -> str:
@@ -46,9 +51,13 @@ def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
          percent(one.error.median if one.error else None), _LIMITS[one.limit]]
         for one in runs
     ]
-    alike = [f"{one.model}: {', '.join(one.also)}" for one in runs if one.also]
-    also = ["", "the same numbers hold for", *alike] if alike else []
-    return ["", f"what runs, {_SORTED[sort]}", table(_COLUMNS, rows, (0, 2, 9), wrap=True), legend(_LEGEND), *also]
+    return ["", heading(f"what runs, {_SORTED[sort]}"), table(_COLUMNS, rows, (0, 2, 9), wrap=True)]
+
+
+def _alike(runs: Sequence[Recommended]) -> list[Part]:
+    """The models that a row stands for."""
+    lines = [f"{one.model}: {', '.join(one.also)}" for one in runs if one.also]
+    return ["", heading("the same numbers hold for models of the same shape"), *lines] if lines else []
 
 
 def _numbers(tuned: Tuned) -> list[str]:
@@ -61,26 +70,25 @@ def _unable(unable: Sequence[Unable]) -> list[Part]:
     if not unable:
         return []
     rows = [[one.model, number(one.params / GB), one.weights, _lack(one)] for one in unable]
-    return ["", "what does not run", table(("model", "10^9 params", "format", "what it lacks"), rows, (0, 2, 3), wrap=True)]
+    columns = ("model", "params 10^9", "format", "what it lacks")
+    return ["", heading("what does not run"), table(columns, rows, (0, 2, 3), wrap=True)]
 
 
 def _lack(one: Unable) -> str:
-    if one.ram_gib is None:
-        return f"{number((one.missing_bytes or 0) / GB)} GB more of GPU memory"
+    if one.short is not None:
+        kind, there = _MEMORIES[one.short.memory], f"and there are {in_gb(one.short.there_bytes)}"
+        return f"needs {in_gb(one.short.needed_bytes)} GB of {kind}, {_NO_MORE if kind == 'host memory' else there}"
     then = "" if one.then is None else f"; then {number(1000 / one.then.tpot_ms)} tokens/s"
     return f"needs {one.ram_gib} GiB of host memory{then}"
 
 
-# --- the model that was asked for -------------------------------------------------------------------------------------
-
-
-def _asked(answer: Recommendation) -> list[Part]:
-    """Its command line, and its formats."""
+def _formats(answer: Recommendation) -> list[Part]:
+    """The command line of the model that was asked for, and its formats."""
     if not answer.formats:
-        return ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
-    lines = ["", answer.runs[0].tuned.command] if answer.runs else []
+        return []
+    command = ["", answer.runs[0].tuned.command] if answer.runs else []
     rows = [
-        [one.weights, number(one.bits), *(_numbers(one.tuned) if one.tuned else ["does not run", "", "", ""])]
+        [one.weights, number(one.bits), *(_numbers(one.tuned) if one.tuned else ["-", "-", "-", "-"])]
         for one in answer.formats
     ]
-    return [*lines, "", table(("\nformat", "\nbits", *_COLUMNS[4:8]), rows)]
+    return [*command, "", heading("its formats; -: does not run"), table(("\nformat", "\nbits", *_COLUMNS[4:8]), rows)]
