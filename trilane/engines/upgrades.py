@@ -253,14 +253,16 @@ def _socket(question: Question) -> str | None:
 
 @dataclass(frozen=True)
 class TableUpgrade:
-    """A step for a machine with all models: those that run only then, and the median gain of those that ran.
+    """A step for a machine with all models: those that run only then, and what those gain that ran before.
 
-    ``faster``: by the time of the answer, old over new, minus 1, of models in the same format; None of none.
+    ``faster``: of models in the same format, the median, by the time until the last token, old over new, minus 1; None
+    of none. ``more_bits``: models whose best format then has more bits.
     """
 
     step: Step
     runs: tuple[Recommended, ...]
     faster: float | None
+    more_bits: int
 
 
 def table_upgrades(
@@ -288,13 +290,15 @@ def _table_steps(question: Question) -> list[Step]:
 def _table_upgrade(answer: Recommendation, step: Step) -> TableUpgrade:
     question = replace(answer.question, machine={**answer.question.machine, **step.changes})
     before = {one.model: one for one in answer.runs}
-    runs, faster = [], []
+    runs, faster, more_bits = [], [], 0
     for one in (*answer.runs, *answer.unable):
         bench = best_format(question.benches(one.model))
         if bench is None:
             continue
         if one.model not in before:
             runs.append(recommended(bench, one.model, one.also))
+        elif bench.shape.weight_bits > one.bits:
+            more_bits += 1
         elif bench.shape.weight_bits == one.bits:
             faster.append(before[one.model].tuned.answer_ms / bench.best.answer_ms - 1)
-    return TableUpgrade(step, tuple(runs), median(faster) if faster else None)
+    return TableUpgrade(step, tuple(runs), median(faster) if faster else None, more_bits)

@@ -91,10 +91,17 @@ def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
 
 def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
     """What the values of --for name. Raises OptionError for two of one kind."""
+    from traces.models.catalogue import load_model
+    from traces.models.shape import ShapeError
     from trilane.engines.recommend import USES
 
     uses = [word for word in wanted if word in USES]
     models = [word for word in wanted if word not in USES]
+    for model in models:
+        try:
+            load_model(model)
+        except ShapeError as error:
+            raise OptionError(f"--for: expected {', '.join(USES)} or a model: {error}") from None
     if len(uses) > 1 or len(models) > 1:
         raise OptionError(f"--for: expected one of {', '.join(USES)}, and one model, got {', '.join(wanted)}")
     return cast("Use", uses[0]) if uses else "chat", models[0] if models else None

@@ -48,10 +48,13 @@ def table_upgrade_parts(upgrades: Sequence[TableUpgrade], none: NoUpgrades | Non
     if none is not None:
         return ["", _NONE[none]]
     rows = [
-        [one.step.title, number(one.step.watts, 0), _median(one.faster),
+        [one.step.title, number(one.step.watts, 0), _median(one.faster), str(one.more_bits or "-"),
          ", ".join(f"{run.model} ({run.weights}) {number(1000 / run.tuned.tpot_ms)}" for run in one.runs) or "-"]
         for one in upgrades
     ]
-    columns = ("\nin place of the own", "\nwatts", "median\ngain", "\nruns then, with tokens/s")
-    about = "median gain: of the time until the last token, of the models that ran before, in the same format"
-    return ["", heading("what to buy"), table(columns, rows, (0, 3), wrap=True), "", about]
+    columns = ("\nin place of the own", "\nwatts", "median\ngain", "in more\nbits", "\nruns then, with tokens/s")
+    about = (
+        "median gain: by the time until the last token, of the models that ran before, in the same format; in more bits: "
+        "models whose best format then has more"
+    )
+    return ["", heading("what to buy"), table(columns, rows, (0, 4), wrap=True), "", about]
