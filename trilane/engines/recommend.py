@@ -165,7 +165,7 @@ def from_usual(benches: Sequence[Bench]) -> Sequence[Bench]:
 # --- what runs --------------------------------------------------------------------------------------------------------
 
 
-class Format(NamedTuple):
+class FormatSpeed(NamedTuple):
     """A format of a model, bits of a weight of its experts, and what it gives; None where it does not run."""
 
     weights: str
@@ -216,7 +216,7 @@ class Recommendation:
     about: str
     runs: tuple[Recommended, ...]
     unable: tuple[Unable, ...]
-    formats: tuple[Format, ...] = ()  # of the model that was asked for
+    formats: tuple[FormatSpeed, ...] = ()  # of the model that was asked for
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -304,9 +304,9 @@ def _facts(bench: Bench, model: str, also: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _formats(question: RecommendQuestion, model: str) -> tuple[Format, ...]:
+def _formats(question: RecommendQuestion, model: str) -> tuple[FormatSpeed, ...]:
     return tuple(
-        Format(_weights(bench.shape), bench.shape.weight_bits, bench.best if bench.least.has_room else None)
+        FormatSpeed(_weights(bench.shape), bench.shape.weight_bits, bench.best if bench.least.has_room else None)
         for bench in question.benches(model)
     )
 
