@@ -28,7 +28,8 @@ from trilane.common.units import GB, GIB
 _X16 = 16
 _CHANNEL_BYTES = 8
 _OF_OTHER_SECTIONS = (  # numbers of a GPU that do not belong to the section "gpu"
-    "board_power_w", "idle_power_w", "busy_power_w", "pcie_generation", "pcie_lanes", "form", "released",
+    "board_power_w", "idle_power_w", "busy_power_w", "pcie_generation", "pcie_lanes", "windows_share", "form",
+    "released",
 )
 
 
@@ -99,8 +100,7 @@ class _Machine:
         """The notes of its parts."""
         if isinstance(self.built.gpu, UnifiedPart):
             return [*self.gpu.notes]
-        pinning = self.rules.notes if self.built.gpu else ()
-        return [*self.gpu.notes, *self.built.memory.notes, *self.host.cpu.notes, *pinning]
+        return [*self.gpu.notes, *self.built.memory.notes, *self.host.cpu.notes]
 
     # --- GPU ----------------------------------------------------------------------------------------------------------
 

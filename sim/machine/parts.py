@@ -81,10 +81,12 @@ class CardPart(GpuPart):
 
 @dataclass(frozen=True, kw_only=True)
 class UnifiedPart(GpuPart):
-    """A GPU that reads the memory of the host, and comes with it: ``memory`` and ``cpu`` are parts of their kinds."""
+    """A GPU that reads the memory of the host, and comes with it: ``memory`` and ``cpu`` are parts of their kinds.
+    ``windows_share``: of the memory, that Windows gives the GPU at most."""
 
     memory: str
     cpu: str
+    windows_share: Sourced[float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,6 @@ class Rules(NamedTuple):
     one_memory: Mapping[str, Numbers]
     no_gpu: Numbers
     modules: Mapping[str, Modules]
-    notes: tuple[str, ...]
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------

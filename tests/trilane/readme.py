@@ -42,13 +42,13 @@ def over_all(output: str) -> str:
 def by_regime(output: str) -> str:
     """The tables of ``trilane accuracy`` by regime, and what their columns mean."""
     about, *_, meanings = output.split("\n\n")
-    return "\n\n".join([about, *(table.partition("\nby model family")[0] for table in _errors(output)), meanings])
+    return "\n\n".join([about, *(table.partition("\nby architecture")[0] for table in _errors(output)), meanings])
 
 
 def by_model(output: str) -> str:
     """The tables of ``trilane accuracy`` by model, format and engine, and the rows that were not asked."""
     tables = [table.splitlines() for table in _errors(output)]
-    some = ["\n".join([*lines[:3], *lines[lines.index("by model family"):]]) for lines in tables]  # 3: title and header
+    some = ["\n".join([*lines[:3], *lines[lines.index("by architecture"):]]) for lines in tables]  # 3: title and header
     return "\n\n".join([*some, *output.split("\n\n")[4:-1]])
 
 

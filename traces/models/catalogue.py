@@ -118,6 +118,19 @@ def gguf_architecture(name: str) -> str:
     return str(_entries()[known]["gguf_arch"])
 
 
+def architecture_of(shape: ModelShape) -> str | None:
+    """The name that GGUF files give the architecture of a shape; None for one that no model of the catalogue has."""
+    known = original(parted(shape.name).model.lower())
+    if known in _entries():
+        return str(_entries()[known]["gguf_arch"])
+    others = ((name, load_model(name)) for name in _entries())
+    return next((gguf_architecture(name) for name, other in others if _counts(other) == _counts(shape)), None)
+
+
+def _counts(shape: ModelShape) -> tuple[int, ...]:
+    return shape.moe_layers, shape.experts, shape.top_k, shape.hidden, shape.expert_width
+
+
 def original(name: str) -> str:
     """The model whose shape ``name`` has: that of an alias, otherwise itself."""
     return aliases()[name].model if name in aliases() else name

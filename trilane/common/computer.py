@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
+System = Literal["linux", "windows", "macos"]
 CPU_LIST = Path("/proc/cpuinfo")  # of Linux
 _BRAND = ("sysctl", "-n", "machdep.cpu.brand_string")  # of macOS
 _REGISTRY_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"  # of Windows
@@ -22,6 +24,11 @@ def cpu_name() -> str:
     else:
         name = _listed_name()
     return name.strip() or platform.processor()
+
+
+def operating_system() -> System:
+    """The system at hand; every other one counts as Linux."""
+    return "macos" if sys.platform == "darwin" else "windows" if sys.platform == "win32" else "linux"
 
 
 def memory_bytes() -> int:

@@ -9,11 +9,12 @@ from typing import Annotated, Literal, TypeGuard
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.parts import Vendor, letters_and_digits, part, unified_names
+from sim.machine.parts import UnifiedPart, Vendor, letters_and_digits, part, unified_names
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisation_files, quantisations_of
 from traces.models.shape import ModelShape
+from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
@@ -53,7 +54,8 @@ class Question:
     ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the fewest that the memory
     takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
     ``kv``: format of the KV cache, of policies too; None: f16. ``window``: tokens of a sequence for which the KV cache
-    has room at least; None: those of prompt and answer.
+    has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
+    takes of the memory and what can be pinned; None: not known, no limit.
     """
 
     model: str
@@ -80,6 +82,7 @@ class Question:
     n_cpu_moe: Annotated[int, at_least(0)] | None = None
     ubatch: Count | None = None
     window: Count | None = None
+    system: System | None = None
 
     def __post_init__(self) -> None:
         if self.policies is not None:
@@ -109,6 +112,15 @@ class Question:
             self.gpu or "", self.ram, self.cpu, cores=self.cores, channels=self.channels, pcie=self.pcie,
             sockets=self.sockets, ram_gib=self.ram_gb if self.gpu == NO_GPU or self._unified else None,
         )
+
+    def load_machine(self) -> Hardware:
+        """The machine, without the memory that its system keeps from the GPU. Raises HardwareError."""
+        hardware = load_hardware(self.hardware)
+        unified = part("gpu", self.gpu) if self.gpu and self._unified else None
+        if self.system != "windows" or not isinstance(unified, UnifiedPart) or unified.windows_share is None:
+            return hardware
+        kept = round((1 - unified.windows_share.value) * hardware.gpu.memory_bytes)
+        return hardware.with_numbers({"gpu.reserve_bytes": max(kept, hardware.gpu.reserve_bytes)})
 
     @property
     def shape(self) -> str:

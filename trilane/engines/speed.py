@@ -13,7 +13,7 @@ from functools import cached_property
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
-from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.command_line import command_words, cpu_layers_of
 from trilane.engines.gains import (
     BETTER,
@@ -175,7 +175,7 @@ class EngineAnswer:
     gains: tuple[EngineGain, ...]
     limit: str | None  # the part that limits decoding; None: no part by itself, or not known
     regime: Regime
-    error: RegimeAccuracy | None  # of decode speeds that others measured in the regime; None: of too few, or of batches
+    error: ErrorToExpect | None  # of decode speeds that others measured; None: of batches, and of measured times
     measured: bool  # times are those of kernels that were measured on one machine
 
 
@@ -185,7 +185,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
     check_setting(question, speed.engine, hardware)
     check_engine(speed.engine, shape, hardware)
     split, gains = speed.split, ranked(speed.gains())
-    regime = regime_of(shape, hardware, speed.engine, split)
+    regime, known = regime_of(shape, hardware, speed.engine, split), question.batch == 1 and not speed.measured
     piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
     return EngineAnswer(
         engine=speed.engine.name,
@@ -206,7 +206,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         gains=gains,
         limit=limiting_part(gains),
         regime=regime,
-        error=regime_error(regime, speed.engine) if question.batch == 1 and not speed.measured else None,
+        error=error_to_expect(shape, hardware, regime, speed.engine) if known else None,
         measured=speed.measured,
     )
 

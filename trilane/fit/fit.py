@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.hardware import Hardware
 from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
 from trilane.engines.memory import longest_prompt, need_of, surely_runs
@@ -50,7 +50,7 @@ def fit(question: Question, jobs: int = 1) -> Fit:
 
     Raises FitError for what cannot run, saying by how many GB, and what ``policy_answer`` raises.
     """
-    shape, hardware = question.model_shape, load_hardware(question.hardware)
+    shape, hardware = question.model_shape, question.load_machine()
     if not hardware.cpu_only:
         try:
             check_fits(shape, hardware, question)
@@ -72,7 +72,7 @@ def with_longest_prompt(question: Question) -> Question:
     from trilane.engines.question import engine_of
     from trilane.engines.speed import EngineSpeed
 
-    shape, hardware = question.model_shape, load_hardware(question.hardware)
+    shape, hardware = question.model_shape, question.load_machine()
 
     def runs(tokens: int) -> bool:
         longer = replace(question, prompt_tokens=tokens)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from realrun.machine import ResultPathName
+from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import note, working
@@ -228,6 +229,12 @@ class MachineParts:
     ] = None
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A preset or a profile, in place of gpu, ram and cpu.")
+    ] = None
+    system: Annotated[
+        System | None,
+        typer.Option("--os", metavar="NAME", help="Operating system: linux, windows or macos, which may limit what can "
+                                                  "be pinned and what the GPU takes of a unified memory. Default: of "
+                                                  "this machine its own, of named parts none."),
     ] = None
 
 

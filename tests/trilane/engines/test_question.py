@@ -20,8 +20,8 @@ from tests.kit.results import row
 from traces.models.catalogue import model_names
 from traces.models.names import parted
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.errors import REGIMES, read_predictions, regime_error, regime_of_row
-from trilane.engines.accuracy.measured_rows import predict, read_rows
+from trilane.engines.accuracy.errors import REGIMES, error_to_expect, read_predictions, regime_of_row
+from trilane.engines.accuracy.measured_rows import machine_of, predict, read_rows, shape_of
 from trilane.engines.question import FitError, Question, engine_of, reads, with_weights
 from trilane.engines.speed import engine_answer
 from trilane.engines.tune.settings import TuneQuestion
@@ -226,7 +226,8 @@ def test_accuracy_answers_alike(name: str, like: Callable[[str], str]) -> None:
     assert own == other
     engines = [load_fitted(one.engine) for one in rows]
     for regime in REGIMES:
-        assert len({regime_error(regime, engine) for engine in engines}) == 1
+        shape, hardware = shape_of(rows[0]), machine_of(rows[0].machine)
+        assert len({error_to_expect(shape, hardware, regime, engine) for engine in engines}) == 1
 
 
 @of_all_engines

@@ -15,7 +15,7 @@ from tests.kit.hand_measured import toy_machine, toy_model
 from tests.kit.questions import GEMMA, QWEN, SMALL, answered
 from traces.models.catalogue import load_model
 from trilane.common.units import GIB
-from trilane.engines.accuracy.errors import Regime, regime_error
+from trilane.engines.accuracy.errors import Regime, error_to_expect
 from trilane.engines.command_line import command_words, cpu_layers_of
 from trilane.engines.question import FitError, Question
 from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
@@ -71,7 +71,9 @@ def test_a_profile_has_no_other_engine(tmp_path: Path) -> None:
 def test_an_answer_names_the_error_of_its_regime(asked: dict[str, Any], regime: Regime) -> None:
     one = answered(**asked)
     assert one.regime == regime
-    assert one.error == regime_error(regime, load_fitted(one.engine))
+    question = Question(**{"prompt_tokens": 4096, **asked})
+    hardware = load_hardware(question.hardware)
+    assert one.error == error_to_expect(question.model_shape, hardware, regime, load_fitted(one.engine))
 
 
 def test_without_a_gpu_there_is_the_engines_answer_alone() -> None:

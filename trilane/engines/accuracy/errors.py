@@ -1,8 +1,8 @@
-"""Errors of predicted speeds against measured ones: of all rows, and by regime, model family, format and engine.
+"""Errors of predicted speeds against measured ones: of all rows, and by regime, architecture, format and engine.
 
-Regimes are kinds of machine and split, in each of which other parts of a cost model decide. The error that each had on
-the bundled rows is kept in ``regime_errors.csv`` for answers of ``trilane fit``. Every machine has one vote there: rigs
-with many rows would weigh most otherwise.
+Regimes are kinds of machine and split, in each of which other parts of a cost model decide. The errors that each had on
+the bundled rows are kept in ``regime_errors.csv`` for answers of ``trilane fit``. Every machine has one vote there:
+rigs with many rows would weigh most otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, get_args
 
 from sim.costs.engine import FittedEngine, load_fitted
 from sim.machine.hardware import Hardware
+from traces.models.catalogue import architecture_of
 from traces.models.shape import ModelShape
 from trilane.common.csv_files import read_csv
 from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError, machine_of, shape_of, split_of
@@ -27,7 +28,9 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 SERVER_BYTES_PER_S = 150e9  # theory of the DRAM: six channels of DDR4 have it, two of DDR5 do not
 _MOBILE = re.compile(r"laptop|Ryzen AI|\d(U|H|HS|HX|HK)\b")
 REGIME_ERRORS = Path(__file__).with_name("regime_errors.csv")
+_UNKNOWN = "others"  # architectures
 FEWEST_MACHINES = 3  # of fewer, a median says nothing
+_FEWEST_ROWS = 3  # of one GPU
 
 
 def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit) -> Regime:
@@ -47,27 +50,58 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split
     return "experts on CPU" if split.cpu_layers >= shape.moe_layers and not split.gpu_experts else "mixed"
 
 
+_Group = tuple[Regime | Literal[""], str, str, str]  # regime, architecture, engine, GPU: as in ``RegimeAccuracy``
+
+
 class RegimeAccuracy(NamedTuple):
     """Errors of decode speeds that were predicted without the row's machine.
 
-    ``engine``: the program, of whichever builds; empty: all of them. ``median``: of the machines' own medians;
-    ``within_25``: machines whose own is at most 25 %.
+    ``regime``, ``architecture`` of the models, as GGUF files name it, ``engine``, the program, of whichever builds, and
+    ``gpu``, its title: empty for all of them. ``median``: of the machines' own medians; ``bias``: the same with its
+    sign, above 0 where predictions are too fast; ``within_25``: machines whose own median is at most 25 %.
     """
 
-    regime: str
+    regime: Regime | Literal[""]
+    architecture: str
     engine: str
+    gpu: str
     median: float
+    bias: float
     within_25: int
     machines: int
     rows: int
 
 
-def regime_error(regime: Regime, engine: FittedEngine) -> RegimeAccuracy | None:
-    """The error that an engine had in a regime, or all engines where fewer than three machines ran it; None where
-    fewer than three machines are of the regime."""
-    of_engine = {error.engine: error for error in kept_errors() if error.regime == regime}
-    errors = (of_engine.get(name) for name in (engine.scored_as, ""))
-    return next((error for error in errors if error and error.machines >= FEWEST_MACHINES), None)
+class ErrorToExpect(NamedTuple):
+    """Errors of speeds that resemble a prediction. ``like_machines``: of such machines, with all models; None: of fewer
+    than three. ``like_models``: of the model's architecture, on such machines if any was measured there, else on all;
+    None: never measured. ``like_card``: of its architecture with the machine's own GPU."""
+
+    like_machines: RegimeAccuracy | None
+    like_models: RegimeAccuracy | None
+    like_card: RegimeAccuracy | None
+
+    @property
+    def best_known(self) -> RegimeAccuracy | None:
+        """The errors of what resembles the prediction most: of this architecture on this GPU, if three speeds or more
+        were measured, on such machines, if three machines were, else of such machines."""
+        card, models = self.like_card, self.like_models
+        if card and card.rows >= _FEWEST_ROWS:
+            return card
+        return models if models and models.regime and models.machines >= FEWEST_MACHINES else self.like_machines
+
+
+def error_to_expect(shape: ModelShape, hardware: Hardware, regime: Regime, engine: FittedEngine) -> ErrorToExpect:
+    """The errors that an engine had in a regime, or all engines where fewer than three machines ran it; and those of
+    the model's architecture with all engines."""
+    known = {error[:4]: error for error in kept_errors()}
+    of_regime = (known.get((regime, "", name, "")) for name in (engine.scored_as, ""))
+    architecture = architecture_of(shape) or _UNKNOWN
+    return ErrorToExpect(
+        next((error for error in of_regime if error and error.machines >= FEWEST_MACHINES), None),
+        known.get((regime, architecture, "", "")) or known.get(("", architecture, "", "")),
+        None if hardware.cpu_only else known.get(("", architecture, "", hardware.gpu.name)),
+    )
 
 
 @cache
@@ -80,7 +114,6 @@ HELD_OUT = BUNDLED.with_name("held_out.csv")
 SCORED_QUALITIES = ("", "A", "B")  # C is shown apart
 Quantity = Literal["decode", "prompts"]
 QUANTITIES: tuple[Quantity, ...] = ("decode", "prompts")
-_SIZE = re.compile(r"a?\d+(\.\d+)?b")  # 30b, a3b
 
 
 class Speeds(NamedTuple):
@@ -109,8 +142,8 @@ def error_of(row: MeasuredRow, predictions: Predictions, quantity: Quantity) -> 
 
 @dataclass(frozen=True)
 class Errors:
-    """Statistics of errors. ``by_machine``: the median of the machines' own medians, one vote each;
-    ``machines_within_25``: those whose own is at most 25 %."""
+    """Statistics of errors. ``by_machine``: the median of the machines' own medians, one vote each, and with its sign
+    ``bias_by_machine``; ``machines_within_25``: those whose own is at most 25 %."""
 
     rows: int
     machines: int
@@ -118,6 +151,7 @@ class Errors:
     bias: float  # median with its sign
     within_20: float
     by_machine: float
+    bias_by_machine: float
     machines_within_25: int
 
 
@@ -170,7 +204,8 @@ def errors_of(rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Q
     return Errors(
         rows=len(errors), machines=len(by_machine), median=median(sizes), bias=median(errors),
         within_20=sum(size <= 0.20 for size in sizes) / len(sizes),
-        by_machine=median(of_machines), machines_within_25=sum(size <= 0.25 for size in of_machines),
+        by_machine=median(of_machines), bias_by_machine=median(map(median, by_machine.values())),
+        machines_within_25=sum(size <= 0.25 for size in of_machines),
     )
 
 
@@ -180,32 +215,37 @@ def regime_of_row(row: MeasuredRow) -> Regime:
     return regime_of(shape_of(row), machine_of(row.machine), load_fitted(row.engine), split_of(row))
 
 
-def family_of(row: MeasuredRow) -> str:
-    """The model's name up to its size, two words at most: ``deepseek-v2`` of ``deepseek-v2-lite``."""
-    words = Path(row.model).stem.split("-") if "/" in row.model else row.model.split("-")
-    size = next((place for place, word in enumerate(words) if _SIZE.fullmatch(word)), len(words))
-    return "-".join(words[: min(max(size, 1), 2)])
+def architecture_of_row(row: MeasuredRow) -> str:
+    """The architecture of a row's model, as GGUF files name it. Raises what ``load_model`` raises."""
+    return architecture_of(shape_of(row)) or _UNKNOWN
 
 
 GROUPS: Mapping[str, Callable[[MeasuredRow], str]] = {
     "regime": regime_of_row,
-    "model family": family_of,
+    "architecture": architecture_of_row,
     "format": lambda row: row.weights or "as published",
     "engine": lambda row: row.engine,
 }
 
 
 def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[RegimeAccuracy]:
-    """Yield the errors of every regime, of all engines and of each; medians to three digits."""
-    scored = [row for row in rows if row.quality in SCORED_QUALITIES]
-    for regime in REGIMES:
-        members = [row for row in scored if regime_of_row(row) == regime]
-        for engine in ("", *sorted({load_fitted(row.engine).scored_as for row in members})):
-            own = [row for row in members if engine in ("", load_fitted(row.engine).scored_as)]
-            if errors := errors_of(own, predictions, "decode"):
-                yield RegimeAccuracy(
-                    regime, engine, round(errors.by_machine, 3), errors.machines_within_25, errors.machines, errors.rows
-                )
+    """Yield the errors of every regime, of all engines, of each, and of each architecture; then those of architectures
+    in all regimes, and with each GPU. To three digits."""
+    groups: dict[_Group, list[MeasuredRow]] = {}
+    for row in rows:
+        if row.quality in SCORED_QUALITIES:
+            regime, architecture, gpu = regime_of_row(row), architecture_of_row(row), machine_of(row.machine).gpu.name
+            engine = load_fitted(row.engine).scored_as
+            keys: list[_Group] = [
+                (regime, "", "", ""), (regime, "", engine, ""), (regime, architecture, "", ""),
+                ("", architecture, "", ""), ("", architecture, "", gpu),
+            ]
+            for key in keys:
+                groups.setdefault(key, []).append(row)
+    for key in sorted(groups, key=lambda key: ((*REGIMES, "").index(key[0]), key[1:])):
+        if errors := errors_of(groups[key], predictions, "decode"):
+            medians = round(errors.by_machine, 3), round(errors.bias_by_machine, 3)
+            yield RegimeAccuracy(*key, *medians, errors.machines_within_25, errors.machines, errors.rows)
 
 
 def read_predictions(path: str | Path = HELD_OUT) -> dict[str, Speeds]:

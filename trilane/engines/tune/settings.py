@@ -10,7 +10,7 @@ from itertools import product
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from sim.costs.engine import FittedEngine
-from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.hints import Share, between
 from trilane.common.quoting import quoted
@@ -58,7 +58,7 @@ class TuneQuestion:
     @property
     def hardware(self) -> Hardware:
         """The machine without the memory that is kept free. Raises HardwareError, and FitError for a profile."""
-        hardware = load_hardware(self.fit.hardware)
+        hardware = self.fit.load_machine()
         if hardware.measured:
             raise FitError(
                 f"tune: {quoted(hardware.name)} is a profile of one engine's times, which have no settings: expected "

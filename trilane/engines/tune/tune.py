@@ -11,7 +11,7 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
-from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
@@ -75,7 +75,7 @@ class Tuning:
     limit: str | None  # the part that limits decoding; None: no part by itself, or not known
     gains: tuple[EngineGain, ...]
     regime: Regime
-    error: RegimeAccuracy | None  # of decode speeds that others measured; None: of too few, of batches, or with a cache
+    error: ErrorToExpect | None  # of decode speeds that others measured; None: of batches, or with a cache
     measured: bool  # times are those of kernels that were measured on one machine
     caveats: TuneCaveats
     machine_notes: tuple[str, ...]  # on the machine's parts
@@ -209,9 +209,9 @@ def best_plain(question: TuneQuestion, hardware: Hardware, shape: ModelShape, en
     return done.tuned[done.best]
 
 
-def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> RegimeAccuracy | None:
+def _error(question: TuneQuestion, regime: Regime, speed: EngineSpeed, best: Tuned) -> ErrorToExpect | None:
     known = question.fit.batch == 1 and best.cache_mib is None and not speed.measured
-    return regime_error(regime, speed.engine) if known else None
+    return error_to_expect(speed.shape, speed.hardware, regime, speed.engine) if known else None
 
 
 def _cached(setting: Setting) -> bool:

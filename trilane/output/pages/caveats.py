@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 PINNED = (
     "--load-mode none reads the file into pinned memory: it loads more slowly, and where so much cannot be pinned "
-    "(Windows, WSL2, containers) prompts take as long as without it; builds before ggml-org/llama.cpp PR 20834 call it "
-    "--no-mmap"
+    "prompts take as long as without it{where}; builds before ggml-org/llama.cpp PR 20834 call it --no-mmap"
+)
+NOT_PINNED = (
+    ": on Windows (--os windows) pinned memory and what the GPU holds must together stay below the card's memory (24 "
+    "GB measured on an RTX 3090, ashalliants/ninfer-3090 PR 45); WSL2 pins about 1 GB, containers may pin little"
 )
 
 
@@ -47,7 +50,7 @@ def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
         where = f"the machine on which {tuning.best.engine} was measured"
         texts.append(f"times are those of {where}; named parts say what fits, not how fast")
     if caveats.pinned:
-        texts.append(PINNED)
+        texts.append(PINNED.format(where="" if question.system else NOT_PINNED))
     if (saved_ms := caveats.single_tensors_ms) is not None:
         texts.append(
             f"single tensors of one more layer (-ot), in the room that is left, save {saved_ms:.2f} ms a token at "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
-from trilane.engines.accuracy.errors import Regime, RegimeAccuracy
+from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
 from trilane.engines.memory import SplitMemory
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineAnswer, EngineGain
@@ -21,6 +21,7 @@ PARTS = {  # of a time
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
 }
 _LEAST = 0.005  # of the whole; less is not told
+_BIASED = 0.05  # smaller biases are not told
 _LONG_MS = 120e3  # longer times are in minutes
 
 
@@ -54,7 +55,7 @@ def _answered(answer: EngineAnswer, question: Question) -> list[Part]:
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         ("limit", limit_text(answer.gains)),
-        ("error to expect", error_text(answer.error, answer.regime, question.batch, answer.measured)),
+        ("error to expect", _error(answer, question)),
     ]
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
     gains = gains_section(answer.engine, answer.gains)
@@ -130,19 +131,54 @@ def parts_text(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
     return ", ".join(f"{PARTS[name]} {unit(ms)}" for name, ms in shown)
 
 
-def error_text(error: RegimeAccuracy | None, regime: Regime, batch: int, measured: bool = False) -> str:
-    """Error of decode speeds, in words; that of prompts is larger."""
+def _error(answer: EngineAnswer, question: Question) -> str:
+    return error_text(answer.error, answer.regime, question.batch, 1e3 / answer.tpot_ms, answer.measured)
+
+
+def error_text(
+    error: ErrorToExpect | None, regime: Regime, batch: int, tokens_per_s: float, measured: bool = False
+) -> str:
+    """Errors of decode speeds, in words, and where the speed then is; those of prompts are larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
-    if batch > 1:
+    if batch > 1 or error is None:
         return "not known: others measured one sequence at a time"
-    if error is None:
-        return f"not known: decode speeds of fewer than three such machines ({regime}) can be relied on"
-    return (
-        f"{percent(error.median)} in the median of {error.machines} such machines ({regime}, "
-        f"{error.engine or 'all engines'}); {error.within_25} of the {error.machines} within 25%; by {error.rows} "
-        f"measured decode speeds"
-    )
+    texts = [_like_models(error, regime), _like_machines(error, regime)]
+    if (best := error.best_known) is not None:
+        low, high = (number(tokens_per_s / (1 + off)) for off in (best.median, -best.median))
+        texts.append(f"off by {percent(best.median)}: {low} to {high} tokens/s")
+    return "; ".join(texts)
+
+
+def _like_models(error: ErrorToExpect, regime: Regime) -> str:
+    """The error of the model's architecture, where it was measured."""
+    own, card = error.like_models, error.like_card
+    if own is None:
+        return "models of this architecture were never measured"
+    where = f"on such machines ({regime})" if own.regime else f"on other machines, never on such ({regime})"
+    text = f"{percent(own.median)} with {own.architecture} models, by {_speeds(own)} {where}{_bias(own)}"
+    if card is None or card.machines == own.machines:
+        return text
+    return f"{text}; {percent(card.median)} with such models on {card.gpu}, by {_speeds(card)}{_bias(card)}"
+
+
+def _bias(own: RegimeAccuracy) -> str:
+    if abs(own.bias) < _BIASED:
+        return ""
+    return f", predicted too {'fast' if own.bias > 0 else 'slow'} by {percent(abs(own.bias))}"
+
+
+def _like_machines(error: ErrorToExpect, regime: Regime) -> str:
+    like = error.like_machines
+    if like is None:
+        return f"fewer than three such machines ({regime}) were measured"
+    engine = like.engine or "all engines"
+    return f"{percent(like.median)} with all models on such machines, by {_speeds(like)} ({engine})"
+
+
+def _speeds(errors: RegimeAccuracy) -> str:
+    machines = f"{errors.machines} machine{'s' * (errors.machines > 1)}"
+    return f"{errors.rows} speed{'s' * (errors.rows > 1)} of {machines}"
 
 
 def _experts(answer: EngineAnswer) -> str:

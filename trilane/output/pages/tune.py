@@ -96,14 +96,11 @@ def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _error(tuning: Tuning) -> str:
-    """Error of decode, with the speeds between which it then is."""
+    """Error of decode."""
     if tuning.best.cache_mib is not None:
         return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
-    text = error_text(tuning.error, tuning.regime, tuning.question.fit.batch, tuning.measured)
-    if tuning.error is None:
-        return text
-    rate, off = 1000 / tuning.best.tpot_ms, tuning.error.median
-    return f"{text}; off by that median, {number(rate / (1 + off))} to {number(rate / (1 - off))} tokens/s"
+    rate = 1e3 / tuning.best.tpot_ms
+    return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured)
 
 
 def _cache(best: Tuned) -> list[tuple[str, str]]:

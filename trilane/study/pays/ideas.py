@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 
 from policies.registry import system
 from sim.machine.dials import DIALS
-from sim.machine.hardware import load_hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from traces.library import NO_FORECASTS, calibration_of
@@ -388,7 +387,7 @@ def prepared_with_idea(question: PaysQuestion) -> Prepared:
     raises.
     """
     asked = question.fit
-    shape, hardware = asked.model_shape, load_hardware(asked.hardware)
+    shape, hardware = asked.model_shape, asked.load_machine()
     if hardware.one_memory:
         raise PaysError(f"pays: {hardware.name} has no GPU with memory of its own, so that nothing is offloaded")
     check_fits(shape, hardware, asked)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from sim.costs.engine import load_fitted
+from sim.costs.engine import FittedEngine, load_fitted
+from sim.machine.hardware import load_hardware
 from tests.kit.results import row
+from traces.models.catalogue import load_model
 from trilane.engines.accuracy.errors import (
     FEWEST_MACHINES,
     REGIMES,
     Errors,
+    ErrorToExpect,
     Regime,
+    RegimeAccuracy,
     Speeds,
+    architecture_of_row,
     error_of,
     error_table,
-    family_of,
+    error_to_expect,
     kept_errors,
     read_predictions,
-    regime_error,
     regime_errors,
     regime_of_row,
 )
@@ -54,6 +57,7 @@ def test_statistics_of_all_rows() -> None:
     assert found.bias == pytest.approx(0.055)  # of -10, 1, 10, 40
     assert found.within_20 == 0.75
     assert found.by_machine == pytest.approx(0.25)  # of 10 and 40
+    assert found.bias_by_machine == pytest.approx(0.205)  # of 1 and 40
     assert found.machines_within_25 == 1
 
 
@@ -61,7 +65,7 @@ def test_groups() -> None:
     assert errors("decode", "regime", "mixed").bias == pytest.approx(-0.1)
     assert errors("decode", "format", "q8_0").median == pytest.approx(0.4)
     assert errors("decode", "engine", "llama.cpp") == errors("decode", "all", "all")
-    assert errors("decode", "model family", "qwen3") == errors("decode", "all", "all")
+    assert errors("decode", "architecture", "qwen3moe") == errors("decode", "all", "all")
     assert errors("prompts", "all", "all").rows == 1
 
 
@@ -81,12 +85,12 @@ def test_rows_without_a_prediction_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "family"),
-    [("qwen3-30b-a3b", "qwen3"), ("deepseek-v2-lite", "deepseek-v2"), ("gpt-oss-20b", "gpt-oss"),
-     ("qwen3-next-80b-a3b", "qwen3-next"), ("glm-4.7-flash", "glm-4.7"), ("qwen3.6-35b-a3b", "qwen3.6")],
+    ("model", "architecture"),
+    [("qwen3-30b-a3b", "qwen3moe"), ("qwen3-coder-30b-a3b", "qwen3moe"), ("deepseek-v2-lite", "deepseek2"),
+     ("qwen3-coder-next", "qwen3next"), ("glm-4.7-flash", "glm4moelite"), ("qwen3.6-35b-a3b", "qwen35moe")],
 )
-def test_families(model: str, family: str) -> None:
-    assert family_of(row(model=model)) == family
+def test_architectures(model: str, architecture: str) -> None:
+    assert architecture_of_row(row(model=model)) == architecture
 
 
 @pytest.mark.parametrize(
@@ -141,28 +145,77 @@ def test_kept_errors_are_those_of_the_held_out_predictions() -> None:
 
 
 def test_every_machine_has_one_vote() -> None:
-    """Three rows of one machine are 10 % off, one row of each of two others 50 and 60 %."""
+    """Three rows of one machine are 10 % too fast, one row of each of two others 50 % too slow and 60 % too fast."""
     machines = ["rtx-4080+ddr5-5600"] * 3 + ["rtx-3060+ddr4-3200", "rtx-3090+ddr4-3200"]
     rows = [row(str(n), machine=name, cpu_layers=14) for n, name in enumerate(machines)]
     predicted = {str(n): Speeds(speed) for n, speed in enumerate((110.0, 110.0, 110.0, 50.0, 160.0))}
-    whole, of_engine = regime_errors(rows, predicted)
-    assert whole == ("mixed", "", 0.5, 1, 3, 5)
-    assert of_engine == whole._replace(engine="llama.cpp")
+    whole = RegimeAccuracy("mixed", "", "", "", median=0.5, bias=0.1, within_25=1, machines=3, rows=5)
+    one = RegimeAccuracy("", "qwen3moe", "", "RTX 3060 12GB", median=0.5, bias=-0.5, within_25=0, machines=1, rows=1)
+    assert list(regime_errors(rows, predicted)) == [
+        whole, whole._replace(engine="llama.cpp"), whole._replace(architecture="qwen3moe"),
+        whole._replace(regime="", architecture="qwen3moe"), one,
+        one._replace(gpu="RTX 3090", median=0.6, bias=0.6), one._replace(gpu="RTX 4080", median=0.1, bias=0.1,
+                                                                        within_25=1, rows=3),
+    ]
+
+
+LLAMA = load_fitted("llama.cpp")
+
+
+def expected(
+    model: str = "qwen3-30b-a3b", gpu: str = "rtx-3060", regime: Regime = "mixed", engine: FittedEngine = LLAMA
+) -> ErrorToExpect:
+    return error_to_expect(load_model(model), load_hardware(f"{gpu}+ddr5-5600"), regime, engine)
 
 
 def test_an_error_is_that_of_the_engine_where_enough_machines_ran_it() -> None:
-    for (regime, engine), each in {each[:2]: each for each in kept_errors() if each.engine}.items():
-        found = regime_error(cast("Regime", regime), load_fitted(engine))
-        if each.machines >= FEWEST_MACHINES:
-            assert found == each
-            assert engine != "llama.cpp" or found == regime_error(cast("Regime", regime), load_fitted("llama.cpp-2025"))
-        else:
-            assert found is None or found.engine == ""
-    assert regime_error("mixed", UNKNOWN) == next(each for each in kept_errors() if each[:2] == ("mixed", ""))
+    for each in kept_errors():
+        if each.engine and each.regime:
+            like = expected(regime=each.regime, engine=load_fitted(each.engine)).like_machines
+            assert like == each if each.machines >= FEWEST_MACHINES else like is None or like.engine == ""
+    assert expected(engine=load_fitted("llama.cpp-2025")) == expected()
+    like = expected(engine=UNKNOWN).like_machines
+    assert like is not None
+    assert like[:4] == ("mixed", "", "", "")
 
 
 def test_a_regime_of_few_machines_has_no_error() -> None:
     for regime in REGIMES:
-        whole = next((each for each in kept_errors() if each[:2] == (regime, "")), None)
-        assert (regime_error(regime, UNKNOWN) is None) == (whole is None or whole.machines < FEWEST_MACHINES)
-    assert regime_error("laptop", load_fitted("llama.cpp")) is None
+        whole = next((each for each in kept_errors() if each[:4] == (regime, "", "", "")), None)
+        like = expected(regime=regime, engine=UNKNOWN).like_machines
+        assert (like is None) == (whole is None or whole.machines < FEWEST_MACHINES)
+    assert expected(regime="laptop").like_machines is None
+
+
+def test_an_architecture_has_its_own_error_on_such_machines_or_else_on_all() -> None:
+    for model, architecture in (("qwen3-coder-30b-a3b@q6_k", "qwen3moe"), ("qwen3.5-35b-a3b", "qwen35moe")):
+        own = expected(model).like_models
+        assert own is not None
+        assert own[:4] == ("mixed", architecture, "", "")
+    elsewhere = expected("gpt-oss-20b").like_models
+    assert elsewhere is not None
+    assert elsewhere[:4] == ("", "gpt-oss", "", "")
+    assert expected("glm-4.5-air").like_models is None
+
+
+def test_the_error_on_the_card_itself_goes_before_that_of_all_such_machines() -> None:
+    """Qwen3.5 was predicted far too fast on this one card, of which there are four speeds."""
+    error = expected("qwen3.5-35b-a3b", "rtx-5060-ti-16gb")
+    assert error.best_known == error.like_card
+    assert error.like_card is not None
+    assert error.like_card[:4] == ("", "qwen35moe", "", "RTX 5060 Ti 16GB")
+    assert error.like_card.bias > 0.3
+    assert expected("qwen3.5-35b-a3b", "rtx-4080").like_card is None
+
+
+@pytest.mark.parametrize(("model", "gpu", "regime", "of"), [
+    ("qwen3-30b-a3b", "rtx-3060", "mixed", "qwen3moe"),  # four machines
+    ("qwen3-next-80b-a3b", "rtx-3060", "mixed", ""),  # measured elsewhere
+    ("glm-4.5-air", "rtx-3060", "mixed", ""),  # never measured
+    ("qwen3-30b-a3b", "rtx-2080", "mixed", "qwen3moe"),  # one speed on this card
+])
+def test_the_error_of_what_resembles_a_prediction_most(model: str, gpu: str, regime: Regime, of: str) -> None:
+    best = expected(model, gpu, regime).best_known
+    assert best is not None
+    assert best[:2] == (regime, of)
+    assert best.gpu == ""
