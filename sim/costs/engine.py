@@ -40,7 +40,7 @@ PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
 Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang"]  # of command lines
 _DEEPEST = 8  # of files that are like others, which are like others
 BackEnd = Literal["vulkan", "metal", "rocm"]
-Option = Literal["whole_files", "drafts", "expert_cache"]
+Option = Literal["whole_files", "drafts", "expert_cache", "no_device"]
 
 
 class GpuWork(NamedTuple):
@@ -98,6 +98,7 @@ class PromptWork(NamedTuple):
     staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
     repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
     repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
+    most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
 
 
 class EngineError(HardwareError):

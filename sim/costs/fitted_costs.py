@@ -3,7 +3,8 @@
 With R the rate at which a processor reads weights in this engine (``Processor``):
 
 ====================  ==============================================================================================
-attention, a layer    weights + max(keys and values / R x a factor, products) + fixed time of the layer
+attention, a layer    weights + max(keys and values / R x a factor, products of all rows of a sequence but one)
+                      + fixed time of the layer
 expert                weights; the first one of a layer on the CPU adds the time of handing over
 others                weights; a step adds a fixed time
 weights               GPU: weights / R + products of all rows but one; CPU: max(weights / R, products)
@@ -40,6 +41,7 @@ INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's r
 QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
 WIDE_BITS = 16  # keys and values of fewer are unpacked
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
+_TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
 _COPIES_POWER = 3  # how sharply copies saturate
 
 
@@ -88,8 +90,11 @@ class Processor(ABC):
         """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
 
     @abstractmethod
-    def attention_ns(self, flops: float, bits: float, rows: int) -> float:
-        """Products of queries with keys and values of so many bits."""
+    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+        """Products of queries with keys and values of so many bits, of all rows but one of each of the ``sequences``.
+
+        ``alone_ns``: the time if each row reads anew what it attends to, which holds the products of a row alone.
+        """
 
     @abstractmethod
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -144,8 +149,8 @@ class GpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
 
-    def attention_ns(self, flops: float, bits: float, rows: int) -> float:
-        return self._products(flops * (rows - 1) / rows, self.work.attention_share.value)
+    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+        return self._products(flops * (rows - sequences) / rows, self.work.attention_share.value)
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         work, more = self.work, np.maximum(rows - 1, 0)
@@ -199,11 +204,12 @@ class CpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
 
-    def attention_ns(self, flops: float, bits: float, rows: int) -> float:
+    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
         factor = (
             self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
         )
-        return flops * (rows - 1) / rows * factor / self.flops_per_s * 1e9
+        products_ns = flops * (rows - sequences) / rows * factor / self.flops_per_s * 1e9
+        return products_ns if rows >= _TILE_ROWS * sequences else min(products_ns, alone_ns)
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         products = rows.astype(np.float64) * (flops / self.flops_per_s * 1e9)
@@ -307,7 +313,10 @@ class FittedSteps:
         read, pairs = attention_work(kind, tokens, context)
         cache_ns = main.cache_ns(read * kind.kv_width, self.shape.cache_bits, name)
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
-        scores_ns = main.attention_ns(4.0 * kind.heads * kind.head_dim * pairs, self.shape.cache_bits, tokens)
+        scores_ns = main.attention_ns(
+            4.0 * kind.heads * kind.head_dim * pairs, self.shape.cache_bits, tokens, len(context),
+            main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
+        )
         return self._product(kind.params, tokens) + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
 
     def _product(self, weights: int, tokens: int) -> float:

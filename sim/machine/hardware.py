@@ -10,8 +10,9 @@ from types import NoneType
 from typing import Any, NamedTuple, get_args
 
 from sim.machine.assembly import is_assembly, parse_assembly
-from sim.machine.devices import Devices
+from sim.machine.devices import Devices, Gpu
 from sim.machine.part_rules import assembled
+from sim.machine.parts import rules
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
@@ -84,6 +85,17 @@ class Hardware(Devices):
         numbers = self.flat()
         new = {key: round(value) if isinstance(numbers[key], int) else value for key, value in changed.items()}
         return replace(self, **{name: replace(getattr(self, name), **part) for name, part in _nested(new).items()})
+
+    def without_gpu(self, ram_bytes: int | None) -> Hardware:
+        """The machine whose CPU computes everything, next to a GPU that is not used; ``ram_bytes``: None is enough."""
+        cpu, one_memory = self.cpu, rules().one_memory["gpu"]
+        gpu = Gpu(
+            name="no GPU", kind="cpu", kernel_ns=int(rules().no_gpu["kernel_ns"].value),
+            memory_bytes=ram_bytes or int(rules().no_gpu["memory_bytes"].value),
+            reserve_bytes=int(one_memory["reserve_bytes"].value), flops_per_s=cpu.flops_per_s, flops_fraction=1.0,
+            bandwidth_bytes_per_s=cpu.dram_bytes_per_s, bandwidth_fraction=cpu.read_bytes_per_s / cpu.dram_bytes_per_s,
+        )
+        return replace(self, gpu=gpu)
 
     def numbers(self) -> dict[str, Sourced[Any]]:
         """Every number by its dotted key, with its source; one that no file states is a default of low confidence."""

@@ -46,10 +46,15 @@ def _llama_cpp(
     arguments += [f"-c {question.batch * question.tokens}", "-fa" if early else "-fa on"]
     arguments += _ik_2025(shape) if dialect == "ik-2025" else []
     arguments += [f"-np {question.batch}"] if question.batch > 1 else []
-    arguments += [f"-b {max(question.ubatch, LLAMA_BATCH)}", f"-ub {question.ubatch}"] if question.ubatch else []
+    arguments += _pieces(question.ubatch) if question.ubatch else []
     arguments += ["-rtr"] if split.repacked else []
     arguments += [f"-t {question.threads}"] if question.threads else []
     return arguments + ([f"-ctk {question.kv} -ctv {question.kv}"] if question.kv else [])
+
+
+def _pieces(ubatch: int) -> list[str]:
+    """Batches of whole pieces: what is left of one would be a piece of its own."""
+    return [f"-b {max(LLAMA_BATCH // ubatch, 1) * ubatch}", f"-ub {ubatch}"]
 
 
 def _on_cpu(layers: int) -> str:

@@ -32,6 +32,7 @@ A machine without a GPU has one more row of hidden states.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from traces.models.attention import Attention
@@ -110,7 +111,7 @@ class ComputeBuffer:
         """Results of so many elements for each expert that a token chooses."""
         return self._row(self.shape.top_k * elements)
 
-    @property
+    @cached_property
     def _caches(self) -> dict[int, tuple[int, ...]]:
         """The layers that use each cache, by their span."""
         kinds = [kind for kind, _ in self.shape.attention_counts]

@@ -149,8 +149,14 @@ class SplitMemory:
     def host_share(self) -> float | None:
         """Share of the host's memory that is used, by the system, too; None where its size is not known, or is the
         GPU's."""
-        known = self.ram_bytes is not None and not self.one_memory
-        return sum(self.host_parts.values()) / self.ram_bytes if known else None
+        if self.ram_bytes is None or self.one_memory:
+            return None
+        return sum(self.host_parts.values()) / self.ram_bytes
+
+    @property
+    def fullest(self) -> float:
+        """The larger of both shares."""
+        return max(self.gpu_share, self.host_share or 0.0)
 
 
 @dataclass(frozen=True)
@@ -173,12 +179,19 @@ class Splitter:
 
         Raises NoRoomError where there is none, saying by how many GB.
         """
-        split = self._first_with_room(self._splits())
-        memory = self.memory(split)
-        if short := shortages(self.hardware, memory.ram_bytes, memory.gpu_parts, memory.host_parts):
+        split = self._first_with_room(self.splits)
+        if short := self._short(split):
             where = f" with the experts of {split.cpu_layers} layers on the CPU" if split.cpu_layers else ""
             raise NoRoomError(Missing(f"{self.shape.name} in {self.engine.name}{where}", short))
         return split
+
+    def has_room(self, split: StaticSplit) -> bool:
+        """True if GPU and host have room for a split."""
+        return not self._short(split)
+
+    def _short(self, split: StaticSplit) -> tuple[Shortage, ...]:
+        memory = self.memory(split)
+        return shortages(self.hardware, memory.ram_bytes, memory.gpu_parts, memory.host_parts)
 
     def _first_with_room(self, choices: list[StaticSplit]) -> StaticSplit:
         """The first of the choices for which the GPU has room, or the last one.
@@ -222,7 +235,8 @@ class Splitter:
             self._known[cpu_layers] = load_memory(self.shape, setting)
         return self._known[cpu_layers]
 
-    def _splits(self) -> list[StaticSplit]:
+    @property
+    def splits(self) -> list[StaticSplit]:
         """Splits to choose from, most experts on the GPU first."""
         layers, given = self.shape.moe_layers, self.question.n_cpu_moe
         if given is not None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from sim.machine.assembly import NO_GPU
-from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.units import GIB
+from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.memory import host_memory_of, longest_prompt, need_of, surely_runs
 from trilane.engines.question import Question, engine_of, reads, with_weights
 from trilane.engines.shortage import Missing, NoRoomError, Way
@@ -22,11 +22,10 @@ from trilane.engines.speed import EngineSpeed
 
 RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
 MOST_WAYS = 3
+FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
 Changes = Mapping[str, Any]  # fields of a question
 Rate = Callable[[Question], float | None]  # tokens/s, None where it is not known; raises NoRoomError
-
-_machine = lru_cache(maxsize=32)(load_hardware)
 
 
 def missing(question: Question, least: Changes | None = None, keep_free_bytes: int = 0) -> Missing:
@@ -46,6 +45,21 @@ def missing(question: Question, least: Changes | None = None, keep_free_bytes: i
     return Missing(question.shape)
 
 
+def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
+    """Ways to use no more than ``FULL`` of any memory, with the speed of each; none where its split does."""
+    question, split = speed.question, speed.split
+    if speed.splitter.memory(split).fullest <= FULL:
+        return ()
+    kept = speed.hardware.gpu.reserve_bytes - question.load_machine().gpu.reserve_bytes
+    room = _EngineRoom({}, kept, FULL)
+    if speed.hardware.one_memory or speed.engine.splits == "experts":
+        more_on_cpu: list[Way] = []
+    else:
+        named = replace(question, n_cpu_moe=cpu_layers_of(speed.shape, split.cpu_layers))
+        more_on_cpu = [*_first(named, room.tokens_per_s, _more_on_cpu(named))]
+    return (*more_on_cpu, *islice(_ways(question, room.tokens_per_s), MOST_WAYS - len(more_on_cpu)))
+
+
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
     """Raises NoRoomError for a model that no policy has room for, with ways to play some."""
     short = need_of(shape, hardware, question.batch, question.tokens).shortages(shape, hardware, question)
@@ -55,7 +69,7 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
 
 def _unknown_rate(question: Question) -> None:
     """No speed: policies have to be played. Raises NoRoomError where it is not certain that some has room."""
-    hardware = _machine(question.hardware)
+    hardware = question.load_machine()
     if hardware.cpu_only or not surely_runs(question.model_shape, hardware, question):
         raise NoRoomError(Missing(question.shape))
 
@@ -66,16 +80,19 @@ class _EngineRoom:
 
     least: Changes
     keep_free_bytes: int
+    most: float = 1.0  # share of each memory that may be used
 
     def tokens_per_s(self, question: Question) -> float:
         """Speed with the question's own settings, or else with the least. Raises NoRoomError without room."""
         speed = self._speed(question)
         if self.least and not speed.has_room:
             speed = self._speed(replace(question, **self.least))
+        if speed.splitter.memory(speed.split).fullest > self.most:
+            raise NoRoomError(Missing(question.shape))
         return 1e9 / speed.decode.total_ns
 
     def _speed(self, question: Question) -> EngineSpeed:
-        hardware = _machine(question.hardware)
+        hardware = question.load_machine()
         if self.keep_free_bytes:
             reserve = hardware.gpu.reserve_bytes + self.keep_free_bytes
             hardware = hardware.with_numbers({"gpu.reserve_bytes": reserve})
@@ -122,9 +139,9 @@ def _way(question: Question, rate: Rate, changes: Changes) -> Way | None:
 
 def _larger_ram(question: Question) -> list[int]:
     """Sizes of the host's memory, in GiB, beyond its own, up to what a machine with one memory has."""
-    hardware = _machine(question.hardware)
+    hardware = question.load_machine()
     there = host_memory_of(question, hardware)
-    most = _machine(replace(question, ram_gb=None).hardware).gpu.memory_bytes if hardware.one_memory else None
+    most = replace(question, ram_gb=None).load_machine().gpu.memory_bytes if hardware.one_memory else None
     return [
         size for size in RAM_SIZES_GIB
         if there is not None and there < size * GIB and (most is None or size * GIB <= most)
@@ -133,7 +150,7 @@ def _larger_ram(question: Question) -> list[int]:
 
 def _smaller_weights(question: Question) -> Iterator[Changes]:
     """Formats with fewer bytes that the engine reads, largest first."""
-    hardware, own = _machine(question.hardware), load_model(question.shape)
+    hardware, own = question.load_machine(), load_model(question.shape)
     engine = None if hardware.measured else engine_of(question, hardware)
     try:
         names = quantisations_of(load_model(str(parted(question.model)._replace(weights=None))))
@@ -156,7 +173,7 @@ def _more_on_cpu(question: Question) -> Iterator[Changes]:
 
 def _without_gpu(question: Question) -> Iterator[Changes]:
     """The CPU alone, of a machine that is named by its parts."""
-    hardware = _machine(question.hardware)
+    hardware = question.load_machine()
     if question.ram and not hardware.one_memory and not engine_of(question, hardware).needs_gpu:
         yield {"gpu": NO_GPU, "pcie": None, "n_cpu_moe": None}
 

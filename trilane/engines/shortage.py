@@ -74,7 +74,7 @@ class Missing:
 
     @property
     def text(self) -> str:
-        """What is short, what works, and the speed then, a line each; the first alone where ways were not looked for."""
+        """What is short, what works, and the speed then, a line each; only the first where ways were not looked for."""
         return "\n".join(filter(None, [self.what_is_short, self._what_works, self._speed_then]))
 
     @property
@@ -89,7 +89,8 @@ class Missing:
 
     @property
     def _speed_then(self) -> str:
-        speeds = [f"{_rate(way.tokens_per_s)} with {way.options}" for way in self.ways or () if way.tokens_per_s is not None]
+        known = [(way.options, way.tokens_per_s) for way in self.ways or () if way.tokens_per_s is not None]
+        speeds = [f"{_rate(rate)} with {options}" for options, rate in known]
         return f"tokens/s then, about: {', '.join(speeds)}" if speeds else ""
 
 

@@ -27,7 +27,7 @@ from trilane.engines.gains import (
 )
 from trilane.engines.memory import SplitMemory, Splitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
-from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
+from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, mean_decode_time, prompt_time
 
 _CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
@@ -83,9 +83,10 @@ class EngineSpeed:
 
     @cached_property
     def decode(self) -> DecodeTime:
-        """A step in the middle of the answer, with a token of each sequence."""
-        context, batch = self.middle_tokens, self.question.batch
-        return decode_time(self.shape, self.hardware, self.engine, self.split, context, batch)
+        """A step with a token of each sequence, in the mean over the answer."""
+        first = self.question.prompt_tokens + 1
+        lengths = range(first, max(first + self.question.generated - 1, first + 1))
+        return mean_decode_time(self.shape, self.hardware, self.engine, self.split, lengths, self.question.batch)
 
     @property
     def middle_tokens(self) -> int:

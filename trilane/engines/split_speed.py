@@ -7,13 +7,26 @@ them); this is quicker, and goes through the pieces of a prompt one by one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
+from traces.models.attention import Attention
 from traces.models.shape import ExpertWork, ModelShape
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Layers: TypeAlias = int | npt.NDArray[np.int64]  # one number of layers, or several at once
+Rates: TypeAlias = float | Floats
+Times: TypeAlias = Layers | Rates  # in ns, of each number of layers
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,73 @@ class DecodeTime:
         return sum(vars(self).values())
 
 
+@dataclass(frozen=True)
+class ExpertTimes:
+    """Times of a step's routed experts in ns, by the number of layers whose experts the host keeps: none to all."""
+
+    all_gpu_ns: float  # of all layers on the GPU
+    gpu_ns: Floats  # of the host's layers that the CPU computes, if the GPU did
+    cpu_ns: Floats
+    visits_ns: Floats  # of handing over to the CPU
+    copies_ns: Floats  # of the host's other layers, whose experts are copied
+
+    @classmethod
+    def of(cls, costs: CostTable, works: Sequence[ExpertWork], computed: Sequence[bool]) -> ExpertTimes:
+        """Times of each layer's work; ``computed``: by the CPU, where the host keeps its experts."""
+        layers = list(zip(costs.experts, works, computed, strict=True))
+        return cls(
+            sum(work.ns(expert.gpu_ns) for expert, work, _ in layers),
+            _first(work.ns(expert.gpu_ns) * on_cpu for expert, work, on_cpu in layers),
+            _first(work.ns(expert.cpu_ns) * on_cpu for expert, work, on_cpu in layers),
+            _first(expert.first_cpu_ns * on_cpu for expert, work, on_cpu in layers),
+            _first(work.active * expert.copy_ns * (not on_cpu) for expert, work, on_cpu in layers),
+        )
+
+
+def _first(times_ns: Iterable[float]) -> Floats:
+    """Sums over the first layers: of none, of one, and so on."""
+    return np.cumsum([0.0, *times_ns])
+
+
+@dataclass(frozen=True)
+class DecodeCosts:
+    """A step of decoding with whatever split, in ns; ``cached``: experts of the host's layers come out of a cache."""
+
+    attention_ns: int
+    others_ns: int
+    experts: ExpertTimes
+    cached: ExpertTimes
+    routing_ns: int  # of a layer with a cache: the routing to the host
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, context: int,
+        batch: int = 1, *, drafts: int = 0, active: float | None = None,
+    ) -> DecodeCosts:
+        """See ``decode_time``; of a split, threads and the order of rows matter."""
+        rows = batch * (1 + drafts)
+        few = ExpertWork.of(shape, rows) if active is None else ExpertWork(active, max(rows * shape.top_k / active, 1.0))
+        costs = _costs(shape, hardware, engine, split, few)
+        step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
+        layers = shape.moe_layers
+        return cls(
+            layers * step.attention_ns, layers * step.mixture_ns + step.dense_ns + step.head_ns,
+            ExpertTimes.of(costs, [few] * layers, [True] * layers),
+            ExpertTimes.of(costs, [few] * layers, [False] * layers),
+            costs.sync_ns + step.routing_ns,
+        )
+
+    def parts(self, layers: Layers, gpu_share: float = 0.0, hit_rate: Rates | None = None) -> list[Times]:
+        """The parts of ``DecodeTime``, with the experts of so many layers on the host."""
+        fixed: list[Times] = [self.attention_ns, self.others_ns]
+        if hit_rate is not None:
+            copies = (1 - hit_rate) * self.cached.copies_ns[layers]
+            return [*fixed, self.cached.all_gpu_ns, 0.0, self.routing_ns * layers, copies]
+        experts, on_cpu = self.experts, 1 - gpu_share
+        gpu = experts.all_gpu_ns - on_cpu * experts.gpu_ns[layers]
+        return [*fixed, gpu, on_cpu * experts.cpu_ns[layers], experts.visits_ns[layers], 0.0]
+
+
 def decode_time(
     shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, context: int, batch: int = 1,
     *, drafts: int = 0, active: float | None = None,
@@ -72,28 +152,37 @@ def decode_time(
     ``drafts``: further tokens of each sequence that the step verifies. ``active``: experts of a layer that any of its
     tokens chooses; None: of tokens that choose independently. Raises what ``fitted_costs`` raises.
     """
-    rows = batch * (1 + drafts)
-    work = ExpertWork.of(shape, rows) if active is None else ExpertWork(active, max(rows * shape.top_k / active, 1.0))
-    costs = _costs(shape, hardware, engine, split, work)
-    step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
-    share = split.gpu_experts / shape.experts
-    gpu_ns = cpu_ns = handing_ns = copies_ns = 0.0
-    cpu_layers = 0 if hardware.cpu_only else split.cpu_layers
-    for layer, expert in enumerate(costs.experts):
-        cached = split.cache if layer < cpu_layers else None
-        on_cpu = layer < cpu_layers and cached is None
-        on_gpu = share if on_cpu else 1.0
-        gpu_ns += on_gpu * work.ns(expert.gpu_ns)
-        cpu_ns += (1 - on_gpu) * work.ns(expert.cpu_ns)
-        handing_ns += expert.first_cpu_ns if on_cpu else 0
-        if cached is not None:
-            handing_ns += costs.sync_ns + step.routing_ns
-            copies_ns += (1 - cached.hit_rate) * work.active * expert.copy_ns
-    layers = shape.moe_layers
-    others = layers * step.mixture_ns + step.dense_ns + step.head_ns
-    return DecodeTime(
-        layers * step.attention_ns, others, round(gpu_ns), round(cpu_ns), round(handing_ns), round(copies_ns)
-    )
+    costs = DecodeCosts.of(shape, hardware, engine, split, context, batch, drafts=drafts, active=active)
+    layers = 0 if hardware.cpu_only else split.cpu_layers
+    hit_rate = split.cache.hit_rate if split.cache and layers else None
+    return DecodeTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, hit_rate)))
+
+
+def mean_decode_time(
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, lengths: range, batch: int = 1
+) -> DecodeTime:
+    """The mean time of steps after which the KV cache holds ``lengths`` tokens of each of ``batch`` sequences.
+
+    Between lengths at which a chunk ends or a window is full, times are linear, so that the middle one is the mean.
+    """
+    ends = {end for kind, _ in shape.attention_counts for end in _turns(kind, lengths)}
+    stretches = [range(*ends) for ends in pairwise(sorted({lengths.start, lengths.stop, *(end + 1 for end in ends)}))]
+    times = [
+        decode_time(shape, hardware, engine, split, (one.start + one.stop - 1) // 2, batch) for one in stretches
+    ]
+    if len(times) == 1:
+        return times[0]
+    parts = zip(*(vars(time).values() for time in times), strict=True)
+    weights = [len(one) for one in stretches]
+    return DecodeTime(*(round(fmean(part, weights)) for part in parts))
+
+
+def _turns(kind: Attention, lengths: range) -> range:
+    """The lengths, but for the last one, at which a chunk ends or a window is full."""
+    if kind.reach == "chunk":
+        return range(-(-lengths.start // kind.span) * kind.span, lengths.stop - 1, kind.span)
+    full = kind.reach == "window" and lengths.start <= kind.span < lengths.stop - 1
+    return range(kind.span, kind.span + full)
 
 
 @dataclass(frozen=True)
@@ -111,77 +200,85 @@ class PromptTime:
         return sum(vars(self).values())
 
 
+@dataclass(frozen=True)
+class PromptCosts:
+    """A prompt with whatever split, in ns: its pieces of one size, and what is left."""
+
+    pieces: tuple[PieceCosts, ...]
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int,
+        before: int = 0,
+    ) -> PromptCosts:
+        """See ``prompt_time``; of a split, threads, the order of rows and the size of pieces matter."""
+        piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
+        whole, rest = divmod(tokens, piece)
+        sizes = [(piece, [before + piece * (number + 1) for number in range(whole)])]
+        sizes += [(rest, [before + tokens])] if rest else []
+        return cls(tuple(PieceCosts.of(shape, hardware, engine, split, size, ends) for size, ends in sizes))
+
+    def parts(self, layers: Layers, gpu_share: float = 0.0, held: Rates = 0.0) -> list[Times]:
+        """The parts of ``PromptTime``, with the experts of so many layers on the host; ``held``: share of them that a
+        cache has."""
+        return [sum(parts) for parts in zip(*(piece.parts(layers, gpu_share, held) for piece in self.pieces))]
+
+    @property
+    def shared_ns(self) -> float:
+        """What all splits share."""
+        return sum(piece.attention_ns + piece.others_ns for piece in self.pieces)
+
+
 def prompt_time(
     shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int, before: int = 0
 ) -> PromptTime:
     """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
-    piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
-    whole, rest = divmod(tokens, piece)
-    ends = [before + piece * (number + 1) for number in range(whole)]
-    parts = _Pieces.of(shape, hardware, engine, split, piece).times(ends)
-    if rest:
-        last = _Pieces.of(shape, hardware, engine, split, rest).times([before + tokens])
-        parts = [a + b for a, b in zip(parts, last, strict=True)]
-    return PromptTime(*map(round, parts))
+    costs = PromptCosts.of(shape, hardware, engine, split, tokens, before)
+    layers = 0 if hardware.cpu_only else split.cpu_layers
+    held = split.cache.held if split.cache else 0.0
+    return PromptTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, held)))
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """Pieces of a prompt, all of one size."""
+class PieceCosts:
+    """Pieces of a prompt, all of one size, with whatever split, in ns."""
 
-    shape: ModelShape
-    hardware: Hardware
-    engine: FittedEngine
-    split: StaticSplit
-    costs: CostTable
-    tokens: int  # of a piece
-    work: ExpertWork
+    attention_ns: float
+    others_ns: float
+    count: int
+    experts: ExpertTimes  # of one piece
+    measured: bool  # handing over is a time of its own; in fitted engines it is in others
+    ahead: bool  # experts are copied while others are computed
 
     @classmethod
     def of(
-        cls, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int
-    ) -> _Pieces:
-        work = ExpertWork.of(shape, tokens)
-        return cls(shape, hardware, engine, split, _costs(shape, hardware, engine, split, work), tokens, work)
-
-    def times(self, ends: list[int]) -> list[float]:
-        """The parts of ``PromptTime``, of pieces after which the KV cache holds so many tokens each."""
-        steps, layers = [self.costs.step(self.tokens, (end,)) for end in ends], self.shape.moe_layers
-        attention = sum(layers * step.attention_ns for step in steps)
-        last = 1 if self.engine.measured_on(self.hardware) else self.tokens  # tokens of the last layer
+        cls, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int,
+        ends: Sequence[int],
+    ) -> PieceCosts:
+        """Pieces after which the KV cache holds so many tokens each."""
+        work, measured = ExpertWork.of(shape, tokens), engine.measured_on(hardware)
+        costs, layers = _costs(shape, hardware, engine, split, work), shape.moe_layers
+        steps = [costs.step(tokens, (end,)) for end in ends]
         others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
-        others += sum(self.costs.step(last, (end,)).mixture_ns for end in ends)
-        gpu_ns, cpu_ns, copies_ns = (len(ends) * ns for ns in self._experts(last))
-        if self.engine.prompt.experts.value == "copied ahead":
-            copies_ns = max(copies_ns - attention - others - gpu_ns, 0.0)
-        return [attention, others, gpu_ns, cpu_ns, copies_ns]
+        last = 1 if measured else tokens  # tokens of the last layer
+        others += sum(step.mixture_ns for step in (steps if last == tokens else [costs.step(1, (e,)) for e in ends]))
+        computed = split.repacked or engine.prompt.experts.value == "computed"
+        rows = [*[(work, tokens)] * (layers - 1), (ExpertWork.of(shape, last), last)]
+        least = engine.prompt.copies_from_tokens.value
+        experts = ExpertTimes.of(costs, [each for each, _ in rows], [computed or few < least for _, few in rows])
+        attention = sum(layers * step.attention_ns for step in steps)
+        ahead = engine.prompt.experts.value == "copied ahead"
+        return cls(attention, others, len(ends), experts, measured, ahead)
 
-    def _experts(self, last_tokens: int) -> tuple[float, float, float]:
-        """Experts on the GPU, on the CPU, and copies; ``last_tokens``: those of the last layer."""
-        share = self.split.gpu_experts / self.shape.experts
-        host = 1 - (share if self.split.cache is None else self.split.cache.held)
-        gpu_ns = cpu_ns = copies_ns = 0.0
-        last = ExpertWork.of(self.shape, last_tokens)
-        cpu_layers = 0 if self.hardware.cpu_only else self.split.cpu_layers
-        measured = self.engine.measured_on(self.hardware)  # handing over; in fitted engines it is in other times
-        for layer, expert in enumerate(self.costs.experts):
-            is_last = layer == self.shape.moe_layers - 1
-            work, tokens = (last, last_tokens) if is_last else (self.work, self.tokens)
-            if layer >= cpu_layers:
-                gpu_ns += work.ns(expert.gpu_ns)
-            elif self._computed(tokens):
-                gpu_ns += share * work.ns(expert.gpu_ns)
-                cpu_ns += (1 - share) * work.ns(expert.cpu_ns) + measured * expert.first_cpu_ns
-            else:
-                gpu_ns += work.ns(expert.gpu_ns)
-                copies_ns += host * work.active * expert.copy_ns
-        return gpu_ns, cpu_ns, copies_ns
-
-    def _computed(self, tokens: int) -> bool:
-        """True if the CPU computes its experts, with this number of tokens of a layer."""
-        prompt = self.engine.prompt
-        computed = self.split.repacked or prompt.experts.value == "computed"
-        return computed or tokens < prompt.copies_from_tokens.value
+    def parts(self, layers: Layers, gpu_share: float, held: Rates) -> list[Times]:
+        """The parts of ``PromptTime``."""
+        experts, on_cpu = self.experts, 1 - gpu_share
+        gpu = self.count * (experts.all_gpu_ns - on_cpu * experts.gpu_ns[layers])
+        cpu = self.count * (on_cpu * experts.cpu_ns[layers] + self.measured * experts.visits_ns[layers])
+        copies = self.count * (1 - (gpu_share or held)) * experts.copies_ns[layers]
+        if self.ahead:
+            copies = np.maximum(copies - self.attention_ns - self.others_ns - gpu, 0.0)
+        return [self.attention_ns, self.others_ns, gpu, cpu, copies]
 
 
 def _costs(

@@ -22,8 +22,9 @@ from traces.models.gguf_model import read_gguf_model
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB
 from trilane.engines.load_memory import LoadMemory, LoadSetting, load_memory
-from trilane.engines.memory import HOST_RESERVE_BYTES, ROUND, check_fits, need_of, surely_runs
+from trilane.engines.memory import HOST_RESERVE_BYTES, need_of
 from trilane.engines.question import FitError, Question
+from trilane.engines.shortage import NoRoomError
 from trilane.engines.split_speed import StaticSplit
 from trilane.fit.fit import fit, with_longest_prompt
 
@@ -51,80 +52,6 @@ def test_every_expert_may_be_on_the_gpu() -> None:
     for gpu, fits in (("rtx-4090", True), ("rtx-4080", False)):
         shape, hardware, asked = told(Question("qwen3-30b-a3b", gpu=gpu, ram="ddr5-5600"))
         assert need_of(shape, hardware, asked.batch, asked.tokens).all_on_gpu == fits
-
-
-def test_a_prompt_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
-    with pytest.raises(FitError, match=r"RTX 3060 12GB.*: 7\.7 GB are missing; .*a prompt of ") as error:
-        check_fits(*qwen(prompt_tokens=184_000))
-    longest = advised(error.value)
-    check_fits(*qwen(prompt_tokens=longest))
-    assert surely_runs(*qwen(prompt_tokens=longest))
-    assert not surely_runs(*qwen(prompt_tokens=longest + 256))
-
-
-def advised(error: object) -> int:
-    """The prompt that a refusal advises."""
-    return int(str(error).rpartition("a prompt of ")[2].split()[0].replace(",", ""))
-
-
-@thinned(2)
-@pytest.mark.parametrize("ram_gb", [64, None])
-def test_an_advised_prompt_runs(ram_gb: int | None) -> None:
-    """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
-    more: dict[str, Any] = {"gpu": "rtx-4090", "ram": "ddr5-5600", "ram_gb": ram_gb, "generated": 4}
-    with pytest.raises(FitError, match=r"23\.0 GB are missing; a prompt of ") as error:
-        fit(Question("llama-4-scout", **more, prompt_tokens=800_000))
-    assert str(error.value).endswith(" tokens fits with these weights, before compute buffers")
-    found = fit(Question("llama-4-scout", **more, prompt_tokens=advised(error.value))).policies
-    assert found is not None
-    assert found.best.tpot_ms > 0
-
-
-def test_a_short_prompt_is_advised_to_the_token() -> None:
-    shape, hardware, asked = qwen(weights="bf16", prompt_tokens=4000, generated=1)
-    fixed = shape.non_expert_bytes + hardware.gpu.reserve_bytes
-    kept = shape.cache_bytes(100) + 2 * shape.expert_bytes_by_layer[0]
-    little = load_hardware("rtx-3060+ddr4-3200", {"gpu.memory_bytes": fixed + kept})
-    with pytest.raises(FitError) as error:
-        check_fits(shape, little, asked)
-    assert advised(error.value) == 99 < ROUND
-
-
-def test_weights_that_the_host_cannot_hold_are_refused_with_those_that_it_can() -> None:
-    with pytest.raises(FitError, match=r"17\.2 GB of host memory: .* GB are missing, .* GiB would do; these") as error:
-        check_fits(*qwen(weights="bf16", ram_gb=16))
-    fitting = str(error.value).partition("these weights fit: ")[2].partition(";")[0].split(", ")
-    assert "q4_k_m" in fitting
-    assert "q8_0" not in fitting
-    assert not {"awq", "gptq", "iq3_k"} & set(fitting), "llama.cpp reads none of them"
-    for name in fitting:
-        check_fits(*qwen(weights=name, ram_gb=16))
-
-
-def test_what_no_weights_help_says_so() -> None:
-    with pytest.raises(FitError, match="no smaller weights and no shorter prompt help"):
-        check_fits(*told(Question("qwen3-235b-a22b", weights="q2_k", gpu="rtx-3060", ram="ddr4-3200", ram_gb=8)))
-
-
-def test_a_refusal_says_which_memory_is_short_and_how_much_would_do() -> None:
-    """Little of either: the smaller shortage must not hide the larger."""
-    with pytest.raises(FitError) as error:
-        check_fits(*told(Question("llama-4-scout", gpu="rtx-4060", ram="ddr5-5600", ram_gb=32)))
-    assert "GB of GPU memory (weights that every token needs" in str(error.value)
-    assert "host memory is short: " in str(error.value)
-    assert "GB are missing, 64 GiB would do" in str(error.value)
-    with pytest.raises(FitError, match=r"does not run with 34\.4 GB of host memory: .* 64 GiB would do") as error:
-        check_fits(*told(Question("llama-4-scout", gpu="rtx-3060", ram="ddr5-5600", ram_gb=32)))
-    assert "GPU memory (" not in str(error.value)
-
-
-def test_one_memory_holds_all_experts() -> None:
-    shape, hardware, asked = told(Question("gpt-oss-120b", gpu="gb10", ram_gb=64))
-    need = need_of(shape, hardware, 1, asked.tokens)
-    assert need.fixed > shape.routed_bytes + shape.non_expert_bytes
-    with pytest.raises(FitError, match=r"with all experts it needs .* GB of memory .* experts 60\.9"):
-        check_fits(shape, hardware, asked)
-    check_fits(*told(Question("gpt-oss-120b", gpu="gb10")))
 
 
 def test_the_missing_gb_are_those_that_would_do() -> None:
@@ -192,10 +119,42 @@ def test_a_sliding_window_and_a_quantised_cache_leave_room_for_experts() -> None
     assert small.cpu_layers < usual.cpu_layers
 
 
+def test_the_host_has_room_for_embeddings_and_inputs_too() -> None:
+    memory = splitter(**QWEN).memory(StaticSplit(48))
+    assert memory.host_table_bytes == load_model("qwen3-30b-a3b@q4_k_m").embedding_bytes
+    assert memory.host_compute_bytes == 512 * (4 * 2048 * 4 + 4352 * 2)
+    needed = memory.host_bytes + memory.host_table_bytes + memory.host_compute_bytes + HOST_RESERVE_BYTES
+    assert sum(memory.host_parts.values()) == needed
+    own = splitter(**QWEN, ram_gb=64)
+    for ram, room in ((needed, True), (needed - 1, False)):
+        little = replace(own.hardware, cpu=replace(own.hardware.cpu, ram_bytes=ram))
+        asked = replace(own.question, ram_gb=None)
+        assert replace(own, question=asked, hardware=little).has_room(StaticSplit(48)) == room
+
+
+def test_one_memory_holds_embeddings_and_inputs_with_all_else() -> None:
+    own = splitter(model="gpt-oss-120b", gpu="gb10")
+    memory, loaded = own.memory(StaticSplit(0)), load_memory(own.shape, LoadSetting(4352))
+    all_of_it = loaded.gpu_bytes + loaded.host_weights_bytes + loaded.host_compute_bytes
+    assert sum(memory.gpu_parts.values()) == all_of_it + memory.reserve_bytes
+    assert (memory.host_table_bytes, memory.host_share) == (0, None)
+
+
+def test_shares_of_memory() -> None:
+    """The reserve of a card is free; of the host's memory the system has its own."""
+    card = splitter(**QWEN, ram_gb=32).memory(StaticSplit(24))
+    used = sum(card.gpu_parts.values()) - card.reserve_bytes
+    assert card.gpu_share == pytest.approx(used / (16 * GIB))
+    assert card.host_share == pytest.approx(sum(card.host_parts.values()) / (32 * GIB))
+    assert splitter(**QWEN).memory(StaticSplit(24)).host_share is None
+    unified = splitter(model="gpt-oss-120b", gpu="gb10").memory(StaticSplit(0))
+    assert unified.gpu_share == pytest.approx(sum(unified.gpu_parts.values()) / (128 * GIB))
+
+
 def test_what_leaves_no_room_is_refused_with_what_is_missing() -> None:
-    with pytest.raises(FitError, match=r"llama.cpp with the experts of 2 layers on the CPU needs .* GB are missing"):
+    with pytest.raises(NoRoomError, match=r"llama.cpp with the experts of 2 layers on the CPU needs .* of GPU memory"):
         answered(**QWEN, n_cpu_moe=2)
-    with pytest.raises(FitError, match=r"llama.cpp: host memory is short: .* GiB would do"):
+    with pytest.raises(NoRoomError, match=r"llama.cpp .* of host memory .*the host has 32 GiB, 34.4 GB: "):
         answered(**{**QWEN, "weights": "bf16"}, ram_gb=32)
 
 

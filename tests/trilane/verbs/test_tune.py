@@ -56,13 +56,12 @@ def test_the_result_as_json_has_the_line(trilane: Trilane, tmp_path: Path) -> No
         (("--for", "speed"), "--for: expected decode, prompt or both, got 'speed'"),
         (("--kv", "f8"), "kv"),
         (("--keep-free-gb", "-1"), "keep_free_gb"),
-        (("--keep-free-gb", "100"), "GB are missing"),
         (("--engine", "smoe-2025"), "use `trilane fit --policy-engine smoe-2025`"),
         (("--check",), "--check runs the model: expected a GGUF file"),
         (("--draft-acceptance", "2"), "draft_acceptance: expected "),
         (("--draft-acceptance", "0.5", "--batch", "2"), "draft_acceptance: expected one sequence, got 2"),
     ],
-    ids=["goal", "kv", "less than nothing", "more than there is", "an engine of policies", "no file", "no share",
+    ids=["goal", "kv", "less than nothing", "an engine of policies", "no file", "no share",
          "drafts of several"],
 )
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
@@ -72,6 +71,15 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
     assert done.status == 2
     assert message in done.err
     assert done.err.strip().count("\n") == 0
+
+
+def test_memory_that_is_short_is_refused_in_three_lines(trilane: Trilane) -> None:
+    done = trilane(*SMALL, "--keep-free-gb", "100")
+    short, works, speed = done.err.splitlines()
+    assert done.status == 2
+    assert short.endswith("GB are missing")
+    assert works.startswith("it runs with ")
+    assert speed.startswith("tokens/s then, about: ")
 
 
 def test_what_cannot_be_checked_is_refused_before_settings_are_tried(

@@ -8,15 +8,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from sim.costs.engine import FittedEngine
-from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
+from trilane.common.units import GB
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
-from trilane.engines.refusals import missing
-from trilane.engines.shortage import NoRoomError
+from trilane.engines.refusals import missing, roomier
+from trilane.engines.shortage import NoRoomError, Way
 from trilane.engines.speed import EngineGain, EngineSpeed, engine_about
 from trilane.engines.tune.drafts import DraftAnswer, draft_answer
 from trilane.engines.tune.settings import (
@@ -79,6 +80,7 @@ class Tuning:
     measured: bool  # times are those of kernels that were measured on one machine
     caveats: TuneCaveats
     machine_notes: tuple[str, ...]  # on the machine's parts
+    roomier: tuple[Way, ...]  # where the best setting nearly fills a memory: changes that do not, best first
     memory_known: bool  # False: no GPU, and the size of the host's memory is not named
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,8 +149,8 @@ def tune(question: TuneQuestion) -> Tuning:
     check_engine(engine, shape, hardware)
     done = searched(question, hardware, shape, engine)
     if not done.tuned:
-        kept = hardware.gpu.reserve_bytes - load_hardware(question.fit.hardware).gpu.reserve_bytes
-        raise NoRoomError(missing(question.fit, {"kv": done.least.kv, "ubatch": done.least.piece_tokens}, kept))
+        least = {"kv": done.least.kv, "ubatch": done.least.piece_tokens}
+        raise NoRoomError(missing(question.fit, least, round(question.keep_free_gb * GB)))
     best = done.tuned[done.best]
     speed = done.bench.speed(done.best)
     gains = ranked(speed.gains())
@@ -178,6 +180,7 @@ def tune(question: TuneQuestion) -> Tuning:
         measured=speed.measured,
         caveats=_caveats(question, speed, best),
         machine_notes=speed.hardware.notes,
+        roomier=roomier(speed),
         memory_known=not hardware.cpu_only or host_memory_of(question.fit, hardware) is not None,
     )
 

@@ -6,6 +6,7 @@ from policies.protocols import PolicyKind
 from sim.costs.engine import load_engine
 from sim.runs.vocabulary import kind_of
 from trilane.common.units import in_gb
+from trilane.engines.memory import SYSTEM
 from trilane.engines.question import Question
 from trilane.fit.answer import Fit, PolicyAnswer
 from trilane.fit.policy_result import MemoryUse, PolicyResult
@@ -156,7 +157,7 @@ def _memory(fit: PolicyAnswer) -> list[Part]:
         "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
         "free": free,
     }
-    host = host_text(memory.host_bytes, memory.host_reserve_bytes)
+    host = host_text({"experts": memory.host_bytes, SYSTEM: memory.host_reserve_bytes})
     rows = [
         ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_text(parts)}"),
         ("experts on the GPU", _cached(memory)),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
-from trilane.engines.memory import SplitMemory
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineAnswer, EngineGain
 from trilane.output.pages.caveats import limit_text
@@ -101,22 +100,14 @@ def gains_section(engine: str, gains: Iterable[EngineGain]) -> list[Part]:
     return ["", table((f"25% better, {engine}", "more tokens/s", "more prompt tokens/s"), rows)] if rows else []
 
 
-def memory_parts(memory: SplitMemory) -> dict[str, float]:
-    """Bytes that an engine keeps on the GPU, by name."""
-    return {
-        "weights that every token needs": memory.every_token_bytes, "KV cache": memory.kv_bytes,
-        "compute buffers": memory.compute_bytes, "reserve": memory.reserve_bytes, "experts": memory.experts_bytes,
-    }
-
-
 def sizes_text(parts: Mapping[str, float]) -> str:
     """The parts of a memory that there are, in GB."""
     return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
 
 
-def host_text(experts: float, reserve: float) -> str:
+def host_text(parts: Mapping[str, float]) -> str:
     """The host's memory, of sizes in bytes."""
-    return f"{in_gb(experts + reserve)} GB: experts {in_gb(experts)}, the system and the program {in_gb(reserve)}"
+    return f"{in_gb(sum(parts.values()))} GB: {', '.join(f'{name} {in_gb(size)}' for name, size in parts.items())}"
 
 
 def caveats(sentences: Sequence[str]) -> list[Part]:
@@ -193,4 +184,4 @@ def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
     held = memory.gpu_bytes + memory.missing_bytes
     whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
-    return f"{in_gb(held)} GB{whole} = {sizes_text(memory_parts(memory))}"
+    return f"{in_gb(held)} GB{whole} = {sizes_text(memory.gpu_parts)}"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trilane.common.units import GB, MIB, in_gb
-from trilane.engines.memory import HOST_RESERVE_BYTES
 from trilane.engines.question import KV_BITS
 from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnswer, Drafted
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
@@ -20,7 +19,6 @@ from trilane.output.pages.fit_engine import (
     error_text,
     gains_section,
     host_text,
-    memory_parts,
     milliseconds,
     parts_text,
     question_text,
@@ -113,12 +111,12 @@ def _cache(best: Tuned) -> list[tuple[str, str]]:
 def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     """By kind, of the GPU and of the host; of all where there is no GPU."""
     best, memory = tuning.best, tuning.best.memory
-    parts = {**memory_parts(memory), "cache of experts": (best.cache_mib or 0) * MIB}
+    parts = {**memory.gpu_parts, "cache of experts": (best.cache_mib or 0) * MIB}
     of_all = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
     whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
     if tuning.regime in ("CPU only", "unified"):
         return [("memory", whole)]
-    return [("GPU memory", whole), ("host memory", host_text(memory.host_bytes, HOST_RESERVE_BYTES))]
+    return [("GPU memory", whole), ("host memory", host_text(memory.host_parts))]
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------

@@ -1,0 +1,157 @@
+"""Refusals: which memory is short, what works, and the speed then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sim.machine.hardware import load_hardware
+from tests.kit.depth import thinned
+from traces.models.catalogue import load_model
+from trilane.engines.memory import HOST_RESERVE_BYTES, need_of, surely_runs
+from trilane.engines.question import Question, engine_of
+from trilane.engines.refusals import MOST_WAYS, check_fits, missing
+from trilane.engines.shortage import Missing, NoRoomError, Shortage, Way
+from trilane.engines.speed import EngineSpeed
+from trilane.fit.fit import fit
+
+OWNER: dict[str, Any] = {"gpu": "rtx-3060", "ram": "ddr4-3200", "ram_gb": 32}
+
+
+def refused(question: Question, **numbers: Any) -> Missing:
+    """What policies lack, on a machine with other ``numbers``."""
+    with pytest.raises(NoRoomError) as error:
+        check_fits(question.model_shape, load_hardware(question.hardware, numbers), question)
+    return error.value.missing
+
+
+def answered(question: Question) -> EngineSpeed:
+    hardware = load_hardware(question.hardware)
+    return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+
+
+def test_a_refusal_has_three_lines() -> None:
+    short = Shortage("host", "the host", 32 * 2**30, {"experts": 52_000_000_000, "the system": 4_000_000_000})
+    found = Missing("gpt in llama.cpp", (short,), (Way({"ram_gb": 64}, 17.26), Way({"weights": "q2_k"}, 8.26)))
+    assert found.text.split("\n") == [
+        "gpt in llama.cpp needs 56.0 GB of host memory (experts 52.0, the system 4.0), and the host has 32 GiB, 34.4 "
+        "GB: 21.6 GB are missing",
+        "it runs with --ram-gb 64, or with --weights q2_k",
+        "tokens/s then, about: 17 with --ram-gb 64, 8.3 with --weights q2_k",
+    ]
+    assert replace(found, ways=()).text.endswith("\nno smaller weights, shorter prompt or larger host memory help")
+    assert replace(found, ways=None).text.count("\n") == 0
+
+
+def test_ways_are_options() -> None:
+    changes = {"model": "qwen@q2_k", "prompt_tokens": 5, "window": 7, "n_cpu_moe": 3, "pcie": None}
+    assert Way(changes, None).options == "qwen@q2_k --prompt 5 --context 7 --n-cpu-moe 3"
+
+
+def test_nothing_is_missing_where_it_runs() -> None:
+    found = missing(Question("qwen3-30b-a3b", **OWNER))
+    assert (found.short, found.ways) == ((), None)
+
+
+@pytest.mark.parametrize("asked", [
+    {"model": "gpt-oss-120b", **OWNER}, {"model": "qwen3-next-80b-a3b", **OWNER},
+    {"model": "qwen3-235b-a22b@q2_k", **OWNER, "ram_gb": 8}, {"model": "gpt-oss-120b", "gpu": "gb10", "ram_gb": 64},
+    {"model": "deepseek-v3", "gpu": "none", "ram": "ddr4-3200", "ram_gb": 64},
+    {"model": "qwen3-30b-a3b", **OWNER, "window": 400_000}, {"model": "qwen3-30b-a3b", **OWNER, "n_cpu_moe": 2},
+    {"model": "qwen3-30b-a3b", **OWNER, "batch": 64}, {"model": "llama-4-scout", **OWNER, "gpu": "rtx-4060"},
+    {"model": "kimi-k2", **OWNER, "gpu": "gtx-1650-super"},
+], ids=lambda asked: str(asked["model"]))
+def test_every_way_works_at_the_speed_that_is_told(asked: dict[str, Any]) -> None:
+    question = Question(**asked)
+    found = missing(question)
+    assert found.short
+    assert found.ways
+    assert len(found.ways) <= MOST_WAYS
+    for way in found.ways:
+        then = answered(replace(question, **way.changes))
+        assert then.has_room
+        assert way.tokens_per_s == pytest.approx(1e9 / then.decode.total_ns)
+
+
+def test_the_owner_of_32_gib_is_told_of_64_and_the_speed() -> None:
+    found = missing(Question("gpt-oss-120b", **OWNER))
+    assert [one.memory for one in found.short] == ["host"]
+    assert [way.changes for way in found.ways or ()] == [{"ram_gb": 64}]
+    assert "the host has 32 GiB, 34.4 GB" in found.text
+
+
+def test_no_way_changes_more_than_it_must() -> None:
+    """The largest smaller weights, the least memory, the fewest layers, the longest window."""
+    ways = {next(iter(way.changes)): way.changes for way in missing(Question("qwen3-next-80b-a3b", **OWNER)).ways or ()}
+    assert ways == {"ram_gb": {"ram_gb": 48}, "weights": {"weights": "q3_k_m"}}
+    assert not answered(Question("qwen3-next-80b-a3b", weights="iq4_xs", **OWNER)).has_room
+    named = Question("qwen3-30b-a3b", **OWNER, n_cpu_moe=2)
+    fewest = next(iter(missing(named).ways or ())).changes["n_cpu_moe"]
+    assert isinstance(fewest, int)
+    assert not answered(replace(named, n_cpu_moe=fewest - 1)).has_room
+
+
+def test_both_memories_that_are_short_are_told() -> None:
+    """Little of either: the smaller shortage must not hide the larger."""
+    found = missing(Question("llama-4-scout", gpu="rtx-4060", ram="ddr5-5600", ram_gb=32))
+    assert [one.memory for one in found.short] == ["GPU", "host"]
+    assert {"weights": "iq4_xs", "ram_gb": 64} in [way.changes for way in found.ways or ()]
+
+
+def test_settings_that_may_be_chosen_are_tried_with_the_least() -> None:
+    question = Question("qwen3-30b-a3b", **OWNER, window=160_000)
+    assert missing(question).short
+    assert not missing(question, {"kv": "q8_0", "ubatch": 256}).short
+
+
+def test_memory_that_is_kept_free_is_a_way() -> None:
+    found = missing(Question("qwen3-30b-a3b", **OWNER), keep_free_bytes=11 * 10**9)
+    assert (found.ways or ())[-1].options == "--keep-free-gb 0"
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_the_gpu_cannot_hold_is_refused_with_the_longest_that_it_can() -> None:
+    asked = Question("qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", prompt_tokens=184_000)
+    found = refused(asked)
+    assert found.short[0].missing_bytes == pytest.approx(7.7e9, rel=0.01)
+    longest = advised(found)
+    shape, hardware = asked.model_shape, load_hardware(asked.hardware)
+    assert surely_runs(shape, hardware, replace(asked, prompt_tokens=longest))
+    assert not surely_runs(shape, hardware, replace(asked, prompt_tokens=longest + 256))
+
+
+def advised(found: Missing) -> int:
+    """The prompt that a refusal advises."""
+    return next(int(way.changes["prompt_tokens"] or 0) for way in found.ways or () if "prompt_tokens" in way.changes)
+
+
+@thinned(2)
+@pytest.mark.parametrize("ram_gb", [64, None])
+def test_an_advised_prompt_runs(ram_gb: int | None) -> None:
+    """Experts are staged, and slots are whole: what leaves no room for that is not advised."""
+    asked = Question("llama-4-scout", "rtx-4090", "ddr5-5600", ram_gb=ram_gb, generated=4, prompt_tokens=800_000)
+    found = fit(replace(asked, prompt_tokens=advised(refused(asked)))).policies
+    assert found is not None
+    assert found.best.tpot_ms > 0
+
+
+def test_weights_that_the_host_cannot_hold_are_refused_with_the_largest_that_it_can() -> None:
+    asked = Question("qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", weights="bf16", ram_gb=16)
+    found = refused(asked)
+    assert [way.options for way in found.ways or ()] == ["--ram-gb 64", "--weights q5_k_m"]
+    check_fits(load_model("qwen3-30b-a3b@q5_k_m"), load_hardware(asked.hardware), asked)
+
+
+def test_one_memory_holds_all_experts() -> None:
+    asked = Question("gpt-oss-120b", gpu="gb10", ram_gb=64)
+    shape, hardware = asked.model_shape, load_hardware(asked.hardware)
+    need = need_of(shape, hardware, 1, asked.tokens)
+    assert need.fixed > shape.routed_bytes + shape.non_expert_bytes
+    assert need.host == HOST_RESERVE_BYTES
+    found = refused(asked)
+    assert [one.memory for one in found.short] == ["only"]
+    assert found.short[0].parts["experts"] == shape.routed_bytes
