@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -194,17 +194,22 @@ def main(arguments: Sequence[str]) -> None:
     write_held_out(asked, {**fallback, **without})
     for kind, number in (("decode", 0), ("prompts", 1)):
         print(f"{kind}, held out: {summary([errors(row, without[row.machine])[number] for row in rows])}")
-    write_engines(engines, _sources(starts, rows, float(np.max(np.abs(np.expm1(logs - starts.logs))))))
+    fit = fit_of(rows, float(np.max(np.abs(np.expm1(logs - starts.logs)))))
+    write_engines({name: replace(engine, fit=fit) for name, engine in engines.items()}, _sources(starts))
 
 
-def _sources(starts: Starts, rows: Sequence[MeasuredRow], moved: float) -> dict[str, str]:
-    """Sources of the numbers by key. ``moved``: the largest change by the fit, as a share."""
+def fit_of(rows: Sequence[MeasuredRow], moved: float) -> str:
+    """What the numbers were fitted to. ``moved``: the largest change by the fit, as a share."""
+    machines = len({row.machine for row in rows})
     most = math.ceil(100 * moved)
-    counted = f"{len(rows)} rows of {len({row.machine for row in rows})} machines"
-    fit = f"before the fit to {counted}, which moves no number by more than {most} % (tools/fit_engines.py)"
-    said = {key: f"{start.start:g} {fit}: {start.source}" for key, start in starts.numbers.items()}
+    return f"{len(rows)} rows of {machines} machines, which move no number by more than {most} % (tools/fit_engines.py)"
+
+
+def _sources(starts: Starts) -> dict[str, str]:
+    """Sources of the numbers by key, each with the value from which it was fitted."""
+    said = {key: f"{start.source}; fitted from {start.start:g}" for key, start in starts.numbers.items()}
     for ratio in starts.ratios.values():
-        source = f"{ratio.start:g} times {ratio.of or 'the other engines'} {fit}: {ratio.source}"
+        source = f"{ratio.source}; fitted from {ratio.start:g} times {ratio.of or 'the other engines'}"
         said |= {f"{engine}:{key}": source for engine in ratio.engines for key in ratio.numbers}
     return said
 
@@ -213,11 +218,11 @@ def _sources(starts: Starts, rows: Sequence[MeasuredRow], moved: float) -> dict[
 
 
 FOLDER = Path(str(files("sim.costs"))) / "engines"
-HEADER = "# Written by tools/fit_engines.py: numbers whose source names the fit are not edited by hand.\n"
+HEADER = "# Written by tools/fit_engines.py: numbers with a source that ends in 'fitted from' are not edited by hand.\n"
 DIGITS = 3
 TRAITS = (
     "program", "superseded_by", "back_end", "vendors", "reads", "splits", "dialect", "copies_at_once", "options",
-    "cache_costs",
+    "cache_costs", "fit",
 )
 
 

@@ -211,7 +211,8 @@ class FittedEngine(_Engine):
     shares, on whichever ``back_end`` (None: the one that its vendor's cards usually have); a build is ``superseded_by``
     another. ``dialect``: of its command line; ``options``: what that takes in addition. ``copies_at_once``: what comes
     to the GPU of a layer's experts on the host, for a prompt. ``cache_costs``: an engine that waits for the host's
-    routing as this one does with a cache of experts.
+    routing as this one does with a cache of experts. ``fit``: the measured speeds to which ``tools/fit_engines.py``
+    fitted the numbers whose source says from which value.
     """
 
     program: str = ""
@@ -221,6 +222,7 @@ class FittedEngine(_Engine):
     options: tuple[Option, ...] = ()
     copies_at_once: Literal["matrix", "layer"] = "layer"
     cache_costs: Name | None = None
+    fit: str | None = None
     gpu: GpuWork
     cpu: CpuWork
     prompt: PromptWork

@@ -29,6 +29,7 @@ Launches = Literal["single"]
 Form = Literal["card", "laptop", "module", "server"]
 PartKind = Literal["gpu", "memory", "cpu"]
 Processor = Literal["cpu", "gpu"]
+_CARD: Sourced[Form] = Sourced("card", "its data sheet", "high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class CardPart(GpuPart):
 
     pcie_generation: Sourced[int]
     pcie_lanes: Sourced[int]
-    form: Sourced[Form] = Sourced("card", "its data sheet", "high")
+    form: Sourced[Form] = _CARD
 
 
 @dataclass(frozen=True, kw_only=True)

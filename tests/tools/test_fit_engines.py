@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import load_engine, load_fitted
 from tools import fit_engines
 from tools.bundle_gpt_oss import GENERATED_TOKENS, PROMPT_TOKENS, RecordedTokens, choose, trace_of
 from tools.fit_engines import ENGINES, engines_of, errors, fitted, log_residuals, read_starts, rows_to_fit
@@ -73,8 +73,9 @@ def test_the_rows_are_those_with_one_assumption_at_most() -> None:
 
 def test_engines_that_are_written_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_engines, "FOLDER", tmp_path)
-    engines = engines_of(STARTS, STARTS.logs + 0.01)
-    fit_engines.write_engines(engines, fit_engines._sources(STARTS, [ROW], 0.01))
+    fit = fit_engines.fit_of([ROW], 0.01)
+    engines = {name: replace(engine, fit=fit) for name, engine in engines_of(STARTS, STARTS.logs + 0.01).items()}
+    fit_engines.write_engines(engines, fit_engines._sources(STARTS))
     for name, engine in engines.items():
         again = load_engine(str(tmp_path / f"{name}.yaml"))
         assert again.about == engine.about
@@ -83,8 +84,18 @@ def test_engines_that_are_written_are_read_again(tmp_path: Path, monkeypatch: py
                 key: pytest.approx(number.value, rel=6e-3) if isinstance(number.value, float) else number.value
                 for key, number in engine.flat().items()
             }
-            said = again.flat()["cpu.layer_ns"].source
-            assert "the fit to 1 rows of 1 machines, which moves no number by more than 1 %" in said
+            assert again.fit == "1 rows of 1 machines, which move no number by more than 1 % (tools/fit_engines.py)"
+            start = STARTS.numbers["cpu.layer_ns"]
+            assert again.flat()["cpu.layer_ns"].source == f"{start.source}; fitted from {start.start:g}"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_says_once_what_it_was_fitted_to(name: str) -> None:
+    engine = load_fitted(name)
+    sources = [number.source for number in engine.flat().values()]
+    assert engine.fit is not None
+    assert any("; fitted from " in source for source in sources)
+    assert not any("tools/fit_engines.py" in source for source in sources)
 
 
 # --- Choosing what is bundled of gpt-oss-20b's recorded tokens, on a few made-up ones ---------------------------------

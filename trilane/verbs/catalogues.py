@@ -272,6 +272,7 @@ def _page(engine: InferenceEngine) -> list[Part]:
                for key, n in engine.flat().items()]
     numbers_table = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
+    facts += [("fitted to", fit)] if (fit := getattr(engine, "fit", None)) else []
     return [heading(engine.name), pairs(facts), "", *([numbers_table] if numbers else [])]
 
 

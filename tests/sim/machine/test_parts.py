@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -11,7 +13,11 @@ import pytest
 import yaml
 
 from sim.machine import parts
+from sim.machine.hardware import load_hardware
 from sim.machine.parts import (
+    CardPart,
+    CpuPart,
+    GpuPart,
     Processor,
     all_parts,
     cpu_names,
@@ -22,6 +28,7 @@ from sim.machine.parts import (
     part,
     read_fraction,
     rules,
+    unified_names,
 )
 from sim.machine.plausibility import HardwareError
 from tests.kit.hand_measured import memory_names
@@ -67,6 +74,19 @@ _MEASURED_ON = [
     "ddr5-4000", "ddr5-4800", "ddr5-5600", "ddr5-6000", "ddr5-6400", "ddr5-8000", "ddr4-3200-ecc", "ddr5-6000-ecc",
     "ddr5-6400-ecc", "mrdimm-8800", "lpddr5x-7500",
 ]
+
+
+_ASKED_FOR = [  # cards and CPUs that people own, by surveys and by the questions of others
+    "gtx-1650", "gtx-1070", "gtx-1080", "gtx-1080-ti", "rtx-2060-laptop", "rtx-2060-super", "rtx-2080-super",
+    "rtx-3060-8gb", "rtx-3060-laptop", "rtx-3070-ti-laptop", "rtx-3080-ti-laptop", "rtx-4090-d", "rtx-4000-sff-ada",
+    "rx-6600", "rx-6600-xt", "rx-6650-xt", "rx-6750-xt", "rx-6800", "rx-6900-xt", "rx-6950-xt", "radeon-ai-pro-r9700",
+    "ryzen-5-5500", "ryzen-7-5700x", "ryzen-7-5700x3d", "ryzen-5-7500f", "ryzen-7-8845hs", "core-i5-10400f",
+    "core-i7-7700", "core-i5-9600k", "core-i7-9750h", "core-i7-10750h", "core-i7-13620h", "epyc-9374f",
+]
+
+
+def test_what_people_own_is_there() -> None:
+    assert [name for name in _ASKED_FOR if kind_of(name) is None] == []
 
 
 def test_what_others_have_measured_on_can_be_assembled() -> None:
@@ -119,6 +139,125 @@ def test_a_memory_names_a_generic_cpu_that_takes_it(name: str) -> None:
     memory = part("memory", name)
     assert memory.family in part("cpu", memory.cpu).memory
     assert memory.transfers_per_s.value / 1e6 == int(name.split("-")[1])
+
+
+# --- Macs -------------------------------------------------------------------------------------------------------------
+
+_MACS = {  # GPU cores, GB/s, GB of memory; the larger chip first
+    "m1": ((8, 7), 68.25, (8, 16)), "m1-pro": ((16, 14), 200, (16, 32)), "m1-max": ((32, 24), 400, (32, 64)),
+    "m1-ultra": ((64, 48), 800, (64, 128)), "m2": ((10, 8), 100, (8, 16, 24)), "m2-pro": ((19, 16), 200, (16, 32)),
+    "m2-max": ((38,), 400, (32, 64, 96)), "m2-max-30-core": ((30,), 400, (32, 64)),
+    "m2-ultra": ((76, 60), 800, (64, 128, 192)), "m3": ((10, 8), 100, (8, 16, 24)),
+    "m3-pro": ((18, 14), 150, (18, 36)), "m3-max": ((40,), 400, (48, 64, 128)),
+    "m3-max-30-core": ((30,), 300, (36, 96)),
+    "m3-ultra": ((80,), 819, (96, 256, 512)), "m3-ultra-60-core": ((60,), 819, (96, 256)),
+    "m4": ((10,), 120, (16, 24, 32)), "m4-8-core": ((8,), 120, (16, 24)), "m4-pro": ((20, 16), 273, (24, 48, 64)),
+    "m4-max": ((40,), 546, (48, 64, 128)), "m4-max-32-core": ((32,), 410, (36,)),
+    "m5": ((10,), 153, (16, 24, 32)), "m5-8-core": ((8,), 153, (16, 24)), "m5-pro": ((20, 16), 307, (24, 48, 64)),
+    "m5-max": ((40,), 614, (48, 64, 128)), "m5-max-32-core": ((32,), 460, (36,)),
+}
+_CHIPS = [
+    (f"apple-{chip}{f'-{count}-core' * (place > 0)}", count, gb_s, sizes)
+    for chip, (cores, gb_s, sizes) in _MACS.items()
+    for place, count in enumerate(cores)
+]
+
+
+@pytest.mark.parametrize(("name", "cores", "gb_s", "sizes"), _CHIPS)
+def test_every_mac_is_there_in_all_its_sizes(name: str, cores: int, gb_s: float, sizes: tuple[int, ...]) -> None:
+    mac = part("gpu", name)
+    assert f"({cores} GPU cores)" in mac.title
+    assert mac.bandwidth_bytes_per_s.value == gb_s * 1e9
+    assert all(re.search(rf"\b{size}\b", mac.memory_bytes.source) for size in sizes)
+    machines = [load_hardware(f"{name}+{size}gb").gpu for size in sizes]
+    assert [gpu.memory_bytes >> 30 for gpu in machines] == list(sizes)
+    assert machines[-1].memory_bytes == mac.memory_bytes.value
+
+
+def test_no_mac_is_left_out() -> None:
+    assert {name for name in unified_names() if name.startswith("apple-")} == {name for name, *_ in _CHIPS}
+
+
+@pytest.mark.parametrize("name", [name for name in unified_names() if name.startswith("apple-")])
+def test_a_macs_memory_carries_what_its_gpu_reads(name: str) -> None:
+    machine = load_hardware(name)
+    assert machine.cpu.dram_bytes_per_s == pytest.approx(machine.gpu.bandwidth_bytes_per_s, rel=0.03)
+
+
+# --- what can be bought -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_bought_says_its_year() -> None:
+    years = {one.name: one.released for one in all_parts() if isinstance(one, GpuPart | CpuPart)}
+    assert [name for name, year in years.items() if year is None] == ["desktop", "laptop", "server"]
+    assert all(2014 <= year.value <= 2026 for year in years.values() if year is not None)
+
+
+@pytest.mark.parametrize(("ending", "form"), [("-laptop", "laptop"), ("-sxm", "module")])
+def test_the_names_of_laptops_and_modules_say_their_form(ending: str, form: str) -> None:
+    for card in (part("gpu", name) for name in gpu_names()):
+        assert isinstance(card, CardPart)
+        assert card.form.value == form or not card.name.endswith(ending), card.name
+
+
+@pytest.mark.parametrize(("name", "form"), [
+    ("rtx-3060", "card"), ("rtx-a6000", "card"), ("rtx-4090-laptop", "laptop"), ("h20", "module"), ("p40", "server"),
+    ("v100", "server"), ("v100-sxm2-32gb", "module"), ("a100-80gb-pcie", "server"), ("l40s", "server"),
+    ("mi50-32gb", "server"), ("rtx-pro-6000-blackwell-max-q", "card"),
+])
+def test_a_desktop_takes_cards_with_fans(name: str, form: str) -> None:
+    card = part("gpu", name)
+    assert isinstance(card, CardPart)
+    assert card.form.value == form
+
+
+_TAKES = {  # socket: kinds of memory, of which a CPU takes some
+    "am4": {"ddr4"}, "am5": {"ddr5"}, "lga1151": {"ddr4"}, "lga1151-2": {"ddr4"}, "lga1200": {"ddr4"},
+    "lga1700": {"ddr4", "ddr5"}, "lga1851": {"ddr5"}, "lga2066": {"ddr4"}, "strx4": {"ddr4"}, "swrx8": {"ddr4"},
+    "str5": {"ddr5"}, "sp3": {"ddr4"}, "sp5": {"ddr5"}, "lga2011-3": {"ddr4"}, "lga3647": {"ddr4"},
+    "lga4189": {"ddr4"}, "lga4677": {"ddr5"}, "lga7529": {"ddr5", "mrdimm"},
+}
+
+
+@pytest.mark.parametrize("name", cpu_names())
+def test_a_socket_takes_what_its_boards_have(name: str) -> None:
+    cpu = part("cpu", name)
+    if cpu.socket is None:
+        assert name in ("desktop", "laptop", "server")
+    elif cpu.socket.value != "soldered":
+        assert set(cpu.memory) <= _TAKES[cpu.socket.value]
+        assert cpu.pcie_generation is not None
+        assert cpu.server == (cpu.socket.value[:2] in ("sp", "st", "sw") or cpu.socket.value in _SERVERS)
+
+
+_SERVERS = ("lga2011-3", "lga3647", "lga4189", "lga4677", "lga7529")
+
+
+@pytest.mark.parametrize(("title", "socket"), [
+    (r"Ryzen \d [1-5]\d{3}", "am4"), (r"Ryzen \d [7-9]\d{3}", "am5"), (r"Core i\d-1[2-4]", "lga1700"),
+    (r"EPYC 7", "sp3"), (r"EPYC 9", "sp5"),
+])
+def test_cpus_of_a_series_share_a_socket(title: str, socket: str) -> None:
+    series = [cpu for cpu in map(partial(part, "cpu"), cpu_names()) if re.match(title, cpu.title)]
+    kinds = {cpu.socket.value for cpu in series if cpu.socket is not None}
+    assert socket in kinds <= {socket, "soldered"}
+
+
+@pytest.mark.parametrize("name", memory_names())
+def test_a_memory_says_the_modules_it_is_sold_in_unless_it_is_soldered(name: str) -> None:
+    modules = part("memory", name).modules
+    assert (modules is None) == name.startswith("lpddr")
+    if modules is not None:
+        assert list(modules.gib.value) == sorted(set(modules.gib.value))
+        assert modules.slots.value in (1, 2)
+
+
+def test_a_desktop_is_filled_with_what_its_generation_has() -> None:
+    ddr4, ddr5 = (part("memory", name).modules for name in ("ddr4-3200", "ddr5-6000"))
+    assert ddr4 is not None
+    assert ddr5 is not None
+    assert [max(kind.gib.value) * kind.slots.value * 2 for kind in (ddr4, ddr5)] == [128, 256]  # two channels
+    assert {24, 48} <= set(ddr5.gib.value) - set(ddr4.gib.value)
 
 
 @pytest.fixture

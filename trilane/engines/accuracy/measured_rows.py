@@ -122,12 +122,13 @@ class Prediction:
 def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None) -> Prediction:
     """The row's speeds. ``engines``: in place of those that come with the simulator.
 
-    Raises RowsError for more experts on the GPU than there are, and what ``load_model``, ``load_hardware`` and
+    Raises RowsError for more layers or experts than the model has, and what ``load_model``, ``load_hardware`` and
     ``load_fitted`` raise.
     """
     shape, hardware = shape_of(row), machine_of(row.machine)
-    if row.gpu_experts > shape.experts:
-        raise RowsError(f"gpu_experts: expected at most {shape.experts}, the model's own, got {row.gpu_experts}")
+    for key, own in (("cpu_layers", shape.moe_layers), ("gpu_experts", shape.experts)):
+        if (getattr(row, key) or 0) > own:
+            raise RowsError(f"row {row.id}: {key}: expected at most {own}, the model's own, got {getattr(row, key)}")
     engine = (engines or {}).get(row.engine) or load_fitted(row.engine)
     split = split_of(row)
     decode = prompt = None

@@ -13,7 +13,7 @@ from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
 from trilane.engines.accuracy.errors import QUANTITIES, measured
-from trilane.engines.accuracy.measured_rows import COLUMNS, RowsError, read_rows, write_template
+from trilane.engines.accuracy.measured_rows import COLUMNS, MeasuredRow, RowsError, read_rows, shape_of, write_template
 from trilane.engines.accuracy.scores import (
     HELD_OUT,
     SHIPPED,
@@ -188,11 +188,19 @@ def test_own_rows_that_cannot_be_scored(text: str, words: str, tmp_path: Path) -
 def test_numbers_that_no_model_or_prompt_has_are_refused(tmp_path: Path) -> None:
     head = "id,model,machine,engine,cpu_layers,gpu_experts,piece_tokens,prompt_tokens,prompt_tokens_per_s\n"
     (tmp_path / "mine.csv").write_text(f"{head}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,129,512,512,70\n")
-    with pytest.raises(RowsError, match="gpu_experts: expected at most 128"):
+    with pytest.raises(RowsError, match="row a: gpu_experts: expected at most 128, the model's own, got 129"):
+        scores_of(str(tmp_path / "mine.csv"))
+    (tmp_path / "mine.csv").write_text(f"{head}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,49,0,512,512,70\n")
+    with pytest.raises(RowsError, match="row a: cpu_layers: expected at most 48, the model's own, got 49"):
         scores_of(str(tmp_path / "mine.csv"))
     (tmp_path / "mine.csv").write_text(f"{head}a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,0,1,5000,70\n")
     with pytest.raises(RowsError, match="line 2: piece_tokens: expected at most 4,096 pieces"):
         scores_of(str(tmp_path / "mine.csv"))
+
+
+@pytest.mark.parametrize("row", read_rows(), ids=lambda row: row.id)
+def test_no_row_has_more_layers_on_the_cpu_than_its_model(row: MeasuredRow) -> None:
+    assert (row.cpu_layers or 0) <= shape_of(row).moe_layers
 
 
 def test_a_row_that_is_not_there() -> None:
