@@ -21,7 +21,7 @@ from traces.models.shape import ModelShape
 from trilane.common.quoting import quoted
 from trilane.common.schema import check, to_dict
 from trilane.common.units import GIB
-from trilane.engines.accuracy.errors import Regime, RegimeAccuracy, regime_error, regime_of
+from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, engine_of
@@ -124,7 +124,7 @@ class Bench:
     @property
     def best(self) -> Tuned:
         """Raises FitError where nothing runs."""
-        return self.search.tuned[self.search.best]
+        return self.search.bench.tuned(self.search.best)
 
     def with_parts(self, **parts: Any) -> Bench:
         """The same question on a machine with other parts."""
@@ -191,7 +191,7 @@ class Recommended(ModelFacts):
     tuned: Tuned
     limit: str | None
     regime: Regime
-    error: RegimeAccuracy | None
+    error: ErrorToExpect | None  # None: times are those of kernels that were measured here
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def recommended(bench: Bench, model: str, also: tuple[str, ...]) -> Recommended:
     regime = regime_of(bench.shape, bench.hardware, bench.engine, speed.split)
     return Recommended(
         **_facts(bench, model, also), tuned=best, limit=limiting_part(ranked(speed.gains())), regime=regime,
-        error=None if speed.measured else regime_error(regime, bench.engine),
+        error=None if speed.measured else error_to_expect(bench.shape, bench.hardware, regime, bench.engine),
     )
 
 

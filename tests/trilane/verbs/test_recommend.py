@@ -27,7 +27,7 @@ def test_the_line_is_that_of_tune(trilane: Trilane) -> None:
 
 def test_what_does_not_run_says_what_it_lacks(trilane: Trilane) -> None:
     out = trilane(*OWNER, "--for", "gpt-oss-120b").out
-    assert "needs 64 GiB of host memory; then 17." in out
+    assert "needs 64 GiB of RAM; then 17." in out
 
 
 def test_upgrades_of_a_model_are_a_table_of_parts(trilane: Trilane) -> None:

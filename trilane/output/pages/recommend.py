@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trilane.common.units import GB, in_gb
+from trilane.engines.accuracy.errors import ErrorToExpect
 from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
 from trilane.engines.tune.tuned import Tuned
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
@@ -21,11 +22,13 @@ _LEGEND = {
     "bits": "of a weight of the experts",
     "first": "time to the first token",
     "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program",
-    "error": "of tokens/s on such machines, in the median; -: never measured there",
+    "error": "of tokens/s, in the median of what resembles the row most: architecture and GPU, architecture and such "
+             "machines, or such machines; +: predicted too fast, -: too slow; *: this architecture was never measured",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
 }
-_MEMORIES = {"GPU": "GPU memory", "host": "host memory", "only": "memory"}
-_NO_MORE = "more than its modules hold"
+_MEMORIES = {"GPU": "GPU memory", "host": "RAM", "only": "memory"}
+_MOSTLY = 0.75  # of an error, that is bias
+_NO_MORE = "more than fits here"
 _SORTED = {"size": "largest first", "speed": "most tokens/s first", "first": "soonest first token first"}
 
 
@@ -48,10 +51,20 @@ def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
         return ["", "no model runs"]
     rows = [
         [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned),
-         percent(one.error.median if one.error else None), _LIMITS[one.limit]]
+         _error(one.error), _LIMITS[one.limit]]
         for one in runs
     ]
     return ["", heading(f"what runs, {_SORTED[sort]}"), table(_COLUMNS, rows, (0, 2, 9), wrap=True)]
+
+
+def _error(error: ErrorToExpect | None) -> str:
+    """The median of what resembles the row most, with its sign where most of it is bias."""
+    known = error and error.best_known
+    if not error or not known:
+        return "-"
+    biased = abs(known.bias) >= _MOSTLY * known.median
+    text = f"{known.bias:+.0%}" if biased else percent(known.median)
+    return text if error.like_models else f"{text}*"
 
 
 def _alike(runs: Sequence[Recommended]) -> list[Part]:
@@ -70,16 +83,16 @@ def _unable(unable: Sequence[Unable]) -> list[Part]:
     if not unable:
         return []
     rows = [[one.model, number(one.params / GB), one.weights, _lack(one)] for one in unable]
-    columns = ("model", "params 10^9", "format", "what it lacks")
+    columns = (*_COLUMNS[:3], "\nwhat it lacks")
     return ["", heading("what does not run"), table(columns, rows, (0, 2, 3), wrap=True)]
 
 
 def _lack(one: Unable) -> str:
     if one.short is not None:
-        kind, there = _MEMORIES[one.short.memory], f"and there are {in_gb(one.short.there_bytes)}"
-        return f"needs {in_gb(one.short.needed_bytes)} GB of {kind}, {_NO_MORE if kind == 'host memory' else there}"
+        kind, there = _MEMORIES[one.short.memory], f"of {in_gb(one.short.there_bytes)}"
+        return f"needs {in_gb(one.short.needed_bytes)} GB of {kind}, {_NO_MORE if kind == 'RAM' else there}"
     then = "" if one.then is None else f"; then {number(1000 / one.then.tpot_ms)} tokens/s"
-    return f"needs {one.ram_gib} GiB of host memory{then}"
+    return f"needs {one.ram_gib} GiB of RAM{then}"
 
 
 def _formats(answer: Recommendation) -> list[Part]:

@@ -54,7 +54,7 @@ def table_upgrade_parts(upgrades: Sequence[TableUpgrade], none: NoUpgrades | Non
     ]
     columns = ("\nin place of the own", "\nwatts", "median\ngain", "in more\nbits", "\nruns then, with tokens/s")
     about = (
-        "median gain: by the time until the last token, of the models that ran before, in the same format; in more bits: "
-        "models whose best format then has more"
+        "median gain: by the time until the last token, of the models that ran before, in the same format; in more "
+        "bits: models whose best format then has more"
     )
     return ["", heading("what to buy"), table(columns, rows, (0, 4), wrap=True), "", about]
