@@ -1,4 +1,4 @@
-"""How fast ``trilane fit`` answers: ``python -m benchmarks.fit_speed [--write]``.
+"""How fast ``trilane fit`` and ``recommend`` answer: ``python -m benchmarks.fit_speed [--write]``.
 
 Every question is asked three times on the command line, from the start of Python to the end; the median counts. The
 thirty questions are those of ``tests/trilane/fit/questions.yaml``, the ten machine-model pairs those of
@@ -34,6 +34,13 @@ LARGER: dict[str, dict[str, Any]] = {
     "Qwen3-235B-A22B": {"model": "qwen3-235b-a22b", "gpu": "rtx-5090", **DESKTOP},
     "DeepSeek-V3": {"model": "deepseek-v3", "gpu": "rtx-5090", **DESKTOP},
 }
+MACHINES: dict[str, dict[str, Any]] = {
+    "RTX 3060, DDR4": {"gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32},
+    "RTX 5090, DDR5": {"gpu": "rtx-5090", "ram": "ddr5-5600", "cpu": "ryzen-9-9950x", "ram_gb": 192},
+    "a server": {"gpu": "rtx-pro-6000-blackwell", "ram": "ddr5-4800-ecc", "cpu": "epyc-9354", "ram_gb": 768},
+    "a Mac": {"gpu": "apple-m4-max"},
+    "no GPU": {"gpu": "none", "ram": "ddr5-5600", "ram_gb": 64},
+}
 _BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}  # kept after the first time, as Python does unless it is told not to
 _OPTIONS = {"prompt_tokens": "prompt"}  # of the command line, where they have other names
 COLUMNS = ("question", "median s", "fastest s", "slowest s", "arguments")
@@ -48,13 +55,13 @@ def main() -> None:
     pairs = {name: pair.asked for name, pair in PAIRS.items()}
     thirty = {name: question["asked"] for name, question in QUESTIONS.items()}
     sections = [measure("Thirty questions", thirty), measure("Ten machine-model pairs", pairs),
-                measure("Larger models and batches", LARGER)]
+                measure("Larger models and batches", LARGER), measure("All models of a machine", MACHINES, "recommend")]
     report(where, sections, HERE / "fit", "Speed of fit", given.write)
 
 
-def measure(title: str, questions: Mapping[str, Mapping[str, Any]]) -> Section:
+def measure(title: str, questions: Mapping[str, Mapping[str, Any]], verb: str = "fit") -> Section:
     """One row a question; the slowest median is what is asked for."""
-    seconds = {name: [_ask(arguments_of(question)) for _ in range(TIMES)] for name, question in questions.items()}
+    seconds = {name: [_ask(verb, arguments_of(question)) for _ in range(TIMES)] for name, question in questions.items()}
     rows: list[list[Cell]] = [
         [name, median(took), min(took), max(took), " ".join(arguments_of(questions[name]))]
         for name, took in seconds.items()
@@ -64,7 +71,7 @@ def measure(title: str, questions: Mapping[str, Mapping[str, Any]]) -> Section:
     return Section(
         title, COLUMNS, rows, [Target(f"{title}: slowest median", "s", SECONDS, slowest, at_least=False)],
         [
-            f"trilane fit ARGUMENTS, {TIMES} times each, one process a core; all from Python's start on",
+            f"trilane {verb} ARGUMENTS, {TIMES} times each, one process a core; all from Python's start on",
             f"median of the questions {median(medians):.2f} s, slowest of all answers "
             f"{max(map(max, seconds.values())):.2f} s",
         ],
@@ -77,9 +84,9 @@ def arguments_of(question: Mapping[str, Any]) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def _ask(arguments: Sequence[str]) -> float:
+def _ask(verb: str, arguments: Sequence[str]) -> float:
     start = time.perf_counter()
-    command = [sys.executable, "-m", "trilane", "fit", *arguments]
+    command = [sys.executable, "-m", "trilane", verb, *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | _BYTECODE)
     return time.perf_counter() - start
 

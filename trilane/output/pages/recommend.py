@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trilane.common.units import GB, in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect
 from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
+from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
 
@@ -21,7 +22,7 @@ _LEGEND = {
               "GPU; else q4_k_m; else the most bits below it that run, down to q2_k",
     "bits": "of a weight of the experts",
     "first": "time to the first token",
-    "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program",
+    "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program; !: more than 95% of what there is",
     "error": "of tokens/s, in the median of what resembles the row most: architecture and GPU, architecture and such "
              "machines, or such machines; +: predicted too fast, -: too slow; *: this architecture was never measured",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
@@ -75,8 +76,15 @@ def _alike(runs: Sequence[Recommended]) -> list[Part]:
 
 def _numbers(tuned: Tuned) -> list[str]:
     memory = tuned.memory
-    sizes = [sum(memory.gpu_parts.values()), *([] if memory.one_memory else [sum(memory.host_parts.values())])]
-    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), *(number(size / GB) for size in sizes)]
+    gpu, host = (sum(parts.values()) / GB for parts in (memory.gpu_parts, memory.host_parts))
+    on_host = "-" if memory.one_memory else number(host) + _full(memory.host_share)
+    on_gpu = number(gpu) + _full(memory.gpu_share if memory.one_memory else None)
+    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), on_gpu, on_host]
+
+
+def _full(share: float | None) -> str:
+    """The mark of a memory of which little is left."""
+    return "!" if share is not None and share > FULL else ""
 
 
 def _unable(unable: Sequence[Unable]) -> list[Part]:
