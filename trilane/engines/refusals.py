@@ -25,7 +25,8 @@ MOST_WAYS = 3
 FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
 Changes = Mapping[str, Any]  # fields of a question
-Rate = Callable[[Question], float | None]  # tokens/s, None where it is not known; raises NoRoomError
+Rate = Callable[[Question, float], float | None]
+"""Tokens/s, None where it is not known, if no more than a share of each memory is used. Raises NoRoomError."""
 
 
 def missing(question: Question, least: Changes | None = None, keep_free_bytes: int = 0) -> Missing:
@@ -36,7 +37,7 @@ def missing(question: Question, least: Changes | None = None, keep_free_bytes: i
     """
     room = _EngineRoom(least or {}, keep_free_bytes)
     try:
-        room.tokens_per_s(question)
+        room.tokens_per_s(question, 1.0)
     except NoRoomError as error:
         ways = [*islice(_ways(question, room.tokens_per_s), MOST_WAYS)]
         if keep_free_bytes and (way := _way(question, replace(room, keep_free_bytes=0).tokens_per_s, {})):
@@ -51,13 +52,16 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
     if speed.splitter.memory(split).fullest <= FULL:
         return ()
     kept = speed.hardware.gpu.reserve_bytes - question.load_machine().gpu.reserve_bytes
-    room = _EngineRoom({}, kept, FULL)
-    if speed.hardware.one_memory or speed.engine.splits == "experts":
-        more_on_cpu: list[Way] = []
-    else:
+    room = _EngineRoom({}, kept)
+
+    def rate(changed: Question, most: float) -> float:
+        return room.tokens_per_s(changed, min(most, FULL))
+
+    if not (speed.hardware.one_memory or speed.engine.splits == "experts"):
         named = replace(question, n_cpu_moe=cpu_layers_of(speed.shape, split.cpu_layers))
-        more_on_cpu = [*_first(named, room.tokens_per_s, _more_on_cpu(named))]
-    return (*more_on_cpu, *islice(_ways(question, room.tokens_per_s), MOST_WAYS - len(more_on_cpu)))
+        if ways := tuple(_first(named, rate, _more_on_cpu(named))):
+            return ways
+    return tuple(islice(_ways(question, rate), MOST_WAYS))
 
 
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
@@ -67,7 +71,7 @@ def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> Non
         raise NoRoomError(Missing(shape.name, short, tuple(islice(_ways(question, _unknown_rate), MOST_WAYS))))
 
 
-def _unknown_rate(question: Question) -> None:
+def _unknown_rate(question: Question, most: float) -> None:
     """No speed: policies have to be played. Raises NoRoomError where it is not certain that some has room."""
     hardware = question.load_machine()
     if hardware.cpu_only or not surely_runs(question.model_shape, hardware, question):
@@ -80,14 +84,13 @@ class _EngineRoom:
 
     least: Changes
     keep_free_bytes: int
-    most: float = 1.0  # share of each memory that may be used
 
-    def tokens_per_s(self, question: Question) -> float:
-        """Speed with the question's own settings, or else with the least. Raises NoRoomError without room."""
+    def tokens_per_s(self, question: Question, most: float) -> float:
+        """Speed with the question's own settings, or else with the least; see ``Rate``."""
         speed = self._speed(question)
         if self.least and not speed.has_room:
             speed = self._speed(replace(question, **self.least))
-        if speed.splitter.memory(speed.split).fullest > self.most:
+        if speed.splitter.memory(speed.split).fullest > most:
             raise NoRoomError(Missing(question.shape))
         return 1e9 / speed.decode.total_ns
 
@@ -130,9 +133,9 @@ def _first(question: Question, rate: Rate, choices: Iterable[Changes]) -> Iterat
 
 
 def _way(question: Question, rate: Rate, changes: Changes) -> Way | None:
-    """None where the changes do not help."""
+    """None where the changes do not help. Memory that is bought is not nearly full at once."""
     try:
-        return Way(changes, rate(replace(question, **changes)))
+        return Way(changes, rate(replace(question, **changes), FULL if "ram_gb" in changes else 1.0))
     except NoRoomError:
         return None
 

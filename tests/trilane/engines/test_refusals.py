@@ -12,7 +12,7 @@ from tests.kit.depth import thinned
 from traces.models.catalogue import load_model
 from trilane.engines.memory import HOST_RESERVE_BYTES, need_of, surely_runs
 from trilane.engines.question import Question, engine_of
-from trilane.engines.refusals import MOST_WAYS, check_fits, missing
+from trilane.engines.refusals import FULL, MOST_WAYS, check_fits, missing, roomier
 from trilane.engines.shortage import Missing, NoRoomError, Shortage, Way
 from trilane.engines.speed import EngineSpeed
 from trilane.fit.fit import fit
@@ -72,6 +72,7 @@ def test_every_way_works_at_the_speed_that_is_told(asked: dict[str, Any]) -> Non
     for way in found.ways:
         then = answered(replace(question, **way.changes))
         assert then.has_room
+        assert "ram_gb" not in way.changes or then.splitter.memory(then.split).fullest <= FULL
         assert way.tokens_per_s == pytest.approx(1e9 / then.decode.total_ns)
 
 
@@ -109,6 +110,23 @@ def test_settings_that_may_be_chosen_are_tried_with_the_least() -> None:
 def test_memory_that_is_kept_free_is_a_way() -> None:
     found = missing(Question("qwen3-30b-a3b", **OWNER), keep_free_bytes=11 * 10**9)
     assert (found.ways or ())[-1].options == "--keep-free-gb 0"
+
+
+@pytest.mark.parametrize(("asked", "own", "first"), [
+    ({"model": "qwen3-next-80b-a3b", "weights": "q3_k_m", **OWNER, "ubatch": 4096}, 0.995, "--ram-gb 48"),
+    ({"model": "qwen3-235b-a22b", "gpu": "h100-sxm", "ram": "ddr5-5600"}, 0.971, "--n-cpu-moe 43"),
+    ({"model": "qwen3-30b-a3b", **OWNER}, 0.858, None),
+], ids=["the host is nearly full", "the GPU is", "neither is"])
+def test_a_memory_that_is_nearly_full_is_told_with_what_leaves_room(
+    asked: dict[str, Any], own: float, first: str | None
+) -> None:
+    speed = answered(Question(**asked))
+    assert speed.splitter.memory(speed.split).fullest == pytest.approx(own, abs=0.005)
+    ways = roomier(speed)
+    assert (ways[0].options if ways else None) == first
+    for way in ways:
+        then = answered(replace(speed.question, **way.changes))
+        assert then.splitter.memory(then.split).fullest <= FULL
 
 
 # --- policies ---------------------------------------------------------------------------------------------------------
