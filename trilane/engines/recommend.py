@@ -127,7 +127,7 @@ class Bench:
         return self.search.bench.tuned(self.search.best)
 
     def with_parts(self, **parts: Any) -> Bench:
-        """The same question on a machine with other parts."""
+        """Ask the same question of a machine with other parts."""
         return Bench(replace(self.question, fit=replace(self.question.fit, **parts)))
 
     @property
@@ -157,7 +157,7 @@ def best_format(benches: Sequence[Bench]) -> Bench | None:
 
 
 def from_usual(benches: Sequence[Bench]) -> Sequence[Bench]:
-    """Those of q4_k_m and of fewer bits; all where there is no such format."""
+    """Formats from q4_k_m on, by falling bits; all where there is no q4_k_m."""
     names = [bench.question.fit.weights for bench in benches]
     return benches[names.index(USUAL):] if USUAL in names else benches
 
@@ -229,7 +229,7 @@ class Recommendation:
         return self.question.of(first.model, first.weights if first.weights in FORMATS else None)
 
     def sorted_by(self, sort: Sort) -> list[Recommended]:
-        """What runs: the largest, the fastest, or the soonest first."""
+        """Models that run: the largest, the fastest, or the soonest first."""
         keys: Mapping[Sort, Callable[[Recommended], float]] = {
             "size": lambda one: -one.params, "speed": lambda one: one.tuned.tpot_ms,
             "first": lambda one: one.tuned.ttft_ms,
@@ -241,7 +241,7 @@ def recommend(
     use: Use = "chat", models: Sequence[str] | None = None, watch: Callable[[int, int], None] | None = None,
     **machine: Any,
 ) -> Recommendation:
-    """What each model does on a machine: in which format it runs, how fast, and what those that do not run lack.
+    """Work out for each model in which format it runs on a machine, how fast, or what it lacks.
 
     ``machine``: its parts, by the names of ``Question``: gpu, ram, cpu, cores, channels, pcie, ram_gb, or machine.
     ``models``: None is all of the catalogue; of a single one all formats are told. ``watch`` is called with the number

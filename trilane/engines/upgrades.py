@@ -100,7 +100,7 @@ class _Upgrades:
         return (*self._cards(), *self._ram(), *filter(None, map(self._first, lists)))
 
     def _cards(self) -> Iterator[Upgrade]:
-        """Of the present size, if one gains; of the next ones; and of the first with room for all experts."""
+        """Cards of the present size, if one gains; of the next ones; and of the first with room for all experts."""
         own, larger = _memory_bytes(self.bench.question.fit), 0
         for size, steps in sized_cards(self.bench.question.fit):
             larger += size > own
@@ -268,7 +268,7 @@ class TableUpgrade:
 def table_upgrades(
     answer: Recommendation, watch: Callable[[int, int], None] | None = None
 ) -> tuple[TableUpgrade, ...]:
-    """What the next cards, the next sizes of the host's memory, the fastest modules and the largest CPU give."""
+    """Try the next cards, the next sizes of the host's memory, the fastest modules and the largest CPU."""
     own = answer.asked.fit
     if no_upgrades(own) is not None:
         return ()

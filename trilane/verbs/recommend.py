@@ -75,7 +75,7 @@ class _Bought(NamedTuple):
 
 
 def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
-    """Of the model that was asked for, or of all."""
+    """Try other parts for the model that was asked for, or for all."""
     from trilane.engines.upgrades import no_upgrades, table_upgrades, upgrades
     from trilane.output.pages.upgrades import table_upgrade_parts, upgrade_parts
 
@@ -90,7 +90,7 @@ def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
 
 
 def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
-    """What the values of --for name. Raises OptionError for two of one kind."""
+    """Read the values of --for. Raises OptionError for two of one kind."""
     from traces.models.catalogue import load_model
     from traces.models.shape import ShapeError
     from trilane.engines.recommend import USES

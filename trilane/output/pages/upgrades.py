@@ -19,7 +19,7 @@ _RULE = (
 
 
 def upgrade_parts(upgrades: Sequence[Upgrade], none: NoUpgrades | None) -> list[Part]:
-    """What to buy for one model; ``none``: why no part can be replaced."""
+    """Parts to buy for one model; ``none``: why no part can be replaced."""
     if none is not None:
         return ["", _NONE[none]]
     if not upgrades:
@@ -44,7 +44,7 @@ def _median(faster: float | None) -> str:
 
 
 def table_upgrade_parts(upgrades: Sequence[TableUpgrade], none: NoUpgrades | None) -> list[Part]:
-    """What to buy for all models: those that run only then."""
+    """Parts to buy for all models, with those that run only then."""
     if none is not None:
         return ["", _NONE[none]]
     rows = [
