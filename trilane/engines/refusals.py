@@ -51,7 +51,9 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
     question, split = speed.question, speed.split
     if speed.splitter.memory(split).fullest <= FULL:
         return ()
-    kept = speed.hardware.gpu.reserve_bytes - question.load_machine().gpu.reserve_bytes
+    if speed.hardware.cpu_only and question.machine is None:  # the CPU alone, also next to a GPU
+        question = replace(question, gpu=NO_GPU, pcie=None)
+    kept = max(speed.hardware.gpu.reserve_bytes - question.load_machine().gpu.reserve_bytes, 0)
     room = _EngineRoom({}, kept)
 
     def rate(changed: Question, most: float) -> float:

@@ -8,7 +8,7 @@ them); this is quicker, and goes through the pieces of a prompt one by one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import TypeAlias
@@ -121,18 +121,20 @@ class DecodeCosts:
     ) -> DecodeCosts:
         """See ``decode_time``; of a split, threads and the order of rows matter."""
         rows = batch * (1 + drafts)
-        few = ExpertWork.of(shape, rows) if active is None else ExpertWork(active, max(rows * shape.top_k / active, 1.0))
-        costs = _costs(shape, hardware, engine, split, few)
+        work = ExpertWork.of(shape, rows)
+        if active is not None:
+            work = ExpertWork(active, max(rows * shape.top_k / active, 1.0))
+        costs = _costs(shape, hardware, engine, split, work)
         step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
         layers = shape.moe_layers
         return cls(
             layers * step.attention_ns, layers * step.mixture_ns + step.dense_ns + step.head_ns,
-            ExpertTimes.of(costs, [few] * layers, [True] * layers),
-            ExpertTimes.of(costs, [few] * layers, [False] * layers),
+            ExpertTimes.of(costs, [work] * layers, [True] * layers),
+            ExpertTimes.of(costs, [work] * layers, [False] * layers),
             costs.sync_ns + step.routing_ns,
         )
 
-    def parts(self, layers: Layers, gpu_share: float = 0.0, hit_rate: Rates | None = None) -> list[Times]:
+    def parts(self, layers: Layers, gpu_share: Rates = 0.0, hit_rate: Rates | None = None) -> list[Times]:
         """The parts of ``DecodeTime``, with the experts of so many layers on the host."""
         fixed: list[Times] = [self.attention_ns, self.others_ns]
         if hit_rate is not None:
@@ -153,7 +155,7 @@ def decode_time(
     tokens chooses; None: of tokens that choose independently. Raises what ``fitted_costs`` raises.
     """
     costs = DecodeCosts.of(shape, hardware, engine, split, context, batch, drafts=drafts, active=active)
-    layers = 0 if hardware.cpu_only else split.cpu_layers
+    layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     hit_rate = split.cache.hit_rate if split.cache and layers else None
     return DecodeTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, hit_rate)))
 
@@ -218,15 +220,18 @@ class PromptCosts:
         sizes += [(rest, [before + tokens])] if rest else []
         return cls(tuple(PieceCosts.of(shape, hardware, engine, split, size, ends) for size, ends in sizes))
 
-    def parts(self, layers: Layers, gpu_share: float = 0.0, held: Rates = 0.0) -> list[Times]:
+    def reading(self, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit) -> PromptCosts:
+        """The same prompt in an engine that copies experts in another way."""
+        asked = shape, hardware, engine, split
+        return PromptCosts(
+            tuple(replace(piece, experts=_piece_experts(*asked, piece.tokens)) for piece in self.pieces)
+        )
+
+    def parts(self, layers: Layers, gpu_share: Rates = 0.0, held: Rates = 0.0) -> list[Times]:
         """The parts of ``PromptTime``, with the experts of so many layers on the host; ``held``: share of them that a
         cache has."""
-        return [sum(parts) for parts in zip(*(piece.parts(layers, gpu_share, held) for piece in self.pieces))]
-
-    @property
-    def shared_ns(self) -> float:
-        """What all splits share."""
-        return sum(piece.attention_ns + piece.others_ns for piece in self.pieces)
+        pieces = (piece.parts(layers, gpu_share, held) for piece in self.pieces)
+        return [sum(parts) for parts in zip(*pieces, strict=True)]
 
 
 def prompt_time(
@@ -234,7 +239,7 @@ def prompt_time(
 ) -> PromptTime:
     """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
     costs = PromptCosts.of(shape, hardware, engine, split, tokens, before)
-    layers = 0 if hardware.cpu_only else split.cpu_layers
+    layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     held = split.cache.held if split.cache else 0.0
     return PromptTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, held)))
 
@@ -243,9 +248,10 @@ def prompt_time(
 class PieceCosts:
     """Pieces of a prompt, all of one size, with whatever split, in ns."""
 
+    tokens: int
+    count: int
     attention_ns: float
     others_ns: float
-    count: int
     experts: ExpertTimes  # of one piece
     measured: bool  # handing over is a time of its own; in fitted engines it is in others
     ahead: bool  # experts are copied while others are computed
@@ -256,29 +262,37 @@ class PieceCosts:
         ends: Sequence[int],
     ) -> PieceCosts:
         """Pieces after which the KV cache holds so many tokens each."""
-        work, measured = ExpertWork.of(shape, tokens), engine.measured_on(hardware)
-        costs, layers = _costs(shape, hardware, engine, split, work), shape.moe_layers
+        measured, layers = engine.measured_on(hardware), shape.moe_layers
+        costs = _costs(shape, hardware, engine, split, ExpertWork.of(shape, tokens))
         steps = [costs.step(tokens, (end,)) for end in ends]
+        last = [costs.step(1, (end,)) for end in ends] if measured else steps  # of the last layer
         others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
-        last = 1 if measured else tokens  # tokens of the last layer
-        others += sum(step.mixture_ns for step in (steps if last == tokens else [costs.step(1, (e,)) for e in ends]))
-        computed = split.repacked or engine.prompt.experts.value == "computed"
-        rows = [*[(work, tokens)] * (layers - 1), (ExpertWork.of(shape, last), last)]
-        least = engine.prompt.copies_from_tokens.value
-        experts = ExpertTimes.of(costs, [each for each, _ in rows], [computed or few < least for _, few in rows])
-        attention = sum(layers * step.attention_ns for step in steps)
-        ahead = engine.prompt.experts.value == "copied ahead"
-        return cls(attention, others, len(ends), experts, measured, ahead)
+        return cls(
+            tokens, len(ends), sum(layers * step.attention_ns for step in steps),
+            others + sum(step.mixture_ns for step in last), _piece_experts(shape, hardware, engine, split, tokens),
+            measured, engine.prompt.experts.value == "copied ahead",
+        )
 
-    def parts(self, layers: Layers, gpu_share: float, held: Rates) -> list[Times]:
+    def parts(self, layers: Layers, gpu_share: Rates, held: Rates) -> list[Times]:
         """The parts of ``PromptTime``."""
         experts, on_cpu = self.experts, 1 - gpu_share
         gpu = self.count * (experts.all_gpu_ns - on_cpu * experts.gpu_ns[layers])
         cpu = self.count * (on_cpu * experts.cpu_ns[layers] + self.measured * experts.visits_ns[layers])
-        copies = self.count * (1 - (gpu_share or held)) * experts.copies_ns[layers]
+        copies = self.count * (1 - gpu_share - held) * experts.copies_ns[layers]
         if self.ahead:
             copies = np.maximum(copies - self.attention_ns - self.others_ns - gpu, 0.0)
         return [self.attention_ns, self.others_ns, gpu, cpu, copies]
+
+
+def _piece_experts(
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int
+) -> ExpertTimes:
+    """Experts of a piece; measured engines compute one token in the last layer."""
+    work, last = ExpertWork.of(shape, tokens), 1 if engine.measured_on(hardware) else tokens
+    rows = [*[(work, tokens)] * (shape.moe_layers - 1), (ExpertWork.of(shape, last), last)]
+    always, least = split.repacked or engine.prompt.experts.value == "computed", engine.prompt.copies_from_tokens.value
+    costs = _costs(shape, hardware, engine, split, work)
+    return ExpertTimes.of(costs, [each for each, _ in rows], [always or few < least for _, few in rows])
 
 
 def _costs(

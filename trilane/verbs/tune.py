@@ -82,9 +82,9 @@ def tune(
     from trilane.common.schema import to_dict
     from trilane.engines.question import Question
     from trilane.engines.tune.settings import GOALS, TuneQuestion
-    from trilane.engines.tune.tune import tune as answer
+    from trilane.engines.tune.tune import completed, started
     from trilane.output.pages.caveats import tune_record
-    from trilane.output.pages.tune import check_page, timeline_page, tune_page
+    from trilane.output.pages.tune import check_page, facts_part, line_part, timeline_page
 
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
@@ -100,9 +100,12 @@ def tune(
         from trilane.study.validation.tune_check import check, file_to_run
 
         file_to_run(tune_question)
-    with working("trying settings"):
-        tuning = answer(tune_question)
-    show(json, *tune_page(tuning), *(timeline_page(tuning.best) if explain else ()))
+    with working("comparing settings"):
+        start = started(tune_question)
+    show(json, *line_part(start))
+    with working("comparing with other engines"):
+        tuning = completed(start)
+    show(json, *facts_part(tuning), *(timeline_page(tuning.best) if explain else ()))
     record = tune_record(tuning)
     if checked:
         with working("running llama.cpp"):

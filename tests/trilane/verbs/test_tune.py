@@ -74,7 +74,7 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
 
 
 def test_memory_that_is_short_is_refused_in_three_lines(trilane: Trilane) -> None:
-    done = trilane(*SMALL, "--keep-free-gb", "100")
+    done = trilane(*SMALL, "--keep-free-gb", "100", "--ram-gb", "4")
     short, works, speed = done.err.splitlines()
     assert done.status == 2
     assert short.endswith("GB are missing")

@@ -90,7 +90,8 @@ class Drafted:
 
 @dataclass(frozen=True)
 class DraftAnswer:
-    """Gains of drafts with the best setting. ``layer_bytes``: of the layers that draft, and their cache."""
+    """Gains of drafts with the best setting. ``layer_bytes``: of the layers that draft, and their cache. There are no
+    ``choices`` where these have no room next to the model."""
 
     acceptances: tuple[float, ...]  # that were asked for, or the range that was published
     layer_bytes: int
@@ -102,18 +103,18 @@ class DraftAnswer:
 
 def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> DraftAnswer | None:
     """None where there are no such layers, or none that the engine can use. Raises FitError for an acceptance that was
-    named in vain, and where the drafting layer leaves no room."""
+    named in vain."""
     shape = question.shape_with(setting.kv)
-    why = _why_not(question, bench, setting, shape)
+    why = _why_not(question, bench, shape)
     if why is not None or not (shape.mtp_layers or question.draft_acceptance is not None):
         if question.draft_acceptance is not None:
             raise FitError(f"tune: draft_acceptance: {why}")
         return None
     layer_bytes = (shape.mtp_layers or 1) * (shape.moe_layer_bytes + _cache_bytes(question, shape))
-    less = bench.hardware.with_numbers({"gpu.reserve_bytes": bench.hardware.gpu.reserve_bytes + layer_bytes})
-    speed = replace(bench, hardware=less).speed(setting)
     acceptances = PUBLISHED if question.draft_acceptance is None else (question.draft_acceptance,)
-    plain_ns = bench.speed(setting).decode.total_ns
+    plain_ns, speed = bench.speed(setting).decode.total_ns, _with_less_memory(bench.speed(setting), layer_bytes)
+    if not speed.has_room:
+        return DraftAnswer(acceptances, layer_bytes, 1e9 / plain_ns, (), None, None)
     choices = tuple(_drafted(step, plain_ns, acceptances) for step in _steps(speed))
     best = max(choices, key=lambda choice: choice.tokens_per_s[acceptances[0]])
     faster = best.tokens_per_s[acceptances[0]] * (1 - WORTH_DRAFTING) > 1e9 / plain_ns
@@ -124,15 +125,20 @@ def draft_answer(question: TuneQuestion, bench: Workbench, setting: Setting) -> 
     )
 
 
-def _why_not(question: TuneQuestion, bench: Workbench, setting: Setting, shape: ModelShape) -> str | None:
+def _with_less_memory(speed: EngineSpeed, layer_bytes: int) -> EngineSpeed:
+    """The speed next to the layers that draft, with as few layers on the host as that leaves room for."""
+    reserve = speed.hardware.gpu.reserve_bytes + layer_bytes
+    hardware = speed.hardware.with_numbers({"gpu.reserve_bytes": reserve})
+    return replace(speed, hardware=hardware, question=replace(speed.question, n_cpu_moe=None))
+
+
+def _why_not(question: TuneQuestion, bench: Workbench, shape: ModelShape) -> str | None:
     if "drafts" not in bench.engine.options:
         return f"expected llama.cpp, got {bench.engine.name}"
     if question.fit.batch > 1:
         return f"expected one sequence, got {question.fit.batch}"
     if shape.mtp_layers == 0:
         return f"{shape.name} holds no layers that predict further tokens"
-    if setting.cached_layers is not None:
-        return "what they give next to a cache of experts is not known"
     return None
 
 

@@ -1,12 +1,10 @@
 """The question of ``trilane tune``, which command line is best for this model on that machine, and the settings of an
-engine, all of which are tried.
+engine to choose from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from sim.costs.engine import FittedEngine
@@ -22,13 +20,12 @@ from trilane.engines.question import KV_BITS, FitError, KvFormat, Question
 Goal = Literal["decode", "prompt", "both"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 KV_FORMATS: tuple[KvFormat, ...] = ("f16", "q8_0")  # that are tried unless the question names others
-_PIECES = (256, 512, 1024, 2048, 4096)  # prompt tokens at once
-_THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores
-WORTH_SETTING = 0.01  # of the time that is compared: what gives less stays as the engine has it
-WORTH_FEWER_BITS = 0.05  # a KV cache of fewer bits changes what the model writes
+USUAL_PIECES = (256, 512, 1024, 2048, 4096, 8192)  # prompt tokens at once that people choose
+_THREAD_SHARES = (1.0, 0.75, 0.5)  # of the cores, with kernels that were measured: others are fastest with all
+WORTH_SETTING = 0.01  # of the time that is compared: settings as near to the best one are as good
+WORTH_FEWER_BITS = 0.05  # of it: a KV cache of fewer bits changes what the model writes
 WORTH_CACHING = 0.1  # a cache of experts is experimental, and its costs are estimates; losses: docs/tune.md
 KV_BLOCK = 32  # elements that share a scale in a quantised KV cache (ggml)
-_CACHED_STEPS = 8  # numbers of layers on the host, with a cache, that are tried: up to all of them
 
 
 @dataclass(frozen=True)
@@ -72,18 +69,20 @@ class TuneQuestion:
 
 
 class Setting(NamedTuple):
-    """One choice of everything. ``cached_layers``: MoE layers whose experts the host keeps, with all memory that is
-    left as a cache of them; None: no cache, and as few such layers as the memory takes. ``pinned``: the file is read
-    into pinned memory rather than mapped."""
+    """One choice of everything. ``host_layers``: MoE layers whose experts the host keeps; None: as few as the memory
+    takes. ``cached``: all memory that is left is a cache of these experts. ``pinned``: the file is read into pinned
+    memory rather than mapped. ``gpu``: False for the CPU alone, next to a GPU."""
 
     kv: KvFormat
     piece_tokens: int
     threads: int
-    cached_layers: int | None = None
+    host_layers: int | None = None
+    cached: bool = False
     pinned: bool = False
+    gpu: bool = True
 
     def question(self, question: Question, shape: ModelShape) -> Question:
-        blocks = None if self.cached_layers is None else cpu_layers_of(shape, self.cached_layers)
+        blocks = None if self.host_layers is None else cpu_layers_of(shape, self.host_layers)
         return replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads, n_cpu_moe=blocks)
 
 
@@ -94,16 +93,25 @@ class SettingSpace:
     kv: tuple[KvFormat, ...]
     piece_tokens: tuple[int, ...]
     threads: tuple[int, ...]
-    cached_layers: tuple[int | None, ...]
+    pinned: tuple[bool, ...]
+    gpu: tuple[bool, ...]
+    cached: bool  # the engine has a cache of experts
 
     @property
     def usual(self) -> Setting:
         """Setting that the engine has by itself."""
         return Setting(self.kv[0], self.piece_tokens[0], self.threads[0])
 
-    def settings(self) -> Iterator[Setting]:
-        """Yield every combination, with the file mapped."""
-        yield from map(Setting._make, product(self.kv, self.piece_tokens, self.threads, self.cached_layers, [False]))
+    def count(self, layers: int) -> int:
+        """Settings in all, with none to all of so many layers on the host."""
+        splits = (layers + 1) * len(self.pinned) + len(self.gpu) - 1
+        return len(self.kv) * len(self.piece_tokens) * len(self.threads) * splits
+
+    def changes(self, setting: Setting) -> tuple[int, bool]:
+        """A key by which settings come first that are nearer to the engine's own, then those that people use."""
+        own, usual = self.usual, setting.piece_tokens in (*USUAL_PIECES, self.piece_tokens[0])
+        parts = (setting.piece_tokens != own.piece_tokens, setting.threads != own.threads, setting.pinned)
+        return sum((*parts, not setting.gpu)), not usual
 
 
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
@@ -112,8 +120,10 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
         piece_tokens=_pieces(fit, engine),
-        threads=(fit.threads,) if fit.threads else _threads(hardware),
-        cached_layers=(None, *_cached_layers(shape, hardware, engine)),
+        threads=(fit.threads,) if fit.threads else _threads(hardware, engine),
+        pinned=(False, True) if may_be_pinned(hardware, engine) else (False,),
+        gpu=(True, False) if _may_be_alone(hardware, engine) else (True,),
+        cached=_may_cache(hardware, engine),
     )
 
 
@@ -131,17 +141,24 @@ def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[K
 
 
 def _pieces(question: Question, engine: FittedEngine) -> tuple[int, ...]:
-    """The engine's own first; none that is twice as long as the prompt."""
+    """The engine's own first. Of all sizes with which a prompt has as many pieces the smallest needs the least memory;
+    of those that the CPU computes, where others are copied, the largest is quickest."""
     if question.ubatch:
         return (question.ubatch,)
-    own = engine.prompt.piece_tokens.value
-    return (own, *(piece for piece in _PIECES if piece != own and piece < 2 * question.prompt_tokens))
+    tokens, prompt = question.prompt_tokens, engine.prompt
+    most = prompt.most_piece_tokens.value if prompt.most_piece_tokens else tokens
+    copied = prompt.copies_from_tokens.value
+    counts = range(1, -(-tokens // copied) + 1)
+    sizes = {*(-(-tokens // count) for count in counts), *(usual for usual in USUAL_PIECES if usual < 2 * tokens)}
+    sizes |= {min(copied - 1, tokens)} if copied > 1 else set()
+    own = prompt.piece_tokens.value
+    return (own, *sorted({size for size in sizes if size <= most} - {own}))
 
 
-def _threads(hardware: Hardware) -> tuple[int, ...]:
+def _threads(hardware: Hardware, engine: FittedEngine) -> tuple[int, ...]:
     """One a core first."""
-    counts = (max(round(share * hardware.cpu.cores), 1) for share in _THREAD_SHARES)
-    return tuple(dict.fromkeys(counts))
+    shares = _THREAD_SHARES if engine.measured_on(hardware) else _THREAD_SHARES[:1]
+    return tuple(dict.fromkeys(max(round(share * hardware.cpu.cores), 1) for share in shares))
 
 
 def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
@@ -151,8 +168,10 @@ def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
     return copied and not hardware.one_memory and "whole_files" in engine.options and not engine.measured_on(hardware)
 
 
-def _cached_layers(shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> tuple[int, ...]:
-    if hardware.one_memory or "expert_cache" not in engine.options or engine.measured_on(hardware):
-        return ()
-    steps = (round(shape.moe_layers * step / _CACHED_STEPS) for step in range(_CACHED_STEPS, 0, -1))
-    return tuple(dict.fromkeys(layers for layers in steps if layers))
+def _may_be_alone(hardware: Hardware, engine: FittedEngine) -> bool:
+    """True if the CPU may compute everything next to a GPU with memory of its own."""
+    return not hardware.one_memory and "no_device" in engine.options and not engine.measured
+
+
+def _may_cache(hardware: Hardware, engine: FittedEngine) -> bool:
+    return not hardware.one_memory and "expert_cache" in engine.options and not engine.measured_on(hardware)

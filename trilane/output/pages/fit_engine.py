@@ -22,6 +22,7 @@ PARTS = {  # of a time
 _LEAST = 0.005  # of the whole; less is not told
 _BIASED = 0.05  # smaller biases are not told
 _LONG_MS = 120e3  # longer times are in minutes
+ONE_TOKEN = "- (an answer of one token)"  # in place of a time per token
 
 
 def engine_section(fit: Fit) -> list[Part]:
@@ -63,7 +64,7 @@ def _answered(answer: EngineAnswer, question: Question) -> list[Part]:
 
 def _decode(answer: EngineAnswer, question: Question) -> str:
     if question.generated == 1:
-        return "- (an answer of one token)"
+        return ONE_TOKEN
     rate, parts = speed(answer.tpot_ms, question.batch), parts_text(answer.decode_ms, milliseconds)
     return f"{rate}, {number(answer.tpot_ms, 2)} ms a token in the mean of the answer: {parts}"
 

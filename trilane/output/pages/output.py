@@ -67,6 +67,7 @@ def _write(text: str) -> None:
     """Write to standard output. Raises OSError with its name."""
     with errors_name(STANDARD_OUTPUT):
         sys.stdout.write(text)
+        sys.stdout.flush()  # what is known is shown while the rest is worked out
 
 
 def _print(console: Console, parts: Sequence[Part]) -> None:

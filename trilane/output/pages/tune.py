@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trilane.common.units import GB, MIB, in_gb
+from trilane.common.units import GB, in_gb
 from trilane.engines.question import KV_BITS
 from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnswer, Drafted
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
-from trilane.engines.tune.tune import Rival, Tuning
+from trilane.engines.tune.tune import Rival, TuneStart, Tuning
 from trilane.engines.tune.tuned import Tuned
 from trilane.output.pages.caveats import limit_text, tune_caveats
 from trilane.output.pages.fit_engine import (
+    ONE_TOKEN,
     PARTS,
     caveats,
     duration,
@@ -51,12 +52,22 @@ _BAR = 40  # letters of the longest bar
 
 def tune_page(tuning: Tuning) -> list[Part]:
     """Everything that is printed, without the timeline."""
+    return [*line_part(tuning), *facts_part(tuning)]
+
+
+def line_part(tuning: TuneStart | Tuning) -> list[Part]:
+    """The line to paste, which is known before everything else."""
+    return [*_title(tuning), "", tuning.best.command, ""]
+
+
+def facts_part(tuning: Tuning) -> list[Part]:
+    """What the line gives, and what it was chosen from."""
     drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
-    return [*_title(tuning), *_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
+    return [*_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
             *gains_section(tuning.best.engine, tuning.gains), *caveats(tune_caveats(tuning))]
 
 
-def _title(tuning: Tuning) -> list[Part]:
+def _title(tuning: TuneStart | Tuning) -> list[Part]:
     question = tuning.question.fit
     wider = question.tokens > question.prompt_tokens + question.generated
     window = f", in a window of {question.tokens:,}" if wider else ""
@@ -68,20 +79,27 @@ def _title(tuning: Tuning) -> list[Part]:
 
 
 def _best(tuning: Tuning) -> list[Part]:
-    best, question = tuning.best, tuning.question.fit
-    rate = speed(best.tpot_ms, question.batch)
+    best = tuning.best
     facts = [
-        ("decode", f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_text(best.decode_ms, milliseconds)}"),
+        ("decode", _decode(tuning)),
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
         ("last token", duration(best.answer_ms)),
-        *_cache(best),
         *_memory(tuning),
         ("limit", f"{'' if tuning.question.goal == 'decode' else 'decode: '}{limit_text(tuning.gains)}"),
         ("error to expect", _error(tuning)),
         ("engine", f"{best.engine}: {tuning.engine_about}"),
         *_faster_engine(tuning),
+        *_faster_cache(tuning),
     ]
-    return ["", best.command, "", pairs(facts)]
+    return [pairs(facts)]
+
+
+def _decode(tuning: Tuning) -> str:
+    best, question = tuning.best, tuning.question.fit
+    if question.generated == 1:
+        return ONE_TOKEN
+    rate = speed(best.tpot_ms, question.batch)
+    return f"{rate}, {number(best.tpot_ms, 2)} ms a token: {parts_text(best.decode_ms, milliseconds)}"
 
 
 def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
@@ -93,28 +111,29 @@ def _faster_engine(tuning: Tuning) -> list[tuple[str, str]]:
                               f"its command line is below")]
 
 
+def _faster_cache(tuning: Tuning) -> list[tuple[str, str]]:
+    """The best setting with a cache of experts, where it saves enough to rely on."""
+    rival = tuning.cached
+    if rival is None or rival.reason.slower > -WORTH_CACHING / (1 + WORTH_CACHING):
+        return []
+    return [("experimental", f"a cache of experts is predicted to be {_faster(rival.reason.slower)} {_by(tuning)}; its "
+                             f"costs are estimates, losses were measured, and its error is not known: "
+                             f"{rival.tuned.command}")]
+
+
 def _error(tuning: Tuning) -> str:
     """Error of decode."""
-    if tuning.best.cache_mib is not None:
-        return "not known: with a cache of experts, decode speeds of fewer than three machines were published"
     rate = 1e3 / tuning.best.tpot_ms
     return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured)
-
-
-def _cache(best: Tuned) -> list[tuple[str, str]]:
-    if best.cache_mib is None:
-        return []
-    return [("cache of experts", f"{number(best.cache_mib, 0)} MiB, which {percent(best.hit_rate)} of the experts hit; "
-                                 f"experimental in llama.cpp, and its costs here are estimates")]
 
 
 def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     """By kind, of the GPU and of the host; of all where there is no GPU."""
     best, memory = tuning.best, tuning.best.memory
-    parts = {**memory.gpu_parts, "cache of experts": (best.cache_mib or 0) * MIB}
+    parts = memory.gpu_parts
     of_all = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
     whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
-    if tuning.regime in ("CPU only", "unified"):
+    if best.cpu_only or tuning.regime == "unified":
         return [("memory", whole)]
     return [("GPU memory", whole), ("host memory", host_text(memory.host_parts))]
 
@@ -123,13 +142,13 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _rivals(tuning: Tuning) -> list[Part]:
-    without_room = f"{tuning.without_room} of them without room"
-    about = f"chosen from all {tuning.tried} settings, {without_room}, compared {_by(tuning)}"
+    tokens = tuning.question.fit.generated
+    about = f"chosen from {number(tuning.settings, 0)} settings, compared {_by(tuning)}"
     rows = [
-        [name, *_numbers(rival.tuned), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
+        [name, *_numbers(rival.tuned, tokens), _loss(tuning.best, rival), _changed(tuning.best, rival.tuned)]
         for name, rival in _named(tuning).items()
     ]
-    best = ["best", *_numbers(tuning.best), "", ""]
+    best = ["best", *_numbers(tuning.best, tokens), "", ""]
     columns = ("setting", *_TIMES, "why it lost", "its arguments")
     return ["", heading(about), table(columns, [best, *rows], _TEXTS, wrap=True), "", _rule(tuning)]
 
@@ -137,9 +156,8 @@ def _rivals(tuning: Tuning) -> list[Part]:
 def _named(tuning: Tuning) -> dict[str, Rival]:
     """The settings that lost, by what is said of them; each once."""
     kv = f"KV in {tuning.other_kv.tuned.kv}" if tuning.other_kv else ""
-    cache = "with a cache" if tuning.best.cache_mib is None else "without a cache"
     named = {
-        "runner-up": tuning.runner_up, "engine's own": tuning.usual, kv: tuning.other_kv, cache: tuning.other_placement
+        "runner-up": tuning.runner_up, "engine's own": tuning.usual, kv: tuning.other_kv, "with a cache": tuning.cached
     }
     rivals: dict[str, Rival] = {}
     for name, rival in named.items():
@@ -149,18 +167,18 @@ def _named(tuning: Tuning) -> dict[str, Rival]:
 
 
 def _rule(tuning: Tuning) -> str:
-    """Sentence on what a setting must give to be chosen."""
-    bits = f", a KV cache of fewer bits {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
-    cache = f", a cache of experts {percent(WORTH_CACHING)}" if tuning.other_placement else ""
-    return f"chosen where it saves enough of that time: a setting {percent(WORTH_SETTING)}{bits}{cache}"
+    """Sentence on how settings are compared."""
+    bits = f", where a KV cache of fewer bits must save {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
+    return f"of all within {percent(WORTH_SETTING)} of the least time the nearest to the engine's own{bits}"
 
 
 def _by(tuning: Tuning) -> str:
     return _COMPARED[tuning.question.goal]
 
 
-def _numbers(tuned: Tuned) -> list[str]:
-    return [number(1000 / tuned.tpot_ms), seconds(tuned.ttft_ms), seconds(tuned.answer_ms)]
+def _numbers(tuned: Tuned, generated: int) -> list[str]:
+    rate = number(1000 / tuned.tpot_ms) if generated > 1 else "-"
+    return [rate, seconds(tuned.ttft_ms), seconds(tuned.answer_ms)]
 
 
 def _loss(best: Tuned, rival: Rival) -> str:
@@ -188,7 +206,8 @@ def _changed(best: Tuned, other: Tuned) -> str:
 
 
 def _other_engines(tuning: Tuning) -> list[Part]:
-    rows = [[rival.tuned.engine, *_numbers(rival.tuned), _compared(rival)] for rival in tuning.others]
+    tokens = tuning.question.fit.generated
+    rows = [[rival.tuned.engine, *_numbers(rival.tuned, tokens), _compared(rival)] for rival in tuning.others]
     commands = [f"{rival.tuned.engine}: {rival.tuned.command}" for rival in tuning.others]
     refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
     if not rows:
@@ -217,7 +236,7 @@ def check_page(checked: Sequence[Checked]) -> list[Part]:
     """Predicted times and memory next to those that the engine had on this machine."""
     kinds = list(dict.fromkeys(kind for one in checked for kind in one.memory))
     rows = [
-        [one.name, *_numbers(one.tuned)[:2], number(one.tpot_ms and 1000 / one.tpot_ms), seconds(one.ttft_ms),
+        [one.name, *_numbers(one.tuned, 2)[:2], number(one.tpot_ms and 1000 / one.tpot_ms), seconds(one.ttft_ms),
          signed_percent(one.decode_error), signed_percent(one.prompt_error),
          *(_sizes(one.memory.get(kind)) for kind in kinds), _changed(checked[0].tuned, one.tuned)]
         for one in checked
@@ -238,6 +257,8 @@ def drafts_section(answer: DraftAnswer | None, asked: bool) -> list[Part]:
     if answer is None:
         return []
     rates = tuple(f"tokens/s, {percent(share)} accepted" for share in answer.acceptances)
+    if not answer.choices:
+        return ["", f"no room for drafts by the model's own layers, which take {in_gb(answer.layer_bytes)} GB"]
     title = f"drafts by the model's own layers (--spec-type draft-mtp), which take {in_gb(answer.layer_bytes)} GB"
     plain = answer.plain_tokens_per_s
     rows = [["none", number(1000 / plain, 2), "", *[number(plain)] * len(rates)]]

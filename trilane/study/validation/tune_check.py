@@ -84,7 +84,7 @@ def _settings(tuning: Tuning, tuned: Tuned) -> RunSettings:
         window_tokens=asked.tokens,
         prompt_tokens=asked.prompt_tokens,
         generated_tokens=min(asked.generated, MOST_TOKENS),
-        gpu=tuning.regime != "CPU only",
+        gpu=not tuned.cpu_only,
         cpu_expert_layers=tuned.n_cpu_moe,
         expert_cache_mib=tuned.cache_mib or 0,
         mapped=not tuned.pinned,

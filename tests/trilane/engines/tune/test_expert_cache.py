@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sim.costs.engine import load_engine
@@ -15,7 +16,7 @@ from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for
 from trilane.engines.tune import machine_found
 from trilane.engines.tune.machine_found import found_machine
-from trilane.engines.tune.tuned import CachedSpeed, HitCurve, lru_hit_rate
+from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve, lru_hit_rate
 from trilane.output.pages.caveats import assumption_text
 from trilane.study.cache_curve import CacheCurve
 
@@ -40,7 +41,8 @@ def test_hit_rates_are_near_those_that_were_logged() -> None:
 
 
 def test_rates_between_two_sizes_are_on_a_straight_line() -> None:
-    assert [CURVE.rate(held) for held in (0.0, 0.25, 0.5, 0.75, 1.0)] == pytest.approx([0.0, 0.4, 0.8, 0.9, 1.0])
+    held = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert CURVE.rates(held).tolist() == pytest.approx([0.0, 0.4, 0.8, 0.9, 1.0])
 
 
 def test_all_memory_that_is_left_is_the_cache_but_for_a_spare_slot() -> None:
@@ -51,7 +53,7 @@ def test_all_memory_that_is_left_is_the_cache_but_for_a_spare_slot() -> None:
     assert own.split.cache is not None
     spare = shape.expert_bytes_by_layer[0]
     assert own.split.cache.held == pytest.approx((own.cache_mib * MIB - spare) / memory.host_bytes)
-    assert own.split.cache.hit_rate == CURVE.rate(own.split.cache.held)
+    assert own.split.cache.hit_rate == CURVE.rates(np.array([own.split.cache.held]))[0]
     assert own.words[-1] == f"--moe-cache-mib {own.cache_mib}"
 
 

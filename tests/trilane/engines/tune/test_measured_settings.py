@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import FittedEngine, load_engine
 from tests.kit.commands import ROOT
 from traces.layout import DECODE
 from traces.library import load_trace
@@ -32,7 +32,8 @@ from trilane.engines.tune.drafts import (
     drafted_step,
 )
 from trilane.engines.tune.settings import Setting, TuneQuestion
-from trilane.engines.tune.tune import searched, tune
+from trilane.engines.tune.search import best_plain
+from trilane.engines.tune.tune import tune
 from trilane.engines.tune.tuned import Tuned, Workbench
 
 FILES = sorted((ROOT / "docs/validation/llama.cpp/tune").glob("*.csv"))
@@ -120,9 +121,9 @@ class Sweep(NamedTuple):
             generated=row.generated_tokens,
         )
         question = TuneQuestion(asked, "decode", ("f16",))
-        done = searched(question, machine_of(row.machine), shape_of(row), load_engine(row.engine))
-        plain = [done.tuned[one] for one in done.tuned if one.cached_layers is None]
-        return min(plain, key=lambda one: one.tpot_ms).host_layers
+        engine = load_engine(row.engine)
+        assert isinstance(engine, FittedEngine)
+        return best_plain(question, machine_of(row.machine), shape_of(row), engine).host_layers
 
 
 def sweeps() -> list[Sweep]:
@@ -180,7 +181,7 @@ SMALL: dict[str, Any] = {"model": "deepseek-v2-lite:4", "gpu": "rtx-3060", "ram"
 @cache
 def bench(acceptance: float | None = 0.8, **asked: Any) -> Workbench:
     question = TuneQuestion(Question(**{**SMALL, **asked}), "both", ("f16",), draft_acceptance=acceptance)
-    return Workbench(question, question.hardware, engine_of(question.fit, question.hardware), None)
+    return Workbench(question, question.hardware, engine_of(question.fit, question.hardware))
 
 
 def test_a_step_gives_one_token_more_than_are_accepted() -> None:
@@ -268,14 +269,26 @@ def test_a_file_with_such_layers_is_answered_with_the_range_that_was_published(
     assert found.acceptances == PUBLISHED
 
 
-@pytest.mark.parametrize(("asked", "setting", "why"), [
-    ({"batch": 2}, Setting("f16", 512, 8), "expected one sequence, got 2"),
-    ({"engine": "ktransformers"}, Setting("f16", 512, 8), r"expected llama\.cpp, got ktransformers"),
-    ({}, Setting("f16", 512, 8, cached_layers=2), "next to a cache of experts is not known"),
+def test_drafts_without_room_do_not_end_the_answer() -> None:
+    """A context that leaves less than the layer that drafts needs, also where its acceptance is named."""
+    asked = Question(model="gpt-oss-20b", gpu="rtx-2060", ram="ddr4-3200", prompt_tokens=512, window=118_000)
+    for acceptance in (0.8, None):
+        question = TuneQuestion(asked, "both", ("f16",), draft_acceptance=acceptance)
+        shape = replace(question.shape_with("f16"), mtp_layers=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TuneQuestion, "shape_with", lambda self, kv, shape=shape: shape)
+            found = tune(question)
+        assert found.drafts is not None
+        assert (found.drafts.choices, found.drafts.best, found.drafts.command) == ((), None, None)
+
+
+@pytest.mark.parametrize(("asked", "why"), [
+    ({"batch": 2}, "expected one sequence, got 2"),
+    ({"engine": "ktransformers"}, r"expected llama\.cpp, got ktransformers"),
 ])
-def test_an_acceptance_that_was_named_in_vain_is_refused(asked: dict[str, Any], setting: Setting, why: str) -> None:
+def test_an_acceptance_that_was_named_in_vain_is_refused(asked: dict[str, Any], why: str) -> None:
     with pytest.raises(FitError, match=why):
-        draft_answer(bench(**asked).question, bench(**asked), setting)
+        draft_answer(bench(**asked).question, bench(**asked), Setting("f16", 512, 8))
 
 
 def test_speedups_that_were_measured_on_a_laptop_are_less_by_what_the_page_says() -> None:
@@ -283,7 +296,7 @@ def test_speedups_that_were_measured_on_a_laptop_are_less_by_what_the_page_says(
     drafts a step, of which 88, 82, 71 and 64 % were accepted (ggml-org/llama.cpp PR 22673)."""
     asked = {"model": "qwen3.6-35b-a3b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cores": 8, "prompt_tokens": 1000}
     question = TuneQuestion(Question(**asked), "decode", ("f16",), keep_free_gb=6.4)
-    own = Workbench(question, question.hardware, engine_of(question.fit, question.hardware), None)
+    own = Workbench(question, question.hardware, engine_of(question.fit, question.hardware))
     speed, trace = own.speed(Setting("f16", 512, 8)), load_trace("synthetic:qwen3.6-35b-a3b")
     rows = ((1, 0.88, 1.20), (2, 0.866, 1.28), (3, 0.84, 1.21), (4, 0.83, 1.14))
     steps = {drafts: drafted_step(speed, drafts, active_experts(trace, 1 + drafts)) for drafts, _, _ in rows}

@@ -1,0 +1,257 @@
+"""Search for the best setting of an engine, by times in closed form.
+
+Where the experts of as many layers are on the host, a prompt in fewer pieces is sooner done. So of all sizes of pieces
+those matter with which the memory leaves more layers to the GPU than with any larger ones, next to those that people
+use. Of each the search compares every number of layers on the host that has room: the fewest are best where the GPU is
+the quicker of the two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice, product
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.costs.engine import FittedEngine
+from sim.machine.hardware import Hardware
+from traces.models.shape import ModelShape
+from trilane.engines.memory import Splitter
+from trilane.engines.question import FitError
+from trilane.engines.speed import EngineSpeed
+from trilane.engines.split_speed import DecodeCosts, Floats, PromptCosts
+from trilane.engines.tune.expert_cache import HitCurve, cache_share
+from trilane.engines.tune.settings import (
+    USUAL_PIECES,
+    WORTH_FEWER_BITS,
+    WORTH_SETTING,
+    Setting,
+    SettingSpace,
+    TuneQuestion,
+    choices,
+)
+from trilane.engines.tune.tuned import Tuned, Workbench
+
+AS_FAST = 0.005  # of the time that is compared: settings nearer to the best are no runners-up
+_NS_PER_MS = 1e6
+
+
+def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> SettingSearch:
+    """Compare the settings of an engine without a cache of experts. ``shape``: with any format of its cache."""
+    space, bench = choices(question, shape, hardware, engine), Workbench(question, hardware, engine)
+    costs: dict[Setting, float] = {}
+    for gpu, kv, threads in product(space.gpu, space.kv, space.threads):
+        costs |= Placing(bench, space, Setting(kv, space.piece_tokens[0], threads, gpu=gpu)).costs()
+    return SettingSearch(bench, space, costs)
+
+
+def with_cache(search: SettingSearch, curve: HitCurve) -> SettingSearch:
+    """Compare the settings of the same engine with a cache of experts, of these hit rates."""
+    bench, space = replace(search.bench, curve=curve), search.space
+    costs: dict[Setting, float] = {}
+    for kv, threads in product(space.kv, space.threads):
+        first = Setting(kv, space.piece_tokens[0], threads, cached=True)
+        sizes = {one.piece_tokens for one in search.costs if one.kv == kv and one.gpu}
+        costs |= CachedPlacing(bench, first, sizes, curve).costs()
+    return SettingSearch(bench, space, costs)
+
+
+def best_plain(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> Tuned:
+    """The best setting of an engine without a cache of experts. Raises FitError where none can run.
+
+    ``hardware``: ``question.hardware``; ``shape``: the model with any format of its cache.
+    """
+    done = searched(question, hardware, shape, engine)
+    return done.bench.tuned(done.best)
+
+
+@dataclass(frozen=True)
+class SettingSearch:
+    """Settings of one engine, each with its time in ms that the goal compares."""
+
+    bench: Workbench
+    space: SettingSpace
+    costs: Mapping[Setting, float]
+
+    @cached_property
+    def best(self) -> Setting:
+        """Of the format with the least ``score``. Raises FitError for none."""
+        if not self.costs:
+            _ = self.bench.speed(self.least).split
+        return self.nearest(self.costs, min(self.costs, key=self.score))
+
+    @property
+    def best_other_kv(self) -> Setting | None:
+        """Of another format of the KV cache."""
+        others = {one: ms for one, ms in self.costs.items() if one.kv != self.best.kv}
+        return self.nearest(others, min(others, key=self.score)) if others else None
+
+    def score(self, setting: Setting) -> float:
+        """The time that is compared, longer for a KV cache of fewer bits by what that must save."""
+        return self.costs[setting] * (1 + WORTH_FEWER_BITS) ** self.space.kv.index(setting.kv)
+
+    def nearest(self, costs: Mapping[Setting, float], quickest: Setting) -> Setting:
+        """The one nearest to the engine's own, of those that are as good as the quickest, in its format."""
+        limit = (1 + WORTH_SETTING) * costs[quickest]
+        as_good = [one for one, ms in costs.items() if one.kv == quickest.kv and ms <= limit]
+        return min(as_good, key=lambda one: (self.space.changes(one), costs[one]))
+
+    def leading(self, count: int) -> list[Setting]:
+        """The best one, and the next of the others, none of which differs from a better one in its threads alone."""
+        kinds: dict[Setting, Setting] = {}
+        for setting in (self.best, *sorted(self.costs, key=self.score)):
+            kinds.setdefault(setting._replace(threads=0), setting)
+        return [*islice(kinds.values(), count)]
+
+    def behind(self) -> Setting | None:
+        """The quickest of those that are slower than the best one, and differ in more than their threads."""
+        limit, near = (1 + AS_FAST) * self.costs[self.best], self.best._replace(threads=0)
+        slower = [one for one, ms in self.costs.items() if ms > limit and one._replace(threads=0) != near]
+        return min(slower, key=self.score, default=None)
+
+    @property
+    def least(self) -> Setting:
+        """The setting that needs the least memory on the GPU."""
+        return Setting(self.space.kv[-1], min(self.space.piece_tokens), self.space.threads[0])
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The settings of one KV format, number of threads and device: those of ``first``."""
+
+    bench: Workbench
+    space: SettingSpace
+    first: Setting
+    _places: dict[int, int | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def costs(self) -> dict[Setting, float]:
+        """The time in ms with the best split, for each size of pieces that matters."""
+        found: dict[Setting, float] = {}
+        if self._place(min(self.space.piece_tokens)) is None:
+            return found
+        usual = [tokens for tokens in self.space.piece_tokens if self.is_usual(tokens)]
+        for tokens in dict.fromkeys((*usual, *self._largest())):
+            if self._place(tokens) is None:
+                continue
+            costs, floor = self._of_pieces(tokens)
+            found |= costs
+            if not self.is_usual(tokens) and floor >= min(found.values()):
+                break
+        return found
+
+    def is_usual(self, tokens: int) -> bool:
+        """True for sizes of pieces that people use, and for those that the CPU computes where others are copied."""
+        few = tokens < self.bench.engine.prompt.copies_from_tokens.value
+        return few or tokens in (*USUAL_PIECES, self.space.piece_tokens[0])
+
+    def _largest(self) -> Iterator[int]:
+        """Yield the largest size of pieces, and each with which there is room for more experts on the GPU."""
+        sizes = sorted(self.space.piece_tokens)
+
+        def place(number: int) -> float:
+            known = self._place(sizes[number])
+            return inf if known is None else known
+
+        number = len(sizes) - 1
+        while number >= 0:
+            yield sizes[number]
+            number = bisect_left(range(number), place(number), key=place) - 1
+
+    def _place(self, tokens: int) -> int | None:
+        """Number of the first split with room; None for no room."""
+        if tokens not in self._places:
+            splitter = self._splitter(tokens)
+            try:
+                self._places[tokens] = splitter.splits.index(splitter.best())
+            except FitError:
+                self._places[tokens] = None
+        return self._places[tokens]
+
+    def _splitter(self, tokens: int) -> Splitter:
+        return self.bench.speed(self.first._replace(piece_tokens=tokens)).splitter
+
+    def _of_pieces(self, tokens: int) -> tuple[dict[Setting, float], float]:
+        """Times with pieces of one size, and the least that there may be with smaller ones."""
+        first, least = self._place(tokens) or 0, self._place(min(self.space.piece_tokens)) or 0
+        splitter, found, floor = self._splitter(tokens), {}, inf
+        for pinned, prompt in self._prompts(tokens):
+            costs = self.bench.compared_ms(self._decode.parts(*self._splits), prompt.parts(*self._splits))
+            number = self._best_with_room(splitter, costs, first)
+            layers = None if number == first else splitter.splits[number].cpu_layers
+            setting = self.first._replace(piece_tokens=tokens, host_layers=layers, pinned=pinned)
+            found[setting], floor = float(costs[number]), min(floor, float(costs[least:].min()))
+        return found, floor
+
+    def _prompts(self, tokens: int) -> Iterator[tuple[bool, PromptCosts]]:
+        """The prompt in pieces of one size, with the file mapped, and with it in pinned memory."""
+        speed, fit = self._speed, self.bench.question.fit
+        asked = speed.shape, speed.hardware
+        split = replace(speed.splitter.splits[0], piece_tokens=tokens)
+        mapped = PromptCosts.of(*asked, speed.engine, split, fit.prompt_tokens)
+        yield False, mapped
+        if self.first.gpu and True in self.space.pinned:
+            yield True, mapped.reading(*asked, self.bench.reading(pinned=True), split)
+
+    def _best_with_room(self, splitter: Splitter, costs: Floats, first: int) -> int:
+        """Number of the quickest split from the first one with room on."""
+        others = range(first, len(costs)) if splitter.engine.splits == "layers" else (first, len(costs) - 1)
+        quickest = sorted(others, key=lambda number: costs[number])
+        return next(number for number in quickest if number == first or splitter.has_room(splitter.splits[number]))
+
+    @cached_property
+    def _splits(self) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Of each split, the layers on the host, and the share of their experts that the GPU has nevertheless."""
+        splits = self._splitter(self.first.piece_tokens).splits
+        experts = self._speed.shape.experts
+        return np.array([one.cpu_layers for one in splits]), np.array([one.gpu_experts / experts for one in splits])
+
+    @cached_property
+    def _speed(self) -> EngineSpeed:
+        return self.bench.speed(self.first)
+
+    @cached_property
+    def _decode(self) -> DecodeCosts:
+        speed = self._speed
+        split, batch = speed.splitter.splits[0], speed.question.batch
+        return DecodeCosts.of(speed.shape, speed.hardware, speed.engine, split, speed.middle_tokens, batch)
+
+
+@dataclass(frozen=True)
+class CachedPlacing:
+    """The settings with a cache of experts, of one KV format and number of threads, for some ``sizes`` of pieces."""
+
+    bench: Workbench
+    first: Setting
+    sizes: Collection[int]
+    curve: HitCurve
+
+    def costs(self) -> dict[Setting, float]:
+        """The time in ms with the best number of layers on the host, for each size of pieces."""
+        speed = self.bench.speed(self.first)
+        split, asked = speed.splitter.splits[0], (speed.shape, speed.hardware, speed.engine)
+        context, fit = speed.middle_tokens, self.bench.question.fit
+        decode, found = DecodeCosts.of(*asked, split, context, fit.batch), {}
+        for tokens in sorted(self.sizes):
+            layers, held = self._rooms(tokens)
+            if len(layers):
+                prompt = PromptCosts.of(*asked, replace(split, piece_tokens=tokens), fit.prompt_tokens)
+                rates = self.curve.rates(held)
+                costs = self.bench.compared_ms(decode.parts(layers, hit_rate=rates), prompt.parts(layers, held=held))
+                best = int(costs.argmin())
+                found[self.first._replace(piece_tokens=tokens, host_layers=int(layers[best]))] = float(costs[best])
+        return found
+
+    def _rooms(self, tokens: int) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Numbers of layers on the host with room for a cache, and the share of their experts that it holds."""
+        splitter = self.bench.speed(self.first._replace(piece_tokens=tokens)).splitter
+        rooms = {
+            split.cpu_layers: cache_share(splitter.memory(split), splitter.shape)
+            for split in splitter.splits[1:] if splitter.has_room(split)
+        }
+        held = {layers: share for layers, share in rooms.items() if share}
+        return np.array([*held], np.int64), np.array([*held.values()], np.float64)
