@@ -199,7 +199,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def fit_of(rows: Sequence[MeasuredRow], moved: float) -> str:
-    """What the numbers were fitted to. ``moved``: the largest change by the fit, as a share."""
+    """Rows to which the numbers were fitted, in words. ``moved``: the largest change by the fit, as a share."""
     machines = len({row.machine for row in rows})
     most = math.ceil(100 * moved)
     return f"{len(rows)} rows of {machines} machines, which move no number by more than {most} % (tools/fit_engines.py)"

@@ -33,6 +33,7 @@ def trilane(
 ) -> Trilane:
     """Runs a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")  # sentences on one line
 
     def run(*words: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["trilane", *words])

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
-from textwrap import wrap
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -26,7 +26,6 @@ ACCURACY = "trilane accuracy --plot"
 PAPERS = "trilane papers --plot"
 LEADERBOARD = "trilane leaderboard"
 WIDEST = 120  # characters of a line in a block
-_KEPT = "\N{NO-BREAK SPACE}"
 
 
 def answer(output: str) -> str:
@@ -103,43 +102,7 @@ SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
 
 def block(name: str, output: str) -> str:
     """The output of a command, as a page shows it."""
-    lines = SHOWN[name](output).strip().splitlines()
-    return "\n".join(["```text", *folded(line.rstrip() for line in lines), "```\n"])
-
-
-def folded(lines: Iterable[str]) -> Iterator[str]:
-    """Lines of at most ``WIDEST`` characters: a longer one goes on below its last column, a command after a \\.
-
-    Lines below a column are part of the text above them, which is folded as a whole.
-    """
-    texts = iter(lines)
-    text = next(texts)
-    indent = _last_column(text)
-    for line in texts:
-        if indent and line.startswith(" " * indent) and line[indent] != " ":
-            text += f" {line.strip()}"
-            continue
-        yield from _folded(text, indent)
-        text, indent = line, _last_column(line)
-    yield from _folded(text, indent)
-
-
-def _last_column(line: str) -> int:
-    """Where the last column of a line begins that is too long; 0 without columns, and for other lines."""
-    gaps = [gap.end() for gap in re.finditer(r" {2,}", line) if gap.end() < WIDEST]
-    return gaps[-1] if len(line) > WIDEST and gaps else 0
-
-
-def _folded(line: str, indent: int) -> list[str]:
-    if len(line) <= WIDEST:
-        return [line]
-    if line.startswith("llama-server "):
-        kept = re.sub(r" (?!-)", _KEPT, line)  # options stay with their values
-        parts = wrap(kept, WIDEST - 2, subsequent_indent="  ", break_on_hyphens=False)
-        return " \\\n".join(parts).replace(_KEPT, " ").splitlines()
-    head = line[:indent]
-    return wrap(line[indent:], WIDEST, initial_indent=head, subsequent_indent=" " * (indent or 4),
-                break_on_hyphens=False, break_long_words=False)
+    return f"```text\n{SHOWN[name](output).strip()}\n```\n"
 
 
 def shown_block(name: str) -> str:
@@ -202,7 +165,8 @@ def update() -> None:
 
 def _run(command: str) -> str:
     words = [sys.executable, "-c", "from trilane.cli import main; main()", *shlex.split(command)[1:]]
-    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    narrow = {**os.environ, "COLUMNS": str(WIDEST)}
+    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT, env=narrow).stdout
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ experts. Memory decides the format before any speed is worked out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
@@ -28,8 +28,8 @@ from trilane.engines.question import FitError, Question, check_engine, engine_of
 from trilane.engines.refusals import RAM_SIZES_GIB
 from trilane.engines.shortage import NoRoomError, Shortage
 from trilane.engines.speed import EngineSpeed
+from trilane.engines.tune.search import SettingSearch, searched
 from trilane.engines.tune.settings import Setting, SettingSpace, TuneQuestion, choices
-from trilane.engines.tune.tune import SettingSearch, searched
 from trilane.engines.tune.tuned import Tuned, Workbench
 
 Use = Literal["chat", "code", "documents"]
@@ -95,19 +95,23 @@ class Bench:
 
     @cached_property
     def engine(self) -> FittedEngine:
-        """Without its cache of experts."""
-        engine = engine_of(self.question.fit, self.hardware)
-        return replace(engine, options=tuple(option for option in engine.options if option != "expert_cache"))
+        return engine_of(self.question.fit, self.hardware)
 
     @cached_property
     def space(self) -> SettingSpace:
         return choices(self.question, self.shape, self.hardware, self.engine)
 
     @property
-    def least(self) -> EngineSpeed:
-        """The speeds of the setting that takes the least memory, which raise FitError without room."""
+    def runs(self) -> bool:
+        """True if there is room for a setting that takes the least memory, with the GPU or without."""
+        return any(speed.has_room for speed in self.least)
+
+    @property
+    def least(self) -> Iterator[EngineSpeed]:
+        """Yield the speeds of the settings that take the least memory, which raise FitError without room."""
         space = self.space
-        return self._work.speed(Setting(space.kv[-1], min(space.piece_tokens), space.threads[0]))
+        for gpu in space.gpu:
+            yield self._work.speed(Setting(space.kv[-1], min(space.piece_tokens), space.threads[0], gpu=gpu))
 
     @property
     def all_on_gpu(self) -> bool:
@@ -130,9 +134,9 @@ class Bench:
         """Ask the same question of a machine with other parts."""
         return Bench(replace(self.question, fit=replace(self.question.fit, **parts)))
 
-    @property
+    @cached_property
     def _work(self) -> Workbench:
-        return Workbench(self.question, self.hardware, self.engine, None)
+        return Workbench(self.question, self.hardware, self.engine)
 
 
 # --- the format -------------------------------------------------------------------------------------------------------
@@ -153,7 +157,7 @@ def best_format(benches: Sequence[Bench]) -> Bench | None:
     """
     large = (bench for bench in benches if bench.shape.weight_bits >= FEWEST_BITS_ON_GPU)
     on_gpu = next((bench for bench in large if bench.all_on_gpu), None)
-    return on_gpu or next((bench for bench in from_usual(benches) if bench.least.has_room), None)
+    return on_gpu or next((bench for bench in from_usual(benches) if bench.runs), None)
 
 
 def from_usual(benches: Sequence[Bench]) -> Sequence[Bench]:
@@ -290,10 +294,10 @@ def recommended(bench: Bench, model: str, also: tuple[str, ...]) -> Recommended:
     """The row of a model that runs. Raises FitError where it does not."""
     best = bench.best
     speed = bench.search.bench.speed(bench.search.best)
-    regime = regime_of(bench.shape, bench.hardware, bench.engine, speed.split)
+    regime = regime_of(speed.shape, speed.hardware, bench.engine, speed.split)
     return Recommended(
         **_facts(bench, model, also), tuned=best, limit=limiting_part(ranked(speed.gains())), regime=regime,
-        error=None if speed.measured else error_to_expect(bench.shape, bench.hardware, regime, bench.engine),
+        error=None if speed.measured else error_to_expect(speed.shape, speed.hardware, regime, bench.engine),
     )
 
 
@@ -306,7 +310,7 @@ def _facts(bench: Bench, model: str, also: tuple[str, ...]) -> dict[str, Any]:
 
 def _formats(question: RecommendQuestion, model: str) -> tuple[FormatSpeed, ...]:
     return tuple(
-        FormatSpeed(_weights(bench.shape), bench.shape.weight_bits, bench.best if bench.least.has_room else None)
+        FormatSpeed(_weights(bench.shape), bench.shape.weight_bits, bench.best if bench.runs else None)
         for bench in question.benches(model)
     )
 
@@ -323,7 +327,7 @@ def _unable(benches: Sequence[Bench], model: str, also: tuple[str, ...]) -> Unab
     found = next(((bench, larger) for bench in benches if (larger := least_ram(bench))), None)
     if found is None:
         facts = _facts(benches[-1], model, also)
-        return Unable(**facts, ram_gib=None, then=None, short=_shortage(benches[-1].least))
+        return Unable(**facts, ram_gib=None, then=None, short=_shortage(next(benches[-1].least)))
     bench, larger = found
     gib = larger.question.fit.ram_gb
     return Unable(**_facts(bench, model, also), ram_gib=gib, then=larger.best, short=None)
@@ -338,7 +342,7 @@ def least_ram(bench: Bench) -> Bench | None:
     most = most_ram_gib(bench.question.fit)
     sizes = (size for size in RAM_SIZES_GIB if size * GIB > there and (most is None or size <= most))
     benches = (bench.with_parts(ram_gb=size) for size in sizes)
-    return next((larger for larger in benches if larger.least.has_room), None)
+    return next((larger for larger in benches if larger.runs), None)
 
 
 def most_ram_gib(question: Question) -> int | None:

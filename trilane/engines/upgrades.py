@@ -134,14 +134,14 @@ class _Upgrades:
 
     def _with(self, step: Step) -> Upgrade | None:
         other, before = self.bench.with_parts(**step.changes), self._before
-        if not other.least.has_room:
+        if not other.runs:
             return None
         tuned, goal = other.best, self.bench.question.goal
         return Upgrade(step, tuned, None if before is None else before.cost(goal) / tuned.cost(goal) - 1)
 
     @property
     def _before(self) -> Tuned | None:
-        return self.bench.best if self.bench.least.has_room else None
+        return self.bench.best if self.bench.runs else None
 
 
 # --- parts that fit ---------------------------------------------------------------------------------------------------

@@ -279,4 +279,5 @@ def _page(engine: InferenceEngine) -> list[Part]:
 def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:
     numbers = {key: number._asdict() for key, number in engine.flat().items()}
     facts = {"name": engine.name, "about": engine.about, "fitted": fitted, "set_by": list(engine.set_by)}
+    facts |= {"fitted_to": fit} if (fit := getattr(engine, "fit", None)) else {}
     return {**facts, "numbers": numbers}

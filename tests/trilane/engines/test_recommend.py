@@ -22,7 +22,7 @@ from trilane.engines.recommend import (
     recommend,
     shapes_of,
 )
-from trilane.engines.tune.tune import best_plain
+from trilane.engines.tune.search import best_plain
 from trilane.engines.tune.tuned import Tuned
 
 OWNER: dict[str, Any] = {"gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32}
@@ -46,7 +46,7 @@ def bits_by_rule(question: RecommendQuestion, model: str) -> float | None:
     benches = question.benches(model)
     on_gpu = [one.shape.weight_bits for one in benches if one.all_on_gpu and one.shape.weight_bits >= 4]
     usual = next((one.shape.weight_bits for one in benches if one.question.fit.weights == "q4_k_m"), 100.0)
-    runs = [one.shape.weight_bits for one in benches if one.least.has_room and one.shape.weight_bits <= usual]
+    runs = [one.shape.weight_bits for one in benches if one.runs and one.shape.weight_bits <= usual]
     return max(on_gpu, default=max(runs, default=None))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from rich.text import Text
 from trilane.common.files import OutputError, atomic_path, check_folder_of, errors_name, plain_target
 from trilane.common.quoting import printable, shortened
 from trilane.common.units import MIB
+from trilane.output.pages.widths import Command, fitted, folded, folded_command
 
 if TYPE_CHECKING:
     from trilane.study.player import Progress, Watch
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Part = Table | Text | str  # of a page
 STANDARD_OUTPUT = Path("standard output")  # its name in messages
-_PIPE = 250  # letters of a line in a pipe or a file, which have no width of their own
+PIPE = 160  # characters of a line in a pipe or a file, which have no width of their own unless COLUMNS names it
 
 JsonOption = Annotated[
     str | None,
@@ -57,10 +59,11 @@ def show(json_target: str | None, *parts: Part) -> None:
     if console.is_terminal:
         _print(console, parts)
         return
-    wide = Console(highlight=False, width=_PIPE, file=StringIO())
-    _print(wide, parts)
-    assert isinstance(wide.file, StringIO)
-    _write("".join(f"{line.rstrip()}\n" for line in wide.file.getvalue().splitlines()))
+    columns = os.environ.get("COLUMNS", "")
+    piped = Console(highlight=False, width=int(columns) if columns.isdigit() else PIPE, file=StringIO())
+    _print(piped, parts)
+    assert isinstance(piped.file, StringIO)
+    _write("".join(f"{line.rstrip()}\n" for line in piped.file.getvalue().splitlines()))
 
 
 def _write(text: str) -> None:
@@ -73,9 +76,22 @@ def _write(text: str) -> None:
 def _print(console: Console, parts: Sequence[Part]) -> None:
     for part in parts:
         if isinstance(part, Table):
+            console.print(fitted(part, console.width))
+        elif isinstance(part, Text):
             console.print(part)
         else:
-            console.print(plain(part) if isinstance(part, str) else part, soft_wrap=True)
+            console.print(plain("\n".join(_lines(part, console))), soft_wrap=True)
+
+
+def _lines(text: str, console: Console) -> Iterator[str]:
+    """The lines of a text, folded; a command line only where no terminal does it."""
+    for line in text.split("\n"):
+        if not isinstance(text, Command):
+            yield from folded(line, console.width)
+        elif console.is_terminal:
+            yield line
+        else:
+            yield from folded_command(line, console.width)
 
 
 def note(message: str) -> None:
@@ -107,7 +123,7 @@ def table(
     """
     lines = [list(row) for row in rows]
     texts = range(text_columns) if isinstance(text_columns, int) else text_columns
-    made = Table(box=None, pad_edge=False, padding=(0, _gap([columns, *lines]), 0, 0))
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     tall = max(column.count("\n") for column in columns)
     for place, column in enumerate(columns):
         most = (widest or {}).get(column)
@@ -118,14 +134,6 @@ def table(
     for line in lines:
         made.add_row(*map(plain, line))
     return made
-
-
-def _gap(lines: Sequence[Sequence[str]]) -> int:
-    """Spaces between columns: two, or one where a terminal is too narrow for two."""
-    if not sys.stdout.isatty():
-        return 2
-    widths = [max(len(part) for cell in column for part in cell.split("\n")) for column in zip(*lines, strict=True)]
-    return 2 if sum(widths) + 2 * len(widths) <= Console().width else 1
 
 
 def legend(meanings: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from trilane.engines.recommend import USES, Recommendation, Recommended, Recomme
 from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
+from trilane.output.pages.widths import Command
 
 _LIMITS = {  # in few letters
     "GPU memory": "GPU GB", "GPU bandwidth": "GPU GB/s", "GPU compute": "GPU flops", "DRAM": "RAM GB/s",
@@ -107,7 +108,7 @@ def _formats(answer: Recommendation) -> list[Part]:
     """The command line of the model that was asked for, and its formats."""
     if not answer.formats:
         return []
-    command = ["", answer.runs[0].tuned.command] if answer.runs else []
+    command = ["", Command(answer.runs[0].tuned.command)] if answer.runs else []
     rows = [
         [one.weights, number(one.bits), *(_numbers(one.tuned) if one.tuned else ["-", "-", "-", "-"])]
         for one in answer.formats

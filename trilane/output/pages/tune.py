@@ -28,6 +28,7 @@ from trilane.output.pages.fit_engine import (
     speed,
 )
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
+from trilane.output.pages.widths import Command
 
 if TYPE_CHECKING:
     from trilane.study.validation.tune_check import Checked  # runs llama.cpp
@@ -57,7 +58,7 @@ def tune_page(tuning: Tuning) -> list[Part]:
 
 def line_part(tuning: TuneStart | Tuning) -> list[Part]:
     """The line to paste, which is known before everything else."""
-    return [*_title(tuning), "", tuning.best.command, ""]
+    return [*_title(tuning), "", Command(tuning.best.command), ""]
 
 
 def facts_part(tuning: Tuning) -> list[Part]:
@@ -208,12 +209,13 @@ def _changed(best: Tuned, other: Tuned) -> str:
 def _other_engines(tuning: Tuning) -> list[Part]:
     tokens = tuning.question.fit.generated
     rows = [[rival.tuned.engine, *_numbers(rival.tuned, tokens), _compared(rival)] for rival in tuning.others]
-    commands = [f"{rival.tuned.engine}: {rival.tuned.command}" for rival in tuning.others]
+    lines = ((f"{rival.tuned.engine}:", rival.tuned.command) for rival in tuning.others)
+    commands = [part for engine, line in lines for part in ("", engine, Command(line))]
     refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
     if not rows:
         return ["", *refused] if refused else []
     columns = ("other engines", *_TIMES, f"than {tuning.best.engine}")
-    return ["", table(columns, rows, _TEXTS, wrap=True), "", *commands, *refused]
+    return ["", table(columns, rows, _TEXTS, wrap=True), *commands, *refused]
 
 
 def _compared(rival: Rival) -> str:
@@ -276,7 +278,7 @@ def _line(answer: DraftAnswer) -> list[str]:
     least = percent(answer.acceptances[0])
     if answer.command is None or answer.best is None:
         return [f"with {least} accepted none saves {percent(WORTH_DRAFTING)}"]
-    return ["", f"best with {least} accepted: {answer.command}"]
+    return ["", f"best with {least} accepted:", Command(answer.command)]
 
 
 def timeline_page(tuned: Tuned) -> list[Part]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shlex
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from unittest.mock import patch
 
 from tests.kit.commands import write_route_csv
 from trilane.cli import main
+from trilane.output.pages.output import PIPE
 
 FOLDER = Path(__file__).parent / "golden"
 _SMALL = "--set trace=mini-moe --set model=null --set cached_share=0.25 --set prompt_tokens=4 --set generated_tokens=3"
@@ -37,12 +39,13 @@ COMMANDS = {  # by the name of the page
 }
 
 
-def page(name: str) -> str:
+def page(name: str, width: int = PIPE) -> str:
     """Output of the command of a page, in an empty folder."""
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         write_route_csv(Path("phone.csv"))
         with (
+            patch.dict(os.environ, COLUMNS=str(width)),
             patch.object(sys, "argv", ["trilane", *shlex.split(COMMANDS[name])]),
             contextlib.redirect_stdout(printed),
             contextlib.suppress(SystemExit),
