@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from statistics import median
 from typing import Any, Literal
@@ -48,11 +48,11 @@ NoUpgrades = Literal["laptop", "one memory", "preset"]
 
 @dataclass(frozen=True)
 class Step:
-    """Other parts, by the names of ``Question``; ``watts``: at most, of the part itself; None where none are known."""
+    """Other parts: ``changes`` of a ``Question``; ``watts``: at most, of the part itself; None where none are known."""
 
     part: UpgradePart
     title: str
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Any] = field(hash=False)
     watts: float | None = None
 
 
@@ -93,6 +93,7 @@ class _Upgrades:
     """Steps from one question, and what they give."""
 
     bench: Bench
+    _known: dict[Step, Upgrade | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def all(self) -> tuple[Upgrade, ...]:
         own = self.bench.question.fit
@@ -133,6 +134,11 @@ class _Upgrades:
         return next(one for step in steps if (one := self._with(step)) and one.pays)
 
     def _with(self, step: Step) -> Upgrade | None:
+        if step not in self._known:
+            self._known[step] = self._tried(step)
+        return self._known[step]
+
+    def _tried(self, step: Step) -> Upgrade | None:
         other, before = self.bench.with_parts(**step.changes), self._before
         if not other.runs:
             return None

@@ -238,6 +238,10 @@ class MachineParts:
     ] = None
 
 
+UpgradeOption = Annotated[
+    bool,
+    typer.Option("--upgrade", help="Show real parts that this machine takes in place of its own, and what each gives."),
+]
 ModelOption = Annotated[
     str,
     typer.Option("--model", "-m", metavar="NAME|FILE",

@@ -10,7 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.common.schema import to_dict
 from trilane.output.pages.output import JsonOption, Part, check_targets, report, working
-from trilane.verbs.options import MachineParts, OptionError, grouped
+from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped
 from trilane.verbs.tune import parts_of
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ def recommend(
         str, typer.Option(metavar="NAME", help="size: the largest model first; speed: most tokens/s; first: the "
                                                "soonest first token."),
     ] = "size",
-    upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Show which real parts this machine takes, and what they would give: for "
-                                             "the model of --for, or for all.")
-    ] = False,
+    upgrade: UpgradeOption = False,
     json: JsonOption = None,
 ) -> None:
     """Show what every model of the catalogue does on this machine, or on one of named parts.

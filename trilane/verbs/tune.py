@@ -10,7 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
-from trilane.verbs.options import MachineParts, OptionError, grouped
+from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped
 
 if TYPE_CHECKING:
     from trilane.engines.question import KvFormat
@@ -66,7 +66,11 @@ def tune(
                                            "whose own layers predict further tokens (--spec-type draft-mtp). Default: "
                                            "a published range."),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what takes the time of one token.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what takes the time of one token, and what each part of the machine "
+                                             "would gain if it were 25% better.")
+    ] = False,
+    upgrade: UpgradeOption = False,
     checked: Annotated[
         bool,
         typer.Option("--check", help="Run the best three settings, and the engine's default, on this machine. MODEL is "
@@ -84,7 +88,7 @@ def tune(
     from trilane.engines.tune.settings import GOALS, TuneQuestion
     from trilane.engines.tune.tune import completed, started
     from trilane.output.pages.caveats import tune_record
-    from trilane.output.pages.tune import check_page, facts_part, line_part, timeline_page
+    from trilane.output.pages.tune import check_page, explained_page, facts_part, line_part
 
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
@@ -105,8 +109,16 @@ def tune(
     show(json, *line_part(start))
     with working("comparing with other engines"):
         tuning = completed(start)
-    show(json, *facts_part(tuning), *(timeline_page(tuning.best) if explain else ()))
+    show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
     record = tune_record(tuning)
+    if upgrade:
+        from trilane.engines.upgrades import no_upgrades, upgrades
+        from trilane.output.pages.upgrades import upgrade_parts
+
+        with working("trying other parts"):
+            found = upgrades(tune_question)
+        show(json, *upgrade_parts(found, no_upgrades(question)))
+        record["upgrades"] = [to_dict(one) for one in found]
     if checked:
         with working("running llama.cpp"):
             measured = list(check(tuning))

@@ -13,8 +13,8 @@ _NONE = {
     "preset": "what to buy: name the machine by its parts (--gpu, --ram, --cpu) to see which others it takes",
 }
 _RULE = (
-    "gain: by the time until the last token. Cards of the same maker, modules of the same kind and CPUs of the same "
-    "socket; of each the smallest step that gains 5%. watts: the part's own, at most"
+    "gain: by the time until the last token, or the one that --for names. Cards of the same maker, modules of the same "
+    "kind and CPUs of the same socket; of each the smallest step that gains 5%. watts: the part's own, at most"
 )
 
 
