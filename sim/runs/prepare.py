@@ -32,6 +32,7 @@ from traces.batches import StepRows
 from traces.forecasts import NoisyForecasts
 from traces.library import load_trace
 from traces.models.catalogue import load_model, model_names
+from traces.models.names import parted
 from traces.models.shape import ModelShape
 from traces.trace import Trace
 
@@ -289,8 +290,10 @@ def check_topology(scenario: Scenario, traced: ModelShape, shape: ModelShape) ->
     """Check that the model has the topology of the trace's. Raises ScenarioError."""
     for name in ("moe_layers", "experts", "top_k"):
         if getattr(traced, name) != getattr(shape, name):
+            own = parted(shape.name)._replace(weights=None)
             raise ScenarioError(
                 f"trace {scenario.trace!r} was recorded with {name} = {getattr(traced, name)}, model {shape.name!r} "
-                f"has {getattr(shape, name)}: choose a model of the same topology "
+                f"has {getattr(shape, name)}: give it routing of its own (`--set trace=synthetic:{own}`), or "
+                f"choose a model of the same topology "
                 f"(`--set model={traced.name if traced.name in model_names() else 'null'}`; null: the trace's own)"
             )

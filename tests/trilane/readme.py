@@ -84,7 +84,7 @@ def without_meanings(output: str) -> str:
 def standings(output: str) -> str:
     """The first fifteen of ``trilane leaderboard``, and what the columns mean."""
     table, meanings = output.split("\n\n")[:2]
-    said = [line for line in meanings.splitlines() if "runs in no setting" not in line]
+    said = takewhile(lambda line: "runs in no setting" not in line, meanings.splitlines())
     return "\n".join([*table.splitlines()[:17], "...", "", *said])
 
 

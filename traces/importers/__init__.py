@@ -14,6 +14,7 @@ from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 
 FOLDER = "/"  # stands for the suffix of a folder
+EXAMPLE = ("token,layer,experts,weights", "0,0,3 1,0.7 0.3", "0,1,0 7,0.6 0.4")  # of the format rows
 _BEGINNING = 1 << 16  # bytes of a file that formats are told apart by
 
 
@@ -37,6 +38,9 @@ FORMATS = {
     "megatron": Format("servers.import_megatron", (".jsonl",), '"num_tokens"'),
     "moe-cache-eval": Format("datasets.import_moe_cache_eval", (".json", FOLDER), r'"shards"|^manifest\.json$'),
     "parquet-layers": Format("datasets.import_parquet_layers", (FOLDER,), r"^layer_\d+\.parquet$"),
+    "rows": Format(
+        "rows.import_rows", (".csv", ".jsonl"), r'\A(?=[^\n]*\blayer\b)(?=[^\n]*\btoken\b)[^\n]*\bexperts\b'
+    ),
 }
 
 
@@ -74,7 +78,7 @@ def _format_of(path: Path) -> str:
         raise TraceError(
             f"{path}: expected a log of one of the formats {', '.join(FORMATS)}, this looks like "
             f"{' or '.join(formats) or 'none of them'}: it begins {quoted(_beginning(path)[:60])}; "
-            "name one with --format"
+            f"name one with --format; simplest form to convert to: {' / '.join(EXAMPLE)}"
         )
     return formats[0]
 

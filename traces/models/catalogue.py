@@ -14,11 +14,13 @@ from typing import Annotated, Any, NamedTuple
 from traces.file import bundled_trace, find_trace, read_trace
 from traces.models.hf_config import ConfigKeys, read_config, shape_of_config
 from traces.models.names import ModelName, parted
-from traces.models.quantisation import quantised
+from traces.models.quantisation import format_named, quantisations_of, quantised
 from traces.models.shape import ModelShape, ShapeError
+from traces.models.spellings import DenseError, Taken, spelled
 from trilane.common.hints import ASCENDING, NOT_EMPTY, Count, Name
 from trilane.common.json_text import parse_json
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 from trilane.common.schema import SchemaError
 from trilane.common.yaml_files import read_bundled, read_yaml
 
@@ -26,7 +28,6 @@ _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
 _CONFIG, _GGUF = "config.json", ".gguf"
-_OTHERS = "any other: give the path of its config.json or GGUF file, or write an entry in traces/models/models.yaml"
 _NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
 _LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
 _PUBLISHED = Path(__file__).with_name("published.yaml")
@@ -40,16 +41,65 @@ def model_names() -> list[str]:
 
 def load_model(name: str) -> ModelShape:
     """The shape of a model by its name, such as ``qwen3-30b-a3b``, or by the path of its config.json, of a folder that
-    holds one, or of its GGUF file. Raises ShapeError naming the valid ones.
+    holds one, or of its GGUF file. Raises ShapeError for a name that ``model_named`` does not take.
 
     ``phi-3.5-moe:8`` is that model cut after 8 MoE layers, ``phi-3.5-moe@q4_k_m`` in that weight format
     (``traces.models.quantisation``), ``phi-3.5-moe@q4_k_m:8`` both. Capitals do not matter.
     """
-    parts = parted(name)
-    if (known := parts.model.lower()) in (*_entries(), *aliases(), *_MINI_MODELS):
-        return _load(parts._replace(model=known), None, 0)
-    path = model_file(parts.model)
+    parts = model_named(name).name
+    path = None if parts.model in _known() else model_file(parts.model)
     return _load(parts, path, path.stat().st_mtime_ns if path else 0)
+
+
+def model_named(name: str) -> Taken:
+    """A model's name as it is taken: as it is for a model of the catalogue and for a file, else as
+    ``traces.models.spellings`` reads it. Raises ShapeError for a name that means none, and for unknown weights.
+    """
+    parts = parted(name)
+    known = parts.model.lower() in _known()
+    if "://" in name or (known and _is_tag(parts.layers)):
+        return _spelled(name)
+    try:
+        if not known and model_file(parts.model) is None:
+            return _spelled(name)
+    except ShapeError as fault:
+        raise ShapeError(f"{fault}{_meant(parts.model)}") from None
+    weights = format_named(parts.weights) if parts.weights else parts.weights
+    return Taken(name, parts._replace(model=parts.model.lower() if known else parts.model, weights=weights))
+
+
+def _is_tag(layers: str | None) -> bool:
+    """True for what follows a colon and is neither a number of layers nor weights at the wrong place."""
+    return bool(layers) and "@" not in str(layers) and not str(layers).isdecimal()
+
+
+def _spelled(name: str) -> Taken:
+    """A name as people write it. Raises ShapeError also for a format that its model is not published in."""
+    taken = spelled(name, model_names())
+    formats = quantisations_of(load_model(taken.name.model))
+    if taken.name.weights in ("bf16", "fp16") and taken.name.weights not in formats:
+        raise ShapeError(
+            f"model {quoted(name)}: files of that name have their experts in {' or '.join(formats)}, as the model is "
+            f"published: name it {taken.name.model!r}"
+        )
+    return taken
+
+
+def _meant(name: str) -> str:
+    """The model that a GGUF file which is not there would be, in words, if its name says it."""
+    try:
+        if not name.lower().endswith(_GGUF):
+            return ""
+        return f"; by its name it is {str(_spelled(Path(name).name).name)!r}: write that, or the path of the file"
+    except DenseError as fault:
+        return f"; {fault}"
+    except ShapeError:
+        return ""
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset((*_entries(), *aliases(), *_MINI_MODELS))
 
 
 @lru_cache(maxsize=256)
@@ -68,7 +118,7 @@ def _load(parts: ModelName, path: Path | None, changed_ns: int) -> ModelShape:
         return _shape(name, _entries()[name])
     if trace := name in _MINI_MODELS and bundled_trace(name):
         return replace(read_trace(find_trace(trace)).shape, name=name)
-    raise ShapeError(f"{unknown('model', name, model_names())}; {_OTHERS}")
+    raise ShapeError(unknown("model", name, model_names(), "trilane models"))
 
 
 def model_file(name: str) -> Path | None:
@@ -112,7 +162,7 @@ def gguf_architecture(name: str) -> str:
 
     Raises ShapeError for a model that is not in it.
     """
-    known = original(parted(name).model)
+    known = original(model_named(name).name.model)
     if known not in _entries():
         raise ShapeError(unknown("model", known, list(_entries())))
     return str(_entries()[known]["gguf_arch"])
@@ -184,7 +234,7 @@ def trained_tokens(name: str) -> int | None:
 
     Raises ShapeError.
     """
-    model = parted(name).model
+    model = model_named(name).name.model
     for known in (model, original(model)):
         if known in trained_lengths():
             return trained_lengths()[known].tokens

@@ -31,6 +31,7 @@ from trilane.common.yaml_files import read_bundled
 TYPES_FILE = Path(__file__).with_name("gguf_types.yaml")
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 MOST_TENSORS = 200_000
+_MAGIC = b"GGUF"
 _MOST_BYTES = 2**27  # of a header; that of a vocabulary of 250,000 has 12 MB
 _MOST_KEYS, _MOST_DIMENSIONS = 10_000, 4
 _MOST_TEXT, _MOST_KEPT = 2**20, 4096  # bytes of a text; entries of a list that is kept
@@ -112,9 +113,14 @@ class _Reader:
         self._kept = 0  # entries of lists
 
     def part(self) -> GgufPart:
-        magic, version = self._bytes(4), self._number("I")
-        if magic != b"GGUF" or version not in (2, 3):
-            raise self._fault("expected a GGUF file of version 2 or 3, little-endian, this begins otherwise")
+        beginning = self._data[: len(_MAGIC)]
+        if not _MAGIC.startswith(beginning):
+            begins = quoted(beginning.decode("latin-1"))
+            raise self._fault(f"this is not a GGUF file: it begins with {begins}, expected {_MAGIC.decode()!r}")
+        self._advance(len(_MAGIC))
+        version = self._number("I")
+        if version not in (2, 3):
+            raise self._fault("expected a GGUF file of version 2 or 3, little-endian, this is of another")
         tensors, keys = self._count("tensors", MOST_TENSORS), self._count("keys", _MOST_KEYS)
         metadata = self._metadata(keys)
         table = [self._tensor() for _ in range(tensors)]

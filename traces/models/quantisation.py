@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -15,10 +16,12 @@ from traces.models.names import parted
 from traces.models.shape import ModelShape, ShapeError
 from trilane.common.hints import Count, above
 from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).with_name("quantisations.yaml")
 _CACHE_BITS = 16.0
+_OTHER_FORMATS = {"f16": "fp16", "mxfp4moe": "mxfp4", "fp8dynamic": "fp8", "w8a8": "int8"}
 WeightFiles = Literal["gguf", "ik", "safetensors"]  # ik: what only ik_llama.cpp reads
 _Mix = str | Mapping[str, Annotated[float, above(0)]]  # a block, or blocks and their parts
 
@@ -54,6 +57,30 @@ def quantisation_names() -> list[str]:
     return list(_formats().quantisations)
 
 
+def format_named(text: str) -> str:
+    """The format that a text means: ``Q4_K_M``, ``q4-k-m``, ``Q8`` and ``UD-Q4_K_XL`` are names of formats as people
+    write them. Raises ShapeError for one that is not known, naming the nearest, and for one that may be several.
+    """
+    by_key = {_key(name): name for name in quantisation_names()}
+    key = _key(text)
+    key = _OTHER_FORMATS.get(key, key)
+    for other in (key, f"ud{key}" if key.endswith("xl") else key, key.removeprefix("ud")):
+        if other in by_key:
+            return by_key[other]
+    bits = re.match(r"(?:ud)?i?q?(\d)", key)
+    alike = [name for name in quantisation_names() if bits and f"q{bits[1]}" in name] or quantisation_names()
+    meant = [name for name in alike if _key(name).startswith(re.sub(r"^(\d)bits?$", r"q\1", key))]
+    if len(meant) == 1 and "bit" not in key:
+        return meant[0]
+    if meant:
+        raise ShapeError(f"{quoted(text)} names several formats of weights: choose {' or '.join(meant[:3])}")
+    raise ShapeError(unknown("quantisation", text, alike, "trilane models --quantisations"))
+
+
+def _key(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
 def quantisations_of(shape: ModelShape) -> list[str]:
     """The formats available for ``shape``: all, or the one that its experts are published in."""
     return [name for name in quantisation_names() if _allowed(shape, name)]
@@ -66,7 +93,7 @@ def quantisation_source(name: str) -> str:
 
 def quantisation_files(name: str) -> tuple[WeightFiles, ...]:
     """Files that a format is published in. Raises ShapeError for an unknown one."""
-    return _entry(name.lower()).files
+    return _entry(name).files
 
 
 class WeightBlocks(NamedTuple):
@@ -86,7 +113,7 @@ class WeightBlocks(NamedTuple):
 
 def weight_blocks(shape: ModelShape, name: str) -> WeightBlocks:
     """The blocks of ``shape`` in a format, by the lengths of its rows. Raises ShapeError for an unknown format."""
-    entry, row = _entry(name.lower()), shape.hidden
+    entry, row = _entry(name), shape.hidden
     others = (_blocks(mix, row) for mix in (entry.layers, entry.embedding, entry.head))
     return WeightBlocks(_blocks(entry.gate_up, row), _blocks(entry.down, shape.expert_width), *others)
 
@@ -103,7 +130,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
     Raises ShapeError for an unknown format, and for a model whose published experts are quantised already (gpt-oss),
     unless they are written out in 16 bits, or whose expert sizes were read from a quantised file.
     """
-    name = name.lower()
+    name = format_named(name)
     entry = _entry(name)
     published = shape.expert_bytes or parted(shape.name).weights
     written_out = not published and _expert_bits(shape, entry) == 16  # as programs without the published format do
@@ -170,11 +197,8 @@ def bits_of_block(name: str) -> float:
 
 
 def _entry(name: str) -> _Quantisation:
-    """One format of the file. Raises ShapeError naming all there are."""
-    known = _formats().quantisations
-    if name not in known:
-        raise ShapeError(unknown("quantisation", name, known))
-    return known[name]
+    """One format of the file. Raises what ``format_named`` raises."""
+    return _formats().quantisations[format_named(name)]
 
 
 @cache

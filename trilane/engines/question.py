@@ -10,9 +10,9 @@ from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_e
 from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.parts import UnifiedPart, Vendor, letters_and_digits, part, unified_names
-from traces.models.catalogue import load_model
+from traces.models.catalogue import load_model, model_named
 from traces.models.names import parted
-from traces.models.quantisation import quantisation_files, quantisations_of
+from traces.models.quantisation import format_named, quantisation_files, quantisations_of
 from traces.models.shape import ModelShape
 from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
@@ -88,8 +88,11 @@ class Question:
         if self.policies is not None:
             object.__setattr__(self, "policies", tuple(self.policies))
         check(self, FitError)
+        object.__setattr__(self, "model", str(model_named(self.model).name))
         if parted(self.model).weights is not None and self.weights is not None:
             raise FitError(f"model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice")
+        if self.weights is not None:
+            object.__setattr__(self, "weights", format_named(self.weights))
         if self.machine is not None:
             parts = [name for name in _PARTS if getattr(self, name) is not None]
             if parts:

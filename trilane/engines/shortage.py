@@ -74,7 +74,7 @@ class Missing:
 
     @property
     def text(self) -> str:
-        """What is short, what works, and the speed then, a line each; only the first where ways were not looked for."""
+        """A line each on the shortage, on ways that work, and on the speed then; the first alone without ways."""
         return "\n".join(filter(None, [self.what_is_short, self._what_works, self._speed_then]))
 
     @property

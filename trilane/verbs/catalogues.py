@@ -12,7 +12,7 @@ import typer
 from trilane.common.units import GB
 from trilane.output.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
 from trilane.verbs.inputs import policies_in, policy_files
-from trilane.verbs.options import OWN_POLICY
+from trilane.verbs.options import OWN_POLICY, model_named
 
 if TYPE_CHECKING:
     from policies.protocols import Needs
@@ -123,6 +123,7 @@ def models(
     from traces.models.catalogue import aliases, load_model, model_names
 
     check_targets(json)
+    name = model_named(name) if name else None
     if quantisations:
         from trilane.output.pages.parts import quantisation_facts, quantisation_page
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import note
-from trilane.verbs.options import OptionError
+from trilane.verbs.options import OptionError, model_named
 
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
@@ -29,6 +29,8 @@ def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | N
     changed = changes_of(changes)
     if isinstance(changed.get("policy"), str):
         changed["policy"] = policy_named(changed["policy"])
+    if isinstance(changed.get("model"), str):
+        changed["model"] = model_named(changed["model"])
     if policy is not None and changed.setdefault("policy", name := policy_named(policy)) != name:
         raise OptionError(f"expected one policy, got --policy {name} and --set policy={changed['policy']}")
     if changed.get("policy", scenario.policy) != scenario.policy and "parameters" not in changed:

@@ -238,6 +238,26 @@ class MachineParts:
     ] = None
 
 
+def model_named(text: str) -> str:
+    """A model's name as it is taken, with a remark where that is not as it was given. Raises ShapeError."""
+    from traces.models import catalogue
+
+    taken = catalogue.model_named(text)
+    if taken.remark:
+        note(f"model {taken.remark}")
+    return str(taken.name)
+
+
+def weights_named(text: str | None) -> str | None:
+    """A format of weights as it is taken, with a remark where that is another word. Raises ShapeError."""
+    from traces.models.quantisation import format_named
+
+    name = None if text is None else format_named(text)
+    if text is not None and name != text.lower():
+        note(f"weights {quoted(text)} taken as {name}")
+    return name
+
+
 UpgradeOption = Annotated[
     bool,
     typer.Option("--upgrade", help="Show real parts that this machine takes in place of its own, and what each gives."),
@@ -272,13 +292,14 @@ class Workload:
     def _longest(self) -> bool:
         return self.prompt.lower() == "max"
 
-    def question(self, **others: Any) -> Question:
-        """These and ``others`` as a question. Raises FitError, also where no prompt fits."""
+    def question(self, model: str, **others: Any) -> Question:
+        """A model, these and ``others`` as a question. Raises FitError, also where no prompt fits."""
         from trilane.engines.question import Question
         from trilane.fit.fit import with_longest_prompt
 
         tokens = 1 if self._longest else int(self.prompt)
         question = Question(
-            **others, weights=self.weights, prompt_tokens=tokens, generated=self.generated, batch=self.batch
+            model_named(model), **others, weights=weights_named(self.weights), prompt_tokens=tokens,
+            generated=self.generated, batch=self.batch,
         )
         return with_longest_prompt(question) if self._longest else question

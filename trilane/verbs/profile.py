@@ -21,6 +21,7 @@ from trilane.verbs.options import (
     LaneChoice,
     OptionError,
     grouped,
+    model_named,
     print_remarks,
 )
 
@@ -114,7 +115,7 @@ def profile(
     from traces.models.catalogue import load_model
 
     check_targets(out, json)
-    shapes = [load_model(name) for name in model or ["deepseek-v2-lite"]]
+    shapes = [load_model(model_named(name)) for name in model or ["deepseek-v2-lite"]]
     lengths = whole_numbers(context, "--context"), whole_numbers(prompt, "--prompt")
     points = Points(whole_numbers(batch, "--batch"), *lengths)
     names = None if policies is None else policies_in(policies)

@@ -10,7 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.common.schema import to_dict
 from trilane.output.pages.output import JsonOption, Part, check_targets, report, working
-from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped
+from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named
 from trilane.verbs.tune import parts_of
 
 if TYPE_CHECKING:
@@ -88,17 +88,21 @@ def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
 
 def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
     """Read the values of --for. Raises OptionError for two of one kind."""
-    from traces.models.catalogue import load_model
-    from traces.models.shape import ShapeError
     from trilane.engines.recommend import USES
 
     uses = [word for word in wanted if word in USES]
-    models = [word for word in wanted if word not in USES]
-    for model in models:
-        try:
-            load_model(model)
-        except ShapeError as error:
-            raise OptionError(f"--for: expected {', '.join(USES)} or a model: {error}") from None
+    models = [_model(word) for word in wanted if word not in USES]
     if len(uses) > 1 or len(models) > 1:
         raise OptionError(f"--for: expected one of {', '.join(USES)}, and one model, got {', '.join(wanted)}")
     return cast("Use", uses[0]) if uses else "chat", models[0] if models else None
+
+
+def _model(text: str) -> str:
+    """A model's name as it is taken. Raises OptionError for what is neither a model nor a use."""
+    from traces.models.shape import ShapeError
+    from trilane.engines.recommend import USES
+
+    try:
+        return model_named(text)
+    except ShapeError as error:
+        raise OptionError(f"--for: expected {', '.join(USES)} or a model: {error}") from None

@@ -25,7 +25,7 @@ from trilane.output.pages.output import (
     working,
 )
 from trilane.verbs.inputs import read_any, trace_in_words
-from trilane.verbs.options import OptionError, Verb, help_of, processes
+from trilane.verbs.options import OptionError, Verb, help_of, model_named, processes
 
 if TYPE_CHECKING:
     from traces.models.shape import ModelShape
@@ -250,10 +250,10 @@ def _routing(model: str | None, trace_name: str | None) -> tuple[ModelShape, Rou
 
     if trace_name is None:
         assert model is not None
-        shape = load_model(model)
+        shape = load_model(model_named(model))
         return shape, nearest_routing(shape)
     trace = read_any(trace_name)
-    shape = trace.shape if model is None else load_model(model)
+    shape = trace.shape if model is None else load_model(model_named(model))
     return shape, nearest_routing(shape, estimate_routing(trace, trace_name, trace.shape.name, trace.checksum))
 
 
@@ -332,14 +332,15 @@ def import_(
     """Turn a routing log of another program into a trace file.
 
     Formats: route-trace, llama-cpp and moe-beyond (CSV), vllm (JSON or .npz), sglang (JSON), sglang-recorder (.npz),
-    megatron (.jsonl), moe-cache-eval and parquet-layers (folders). How to record them: docs/traces.md.
+    megatron (.jsonl), moe-cache-eval and parquet-layers (folders), rows (CSV or .jsonl, to convert others to). How to
+    record them: docs/traces.md.
     """
     check_trace_target(output, inputs=[log])
     with working(f"reading {log}"):
         from traces.file import write_trace
         from traces.importers import import_trace
 
-        trace = import_trace(log, log_format, model=model, prompt_tokens=prompt_tokens)
+        trace = import_trace(log, log_format, model=model and model_named(model), prompt_tokens=prompt_tokens)
         write_trace(trace, output)
     facts = facts_of(trace)
     note(f"{trace_in_words(output, trace)}: {facts['sequences']:,} sequence{'s' * (facts['sequences'] != 1)} of "

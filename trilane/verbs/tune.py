@@ -10,7 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
-from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped
+from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named, weights_named
 
 if TYPE_CHECKING:
     from trilane.engines.question import KvFormat
@@ -96,8 +96,9 @@ def tune(
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
     machine = parts_of(parts)
     question = Question(
-        model=model, **machine, weights=weights, prompt_tokens=prompt, generated=generated, batch=batch, window=context,
-        engine=engine or _own_engine(parts, machine["gpu"]), threads=threads, ubatch=ubatch,
+        model=model_named(model), **machine, weights=weights_named(weights), prompt_tokens=prompt, generated=generated,
+        batch=batch, window=context, engine=engine or _own_engine(parts, machine["gpu"]), threads=threads,
+        ubatch=ubatch,
     )
     tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:

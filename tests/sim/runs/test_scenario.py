@@ -100,6 +100,8 @@ def test_a_calibration_of_another_model_is_refused() -> None:
 def test_a_model_of_another_topology_is_refused() -> None:
     with pytest.raises(ScenarioError, match="was recorded with moe_layers = 8, model 'mixtral-8x7b' has 32"):
         simulate(Scenario(**{**SHORT, "model": "mixtral-8x7b"}))
+    with pytest.raises(ScenarioError, match=r"has 32: give it .* \(`--set trace=synthetic:mixtral-8x7b`\)"):
+        simulate(Scenario(**{**SHORT, "model": "mixtral-8x7b@q4_k_m"}))
 
 
 @pytest.mark.parametrize(("needs", "message"), [

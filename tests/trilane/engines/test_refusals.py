@@ -160,8 +160,8 @@ def test_an_advised_prompt_runs(ram_gb: int | None) -> None:
 def test_weights_that_the_host_cannot_hold_are_refused_with_the_largest_that_it_can() -> None:
     asked = Question("qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", weights="bf16", ram_gb=16)
     found = refused(asked)
-    assert [way.options for way in found.ways or ()] == ["--ram-gb 64", "--weights q5_k_m"]
-    check_fits(load_model("qwen3-30b-a3b@q5_k_m"), load_hardware(asked.hardware), asked)
+    assert [way.options for way in found.ways or ()] == ["--ram-gb 64", "--weights ud-q5_k_xl"]
+    check_fits(load_model("qwen3-30b-a3b@ud-q5_k_xl"), load_hardware(asked.hardware), asked)
 
 
 def test_one_memory_holds_all_experts() -> None:

@@ -46,7 +46,8 @@ def some_split_has_room(question: Question) -> bool:
     piece = question.ubatch or engine.prompt.piece_tokens.value
     copied: Any = "nothing" if engine.prompt.experts.value == "computed" else engine.copies_at_once
     by_layer, layers = shape.expert_bytes_by_layer, shape.moe_layers
-    for on_cpu in [0] if hardware.one_memory else range(layers + 1):
+    some = range(layers + 1) if engine.splits == "layers" else (0, layers)  # others leave a part of every layer
+    for on_cpu in (0,) if hardware.one_memory else some:
         setting = LoadSetting(
             question.batch * question.tokens, question.batch, piece, cpu_layers=on_cpu, gpu=not hardware.cpu_only,
             copied=copied,

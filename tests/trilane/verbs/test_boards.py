@@ -22,7 +22,7 @@ def test_the_page_shows_errors_next_to_the_closed_forms(trilane: Trilane) -> Non
     cells = next(text for text in done.out.splitlines() if text.startswith("all ")).split()
     assert cells[1:4] == [str(first["rows"]), str(first["machines"]), f"{first['median']:.0%}"]
     assert cells[-2] == f"{sheet['median']:.0%}"
-    for group in ("all GPU", "CPU only", "qwen3", "q4_k_m", "llama.cpp-vulkan"):
+    for group in ("all GPU", "CPU only", "qwen3moe", "q4_k_m", "llama.cpp-vulkan"):
         assert f"\n  {group} " in done.out
     assert f"{len(kept['left_out'])} rows were not asked" in done.out
     assert len(kept["rows"]) == int(done.out.split()[0])

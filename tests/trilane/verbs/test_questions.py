@@ -171,7 +171,7 @@ def test_made_up_routing_says_so(trilane: Trilane) -> None:
     (("--gpu", "rtx-3060x", "--ram", "ddr4-3200"), "there is no gpu 'rtx-3060x'; did you mean"),
     (("--gpu", "m3-max"), "there is no gpu 'm3-max'; did you mean 'apple-m3-max'?"),
     (("--machine", "rtx3090-ddr4", "--cores", "4"), "got machine 'rtx3090-ddr4' and cores"),
-    (("--machine", "rtx3090-ddr4", "--weights", "q4"), "there is no quantisation 'q4'; did you mean"),
+    (("--machine", "rtx3090-ddr4", "--weights", "q4"), "names several formats of weights: choose q4_k_m or"),
     (("--machine", "rtx3090-ddr4", "--ram-gb", "8", "--weights", "bf16"), "it runs with --ram-gb 16, or "),
     (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--prompt", "many"), "number of tokens, or max, got 'many'"),
     (("--gpu", "rtx-3060", "--ram", "ddr4-3200", "--kv", "q5_0"), "kv: expected"),

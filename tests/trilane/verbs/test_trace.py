@@ -132,7 +132,7 @@ def test_published_figures_stand_beside_and_say_where_they_are_from(stats: Stats
         note = f"{figure.model}: {figure.source}; {figure.note}"
         [line] = [line for line in markdown.splitlines() if line.endswith(note)]
         place = line.split(". ")[0]
-        assert f"[{place}] {note}" in out
+        assert f"[{place}] {note}" in " ".join(out.split())
         assert markdown.count(f" [{place}]") == 1
     assert cells(markdown)["used again 1 token later"][1].startswith("27.4% [")
     assert cells(markdown)["sequences"][1:] in ([], [""])

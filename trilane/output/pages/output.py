@@ -23,7 +23,7 @@ from rich.text import Text
 from trilane.common.files import OutputError, atomic_path, check_folder_of, errors_name, plain_target
 from trilane.common.quoting import printable, shortened
 from trilane.common.units import MIB
-from trilane.output.pages.widths import Command, fitted, folded, folded_command
+from trilane.output.pages.widths import Command, Markdown, fitted, folded, folded_command
 
 if TYPE_CHECKING:
     from trilane.study.player import Progress, Watch
@@ -84,14 +84,12 @@ def _print(console: Console, parts: Sequence[Part]) -> None:
 
 
 def _lines(text: str, console: Console) -> Iterator[str]:
-    """The lines of a text, folded; a command line only where no terminal does it."""
+    """The lines of a text, folded; a command line only where no terminal does it, and Markdown never."""
     for line in text.split("\n"):
-        if not isinstance(text, Command):
-            yield from folded(line, console.width)
-        elif console.is_terminal:
+        if isinstance(text, Markdown) or (isinstance(text, Command) and console.is_terminal):
             yield line
         else:
-            yield from folded_command(line, console.width)
+            yield from (folded_command if isinstance(text, Command) else folded)(line, console.width)
 
 
 def note(message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import add
 from typing import Any, NamedTuple
 
 from traces.models.catalogue import Published
@@ -12,6 +11,7 @@ from traces.statistics import one_sequence_statistics, trace_statistics
 from traces.trace import Trace
 from trilane.output.figures.words import short_name
 from trilane.output.pages.output import Part, heading, markdown_table, number, pairs, percent, table
+from trilane.output.pages.widths import Markdown
 from trilane.study.cache_curve import CacheCurve
 
 Statistics = Mapping[str, Any]
@@ -70,10 +70,12 @@ def comparison(traces: Mapping[str, Statistics], figures: Sequence[Published], *
     numbered below it.
     """
     columns, rows, notes = _comparison(traces, figures)
-    wrap = bool(figures)
-    body = markdown_table(columns, rows, newline=", ") if markdown else table(columns, rows, wrap=wrap)
-    marks = (f"{place}. " if markdown else f"[{place}] " for place in range(1, len(notes) + 1))
-    return [body, *([""] if notes else []), *map(add, marks, notes)]
+    gap = [""] if notes else []
+    if markdown:
+        lines = (f"{place}. {note}" for place, note in enumerate(notes, 1))
+        return [Markdown("\n".join([markdown_table(columns, rows, newline=", "), *gap, *lines]))]
+    marked = (f"[{place}] {note}" for place, note in enumerate(notes, 1))
+    return [table(columns, rows, wrap=bool(figures)), *gap, *marked]
 
 
 def comparable_statistics(trace: Trace) -> dict[str, Any]:

@@ -21,6 +21,12 @@ class Command(str):
     __slots__ = ()
 
 
+class Markdown(str):
+    """A text whose lines are never broken."""
+
+    __slots__ = ()
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 

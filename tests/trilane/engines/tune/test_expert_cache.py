@@ -15,8 +15,8 @@ from trilane.common.units import MIB
 from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for
 from trilane.engines.tune import machine_found
-from trilane.engines.tune.machine_found import found_machine
 from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve, lru_hit_rate
+from trilane.engines.tune.machine_found import found_machine
 from trilane.output.pages.caveats import assumption_text
 from trilane.study.cache_curve import CacheCurve
 

@@ -31,8 +31,8 @@ from trilane.engines.tune.drafts import (
     draft_answer,
     drafted_step,
 )
-from trilane.engines.tune.settings import Setting, TuneQuestion
 from trilane.engines.tune.search import best_plain
+from trilane.engines.tune.settings import Setting, TuneQuestion
 from trilane.engines.tune.tune import tune
 from trilane.engines.tune.tuned import Tuned, Workbench
 

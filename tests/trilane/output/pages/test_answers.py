@@ -66,12 +66,11 @@ def test_another_engine_that_is_faster_is_named_next_to_the_answer() -> None:
 
 
 def test_what_was_chosen_must_save_is_told_as_far_as_there_was_a_choice() -> None:
-    rule = (
-        "of all within 1% of the least time the nearest to the engine's own, where a KV cache of fewer bits must save 5%"
-    )
+    rule = "of all within 1% of the least time the nearest to the engine's own"
+    bits = ", where a KV cache of fewer bits must save 5%"
     found = tune(TuneQuestion(replace(tuned().question.fit, gpu="rtx-3050", model="deepseek-v2-lite"), "both"))
-    assert rule in tune_page(found)
-    assert rule.partition(",")[0] in tune_page(replace(found, other_kv=None))
+    assert f"{rule}{bits}" in tune_page(found)
+    assert rule in tune_page(replace(found, other_kv=None))
 
 
 def test_a_setting_that_lacks_an_argument_of_the_best_is_told_by_that() -> None:
@@ -338,7 +337,7 @@ def test_models_list_the_formats_of_weights(trilane: Trilane) -> None:
 def test_a_model_in_a_format_says_so(trilane: Trilane) -> None:
     assert "4.84375" in trilane("models", "qwen3-30b-a3b@q4_k_m:4").out
     assert "is quantised already" in trilane("models", "qwen3-30b-a3b@q4_k_m", "--quantisations").out
-    assert trilane("models", "qwen3-30b-a3b@q5").status == 2
+    assert trilane("models", "qwen3-30b-a3b@q9").status == 2
 
 
 @pytest.mark.parametrize("model", ["deepseek-v2-lite@q4_k_m", "deepseek-v2-lite@awq"])
