@@ -80,7 +80,7 @@ def policy_names() -> tuple[str, ...]:
 def system(name: str) -> System:
     """The policy of that name. Raises ChoiceError listing the names that exist."""
     if name not in SYSTEMS:
-        raise ChoiceError(unknown("policy", name, SYSTEMS))
+        raise ChoiceError(unknown("policy", name, SYSTEMS, "trilane policies"))
     return SYSTEMS[name]
 
 

@@ -24,14 +24,23 @@ _BAD_INPUT, _NOT_WRITTEN = 2, 74  # exit statuses; the second is EX_IOERR of sys
 _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended it
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
-_VERBS = {  # in the order of --help, with their modules
-    "recommend": "recommend", "tune": "tune", "compare": "scenario", "simulate": "scenario", "whatif": "sweeps",
-    "pays": "questions", "fit": "questions",
-    "accuracy": "boards", "papers": "boards", "leaderboard": "boards", "ablate": "scenario", "sweep": "sweeps",
-    "plot": "sweeps", "cache-curve": "cache_curve", "smoke": "smoke", "profile": "profile", "measure": "measure",
-    "validate": "validate", "policies": "catalogues", "models": "catalogues", "hardware": "catalogues",
-    "engines": "catalogues", "trace": "trace",
+_GROUPS = {  # of --help, in its order: verbs with their modules
+    "Choose a model, a machine and settings": {
+        "recommend": "recommend", "tune": "tune", "fit": "questions", "pays": "questions",
+    },
+    "Compare policies": {
+        "compare": "scenario", "simulate": "scenario", "whatif": "sweeps", "ablate": "scenario", "sweep": "sweeps",
+        "plot": "sweeps", "cache-curve": "cache_curve", "leaderboard": "boards", "papers": "boards",
+    },
+    "Measure on this machine": {
+        "smoke": "smoke", "profile": "profile", "measure": "measure", "validate": "validate",
+    },
+    "Look up": {
+        "accuracy": "boards", "policies": "catalogues", "models": "catalogues", "hardware": "catalogues",
+        "engines": "catalogues", "trace": "trace",
+    },
 }
+_VERBS = {verb: (module, group) for group, verbs in _GROUPS.items() for verb, module in verbs.items()}
 
 
 def _version() -> str:
@@ -63,19 +72,19 @@ def app_of(names: Iterable[str] = _VERBS) -> typer.Typer:
         "times are simulated from a routing trace, for a machine known from data sheets or by [bold]profile[/]; "
         "[bold]measure[/] and [bold]validate[/] run the same policies for real.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
     for name in names:
-        module = import_module(f"trilane.verbs.{_VERBS[name]}")
+        file, group = _VERBS[name]
+        module = import_module(f"trilane.verbs.{file}")
         if name == "trace":
-            app.add_typer(module.app, name=name)
+            app.add_typer(module.app, name=name, rich_help_panel=group)
         else:
             verb = getattr(module, name.replace("-", "_"))
-            app.command(name, help=help_of(verb))(verb)
+            app.command(name, help=help_of(verb), rich_help_panel=group)(verb)
     return app
 
 

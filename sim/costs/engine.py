@@ -289,8 +289,8 @@ def load_engine(name_or_path: str) -> InferenceEngine:
     """
     path = _FOLDER / f"{name_or_path}.yaml" if name_or_path in engine_names() else Path(name_or_path)
     if not path.is_file():
-        known = f"engines: {', '.join(engine_names())}; or the path of a YAML file like theirs"
-        raise EngineError(f"no engine or file {name_or_path!r}; {known}")
+        message = unknown("engine", name_or_path, engine_names(), "trilane engines")
+        raise EngineError(f"{message}; or name a YAML file like theirs")
     document = {"name": path.stem, **_document(path)}
     kind: type[InferenceEngine] = FittedEngine if {"gpu", "cpu", "prompt"} & {*document} else CountedEngine
     return from_dict(kind, document, str(path.name), EngineError)

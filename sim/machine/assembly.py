@@ -5,20 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sim.machine.parts import (
-    HOW_TO_ADD,
-    LISTED_BY,
-    CpuPart,
-    GpuPart,
-    MemoryPart,
-    PartKind,
-    UnifiedPart,
-    all_parts,
-    kind_of,
-    part,
-)
+from sim.machine.part_names import HOW_TO_GET_ON, PartKind, slot
+from sim.machine.parts import CpuPart, GpuPart, MemoryPart, UnifiedPart, kind_of, part, refused
 from sim.machine.plausibility import HardwareError
-from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.units import GIB
 
@@ -26,7 +15,7 @@ NO_GPU = "none"  # in place of a GPU's name
 _COUNTS = {  # what is not the name of a part: as it is read, and as it is written
     "cores": (re.compile(r"(\d+)-cores?"), "{}-cores"),
     "channels": (re.compile(r"(\d+)-channels?"), "{}-channels"),
-    "pcie": (re.compile(r"pcie-([345]x\d+)"), "pcie-{}"),
+    "pcie": (re.compile(r"(?:pcie|pci-e|gen ?\d)[ -]?(.*)"), "pcie-{}"),
     "sockets": (re.compile(r"(2)-sockets"), "{}-sockets"),
     "ram": (re.compile(r"(\d+)gb"), "{}gb"),
 }
@@ -71,12 +60,13 @@ def assembled_name(
     own. ``cpu``: None is the generic one that such a memory usually has. ``cores`` in use and memory ``channels``: None
     is all that the CPU has. ``sockets``: 2, or None for one. ``pcie``: the slot as generation x lanes, ``"3x16"``; None
     is x16 of the board's generation. ``ram_gib``: host memory.
-    Raises HardwareError for a GPU, memory or CPU that is not in the catalogue.
+    Raises HardwareError for a GPU, memory or CPU that is not in the catalogue, and a slot that there is not.
     """
     named: dict[PartKind, str | None] = {"gpu": gpu, "memory": memory, "cpu": cpu}
     given = [(kind, name.lower()) for kind, name in named.items() if name is not None]
     parts = [name if (kind, name) == ("gpu", NO_GPU) else part(kind, name).name for kind, name in given]
-    counts = {"cores": cores, "channels": channels, "sockets": sockets, "pcie": pcie, "ram": ram_gib}
+    written = None if pcie is None else "x".join(map(str, slot(pcie)))
+    counts = {"cores": cores, "channels": channels, "sockets": sockets, "pcie": written, "ram": ram_gib}
     return "+".join([*parts, *(_COUNTS[kind][1].format(n) for kind, n in counts.items() if n is not None)])
 
 
@@ -127,20 +117,19 @@ def _meaning(word: str, where: str) -> tuple[str, str]:
     """Kind and value of one word. Raises HardwareError for an unknown word."""
     if word == NO_GPU:
         return "gpu", word
-    if kind := kind_of(word):
-        return kind, word
     for name, (pattern, _) in _COUNTS.items():
         if match := pattern.fullmatch(word):
             return name, match.group(1)
-    names = [known.name for known in all_parts()]
-    raise HardwareError(f"{where}: {unknown('part', word, names, LISTED_BY)}; {_FORM}; {HOW_TO_ADD}")
+    if kind := kind_of(word):
+        return kind, part(kind, word).name
+    if near := refused(word):
+        raise HardwareError(f"{where}: {near.sentence}; {_FORM}; {HOW_TO_GET_ON}")
+    raise HardwareError(f"{where}: there is no part {quoted(word)}; {_FORM}; {HOW_TO_GET_ON}")
 
 
 def _slot(text: str | None, where: str) -> tuple[int, int] | None:
-    """Generation and lanes. Raises HardwareError for lanes that no slot has."""
-    if text is None:
-        return None
-    generation, lanes = map(int, text.split("x"))
-    if lanes not in (1, 2, 4, 8, 16):
-        raise HardwareError(f"{where}: a PCIe slot has 1, 2, 4, 8 or 16 lanes, got {lanes}")
-    return generation, lanes
+    """Generation and lanes. Raises HardwareError for those that no slot has."""
+    try:
+        return None if text is None else slot(text)
+    except HardwareError as error:
+        raise HardwareError(f"{where}: {error}") from None

@@ -5,7 +5,6 @@ The catalogue is the files of ``sim/machine/presets/parts``, in which every numb
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,10 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
+from sim.machine.part_names import KnownPart, PartKind, UnknownPartError, letters_and_digits, resolved
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Confidence, Sourced, read_file
 from trilane.common.hints import above, at_most
-from trilane.common.names import unknown
+from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
@@ -27,7 +27,6 @@ Numbers = Mapping[str, Number]
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 Launches = Literal["single"]
 Form = Literal["card", "laptop", "module", "server"]
-PartKind = Literal["gpu", "memory", "cpu"]
 Processor = Literal["cpu", "gpu"]
 _CARD: Sourced[Form] = Sourced("card", "its data sheet", "high")
 
@@ -190,14 +189,13 @@ class Rules(NamedTuple):
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------
 
-LISTED_BY = "trilane hardware --parts"
-HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
 _FOLDER = Path(str(files("sim.machine"))) / "presets" / "parts"
 _FILES: Mapping[PartKind, Mapping[str, type[MachinePart]]] = {
     "gpu": {"gpus.yaml": CardPart, "unified.yaml": UnifiedPart},
     "memory": {"memories.yaml": MemoryPart},
     "cpu": {"cpus.yaml": CpuPart},
 }
+GENERIC_CPUS = ("desktop", "laptop", "server")
 _EXAMPLES: Mapping[PartKind, str] = {"gpu": "rtx-4080", "memory": "ddr5-5600", "cpu": "ryzen-9-7950x"}
 
 
@@ -228,9 +226,54 @@ def all_parts() -> list[MachinePart]:
     return [_part(kind, name) for kind in _FILES for name in _entries(kind)]
 
 
+class TakenName(NamedTuple):
+    """The part that a name was taken for. ``described``: its name, and what tells it from parts of the same words."""
+
+    kind: PartKind
+    given: str
+    name: str
+    described: str
+
+    @property
+    def exact(self) -> bool:
+        """True if the name is the catalogue's, but for capitals, spaces, hyphens and underscores."""
+        return letters_and_digits(self.given) == letters_and_digits(self.name)
+
+
 def kind_of(name: str) -> PartKind | None:
     """The kind of the part with this name, if there is one."""
-    return next((kind for kind in _FILES if letters_and_digits(name) in _written(kind)), None)
+    kinds = (kind for kind in _FILES if letters_and_digits(name) in _written(kind))
+    return next(kinds, None) or next((kind for kind in _FILES if _is_name(kind, name)), None)
+
+
+def is_unified(gpu: str | None) -> bool:
+    """True for the name of a GPU that reads the host's memory."""
+    return gpu is not None and _is_name("gpu", gpu) and taken("gpu", gpu).name in unified_names()
+
+
+def _is_name(kind: PartKind, name: str) -> bool:
+    try:
+        return bool(taken(kind, name))
+    except HardwareError:
+        return False
+
+
+@cache
+def taken(kind: PartKind, name: str, memory_bytes: int | None = None, gpu_cores: int | None = None) -> TakenName:
+    """The part that a name means: "RTX 3060", rtx3060 and "NVIDIA GeForce RTX 3060" are rtx-3060.
+
+    ``memory_bytes`` and ``gpu_cores``: as a driver reports them. Raises HardwareError (see ``part``).
+    """
+    if memory_bytes is None and gpu_cores is None and (written := _written(kind).get(letters_and_digits(name))):
+        return TakenName(kind, name, written, written)
+    try:
+        one = resolved(kind, name, _known(kind), memory_bytes, gpu_cores)
+        return TakenName(kind, name, one.name, str(one))
+    except UnknownPartError:
+        other = next((one for one in _FILES if one != kind and letters_and_digits(name) in _written(one)), None)
+        if other is None:
+            raise
+    raise HardwareError(f"expected a {kind}, such as {_EXAMPLES[kind]}, got {quoted(name)}, which is a {other}")
 
 
 @overload
@@ -242,27 +285,43 @@ def part(kind: Literal["cpu"], name: str) -> CpuPart: ...
 @overload
 def part(kind: PartKind, name: str) -> MachinePart: ...
 def part(kind: PartKind, name: str) -> MachinePart:
-    """One part of the catalogue; "RTX 3060" and rtx3060 are rtx-3060. Raises HardwareError with the closest name, and
-    the command that lists all."""
-    name = _written(kind).get(letters_and_digits(name), name)
-    if name not in _entries(kind):
-        other = kind_of(name)
-        if other is not None:
-            raise HardwareError(f"expected a {kind}, such as {_EXAMPLES[kind]}, got {name!r}, which is a {other}")
-        raise HardwareError(f"{unknown(kind, name, _entries(kind), LISTED_BY)}; {HOW_TO_ADD}")
-    named: MachinePart = _part(kind, name)
+    """One part of the catalogue, by a name that people or programs write. Raises HardwareError with what the name
+    differs in, or those that may be meant, and the command that lists all."""
+    named: MachinePart = _part(kind, taken(kind, name).name)
     return named
 
 
-def letters_and_digits(name: str) -> str:
-    """A part's name as names are compared: without capitals, spaces, hyphens and underscores."""
-    return re.sub(r"[\s_-]", "", name.lower())
+def refused(name: str) -> UnknownPartError | None:
+    """Why a name of any kind is no part, if there are parts like it."""
+    for kind in _FILES:
+        try:
+            taken(kind, name)
+        except UnknownPartError as error:
+            if error.near:
+                return error
+        except HardwareError:
+            continue
+    return None
 
 
 @cache
 def _written(kind: PartKind) -> dict[str, str]:
     """The names of one kind by their letters and digits, which belong to one part each."""
     return {letters_and_digits(name): name for name in _entries(kind)}
+
+
+@cache
+def _known(kind: PartKind) -> tuple[KnownPart, ...]:
+    """The parts of one kind, as names are compared with them."""
+    return tuple(_known_part(kind, name, entry) for name, entry in _entries(kind).items())
+
+
+def _known_part(kind: PartKind, name: str, entry: _Entry) -> KnownPart:
+    cpu = entry.numbers.get("cpu") if kind == "gpu" else None
+    cpu_names = () if cpu is None else (cpu, _entries("cpu")[cpu].numbers["title"])
+    memory = entry.numbers.get("memory_bytes", {}).get("value") if cpu is None else None
+    family = kind == "cpu" and "most_cores" in entry.numbers and name not in GENERIC_CPUS
+    return KnownPart(kind, name, entry.numbers["title"], memory, cpu_names, family)
 
 
 class _Entry(NamedTuple):

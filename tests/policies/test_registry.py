@@ -75,9 +75,9 @@ def test_every_system_says_what_it_is_and_builds_what_it_says(name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("dahli", "there is no policy 'dahli'; did you mean 'dali'? Choose from dali, dali-ilp, "),
+    ("dahli", "there is no policy 'dahli'; did you mean 'dali'? `trilane policies` lists them all"),
     ("On_Demand", "did you mean 'on-demand'"),
-    ("xyzzy", "there is no policy 'xyzzy'; choose from"),
+    ("xyzzy", "there is no policy 'xyzzy'; `trilane policies` lists them all"),
 ])
 def test_an_unknown_policy_lists_the_known_ones(name: str, message: str) -> None:
     with pytest.raises(ChoiceError) as caught:

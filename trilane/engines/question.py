@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeGuard
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.parts import UnifiedPart, Vendor, letters_and_digits, part, unified_names
+from sim.machine.parts import UnifiedPart, Vendor, is_unified, part
 from traces.models.catalogue import load_model, model_named
 from traces.models.names import parted
 from traces.models.quantisation import format_named, quantisation_files, quantisations_of
@@ -157,7 +157,7 @@ class Question:
 
     @property
     def _unified(self) -> bool:
-        return letters_and_digits(self.gpu or "") in map(letters_and_digits, unified_names())
+        return is_unified(self.gpu)
 
     @property
     def on_profile(self) -> bool:

@@ -258,7 +258,7 @@ def machine_found() -> str:
         name = assembled_name(own.gpu, own.ram, own.cpu, cores=own.cores, pcie=own.pcie, ram_gib=own.ram_gb)
         load_hardware(name)
     except UnknownCardError as error:
-        raise OptionError(f"hardware={HERE}: {error.card} is not in the catalogue; {NAME_THE_PARTS}") from None
+        raise OptionError(f"hardware={HERE}: {error.why}; {NAME_THE_PARTS}") from None
     except HardwareError as error:
         raise OptionError(f"hardware={HERE}: {error}; {NAME_THE_PARTS}") from None
     for assumption in own.assumed:

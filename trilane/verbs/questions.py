@@ -9,6 +9,7 @@ import typer
 from trilane.common.gc_paused import gc_paused, leave_garbage
 from trilane.output.pages.output import JsonOption, check_targets, note, report, watching, working
 from trilane.verbs.inputs import policies_in, policy_files, policy_named
+from trilane.verbs.named_parts import machine_named, model_checks, taken_record
 from trilane.verbs.options import OWN_POLICY, JobsOption, MachineParts, ModelOption, Workload, grouped, processes
 
 
@@ -64,6 +65,7 @@ def fit(
 
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
+    parts, taken = machine_named(parts, *model_checks(model, workload.weights, engine))
     question = workload.question(
         model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
@@ -76,7 +78,7 @@ def fit(
         fit_page,  # here: it imports much, and the processes of an answer begin before that
     )
 
-    report(json, fit_record(answered), *fit_page(answered))
+    report(json, {**fit_record(answered), **taken_record(taken)}, *fit_page(answered))
 
 
 # --- pays -------------------------------------------------------------------------------------------------------------
@@ -133,10 +135,11 @@ def pays(
 
     named = None if policy is None else policy_named(policy)
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
+    parts, taken = machine_named(parts, *model_checks(model, workload.weights))
     asked = workload.question(model=model, **vars(parts), trace=trace)
     with watching("simulating") as watch:
         found = gain_map(PaysQuestion(idea, asked, draws, named, x, y), processes(jobs), watch)
-    report(json, found.to_dict(), *pays_page(found))
+    report(json, {**found.to_dict(), **taken_record(taken)}, *pays_page(found))
     if out is not None:
         from trilane.output.figures import plot_pays, save_picture
 

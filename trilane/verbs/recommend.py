@@ -10,6 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.common.schema import to_dict
 from trilane.output.pages.output import JsonOption, Part, check_targets, report, working
+from trilane.verbs.named_parts import machine_named, taken_record
 from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named
 from trilane.verbs.tune import parts_of
 
@@ -52,6 +53,7 @@ def recommend(
     check_targets(json, inputs=(parts.machine,))
     if sort not in SORTS:
         raise OptionError(f"--sort: expected {', '.join(SORTS[:-1])} or {SORTS[-1]}, got {quoted(sort)}")
+    parts, taken = machine_named(parts)
     use, model = _use_and_model(wanted or [])
     with working("reading the catalogue") as say:
         answered = answer(
@@ -60,10 +62,10 @@ def recommend(
         )
         bought = _upgrades(answered, say) if upgrade else None
     page = recommend_page(answered, sort)
-    if bought is None:
-        report(json, answered.to_dict(), *page)
-    else:
-        report(json, {**answered.to_dict(), "upgrades": [to_dict(one) for one in bought.upgrades]}, *page, *bought.page)
+    record = {**answered.to_dict(), **taken_record(taken)}
+    if bought is not None:
+        page, record = [*page, *bought.page], {**record, "upgrades": [to_dict(one) for one in bought.upgrades]}
+    report(json, record, *page)
 
 
 class _Bought(NamedTuple):

@@ -10,6 +10,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
+from trilane.verbs.named_parts import machine_named, model_checks, taken_record
 from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named, weights_named
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def tune(
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
+    parts, taken = machine_named(parts, *model_checks(model, weights, engine))
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
     machine = parts_of(parts)
     question = Question(
@@ -111,7 +113,7 @@ def tune(
     with working("comparing with other engines"):
         tuning = completed(start)
     show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
-    record = tune_record(tuning)
+    record = {**tune_record(tuning), **taken_record(taken)}
     if upgrade:
         from trilane.engines.upgrades import no_upgrades, upgrades
         from trilane.output.pages.upgrades import upgrade_parts

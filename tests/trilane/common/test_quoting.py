@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilane.common.names import unknown
+from trilane.common.names import hints, unknown
 from trilane.common.quoting import printable, quoted
 from trilane.common.schema import SchemaError, from_dict
 
@@ -108,6 +108,21 @@ def test_a_long_list_is_left_to_a_command() -> None:
     )
 
 
+@pytest.mark.parametrize(("name", "expected"), [
+    ("rtx-1080", []), ("rtx-308", ["rtx-3080"]), ("ryzen-5-560x", ["ryzen-5-5600x"]), ("qwen3-40b", []),
+    ("qwen3-30b", ["qwen3-30b-a3b", "qwen3-30b-a3b-instruct", "qwen3-30b-a3b-thinking"]), ("xyz", []),
+])
+def test_a_hint_has_no_other_number_and_there_are_three_at_most(name: str, expected: list[str]) -> None:
+    known = ["rtx-5080", "rtx-3080", "ryzen-5-5600x", "qwen3-30b-a3b", "qwen3-next-80b-a3b"]
+    more = ["qwen3-30b-a3b-instruct", "qwen3-30b-a3b-thinking", "qwen3-30b-a3b-instruct-2507"]
+    assert set(hints(name, [*known, *more])) <= {*expected}
+    assert bool(hints(name, [*known, *more])) == bool(expected)
+
+
+def test_hints_are_told_with_or_before_the_last() -> None:
+    assert "; did you mean 'lru-3' or 'lru-2'? `list`" in unknown("cache", "lru-", ["lru-2", "lru-3", "fifo"], "list")
+
+
 def test_without_any_names() -> None:
     assert unknown("trace", "x", []) == "there is no trace 'x'; choose from none"
 
@@ -131,4 +146,4 @@ def test_a_list_of_names_ends() -> None:
     message = unknown("axis", "xyz", [f"name-{number}" for number in range(1000)])
     assert message.startswith("there is no axis 'xyz'; choose from name-0, name-1, ")
     assert message.endswith(", ...")
-    assert len(message) < 650
+    assert len(message) < 350

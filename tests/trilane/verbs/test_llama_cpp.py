@@ -170,12 +170,12 @@ NAMED = "name the parts: --set hardware=GPU+MEMORY+CPU (HARDWARE= of examples/gp
 
 def test_a_card_that_is_not_in_the_catalogue_is_named_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> MachineFound:
-        raise UnknownCardError("the GPU 'B9' with 12 GiB")
+        raise UnknownCardError("there is no gpu 'B9' with 12 GiB")
 
     monkeypatch.setattr("trilane.engines.tune.machine_found.found_machine", found)
     with pytest.raises(OptionError) as refused:
         machine_found()
-    assert str(refused.value) == f"hardware=here: the GPU 'B9' with 12 GiB is not in the catalogue; {NAMED}"
+    assert str(refused.value) == f"hardware=here: there is no gpu 'B9' with 12 GiB; {NAMED}"
 
 
 def test_parts_that_do_not_go_together_are_refused_with_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,35 +6,31 @@ assumed, which is said.
 
 from __future__ import annotations
 
-import re
-import subprocess
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from realrun.machine.cores import physical_cores
 from sim.machine.assembly import NO_GPU
-from sim.machine.parts import cpu_names, gpu_names, part
+from sim.machine.part_names import UnknownPartError
+from sim.machine.parts import is_unified, part, taken
+from sim.machine.plausibility import HardwareError
 from trilane.common.computer import cpu_name, memory_bytes
-from trilane.common.units import GIB, MIB
+from trilane.common.units import GIB
 from trilane.engines.question import FitError
+from trilane.engines.tune.cards_found import CardFound, cards_found
 
 USUAL_RAM = {"ddr4": "ddr4-3200", "ddr5": "ddr5-5600"}  # of each family
 _UNKNOWN_CPUS_RAM = "ddr4-3200"
-_FIELDS = "name,memory.total,pcie.link.gen.max,pcie.link.width.max"
-_QUERY = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
-_NEAR = 0.15  # relative difference of a card's memory from its part's: the driver keeps some for itself
 
 
 class UnknownCardError(FitError):
-    """A GPU that is not in the catalogue, ``card``."""
+    """A GPU that is not in the catalogue; ``why``: what the catalogue has instead of it."""
 
-    def __init__(self, card: str) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(
-            f"tune: {card} is not in the catalogue; name one like it with --gpu, or describe the machine in a file "
-            f"(--machine)"
+            f"tune: {why}; name one like it with --gpu, or describe the machine in a file (--machine)"
         )
-        self.card = card
+        self.why = why
 
 
 class Assumption(NamedTuple):
@@ -47,10 +43,10 @@ class Assumption(NamedTuple):
 
 @dataclass(frozen=True)
 class MachineFound:
-    """Names of parts, as ``Question`` has them, and what was assumed of them."""
+    """Names of parts, as ``Question`` has them, and what was assumed of them; a GPU may come with memory and CPU."""
 
     gpu: str
-    ram: str
+    ram: str | None
     cpu: str | None
     cores: int | None
     pcie: str | None
@@ -66,21 +62,17 @@ class MachineFound:
         return replace(self, assumed=tuple(one for one in self.assumed if one.part not in named))
 
 
-class _Card(NamedTuple):
-    """A line of ``nvidia-smi``."""
-
-    name: str
-    memory_bytes: int
-    pcie: str | None
-
-
 def found_machine(named_cpu: str | None = None) -> MachineFound:
     """The machine at hand, with another CPU where one is named: its cores, and the memory modules that it takes.
 
     Raises UnknownCardError for a GPU that is not in the catalogue.
     """
-    cards, cores = _cards(_answer(_QUERY)), len(physical_cores())
-    known = named_cpu or _cpu(cpu_name())
+    cards, cores, own_cpu = cards_found(), len(physical_cores()), cpu_name()
+    gpu = _gpu(cards[0]) if cards else _gpu_of_chip(own_cpu)
+    ram_gb = -(-memory_bytes() // GIB)  # whole, as modules have it: a little less is reported
+    if is_unified(gpu) and named_cpu is None:
+        return MachineFound(gpu, None, None, None, None, ram_gb, ())
+    known = named_cpu or _cpu(own_cpu)
     cpu = known or _generic_cpu(cores)
     ram = _usual_ram(known)
     assumed = [] if len(cards) == 1 else [Assumption("gpu", number=len(cards))]
@@ -88,52 +80,39 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
     if known is None:
         assumed.append(Assumption("cpu", cpu, cores))
     return MachineFound(
-        gpu=_gpu(cards[0]) if cards else NO_GPU,
+        gpu=gpu if cards else NO_GPU,
         ram=ram,
         cpu=cpu,
         cores=None if named_cpu else cores,
         pcie=cards[0].pcie if cards else None,
-        ram_gb=-(-memory_bytes() // GIB),  # whole, as modules have it: a little less is reported
+        ram_gb=ram_gb,
         assumed=tuple(assumed),
     )
 
 
-def _cards(text: str) -> list[_Card]:
-    """The GPUs; none where the text has another form."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
-    return [
-        _Card(name, int(memory) * MIB, f"{generation}x{width}" if f"{generation}{width}".isdigit() else None)
-        for name, memory, generation, width in (row for row in rows if len(row) == len(_FIELDS.split(",")))
-        if memory.isdigit()
-    ]
+def _gpu(card: CardFound) -> str:
+    """The name of the card's part. Raises UnknownCardError."""
+    try:
+        return taken("gpu", card.name, card.memory_bytes, card.gpu_cores).name
+    except UnknownPartError as error:
+        raise UnknownCardError(error.sentence) from None
 
 
-def _gpu(card: _Card) -> str:
-    """The name of the card's part: that of most words in common with it whose memory is of its size."""
-    words = _words(card.name)
-    known = [part("gpu", name) for name in gpu_names()]
-    near = [one.name for one in known if abs(card.memory_bytes / one.memory_bytes.value - 1) < _NEAR]
-    named = [name for name in near if _title_words(name) <= words]
-    if not named:
-        raise UnknownCardError(f"the GPU {card.name!r} with {card.memory_bytes / GIB:.0f} GiB")
-    return max(named, key=lambda name: (len(_title_words(name)), name))
-
-
-def _title_words(name: str) -> set[str]:
-    """The words of a part's name without its memory, and without what drivers leave out."""
-    return {word for word in _words(name) if not re.fullmatch(r"\d+gb|pcie|sxm", word)}
-
-
-def _words(text: str) -> set[str]:
-    """Lower-case words; ``Ti`` and the like stand alone."""
-    return set(re.findall(r"[a-z]+\d+\w*|\d+\w*|[a-z]+", text.lower()))
+def _gpu_of_chip(cpu: str) -> str:
+    """The name of the GPU that is one chip with the CPU, and reads its memory; or none."""
+    try:
+        gpu = taken("gpu", cpu).name
+    except HardwareError:
+        return NO_GPU
+    return gpu if is_unified(gpu) else NO_GPU
 
 
 def _cpu(title: str) -> str | None:
     """Name of the CPU's part; None for one that is not in the catalogue."""
-    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", title.lower()))
-    named = [name for name in cpu_names() if re.search(rf"(^|-){re.escape(name)}(-|$)", slug)]
-    return max(named, key=len, default=None)
+    try:
+        return taken("cpu", title).name
+    except HardwareError:
+        return None
 
 
 def _generic_cpu(cores: int) -> str | None:
@@ -148,11 +127,3 @@ def _usual_ram(cpu: str | None) -> str:
         return _UNKNOWN_CPUS_RAM
     families = part("cpu", cpu).memory
     return next((USUAL_RAM[family] for family in reversed(families) if family in USUAL_RAM), _UNKNOWN_CPUS_RAM)
-
-
-def _answer(command: Sequence[str]) -> str:
-    """Output of a program; nothing where it is missing or fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -88,7 +88,7 @@ def assumption_text(assumption: Assumption) -> str:
     part, value, number = assumption
     if part == "gpu":
         first = f"the first of {number}; name another"
-        return f"gpu: {first if number else 'none, since nvidia-smi names none; name one'} with --gpu"
+        return f"gpu: {first if number else 'none, since this machine names none; name one'} with --gpu"
     if part == "ram":
         return f"ram: {value}, which is usual; name the memory modules with --ram"
     kind = "a generic one" if value is None else f"a generic {value}'s, for its {number} cores"

@@ -1,0 +1,93 @@
+"""Names of a command's parts, model and engine: told where they are taken for others, and all wrong ones at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from trilane.common.errors import TrilaneError
+from trilane.common.quoting import quoted
+from trilane.output.pages.output import note
+from trilane.verbs.options import MachineParts, OptionError
+
+if TYPE_CHECKING:
+    from sim.machine.part_names import PartKind
+    from sim.machine.parts import TakenName
+
+_KINDS: Mapping[str, PartKind] = {"gpu": "gpu", "ram": "memory", "cpu": "cpu"}
+
+
+class WrongNamesError(OptionError):
+    """Several wrong names of a command, a line for each."""
+
+    in_lines = True
+
+
+def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[MachineParts, list[TakenName]]:
+    """The parts by the catalogue's names, and those that were written otherwise, which are told.
+
+    ``checks`` read other names of the command, and raise for those that do not exist. Raises the error of a wrong name,
+    or a WrongNamesError with one sentence for each of several.
+    """
+    from sim.machine.assembly import NO_GPU
+    from sim.machine.part_names import slot
+    from sim.machine.parts import taken
+
+    found: dict[str, TakenName] = {}
+    pcie, faults = parts.pcie, list[TrilaneError]()
+    for option, kind in _KINDS.items():
+        name = getattr(parts, option)
+        if name is not None and name.lower() != NO_GPU:
+            with _kept(faults):
+                found[option] = taken(kind, name)
+    with _kept(faults):
+        pcie = None if pcie is None else "x".join(map(str, slot(pcie)))
+    for check in checks:
+        with _kept(faults):
+            check()
+    _raise_all(faults)
+    others = [one for one in found.values() if not one.exact]
+    for one in others:
+        note(f"{one.kind} {quoted(one.given)} taken as {one.described}")
+    names = {option: one.name for option, one in found.items()}
+    return replace(parts, pcie=pcie, **cast("dict[str, Any]", names)), others
+
+
+def model_checks(model: str, weights: str | None, engine: str | None = None) -> list[Callable[[], object]]:
+    """Checks for ``machine_named``: they read a model, in a format of weights, and an engine."""
+    from sim.costs.engine import load_engine
+    from traces.models.catalogue import load_model
+    from trilane.engines.question import with_weights
+
+    def read_model() -> object:
+        return load_model(model) if weights is None else load_model(with_weights(model, weights))
+
+    return [read_model, *([lambda: load_engine(engine)] if engine is not None else [])]
+
+
+def taken_record(taken: Sequence[TakenName]) -> dict[str, Any]:
+    """Names that were taken for others, for JSON; nothing where all are the catalogue's."""
+    return {"taken": {one.kind: {"given": one.given, "name": one.name} for one in taken}} if taken else {}
+
+
+@contextmanager
+def _kept(faults: list[TrilaneError]) -> Iterator[None]:
+    """Add an error to ``faults`` in place of raising it."""
+    try:
+        yield
+    except TrilaneError as error:
+        faults.append(error)
+
+
+def _raise_all(faults: Sequence[TrilaneError]) -> None:
+    """Raise an error of one sentence for each of ``faults``, if there are any."""
+    from sim.machine.part_names import HOW_TO_GET_ON, UnknownPartError
+
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        of_parts = [error.sentence for error in faults if isinstance(error, UnknownPartError)]
+        others = [str(error) for error in faults if not isinstance(error, UnknownPartError)]
+        raise WrongNamesError("\n".join([*of_parts, *([HOW_TO_GET_ON] if of_parts else []), *others]))
