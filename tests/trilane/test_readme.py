@@ -291,7 +291,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 35_500  # of the pages for users together
+MOST_WORDS = 35_700  # of the pages for users together
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
