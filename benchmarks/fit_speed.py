@@ -1,4 +1,4 @@
-"""How fast ``trilane tune`` and ``fit`` answer: ``python -m benchmarks.fit_speed [--write]``.
+"""How fast ``trilane tune``, ``fit`` and ``recommend`` answer: ``python -m benchmarks.fit_speed [--write]``.
 
 Every question is asked three times on the command line, from the start of Python to the first part of the page and to
 the end; the medians count. ``fit`` simulates the usual policies, so that its first part is the engine's. The thirty
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 TIMES = 3
 TUNE_S, TUNE_FIRST_S = 1.2, 0.8  # the slowest median: to the end, and to the first line
 FIT_S, FIT_FIRST_S = 4.0, 1.0
-LARGER_FIT_S = 5.0
+LARGER_FIT_S = RECOMMEND_S = 5.0
 DESKTOP: dict[str, Any] = {"ram": "ddr5-5600", "cores": 16}
 LARGER: dict[str, dict[str, Any]] = {
     "a batch of 8": {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", **DESKTOP, "batch": 8},
@@ -36,6 +36,13 @@ LARGER: dict[str, dict[str, Any]] = {
     "MiniMax-M2": {"model": "minimax-m2", "gpu": "rtx-4090", **DESKTOP},
     "Qwen3-235B-A22B": {"model": "qwen3-235b-a22b", "gpu": "rtx-5090", **DESKTOP},
     "DeepSeek-V3": {"model": "deepseek-v3", "gpu": "rtx-5090", **DESKTOP},
+}
+MACHINES: dict[str, dict[str, Any]] = {
+    "RTX 3060, DDR4": {"gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "ram_gb": 32},
+    "RTX 5090, DDR5": {"gpu": "rtx-5090", "ram": "ddr5-5600", "cpu": "ryzen-9-9950x", "ram_gb": 192},
+    "a server": {"gpu": "rtx-pro-6000-blackwell", "ram": "ddr5-4800-ecc", "cpu": "epyc-9354", "ram_gb": 768},
+    "a Mac": {"gpu": "apple-m4-max"},
+    "no GPU": {"gpu": "none", "ram": "ddr5-5600", "ram_gb": 64},
 }
 _BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}  # kept after the first time, as Python does unless it is told not to
 _CHOSEN = ("n_cpu_moe", "ubatch")  # settings that `tune` chooses
@@ -63,6 +70,7 @@ def main() -> None:
         measure("fit", "Thirty questions", thirty, FIT_FIRST_S, FIT_S),
         measure("fit", "Ten machine-model pairs", pairs, FIT_FIRST_S, LARGER_FIT_S),
         measure("fit", "Larger models and batches", LARGER, FIT_FIRST_S, LARGER_FIT_S),
+        measure("recommend", "All models of a machine", MACHINES, RECOMMEND_S, RECOMMEND_S),
     ]
     report(where, sections, HERE / "fit", "Speed of tune and fit", given.write)
 
@@ -96,7 +104,8 @@ def command_of(verb: str, question: Mapping[str, Any]) -> list[str]:
     if verb == "tune":
         left = {name: value for name, value in question.items() if name not in _CHOSEN}
         return ["tune", left.pop("model"), *arguments_of(left)]
-    return ["fit", *arguments_of(question), "--policies", "usual"]
+    simulated = ["--policies", "usual"] if verb == "fit" else []
+    return [verb, *arguments_of(question), *simulated]
 
 
 def arguments_of(question: Mapping[str, Any]) -> list[str]:

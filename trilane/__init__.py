@@ -5,7 +5,8 @@
 >>> run.metrics.tpot_ms, run.spans  # numbers, and a pandas frame of what every lane did
 
 - One run: ``Scenario``, ``simulate``, ``Run``; ``measure`` runs the same scenario on this machine.
-- Many runs: ``compare``, ``ablate``, ``sweep``, ``fit``, ``validate``.
+- Engines that people run: ``recommend``, ``tune``, ``fit``, ``accuracy``.
+- Many runs: ``compare``, ``ablate``, ``sweep``, ``pays``, ``leaderboard``, ``validate``.
 - A policy of your own: ``Policy``, ``Composition``, ``register``, the parts in ``trilane.parts``, and the laws that
   every policy must obey in ``trilane.testing``.
 - Inputs: traces, models and hardware by name or file. Outputs: ``trilane.output.figures``, ``write_perfetto``.
@@ -52,8 +53,13 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from traces.trace import Trace as Trace
     from trilane import parts as parts
     from trilane import testing as testing
+    from trilane.answers import accuracy as accuracy
+    from trilane.answers import leaderboard as leaderboard
+    from trilane.answers import pays as pays
+    from trilane.answers import tune as tune
     from trilane.common.errors import TrilaneError as TrilaneError
     from trilane.engines.question import Question as Question
+    from trilane.engines.recommend import recommend as recommend
     from trilane.fit.fit import Fit as Fit
     from trilane.fit.fit import fit as fit
     from trilane.output import figures as figures

@@ -25,7 +25,9 @@ _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 _GROUPS = {  # of --help, in its order: verbs with their modules
-    "Choose a model, a machine and settings": {"tune": "tune", "fit": "questions", "pays": "questions"},
+    "Choose a model, a machine and settings": {
+        "recommend": "recommend", "tune": "tune", "fit": "questions", "pays": "questions",
+    },
     "Compare policies": {
         "compare": "scenario", "simulate": "scenario", "whatif": "sweeps", "ablate": "scenario", "sweep": "sweeps",
         "plot": "sweeps", "cache-curve": "cache_curve", "leaderboard": "boards", "papers": "boards",

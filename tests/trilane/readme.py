@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers", "tune",
+PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers",
+              "recommend", "tune",
               "pays", "leaderboard", "notes/accuracy", "notes/leaderboard", "notes/papers")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png")
@@ -56,6 +57,11 @@ def _errors(output: str) -> list[str]:
     return output.split("\n\n")[1:3]
 
 
+def recommendation(output: str) -> str:
+    """The table of ``trilane recommend``, without what does not run."""
+    return output.partition("\nwhat does not run\n")[0]
+
+
 def command_line(output: str) -> str:
     """The first lines of ``trilane tune``, up to other engines."""
     return "\n".join(takewhile(lambda line: not line.startswith("other engines"), output.splitlines()))
@@ -89,7 +95,8 @@ def whole(output: str) -> str:
 
 
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
-    "tune": command_line, "fit": answer, "accuracy": over_all, "regimes": by_regime, "models": by_model,
+    "recommend": recommendation, "tune": command_line, "fit": answer, "accuracy": over_all, "regimes": by_regime,
+    "models": by_model,
     "by-paper": by_paper, "papers": by_figure, "demo": without_meanings, "real": without_meanings,
     "leaderboard": standings, "leaderboard-whole": whole,
 }
@@ -143,6 +150,7 @@ def update() -> None:
         board = _run(command_with(LEADERBOARD).replace("leaderboard.png", f"{folder}/leaderboard.png"))
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
                    "fit": _run(command_with("trilane fit")), "tune": _run(command_with("trilane tune")),
+                   "recommend": _run(command_with("trilane recommend")),
                    **dict.fromkeys(("accuracy", "regimes", "models"), accuracy),
                    **dict.fromkeys(("papers", "by-paper"), papers),
                    **dict.fromkeys(("leaderboard", "leaderboard-whole"), board)}

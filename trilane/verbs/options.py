@@ -286,6 +286,10 @@ def weights_named(text: str | None) -> str | None:
     return name
 
 
+UpgradeOption = Annotated[
+    bool,
+    typer.Option("--upgrade", help="Show real parts that this machine takes in place of its own, and what each gives."),
+]
 ModelOption = Annotated[
     str,
     typer.Option("--model", "-m", metavar="NAME|FILE",

@@ -11,7 +11,7 @@ from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
 from trilane.verbs.inputs import names_in
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
-from trilane.verbs.options import MachineParts, OptionError, grouped, model_named, weights_named
+from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named, weights_named
 
 if TYPE_CHECKING:
     from trilane.engines.question import KvFormat
@@ -67,7 +67,11 @@ def tune(
                                            "whose own layers predict further tokens (--spec-type draft-mtp). Default: "
                                            "a published range."),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what takes the time of one token.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what takes the time of one token, and what each part of the machine "
+                                             "would gain if it were 25% better.")
+    ] = False,
+    upgrade: UpgradeOption = False,
     checked: Annotated[
         bool,
         typer.Option("--check", help="Run the best three settings, and the engine's default, on this machine. MODEL is "
@@ -85,14 +89,14 @@ def tune(
     from trilane.engines.tune.settings import GOALS, TuneQuestion
     from trilane.engines.tune.tune import completed, started
     from trilane.output.pages.caveats import tune_record
-    from trilane.output.pages.tune import check_page, facts_part, line_part, timeline_page
+    from trilane.output.pages.tune import check_page, explained_page, facts_part, line_part
 
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
     parts, taken = machine_named(parts, *model_checks(model, weights, engine))
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
-    machine = _machine(parts)
+    machine = parts_of(parts)
     question = Question(
         model=model_named(model), **machine, weights=weights_named(weights), prompt_tokens=prompt, generated=generated,
         batch=batch, window=context, engine=engine or _own_engine(parts, machine["gpu"]), threads=threads,
@@ -108,8 +112,16 @@ def tune(
     show(json, *line_part(start))
     with working("comparing with other engines"):
         tuning = completed(start)
-    show(json, *facts_part(tuning), *(timeline_page(tuning.best) if explain else ()))
+    show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
     record = {**tune_record(tuning), **taken_record(taken)}
+    if upgrade:
+        from trilane.engines.upgrades import no_upgrades, upgrades
+        from trilane.output.pages.upgrades import upgrade_parts
+
+        with working("trying other parts"):
+            found = upgrades(tune_question)
+        show(json, *upgrade_parts(found, no_upgrades(question)))
+        record["upgrades"] = [to_dict(one) for one in found]
     if checked:
         with working("running llama.cpp"):
             measured = list(check(tuning))
@@ -129,7 +141,7 @@ def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:
     return path
 
 
-def _machine(parts: MachineParts) -> dict[str, Any]:
+def parts_of(parts: MachineParts) -> dict[str, Any]:
     """The parts that were named; where no GPU was, those of the machine at hand, with a remark on what was assumed."""
     from trilane.engines.tune.machine_found import found_machine
     from trilane.output.pages.caveats import assumption_text

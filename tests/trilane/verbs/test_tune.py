@@ -36,8 +36,18 @@ def test_the_page_says_what_limits_it_and_what_other_engines_give(trilane: Trila
     assert re.search(r"^ik_llama\.cpp:\nllama-server ", out, re.MULTILINE)
 
 
+def test_upgrade_adds_parts_that_can_be_bought(trilane: Trilane, tmp_path: Path) -> None:
+    done = trilane(*SMALL, "--upgrade", "--json", str(tmp_path / "tune.json"))
+    titles = [one["step"]["title"] for one in json.loads((tmp_path / "tune.json").read_text())["upgrades"]]
+    assert titles
+    assert all(title in done.out.partition("what to buy\n")[2] for title in titles)
+
+
 def test_explain_adds_the_parts_of_a_tokens_time(trilane: Trilane) -> None:
-    rows = trilane(*SMALL, "--explain").out.partition("one token, in the mean of the answer\n")[2].splitlines()
+    out = trilane(*SMALL, "--explain").out.partition("one token, in the mean of the answer\n")[2]
+    timeline, _, gains = out.partition("\n\n")
+    rows = timeline.splitlines()
+    assert gains.startswith("25% better, llama.cpp")
     assert rows[0].split() == ["part", "layers", "ms", "a", "layer", "ms", "share"]
     shares = [int(re.search(r"(\d+)%", row)[1]) for row in rows[1:] if "%" in row]  # type: ignore[index]
     assert 97 <= sum(shares) <= 103

@@ -65,7 +65,7 @@ def facts_part(tuning: Tuning) -> list[Part]:
     """What the line gives, and what it was chosen from."""
     drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
     return [*_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
-            *gains_section(tuning.best.engine, tuning.gains), *caveats(tune_caveats(tuning))]
+            *caveats(tune_caveats(tuning))]
 
 
 def _title(tuning: TuneStart | Tuning) -> list[Part]:
@@ -281,10 +281,12 @@ def _line(answer: DraftAnswer) -> list[str]:
     return ["", f"best with {least} accepted:", Command(answer.command)]
 
 
-def timeline_page(tuned: Tuned) -> list[Part]:
-    """Parts of the time of one token, part by part, and in how many layers."""
+def explained_page(tuning: Tuning) -> list[Part]:
+    """The time of one token, part by part, and in how many layers; and what better parts of the machine gain."""
     columns = ("part", "layers", "ms a layer", "ms", "share", "")
-    return ["", heading("one token, in the mean of the answer"), table(columns, _timeline(tuned), (0, 5))]
+    parts = table(columns, _timeline(tuning.best), (0, 5))
+    gains = gains_section(tuning.best.engine, tuning.gains)
+    return ["", heading("one token, in the mean of the answer"), parts, *gains]
 
 
 def _timeline(tuned: Tuned) -> Iterator[list[str]]:

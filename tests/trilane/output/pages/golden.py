@@ -30,6 +30,7 @@ COMMANDS = {  # by the name of the page
     "hardware": "hardware",
     "models": "models mixtral-8x7b --quantisations",
     "policies": "policies",
+    "recommend": "recommend --for gpt-oss-20b --upgrade --gpu rtx-3060 --ram ddr4-3200 --cpu ryzen-5-5600 --ram-gb 32",
     "simulate": f"simulate --policy daop {_SMALL}",
     "trace-info": "trace info mini-moe",
     "tune": "tune deepseek-v2-lite --gpu rtx-3050 --ram ddr4-3200 --prompt 600 --threads 8 --kv f16 --explain",

@@ -1,0 +1,61 @@
+"""``trilane recommend`` on the command line: its table, a model's own line, upgrades, options and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.commands import Trilane
+
+OWNER = ("recommend", "--gpu", "rtx-3060", "--ram", "ddr4-3200", "--cpu", "ryzen-5-5600", "--ram-gb", "32")
+
+
+def test_a_model_has_its_command_line_and_its_formats(trilane: Trilane) -> None:
+    out = trilane(*OWNER, "--for", "gpt-oss-20b", "--for", "documents").out
+    assert "for documents: a prompt of 16,384 tokens and 512 generated, in a window of 32,768" in out.splitlines()[0]
+    assert "\nllama-server -m gpt-oss-20b-mxfp4.gguf -ngl 99 " in out
+    assert "\nits formats; -: does not run\n" in out
+
+
+def test_the_line_is_that_of_tune(trilane: Trilane) -> None:
+    line = next(line for line in trilane(*OWNER, "--for", "gpt-oss-20b").out.splitlines() if line.startswith("llama-"))
+    lengths = ("--prompt", "1024", "--generated", "256", "--context", "16384")
+    assert line in trilane("tune", "gpt-oss-20b", *OWNER[1:], *lengths).out
+
+
+def test_what_does_not_run_says_what_it_lacks(trilane: Trilane) -> None:
+    out = trilane(*OWNER, "--for", "gpt-oss-120b").out
+    assert "needs 64 GiB of RAM; then 17." in out
+
+
+def test_upgrades_of_a_model_are_a_table_of_parts(trilane: Trilane) -> None:
+    out = trilane(*OWNER, "--for", "gpt-oss-20b", "--upgrade").out.partition("what to buy\n")[2]
+    assert "RTX 5060 Ti 16GB" in out
+    assert "no gain" in out
+
+
+def test_a_mac_has_no_upgrades(trilane: Trilane) -> None:
+    out = trilane("recommend", "--gpu", "apple-m4-max", "--for", "gpt-oss-20b", "--upgrade").out
+    assert "what to buy: GPU, CPU and memory are one part, none can be replaced" in out
+
+
+def test_the_answer_as_json(trilane: Trilane, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    trilane(*OWNER, "--for", "gpt-oss-20b", "--upgrade", "--json", str(file))
+    record = json.loads(file.read_text())
+    assert [row["model"] for row in record["runs"]] == ["gpt-oss-20b"]
+    assert record["runs"][0]["tuned"]["arguments"][0] == "llama-server"
+    assert {one["step"]["part"] for one in record["upgrades"]} == {"GPU", "memory modules", "CPU"}
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (("--sort", "price"), "--sort: expected size, speed or first, got 'price'"),
+    (("--for", "chat", "--for", "code"), "--for: expected one of chat, code, documents, and one model, got chat, code"),
+    (("--for", "poems"), "--for: expected chat, code, documents or a model: there is no model 'poems'"),
+], ids=["sort", "two uses", "neither"])
+def test_what_cannot_be_answered_is_refused(trilane: Trilane, options: tuple[str, ...], message: str) -> None:
+    done = trilane(*OWNER, *options)
+    assert done.status == 2
+    assert message in done.err

@@ -1,0 +1,310 @@
+"""Real parts of the catalogue that a machine takes in place of its own, each with what it gives: no prices.
+
+Cards are of the same maker, at most a year older, and fit a desktop's slot; those of workstations are told only where
+no other has as much memory. In each size of memory, by rising bandwidth, the first card that gains 5 % is told, and the
+first that is a quarter faster again: in the present size the first alone, then in the next two sizes, and in the first
+with which all experts are on the GPU. In the same way the first kit of faster modules of the same kind, the first CPU
+of the same socket, and where not all memory channels are used, all of them. Where a list gains nothing, its last part
+is told. More host memory is told where the model does not run without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from statistics import median
+from typing import Any, Literal
+
+from sim.machine.assembly import NO_GPU
+from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part, unified_names
+from sim.machine.sourced import Sourced
+from trilane.engines.question import Question
+from trilane.engines.recommend import (
+    Bench,
+    Recommendation,
+    Recommended,
+    best_format,
+    channels_of,
+    least_ram,
+    most_ram_gib,
+    recommended,
+)
+from trilane.engines.refusals import RAM_SIZES_GIB
+from trilane.engines.tune.settings import TuneQuestion
+from trilane.engines.tune.tuned import Tuned
+
+WORTH_BUYING = 0.05  # of the time that is compared
+NEXT_SIZES = 2
+RECENT_YEARS = 3  # of a first card
+_OLDER_YEARS = 1  # of a card next to the present one
+_FASTER_AGAIN = 0.25
+_WORKSTATION = re.compile(r"Quadro|TITAN|RTX A\d|Ada$|PRO |Pro ")
+_ONE_COUNTRY = " D"  # at the end of a title: sold in China alone
+UpgradePart = Literal["GPU", "host memory", "memory modules", "memory channels", "CPU"]
+NoUpgrades = Literal["laptop", "one memory", "preset"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Other parts: ``changes`` of a ``Question``; ``watts``: at most, of the part itself; None where none are known."""
+
+    part: UpgradePart
+    title: str
+    changes: Mapping[str, Any] = field(hash=False)
+    watts: float | None = None
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """A step, and what the model does then. ``faster``: by the time that is compared, old over new, minus 1; None where
+    it did not run before."""
+
+    step: Step
+    tuned: Tuned
+    faster: float | None
+
+    @property
+    def pays(self) -> bool:
+        """True if it runs only then, or is faster by ``WORTH_BUYING``."""
+        return self.faster is None or self.faster > WORTH_BUYING
+
+
+def no_upgrades(question: Question) -> NoUpgrades | None:
+    """Why no part of a machine can be replaced, if none can."""
+    if question.machine is not None:
+        return "preset"
+    if question.gpu in unified_names():
+        return "one memory"
+    laptop = isinstance(card := _card(question), CardPart) and card.form.value == "laptop"
+    return "laptop" if laptop or _socket(question) == "soldered" else None
+
+
+def upgrades(question: TuneQuestion) -> tuple[Upgrade, ...]:
+    """The upgrades of a question of ``trilane tune``, which are none where ``no_upgrades``."""
+    if no_upgrades(question.fit) is not None:
+        return ()
+    return _Upgrades(Bench(question)).all()
+
+
+@dataclass(frozen=True)
+class _Upgrades:
+    """Steps from one question, and what they give."""
+
+    bench: Bench
+    _known: dict[Step, Upgrade | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def all(self) -> tuple[Upgrade, ...]:
+        own = self.bench.question.fit
+        lists = [memory_steps(own), channel_steps(own), cpu_steps(own)]
+        return (*self._cards(), *self._ram(), *filter(None, map(self._first, lists)))
+
+    def _cards(self) -> Iterator[Upgrade]:
+        """Cards of the present size, if one gains; of the next ones; and of the first with room for all experts."""
+        own, larger = _memory_bytes(self.bench.question.fit), 0
+        for size, steps in sized_cards(self.bench.question.fit):
+            larger += size > own
+            all_on_gpu = self.bench.with_parts(**steps[0].changes).all_on_gpu
+            if larger <= NEXT_SIZES or all_on_gpu:
+                yield from self._of_size(steps, larger > 0)
+            if all_on_gpu and larger >= NEXT_SIZES:
+                return
+
+    def _of_size(self, steps: Sequence[Step], larger: bool) -> Iterator[Upgrade]:
+        first = self._first(steps)
+        if first is None or not (larger or first.pays):
+            return
+        yield first
+        goal = self.bench.question.goal
+        enough = first.tuned.cost(goal) / (1 + _FASTER_AGAIN)
+        faster = (one for step in steps if larger and (one := self._with(step)) and one.tuned.cost(goal) <= enough)
+        yield from islice(faster, 1)
+
+    def _ram(self) -> Iterator[Upgrade]:
+        if self._before is None and (larger := least_ram(self.bench)) is not None:
+            gib = larger.question.fit.ram_gb
+            yield Upgrade(Step("host memory", f"{gib} GiB", {"ram_gb": gib}), larger.best, None)
+
+    def _first(self, steps: Sequence[Step]) -> Upgrade | None:
+        """The first that pays; or the last, which gains most; None where the model runs with none of them."""
+        last = self._with(steps[-1]) if steps else None
+        if last is None or not last.pays:
+            return last
+        return next(one for step in steps if (one := self._with(step)) and one.pays)
+
+    def _with(self, step: Step) -> Upgrade | None:
+        if step not in self._known:
+            self._known[step] = self._tried(step)
+        return self._known[step]
+
+    def _tried(self, step: Step) -> Upgrade | None:
+        other, before = self.bench.with_parts(**step.changes), self._before
+        if not other.runs:
+            return None
+        tuned, goal = other.best, self.bench.question.goal
+        return Upgrade(step, tuned, None if before is None else before.cost(goal) / tuned.cost(goal) - 1)
+
+    @property
+    def _before(self) -> Tuned | None:
+        return self.bench.best if self.bench.runs else None
+
+
+# --- parts that fit ---------------------------------------------------------------------------------------------------
+
+
+def sized_cards(question: Question) -> Iterator[tuple[int, list[Step]]]:
+    """Cards in place of the present one, by the bytes of their memory, each size by rising bandwidth."""
+    own = _card(question)
+    cards = [card for name in gpu_names() if _fits(card := part("gpu", name), own)]
+    usual = [card for card in cards if not _WORKSTATION.search(card.title)]
+    most = max((card.memory_bytes.value for card in usual), default=0)
+    of_office = own is not None and bool(_WORKSTATION.search(own.title))
+    told = cards if of_office else [*usual, *(card for card in cards if card.memory_bytes.value > most)]
+    for size, same in groupby(sorted(told, key=_tier), key=lambda card: card.memory_bytes.value):
+        yield size, [Step("GPU", card.title, {"gpu": card.name}, card.board_power_w.value) for card in same]
+
+
+def _fits(card: GpuPart, own: GpuPart | None) -> bool:
+    """True for a card of the same maker and time with more memory, or as much and more bandwidth."""
+    if not isinstance(card, CardPart) or card.form.value not in _forms(own) or card.released is None:
+        return False
+    if card.title.endswith(_ONE_COUNTRY):
+        return False
+    if own is None:
+        return card.vendor is None and card.released.value >= _newest() - RECENT_YEARS
+    since = own.released.value - _OLDER_YEARS if own.released else 0
+    more = card.memory_bytes.value, card.bandwidth_bytes_per_s.value
+    less = own.memory_bytes.value, own.bandwidth_bytes_per_s.value
+    better = more[0] > less[0] or (more[0] == less[0] and more[1] > less[1])
+    return better and _value(card.vendor) == _value(own.vendor) and card.released.value >= since
+
+
+def _forms(own: GpuPart | None) -> tuple[str, ...]:
+    """Forms that the machine cools: those of a server's cards too, where it has one."""
+    server = isinstance(own, CardPart) and own.form.value == "server"
+    return ("card", "server") if server else ("card",)
+
+
+def _newest() -> int:
+    return max(_value(part("gpu", name).released) or 0 for name in gpu_names())
+
+
+def _tier(card: GpuPart) -> tuple[int, float, float, str]:
+    return card.memory_bytes.value, card.bandwidth_bytes_per_s.value, card.board_power_w.value, card.name
+
+
+def memory_steps(question: Question) -> list[Step]:
+    """Faster modules of the same kind, slowest first; none for soldered memory."""
+    if question.ram is None or (own := part("memory", question.ram)).modules is None:
+        return []
+    same = [one for one in _all(MemoryPart) if one.family == own.family and one.modules == own.modules]
+    faster = [one for one in same if one.transfers_per_s.value > own.transfers_per_s.value and not one.notes]
+    ordered = sorted(faster, key=lambda one: one.transfers_per_s.value)
+    return [Step("memory modules", one.title, {"ram": one.name}) for one in ordered]
+
+
+def channel_steps(question: Question) -> list[Step]:
+    """All channels of the CPU, where fewer are named."""
+    most = channels_of(question)
+    if question.channels is None or most <= question.channels:
+        return []
+    return [Step("memory channels", f"modules in {most} channels", {"channels": most})]
+
+
+def cpu_steps(question: Question) -> list[Step]:
+    """CPUs of the same socket, no older, with more cores, fewest first; none where the CPU is not named."""
+    if question.cpu is None or (socket := _socket(question)) is None:
+        return []
+    own = part("cpu", question.cpu)
+    since = _value(own.released) or 0
+    same = [one for one in _all(CpuPart) if _value(one.socket) == socket and (_value(one.released) or 0) >= since]
+    more = [one for one in same if one.cores.value > own.cores.value]
+    ordered = sorted(more, key=lambda one: (one.cores.value, _value(one.released) or 0, one.name))
+    return [Step("CPU", one.title, {"cpu": one.name, "cores": None}, one.busy_power_w.value) for one in ordered]
+
+
+def ram_steps(question: Question) -> list[Step]:
+    """The next sizes of host memory, up to what the modules of all channels hold."""
+    if question.ram_gb is None:
+        return []
+    most = most_ram_gib(question)
+    larger = [size for size in RAM_SIZES_GIB if size > question.ram_gb and (most is None or size <= most)]
+    return [Step("host memory", f"{size} GiB", {"ram_gb": size}) for size in larger[:NEXT_SIZES]]
+
+
+def _all(kind: type[Any]) -> Iterable[Any]:
+    return (one for one in all_parts() if isinstance(one, kind))
+
+
+def _value(stated: Sourced[Any] | None) -> Any:
+    return None if stated is None else stated.value
+
+
+def _card(question: Question) -> GpuPart | None:
+    return None if question.gpu in (None, NO_GPU) else part("gpu", question.gpu or "")
+
+
+def _memory_bytes(question: Question) -> int:
+    card = _card(question)
+    return 0 if card is None else card.memory_bytes.value
+
+
+def _socket(question: Question) -> str | None:
+    return None if question.cpu is None else _value(part("cpu", question.cpu).socket)
+
+
+# --- all models -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableUpgrade:
+    """A step for a machine with all models: those that run only then, and what those gain that ran before.
+
+    ``faster``: of models in the same format, the median, by the time until the last token, old over new, minus 1; None
+    of none. ``more_bits``: models whose best format then has more bits.
+    """
+
+    step: Step
+    runs: tuple[Recommended, ...]
+    faster: float | None
+    more_bits: int
+
+
+def table_upgrades(
+    answer: Recommendation, watch: Callable[[int, int], None] | None = None
+) -> tuple[TableUpgrade, ...]:
+    """Try the next cards, the next sizes of the host's memory, the fastest modules and the largest CPU."""
+    own = answer.asked.fit
+    if no_upgrades(own) is not None:
+        return ()
+    steps = _table_steps(own)
+    found = []
+    for done, step in enumerate(steps):
+        if watch is not None:
+            watch(done, len(steps))
+        found.append(_table_upgrade(answer, step))
+    return tuple(found)
+
+
+def _table_steps(question: Question) -> list[Step]:
+    own = _memory_bytes(question)
+    cards = [steps[0] for size, steps in sized_cards(question) if size > own][:NEXT_SIZES]
+    return [*cards, *ram_steps(question), *memory_steps(question)[-1:], *cpu_steps(question)[-1:]]
+
+
+def _table_upgrade(answer: Recommendation, step: Step) -> TableUpgrade:
+    question = replace(answer.question, machine={**answer.question.machine, **step.changes})
+    before = {one.model: one for one in answer.runs}
+    runs, faster, more_bits = [], [], 0
+    for one in (*answer.runs, *answer.unable):
+        bench = best_format(question.benches(one.model))
+        if bench is None:
+            continue
+        if one.model not in before:
+            runs.append(recommended(bench, one.model, one.also))
+        elif bench.shape.weight_bits > one.bits:
+            more_bits += 1
+        elif bench.shape.weight_bits == one.bits:
+            faster.append(before[one.model].tuned.answer_ms / bench.best.answer_ms - 1)
+    return TableUpgrade(step, tuple(runs), median(faster) if faster else None, more_bits)

@@ -1,0 +1,116 @@
+"""The page of ``trilane recommend``: all models on one machine, and the command line of the one that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trilane.common.units import GB, in_gb
+from trilane.engines.accuracy.errors import ErrorToExpect
+from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
+from trilane.engines.refusals import FULL
+from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.output import Part, heading, legend, number, percent, table
+from trilane.output.pages.widths import Command
+
+_LIMITS = {  # in few letters
+    "GPU memory": "GPU GB", "GPU bandwidth": "GPU GB/s", "GPU compute": "GPU flops", "DRAM": "RAM GB/s",
+    "CPU reads": "CPU GB/s", "CPU cores": "CPU cores", "PCIe": "PCIe", None: "",
+}
+_COLUMNS = ("\nmodel", "params\n10^9", "\nformat", "\nbits", "tokens\n/s", "first\ns", "GPU\nGB", "host\nGB", "\nerror",
+            "\nlimit")
+_LEGEND = {
+    "format": "as published, if in fewer than 16 bits; else the most bits (>= 4) with which all experts are on the "
+              "GPU; else q4_k_m; else the most bits below it that run, down to q2_k",
+    "bits": "of a weight of the experts",
+    "first": "time to the first token",
+    "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program; !: more than 95% of what there is",
+    "error": "of tokens/s, in the median of what resembles the row most: architecture and GPU, architecture and such "
+             "machines, or such machines; +: predicted too fast, -: too slow; *: this architecture was never measured",
+    "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
+}
+_MEMORIES = {"GPU": "GPU memory", "host": "RAM", "only": "memory"}
+_MOSTLY = 0.75  # of an error, that is bias
+_NO_MORE = "more than fits here"
+_SORTED = {"size": "largest first", "speed": "most tokens/s first", "first": "soonest first token first"}
+
+
+def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
+    """Everything but the upgrades."""
+    title = heading(f"models on {answer.machine}, for {answer.question.use}: {_lengths(answer.question)}")
+    runs, asked = answer.sorted_by(sort), bool(answer.formats)
+    lines = [*_table(runs, sort), *_unable(answer.unable), *_formats(answer)]
+    hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
+    return [title, answer.about, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []), *hint]
+
+
+def _lengths(question: RecommendQuestion) -> str:
+    prompt, generated, window = USES[question.use]
+    return f"a prompt of {prompt:,} tokens and {generated:,} generated, in a window of {window:,}"
+
+
+def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
+    if not runs:
+        return ["", "no model runs"]
+    rows = [
+        [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned),
+         _error(one.error), _LIMITS[one.limit]]
+        for one in runs
+    ]
+    return ["", heading(f"what runs, {_SORTED[sort]}"), table(_COLUMNS, rows, (0, 2, 9), wrap=True)]
+
+
+def _error(error: ErrorToExpect | None) -> str:
+    """The median of what resembles the row most, with its sign where most of it is bias."""
+    known = error and error.best_known
+    if not error or not known:
+        return "-"
+    biased = abs(known.bias) >= _MOSTLY * known.median
+    text = f"{known.bias:+.0%}" if biased else percent(known.median)
+    return text if error.like_models else f"{text}*"
+
+
+def _alike(runs: Sequence[Recommended]) -> list[Part]:
+    """The models that a row stands for."""
+    lines = [f"{one.model}: {', '.join(one.also)}" for one in runs if one.also]
+    return ["", heading("the same numbers hold for models of the same shape"), *lines] if lines else []
+
+
+def _numbers(tuned: Tuned) -> list[str]:
+    memory = tuned.memory
+    gpu, host = (sum(parts.values()) / GB for parts in (memory.gpu_parts, memory.host_parts))
+    on_host = "-" if memory.one_memory else number(host) + _full(memory.host_share)
+    on_gpu = number(gpu) + _full(memory.gpu_share if memory.one_memory else None)
+    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), on_gpu, on_host]
+
+
+def _full(share: float | None) -> str:
+    """The mark of a memory of which little is left."""
+    return "!" if share is not None and share > FULL else ""
+
+
+def _unable(unable: Sequence[Unable]) -> list[Part]:
+    if not unable:
+        return []
+    rows = [[one.model, number(one.params / GB), one.weights, _lack(one)] for one in unable]
+    columns = (*_COLUMNS[:3], "\nwhat it lacks")
+    return ["", heading("what does not run"), table(columns, rows, (0, 2, 3), wrap=True)]
+
+
+def _lack(one: Unable) -> str:
+    if one.short is not None:
+        kind, there = _MEMORIES[one.short.memory], f"of {in_gb(one.short.there_bytes)}"
+        return f"needs {in_gb(one.short.needed_bytes)} GB of {kind}, {_NO_MORE if kind == 'RAM' else there}"
+    then = "" if one.then is None else f"; then {number(1000 / one.then.tpot_ms)} tokens/s"
+    return f"needs {one.ram_gib} GiB of RAM{then}"
+
+
+def _formats(answer: Recommendation) -> list[Part]:
+    """The command line of the model that was asked for, and its formats."""
+    if not answer.formats:
+        return []
+    command = ["", Command(answer.runs[0].tuned.command)] if answer.runs else []
+    rows = [
+        [one.weights, number(one.bits), *(_numbers(one.tuned) if one.tuned else ["-", "-", "-", "-"])]
+        for one in answer.formats
+    ]
+    return [*command, "", heading("its formats; -: does not run"), table(("\nformat", "\nbits", *_COLUMNS[4:8]), rows)]

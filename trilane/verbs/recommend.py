@@ -1,0 +1,110 @@
+"""``trilane recommend``: which model?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+
+import typer
+
+from trilane.common.quoting import quoted
+from trilane.common.schema import to_dict
+from trilane.output.pages.output import JsonOption, Part, check_targets, report, working
+from trilane.verbs.named_parts import machine_named, taken_record
+from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named
+from trilane.verbs.tune import parts_of
+
+if TYPE_CHECKING:
+    from trilane.engines.recommend import Recommendation, Use
+    from trilane.engines.upgrades import TableUpgrade, Upgrade
+
+
+@grouped
+def recommend(
+    *,
+    parts: MachineParts,
+    wanted: Annotated[
+        list[str] | None,
+        typer.Option("--for", metavar="USE|MODEL",
+                     help="chat (default; 1,024 prompt tokens, 256 of an answer, in a window of 16,384: a "
+                          "conversation's median prompt is 1,020 tokens in Azure's trace of 2023), code (8,192 + 1,024 "
+                          "in 32,768) or documents (16,384 + 512 in 32,768): both are choices. Or a model: its command "
+                          "line, and all of its formats. Give it twice for both."),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(metavar="NAME", help="size: the largest model first; speed: most tokens/s; first: the "
+                                               "soonest first token."),
+    ] = "size",
+    upgrade: UpgradeOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Show what every model of the catalogue does on this machine, or on one of named parts.
+
+    Each model stands in the best format that fits: as published, if that has fewer than 16 bits; else the most bits, of
+    at least four, with which all experts are on the GPU; else q4_k_m; else the most bits below it that run. Speeds are
+    those of [bold]trilane tune[/] for the same lengths.
+
+    Without --gpu and --machine, parts that are not named are those of this machine.
+    """
+    from trilane.engines.recommend import SORTS
+    from trilane.engines.recommend import recommend as answer
+    from trilane.output.pages.recommend import recommend_page
+
+    check_targets(json, inputs=(parts.machine,))
+    if sort not in SORTS:
+        raise OptionError(f"--sort: expected {', '.join(SORTS[:-1])} or {SORTS[-1]}, got {quoted(sort)}")
+    parts, taken = machine_named(parts)
+    use, model = _use_and_model(wanted or [])
+    with working("reading the catalogue") as say:
+        answered = answer(
+            use, None if model is None else [model],
+            lambda done, of: say(f"trying settings: {done} of {of} models are done"), **parts_of(parts),
+        )
+        bought = _upgrades(answered, say) if upgrade else None
+    page = recommend_page(answered, sort)
+    record = {**answered.to_dict(), **taken_record(taken)}
+    if bought is not None:
+        page, record = [*page, *bought.page], {**record, "upgrades": [to_dict(one) for one in bought.upgrades]}
+    report(json, record, *page)
+
+
+class _Bought(NamedTuple):
+    upgrades: Sequence[Upgrade | TableUpgrade]
+    page: list[Part]
+
+
+def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
+    """Try other parts for the model that was asked for, or for all."""
+    from trilane.engines.upgrades import no_upgrades, table_upgrades, upgrades
+    from trilane.output.pages.upgrades import table_upgrade_parts, upgrade_parts
+
+    question = answered.asked
+    none = no_upgrades(question.fit)
+    if answered.formats:
+        say("trying other parts")
+        of_model = upgrades(question)
+        return _Bought(of_model, upgrade_parts(of_model, none))
+    of_all = table_upgrades(answered, lambda done, of: say(f"trying other parts: {done} of {of} are done"))
+    return _Bought(of_all, table_upgrade_parts(of_all, none))
+
+
+def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
+    """Read the values of --for. Raises OptionError for two of one kind."""
+    from trilane.engines.recommend import USES
+
+    uses = [word for word in wanted if word in USES]
+    models = [_model(word) for word in wanted if word not in USES]
+    if len(uses) > 1 or len(models) > 1:
+        raise OptionError(f"--for: expected one of {', '.join(USES)}, and one model, got {', '.join(wanted)}")
+    return cast("Use", uses[0]) if uses else "chat", models[0] if models else None
+
+
+def _model(text: str) -> str:
+    """A model's name as it is taken. Raises OptionError for what is neither a model nor a use."""
+    from traces.models.shape import ShapeError
+    from trilane.engines.recommend import USES
+
+    try:
+        return model_named(text)
+    except ShapeError as error:
+        raise OptionError(f"--for: expected {', '.join(USES)} or a model: {error}") from None
