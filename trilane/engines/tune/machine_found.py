@@ -14,7 +14,7 @@ from sim.machine.assembly import NO_GPU
 from sim.machine.part_names import UnknownPartError
 from sim.machine.parts import is_unified, part, taken
 from sim.machine.plausibility import HardwareError
-from trilane.common.computer import cpu_name, memory_bytes
+from trilane.common.computer import System, cpu_name, memory_bytes, operating_system
 from trilane.common.units import GIB
 from trilane.engines.question import FitError
 from trilane.engines.tune.cards_found import CardFound, cards_found
@@ -52,6 +52,7 @@ class MachineFound:
     pcie: str | None
     ram_gb: int | None
     assumed: tuple[Assumption, ...]
+    system: System = "linux"
 
     def parts(self, **named: Any) -> dict[str, Any]:
         """All parts by name; those that were ``named`` replace what was found."""
@@ -71,7 +72,7 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
     gpu = _gpu(cards[0]) if cards else _gpu_of_chip(own_cpu)
     ram_gb = -(-memory_bytes() // GIB)  # whole, as modules have it: a little less is reported
     if is_unified(gpu) and named_cpu is None:
-        return MachineFound(gpu, None, None, None, None, ram_gb, ())
+        return MachineFound(gpu, None, None, None, None, ram_gb, (), operating_system())
     known = named_cpu or _cpu(own_cpu)
     cpu = known or _generic_cpu(cores)
     ram = _usual_ram(known)
@@ -87,6 +88,7 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
         pcie=cards[0].pcie if cards else None,
         ram_gb=ram_gb,
         assumed=tuple(assumed),
+        system=operating_system(),
     )
 
 

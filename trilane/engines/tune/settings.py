@@ -121,7 +121,7 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
         piece_tokens=_pieces(fit, engine),
         threads=(fit.threads,) if fit.threads else _threads(hardware, engine),
-        pinned=(False, True) if may_be_pinned(hardware, engine) else (False,),
+        pinned=(False, True) if may_be_pinned(hardware, engine) and fit.system != "windows" else (False,),
         gpu=(True, False) if _may_be_alone(hardware, engine) else (True,),
         cached=_may_cache(hardware, engine),
     )
@@ -162,7 +162,11 @@ def _threads(hardware: Hardware, engine: FittedEngine) -> tuple[int, ...]:
 
 
 def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
-    """True if prompts copy experts out of a mapped file, in an engine of today that can read it instead."""
+    """True if prompts copy experts out of a mapped file, in an engine of today that can read it instead.
+
+    On Windows what is pinned and what the GPU holds must together stay below the card's memory (24 GB measured on an
+    RTX 3090, ashalliants/ninfer-3090 PR 45): experts that have no room on the GPU cannot be pinned.
+    """
     prompt = engine.prompt
     copied = prompt.experts.value == "copied" and prompt.copies.value == "pageable"
     return copied and not hardware.one_memory and "whole_files" in engine.options and not engine.measured_on(hardware)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from traces.layout import TraceError
@@ -40,6 +41,7 @@ class TuneCaveats(NamedTuple):
     measured: bool  # times are those of the machine on which the engine was measured, whatever parts are named
     pinned: bool  # the file is read into pinned memory, of which there may not be enough
     single_tensors_ms: float | None  # of a token, which single tensors of one more layer on the GPU would save
+    fullest: float  # share of the fuller memory that is used
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,13 @@ class TuneStart:
     question: TuneQuestion
     search: SettingSearch
     best: Tuned
+
+    @cached_property
+    def caveats(self) -> TuneCaveats:
+        fit, bench, best = self.question.fit, self.search.bench, self.best
+        short = fit.window is not None and fit.window < fit.tokens
+        measured = bench.engine.measured_on(bench.hardware)
+        return TuneCaveats(short, measured, best.pinned, single_tensors_ms(best), best.memory.fullest)
 
     @property
     def model(self) -> str:
@@ -146,7 +155,7 @@ def completed(start: TuneStart) -> Tuning:
         regime=regime,
         error=_error(start, regime, speed),
         measured=speed.measured,
-        caveats=_caveats(question, speed, best),
+        caveats=start.caveats,
         machine_notes=speed.hardware.notes,
         roomier=roomier(speed),
         memory_known=not best.cpu_only or host_memory_of(question.fit, bench.hardware) is not None,
@@ -197,12 +206,6 @@ def _other_engines(start: TuneStart) -> tuple[tuple[Rival, ...], dict[str, str]]
             continue
         rivals.append(Rival(tuned, why_lost(start.best, tuned, question)))
     return tuple(sorted(rivals, key=lambda rival: rival.tuned.cost(question.goal))), refused
-
-
-def _caveats(question: TuneQuestion, speed: EngineSpeed, best: Tuned) -> TuneCaveats:
-    window = question.fit.window
-    short = window is not None and window < question.fit.tokens
-    return TuneCaveats(short, speed.measured, best.pinned, single_tensors_ms(best))
 
 
 def single_tensors_ms(best: Tuned) -> float | None:

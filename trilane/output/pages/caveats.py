@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from trilane.common.units import in_gb
 from trilane.engines.gains import BETTER, LIMITING, WORTH_NAMING, Gain
+from trilane.engines.refusals import FULL
 from trilane.engines.tune.machine_found import Assumption
-from trilane.engines.tune.tune import Tuning
+from trilane.engines.tune.tune import TuneStart, Tuning
 
 if TYPE_CHECKING:
     from trilane.fit.answer import PolicyAnswer  # imports what plays policies
@@ -18,9 +19,10 @@ PINNED = (
     "--load-mode none reads the file into pinned memory: it loads more slowly, and where so much cannot be pinned "
     "prompts take as long as without it{where}; builds before ggml-org/llama.cpp PR 20834 call it --no-mmap"
 )
-NOT_PINNED = (
-    ": on Windows (--os windows) pinned memory and what the GPU holds must together stay below the card's memory (24 "
-    "GB measured on an RTX 3090, ashalliants/ninfer-3090 PR 45); WSL2 pins about 1 GB, containers may pin little"
+NOT_PINNED = ": Windows has a limit (--os windows answers for it), WSL2 pins about 1 GB, containers may pin little"
+WINDOWS = (
+    "On Windows pinned memory and what the GPU holds must together stay below the card's memory (24 GB measured on an "
+    "RTX 3090, ashalliants/ninfer-3090 PR 45), so the file is mapped and prompts take longer than on Linux"
 )
 
 
@@ -37,8 +39,8 @@ def limit_text(gains: Sequence[Gain]) -> str:
     return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it about {first.tpot:.0%} faster{''.join(also)}"
 
 
-def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
-    """One sentence per caveat."""
+def tune_warnings(tuning: TuneStart | Tuning) -> tuple[str, ...]:
+    """One sentence per caveat that may void the answer; they stand on top."""
     caveats, question = tuning.caveats, tuning.question.fit
     texts = []
     if caveats.short_window:
@@ -50,6 +52,19 @@ def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
     if caveats.measured:
         where = f"the machine on which {tuning.best.engine} was measured"
         texts.append(f"times are those of {where}; named parts say what fits, not how fast")
+    if caveats.fullest > FULL:
+        memory = tuning.best.memory
+        which = "host's" if (memory.host_share or 0) >= memory.gpu_share else "GPU's"
+        texts.append(f"{caveats.fullest:.0%} of the {which} memory is used: other programs may leave no room")
+    return tuple(texts)
+
+
+def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
+    """One sentence per other caveat."""
+    caveats, question = tuning.caveats, tuning.question.fit
+    texts = []
+    if question.system == "windows" and tuning.best.host_layers:
+        texts.append(WINDOWS)
     if caveats.pinned:
         texts.append(PINNED.format(where="" if question.system else NOT_PINNED))
     if (saved_ms := caveats.single_tensors_ms) is not None:
@@ -99,7 +114,7 @@ def assumption_text(assumption: Assumption) -> str:
 def tune_record(tuning: Tuning) -> dict[str, Any]:
     """Return the answer for JSON, with its sentences next to the numbers."""
     record = _with_texts_behind(tuning.to_dict(), "limit", limited_by=limit_text(tuning.gains))
-    return _with_texts_behind(record, "machine_notes", notes=list(tune_caveats(tuning)))
+    return _with_texts_behind(record, "machine_notes", notes=[*tune_warnings(tuning), *tune_caveats(tuning)])
 
 
 def fit_record(fit: Fit) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnsw
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 from trilane.engines.tune.tune import Rival, TuneStart, Tuning
 from trilane.engines.tune.tuned import Tuned
-from trilane.output.pages.caveats import limit_text, tune_caveats
+from trilane.output.pages.caveats import limit_text, tune_caveats, tune_warnings
 from trilane.output.pages.fit_engine import (
     ONE_TOKEN,
     PARTS,
@@ -58,7 +58,8 @@ def tune_page(tuning: Tuning) -> list[Part]:
 
 def line_part(tuning: TuneStart | Tuning) -> list[Part]:
     """The line to paste, which is known before everything else."""
-    return [*_title(tuning), "", Command(tuning.best.command), ""]
+    warnings = [f"! {text}" for text in tune_warnings(tuning)]
+    return [*_title(tuning), *warnings, "", Command(tuning.best.command), ""]
 
 
 def facts_part(tuning: Tuning) -> list[Part]:
@@ -86,6 +87,7 @@ def _best(tuning: Tuning) -> list[Part]:
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
         ("last token", duration(best.answer_ms)),
         *_memory(tuning),
+        *_roomier(tuning),
         ("limit", f"{'' if tuning.question.goal == 'decode' else 'decode: '}{limit_text(tuning.gains)}"),
         ("error to expect", _error(tuning)),
         ("engine", f"{best.engine}: {tuning.engine_about}"),
@@ -137,6 +139,12 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     if best.cpu_only or tuning.regime == "unified":
         return [("memory", whole)]
     return [("GPU memory", whole), ("host memory", host_text(memory.host_parts))]
+
+
+def _roomier(tuning: Tuning) -> list[tuple[str, str]]:
+    """Changes that leave room, where a memory is nearly full."""
+    ways = [f"{way.options} ({number(way.tokens_per_s)} tokens/s)" for way in tuning.roomier]
+    return [("more room", f"with {', or with '.join(ways)}")] if ways else []
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------
