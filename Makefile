@@ -16,7 +16,7 @@ help:
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 	@echo "make bench   measure the speed of the simulator and of the native kernel of CPU experts"
 	@echo "make bench-sweep  time grids of hundreds of scenarios on all cores (9 minutes on two; keep the machine quiet)"
-	@echo "make bench-fit  time trilane fit (five minutes on two cores; keep the machine quiet)"
+	@echo "make bench-fit  time trilane tune and fit (eight minutes on two cores; keep the machine quiet)"
 	@echo "make bench-accelerate  compare generation with Hugging Face accelerate's offload (estimated: two minutes; keep the machine quiet)"
 	@echo "make validate  measure policies on this machine's host lanes and compare with the simulation; into out/validation"
 	@echo "make gpu     check, profile and validate a CUDA GPU, stage by stage; into out/gpu (examples/gpu.sh)"

@@ -53,7 +53,8 @@ class Mix(Policy):
         layers.
     substitution: alpha of SMoE's router, which changes the routing; 0 keeps the model's.
     assigner: "stay" runs every expert where it is, "load-prefill" in decode alone; "two_pointer" and
-        "two_pointer_min" are SMoE's.
+        "two_pointer_min" are SMoE's. copy_weight: of "pipeline", the part of a copy's time that counts when a load is
+        weighed; below 1, experts are loaded for the sake of later tokens, too.
     prefetch: "none"; "top", the two experts of the next layer with most forecast workload (DALI); "impact" (HybriMoE);
         "forecast", all that are worth a copy.
     forecast: its kind for the next layer; "token" is of all later layers, made by the token before, and goes with
@@ -70,6 +71,7 @@ class Mix(Policy):
     pool: bool = False
     substitution: Share = 0.0
     assigner: Assigners = "pipeline"
+    copy_weight: Share = 1.0
     prefetch: Literal["none", "top", "impact", "forecast"] = "forecast"
     forecast: Literal["gate", "residual", "quasi_hidden", "estimator", "token"] = "gate"
     lookahead: Literal[1, 2, 3] = 1
@@ -97,6 +99,8 @@ class Mix(Policy):
             raise ChoiceError(
                 f"lookahead: forecast 'token' expects 1, got {self.lookahead}; it is of all later layers as it is"
             )
+        if self.assigner != "pipeline" and self.copy_weight != type(self).copy_weight:
+            raise ChoiceError(f"copy_weight: expects assigner 'pipeline', got {self.assigner!r}")
         if self.cache != "mrs" and self.background not in ("none", type(self).background):
             raise ChoiceError(f"background: expects cache 'mrs', got {self.cache!r}")
 
@@ -120,7 +124,7 @@ class Mix(Policy):
         return Composition(
             placement=self._placement(context),
             router=CacheRouter(alpha, norm_topk=context.norm_topk) if alpha else TrueRouter(),
-            assigner=ASSIGNERS[self.assigner](),
+            assigner=PipelineAssigner(self.copy_weight) if self.assigner == "pipeline" else ASSIGNERS[self.assigner](),
             prefetcher=prefetcher,
             cache=cache,
             demand_slots=self.demand_slots,

@@ -6,8 +6,6 @@ in the same way, with ``trilane.register``.
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -15,7 +13,7 @@ from importlib import import_module
 from policies.mechanism.views import PolicyError
 from policies.protocols import Composition
 from policies.system import SYSTEMS, BuildContext, ChoiceError, Policy, System, register
-from trilane.common.errors import TrilaneError
+from policies.user_errors import told_with_line
 from trilane.common.names import unknown
 
 __all__ = [
@@ -88,27 +86,15 @@ def compose(name: str, parameters: Mapping[str, object] | None = None, *, contex
     """A fresh policy, for one run.
 
     Raises ChoiceError for an unknown name or parameter, a value that does not fit, calibration or a future that is
-    needed and missing, or an error in a line of a user's file; PolicyError for a policy that takes oracle forecasts
-    without declaring that it needs the future.
+    needed and missing; PolicyError for a policy that takes oracle forecasts without declaring that it needs the future;
+    PolicyFileError for any mistake in a user's file.
     """
     entry = system(name)
     chosen = entry.parse(parameters or {})
-    try:
+    with told_with_line(name):
         composition = entry.build(chosen, context)
-    except Exception as error:
-        if added(name) and (place := _place_in(error, entry.parameters.__module__)):
-            raise ChoiceError(f"{place}: {type(error).__name__}: {error}") from error
-        raise
+        if not composition.needs.future and any(kind == "oracle" for kind, _ in composition.needs.forecasts):
+            raise PolicyError(f"policy {name!r} needs forecasts of the kind 'oracle': declare Needs(future=True) too")
     if composition.needs.calibration:
         replace(context, policy=name).required_calibration()
-    if not composition.needs.future and any(kind == "oracle" for kind, _ in composition.needs.forecasts):
-        raise PolicyError(f"policy {name!r} needs forecasts of the kind 'oracle': declare Needs(future=True) too")
     return composition
-
-
-def _place_in(error: Exception, module: str) -> str | None:
-    """The line of this module's file at which an error was raised, if it is one."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, TrilaneError) or last.filename != getattr(sys.modules[module], "__file__", None):
-        return None
-    return f"{last.filename}, line {last.lineno}, in {last.name}"

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, TypeVar
 
 from policies.calibration import Calibration
-from policies.mechanism.views import ExpertCosts
+from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.parts.future import Future
 from policies.protocols import UNDECLARED, Assigner, Cache, Composition, Needs, Placement, Prefetcher, Router
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import at_least, hints_of, in_words
 from trilane.common.quoting import quoted
-from trilane.common.schema import from_dict
+from trilane.common.schema import SchemaError, check, from_dict
 
 NonNegative = Annotated[int, at_least(0)]  # a parameter
 
@@ -86,12 +86,13 @@ class Policy(ABC):
 
 @dataclass(frozen=True)
 class System:
-    """One row of the registry: a policy under its name."""
+    """One row of the registry: a policy under its name. ``file``: that of a user which it was loaded from, if any."""
 
     name: str
     summary: str
     source: str
     parameters: type[Policy]
+    file: str = ""
 
     @property
     def needs(self) -> Needs:
@@ -99,11 +100,11 @@ class System:
         return self.parameters().needs
 
     def build(self, parameters: Any, context: BuildContext) -> Composition:
-        """A fresh policy for one run; ``parameters`` as ``parse`` returns them. Raises ChoiceError for a part that is
-        none."""
+        """A fresh policy for one run; ``parameters`` as ``parse`` returns them. Raises PolicyError for a part that is
+        none, and for another value that is not of its type."""
         made: Composition = parameters.compose(replace(context, policy=self.name))
         if wrong := wrong_part(made):
-            raise ChoiceError(f"policy {self.name!r}: {wrong}")
+            raise PolicyError(f"policy {self.name!r}: {wrong}", parameters.compose)
         needs = parameters.needs if made.needs is UNDECLARED else made.needs
         return replace(made, name=self.name, needs=needs, parameters={**asdict(parameters), **made.parameters})
 
@@ -118,6 +119,10 @@ class System:
         return from_dict(self.parameters, given, f"policy {self.name!r}", ChoiceError)
 
 
+_VALUES: Mapping[str, Any] = {  # of a composition, in addition to its parts
+    "demand_slots": NonNegative, "prefetch_slots": NonNegative, "decision_cost": str, "name": str,
+    "parameters": Mapping[str, Any], "writes_back": bool, "swaps_before_prefetches": bool,
+}
 _PARTS = {"placement": Placement, "router": Router, "assigner": Assigner, "prefetcher": Prefetcher, "cache": Cache}
 
 
@@ -127,11 +132,37 @@ def wrong_part(made: object) -> str:
         return f"compose: expected to return a Composition, got {quoted(made)}"
     for name, protocol in _PARTS.items():
         part = getattr(made, name)
-        methods = [method for method in vars(protocol) if callable(vars(protocol)[method]) and method[0] != "_"]
+        has = [member for member in vars(protocol) if callable(vars(protocol)[member]) and member[0] != "_"]
+        has += protocol.__annotations__
         optional = name == "prefetcher" and part is None
-        if not optional and (isinstance(part, type) or any(not hasattr(part, method) for method in methods)):
+        if not optional and (isinstance(part, type) or any(not hasattr(part, member) for member in has)):
             kind = f"the class {part.__name__}" if isinstance(part, type) else quoted(part)
-            return f"{name}: expected an object with {', '.join(methods)}, got {kind}; trilane.parts has such parts"
+            return f"{name}: expected an object with {', '.join(has)}, got {kind}; trilane.parts has such parts"
+    try:
+        for name, hint in _VALUES.items():
+            from_dict(hint, getattr(made, name), name)
+    except SchemaError as fault:
+        return str(fault)
+    return _wrong_needs(made.needs)
+
+
+def wrong_class(policy: type[Policy]) -> str:
+    """The fault of a class that is registered as a policy; empty if there is none."""
+    if lacking := sorted(getattr(policy, "__abstractmethods__", ())):
+        return f"expected the methods of a policy, {', '.join(lacking)} is missing"
+    if "__annotations__" in vars(policy) and "__dataclass_fields__" not in vars(policy):
+        return "expected a frozen dataclass; write @dataclass(frozen=True) under @register"
+    hints_of(policy)  # raises NameError for a type that is not there
+    return _wrong_needs(policy().needs)
+
+
+def _wrong_needs(needs: object) -> str:
+    if not isinstance(needs, Needs):
+        return f"needs: expected Needs(), with what the policy must be given, got {quoted(needs)}"
+    try:
+        check(needs)
+    except SchemaError as fault:
+        return f"needs: {fault}"
     return ""
 
 
@@ -142,10 +173,16 @@ P = TypeVar("P", bound=Policy)
 def register(name: str, summary: str, source: str = "ours") -> Callable[[type[P]], type[P]]:
     """Class decorator: from now on, ``name`` is this policy wherever a scenario has a ``policy``, in this process.
 
-    A class may be defined again (a notebook's cell that runs twice). Raises ChoiceError if another class has the name.
+    A class may be defined again (a notebook's cell that runs twice). Raises ChoiceError if another class has the name,
+    and for what is no text or no policy.
     """
+    for value in (name, summary, source):
+        if not isinstance(value, str) or not value:
+            raise ChoiceError(f"register: expected a name, a summary and a source, each a text, got {quoted(value)}")
 
     def add(policy: type[P]) -> type[P]:
+        if not (isinstance(policy, type) and issubclass(policy, Policy)):
+            raise ChoiceError(f"register: expected a class that is derived from Policy, got {quoted(policy)}")
         known = SYSTEMS[name].parameters if name in SYSTEMS else policy
         if (known.__module__, known.__qualname__) != (policy.__module__, policy.__qualname__):
             raise ChoiceError(f"there is a policy {name!r} already; give yours another name")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from policies.registry import SYSTEMS, added
-from policies.system import ChoiceError, Policy
+from policies.system import ChoiceError, Policy, wrong_class
+from policies.user_errors import PolicyFileError, in_words, line_in
+from trilane.common.files import check_no_pipe
 from trilane.common.quoting import quoted
 
 _FILE = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w+))?")
@@ -66,6 +69,20 @@ def load_policies(text: str) -> tuple[str, ...]:
     return chosen
 
 
+def names_of_loaded(text: str) -> tuple[str, ...]:
+    """The policies of ``FILE.py`` or ``FILE.py:NAME`` where another file names them.
+
+    Raises ChoiceError for a file that has not been loaded: what a file of settings names is never executed, only what
+    the command line names.
+    """
+    match = _FILE.fullmatch(text)
+    assert match is not None
+    paths = dict.fromkeys(path for path in loaded_policies().values() if Path(path).match(match["file"]))
+    if not paths:
+        raise ChoiceError(f"{text} is code, which runs only if the command line names it: add --policies {text}")
+    return tuple(name for path in paths for name in load_policies(f"{path}{text.removeprefix(match['file'])}"))
+
+
 def load_files(files: Iterable[UserFile]) -> None:
     """Load what another process has loaded, with the sources that it has executed. Raises ChoiceError."""
     for file in files:
@@ -84,13 +101,19 @@ def _load(path: Path, file: str, source: bytes | None = None) -> dict[str, type[
             module = _executed(read, file)
         if not (policies := _policies(module)):
             raise ChoiceError(_no_policy(file, "none"))
+        for policy in policies.values():
+            _check(policy, path, file)
     for name in before:
         del _loaded[name]
+    for name in policies:
+        if SYSTEMS[name].file != read.path:
+            SYSTEMS[name] = replace(SYSTEMS[name], file=read.path)
     _loaded.update(dict.fromkeys(policies, read))
     return policies
 
 
 def _read(path: Path, file: str) -> bytes:
+    check_no_pipe(file, ChoiceError)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -134,10 +157,23 @@ def _in_words(error: BaseException, path: Path, file: str) -> str:
     """Why a file cannot be imported, and in which of its lines."""
     if isinstance(error, FileNotFoundError) and error.filename == str(path):
         return f"{file}: no such file; expected the Python file of a policy"
-    line = getattr(error, "lineno", None)
-    for frame in traceback.extract_tb(error.__traceback__):
-        line = frame.lineno if frame.filename == str(path) else line
-    return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}".rstrip(": ")
+    place = line_in(error, [str(path)]).removeprefix(str(path)).removesuffix(", in <module>")
+    if (line := getattr(error, "lineno", None)) and not place:
+        place = f", line {line}"
+    return f"{file}{place}: {in_words(error)}"
+
+
+def _check(policy: type[Policy], path: Path, file: str) -> None:
+    """Raise PolicyFileError for a class that cannot be a policy."""
+    try:
+        wrong = wrong_class(policy)
+    except (Exception, SystemExit) as error:
+        if line_in(error, [str(path)]):
+            raise PolicyFileError(_in_words(error, path, file)) from error
+        wrong = in_words(error)
+    if wrong:
+        _, line = inspect.getsourcelines(policy)
+        raise PolicyFileError(f"{file}, line {line}, {policy.__name__}: {wrong}")
 
 
 def _no_policy(text: str, has: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
+from policies.user_errors import told_with_line
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
@@ -46,6 +47,7 @@ def _played(prepared: Prepared, session: Session) -> tuple[list[Row], RoutingErr
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
     timeline = Timeline(session, prepared.played_costs, prepared.demand, token_bytes, errors)
-    timeline.run()
+    with told_with_line(prepared.scenario.policy):
+        timeline.run()
     rows, timeline.recorder.rows = timeline.recorder.rows, []  # a timeline is a cycle, and would keep them
     return rows, errors

@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.common.errors import TrilaneError as TrilaneError
     from trilane.engines.question import Question as Question
     from trilane.engines.recommend import recommend as recommend
-    from trilane.fit.answer import Fit as Fit
+    from trilane.fit.fit import Fit as Fit
     from trilane.fit.fit import fit as fit
     from trilane.output import figures as figures
     from trilane.output.figures.perfetto import write_perfetto as write_perfetto

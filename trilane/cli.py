@@ -18,7 +18,7 @@ from trilane.common.files import errors_name
 from trilane.common.quoting import printable, shortened
 from trilane.output.pages.output import STANDARD_OUTPUT
 from trilane.verbs.inputs import command_line
-from trilane.verbs.options import help_of
+from trilane.verbs.options import OneCard, help_of
 
 _BAD_INPUT, _NOT_WRITTEN = 2, 74  # exit statuses; the second is EX_IOERR of sysexits.h
 _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended it
@@ -84,7 +84,7 @@ def app_of(names: Iterable[str] = _VERBS) -> typer.Typer:
             app.add_typer(module.app, name=name, rich_help_panel=group)
         else:
             verb = getattr(module, name.replace("-", "_"))
-            app.command(name, help=help_of(verb), rich_help_panel=group)(verb)
+            app.command(name, help=help_of(verb), cls=OneCard, rich_help_panel=group)(verb)
     return app
 
 
@@ -152,21 +152,22 @@ def _status(error: Exception) -> int | None:
 
 def _sentence(error: Exception) -> str | None:
     """Bad input in one sentence; "" if the parser has printed all of it; None if the error is a bug."""
+    from policies.user_errors import told
+    from policies.user_files import loaded_policies
+
     if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
         text = error.format_message()
         context = getattr(error, "ctx", None)
         verb = context.command_path if context else "trilane"
         return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
     if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
-        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        limit = " (the limit on the size of files; see `ulimit -f`)" if error.errno == errno.EFBIG else ""
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part) + limit
     if isinstance(error, TrilaneError):
         return str(error) or type(error).__name__
-    return None
+    return told(error, loaded_policies().values())
 
 
 def _request() -> str:
     """The line before the traceback of a bug."""
-    from policies.user_files import loaded_policies
-
-    where = " or ".join(["Trilane", *dict.fromkeys(loaded_policies().values())])
-    return f"trilane: a bug in {where}; please report it with {_version()}, the traceback, and {command_line()}"
+    return f"trilane: a bug in Trilane; please report it with {_version()}, the traceback, and {command_line()}"

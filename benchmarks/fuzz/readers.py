@@ -20,7 +20,8 @@ from benchmarks.fuzz.containers import (
     changed_table,
     changed_tensors,
 )
-from benchmarks.fuzz.samples import RUN, SCENARIOS, Samples
+from benchmarks.fuzz.policy_files import policy_case
+from benchmarks.fuzz.samples import RUN, SCENARIOS, TINY, Samples
 from benchmarks.fuzz.trees import TEXTS, changed, changed_bytes, strange, written
 from benchmarks.fuzz.worker import Case
 from traces.capture import vectors
@@ -36,13 +37,12 @@ NUMBERS = (
     "..", "1..", "1..1e9", "1..4/1000000000", "4..1", "0..1", "null", "1,null", "true", "1/0", "{a: 1}", "[1]", "4x16",
     "0x0", "3x-1", "500MiB", "1e3GB", "0B", "9" * 30 + "TB",
 )
-_TINY = "--set trace=mini-moe:2 --set model=null --set cached_share=0.3 --set prompt_tokens=4 --set generated_tokens=2"
-_WHATIF = f"whatif --jobs 1 --policies dali,fiddler {_TINY}"
+_WHATIF = f"whatif --jobs 1 --policies dali,fiddler {TINY}"
 OPTIONS: Mapping[str, str] = {
-    f"compare --policies fiddler {_TINY}": "--draws=2 --jobs=1 --policies=dali",
+    f"compare --policies fiddler {TINY}": "--draws=2 --jobs=1 --policies=dali",
     f"{_WHATIF} --vary batch=1,2": "--draws=2 --jobs=1 --vary=cached_share=0.1,null",
     _WHATIF: "--vary=pcie_gbps=8..64/3 --vary=hardware=rtx3090-ddr4,rtx4090-ddr5",
-    f"ablate fiddler {_TINY}": "--draws=2 --jobs=1",
+    f"ablate fiddler {TINY}": "--draws=2 --jobs=1",
     "sweep s.yaml -o out/table.parquet": "--jobs=1",
     "plot t.parquet -o out --kind heat": "--x=cached_share --y=batch --policies=dali --where=batch=1 --kind=heat",
     "plot t.parquet -o out --kind speedup": "--baseline=fiddler --where=batch=2",
@@ -52,18 +52,19 @@ OPTIONS: Mapping[str, str] = {
     "trace capture --model a/b --prompts p.jsonl -o out/trace.safetensors": "--prompt-tokens=8 --generated-tokens=8 "
     "--batch-size=2 --temperature=0.8 --seed=1 --forecasts=gate@1,residual@1 --dtype=auto",
     "fit -m mini-moe:2 --gpu rtx-4080 --ram ddr5-5600 --jobs 1": "--cores=16 --channels=2 --pcie=4x16 --ram-gb=64 "
-    "--prompt=512 --generated=64 --batch=2 --jobs=1 --model=mixtral-8x7b@q4_k_m:2 --gpu=rtx-4090 --ram=ddr4-3200 "
+    "--prompt=512 --generated=64 --batch=2 --jobs=1 --model=mixtral-8x7b@q4_k_m:2 --ram=ddr4-3200 "
     "--cpu=ryzen-9-7950x --weights=q8_0 --policies=fiddler --trace=mini-moe:2 --calibration=mini-moe "
     "--policy-engine=pytorch",
     "fit -m mini-moe:2 --jobs 1": "--machine=rtx3090-ddr4",
+    "fit -m mini-moe:2 --ram ddr5-5600 --jobs 1": "--gpu=rtx-4090",
     "pays cache -m mixtral-8x7b:2 --weights bf16 --gpu gtx-1650-super --ram ddr4-3200 --draws 1 --jobs 1 --generated 2":
     "--x=0.5 --y=13 --draws=2 --batch=2 --prompt=64 --policy=llama.cpp@cache --trace=mini-moe:2 --generated=4",
     "profile -o out/profile.yaml --lanes host-lanes": "--batch=1,4 --context=16,32 --prompt=16 --gpu-core=0 "
     "--cpu-cores=0,1 --link-gb-per-s=4 --memory-gb=8 --cpu-threads=2 --device=0 --chunk-mb=4 "
     "--model=mini-moe:2 --policy-engine=pytorch",
     "validate p.yaml --profile m.yaml": "--repeats=2 --time-limit=5 --policies=fiddler --set=seed=1",
-    f"measure {_TINY}": "--host-memory-gb=4 --cpu-threads=2 --device=0 --chunk-mb=4 --policy=dali",
-    f"simulate {_TINY}": "--policy=fiddler --set=hardware=rtx-4080+ddr5-5600+16-cores --scenario=s.yaml",
+    f"measure {TINY}": "--host-memory-gb=4 --cpu-threads=2 --device=0 --chunk-mb=4 --policy=dali",
+    f"simulate {TINY}": "--policy=fiddler --set=hardware=rtx-4080+ddr5-5600+16-cores --scenario=s.yaml",
     "hardware": "rtx-4080+ddr5-5600+ryzen-9-7950x+pcie-4x16",
     "models": "qwen3-30b-a3b@q4_k_m:4",
     "policies": "fiddler@impl",
@@ -232,7 +233,7 @@ _MEASURED = "--set trace=mini-deepseek:2 --set model=deepseek-v2-lite:2"
 _LOG = "-o out/trace.safetensors --model mini-moe:2"
 _IMPORTED = ("out/trace.safetensors",)
 _CAPTURE = "trace capture --model a/b -o out/trace.safetensors --prompts"
-_FIT = "fit -m mini-moe:2 --machine rtx3090-ddr4 --jobs 1"
+_FIT = "fit -m mini-moe:2 --machine rtx3090-ddr4 --policies usual --jobs 1"
 _SWEEP = ("sweep s.yaml -o out/table.parquet --jobs 1",)
 _SWEPT = ("out/table.parquet", "out/table.parquet.journal*")
 READERS: Mapping[str, Reader | Words] = {
@@ -247,7 +248,7 @@ READERS: Mapping[str, Reader | Words] = {
         f"simulate {_SET} --set hardware=m.yaml {_MEASURED}")),
     "config.json": Reader(6, "config.json", "configs", _DOCUMENT, (
         "models config.json", "models config.json@q4_k_m:1 --json -",
-        "fit -m config.json --machine rtx3090-ddr4 --jobs 1")),
+        "fit -m config.json --machine rtx3090-ddr4 --policies usual --jobs 1")),
     "gguf": Reader(8, "m.gguf", "ggufs", in_grammar(changed_gguf), ("models m.gguf", "models m.gguf:1 --json -")),
     "sweep": Reader(8, "s.yaml", "sweeps", _DOCUMENT, _SWEEP, outputs=_SWEPT, statuses=(1, 2)),
     "plan": Reader(4, "p.yaml", "plan", _DOCUMENT, ("validate p.yaml --profile m.yaml",), {"m.yaml": "profile"}),
@@ -292,4 +293,5 @@ READERS: Mapping[str, Reader | Words] = {
         "accuracy --check s.csv", "accuracy --check s.csv --json out/result.json", "accuracy --check s.csv --row 172"),
         outputs=("out/result.json",)),
     "options": Words(10, option_case),
+    "policy file": Words(8, policy_case),
 }

@@ -44,6 +44,7 @@ RUN: dict[str, Any] = {
     "trace": "mini-moe:2", "model": None, "hardware": "rtx3090-ddr4", "policy": "dali", "cached_share": 0.3, "batch": 2,
     "prompt_tokens": 4, "generated_tokens": 2,
 }
+TINY = "--set trace=mini-moe:2 --set model=null --set cached_share=0.3 --set prompt_tokens=4 --set generated_tokens=2"
 SCENARIOS: tuple[dict[str, Any], ...] = (
     {**RUN, "parameters": {"window": 8}, "hardware_overrides": {"link.h2d_bytes_per_s": 12e9}, "sequences": [3, 0]},
     {**RUN, "cached_share": None, "gpu_memory_gb": 3, "prefill_chunk_tokens": 3, "engine": "ideal", "seed": 1},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from policies.mechanism.views import (
     INFINITE_NS,
@@ -15,12 +15,14 @@ from policies.mechanism.views import (
     Upload,
 )
 from policies.protocols import Composition
+from trilane.common.quoting import quoted
 
 
 def check_composition(policy: Composition, costs: Sequence[ExpertCosts]) -> None:
     """Raise PolicyError unless the policy has the staging slots, and the costs the narrow copies, that it needs."""
     if policy.needs.gpu_only and policy.demand_slots < 1:
-        raise PolicyError(f"policy {policy.name!r} runs every expert on the GPU: it needs a staging slot at least")
+        what = "runs every expert on the GPU and needs a staging slot: give it demand_slots >= 1"
+        raise PolicyError(f"policy {policy.name!r} {what}")
     if policy.needs.narrow_share is not None and all(layer.narrow is None for layer in costs):
         raise PolicyError(f"policy {policy.name!r} needs narrow copies of experts: expected costs that have them")
 
@@ -29,6 +31,8 @@ def check_assignment(policy: Composition, view: LayerView, assignment: Assignmen
     """Every active expert once, on one device; loads are exactly the absent experts of the GPU's share;
     streamed experts are not active, and among the layer's ``experts``; deferred ones are the last of the CPU's share,
     and not of the last layer."""
+    if not isinstance(assignment, Assignment):
+        raise _returned(policy, policy.assigner.assign, "Assignment", assignment)
     gpu, cpu, loads, streamed = assignment.gpu, assignment.cpu, assignment.loads, assignment.streamed
     active = view.routing.active
     chosen = set(gpu)
@@ -56,9 +60,13 @@ def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int
     """Prefetches that may be staged are of layers after ``layer``, which is at work, and all of layers of the model."""
     assert policy.prefetcher is not None
     staged = policy.prefetcher.into == "staging" or policy.prefetch_slots > 0
-    for key in ranked:
-        if not (layer if staged else -1) < key.layer < layers:
-            raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {layer} is at work")
+    rank = policy.prefetcher.rank
+    try:
+        for key in ranked:
+            if not (layer if staged else -1) < key.layer < layers:
+                raise PolicyError(f"policy {policy.name!r} prefetches {key} while layer {layer} is at work", rank)
+    except (AttributeError, TypeError):
+        raise _returned(policy, rank, "ExpertId(layer, expert) of each", ranked) from None
 
 
 def check_update(
@@ -79,4 +87,15 @@ def check_update(
 
 
 def _error(policy: Composition, view: LayerView, what: str) -> PolicyError:
-    return PolicyError(f"policy {policy.name!r}, step {view.step}, layer {view.layer}: {what}")
+    return PolicyError(f"policy {policy.name!r}, step {view.step}, layer {view.layer}: {what}", policy.assigner.assign)
+
+
+def _returned(policy: Composition, method: Callable[..., object], expected: str, got: object) -> PolicyError:
+    """The error of a method that returned something of another type."""
+    return PolicyError(f"policy {policy.name!r}, {method.__name__}: expected {expected}, got {quoted(got)}", method)
+
+
+def check_kind(policy: Composition, method: Callable[..., object], kind: type, got: object) -> None:
+    """Raise PolicyError unless what a method of a part returned is of this kind."""
+    if not isinstance(got, kind):
+        raise _returned(policy, method, kind.__name__, got)

@@ -199,11 +199,14 @@ class Residency:
         return ready
 
     def _check_victim(self, victim: ExpertId, group: int, blocked: Set[ExpertId]) -> None:
-        layer, expert = victim
-        if victim in blocked or expert not in self.resident[layer] or self.group_of[layer] != group:
+        if (
+            not isinstance(victim, ExpertId) or victim in blocked or victim.expert not in self.resident[victim.layer]
+            or self.group_of[victim.layer] != group
+        ):
+            wrong = f"it is pinned, promised or not in group {group}"
             raise PolicyError(
-                f"cache {type(self._cache).__name__} chose {victim} as a victim: "
-                f"it is pinned, promised or not in group {group}"
+                f"cache {type(self._cache).__name__} chose {victim!r} as a victim: "
+                f"{wrong if isinstance(victim, ExpertId) else 'expected an ExpertId'}", self._cache.victim
             )
 
 

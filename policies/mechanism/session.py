@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from policies.mechanism.call_order import CallOrder
-from policies.mechanism.checks import check_assignment, check_composition, check_prefetches
+from policies.mechanism.checks import check_assignment, check_composition, check_kind, check_prefetches
 from policies.mechanism.copy_queue import MOST_IN_FLIGHT, CopyQueue
 from policies.mechanism.residency import Residency
 from policies.mechanism.views import (
@@ -31,7 +31,7 @@ from policies.mechanism.views import (
     Updates,
     Upload,
 )
-from policies.protocols import Budget, Composition
+from policies.protocols import Budget, Composition, InitialPlacement
 
 
 class Session:
@@ -47,6 +47,7 @@ class Session:
         self.policy, self.costs = policy, costs
         self.looks_ahead = policy.prefetcher is not None or bool(policy.needs.forecasts)
         placement = policy.placement.place(budget)
+        check_kind(policy, policy.placement.place, InitialPlacement, placement)
         narrow = [layer.narrow.costs.expert_bytes for layer in costs if layer.narrow is not None]
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots, narrow)
         self._copies = CopyQueue(policy, self.residency)
@@ -96,6 +97,7 @@ class Session:
         if policy.prefetcher is None:
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
+        check_kind(policy, policy.prefetcher.protect, Set, self._protected)
         self._staying = None
         assert self._assignment is not None
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
@@ -221,6 +223,7 @@ class Session:
         routing = self.policy.router.route(view) if self.committed is None else self.committed.routing
         if routing is true:
             return view
+        check_kind(self.policy, self.policy.router.route, Routing, routing)
         return view._replace(routing=routing, ready_ns=self._ready_ns(layer, routing, given.h2d_backlog_ns))
 
     def _ready_ns(self, layer: int, routing: Routing, backlog_ns: int) -> dict[int, int]:

@@ -12,7 +12,14 @@ INFINITE_NS = 1 << 62  # "absent": later than any time that a run can reach
 
 
 class PolicyError(RuntimeError):
-    """A policy or a backend broke a rule of the session; the message names rule, place and part."""
+    """A policy or a backend broke a rule of the session; the message names rule, place and part.
+
+    ``method``: that of the part which returned what breaks the rule, where that is known.
+    """
+
+    def __init__(self, message: str, method: object = None) -> None:
+        super().__init__(message)
+        self.method = method
 
 
 class ExpertId(NamedTuple):

@@ -48,9 +48,14 @@ class PipelineAssigner:
     """The choice of least makespan; among equals, the one with the most residents on the GPU and the fewest loads.
 
     An expert that is being copied runs on the GPU only where waiting for it is no slower than the CPU.
+
+    A load also serves later tokens, which find the expert in the cache, and the makespan of one layer does not show
+    that. ``copy_weight``: the part of a copy's time that counts; with 1, nothing is loaded where this layer alone would
+    be no sooner ready.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copy_weight: float = 1.0) -> None:
+        self.copy_weight = copy_weight
         self._known: dict[tuple[int, Layer], Choice] = {}  # by layer of the model: many layers of a decode are alike
 
     def assign(self, view: LayerView) -> Assignment:
@@ -78,6 +83,8 @@ class PipelineAssigner:
     def _choose(self, view: LayerView, layer: Layer) -> Choice:
         """``choose``, kept where the link is free, as its backlog is hardly ever the same."""
         costs = view.costs[view.layer]
+        if self.copy_weight < 1:
+            costs = costs._replace(copy_ns=round(self.copy_weight * costs.copy_ns))
         if layer.h2d_backlog_ns:
             return choose(costs, layer)
         key = view.layer, layer

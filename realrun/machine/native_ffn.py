@@ -16,6 +16,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -84,9 +85,11 @@ class NotCompiledError(TrilaneError):
 
 
 def cache_folder() -> Path:
-    """The user's, by the XDG base directory specification. Raises NotCompiledError if there is no home folder."""
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen, "trilane")
+    """The user's, by the XDG base directory specification, which ignores a relative XDG_CACHE_HOME. Raises
+    NotCompiledError if there is no home folder."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if chosen.is_absolute():
+        return chosen / "trilane"
     try:
         return Path.home() / ".cache" / "trilane"
     except RuntimeError as error:
@@ -96,19 +99,39 @@ def cache_folder() -> Path:
 def compiled(source: Path, extra: Sequence[str] = ()) -> Path:
     """The shared library of a C file, compiled unless it exists for the same sources, compiler, flags and processor.
 
-    It is written under another name and renamed, so that several processes may compile at once. Raises
-    NotCompiledError.
+    It is written under another name and renamed, so that several processes may compile at once. A library that others
+    own, or can write, is compiled anew. Raises NotCompiledError, also for such a folder.
     """
     compiler = find_compiler()
     target = cache_folder() / f"{source.stem}-{_fingerprint(source, compiler, extra)}.so"
-    remove_abandoned(target.parent)  # what was killed may have had another fingerprint
-    if not target.exists():
-        try:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(target.parent)
+        remove_abandoned(target.parent)  # what was killed may have had another fingerprint
+        if not target.exists() or not _is_private(target):
+            target.unlink(missing_ok=True)
             _build(source, compiler, extra, target)
-        except OSError as error:
-            raise NotCompiledError(f"{source.name}: expected to write {target}: {error}") from error
+    except OSError as error:
+        raise NotCompiledError(f"{source.name}: expected to write {target}: {error}") from error
     return target
+
+
+def _is_private(path: Path) -> bool:
+    """True if this user or root owns a file or folder, which is no link and which no others can write."""
+    if not hasattr(os, "getuid"):  # Windows, whose user folders are private
+        return True
+    status = path.lstat()
+    return not stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+
+
+def _check_private(folder: Path) -> None:
+    """Raise NotCompiledError where others could put libraries into a folder, or another folder in its place."""
+    above = folder.parent.stat().st_mode
+    if not _is_private(folder) or (hasattr(os, "getuid") and above & stat.S_IWOTH and not above & stat.S_ISVTX):
+        raise NotCompiledError(
+            f"{folder}: expected a folder for compiled code that no others can write; others can write this one, "
+            f"own it, or replace it; set XDG_CACHE_HOME to a folder of your own"
+        )
 
 
 def find_compiler() -> str:
@@ -125,6 +148,7 @@ def _build(source: Path, compiler: str, extra: Sequence[str], target: Path) -> N
         for tuned in FOR_THIS_CPU if CPU_LIST.exists() else ((),):  # only if the fingerprint contains the processor
             done = _run([compiler, *FLAGS, *tuned, *extra, str(source), "-o", str(aside), "-lm"])
             if done.returncode == 0:
+                aside.chmod(0o700)
                 return
             errors = done.stderr.strip()
         raise NotCompiledError(f"{compiler} does not compile {source.name}: {errors[-2000:]}")

@@ -5,13 +5,14 @@ A link of twice the bandwidth is twice as fast in both directions and on paper.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from sim.machine.hardware import Hardware
-from sim.machine.plausibility import HardwareError
+from sim.machine.plausibility import DRAM_BYTES_PER_SOCKET, HardwareError, limits_of
 from trilane.common.hints import above
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
@@ -20,6 +21,7 @@ from trilane.common.units import GB
 LANE_BYTES_PER_S = {  # one PCIe lane, one way, after line coding: 8b/10b, then 128b/130b (PCI-SIG base specifications)
     1: 0.25e9, 2: 0.5e9, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8,
 }
+_NEAR = 0.125  # of a rate; two links differ by half at least, or, of coding, by less than that
 PCIE = "pcie"  # a dial whose values are generation x lanes, such as 4x16
 LINK = ("link.theory_bytes_per_s", "link.h2d_bytes_per_s", "link.d2h_bytes_per_s")  # what it sets
 
@@ -49,6 +51,25 @@ def turned(hardware: Hardware, dial: str, value: object) -> dict[str, float]:
     keys, unit = DIALS[dial].keys, DIALS[dial].unit
     number: float = from_dict(Annotated[float, above(0)], value, dial, HardwareError)
     return scaled_numbers(hardware, keys, number * unit / hardware.flat()[keys[0]])
+
+
+def plausible_range(hardware: Hardware, dial: str) -> tuple[float, float]:
+    """The lowest and the highest value of a dial with which no number of a machine leaves its limits; measured
+    machines have no dials."""
+    numbers, limits, keys = hardware.flat(), limits_of(hardware.gpu.kind), DIALS[dial].keys
+    most = {"cpu.dram_bytes_per_s": DRAM_BYTES_PER_SOCKET * hardware.cpu.sockets}
+    own = numbers[keys[0]] / DIALS[dial].unit
+    lowest = max(limits[key].low / numbers[key] for key in keys)
+    return own * lowest, own * min(min(limits[key].high, most.get(key, math.inf)) / numbers[key] for key in keys)
+
+
+def slot_named(bytes_per_s: float, generation: int) -> str:
+    """The PCIe link with this rate on paper, in bytes/s one way, such as "4.0 x8": of this generation if it has one,
+    otherwise of another; nothing if none is within an eighth of it."""
+    links = [(each, lanes, rate * lanes) for each, rate in LANE_BYTES_PER_S.items() for lanes in (1, 2, 4, 8, 16)]
+    near = [link for link in links if abs(link[2] / bytes_per_s - 1) < _NEAR]
+    found = min(near, key=lambda link: (abs(link[0] - generation), -link[1]), default=None)
+    return f"{found[0]}.0 x{found[1]}" if found else ""
 
 
 def scaled_numbers(hardware: Hardware, keys: Iterable[str], factor: float) -> dict[str, float]:

@@ -52,7 +52,7 @@ LIMITS: Mapping[str, Limit] = {
     "cpu.flops_per_s": Limit(1e10, 2e14, "flop/s", "AVX2 desktops give about 1, AMX servers about 30 TFLOP/s"),
     "cpu.ram_bytes": Limit(1e9, 1e14, "bytes", "the memory of the whole machine"),
     "cpu.first_expert_ns": Limit(100, 1e7, "ns", "wake-up of the threads", zero=True),
-    "link.theory_bytes_per_s": Limit(9e8, 4.6e11, "bytes/s", "one way; PCIe 5.0 x16 63 GB/s, NVLink-C2C 450 GB/s"),
+    "link.theory_bytes_per_s": Limit(2e8, 4.6e11, "bytes/s", "one way; PCIe 1.0 x1 0.25 GB/s, NVLink-C2C 450 GB/s"),
     "link.h2d_bytes_per_s": Limit(1e8, 4.6e11, "bytes/s", "PCIe 4.0 x16 gives 25 GB/s, PCIe 5.0 x16 55 GB/s"),
     "link.d2h_bytes_per_s": Limit(1e8, 4.6e11, "bytes/s", "PCIe 4.0 x16 gives 25 GB/s, PCIe 5.0 x16 55 GB/s"),
     "link.pageable_fraction": Limit(0.02, 1.0, "fraction", "of the pinned rate; 0.35 to 0.75 is seen"),
@@ -110,7 +110,7 @@ def check_plausible(values: Mapping[str, object], where: str, kind: str | None =
     measured machine or of a GPU; those of ``_OF_KIND`` have ranges of their own.
     Raises HardwareError naming key, value, permitted range and, where the value fits another unit, that unit.
     """
-    limits = {**LIMITS, **_OF_KIND.get(kind or "", {})}
+    limits = limits_of(kind)
     numbers = {key: value for key, value in values.items() if isinstance(value, int | float) and key in limits}
     for key, value in numbers.items():
         _check_range(key, value, limits[key], where)
@@ -123,6 +123,11 @@ def check_plausible(values: Mapping[str, object], where: str, kind: str | None =
                 f"correct one of the two"
             )
     _check_sockets(numbers, where)
+
+
+def limits_of(kind: str | None) -> Mapping[str, Limit]:
+    """The limit of every number, by dotted key, of a kind of machine or GPU."""
+    return {**LIMITS, **_OF_KIND.get(kind or "", {})}
 
 
 def _check_range(key: str, value: float, limit: Limit, where: str) -> None:

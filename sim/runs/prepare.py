@@ -19,6 +19,7 @@ from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.parts.future import Future
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
+from policies.user_errors import told_with_line
 from sim.costs.cost_table import NO_DRAFTS, CostTable, DraftWork
 from sim.costs.engine_costs import costs_on, narrowed
 from sim.machine.hardware import Hardware, load_hardware
@@ -112,7 +113,8 @@ class Prepared:
     def composition(self) -> Composition:
         """The policy: its name, parameters, needs and slots. Its parts are not those of any session."""
         composition = self.compose()
-        check_needs(composition.name, composition.needs, self.scenario, self.shape)
+        with told_with_line(self.scenario.policy):
+            check_needs(composition.name, composition.needs, self.scenario, self.shape)
         return composition
 
     @property
@@ -127,7 +129,8 @@ class Prepared:
     def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
         """A fresh session of a class that also logs or times its calls."""
         self.checked()
-        return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts)
+        with told_with_line(self.scenario.policy):
+            return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts)
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""

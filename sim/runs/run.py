@@ -89,12 +89,17 @@ class Run:
         }
 
     def save_spans(self, path: str | Path) -> None:
-        """Write the spans as Parquet, whole or not at all."""
+        """Write the spans as the ending says, .parquet or .csv, whole or not at all. Raises OutputError."""
         import pyarrow as pa
 
+        from trilane.common.files import atomic_path, ending_of
         from trilane.common.parquet_files import write_parquet
 
         frame = self.spans.astype({"lane": str, "kind": str, "phase": str})
+        if ending_of(path, ".parquet", ".csv") == ".csv":
+            with atomic_path(path) as aside:
+                frame.to_csv(aside, index=False, lineterminator="\n")
+            return
         write_parquet(pa.Table.from_pandas(frame, preserve_index=False), path)
 
 

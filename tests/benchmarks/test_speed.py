@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 from benchmarks.decision_cost import TABLE
-from benchmarks.fit_speed import LARGER, arguments_of
+from benchmarks.fit_speed import LARGER, arguments_of, command_of
 from sim.machine.plan_costs import load_plan_costs
 from tests.kit.commands import ROOT
 from tests.trilane.fit.test_ten_pairs import QUESTIONS
@@ -20,10 +21,11 @@ def test_a_question_is_asked_by_its_options() -> None:
     assert arguments_of(asked) == ["--model", "qwen3-30b-a3b", "--n-cpu-moe", "22", "--prompt", "512"]
 
 
-def test_the_command_line_has_every_option_of_the_questions() -> None:
+@pytest.mark.parametrize("verb", ["fit", "tune"])
+def test_the_command_line_has_every_option_of_the_questions(verb: str) -> None:
     questions = [*LARGER.values(), *(question["asked"] for question in QUESTIONS.values())]
-    words = {word for question in questions for word in arguments_of(question) if word.startswith("--")}
-    shown = CliRunner().invoke(app_of(), ["fit", "--help"], env={"COLUMNS": "200"}).output
+    words = {word for question in questions for word in command_of(verb, question) if word.startswith("--")}
+    shown = CliRunner().invoke(app_of(), [verb, "--help"], env={"COLUMNS": "200"}).output
     assert not {word for word in words if f"{word} " not in shown}
 
 

@@ -11,8 +11,10 @@ from sim.machine.hardware import load_hardware
 from trilane.engines.memory import Splitter
 from trilane.engines.question import Question, engine_of
 from trilane.engines.speed import EngineAnswer, engine_answer
-from trilane.study.pays.gain_map import FACTS, Cell, GainMap, PlayedSide
-from trilane.study.pays.ideas import Dimension, Idea, PaysQuestion, Values
+from trilane.study.pays.dimensions import Dimension, Values
+from trilane.study.pays.gain_map import Cell, GainMap
+from trilane.study.pays.ideas import Idea, PaysQuestion
+from trilane.study.pays.played_map import FACTS, PlayedSide
 
 QWEN: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "rtx-4080", "ram": "ddr5-5600", "cores": 16}
 GEMMA: dict[str, Any] = {"model": "gemma-4-26b-a4b", "gpu": "rtx-3060", "ram": "ddr4-3200"}
@@ -68,12 +70,18 @@ def _next_to_own(around: Callable[[float], Values]) -> Callable[[float], Values]
     return values
 
 
+_ENGINES = {
+    "llama.cpp": "llama.cpp", "llama-cache-lru": "llama.cpp-uploads", "llama.cpp@cache": "llama.cpp-cache"
+}
+
+
 def hand_made_map() -> GainMap:
     """A cache that pays where uploads take 100 us, with half of the experts, and not where they take 300."""
 
     def side(policy: str, *speeds: float, reason: str = "") -> PlayedSide:
-        facts = dict.fromkeys(FACTS, 0.5)
-        return PlayedSide(policy, speeds, facts, reason)
+        copied = 0.0 if policy == "llama.cpp" else 2.0**20
+        facts = {**dict.fromkeys(FACTS, 0.5), "plan_overhead_share": 0.0, "pcie_bytes_per_token": copied}
+        return PlayedSide(policy, _ENGINES[policy], speeds, facts, reason)
 
     split, cache = side("llama.cpp", 10.0, 20.0), "llama-cache-lru"
     cells = [
@@ -85,4 +93,6 @@ def hand_made_map() -> GainMap:
         for y, sides in zip((100.0, 300.0), cells, strict=True)
     )
     own_cache = replace(rows[0][1], using=side("llama.cpp@cache", 11.0, 22.0))
-    return GainMap(small_question("cache", draws=2), "model on machine: answers", rows, (1, 0), own_cache)
+    return GainMap(
+        small_question("cache", draws=2), "model on machine: answers", rows, (1, 0), 100.0, ("4.0 x16", ""), own_cache
+    )

@@ -86,6 +86,7 @@ def test_what_is_absent_may_be_loaded_in_prefill_alone(phase: Phase, on_gpu: tup
     ({"prefetch": "impact", "lookahead": 3, "forecast": "residual"},
      "forecast: prefetch 'impact' with lookahead 3 expects 'gate', got 'residual'"),
     ({"forecast": "token", "lookahead": 2}, "lookahead: forecast 'token' expects 1, got 2; it is of all later"),
+    ({"assigner": "exact", "copy_weight": 0.5}, "copy_weight: expects assigner 'pipeline', got 'exact'"),
     ({"background": "prefill"}, "background: expects cache 'mrs', got 'lru'"),
 ])
 def test_what_a_part_would_ignore_is_refused(parameters: dict[str, object], message: str) -> None:

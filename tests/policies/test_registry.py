@@ -213,9 +213,9 @@ def test_a_program_registers_its_own_and_never_in_place_of_another(monkeypatch: 
 
 
 @pytest.mark.parametrize(("part", "given", "told"), [
-    ("cache", 42, "cache: expected an object with observe, admitted, evicted, order, victim, swaps, got 42; "),
+    ("cache", 42, "cache: expected an object with observe, admitted, evicted, order, victim, swaps, admits, got 42; "),
     ("assigner", ExactAssigner, "assigner: expected an object with assign, got the class ExactAssigner; "),
-    ("router", None, "router: expected an object with route, commit, got None; "),
+    ("router", None, "router: expected an object with route, commit, looks_ahead, got None; "),
     ("placement", Fiddler(), "placement: expected an object with place, got "),
 ])
 def test_a_part_that_is_none_is_refused(part: str, given: object, told: str) -> None:
@@ -224,7 +224,7 @@ def test_a_part_that_is_none_is_refused(part: str, given: object, told: str) -> 
             changed: Any = {part: given}
             return replace(super().compose(context), **changed)
 
-    with pytest.raises(ChoiceError, match=f"^policy 'mine': {told}"):
+    with pytest.raises(PolicyError, match=f"^policy 'mine': {told}"):
         System("mine", "", "", Mine).build(Mine(), context())
 
 
@@ -233,7 +233,7 @@ def test_compose_must_return_a_composition() -> None:
         def compose(self, context: BuildContext) -> Any:
             return None
 
-    with pytest.raises(ChoiceError, match="policy 'mine': compose: expected to return a Composition, got None"):
+    with pytest.raises(PolicyError, match="policy 'mine': compose: expected to return a Composition, got None"):
         System("mine", "", "", Mine).build(Mine(), context())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from json import JSONDecodeError
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ import pytest
 from policies import user_files
 from policies.registry import SYSTEMS, BuildContext, compose, system
 from policies.system import ChoiceError
+from policies.user_errors import PolicyFileError
 from policies.user_files import load_policies, loaded_policies, names_file
+from trilane.common.errors import TrilaneError
 
 CODE = """
 from dataclasses import dataclass
@@ -180,18 +181,30 @@ def test_refusals(write: Write, code: str | None, text: str, said: str) -> None:
 @pytest.mark.parametrize(("body", "said"), [
     ("return Composition()", r"line 15, in compose: TypeError: .* missing .* 'cache'"),
     ("return self.helper()", "line 18, in helper: ZeroDivisionError: division by zero"),
+    ("import json; return json.loads('')", "line 15, in compose: JSONDecodeError: Expecting value"),
+    ("raise SystemExit", "line 15, in compose: SystemExit"),
+    ("return None", "line 13, in compose: policy 'mine': compose: expected to return a Composition, got None"),
 ])
 def test_an_error_in_compose_names_its_line(write: Write, body: str, said: str) -> None:
     path = write(COMPOSING.format(body=body))
     assert load_policies(path.name) == ("mine",)
-    with pytest.raises(ChoiceError, match=f"^{re.escape(str(path))}, {said}"):
+    with pytest.raises(PolicyFileError, match=f"^{re.escape(str(path))}, {said}"):
         compose("mine", context=BuildContext("toy", 4, 2))
 
 
-def test_an_error_outside_the_file_keeps_its_class(write: Write) -> None:
-    load_policies(write(COMPOSING.format(body="import json; return json.loads('')")).name)
-    with pytest.raises(JSONDecodeError):
-        compose("mine", context=BuildContext("toy", 4, 2))
+@pytest.mark.parametrize(("edit", "said"), [
+    (("@dataclass(frozen=True)\nclass Mine", "class Mine"), "line 7, Mine: expected a frozen dataclass"),
+    (("class Mine(PARENT)", "class Mine(Policy)"), "line 7, Mine: .* compose is missing"),
+    (("    steps", "    needs = 3\n    steps"), r"line 7, Mine: needs: expected Needs\(\), .* got 3"),
+    (("    steps", "    needs = property(lambda self: 1 / 0)\n    steps"), "line 10, in <lambda>: ZeroDivisionError"),
+    (('"mine"', "None"), "line 7: register: expected a name, a summary and a source, each a text, got None"),
+    (('"as Fiddler"', "5"), "line 7: register: expected a name, .* got 5"),
+])
+def test_a_class_that_is_no_policy_is_refused_with_its_line(write: Write, edit: tuple[str, str], said: str) -> None:
+    write(CODE.replace("    pass", "    steps: int = 3", 1).replace(*edit, 1))
+    with pytest.raises(TrilaneError, match=rf"^own_file_of_a_test\.py, {said}"):
+        load_policies("own_file_of_a_test.py")
+    assert not loaded_policies()
 
 
 def test_what_has_no_line_is_refused_without_one(write: Write) -> None:

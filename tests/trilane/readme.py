@@ -29,8 +29,8 @@ WIDEST = 120  # characters of a line in a block
 
 
 def answer(output: str) -> str:
-    """The first lines of ``trilane fit``, up to those on the routing."""
-    return "\n".join(takewhile(lambda line: not line.startswith("routing"), output.splitlines()))
+    """The lines of ``trilane fit``, up to the caveats."""
+    return "\n".join(takewhile(lambda line: line != "caveats", output.splitlines())).rstrip()
 
 
 def over_all(output: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -115,14 +116,14 @@ OVERWRITING: dict[str, tuple[str, ...]] = {
     "the prompts": ("trace", "capture", "--model", "a/b", "--prompts", "p.safetensors", "-o", "p.safetensors"),
     "a file of the model": ("trace", "capture", "--model", "model", "--prompts", "p", "-o", "model/w.safetensors"),
     "the scenario": ("compare", "-s", "s.yaml", "--json", "s.yaml"),
-    "the scenario, simulated": ("simulate", "-s", "s.yaml", "--spans", "s.yaml"),
+    "the scenario, simulated": ("simulate", "-s", "s.yaml", "--json", "s.yaml"),
     "the scenario's trace": ("simulate", "--set", "trace=q.safetensors", "--json", "q.safetensors"),
     "the trace": ("cache-curve", "q.safetensors", "--json", "q.safetensors"),
     "the trace with a curve": ("cache-curve", "mine.csv", "--png", "mine.csv"),
     "the described trace": ("trace", "info", "q.safetensors", "--json", "q.safetensors"),
     "one of the counted traces": ("trace", "stats", "mini-moe", "q.safetensors", "--json", "q.safetensors"),
     "the policy": ("simulate", "--policy", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
-    "the policy of --set": ("simulate", "--set", "policy=own_of_errors.py", "--spans", "own_of_errors.py"),
+    "the policy of --set": ("simulate", "--set", "policy=own_of_errors.py", "--json", "own_of_errors.py"),
     "the policy taken apart": ("ablate", "own_of_errors.py", "--json", "own_of_errors.py"),
     "the described policy": ("policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
     "a compared policy": ("compare", "--policies", "own_of_errors.py:Mine", "--json", "own_of_errors.py"),
@@ -351,3 +352,18 @@ def test_a_trace_may_say_anything_of_its_origin(trilane: Trilane, tmp_path: Path
     found = trilane("trace", "info", "t.safetensors")
     assert found.status == 0
     assert "{'a': 1}, ['b'], c" in found.out
+
+
+@pytest.mark.parametrize("words", [
+    ("accuracy", "--check", "pipe.csv"), ("policies", "pipe.py"), ("simulate", "--policy", "pipe.py"),
+    ("plot", "pipe.parquet"), ("hardware", "pipe.yaml"), ("sweep", "pipe.yaml", "-o", "t.parquet"),
+    ("models", "pipe.gguf"), ("trace", "import", "pipe.csv", "-o", "t.safetensors"), ("cache-curve", "pipe.csv"),
+    ("trace", "info", "pipe.safetensors"), ("fit", "-m", "pipe.json", "--machine", "rtx3090-ddr4"),
+])
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_file_is_refused_since_its_writer_may_never_come(
+    trilane: Trilane, words: tuple[str, ...]
+) -> None:
+    os.mkfifo(next(word for word in words if word.startswith("pipe.")))
+    done = trilane(*words)
+    assert (done.status, len(done.err.splitlines())) == (2, 1)

@@ -21,6 +21,8 @@ BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHON
 LONG = ("hardware", "rtx3090-ddr4", "--json", "-")  # more than is buffered: written before the end, too
 SYNTHETIC = ("trace", "synth", "--like", "mixtral-8x7b", "--sequences", "1")
 
+LIMIT = "File too large (the limit on the size of files; see `ulimit -f`)"  # no full disk, which it once was called
+
 # --- full disks -------------------------------------------------------------------------------------------------------
 
 
@@ -37,7 +39,7 @@ def test_a_result_that_does_not_fit_on_the_disk_is_named_and_is_no_bad_input(
 ) -> None:
     with small_disk():
         done = trilane(*words, file)
-    assert (done.status, done.err.splitlines()[-1]) == (74, f"trilane: {file}: File too large")
+    assert (done.status, done.err.splitlines()[-1]) == (74, f"trilane: {file}: {LIMIT}")
     assert not list(Path().iterdir())
 
 
@@ -46,7 +48,7 @@ def test_so_is_a_journal(trilane: Trilane) -> None:
     with small_disk():
         done = trilane("sweep", "f.yaml", "-o", "o.parquet", "--jobs", "1")
     assert done.status == 74
-    assert done.err.splitlines()[-1] == "trilane: o.parquet.journal: No space left on device"
+    assert done.err.splitlines()[-1] == f"trilane: o.parquet.journal: {LIMIT}"
 
 
 def test_a_full_disk_without_a_files_name_is_no_bug(trilane: Trilane, monkeypatch: pytest.MonkeyPatch) -> None:

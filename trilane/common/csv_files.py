@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args
 
 from trilane.common.errors import ErrorClass, TrilaneError
-from trilane.common.files import atomic_path
+from trilane.common.files import atomic_path, check_no_pipe
 from trilane.common.hints import hints_of, plain_types
 from trilane.common.schema import from_dict
 
@@ -25,6 +25,7 @@ def read_csv(kind: type[T], path: str | Path, what: str, error: ErrorClass) -> l
     An empty cell is None where the field allows that, the empty text in a field of text, and else the field's default.
     ``what``: what is expected of the file, in words. Raises ``error``, which names the file, the line and the field.
     """
+    check_no_pipe(path, error)
     try:
         return list(_records(kind, Path(path)))
     except (OSError, csv.Error, ValueError) as fault:

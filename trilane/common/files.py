@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -16,6 +17,7 @@ from trilane.common.errors import ErrorClass, TrilaneError
 
 if sys.platform != "win32":
     import fcntl
+    import resource
 
 ASIDE = ".trilane-part"  # the end of the name of a hidden folder in which a file is being written
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -60,10 +62,31 @@ def plain_target(path: Path) -> Path:
     return path
 
 
+def ending_of(path: str | Path, *endings: str) -> str:
+    """The one of these that a name ends in. Raises OutputError where it is none of them."""
+    found = next((ending for ending in endings if str(path).lower().endswith(ending)), None)
+    if found is None:
+        raise OutputError(f"{path}: expected the name of a file, ending in {' or '.join(endings)}")
+    return found
+
+
+def check_no_pipe(path: str | Path, error: ErrorClass = TrilaneError) -> None:
+    """Raise ``error`` for a pipe, where reading would wait for a writer, perhaps for ever."""
+    if Path(path).is_fifo():
+        raise error(f"{path}: expected a file, this is a pipe; write its content into a file first")
+
+
 def check_folder_of(path: Path, error: ErrorClass = OutputError) -> None:
     """Raise ``error`` where there is no folder for a file at ``path``."""
     if not path.parent.is_dir():
         raise error(f"{path}: the folder {path.parent} does not exist; create it first")
+
+
+def full_disk(path: Path) -> OSError:
+    """The error of a file that can grow no more: because of the limit on the size of files, or of the disk."""
+    limited = sys.platform != "win32" and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    number = errno.EFBIG if limited and shutil.disk_usage(path.parent).free > 2**20 else errno.ENOSPC
+    return OSError(number, os.strerror(number), str(path))
 
 
 @contextmanager

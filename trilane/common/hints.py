@@ -57,8 +57,13 @@ def hints_of(kind: Any) -> Mapping[str, Any]:
     plain: Any = get_origin(kind) or kind
     bound = dict(zip(getattr(plain, "__parameters__", ()), get_args(kind), strict=False))
     hints = get_type_hints(plain, include_extras=True)
-    names = [f.name for f in fields(plain) if f.init] if is_dataclass(plain) else plain._fields
-    return {name: bound.get(hints[name], hints[name]) for name in names}
+    return {name: bound.get(hints[name], hints[name]) for name in field_names(plain)}
+
+
+@cache
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The names of the fields of a dataclass or NamedTuple, whose types need not be imported."""
+    return tuple(f.name for f in fields(kind) if f.init) if is_dataclass(kind) else kind._fields
 
 
 def plain_types(hint: Any) -> frozenset[type]:

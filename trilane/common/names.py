@@ -11,7 +11,7 @@ from trilane.common.quoting import quoted
 MOST_HINTS = 3
 _BEGINNING = 4  # characters by which a longer name is meant
 _COMPARED = 200  # characters of a name: more than any has, and few enough to be compared in no time
-_LISTED = 300  # characters of a list of names
+_LISTED = 400  # characters of a list of names: the keys of a scenario, which no command lists, have 350
 _AS_LIKELY = 0.1  # difference of likeness from the closest name, up to which a name is a hint, too
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from trilane.common.errors import ErrorClass, TrilaneError
-from trilane.common.files import atomic_path
+from trilane.common.files import atomic_path, check_no_pipe
 
 _ROWS_TOGETHER = 1 << 16
 _READ_ERRORS = (pa.ArrowException, OSError, ValueError, ArithmeticError, MemoryError)  # of a damaged file
@@ -33,6 +33,7 @@ def read_parquet(path: str | Path, most_rows: int, error: ErrorClass = ParquetEr
 
     Raises ``error``, which names the file, if it is not Parquet, damaged or larger; OSError if it cannot be read.
     """
+    check_no_pipe(path, error)
     content = Path(path).read_bytes()
     if not content.startswith(b"PAR1"):
         raise error(f"{path}: expected a Parquet file, this is not Parquet")

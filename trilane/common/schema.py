@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, overload
 
 from trilane.common.errors import ErrorClass, TrilaneError
-from trilane.common.hints import Constraint, hints_of, in_words, is_enum, is_record
+from trilane.common.hints import Constraint, field_names, hints_of, in_words, is_enum, is_record
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 
@@ -230,7 +230,7 @@ def _plain(value: Any, nulls: bool) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_record(kind := _class(value)):
-        value = {name: part for name in hints_of(kind) if (part := getattr(value, name)) is not None or nulls}
+        value = {name: part for name in field_names(kind) if (part := getattr(value, name)) is not None or nulls}
     if isinstance(value, Mapping):
         return {_plain(key, nulls): _plain(part, nulls) for key, part in value.items()}
     return [_plain(part, nulls) for part in value] if isinstance(value, tuple | list) else value

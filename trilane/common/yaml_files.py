@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from trilane.common.errors import ErrorClass, TrilaneError
+from trilane.common.files import check_no_pipe
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 
@@ -26,8 +27,7 @@ class YamlError(TrilaneError):
 
 def read_yaml(path: str | Path, error: ErrorClass = YamlError) -> Any:
     """The document in a file. Raises ``error``, which names the file."""
-    if Path(path).is_fifo():  # reading would wait for a writer, perhaps for ever
-        raise error(f"{path}: expected a file, this is a pipe; write its content into a file first")
+    check_no_pipe(path, error)
     try:
         with Path(path).open("rb") as file:
             text = file.read(MOST_BYTES + 1)

@@ -28,6 +28,7 @@ PROMPT_ROWS = 256  # prompt tokens that are routed one by one at most, all seque
 _STEPS = ((8, 24), (2, 32), (1, 56))  # from this batch on, the most decode steps that are played
 _USUAL_LAYERS, _FEWEST_STEPS = 48, 20
 USUAL_ENGINE = "llama.cpp"
+USUAL_POLICIES = "usual"  # in place of the names of some policies
 _OF_VENDOR = {"amd": "llama.cpp-vulkan", "intel": "llama.cpp-vulkan", "apple": "llama.cpp-metal"}
 _UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
 _THREADS_A_CORE = 2
@@ -48,7 +49,8 @@ class Question:
     model's own weights where the machine is a profile, which was measured with these.
     ``prompt_tokens`` and ``generated``, tokens of the answer, are those of each of ``batch`` sequences. ``ram_gb``: all
     memory of the host in GiB; None: enough. ``trace``, and ``calibration``, a trace of other prompts; None: see
-    ``engines.routing``. ``policies``: those to choose from; None: those of ``fit.candidates``.
+    ``engines.routing``. ``policies``: those to choose from, "usual" among them standing for
+    ``fit.prepared_question.DEFAULT_CANDIDATES``; None: no policy is simulated where an engine has an answer.
     ``policy_engine``: on which policies are played (``sim.costs.engine``); a profile has the one that was measured.
     ``engine``: the one that people run; None: llama.cpp, for cards of AMD and Intel its Vulkan build. Of it are
     ``threads`` (None: one a core), ``n_cpu_moe``, layers whose experts are on the CPU (None: the fewest that the memory

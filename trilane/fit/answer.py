@@ -1,28 +1,23 @@
-"""The answer to "what will this model do on that machine?": with an engine of today, and with the best policy, played
-on an engine without the limits of today's, and its runners-up.
+"""The part of ``trilane fit`` that is simulated: the best policy on an engine without the limits of today's, and its
+runners-up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.machine.hardware import Hardware
 from sim.machine.parts import part
 from sim.runs.prepare import Prepared
 from sim.runs.run import bounds_of
-from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
 from trilane.common.gc_paused import gc_paused
-from trilane.common.schema import to_dict
 from trilane.common.units import GIB
 from trilane.engines.gains import WORTH_NAMING, Gain, limiting_part, ranked
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
-from trilane.engines.question import FitError, Question
-from trilane.engines.refusals import missing
-from trilane.engines.shortage import NoRoomError
-from trilane.engines.speed import EngineAnswer, engine_answer
+from trilane.engines.question import Question
 from trilane.fit.policy_result import MemoryUse, PlayedPolicy, PolicyResult, memory_use
 from trilane.fit.prepared_question import RESIDENT, all_on_gpu, candidate_names, play_candidates, routing_of
 from trilane.fit.sensitivity import Evidence, evidence_of, gains_of, warm_window
@@ -127,81 +122,6 @@ def _equal(best: PlayedPolicy, others: Sequence[PlayedPolicy], answer_tokens: in
     later = {one.result.policy: one.result.answer_ms - best.result.answer_ms for one in others}
     spread = {one.result.policy: one.decode.spread_of_difference_ms(best.decode) for one in others}
     return tuple(name for name, ms in later.items() if ms <= spread[name] * (answer_tokens - 1))
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Everything on the page of ``trilane fit``."""
-
-    question: Question
-    model: str
-    machine: str
-    about: str
-    engine: EngineAnswer | None  # None: a profile's machine, or ``engine_refused`` says why
-    engine_refused: str | None
-    policies: PolicyAnswer | None  # None: there is no GPU to offload from, or ``policies_refused`` says why
-    policies_refused: str | None
-    trained_tokens: int | None  # prompt and answer that the model was trained for; None: not known
-    notes: tuple[str, ...]  # caveats of the machine's parts
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return to_dict(self)
-
-
-def answered(
-    question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
-) -> Fit:
-    """Answer a question that fits the machine, policies in the ``jobs`` processes of ``pool``."""
-    engine, refused = _engine(question, shape, hardware)
-    played = None if hardware.cpu_only else policy_answer(question, shape, hardware, jobs, pool)
-    return _fit(question, shape, hardware, engine, refused, policies=played)
-
-
-def engine_alone(question: Question, shape: ModelShape, hardware: Hardware, no_room: NoRoomError) -> Fit:
-    """Answer a question that has room with the engine, but for no policy. Raises NoRoomError where it has none."""
-    engine, refused = _engine(question, shape, hardware)
-    if engine is None:
-        raise no_room if hardware.measured else NoRoomError(missing(question))
-    return _fit(question, shape, hardware, engine, refused, policies_refused=str(no_room))
-
-
-def _fit(
-    question: Question, shape: ModelShape, hardware: Hardware, engine: EngineAnswer | None, refused: str | None, *,
-    policies: PolicyAnswer | None = None, policies_refused: str | None = None,
-) -> Fit:
-    return Fit(
-        question=question,
-        model=shape.name,
-        machine=hardware.name,
-        about=hardware.about,
-        engine=engine,
-        engine_refused=refused,
-        policies=policies,
-        policies_refused=policies_refused,
-        trained_tokens=trained_tokens(shape.name),
-        notes=hardware.notes,
-    )
-
-
-def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:
-    """The engine's answer, or why there is none. Raises FitError where it is the only answer, or was asked for."""
-    settings = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
-    named = any(value is not None for value in settings)
-    if hardware.measured:
-        if named or question.kv is not None:
-            raise FitError(
-                f"fit: {hardware.name!r} is a profile, whose times are those of the engine that was measured: expected "
-                f"no engine, threads, kv, n_cpu_moe or ubatch"
-            )
-        return None, None
-    try:
-        return engine_answer(question, shape, hardware), None
-    except FitError as error:
-        told = NoRoomError(missing(question)) if isinstance(error, NoRoomError) else error
-        if named or hardware.cpu_only:
-            raise told from None
-        return None, str(told)
 
 
 def _caveats(question: Question, prepared: Prepared, best: PolicyResult, gains: Sequence[Gain]) -> FitCaveats:

@@ -1,28 +1,32 @@
 """``trilane fit``: what will this model do on that machine?
 
-The processes that answer a question are begun at once: they import what they need while this one prepares it.
+The engine's part comes from closed forms, at once; policies are simulated after it, where they were named. The
+processes that simulate them are begun first: they import what they need while this one prepares the question.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.machine.hardware import Hardware
 from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
+from trilane.common.schema import to_dict
 from trilane.engines.memory import longest_prompt, need_of, surely_runs
-from trilane.engines.question import Question
-from trilane.engines.refusals import check_fits
+from trilane.engines.question import USUAL_POLICIES, FitError, Question
+from trilane.engines.refusals import check_fits, missing
 from trilane.engines.shortage import NoRoomError
+from trilane.engines.speed import EngineAnswer, engine_answer
 from trilane.study.pool import WorkerPool
 
 if TYPE_CHECKING:
     from sim.runs.prepare import Prepared
-    from trilane.fit.answer import Fit
+    from trilane.fit.answer import PolicyAnswer  # imports what plays policies
 
 
+_USUAL_ENGINE = Question.policy_engine
 _USUAL_PLAYS = 6  # of the candidates
 _ADDED = 2  # llama.cpp and the clairvoyant run
 _IMPORTS = ("trilane.fit.prepared_question", "trilane.fit.sensitivity")
@@ -31,7 +35,8 @@ LONGEST = 2**20  # tokens; no prompt of more is looked for where it is not known
 
 def workers(question: Question, shape: ModelShape, hardware: Hardware, jobs: int) -> WorkerPool[Prepared]:
     """At most ``jobs`` processes, one of which is this one; no more than there are candidates to play at a time."""
-    plays = _USUAL_PLAYS if question.policies is None else len(question.policies) + _ADDED
+    named = question.policies or (USUAL_POLICIES,)
+    plays = (_USUAL_PLAYS if USUAL_POLICIES in named else _ADDED + 1) + len(named) - 1
     if hardware.cpu_only or need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
         plays = 1
     processes = min(jobs, plays)
@@ -45,23 +50,108 @@ def _prepared(question: Question, processes: int) -> Prepared:
     return prepared if processes == 1 else prepared.calibrated()
 
 
+@dataclass(frozen=True)
+class Fit:
+    """Everything on the page of ``trilane fit``."""
+
+    question: Question
+    model: str
+    machine: str
+    about: str
+    engine: EngineAnswer | None  # None: a profile's machine, or ``engine_refused`` says why
+    engine_refused: str | None
+    policies: PolicyAnswer | None  # None: not asked for, no GPU to offload from, or ``policies_refused`` says why
+    policies_refused: str | None
+    trained_tokens: int | None  # prompt and answer that the model was trained for; None: not known
+    notes: tuple[str, ...]  # caveats of the machine's parts
+
+    @property
+    def offloads(self) -> bool:
+        """True if some experts are not on the GPU, so that policies have something to decide."""
+        return self.engine is not None and not self.engine.cpu_only and self.engine.cpu_layers > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return to_dict(self)
+
+
 def fit(question: Question, jobs: int = 1) -> Fit:
     """Answer a question. ``jobs``: processes that share the work; see ``trilane.study.pool.WorkerPool``.
 
-    Raises FitError for what cannot run, saying by how many GB, and what ``policy_answer`` raises.
+    Raises what ``engine_part`` and ``with_policies`` raise.
     """
+    return with_policies(engine_part(question), jobs)
+
+
+def engine_part(question: Question) -> Fit:
+    """The answer without policies. Raises FitError for what cannot run, saying by how many GB, and ChoiceError for a
+    policy that does not exist."""
     shape, hardware = question.model_shape, question.load_machine()
-    if not hardware.cpu_only:
-        try:
+    _check_policies(question)
+    no_room = _no_room(question, shape, hardware)
+    engine, refused = _engine(question, shape, hardware)
+    if no_room is not None and engine is None:
+        raise no_room if hardware.measured else NoRoomError(missing(question))
+    return Fit(
+        question=question, model=shape.name, machine=hardware.name, about=hardware.about, engine=engine,
+        engine_refused=refused, policies=None, policies_refused=None if no_room is None else str(no_room),
+        trained_tokens=trained_tokens(shape.name), notes=hardware.notes,
+    )
+
+
+def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoomError | None:
+    """The refusal of policies, for which an engine may have room."""
+    try:
+        if not hardware.cpu_only:
             check_fits(shape, hardware, question)
-        except NoRoomError as error:
-            from trilane.fit.answer import engine_alone
+    except NoRoomError as error:
+        return error
+    return None
 
-            return engine_alone(question, shape, hardware, error)
+
+def with_policies(found: Fit, jobs: int = 1) -> Fit:
+    """The answer with the policies that were named, or with the usual ones where no engine has an answer, or a trace or
+    their engine was named; without any, or without a GPU, as it is. Raises what ``policy_answer`` raises."""
+    question = found.question
+    of_policies = (question.trace, question.calibration) != (None, None) or question.policy_engine != _USUAL_ENGINE
+    if question.policies is None and (found.engine is None or of_policies):
+        question = replace(question, policies=(USUAL_POLICIES,))
+    shape, hardware = question.model_shape, question.load_machine()
+    if question.policies is None or hardware.cpu_only or found.policies_refused is not None:
+        return found
     with workers(question, shape, hardware, jobs) as pool:
-        from trilane.fit.answer import answered  # here: the other processes import it meanwhile
+        from trilane.fit.answer import policy_answer  # here: the other processes import it meanwhile
 
-        return answered(question, shape, hardware, jobs, pool)
+        return replace(found, policies=policy_answer(question, shape, hardware, jobs, pool))
+
+
+def _check_policies(question: Question) -> None:
+    if question.policies is not None:
+        from policies.registry import system
+
+        for name in question.policies:
+            if name != USUAL_POLICIES:
+                system(name)
+
+
+def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[EngineAnswer | None, str | None]:
+    """The engine's answer, or why there is none. Raises FitError where it is the only answer, or was asked for."""
+    settings = (question.engine, question.threads, question.n_cpu_moe, question.ubatch)
+    named = any(value is not None for value in settings)
+    if hardware.measured:
+        if named or question.kv is not None:
+            raise FitError(
+                f"fit: {hardware.name!r} is a profile, whose times are those of the engine that was measured: expected "
+                f"no engine, threads, kv, n_cpu_moe or ubatch"
+            )
+        return None, None
+    try:
+        return engine_answer(question, shape, hardware), None
+    except FitError as error:
+        told = NoRoomError(missing(question)) if isinstance(error, NoRoomError) else error
+        if named or hardware.cpu_only:
+            raise told from None
+        return None, str(told)
 
 
 def with_longest_prompt(question: Question) -> Question:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from policies.protocols import PolicyKind
 from policies.registry import system
@@ -19,7 +20,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.gc_paused import gc_paused
 from trilane.common.units import in_gb
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
-from trilane.engines.question import FitError, Question
+from trilane.engines.question import USUAL_POLICIES, FitError, Question
 from trilane.engines.routing import RoutingSource, routing_for
 from trilane.fit.policy_result import PlayedPolicy, host_bytes_of, play_policy
 from trilane.study import CLAIRVOYANT_POLICY
@@ -107,10 +108,17 @@ def candidate_names(question: Question) -> tuple[str, ...]:
 
     Raises ChoiceError for an unknown name.
     """
-    chosen = DEFAULT_CANDIDATES if question.policies is None else question.policies
+    chosen = chosen_names(question)
     for name in chosen:
         system(name)
     return tuple(dict.fromkeys((*chosen, LLAMA_CPP, CLAIRVOYANT_POLICY)))
+
+
+def chosen_names(question: Question) -> tuple[str, ...]:
+    """The policies to choose from: those that were named, the usual ones by their own names."""
+    named = question.policies or (USUAL_POLICIES,)
+    groups = [DEFAULT_CANDIDATES if name == USUAL_POLICIES else (name,) for name in named]
+    return tuple(dict.fromkeys(chain(*groups)))
 
 
 def forecasts_read(question: Question) -> tuple[str, ...]:
@@ -133,7 +141,7 @@ def play_candidates(question: Question, policies: tuple[str, ...], pool: WorkerP
     played.sort(key=lambda one: one.result.answer_ms)
     of_kind = {kind: [one for one in played if kind_of(one.result.labels) == kind] for kind in PolicyKind}
     keeping = of_kind[PolicyKind.KEEPS]
-    chosen = policies if question.policies is None else (*question.policies, RESIDENT)
+    chosen = (*chosen_names(question), RESIDENT)
     exact = [one for one in keeping if one.result.policy in chosen]
     if not exact:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,15 +15,17 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
-from trilane.study.draws import Row, draws_of, play_draws, refused, summary, tpot_ratio
+from trilane.study.draws import Row, Simulation, draws_of, play_draws, refused, summary, tpot_ratio
 from trilane.study.player import Watch, check_workers
+from trilane.study.policy_choice import PolicyChoice, policy_in, policy_label
 
 
 class Comparison(NamedTuple):
     """Policies in several draws of one scenario, best mean TPOT first, and why each that was refused cannot run.
 
     ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row. ``runs`` are
-    those of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy.
+    those of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy. A policy with
+    parameters of its own is named with them: ``dali{window: 8}``.
     """
 
     scenario: Scenario
@@ -42,28 +45,29 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    scenario: Scenario, policies: Sequence[str] | None = None, *, draws: int = DRAWS, jobs: int = 1,
+    scenario: Scenario, policies: Sequence[PolicyChoice] | None = None, *, draws: int = DRAWS, jobs: int = 1,
     watch: Watch | None = None,
 ) -> Comparison:
     """Simulate one scenario under several policies; by default under all that it can serve.
 
     Every policy plays the same ``draws``: the scenario itself, and others like it (``draws.draws_of``). ``jobs``
     processes share the work; more than one needs a caller that can be imported (``if __name__ == "__main__"``).
-    ``scenario.parameters`` go to ``scenario.policy`` alone; the others run with their defaults. ``watch`` is
-    called with the progress after every run. Raises what ``simulate`` raises, if a policy was named; ChoiceError
-    with all reasons, if none can run, and for a policy that the other processes lack.
+    ``scenario.parameters`` go to ``scenario.policy`` alone, where it is named without any; the others run with their
+    defaults. ``watch`` is called with the progress after every run. Raises ChoiceError with all reasons, if none can
+    run, and for a policy or a parameter that does not exist or that the other processes lack.
     """
-    names = policy_names() if policies is None else policies
-    if not names:
+    chosen = [policy_in(choice) for choice in (policy_names() if policies is None else policies)]
+    if not chosen:
         raise ChoiceError("expected at least one policy to compare, got none")
-    for name in names:
-        system(name)
-    check_workers(names, jobs)
-    simulations = {
-        name: partial(_simulated, policy=name, parameters=scenario.parameters if name == scenario.policy else {})
-        for name in names
-    }
-    found = play_draws(simulations, draws_of(scenario, draws), jobs, watch, insist=policies or ())
+    check_workers((name for name, _ in chosen), jobs)
+    simulations: dict[str, Simulation] = {}
+    for name, own in chosen:
+        parameters = own or (scenario.parameters if name == scenario.policy else {})
+        system(name).parse(parameters)
+        if (label := policy_label(name, own)) in simulations:
+            raise ChoiceError(f"expected every policy once, got {label} more often")
+        simulations[label] = partial(_simulated, policy=name, parameters=parameters, label=label)
+    found = play_draws(simulations, draws_of(scenario, draws), jobs, watch)
     refusals = {name: str(error) for name, outcomes in found.items() if (error := refused(outcomes))}
     if len(refusals) == len(found):
         raise ChoiceError(f"none of the policies can run: {_reasons(refusals)}")
@@ -74,8 +78,8 @@ def compare(
     return Comparison(resolved, ranked, rows, refusals)
 
 
-def _simulated(prepared: Prepared, policy: str, parameters: Mapping[str, Any]) -> Run:
-    return simulated(prepared.with_policy(policy, parameters))
+def _simulated(prepared: Prepared, policy: str, parameters: Mapping[str, Any], label: str) -> Run:
+    return replace(simulated(prepared.with_policy(policy, parameters)), policy=label)
 
 
 def _reasons(refusals: Mapping[str, str]) -> str:

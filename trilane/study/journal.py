@@ -5,9 +5,7 @@ An entry has a key, a JSON object and, where that is not enough, bytes. It is on
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trilane.common.errors import ErrorClass
-from trilane.common.files import locked, plain_target
+from trilane.common.files import full_disk, locked, plain_target
 from trilane.common.json_text import parse_json
 
 _HEAD = b"SQLite format 3\0"
@@ -186,7 +184,7 @@ class Journal:
             if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                 raise self.damaged(str(error)) from None
             if full_code in _FULL:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from None
+                raise full_disk(self.path) from None
             raise self._study.error(f"{self.path}: cannot be opened or written: {error}") from None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_targets, note, report, watching
+from trilane.output.pages.output import JsonOption, check_targets, named_as, note, report, watching
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, processes
 
@@ -26,7 +26,8 @@ def accuracy(
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(metavar="FILE.csv", help="Write a file for rows of your own, with all columns and an example."),
+        typer.Option(metavar="FILE.csv", callback=named_as(".csv"),
+                     help="Write a file for rows of your own, with all columns and an example."),
     ] = None,
     plot: Annotated[
         str | None,
@@ -73,8 +74,9 @@ def papers(
     headlines: Annotated[bool, typer.Option("--headlines", help="The claims that the papers begin with.")] = False,
     play: Annotated[
         str | None,
-        typer.Option(metavar="FILE.csv", help="Play what this file does not hold, and add it there; without it, the "
-                                              "plays that come with the program are shown."),
+        typer.Option(metavar="FILE.csv", callback=named_as(".csv"),
+                     help="Play what this file does not hold, and add it there; without it, the plays that come with "
+                          "the program are shown."),
     ] = None,
     jobs: JobsOption = None,
     plot: Annotated[

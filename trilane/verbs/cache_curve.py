@@ -67,7 +67,8 @@ def cache_curve(
         curve.point(name, size) for name, size in progress(list(product(names, _sizes(curve, pool))), "replaying")
     ]
     routing = f"routing of {trace_in_words(trace, curve.trace)}"
-    title = heading(f"hit rate by cache size, {routing}, {points[0].lookups:,} lookups")
+    counted = f"{points[0].lookups:,} lookups of prompts and answers, empty caches at first"
+    title = heading(f"hit rate by cache size, {routing}, {counted}")
     rows = [point._asdict() for point in points]
     record = {"trace": trace, "synthetic": curve.trace.provenance.get("synthetic"), "points": rows}
     report(json, record, title, _table(curve, names, points))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trilane.common.quoting import quoted
@@ -15,6 +16,9 @@ from trilane.verbs.options import OptionError, model_named
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
     from traces.trace import Trace
+
+
+_PARAMETER = "parameters."
 
 
 def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | None = None) -> Scenario:
@@ -27,6 +31,7 @@ def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | N
 
     scenario = Scenario.from_yaml(file) if file else Scenario()
     changed = changes_of(changes)
+    single = {key.removeprefix(_PARAMETER): changed.pop(key) for key in [*changed] if key.startswith(_PARAMETER)}
     if isinstance(changed.get("policy"), str):
         changed["policy"] = policy_named(changed["policy"])
     if isinstance(changed.get("model"), str):
@@ -37,7 +42,26 @@ def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | N
         if scenario.parameters:
             note(f"the parameters in {file} are those of {scenario.policy}; {changed['policy']} runs without them")
         changed["parameters"] = {}
+    if single:
+        changed["parameters"] = {**changed.get("parameters", scenario.parameters), **single}
     return Scenario.from_dict({**scenario.to_dict(), **changed}, "--set") if changed else scenario
+
+
+def scenario_for(file: str | None, changes: Sequence[str] | None, policies: Sequence[str] | None) -> Scenario:
+    """The scenario that several policies play; parameters in ``changes`` are those of the only one.
+
+    Raises what ``scenario_of`` raises, and OptionError for parameters where several policies run.
+    """
+    given = changes_of(changes)
+    if (key := next((key for key in given if key == "parameters" or key.startswith(_PARAMETER)), None)) is None:
+        return scenario_of(file, changes)
+    if policies is not None and len(policies) == 1:
+        return scenario_of(file, changes, policies[0])
+    name = next(iter(given[key]), "NAME") if isinstance(given[key], Mapping) else key.removeprefix(_PARAMETER)
+    raise OptionError(
+        f"--set {key}: expected one policy in --policies, whose parameters these are; in compare, write "
+        f"'POLICY{{{name}: VALUE}}' there, or compare values with `trilane whatif --vary parameters.{name}=A,B`"
+    )
 
 
 def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:
@@ -76,7 +100,7 @@ def command_line() -> str:
 
 def names_in(text: str, option: str = "--policies") -> list[str]:
     """The names in ``A,B``, each once. Raises OptionError."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in re.split(r",(?![^{]*\})", text) if name.strip()]  # no comma within braces
     if not names:
         raise OptionError(
             f"{option}: expected at least one name, or several with commas between them, got {quoted(text)}"
@@ -97,6 +121,12 @@ def whole_numbers(text: str, option: str, least: int = 1, most: int = 10**6) -> 
             f"{option}: expected whole numbers from {least} to {most:,} with commas between them, got {quoted(text)}"
         )
     return numbers
+
+
+def choices_in(text: str) -> list[str]:
+    """The policies in ``A,FILE.py:NAME``, any of them with parameters: ``A{window: 8}``. Raises as ``policies_in``."""
+    words = [word.partition("{") for word in names_in(text)]
+    return [f"{name}{brace}{rest}" for word, brace, rest in words for name in _registered(word.strip())]
 
 
 def policies_in(text: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from trilane.common.errors import TrilaneError
@@ -56,15 +57,14 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
 
 
 def model_checks(model: str, weights: str | None, engine: str | None = None) -> list[Callable[[], object]]:
-    """Checks for ``machine_named``: they read a model, in a format of weights, and an engine."""
+    """Checks for ``machine_named``: of the names of a model, of a format of weights, and of an engine."""
     from sim.costs.engine import load_engine
-    from traces.models.catalogue import load_model
-    from trilane.engines.question import with_weights
+    from traces.models.catalogue import model_named
+    from traces.models.quantisation import format_named
 
-    def read_model() -> object:
-        return load_model(model) if weights is None else load_model(with_weights(model, weights))
-
-    return [read_model, *([lambda: load_engine(engine)] if engine is not None else [])]
+    checks: list[Callable[[], object]] = [partial(model_named, model)]
+    checks += [partial(format_named, weights)] if weights is not None else []
+    return checks + ([partial(load_engine, engine)] if engine is not None else [])
 
 
 def taken_record(taken: Sequence[TakenName]) -> dict[str, Any]:

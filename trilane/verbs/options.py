@@ -11,12 +11,13 @@ from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from realrun.machine import ResultPathName
 from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
-from trilane.output.pages.output import note, working
+from trilane.output.pages.output import named_as, note, working
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
@@ -85,7 +86,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE",
                  help="Change one key of the scenario, such as [bold]hardware=rtx4090-ddr5[/] or [bold]batch=4[/]; "
-                      "repeatable. Parameters are those of the policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
+                      "repeatable. parameters.NAME is of the policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
 ]
 DrawsOption = Annotated[
     int,
@@ -112,10 +113,14 @@ class RunFiles:
     """The files that a run can be written to."""
 
     spans: Annotated[
-        str | None, typer.Option(metavar="F.parquet", help="Write what every lane did, one row per span.")
+        str | None,
+        typer.Option(metavar="F.parquet", callback=named_as(".parquet", ".csv"),
+                     help="Write what every lane did, one row per span (.parquet or .csv)."),
     ] = None
     perfetto: Annotated[
-        str | None, typer.Option(metavar="F.json", help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")
+        str | None,
+        typer.Option(metavar="F.json", callback=named_as(".json", ".json.gz"),
+                     help="Write a timeline for ui.perfetto.dev (.json or .json.gz)."),
     ] = None
     gantt: Annotated[
         str | None, typer.Option(metavar="F.png", help="Draw the decode step of median duration.")
@@ -199,9 +204,26 @@ def print_remarks(machine: RealMachine) -> None:
 
 # --- a question: a machine by its parts, and a model with its weights and lengths -------------------------------------
 
+_ONE_CARD = "--gpu: expected one card, since several are not modelled, got {}; ask for one of them"
+
+
+class OneCard(TyperCommand):
+    """A command that refuses a second ``--gpu``, of which the parser would keep the last without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words. Raises OptionError."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        if sum(parameter.name == "gpu" and not getattr(parameter, "is_flag", False) for parameter in order) > 1:
+            raise OptionError(_ONE_CARD.format("several"))
+        return super().parse_args(ctx, args)
+
+
 @dataclass(frozen=True)
 class MachineParts:
-    """Parts that were named, None where none was; by the names of ``trilane.engines.question.Question``."""
+    """Parts that were named, None where none was; by the names of ``trilane.engines.question.Question``.
+
+    Raises OptionError for several cards.
+    """
 
     gpu: Annotated[
         str | None,
@@ -236,6 +258,12 @@ class MachineParts:
                                                   "be pinned and what the GPU takes of a unified memory. Default: of "
                                                   "this machine its own, of named parts none."),
     ] = None
+
+    def __post_init__(self) -> None:
+        parts = re.split(r"[,+&]", self.gpu or "")
+        several = len(parts) > 1 and all(re.search(r"\d", part) for part in parts)
+        if several or re.match(r"\s*\d+\s*x\s*\D", self.gpu or "", re.IGNORECASE):
+            raise OptionError(_ONE_CARD.format(quoted(self.gpu)))
 
 
 def model_named(text: str) -> str:

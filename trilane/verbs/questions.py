@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trilane.common.gc_paused import gc_paused, leave_garbage
-from trilane.output.pages.output import JsonOption, check_targets, note, report, watching, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, show, watching, working
 from trilane.verbs.inputs import policies_in, policy_files, policy_named
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
 from trilane.verbs.options import OWN_POLICY, JobsOption, MachineParts, ModelOption, Workload, grouped, processes
@@ -50,9 +50,10 @@ def fit(
     ] = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Policies to choose from. {OWN_POLICY}. Where experts are offloaded, "
-                                         "llama.cpp and the clairvoyant run are added; elsewhere only llama.cpp is "
-                                         "simulated. Default: some that keep the routing."),
+        typer.Option(metavar="A,B", help="Policies to simulate and choose from; usual: some that keep the routing. "
+                                         f"{OWN_POLICY}. Where experts are offloaded, llama.cpp and the clairvoyant "
+                                         "run are added; elsewhere only llama.cpp is simulated. Default: "
+                                         "none; the usual ones where a trace or their engine is named."),
     ] = None,
     policy_engine: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Engine on which policies are simulated, such as ideal or pytorch.")
@@ -61,7 +62,8 @@ def fit(
     json: JsonOption = None,
 ) -> None:
     """Report whether a model runs on a machine, how, how fast, and what limits it."""
-    from trilane.fit.fit import fit as answer
+    from trilane.fit.fit import engine_part, with_policies
+    from trilane.output.pages.fit_engine import first_part, last_part
 
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
@@ -70,15 +72,21 @@ def fit(
         model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
     )
-    with working("simulating the policies"), gc_paused():
-        answered = answer(question, processes(jobs))
+    with gc_paused():
+        found = engine_part(question)
+        show(json, *first_part(found))
+        with working("simulating the policies"):
+            found = with_policies(found, processes(jobs))
         leave_garbage()
     from trilane.output.pages.caveats import fit_record
-    from trilane.output.pages.fit import (
-        fit_page,  # here: it imports much, and the processes of an answer begin before that
-    )
 
-    report(json, {**fit_record(answered), **taken_record(taken)}, *fit_page(answered))
+    record = {**fit_record(found), **taken_record(taken)}
+    if found.policies is None:
+        report(json, record, *last_part(found))
+        return
+    from trilane.output.pages.fit import policies_part  # here: it imports much, and the processes begin before that
+
+    report(json, record, *policies_part(found, found.policies))
 
 
 # --- pays -------------------------------------------------------------------------------------------------------------

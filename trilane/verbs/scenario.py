@@ -20,7 +20,7 @@ from trilane.output.pages.output import (
     working,
 )
 from trilane.study import DRAWS
-from trilane.verbs.inputs import describe, inputs_of, policies_in, scenario_of
+from trilane.verbs.inputs import choices_in, describe, inputs_of, scenario_for, scenario_of
 from trilane.verbs.options import (
     OWN_POLICY,
     DrawsOption,
@@ -70,7 +70,8 @@ def compare(
     scenario: ScenarioOption = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Policies. {OWN_POLICY}. Default: all that the scenario can run."),
+        typer.Option(metavar="A,B", help=f"Policies. {OWN_POLICY}. Parameters may follow: 'dali{{window: 8}},dali'. "
+                                         "Default: all that the scenario can run."),
     ] = None,
     changes: SetOption = None,
     draws: DrawsOption = DRAWS,
@@ -90,8 +91,8 @@ def compare(
     from trilane.study.compare import compare as run_all
 
     check_folder(out)
-    chosen = scenario_of(scenario, changes)
-    names = None if policies is None else policies_in(policies)
+    names = None if policies is None else choices_in(policies)
+    chosen = scenario_for(scenario, changes, names)
     check_targets(json, inputs=inputs_of(scenario, chosen))
     with watching("simulating") as watch:
         found = run_all(chosen, names, draws=draws, jobs=processes(jobs), watch=watch)
@@ -102,7 +103,8 @@ def compare(
     played = {sequence for runs in found.draws.values() for run in runs for sequence in run["sequences"]}
     remark = tuned(list(found.draws), found.scenario.trace, played)
     remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), remark) if text]
-    record = {"scenario": found.scenario.to_dict(), "runs": rows, "refused": found.refused}
+    shared = {key: value for key, value in found.scenario.to_dict().items() if key not in ("policy", "parameters")}
+    record = {"scenario": shared, "policies": list(found.draws), "runs": rows, "refused": found.refused}
     report(json, record, heading(about), *tabulate(COMPARED, rows), *remarks)
     if out:
         _draw(found.runs, rows, Path(out), about, remark)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_folder, check_targets, note, reason_of, report, watching
-from trilane.verbs.inputs import inputs_of, names_in, policies_in, scenario_of
+from trilane.verbs.inputs import inputs_of, names_in, policies_in, scenario_for
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
 if TYPE_CHECKING:
@@ -152,13 +152,19 @@ def plot(
             "null: runs without a value.",
         ),
     ] = None,
+    file_format: Annotated[
+        Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the pictures.")
+    ] = "png",
+    no_title: Annotated[
+        bool, typer.Option("--no-title", help="Leave out the headline and what was run, for a paper's own caption.")
+    ] = False,
 ) -> None:
     """Draw the results of a sweep.
 
     Each picture comes with a CSV of its data. Every picture of times shows the lower bound and the clairvoyant run, and
     with them how much could still be gained.
     """
-    from trilane.output.figures.figure_files import save_picture
+    from trilane.output.figures.figure_files import save_picture, without_title
     from trilane.output.figures.sweep_means import means_of
     from trilane.output.figures.sweep_pictures import KINDS, FigureOptions, pictures_of
     from trilane.study.sweep.table import read_results
@@ -176,8 +182,11 @@ def plot(
         raise OptionError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
-        save_picture(picture, folder / f"{name}.png")
-        note(f"{folder / name}.png and .csv: {picture.figure.get_suptitle()}")
+        headline = picture.figure.get_suptitle()
+        if no_title:
+            without_title(picture.figure)
+        save_picture(picture, folder / f"{name}.{file_format}")
+        note(f"{folder / name}.{file_format} and .csv: {headline}")
     for name, reason in reasons.items():
         note(f"no picture {name}: {reason}")
 
@@ -240,12 +249,14 @@ def whatif(
     Dials scale numbers that belong together, in GB/s (10^9 bytes per second) or as named: pcie_gbps (large pinned
     copies), pcie (such as 3x16, 5x8), dram_gbps (what CPU experts read), gpu_gbps, gpu_tflops, cpu_gflops.
     """
+    from policies.user_files import loaded_policies
     from trilane.output.figures.sweep_means import means_of
     from trilane.output.figures.words import sampled_in
     from trilane.output.pages.whatif import failures, findings, page
 
-    chosen = scenario_of(scenario, changes)
     policy_names = list(POLICIES) if policies is None else policies_in(policies)
+    chosen = scenario_for(scenario, changes, policy_names)
+    own = [name for name in policy_names if name in loaded_policies()]
     check_targets(json, picture=png, data=True, inputs=inputs_of(scenario, chosen))
     axes = axes_in(vary)
     results = _simulated(chosen, axes, policy_names, draws, processes(jobs))
@@ -260,7 +271,7 @@ def whatif(
         "scenario": chosen.to_dict(), "axes": {name: list(values) for name, values in axes.items()},
         "rows": rows.where(rows.notna(), None).to_dict("records"), "left_out": reasons, "says": says,
     }
-    report(json, record, *page(means, names), *remarks, "", *says)
+    report(json, record, *page(means, names, own), *remarks, "", *says)
     if draws == 1:
         note("one draw: a difference of a few percent may be chance; --draws 5 shows the spread")
     if png:

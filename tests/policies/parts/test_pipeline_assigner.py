@@ -121,6 +121,13 @@ def test_two_absent_experts_one_on_either_side() -> None:
     assert PipelineAssigner().assign(layer) == Assignment((2, 0), (1,), (0,), 4)
 
 
+def test_a_load_may_count_less_than_its_copy_takes() -> None:
+    """Copy 6, GPU 1, CPU 4: by itself the load takes 7. With half of the copy it takes 4, as the CPU does, with less
+    than that it is loaded."""
+    layer = view({0: 1}, costs([1], [4], copy_ns=6), ready={})
+    assert [PipelineAssigner(weight).assign(layer).loads for weight in (1.0, 0.5, 0.4)] == [(), (), (0,)]
+
+
 def test_who_is_on_its_way_for_too_long_runs_on_the_cpu() -> None:
     layer = view({0: 1}, costs([1], [4], copy_ns=9), ready={0: 8})._replace(h2d_backlog_ns=8)
     assert PipelineAssigner().assign(layer) == Assignment((), (0,), (), 4)

@@ -211,8 +211,55 @@ class TestCache:
             compiled(broken)
         assert not list(cache.iterdir())
 
-    def test_is_in_the_users_home_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+    def test_does_not_use_a_library_that_others_can_write(self, cache: Path, source: Path, mode: int) -> None:
+        path = compiled(source)
+        path.write_bytes(b"planted")
+        path.chmod(mode)
+        assert compiled(source) == path
+        assert path.read_bytes() != b"planted"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+    def test_does_not_follow_a_link_to_a_library(self, cache: Path, source: Path, tmp_path: Path) -> None:
+        path = compiled(source)
+        path.rename(planted := tmp_path / "planted.so")
+        path.symlink_to(planted)
+        assert not compiled(source).is_symlink()
+
+    def test_takes_no_library_of_another_user(
+        self, cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor anything of the folder in which it lies: here this user is another one than the owner."""
+        compiled(source)
+        monkeypatch.setattr(native.os, "getuid", lambda: 4242)
+        owner = os.stat(cache).st_uid
+        if owner == 0:  # root's files are trusted
+            os.chown(cache, 1000, -1)
+        with pytest.raises(NotCompiledError, match="own it, or replace it; set XDG_CACHE_HOME"):
+            compiled(source)
+
+    @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+    def test_refuses_a_folder_that_others_can_write(self, cache: Path, source: Path, mode: int) -> None:
+        cache.mkdir(parents=True)
+        cache.chmod(mode)
+        with pytest.raises(NotCompiledError, match="no others can write"):
+            compiled(source)
+        assert not list(cache.iterdir())
+
+    def test_refuses_a_folder_that_others_can_replace(self, cache: Path, source: Path) -> None:
+        compiled(source)
+        cache.parent.chmod(0o777)
+        with pytest.raises(NotCompiledError, match="or replace it"):
+            compiled(source)
+        cache.parent.chmod(0o1777)  # as /tmp
+        assert compiled(source).exists()
+
+    @pytest.mark.parametrize("chosen", [None, "", "relative", "./cache"])
+    def test_is_in_the_users_home_by_default(self, monkeypatch: pytest.MonkeyPatch, chosen: str | None) -> None:
+        """A relative path is ignored: the working folder would supply code."""
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        if chosen is not None:
+            monkeypatch.setenv("XDG_CACHE_HOME", chosen)
         monkeypatch.setenv("HOME", os.sep + "home-of-tests")
         assert cache_folder() == Path(os.sep, "home-of-tests", ".cache", "trilane")
 

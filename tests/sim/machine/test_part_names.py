@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.machine import part_names
 from sim.machine.assembly import assembled_name
 from sim.machine.hardware import load_hardware
 from sim.machine.part_names import HOW_TO_GET_ON, PartKind, UnknownPartError, slot
@@ -66,6 +67,11 @@ def test_one_word_more_is_another_part_or_refused_by_name(word: str) -> None:
         already = word.lower().split()[0].replace("mobile", "laptop") in known.name.split("-") or "max-q" in known.name
         if known.kind == "gpu" and not already and not is_unified(known.name):
             assert named("gpu", f"{known.name} {word}") != known.name
+
+
+def test_the_law_finds_a_reader_that_drops_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_names, "_extra", lambda one, form, asked: [])
+    assert taken.__wrapped__("gpu", "RTX 3090 SUPER").name == "rtx-3090"
 
 
 def test_a_size_that_contradicts_is_refused() -> None:

@@ -88,7 +88,7 @@ def test_a_format_is_one_of_the_table(written: str, taken: str) -> None:
     ("8-bit", "'8-bit' names several formats"),
     ("Q5_K_S", r"no quantisation 'Q5_K_S'; did you mean 'q5_k_m'\?"),
     ("IQ2_M", r"no quantisation 'IQ2_M'; did you mean 'ud-iq2_m'\?"),
-    ("Q3_K_L", r"no quantisation 'Q3_K_L'; did you mean 'q3_k_m'\?"),
+    ("Q3_K_L", r"no quantisation 'Q3_K_L'; did you mean 'q3_k_m' or 'ud-q3_k_xl'\?"),
     ("zip", "no quantisation 'zip'; `trilane models --quantisations` lists them all"),
 ])
 def test_another_format_is_refused_with_the_nearest(written: str, message: str) -> None:

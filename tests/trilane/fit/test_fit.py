@@ -23,7 +23,15 @@ from trilane.engines.memory import HOST_RESERVE_BYTES
 from trilane.engines.question import PROMPT_ROWS, FitError, Question, most_steps
 from trilane.fit.answer import PolicyAnswer
 from trilane.fit.fit import fit
-from trilane.fit.prepared_question import all_on_gpu, on_machine, prepared_for, routing_of, undecided
+from trilane.fit.prepared_question import (
+    DEFAULT_CANDIDATES,
+    all_on_gpu,
+    chosen_names,
+    on_machine,
+    prepared_for,
+    routing_of,
+    undecided,
+)
 from trilane.fit.sensitivity import quicker
 
 MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16", "gpu": "rtx-3060",
@@ -83,6 +91,21 @@ def test_an_answer_is_the_same_every_time_and_leaves_the_collector_on() -> None:
 
 def test_the_number_of_processes_changes_nothing() -> None:
     assert fit(Question(**MINI), jobs=2).policies == mini()
+
+
+def test_without_names_no_policy_is_simulated_unless_no_engine_has_an_answer() -> None:
+    unnamed = {name: value for name, value in MINI.items() if name not in ("policies", "trace")}
+    assert fit(Question(**unnamed)).policies is None
+    assert fit(Question(**unnamed, policy_engine="pytorch")).policies is not None
+    assert fit(Question(**unnamed, trace="mini-deepseek")).policies is not None
+    profile = str(Path(__file__).parents[3] / "docs/validation/host-lanes/profile.yaml")
+    found = fit(Question("deepseek-v2-lite:2", trace="mini-deepseek:2", machine=profile, prompt_tokens=8, generated=2))
+    assert (found.engine, found.policies is None) == (None, False)
+
+
+def test_the_usual_policies_may_stand_beside_others() -> None:
+    both = chosen_names(Question(**{**MINI, "policies": ("fiddler", "usual", "dali")}))
+    assert both == ("fiddler", *DEFAULT_CANDIDATES)
 
 
 def test_policies_may_come_in_a_list() -> None:

@@ -312,6 +312,7 @@ ASKED = Question(**QUESTIONS["desktop, 6 GB, a small model"]["asked"])
 def test_the_usual_plays_are_those_of_the_candidates_which_are_imported_later() -> None:
     usual = candidate_names(Question(**QUESTION))
     assert len(usual) == fit_module._USUAL_PLAYS
+    assert candidate_names(Question(**QUESTION, policies=("usual",))) == usual
     assert len(candidate_names(Question(**QUESTION, policies=("dali",)))) - 1 == fit_module._ADDED
 
 

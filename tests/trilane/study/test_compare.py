@@ -220,8 +220,27 @@ def test_who_cannot_run_is_refused_once(tmp_path: Path) -> None:
     found = compare(uneven(tmp_path / "bare.safetensors"), draws=2)
     assert "needs the forecast residual@1" in found.refused["dali"]
     assert {run.policy for run in found.runs} & set(found.refused) == set()
-    with pytest.raises(ValueError, match="needs the forecast residual@1"):
-        compare(uneven(tmp_path / "bare.safetensors"), ["on-demand", "dali"], draws=2)
+    named = compare(uneven(tmp_path / "bare.safetensors"), ["on-demand", "dali"], draws=2)
+    assert ([run.policy for run in named.runs], set(named.refused)) == (["on-demand"], {"dali"})
+
+
+def test_two_settings_of_one_policy_are_compared() -> None:
+    """In the forms of a sweep file and of a command line; each is what it is alone."""
+    found = compare(SHORT, ["dali", "dali{prefetch: 0}", {"dali": {"window": 2}}], draws=1)
+    assert set(found.draws) == {"dali", "dali{prefetch: 0}", "dali{window: 2}"}
+    alone = simulate(SHORT.with_(policy="dali", parameters={"prefetch": 0}))
+    assert found.draws["dali{prefetch: 0}"][0]["tpot_ms"] == alone.to_dict()["tpot_ms"]
+    assert len({rows[0]["tpot_ms"] for rows in found.draws.values()}) > 1
+
+
+@pytest.mark.parametrize(("choices", "said"), [
+    (["dali{nonsense: 3}"], "there is no key 'nonsense'"), (["dali{window: x}"], "window: expected a whole number"),
+    (["dali{window"], "there is no policy"), (["fiddler", "fiddler"], "every policy once"),
+    ([{"dali": {}, "fiddler": {}}], "expected a name, or"),
+])
+def test_a_choice_that_is_none_is_refused(choices: list[Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        compare(SHORT, choices, draws=1)
 
 
 def test_nobody_can_run() -> None:
@@ -232,7 +251,7 @@ def test_nobody_can_run() -> None:
 def test_all_reasons_are_told_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {"on-demand": "2.5 GB are missing", "fiddler": "no calibration", "dali": "3 GB are missing"}
 
-    def refuse(prepared: Prepared, policy: str, parameters: object) -> Run:
+    def refuse(prepared: Prepared, policy: str, parameters: object, label: str) -> Run:
         raise ScenarioError(reasons[policy])
 
     monkeypatch.setattr(comparison, "_simulated", refuse)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from inspect import signature
+from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import pytest
 import typer
 
-from tests.kit.commands import Trilane
+from tests.kit.commands import SHORT, Trilane
 from trilane.engines.question import Question
 from trilane.fit.fit import with_longest_prompt
 from trilane.verbs.options import LaneChoice, OptionError, Workload, grouped
@@ -106,3 +108,39 @@ def test_max_is_the_longest_prompt_that_fits() -> None:
 def test_any_other_prompt_is_refused(prompt: str) -> None:
     with pytest.raises(OptionError, match=f"--prompt: expected a number of tokens, or max, got '{prompt[:20]}"):
         Workload(prompt=prompt)
+
+
+# --- one card ---------------------------------------------------------------------------------------------------------
+
+MODEL = ("tune", "mini-moe"), ("fit", "-m", "mini-moe"), ("pays", "cache", "-m", "mini-moe")
+
+
+@pytest.mark.parametrize("words", MODEL)
+@pytest.mark.parametrize("cards", [
+    ("--gpu", "rtx-3060", "--gpu", "rtx-4090"), ("--gpu=rtx-3060", "--gpu=rtx-3060"), ("--gpu", "2xrtx-3060"),
+    ("--gpu", "2 x RTX 3060"), ("--gpu", "rtx-3060,rtx-3060"), ("--gpu", "rtx-3060+rtx-4090"),
+])
+def test_several_cards_are_refused(trilane: Trilane, words: tuple[str, ...], cards: tuple[str, ...]) -> None:
+    """Once, the last of two was taken for both without a word."""
+    done = trilane(*words, *cards, "--ram", "ddr4-3200")
+    assert (done.status, done.out) == (2, "")
+    assert "expected one card, since several are not modelled" in done.err
+
+
+@pytest.mark.parametrize(("option", "name", "ending"), [
+    ("--spans", "s.txt", ".parquet or .csv"), ("--perfetto", "t.html", ".json or .json.gz"),
+    ("--gantt", "g.docx", ".png"),
+])
+def test_an_ending_that_no_writer_honours_is_refused(trilane: Trilane, option: str, name: str, ending: str) -> None:
+    done = trilane("simulate", *SHORT, option, name)
+    assert (done.status, done.out) == (2, "")
+    assert f"{name}: expected the name of a" in done.err
+    assert ending in done.err
+    assert not Path(name).exists()
+
+
+def test_spans_are_written_as_their_ending_says(trilane: Trilane) -> None:
+    for name in ("s.csv", "s.parquet"):
+        assert trilane("simulate", *SHORT, "--spans", name).status == 0
+    table = pd.read_csv("s.csv", keep_default_na=False, na_values=[""])
+    pd.testing.assert_frame_equal(table, pd.read_parquet("s.parquet"), check_dtype=False)

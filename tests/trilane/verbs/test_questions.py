@@ -16,10 +16,10 @@ from sim.machine.hardware import load_hardware
 from tests.kit.commands import Result, Trilane
 from tests.kit.questions import WORDS, narrowed
 from trilane.engines.gains import Gain
-from trilane.engines.question import Question
+from trilane.engines.question import FitError, Question
 from trilane.engines.speed import LargerPieces
-from trilane.fit.answer import Fit
-from trilane.fit.fit import fit
+from trilane.fit import answer
+from trilane.fit.fit import Fit, fit
 from trilane.output.pages.caveats import fit_record
 from trilane.output.pages.fit import fit_page
 from trilane.study.pays import ideas
@@ -60,6 +60,31 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert "12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + " in done.out
     cached = memory["cached_experts"]
     assert told["experts on the GPU"] == f"{cached} of 1,664, {cached / 26:.1f} of 64 a layer ({cached / 1664:.0%})"
+
+
+def test_policies_are_simulated_where_they_are_named(trilane: Trilane) -> None:
+    """Otherwise a line says how, and only where there is something to decide."""
+    asked = ("fit", "--model", "qwen3-30b-a3b", "--ram", "ddr4-3200", "--json", "fit.json")
+    done = trilane(*asked, "--gpu", "rtx-3060")
+    assert json.loads(Path("fit.json").read_text())["policies"] is None
+    assert done.out.endswith("\n\npolicies that decide at run time: --policies usual simulates what they could reach\n")
+    assert "- A generic CPU: " in done.out
+    assert "best policy" not in done.out
+    assert "--policies usual" not in trilane(*asked, "--gpu", "rtx-5090").out
+    assert "--policies usual" not in trilane(*asked, "--gpu", "none").out
+
+
+def test_the_engines_part_is_printed_before_policies_are_simulated(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise FitError("none of them can run")
+
+    monkeypatch.setattr(answer, "policy_answer", refuse)
+    done = trilane(*MINI)
+    assert (done.status, done.err) == (2, "trilane: none of them can run\n")
+    assert done.out.splitlines()[-1].startswith("PCIe ")
+    assert "with llama.cpp: " in done.out
 
 
 def test_a_best_policy_that_played_a_short_prompt_has_no_time_to_first_token(trilane: Trilane) -> None:
@@ -162,7 +187,8 @@ def test_where_all_fits_no_offloading_is_needed(trilane: Trilane) -> None:
 
 
 def test_made_up_routing_says_so(trilane: Trilane) -> None:
-    done = trilane("fit", "--model", "deepseek-v2-lite:2", "--gpu", "rtx-3060", "--ram", "ddr4-3200")
+    done = trilane("fit", "--model", "deepseek-v2-lite:2", "--gpu", "rtx-3060", "--ram", "ddr4-3200", "--policies",
+                   "usual")
     assert facts(done)["routing"].startswith("synthetic, like ")
 
 
@@ -284,10 +310,24 @@ def test_deferral_says_how_many_are_deferred_and_that_the_output_changes(trilane
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("Deferring experts of low weight to the next layer (kt-deferral) ")
-    assert lines[1] == "kt-deferral ~ changes the output; not judged"
+    assert lines[1].startswith("simulated on the engine ktransformers: ")
+    assert lines[2].startswith("why: the GPU waits ")
+    assert lines[3] == "kt-deferral ~ changes the output; not judged"
     assert [line.split("  ")[0] for line in lines if line.startswith("with")] == [
         "without: kt-deferral, 0 deferred", "with it: kt-deferral ~, 1 deferred"
     ]
+
+
+def test_what_is_bought_has_the_figure_of_fit_first(trilane: Trilane) -> None:
+    asked = (*WORDS, "--prompt", "64", "--generated", "4", "--jobs", "1", "--json", "-")
+    found = trilane("pays", "memory", *asked, "--draws", "1").json["plain_engine"]
+    engine = trilane("fit", *asked).json["engine"]
+    gains = {gain["part"]: gain["tpot"] for gain in engine["gains"]}
+    assert found == {"engine": "llama.cpp", "tokens_per_s": 1e3 / engine["tpot_ms"], "gain": gains["GPU memory"]}
+    first, second = trilane("pays", "memory", *QUICK).out.splitlines()[:2]
+    gain = f"{100 * found['gain']:+.0f}% with llama.cpp as it is, in closed form"
+    assert first.startswith(f"a GPU with a quarter more memory: {gain}")
+    assert second.startswith("A GPU with a quarter more memory ")
 
 
 def test_refusals(trilane: Trilane) -> None:

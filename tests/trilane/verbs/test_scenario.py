@@ -1,4 +1,4 @@
-"""``trilane ablate``: the table shows what is written, and what cannot run is said."""
+"""``trilane compare`` and ``ablate``: the table shows what is written, and what cannot run is said."""
 
 from __future__ import annotations
 
@@ -61,3 +61,46 @@ def test_bad_input_is_one_sentence(trilane: Trilane, words: tuple[str, ...], exp
     [line] = done.err.splitlines()
     assert expected in line
     assert {path.name for path in Path().iterdir()} == {"mine.csv", "mine.safetensors"}
+
+
+# --- parameters in a comparison ---------------------------------------------------------------------------------------
+
+ONE_DRAW = (*SHORT, "--draws", "1", "--jobs", "1", "--json", "-")
+
+
+@pytest.mark.parametrize("words", [
+    ("--policies", "dali", "--set", "parameters={prefetch: 0}"),
+    ("--policies", "dali", "--set", "parameters.prefetch=0"),
+    ("--policies", "dali{prefetch: 0}"), ("--policies", "{dali: {prefetch: 0}}"),
+])
+def test_parameters_reach_the_one_policy_that_runs(trilane: Trilane, words: tuple[str, ...]) -> None:
+    alone = trilane("simulate", *SHORT, "--policy", "dali", "--set", "parameters.prefetch=0", "--json", "-").json
+    assert alone["scenario"]["parameters"]["prefetch"] == 0
+    found = trilane("compare", *ONE_DRAW, *words).json
+    assert found["runs"][0]["tpot_ms"] == alone["run"]["tpot_ms"]
+    assert "policy" not in found["scenario"]
+
+
+def test_the_policies_that_ran_are_named(trilane: Trilane) -> None:
+    found = trilane("compare", *ONE_DRAW, "--policies", "dali{window: 2},fiddler,dali").json
+    assert set(found["policies"]) == {"dali{window: 2}", "fiddler", "dali"} == {run["policy"] for run in found["runs"]}
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--policies", "dali,fiddler", "--set", "parameters={prefetch: 0}"), "whatif --vary parameters.prefetch="),
+    (("--set", "parameters.prefetch=0"), "'POLICY{prefetch: VALUE}'"),
+    (("--policies", "dali", "--set", "parameters={prefetches: 0}"), "did you mean 'prefetch'"),
+    (("--policies", "mix{cache: lruu}"), "'lruu'"),
+])
+def test_parameters_of_nobody_are_refused(trilane: Trilane, words: tuple[str, ...], said: str) -> None:
+    done = trilane("compare", *ONE_DRAW, *words)
+    assert (done.status, done.out) == (2, "")
+    assert said in done.err
+
+
+def test_a_policy_that_cannot_run_is_left_out_with_the_reason(trilane: Trilane) -> None:
+    write_route_csv(Path("mine.csv"))
+    trilane("trace", "import", "mine.csv", "-o", "mine.safetensors")
+    done = trilane("compare", "--draws", "1", "--jobs", "1", *MINE, "--policies", "on-demand,fiddler", "--json", "-")
+    assert done.json["policies"] == ["on-demand"]
+    assert "left out fiddler: policy 'fiddler' needs calibration" in done.err

@@ -151,6 +151,16 @@ def test_the_same_bytes_every_time(trilane: Trilane, table: Path) -> None:
         assert Path("a", name).read_bytes() == Path("b", name).read_bytes()
 
 
+@pytest.mark.parametrize(("kind", "begin"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_plot_writes_vectors_and_leaves_out_titles(trilane: Trilane, table: Path, kind: str, begin: bytes) -> None:
+    words = ("plot", str(table), "--kind", "tpot", "--x", "batch", "--format", kind)
+    for folder, more in (("with", ()), ("without", ("--no-title",)), ("again", ("--no-title",))):
+        assert trilane(*words, "-o", folder, *more).status == 0
+    whole, plain, again = (Path(folder, f"tpot.{kind}").read_bytes() for folder in ("with", "without", "again"))
+    assert whole.startswith(begin)
+    assert plain == again != whole
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (("--kind", "heet"), "--kind: there is no picture 'heet'; did you mean 'heat'"),
     (("--kind", "heat", "--where", "batch=1"), "heat: expected 2 axes that vary"),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from policies.mechanism.views import PolicyError
 from tests.kit.commands import SHORT, Trilane
 
 CODE = """
@@ -69,6 +68,27 @@ def test_a_sweep_takes_files_alone(trilane: Trilane, policies: str) -> None:
     assert not Path("t.parquet").exists()
 
 
+GRID = "{{scenario: {{prompt_tokens: 4, generated_tokens: 2}}, grid: {{policy: {policy}}}, clairvoyant: false}}"
+
+
+@pytest.mark.parametrize(("policy", "points"), [
+    (f"[{FILE}, on-demand]", 3), (f"['{FILE}:Lru', on-demand]", 2), (f"[{{'{FILE}:Lru': {{}}}}]", 1),
+])
+def test_a_grid_names_the_file_and_so_must_the_command_line(trilane: Trilane, policy: str, points: int) -> None:
+    """What a file of settings names is not executed by itself; the error says what to add."""
+    Path("grid.yaml").write_text(GRID.format(policy=policy))
+    words = ("sweep", "grid.yaml", "-o", "t.parquet", "--jobs", "2")
+    Path(FILE).write_text(CODE + "\nopen('executed', 'w')\n")
+    done = trilane(*words)
+    assert done.status == 2
+    named = FILE if points == 3 else f"{FILE}:Lru"
+    assert f"add --policies {named}" in done.err
+    assert not Path("executed").exists()
+    done = trilane(*words, "--policies", named)
+    assert done.status == 0, done.err
+    assert done.err == f"{points} point{'s' * (points > 1)} in t.parquet\n"
+
+
 def test_one_policy_may_be_named_twice(trilane: Trilane) -> None:
     words = ("simulate", *SHORT, "--policy", f"{FILE}:Mine", "--json", "-", "--set")
     for text in ("mine", f"./{FILE}:Mine"):
@@ -104,6 +124,17 @@ def test_whatif(trilane: Trilane) -> None:
     assert {row["policy"] for row in done.json["rows"]} >= {"mine"}
 
 
+def test_whatif_shows_it_in_every_cell_of_two_axes(trilane: Trilane) -> None:
+    axes = ("--vary", "cached_share=0.2,0.4", "--vary", "batch=1,2")
+    words = ("whatif", *SHORT, *axes, "--policies", f"{FILE}:Lru,fiddler", "--jobs", "1")
+    done = trilane(*words)
+    _, _, own = done.out.partition("TPOT of mine-lru in ms, and over that of the fastest\n")
+    rows = {(row["cached_share"], row["batch"]): row["tpot_ms"] for row in trilane(*words, "--json", "-").json["rows"]
+            if row["policy"] == "mine-lru"}
+    for line, share in zip(own.splitlines()[1:3], (0.2, 0.4), strict=True):
+        assert [f"{rows[share, batch]:,.2f}" in line for batch in (1, 2)] == [True, True]
+
+
 def test_its_cache_is_replayed(trilane: Trilane) -> None:
     words = ("cache-curve", "mini-moe", "--pool", "2GiB", "--json", "-", "--policies")
     points = {point["policy"]: point for point in trilane(*words, f"lru,{FILE}:Lru").json["points"]}
@@ -132,11 +163,36 @@ def test_one_policy_must_be_named(trilane: Trilane) -> None:
     assert "mine, mine-lru" in done.err
 
 
-def test_a_broken_rule_in_it_is_reported_with_its_file(trilane: Trilane, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bug, of Trilane or of that file: a traceback, after a line that asks for a report."""
-    Path(FILE).write_text(CARELESS)
-    with pytest.raises(PolicyError):
-        trilane("simulate", "--policy", f"{FILE}:Mine", "--set", "cached_share=0.1", "--set", "generated_tokens=2")
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert FILE in line
-    assert "report" in line
+TIGHT = ("--set", "cached_share=0.1", "--set", "generated_tokens=2")
+
+
+@pytest.mark.parametrize("words", [
+    ("simulate", *TIGHT, "--policy"), ("compare", *TIGHT, "--draws", "1", "--jobs", "2", "--policies"),
+])
+@pytest.mark.parametrize(("edit", "said"), [
+    (("blocked=()", "blocked=()"), "line 7, in victim: cache Careless chose ExpertId"),
+    (("return super().victim", "return 1 / 0 or super().victim"), "line 8, in victim: ZeroDivisionError"),
+    (("return super().victim", "return 7 or super().victim"), "line 7, in victim: cache Careless chose 7 "),
+    (("cache=Careless()", "demand_slots=None"), "line 13, in compose: policy 'careless': demand_slots: "),
+    (("cache=Careless()", "demand_slots=0"), "line 10: policy 'careless' runs every expert on the GPU"),
+])
+def test_a_mistake_in_it_is_one_sentence_with_its_line(
+    trilane: Trilane, words: tuple[str, ...], edit: tuple[str, str], said: str
+) -> None:
+    Path(FILE).write_text(CARELESS.replace(*edit))
+    done = trilane(*words, f"{FILE}:Mine")
+    assert (done.status, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert line.startswith(f"trilane: {Path(FILE).resolve()}, {said}")
+
+
+@pytest.mark.parametrize(("victim", "line", "said"), [
+    ("1 / 0", 8, "ZeroDivisionError"), ("7", 7, "cache Careless chose"),
+])
+def test_a_mistake_in_a_cache_that_is_replayed_has_its_line(
+    trilane: Trilane, victim: str, line: int, said: str
+) -> None:
+    Path(FILE).write_text(CARELESS.replace("return super", f"return {victim} or super"))
+    done = trilane("cache-curve", "mini-moe", "--pool", "2MiB", "--policies", f"{FILE}:Mine")
+    assert done.status == 2
+    assert f"{FILE}, line {line}, in victim: {said}" in done.err

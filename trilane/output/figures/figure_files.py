@@ -31,6 +31,12 @@ def picture_format(path: str | Path) -> str:
     return kind
 
 
+def without_title(figure: Figure) -> None:
+    """Remove the headline and the line under it, for a figure with a caption of its own."""
+    for part in (figure, *figure.subfigs):
+        part.suptitle("")
+
+
 @default_settings
 def save_figure(figure: Figure, path: str | Path, dpi: int = 110) -> None:
     """Write ``figure`` in the format that the ending of the name says. Raises PictureError for an unknown one."""

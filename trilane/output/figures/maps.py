@@ -14,13 +14,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from policies.protocols import PolicyKind
 from trilane.output.figures.figure_files import Picture, PictureError, default_settings
 from trilane.output.figures.marks import BLUE, INK, VERMILLION, marked
-from trilane.output.figures.pays_words import gain_text, remarks_of, shown_text, verdict_of
+from trilane.output.figures.pays_words import gain_text, remarks_of, row_text, shown_text, verdict_of, y_label
 from trilane.output.figures.style import (
     PANEL_GRID,
     axes_of_panels,
@@ -165,14 +164,14 @@ def plot_pays(gain_map: GainMap) -> Picture:
     figure, part = page(2.6 + 1.25 * len(rows[0]), 2.6 + 0.75 * len(rows), verdict_of(gain_map), about, remarks)
     ax = part.subplots()
     _draw_cells(ax, gains, (_GAINS, norm), [shown_text(idea.x, cell.x) for cell in rows[0]],
-                [shown_text(idea.y, cells[0].y) for cells in rows])
+                [row_text(gain_map, row, "\n") for row in range(len(rows))])
     for up, cells in enumerate(rows):
         for across, cell in enumerate(cells):
             _write_gain(ax, cell, (across, up), norm(gains[up, across]))
     drawn = _draw_break_even(ax, gains, idea.worth)
     _frame_machine(ax, *gain_map.here)
     ax.set_xlabel(idea.x.label)
-    ax.set_ylabel(idea.y.label)
+    ax.set_ylabel(y_label(gain_map))
     bar = part.colorbar(ScalarMappable(norm, _GAINS), ax=ax, pad=0.02, aspect=30, extend="both")
     bar.set_ticks(list(_TICKS), labels=list(_TICKS.values()))
     bar.set_label(f"gain in tokens/s over {idea.over}")
@@ -198,15 +197,12 @@ def _gain_rows(gain_map: GainMap) -> pd.DataFrame:
 
 
 def _write_gain(ax: Axes, cell: Cell, place: tuple[int, int], colour: float) -> None:
-    """The gain, and below it the lowest and the highest of the draws, if these differ; a stroke in the cell's own
-    ``colour`` keeps the break-even line off the digits.
-    """
+    """The gain, and below it the lowest and the highest of the draws, if these differ; ``colour``: the cell's."""
     if cell.gain is None:
         ax.annotate("cannot run", place, ha="center", va="center", color=INK, fontsize=8)
         return
     look: dict[str, Any] = {
         "ha": "center", "va": "center", "color": "white" if abs(2 * colour - 1) > _STRONG else "black",
-        "path_effects": [withStroke(linewidth=4, foreground=_GAINS(colour))],
     }
     ax.annotate(gain_text(cell.gain), place, fontsize=11, fontweight="bold", **look)
     low, high = (gain_text(end).removesuffix("%") for end in (min(cell.gains), max(cell.gains)))
@@ -215,13 +211,15 @@ def _write_gain(ax: Axes, cell: Cell, place: tuple[int, int], colour: float) -> 
 
 
 def _draw_break_even(ax: Axes, gains: np.ndarray, worth: float) -> bool:
-    """Draw the line between the cells that pay and those that do not; return False if there is none."""
-    known = gains[~np.isnan(gains)]
-    if min(gains.shape) < 2 or known.min() > worth or known.max() <= worth:
-        return False
-    for colour, width in (("white", 5.0), ("black", 2.5)):
-        ax.contour(np.ma.masked_invalid(gains), levels=[worth], colors=colour, linewidths=width)
-    return True
+    """Draw the borders between cells that pay and those that do not; return False if there are none."""
+    side = np.where(np.isnan(gains), 0, np.where(gains > worth, 1, -1))
+    upright = np.argwhere(side[:, :-1] * side[:, 1:] < 0).tolist()
+    level = np.argwhere(side[:-1] * side[1:] < 0).tolist()
+    for row, column in upright:
+        _draw_border(ax, [column + 0.5] * 2, [row - 0.5, row + 0.5], thick=True)
+    for row, column in level:
+        _draw_border(ax, [column - 0.5, column + 0.5], [row + 0.5] * 2, thick=True)
+    return bool(upright or level)
 
 
 def _frame_machine(ax: Axes, column: int, row: int) -> None:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from policies.protocols import PolicyKind
 from policies.registry import system
-from trilane.study.pays.gain_map import GainMap, Paying, Range
-from trilane.study.pays.ideas import Dimension
+from trilane.study.pays.break_even import End, Range
+from trilane.study.pays.dimensions import Dimension
+from trilane.study.pays.gain_map import GainMap, Paying
+from trilane.study.pays.ideas import WARM_CACHE
 from trilane.study.sweep.axes import PARAMETER
 
 _VERDICTS = {Paying.YES: "pays here", Paying.NO: "does not pay here", Paying.PERHAPS: "may pay here or not"}
@@ -18,6 +20,11 @@ _CACHES = {
               f"(https://github.com/ggml-org/llama.cpp/pull/27861) and others",
     _OWN: f"{_OWN}: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`",
 }
+
+_WARM = (
+    "its cache holds the popular experts of other texts at first, and hits are those of decode steps; `trilane "
+    "leaderboard` and `compare` start it empty, after other prompts and on another engine, and find fewer hits"
+)
 
 
 def answer_of(found: GainMap) -> str:
@@ -33,8 +40,8 @@ def answer_of(found: GainMap) -> str:
 def verdict_of(found: GainMap) -> str:
     """The verdict on the machine, and the gain; with the policy's name, if it is not the fastest of several."""
     cell, idea = found.cell, found.question.idea
-    using = found.question.using
-    name = f" ({using[0].policy_name})" if len(using) == 1 else ""
+    names = {candidate.policy_name for candidate in found.question.using}
+    name = f" ({names.pop()})" if len(names) == 1 else ""
     subject = f"{idea.subject[0].upper()}{idea.subject[1:]}{name}"
     return f"{subject} {_VERDICTS[found.paying]}: {gain_text(cell.gain or 0.0)}"
 
@@ -58,7 +65,7 @@ def _paying(dimension: Dimension, gains: Sequence[tuple[float, float | None]], r
 
 
 def _range(dimension: Dimension, paying: Range) -> str:
-    low, high = (None if end is None else shown_text(dimension, end) for end in paying)
+    low, high = (None if end is None else _end(dimension, end) for end in paying)
     if low is None:
         return f"up to {high}"
     if low == high:
@@ -66,11 +73,28 @@ def _range(dimension: Dimension, paying: Range) -> str:
     return f"from {low} on" if high is None else f"from {low} to {high}"
 
 
+def _end(dimension: Dimension, end: End) -> str:
+    if isinstance(end, tuple):
+        return f"somewhere between {' and '.join(shown_text(dimension, value) for value in end)}, where a side jumps,"
+    return shown_text(dimension, end)
+
+
 def shown_text(dimension: Dimension, value: float) -> str:
     """A value without its unit, in three digits; shares in percent."""
     if dimension.is_share:
         return f"{100 * value:.0f}%"
     return f"{float(f'{value:.3g}'):,g}"
+
+
+def row_text(found: GainMap, row: int, gap: str = "  ") -> str:
+    """The value of a row, and the PCIe link that has it."""
+    text = shown_text(found.question.idea.y, found.rows[row][0].y)
+    return f"{text}{gap}{found.links[row]}" if found.links and found.links[row] else text
+
+
+def y_label(found: GainMap) -> str:
+    """The label of the rows."""
+    return f"{found.question.idea.y.label}{', and the PCIe link' * bool(found.links)}"
 
 
 def gain_text(gain: float) -> str:
@@ -115,6 +139,8 @@ def remarks_of(found: GainMap) -> list[str]:
     """Lines about what the machine's cell plays: whose cache it is, what is assumed, and that a text changes."""
     played = {found.cell.without.policy, found.cell.using.policy}
     remarks = [text for name, text in _CACHES.items() if name in played]
+    if _PATCHES in played and WARM_CACHE in (*found.question.without, *found.question.using):
+        remarks.append(_WARM)
     if "draft_tokens" in found.question.idea.off:
         remarks.append(_drafts(found))
     if using_side(found).kind is PolicyKind.CHANGES:

@@ -11,7 +11,8 @@ from trilane.engines.tune.machine_found import Assumption
 from trilane.engines.tune.tune import Tuning
 
 if TYPE_CHECKING:
-    from trilane.fit.answer import Fit, PolicyAnswer  # imports what plays policies
+    from trilane.fit.answer import PolicyAnswer  # imports what plays policies
+    from trilane.fit.fit import Fit
 
 PINNED = (
     "--load-mode none reads the file into pinned memory: it loads more slowly, and where so much cannot be pinned "

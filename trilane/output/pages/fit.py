@@ -8,16 +8,17 @@ from sim.runs.vocabulary import kind_of
 from trilane.common.units import in_gb
 from trilane.engines.memory import SYSTEM
 from trilane.engines.question import Question
-from trilane.fit.answer import Fit, PolicyAnswer
+from trilane.fit.answer import PolicyAnswer
+from trilane.fit.fit import Fit
 from trilane.fit.policy_result import MemoryUse, PolicyResult
 from trilane.output.figures.marks import SIGNS
 from trilane.output.pages.caveats import fit_caveats, limit_text
 from trilane.output.pages.fit_engine import (
     caveats,
     duration,
-    engine_section,
+    first_part,
     host_text,
-    question_text,
+    last_part,
     seconds,
     sizes_text,
 )
@@ -27,7 +28,6 @@ _LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and dec
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.fit.sensitivity)
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
-_NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
 _OTHER, _EQUAL = "+", "="
 _COLUMNS = ("policy", "TTFT s", "TPOT ms", "tokens/s", "answer s", "hit rate", "PCIe MiB/tok", "host GB")
 _LEGEND = {
@@ -47,24 +47,11 @@ _MARK_LEGEND = {
 
 def fit_page(fit: Fit) -> list[Part]:
     """Everything that is printed."""
-    question = fit.question
-    about = filter(None, [fit.about, _length(question.tokens, fit.trained_tokens)])
-    refused = ["", heading("policies"), *fit.policies_refused.split("\n")] if fit.policies_refused else []
-    policies = [*refused, *caveats(fit.notes)] if fit.policies is None else _policies(fit, fit.policies)
-    title = heading(f"{fit.model} on {fit.machine}: {question_text(question)}")
-    return [title, *about, *engine_section(fit), *policies]
+    return [*first_part(fit), *(last_part(fit) if fit.policies is None else policies_part(fit, fit.policies))]
 
 
-def _length(tokens: int, trained: int | None) -> str:
-    """Sentence on the length that the model was trained for, where the question comes near it or goes beyond."""
-    if trained is None or tokens <= trained - _NEAR:
-        return ""
-    if tokens <= trained:
-        return f"This is the length that the model was trained for, {trained:,} tokens with the answer."
-    return f"The model was trained for {trained:,} tokens, and here are {tokens:,}: answers may be of little use."
-
-
-def _policies(fit: Fit, played: PolicyAnswer) -> list[Part]:
+def policies_part(fit: Fit, played: PolicyAnswer) -> list[Part]:
+    """All about the policies, and the caveats."""
     question = fit.question
     return [*_answer(question, played), *_disagreement(fit, played), *_memory(played),
             *policies_section(question, played), *_limits(played), *_supports(played),

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
-from trilane.engines.question import Question
+from trilane.engines.question import USUAL_POLICIES, Question
 from trilane.engines.speed import EngineAnswer, EngineGain
 from trilane.output.pages.caveats import limit_text
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
 
 if TYPE_CHECKING:
-    from trilane.fit.answer import Fit  # imports what plays policies
+    from trilane.fit.fit import Fit
 
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
@@ -21,8 +21,34 @@ PARTS = {  # of a time
 }
 _LEAST = 0.005  # of the whole; less is not told
 _BIASED = 0.05  # smaller biases are not told
+_NEAR = 256  # tokens: --prompt max comes so near the length that a model was trained for
 _LONG_MS = 120e3  # longer times are in minutes
 ONE_TOKEN = "- (an answer of one token)"  # in place of a time per token
+
+
+def first_part(fit: Fit) -> list[Part]:
+    """The question, the machine, and the engine's answer: all that is printed before policies are simulated."""
+    about = filter(None, [fit.about, _length(fit.question.tokens, fit.trained_tokens)])
+    title = heading(f"{fit.model} on {fit.machine}: {question_text(fit.question)}")
+    return [title, *about, *engine_section(fit)]
+
+
+def last_part(fit: Fit) -> list[Part]:
+    """The end of the page where no policies were simulated."""
+    hint = f"policies that decide at run time: --policies {USUAL_POLICIES} simulates what they could reach"
+    if fit.policies_refused is not None:
+        told: list[Part] = ["", heading("policies"), *fit.policies_refused.split("\n")]
+        return [*(told if fit.question.policies else []), *caveats(fit.notes)]
+    return [*caveats(fit.notes), *(["", hint] if fit.offloads else [])]
+
+
+def _length(tokens: int, trained: int | None) -> str:
+    """Sentence on the length that the model was trained for, where the question comes near it or goes beyond."""
+    if trained is None or tokens <= trained - _NEAR:
+        return ""
+    if tokens <= trained:
+        return f"This is the length that the model was trained for, {trained:,} tokens with the answer."
+    return f"The model was trained for {trained:,} tokens, and here are {tokens:,}: answers may be of little use."
 
 
 def engine_section(fit: Fit) -> list[Part]:

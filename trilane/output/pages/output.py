@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from trilane.common.files import OutputError, atomic_path, check_folder_of, errors_name, plain_target
+from trilane.common.files import OutputError, atomic_path, check_folder_of, ending_of, errors_name, plain_target
 from trilane.common.quoting import printable, shortened
 from trilane.common.units import MIB
 from trilane.output.pages.widths import Command, Markdown, fitted, folded, folded_command
@@ -38,6 +38,17 @@ JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write the result as JSON too; [bold]-[/] prints it instead."),
 ]
+
+
+def named_as(*endings: str) -> Callable[[str | None], str | None]:
+    """A check of an option's value, the name of a file to write. It raises OutputError for another ending."""
+
+    def check(path: str | None) -> str | None:
+        if path is not None:
+            ending_of(path, *endings)
+        return path
+
+    return check
 
 
 def report(json_target: str | None, record: Any, *parts: Part) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.costs.engine import load_engine
 from trilane.output.figures.marks import marked
 from trilane.output.figures.pays_words import (
     NamedSide,
@@ -10,13 +11,17 @@ from trilane.output.figures.pays_words import (
     gain_text,
     other_caches,
     remarks_of,
+    row_text,
     shown_text,
     using_side,
     without_side,
+    y_label,
 )
 from trilane.output.pages.output import Part, heading, mebibytes, number, pairs, percent, table
-from trilane.study.pays.gain_map import GainMap, PlayedSide
+from trilane.study.pays.gain_map import GainMap
+from trilane.study.pays.played_map import PlayedSide
 
+_LEAST_MS, _LEAST_SHARE = 0.005, 0.005  # less is not told
 _COLUMNS = ("tokens/s", "on the GPU\nwhen needed", "copied\nMiB/token", "GPU waits\nfor the CPU", "\nfor copies")
 
 
@@ -26,10 +31,52 @@ def pays_page(found: GainMap) -> list[Part]:
     here = [f"{axis.label}: {shown_text(axis, value)} here" for axis, value in ((idea.x, cell.x), (idea.y, cell.y))]
     sides = [_side("without", without_side(found), cell.without), _side("with it", using_side(found), cell.using)]
     return [
-        heading(answer_of(found)), *remarks_of(found), *other_caches(found), found.about, "",
+        *_plain(found), heading(answer_of(found)), _engines(found), _why(found), *remarks_of(found),
+        *other_caches(found), found.about, "",
         pairs([("what decides", ", ".join(here)), *break_even(found)]), "",
         table(["here", *_COLUMNS], sides), "", *_map(found),
     ]
+
+
+def _plain(found: GainMap) -> list[Part]:
+    """The answer for an engine as it is."""
+    if (plain := found.plain) is None:
+        return []
+    name = f"{plain.engine} as it is, in closed form like `trilane fit`"
+    return [heading(f"{found.question.idea.subject}: {gain_text(plain.gain)} with {name}, "
+                    f"{number(plain.tokens_per_s)} tokens/s now; simulated, with a cache if that is faster:")]
+
+
+def _engines(found: GainMap) -> str:
+    """The engines on which both sides are simulated, and the price of a decision there."""
+    without, using = found.cell.without.engine, found.cell.using.engine
+    names = f"the engine {using}" if using == without else f"the engines {using} (with it) and {without} (without)"
+    if not any(load_engine(name).decides for name in (without, using)):
+        return f"simulated on {names}: nothing is decided on the host, decisions are free and no routing is read back"
+    shares = [percent(share, 1) for share in found.mechanism.decisions]
+    return f"simulated on {names}: the host decides in every layer, {shares[1]} of the time ({shares[0]} without it)"
+
+
+def _why(found: GainMap) -> str:
+    """The numbers that show why it pays or not, in one line."""
+    why = found.mechanism
+    saved = [f"the GPU waits {_change(*waits)} for {lane}" for lane, waits in
+             (("the CPU", why.cpu_wait_ms), ("copies", why.copy_wait_ms)) if max(waits) >= _LEAST_MS]
+    layer = f"a layer {number(why.layer_us[1], 0)} us ({number(why.layer_us[0], 0)} without it)"
+    upload = "" if why.upload_us is None else f"an upload of an expert takes {number(why.upload_us, 0)} us, "
+    parts = [*saved, upload + layer]
+    if max(why.link_busy) >= _LEAST_SHARE:
+        parts.append(f"the link is busy {percent(why.link_busy[1])} of the time ({percent(why.link_busy[0])})")
+    hits = f"{percent(why.hit_rate[1])} of the experts are there when needed ({percent(why.hit_rate[0])})"
+    late = [] if why.late is None else [f"{percent(why.late)} of the prefetches that run come late"]
+    return f"why: {'; '.join([*parts, hits, *late])}"
+
+
+def _change(before: float, after: float) -> str:
+    """The change of a time of a token, in ms."""
+    if abs(after - before) < _LEAST_MS:
+        return f"as long, {number(after, 2)} ms a token,"
+    return f"{number(abs(after - before), 2)} ms a token {'longer' if after > before else 'less'}"
 
 
 def _side(what: str, named: NamedSide, side: PlayedSide) -> list[str]:
@@ -45,11 +92,11 @@ def _map(found: GainMap) -> list[Part]:
     idea, (column, row) = found.question.idea, found.here
     xs = [f"{shown_text(idea.x, cell.x)}{' <' * (place == column)}" for place, cell in enumerate(found.rows[0])]
     lines = [
-        [f"{shown_text(idea.y, cells[0].y)}{' <' * (place == row)}",
+        [f"{row_text(found, place)}{' <' * (place == row)}",
          *("-" if cell.gain is None else gain_text(cell.gain) for cell in cells)]
         for place, cells in reversed(list(enumerate(found.rows)))
     ]
-    what = f"gain in tokens/s; across: {idea.x.label}; down: {idea.y.label}; <: here"
+    what = f"gain in tokens/s; across: {idea.x.label}; down: {y_label(found)}; <: here"
     empty = [cell for cells in found.rows for cell in cells if not cell.gains]
     why = [f"\n-  cannot run: {cell.without.reason or cell.using.reason}" for cell in empty[:1]]
     return [heading(what), table(["", *xs], lines), *why]

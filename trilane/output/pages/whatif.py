@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -32,13 +33,15 @@ _MEANINGS = {
 }
 
 
-def page(means: SweepMeans, axes: Sequence[str]) -> list[Part]:
-    """The question, the table, and what its columns and marks mean."""
+def page(means: SweepMeans, axes: Sequence[str], own: Sequence[str] = ()) -> list[Part]:
+    """The question, the table, and what its columns and marks mean. ``own``: policies that get a table of their own
+    where that of two axes shows the fastest alone."""
     remark = [f"\n{means.tuned}"] if means.tuned else []
     if len(axes) == 1:
         return [heading(f"TPOT in ms: {means.about}"), *_by_policy(means, axes[0]), *remark]
     title = heading(f"fastest policy and its TPOT in ms: {means.about}")
-    return [title, *_by_cell(means, axes[0], axes[1]), *remark]
+    tables = [part for policy in own for part in _of_policy(means, policy, axes[0], axes[1])]
+    return [title, *_by_cell(means, axes[0], axes[1]), *tables, *remark]
 
 
 def _by_policy(means: SweepMeans, axis: str) -> list[Part]:
@@ -85,6 +88,24 @@ def _by_cell(means: SweepMeans, rows: str, columns: str) -> list[Part]:
     header = [axis_label(rows), *(value_words(columns, value) for value in means.axis(columns))]
     kinds = {*cells["kind"], *means.clairvoyant["kind"]}
     return [table(header, lines), legend({**meanings(kinds), "bound": _MEANINGS["lower bound"]})]
+
+
+def _of_policy(means: SweepMeans, policy: str, rows: str, columns: str) -> list[Part]:
+    """The times of one policy, and what they are over those of the fastest."""
+    fastest_ms: dict[Any, float] = {}
+    mine: dict[Any, float] = {}
+    for run in means.real.to_dict("records"):
+        place, time = (run[rows], run[columns]), run["tpot_ms"]
+        fastest_ms[place] = min(time, fastest_ms.get(place, time))
+        if run["policy"] == policy:
+            mine[place] = time
+    texts = {place: f"{time:,.2f} {time / fastest_ms[place]:.2f}x" for place, time in mine.items()}
+    lines = [
+        [value_text(rows, row), *(texts.get((row, column), "-") for column in means.axis(columns))]
+        for row in means.axis(rows)
+    ]
+    header = [axis_label(rows), *(value_words(columns, value) for value in means.axis(columns))]
+    return ["", heading(f"TPOT of {policy} in ms, and over that of the fastest"), table(header, lines)]
 
 
 def findings(means: SweepMeans, axes: Sequence[str]) -> list[str]:

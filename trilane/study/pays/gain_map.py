@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain, groupby, pairwise, product
+from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from sim.runs.columns import columns_of_rows
-from sim.runs.metrics import Metrics, metrics_of
+from sim.machine.dials import slot_named
 from sim.runs.prepare import Prepared, prepare
-from sim.runs.scenario import Scenario
-from sim.simulate import spans_of
-from trilane.common.errors import TrilaneError
-from trilane.common.gc_paused import gc_paused
 from trilane.common.schema import to_dict
-from trilane.study.pays.ideas import Candidate, Dimension, PaysError, PaysQuestion, Values, prepared_with_idea
-from trilane.study.player import LastPrepared, Watch, check_workers, in_order, play
-from trilane.study.sweep.axes import policy_in, vary
-from trilane.study.sweep.grid import Grid, Point, canonical, points
+from trilane.engines.question import FitError
+from trilane.engines.speed import engine_answer
+from trilane.study.pays.break_even import Range, Step, paying
+from trilane.study.pays.dimensions import LINK, Dimension, Values, upload_us
+from trilane.study.pays.ideas import PaysError, PaysQuestion, prepared_with_idea
+from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, play_map
+from trilane.study.player import Watch
+from trilane.study.sweep.axes import vary
 
-FACTS = (
-    "decode_served_hit_rate", "pcie_bytes_per_token", "prefetch_accuracy", "stall_cpu_share", "stall_h2d_share",
-)
-Place = tuple[float, float]  # values of the two axes
-
-
-class PlayedSide(NamedTuple):
-    """A policy at a place, such as the fastest of some: tokens a second of all sequences in each draw, and means of
-    FACTS; or the reason why it cannot run."""
-
-    policy: str
-    tokens_per_s: tuple[float, ...]
-    facts: Mapping[str, float | None]
-    reason: str = ""
-
-    @property
-    def mean_tokens_per_s(self) -> float:
-        """The mean over the draws; 0 where nothing can run."""
-        return fmean(self.tokens_per_s or (0.0,))
+_ASSEMBLED = "Assembled: "  # before the parts of a machine in words
+_USUAL_LINK = "4x16"  # where none is named: the generation in which links are told
+_JUMP = 10.0  # times as many bytes copied per token, from which on two neighbours are not decided alike
 
 
 class Paying(StrEnum):
@@ -76,6 +59,29 @@ class Cell:
         return {**to_dict(self), "gains": self.gains}
 
 
+class Mechanism(NamedTuple):
+    """Numbers of the machine's cell that show why the idea pays or not, in pairs without the idea and with it. Times
+    are of one token: of a layer, and those that the GPU waits for other lanes. ``late``: of the prefetches that ran.
+    None: nothing to tell."""
+
+    upload_us: float | None  # of an expert, alone on the link
+    layer_us: tuple[float, float]
+    cpu_wait_ms: tuple[float, float]
+    copy_wait_ms: tuple[float, float]
+    link_busy: tuple[float, float]
+    hit_rate: tuple[float | None, float | None]
+    late: float | None
+    decisions: tuple[float, float]  # share of the time
+
+
+class PlainEngine(NamedTuple):
+    """The gain of an engine as it is from a part 25 % better, in closed form: the figure of ``trilane fit``."""
+
+    engine: str
+    tokens_per_s: float  # of one sequence, now
+    gain: float
+
+
 def _thousandths(gain: float) -> float:
     return round(gain, 3) + 0.0  # + 0.0: no minus before a zero
 
@@ -83,13 +89,18 @@ def _thousandths(gain: float) -> float:
 @dataclass(frozen=True)
 class GainMap:
     """The answer of ``trilane pays``. ``rows``: cells, from the lowest ``y`` on. ``here``: column and row of the
-    machine. ``alternative``: its cell with the question's ``alternative``."""
+    machine. ``upload_us``: time to copy the mean expert there. ``links``: the PCIe link of every row, if the rows are
+    links. ``alternative``: the machine's cell with the question's ``alternative``. ``plain``: the answer for an engine
+    as it is, where what is bought has one."""
 
     question: PaysQuestion
     about: str
     rows: tuple[tuple[Cell, ...], ...]
     here: tuple[int, int]
+    upload_us: float
+    links: tuple[str, ...] = ()
     alternative: Cell | None = None
+    plain: PlainEngine | None = None
 
     @property
     def cell(self) -> Cell:
@@ -117,12 +128,36 @@ class GainMap:
     @property
     def paying_x(self) -> list[Range]:
         """The ranges of ``x`` in which the idea pays, with the machine's ``y``."""
-        return paying([(cell.x, cell.gain) for cell in self.own_row], self.question.idea.worth)
+        return _paying(self.own_row, [cell.x for cell in self.own_row], self.question.idea.worth)
 
     @property
     def paying_y(self) -> list[Range]:
         """The ranges of ``y`` in which it pays, with the machine's ``x``."""
-        return paying([(cell.y, cell.gain) for cell in self.own_column], self.question.idea.worth)
+        return _paying(self.own_column, [cell.y for cell in self.own_column], self.question.idea.worth)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The numbers behind the machine's gain."""
+        sides, asked = (self.cell.without, self.cell.using), self.question.fit
+        token_ms = [1e3 * asked.batch / side.mean_tokens_per_s for side in sides]
+        facts = [side.facts for side in sides]
+
+        def each(fact: str, times: Sequence[float] = (1.0, 1.0)) -> tuple[float, float]:
+            first, second = ((one[fact] or 0.0) * time for one, time in zip(facts, times, strict=True))
+            return first, second
+
+        late, used = (facts[1][name] or 0.0 for name in ("prefetches_late", "prefetches_used"))
+        layers = asked.model_shape.moe_layers
+        return Mechanism(
+            upload_us=self.upload_us if any(each("pcie_bytes_per_token")) else None,
+            layer_us=(1e3 * token_ms[0] / layers, 1e3 * token_ms[1] / layers),
+            cpu_wait_ms=each("stall_cpu_share", token_ms),
+            copy_wait_ms=each("stall_h2d_share", token_ms),
+            link_busy=each("h2d_busy_share"),
+            hit_rate=(facts[0]["decode_served_hit_rate"], facts[1]["decode_served_hit_rate"]),
+            late=late / (late + used) if late + used else None,
+            decisions=each("plan_overhead_share"),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -131,8 +166,10 @@ class GainMap:
         idea = self.question.idea
         return {
             "question": to_dict(self.question), "about": self.about, "x": idea.x.label, "y": idea.y.label,
-            "worth": idea.worth, "cells": cells, "here": {"x": self.cell.x, "y": self.cell.y},
-            "alternative": alternative, "paying": self.paying,
+            "worth": idea.worth, "plain_engine": None if self.plain is None else self.plain._asdict(),
+            "engines": {"without": self.cell.without.engine, "using": self.cell.using.engine},
+            "why": self.mechanism._asdict(), "links": self.links, "cells": cells,
+            "here": {"x": self.cell.x, "y": self.cell.y}, "alternative": alternative, "paying": self.paying,
             "paying_at": {"x": [one._asdict() for one in self.paying_x], "y": [one._asdict() for one in self.paying_y]},
         }
 
@@ -142,17 +179,46 @@ def gain_map(question: PaysQuestion, jobs: int = 1, watch: Watch | None = None) 
     sides cannot run on the machine itself."""
     prepared, idea = prepared_with_idea(question), question.idea
     own = idea.own(prepared, question.x, question.y)
-    xs, ys = idea.x.values(prepared, own[0]), idea.y.values(prepared, own[1])
+    xs, ys = idea.values(prepared, own)
     played = play_map(question, prepared, xs, ys, own, jobs, watch)
     shown = [_shown(prepared, dimension, values) for dimension, values in ((idea.x, xs), (idea.y, ys))]
     rows = tuple(
         tuple(_cell(question, played, (x, y), (at_x, at_y)) for x, at_x in zip(xs, shown[0], strict=True))
         for y, at_y in zip(ys, shown[1], strict=True)
     )
-    found = GainMap(question, _about(prepared, question), rows, (xs.index(own[0]), ys.index(own[1])))
+    here = _on_link(prepared, own[1]) if idea.varies_link else prepared
+    found = GainMap(
+        question, _about(prepared, question), rows, (xs.index(own[0]), ys.index(own[1])), upload_us(here),
+        _links(prepared, question, ys), plain=_plain(prepared, question),
+    )
     if found.cell.gain is None:
         raise PaysError(f"pays: {found.cell.without.reason or found.cell.using.reason}")
     return replace(found, alternative=_alternative(found, played, own))
+
+
+def _on_link(prepared: Prepared, gb_per_s: float) -> Prepared:
+    return prepare(vary(prepared.scenario, LINK.axis, gb_per_s), prepared.trace)
+
+
+def _links(prepared: Prepared, question: PaysQuestion, ys: Values) -> tuple[str, ...]:
+    """The PCIe links of the rows, in the generation of the slot that was named."""
+    if not question.idea.varies_link:
+        return ()
+    generation = int((question.fit.pcie or _USUAL_LINK)[0])
+    rates = [_on_link(prepared, y).hardware.link.theory_bytes_per_s for y in ys]
+    return tuple(slot_named(rate, generation) for rate in rates)
+
+
+def _plain(prepared: Prepared, question: PaysQuestion) -> PlainEngine | None:
+    """The closed form's answer to what is bought, for the machine as it is named."""
+    if not question.idea.part or prepared.hardware.measured or question.x is not None:
+        return None
+    try:
+        answer = engine_answer(question.fit, question.fit.model_shape, question.fit.load_machine())
+    except FitError:
+        return None
+    gains = {gain.part: gain.tpot for gain in answer.gains}
+    return PlainEngine(answer.engine, 1e3 / answer.tpot_ms, gains.get(question.idea.part, 0.0))
 
 
 def _alternative(found: GainMap, played: PlayedMap, own: Place) -> Cell | None:
@@ -181,130 +247,26 @@ def _about(prepared: Prepared, question: PaysQuestion) -> str:
     batch = "" if asked.batch == 1 else f", batch {asked.batch}"
     draws = "1 draw" if question.draws == 1 else f"{question.draws} draws (of other texts)"
     routing = "synthetic" if prepared.trace.provenance.get("synthetic") else "recorded"
+    machine = prepared.hardware.about.removeprefix(_ASSEMBLED).removesuffix(".")
+    if machine == prepared.hardware.about:
+        machine = prepared.hardware.name
     return (
-        f"{prepared.shape.name} on {prepared.hardware.name}{batch}: answers of {asked.generated:,} tokens after "
+        f"{prepared.shape.name} on {machine}{batch}: answers of {asked.generated:,} tokens after "
         f"{asked.prompt_tokens:,}, {routing} routing, {draws}"
     )
 
-
-# --- what is played ---------------------------------------------------------------------------------------------------
-
-
-class PlayedMap:
-    """Sides that were played, by candidate and place."""
-
-    def __init__(self, question: PaysQuestion, tasks: Sequence[Point], played: Sequence[PlayedSide]) -> None:
-        self._played: dict[tuple[str, float, float], list[PlayedSide]] = {}
-        x, y = question.idea.x.axis, question.idea.y.axis
-        for point, one in zip(tasks, played, strict=True):
-            candidate = Candidate(point.axes["policy"], point.axes["engine"])
-            self._played.setdefault((canonical(candidate), point.axes[x], point.axes[y]), []).append(one)
-
-    def fastest(self, candidates: Sequence[Candidate], x: float, y: float) -> PlayedSide:
-        """The fastest of several at a place, by the mean over the draws."""
-        sides = [_side(self._played[canonical(one), x, y]) for one in candidates]
-        return max(sides, key=lambda side: side.mean_tokens_per_s)
+def _paying(cells: Sequence[Cell], values: Sequence[float], worth: float) -> list[Range]:
+    jumps = [False, *(_jumps(before.without, after.without) or _jumps(before.using, after.using)
+                      for before, after in pairwise(cells))]
+    gains = [None if cell.gain is None else cell.gain - worth for cell in cells]
+    return paying([Step(*step) for step in zip(values, gains, jumps, strict=True)])
 
 
-def play_map(
-    question: PaysQuestion, prepared: Prepared, xs: Values, ys: Values, own: Place, jobs: int = 1,
-    watch: Watch | None = None,
-) -> PlayedMap:
-    """Simulate all places without the idea and with it, and the machine's, ``own``, with the alternative. Raises
-    ChoiceError for a policy that other processes lack."""
-    check_workers([candidate.policy_name for candidate in (*question.without, *question.using)], jobs)
-    tasks = points(_grid(question, prepared, list(product(xs, ys)), own))
-    return PlayedMap(question, tasks, list(in_order(play(_play, tasks, lambda point: point.setting, jobs, watch))))
+def _jumps(before: PlayedSide, after: PlayedSide) -> bool:
+    """True if one of two neighbours copies ten times what the other does, or more.
 
-
-def _grid(question: PaysQuestion, prepared: Prepared, places: Sequence[Place], own: Place) -> Grid:
-    """Both sides at every place; what is the same at several of them is one point."""
-    idea = question.idea
-    sides = [
-        *((candidate, [idea.place_without(*at) for at in places]) for candidate in question.without),
-        *((candidate, [idea.place_using(*at) for at in places]) for candidate in question.using),
-    ]
-    if question.alternative is not None:
-        sides.append((question.alternative, [idea.place_using(*own)]))
-    names = (idea.x.axis, idea.y.axis)
-    axes = tuple(
-        {"policy": (candidate.policy,), "engine": (candidate.engine,)}
-        | dict(zip(names, zip(*played, strict=True), strict=True))
-        for candidate, played in sides
-    )
-    return Grid(_scenario(prepared, idea.x.axis), axes, question.draws, clairvoyant=False)
-
-
-def _scenario(prepared: Prepared, axis: str) -> Scenario:
-    """The question's; with room for any share of the experts where that is varied."""
-    if axis != "cached_share":
-        return prepared.scenario
-    memory_bytes = prepared.hardware.gpu.memory_bytes + prepared.shape.routed_bytes
-    overrides = {**prepared.scenario.hardware_overrides, "gpu.memory_bytes": memory_bytes}
-    return prepared.scenario.with_(hardware_overrides=overrides)
-
-
-def _play(last: LastPrepared, point: Point) -> PlayedSide:
-    """One draw of one policy, without what a map has no use for: bounds, and a table's row."""
-    policy, _ = policy_in(point.axes["policy"])
-    if point.scenario is None:
-        return PlayedSide(policy, (), {}, point.problem.partition(": ")[2])
-    try:
-        with gc_paused():
-            numbers = _metrics(last.of(point.scenario)).to_dict()
-    except TrilaneError as error:
-        return PlayedSide(policy, (), {}, str(error))
-    return PlayedSide(policy, (numbers["throughput_tokens_per_s"] or 0.0,), {name: numbers[name] for name in FACTS})
-
-
-def _metrics(prepared: Prepared) -> Metrics:
-    spans = columns_of_rows(spans_of(prepared))
-    return metrics_of(spans, prepared.scenario.batch, prepared.answer_tokens)
-
-
-def _side(draws: Sequence[PlayedSide]) -> PlayedSide:
-    """All draws of one policy at a place, or the first that cannot run."""
-    facts = {name: _mean([one.facts.get(name) for one in draws]) for name in FACTS}
-    together = PlayedSide(draws[0].policy, tuple(chain(*(one.tokens_per_s for one in draws))), facts)
-    return next((one for one in draws if one.reason), together)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-# --- where an idea begins to pay --------------------------------------------------------------------------------------
-
-
-class Range(NamedTuple):
-    """Values between which an idea pays; None: up to the end of those that have a gain."""
-
-    low: float | None
-    high: float | None
-
-
-def paying(gains: Sequence[tuple[float, float | None]], worth: float) -> list[Range]:
-    """The ranges in which gains are above ``worth``, of ascending values with their gains; straight lines in between.
-
-    No line crosses a value without a gain between two that have one: a range ends before it.
+    A policy that decides alike at both copies in proportion to its misses, which change less between neighbours. Where
+    it begins to copy, its speed jumps at a value in between that is not known, and a straight line says nothing.
     """
-    groups = groupby(gains, key=lambda pair: pair[1] is not None)
-    runs = [[(value, gain - worth) for value, gain in group if gain is not None] for known, group in groups if known]
-    ranges: list[Range] = []
-    for place, run in enumerate(runs):
-        low = run[0][0] if place else None
-        ranges += _within(run, low, run[-1][0] if place + 1 < len(runs) else None)
-    return ranges
-
-
-def _within(run: Sequence[tuple[float, float]], low: float | None, high: float | None) -> Iterator[Range]:
-    """The ranges of neighbours, that begin at ``low`` and end at ``high``; gains are above what is worth it."""
-    for (left, before), (right, after) in pairwise(run):
-        if (before > 0) != (after > 0):
-            crossing = left + (right - left) * before / (before - after)
-            if before > 0:
-                yield Range(low, crossing)
-            low = crossing
-    if run[-1][1] > 0:
-        yield Range(low, high)
+    less, more = sorted(side.facts.get("pcie_bytes_per_token") or 0.0 for side in (before, after))
+    return more > _JUMP * less

@@ -3,13 +3,11 @@ and the question whether one pays for this model on that machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from policies.registry import system
-from sim.machine.dials import DIALS
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.scenario import Scenario
 from traces.library import NO_FORECASTS, calibration_of
@@ -18,149 +16,27 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import between
 from trilane.common.names import unknown
 from trilane.common.schema import check
-from trilane.common.units import GB, in_gb
+from trilane.common.units import in_gb
 from trilane.engines.memory import need_of
 from trilane.engines.question import Question
 from trilane.engines.refusals import check_fits
 from trilane.engines.routing import synthetic_names
+from trilane.study.pays.dimensions import (
+    ACCEPTANCE,
+    DEFERRED,
+    DRAFTS,
+    DRAM,
+    LINK,
+    MEMORY,
+    RECALL,
+    SHARE,
+    UPLOAD,
+    Bounds,
+    Dimension,
+    Values,
+)
 from trilane.study.question_scenario import scenario_of
 from trilane.study.sweep.axes import PARAMETER, policy_in, takers, vary
-
-Values = tuple[float, ...]
-Bounds = tuple[float, float]
-_NEAR = 0.4  # of a step: values that are nearer to the machine's own are left out
-_MOST_DRAFTS = 64  # that a scenario takes
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One of the two numbers that decide.
-
-    ``axis``: its name in a sweep. ``label``: what is shown, with its unit. ``own``: the machine's value, of a question
-    that is prepared with the idea. ``around``: the values of a map, ascending as they are shown, with the machine's own
-    among them. ``bounds``: the lowest and the highest value that means something. ``shown``: what is shown of the
-    question prepared with a value; None: the value. ``is_share``: in percent. ``in_words``: what a side with a value is
-    said to have, where the two sides differ in it.
-    """
-
-    axis: str
-    label: str
-    own: Callable[[Prepared], float]
-    around: Callable[[float], Values]
-    bounds: Callable[[Prepared], Bounds]
-    shown: Callable[[Prepared], float] | None = None
-    is_share: bool = False
-    in_words: str = ""
-
-    def values(self, prepared: Prepared, own: float) -> Values:
-        """Values of a map within the bounds, the own one among them."""
-        low, high = self.bounds(prepared)
-        return tuple(value for value in self.around(own) if low <= value <= high)
-
-
-def fixed(low: float, high: float) -> Callable[[Prepared], Bounds]:
-    """Bounds that are the same for every model and machine."""
-    return lambda prepared: (low, high)
-
-
-def with_own(values: Values, own: float) -> Values:
-    """Fixed values and the machine's own, without those next to it."""
-    step = (values[-1] - values[0]) / (len(values) - 1)
-    return tuple(sorted([own, *(value for value in values if abs(value - own) > _NEAR * step)]))
-
-
-def multiples(ratio: float, below: int, above: int, own: float) -> Values:
-    """The own value times powers of a ratio, ``below`` of them smaller and ``above`` of them larger."""
-    return tuple(own * ratio**power for power in range(-below, above + 1))
-
-
-# --- own values -------------------------------------------------------------------------------------------------------
-
-
-def _dial(name: str, prepared: Prepared) -> float:
-    dial = DIALS[name]
-    return float(prepared.hardware.flat()[dial.keys[0]]) / dial.unit
-
-
-def _share(prepared: Prepared) -> float:
-    """The share of the experts that fit the GPU's memory, rounded down so that they do."""
-    return prepared.memory.slots * 1000 // (prepared.shape.moe_layers * prepared.shape.experts) / 1000
-
-
-def _recall(prepared: Prepared) -> float:
-    """The recall of forecasts of the next layer."""
-    recalls = prepared.scenario.noisy_forecast_recall
-    assert recalls is not None  # a question states them
-    return recalls[0]
-
-
-def _deferred(prepared: Prepared) -> int:
-    """Half of a token's experts (ours; KTransformers' artefact has 4 of 6, 4 of 8 and 6 of 8: docs/readings.md)."""
-    return prepared.shape.top_k // 2
-
-
-def _up_to_top_k(prepared: Prepared) -> Bounds:
-    return 1, prepared.shape.top_k
-
-
-def _counted(own: float) -> Values:
-    """Whole numbers from 1, or six below the own, to one more than that."""
-    return tuple(range(max(round(own) - 6, 1), round(own) + 2))
-
-
-def _memory(prepared: Prepared) -> float:
-    return prepared.hardware.gpu.memory_bytes / GB
-
-
-def _upload_us(prepared: Prepared) -> float:
-    """Time to copy the mean expert, in us."""
-    experts = prepared.costs.experts
-    return sum(expert.copy_ns for expert in experts) / len(experts) / 1e3
-
-
-# --- the dimensions ---------------------------------------------------------------------------------------------------
-
-ACCEPTED = 0.7  # assumed: 42 % were measured (ik_llama.cpp issue 2369), 85 to 90 % published (DeepSeek-V3, 5.4.3)
-DRAFTED = 3  # assumed (ours)
-_SHARES = fixed(0.0, 1.0)
-_GB_PER_S = fixed(0.1, 10_000.0)
-
-SHARE = Dimension(
-    "cached_share", "experts on the GPU (share of all)", _share, partial(with_own, (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)),
-    _SHARES, is_share=True,
-)
-LINK = Dimension(
-    "pcie_gbps", "link, host to GPU (GB/s)", partial(_dial, "pcie_gbps"), partial(multiples, 2.0, 2, 2), _GB_PER_S,
-    in_words="{} GB/s",
-)
-UPLOAD = Dimension(
-    "pcie_gbps", "upload of an expert (us)", partial(_dial, "pcie_gbps"), partial(multiples, 0.5, 1, 4), _GB_PER_S,
-    _upload_us,
-)
-DRAM = Dimension(
-    "dram_gbps", "DRAM bandwidth that CPU experts reach (GB/s)", partial(_dial, "dram_gbps"),
-    partial(multiples, 2**0.5, 3, 3), _GB_PER_S,
-)
-MEMORY = Dimension(
-    "gpu_memory_gb", "GPU memory (GB)", _memory, partial(multiples, 1.25, 3, 3), fixed(0.1, 10_000.0),
-    in_words="{} GB",
-)
-RECALL = Dimension(
-    "noisy_forecast_recall", "recall of forecasts (share of the experts)", _recall,
-    partial(with_own, (0.2, 0.4, 0.6, 0.8, 1.0)), _SHARES, is_share=True,
-)
-ACCEPTANCE = Dimension(
-    "draft_acceptance", "chance that the next draft is accepted", lambda _: ACCEPTED,
-    partial(with_own, (0.2, 0.4, 0.6, 0.8, 0.95)), _SHARES, is_share=True,
-)
-DRAFTS = Dimension(
-    "draft_tokens", "drafts a step", lambda _: DRAFTED, partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS),
-    in_words="{} drafts a step",
-)
-DEFERRED = Dimension(
-    "parameters.deferred", "deferred experts of a token", _deferred, _counted, _up_to_top_k, in_words="{} deferred"
-)
-
 
 # --- the ideas --------------------------------------------------------------------------------------------------------
 
@@ -191,6 +67,7 @@ class Idea:
     ``x`` and ``y``: the two numbers that decide. By their axes, ``off`` has values that stand for not having the idea,
     and ``times`` what the idea multiplies. ``worth``: the gain from which on it pays; of what must be bought, some gain
     is no reason yet. ``alternative``: another policy with the same idea, for comparison on the machine itself.
+    ``part``: of ``engines.gains``, what is bought, for which an engine as it is has an answer in closed form.
     """
 
     subject: str
@@ -203,6 +80,7 @@ class Idea:
     times: Mapping[str, float] = field(default_factory=dict)
     worth: float = 0.0
     alternative: Candidate | None = None
+    part: str = ""
 
     @property
     def is_policy(self) -> bool:
@@ -214,6 +92,11 @@ class Idea:
         """True if both sides are compositions of parts, one of which is the idea."""
         return self.is_policy and self.without[0].policy_name == self.using[0].policy_name
 
+    @property
+    def varies_link(self) -> bool:
+        """True if the second number is the link's bandwidth."""
+        return self.y.axis == LINK.axis
+
     def place_without(self, x: float, y: float) -> tuple[float, float]:
         """The values of the axes, at a place of the map, that are played without the idea."""
         return self.off.get(self.x.axis, x), self.off.get(self.y.axis, y)
@@ -224,12 +107,24 @@ class Idea:
 
     def own(self, prepared: Prepared, x: float | None, y: float | None) -> tuple[float, float]:
         """The machine's values: those that are given, otherwise its own. Raises PaysError for one out of bounds."""
-        return _value(self.x, prepared, x), _value(self.y, prepared, y)
+        return self._value(self.x, prepared, x), self._value(self.y, prepared, y)
+
+    def values(self, prepared: Prepared, own: tuple[float, float]) -> tuple[Values, Values]:
+        """The values of both axes, which the idea leaves within the bounds."""
+        x, y = (
+            each.values(prepared, value, self.times.get(each.axis, 1.0))
+            for each, value in zip((self.x, self.y), own, strict=True)
+        )
+        return x, y
+
+    def _value(self, dimension: Dimension, prepared: Prepared, given: float | None) -> float:
+        low, high = dimension.bounds(prepared)
+        return _value(dimension, prepared, given, (low, high / self.times.get(dimension.axis, 1.0)))
 
 
-def _value(dimension: Dimension, prepared: Prepared, given: float | None) -> float:
+def _value(dimension: Dimension, prepared: Prepared, given: float | None, bounds: Bounds) -> float:
     """The given value, or else the machine's own; a whole number where the own is one. Raises PaysError."""
-    own, (low, high) = dimension.own(prepared), dimension.bounds(prepared)
+    own, (low, high) = dimension.own(prepared), bounds
     value, whole = own if given is None else given, isinstance(own, int)
     if not low <= value <= high or (whole and value != int(value)):
         raise PaysError(
@@ -239,22 +134,28 @@ def _value(dimension: Dimension, prepared: Prepared, given: float | None) -> flo
 
 
 _SPLIT = Candidate("llama.cpp")
-_CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
+WARM_CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
 _DEFERRAL = Candidate("kt-deferral", "ktransformers")
 _BOUGHT = 0.05  # (ours): below it, a purchase is hard to tell from the error of the simulation
-_MIX = {"placement": "popular"}
+_COPY_WEIGHTS = (0.5, 1.0)  # loads for the sake of later tokens, and for that of the layer at work alone (ours)
 _ENGINES = {"llama.cpp": "llama.cpp", "llama.cpp@impl": "llama.cpp", "llama.cpp@cache": "llama.cpp-cache"}
 _OWN_CACHE = Candidate("llama.cpp@cache", _ENGINES["llama.cpp@cache"])
 
+
+def _loading(prefetch: str) -> tuple[Candidate, ...]:
+    """Compositions that weigh loads differently, so that the faster one loads where that is worth it in the end."""
+    parts = [{"placement": "popular", "prefetch": prefetch, "copy_weight": weight} for weight in _COPY_WEIGHTS]
+    return tuple(Candidate({"mix": each}, "ideal") for each in parts)
+
+
 IDEAS: Mapping[str, Idea] = {
     "cache": Idea(
-        "a cache of experts on the GPU", "whole layers on the GPU", without=(_SPLIT,), using=(_CACHE,),
+        "a cache of experts on the GPU", "whole layers on the GPU", without=(_SPLIT,), using=(WARM_CACHE,),
         x=SHARE, y=UPLOAD, alternative=_OWN_CACHE,
     ),
     "prefetch": Idea(
         "prefetching the next layer's experts", "the same without prefetches",
-        without=(Candidate({"mix": {**_MIX, "prefetch": "none"}}, "ideal"),),
-        using=(Candidate({"mix": {**_MIX, "prefetch": "forecast"}}, "ideal"),), x=RECALL, y=UPLOAD,
+        without=_loading("none"), using=_loading("forecast"), x=RECALL, y=UPLOAD, off={"noisy_forecast_recall": 0.0},
     ),
     "deferral": Idea(
         "deferring experts of low weight to the next layer", "all of a layer's experts awaited",
@@ -265,12 +166,12 @@ IDEAS: Mapping[str, Idea] = {
         x=ACCEPTANCE, y=DRAFTS, off={"draft_acceptance": 0.0, "draft_tokens": 0},
     ),
     "link": Idea(
-        "a link of twice the bandwidth", "the link as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),
+        "a link of twice the bandwidth", "the link as it is", without=(_SPLIT, WARM_CACHE), using=(_SPLIT, WARM_CACHE),
         x=SHARE, y=LINK, times={"pcie_gbps": 2.0}, worth=_BOUGHT,
     ),
     "memory": Idea(
-        "a GPU with a quarter more memory", "the memory as it is", without=(_SPLIT, _CACHE), using=(_SPLIT, _CACHE),
-        x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=_BOUGHT,
+        "a GPU with a quarter more memory", "the memory as it is", without=(_SPLIT, WARM_CACHE),
+        using=(_SPLIT, WARM_CACHE), x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=_BOUGHT, part="GPU memory",
     ),
 }
 

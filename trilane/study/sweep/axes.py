@@ -23,6 +23,7 @@ from trilane.common.names import unknown
 from trilane.common.quoting import quoted
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import parse_yaml
+from trilane.study import policy_choice
 
 PARAMETER = "parameters."
 _HINTS = hints_of(Scenario)
@@ -158,14 +159,8 @@ def key_value(name: str, value: Any) -> Any:
 
 
 def policy_in(value: object) -> tuple[str, dict[str, Any]]:
-    """A policy and its parameters from a name, or from ``{name: {parameter: value}}``. Raises SweepError."""
-    if isinstance(value, str):
-        return value, {}
-    if isinstance(value, Mapping) and len(value) == 1:
-        [(name, parameters)] = value.items()
-        if isinstance(parameters, Mapping):
-            return str(name), dict(parameters)
-    raise SweepError(f"policy: expected a name, or `name: {{parameter: value}}`, got {quoted(value)}")
+    """A policy and its parameters (``policy_choice.policy_in``). Raises SweepError."""
+    return policy_choice.policy_in(value, SweepError)
 
 
 def _override(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from policies.registry import policy_names, system
+from policies.system import ChoiceError
+from policies.user_files import names_file, names_of_loaded
 from sim.runs.scenario import Scenario
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import between
@@ -75,7 +77,8 @@ class Grid:
 
     def __post_init__(self) -> None:
         check(self, SweepError)
-        object.__setattr__(self, "scenario", with_floats(self.scenario))
+        [*named] = _every_policy((self.scenario.policy,))
+        object.__setattr__(self, "scenario", with_floats(self.scenario.with_(policy=named[0])))
         object.__setattr__(self, "axes", tuple(_checked(each) for each in self.axes))
         if any("policy" not in each for each in self.axes):
             _check_value("policy", {self.scenario.policy: self.scenario.parameters})
@@ -139,9 +142,18 @@ def _checked(axes: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
 
 
 def _every_policy(values: tuple[Any, ...]) -> Iterator[Any]:
-    """``all`` spelled out."""
+    """``all`` spelled out, and files of policies, which have been loaded, as their names. Raises SweepError."""
     for value in values:
-        yield from policy_names() if value == "all" else (value,)
+        policy, parameters = policy_in(value)
+        if value == "all":
+            yield from policy_names()
+        elif names_file(policy):
+            try:
+                yield from ({name: parameters} if parameters else name for name in names_of_loaded(policy))
+            except ChoiceError as error:
+                raise SweepError(f"policy: {error}") from None
+        else:
+            yield value
 
 
 def _check_value(name: str, value: Any) -> None:

@@ -118,8 +118,10 @@ def test_cells_axes_and_the_machine() -> None:
     ]
     assert figure.get_suptitle().replace("\n", " ") == "A cache of experts on the GPU (llama-cache-lru) pays here: +30%"
     assert [label.get_text() for label in ax.get_xticklabels()] == ["25%", "50%"]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["100", "300"]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("experts on the GPU (share of all)", "upload of an expert (us)")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["100\n4.0 x16", "300"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (
+        "experts on the GPU (share of all)", "upload of an expert (us), and the PCIe link"
+    )
     [frame] = ax.patches
     assert frame.get_bbox().bounds == (0.5, -0.5, 1.0, 1.0)
 

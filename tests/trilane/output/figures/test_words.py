@@ -32,8 +32,9 @@ from trilane.output.figures.words import (
     value_text,
     value_words,
 )
-from trilane.study.pays.gain_map import Cell, GainMap, PlayedSide
+from trilane.study.pays.gain_map import Cell, GainMap
 from trilane.study.pays.ideas import PaysQuestion
+from trilane.study.pays.played_map import PlayedSide
 
 
 @pytest.mark.parametrize(("name", "value", "text", "words"), [
@@ -186,13 +187,14 @@ OWN_CACHE = "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887),
 
 def answer(question: PaysQuestion, x: float, y: float, without: str = "llama.cpp", using: str = "llama.cpp") -> GainMap:
     """A machine's cell, of two policies."""
-    cell = Cell(x, y, PlayedSide(without, (10.0,), {}), PlayedSide(using, (12.0,), {}))
-    return GainMap(question, "model on machine", ((cell,),), (0, 0))
+    cell = Cell(x, y, PlayedSide(without, "llama.cpp", (10.0,), {}), PlayedSide(using, "llama.cpp", (12.0,), {}))
+    return GainMap(question, "model on machine", ((cell,),), (0, 0), 100.0)
 
 
 def test_the_two_caches_have_different_names_and_each_says_how_to_ask_for_the_other() -> None:
     patches = hand_made_map()
-    assert [line.split(":")[0] for line in remarks_of(patches)] == ["llama-cache-lru"]
+    assert [line.split(":")[0] for line in remarks_of(patches)[:1]] == ["llama-cache-lru"]
+    assert remarks_of(patches)[1].startswith("its cache holds the popular experts of other texts at first, and hits ")
     assert other_caches(patches) == [f"{OWN_CACHE}: +10% here, 16.5 tokens/s; its map: --policy llama.cpp@cache"]
     own = answer(small_question("cache", policy="llama.cpp@cache"), 0.5, 100.0, using="llama.cpp@cache")
     assert remarks_of(own) == [OWN_CACHE]
@@ -201,7 +203,7 @@ def test_the_two_caches_have_different_names_and_each_says_how_to_ask_for_the_ot
 
 def test_a_cache_of_llama_cpp_that_cannot_run_says_why() -> None:
     found = hand_made_map()
-    lacking = replace(found.cell, using=PlayedSide("llama.cpp@cache", (), {}, "too small"))
+    lacking = replace(found.cell, using=PlayedSide("llama.cpp@cache", "llama.cpp-cache", (), {}, "too small"))
     assert other_caches(replace(found, alternative=lacking)) == [
         f"{OWN_CACHE}: cannot run here: too small; its map: --policy llama.cpp@cache"
     ]
