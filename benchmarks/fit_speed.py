@@ -105,7 +105,8 @@ def command_of(verb: str, question: Mapping[str, Any]) -> list[str]:
     if verb == "tune":
         left = {name: value for name, value in question.items() if name not in _CHOSEN}
         return ["tune", left.pop("model"), *arguments_of(left)]
-    return ["fit", *arguments_of(question), "--policies", "usual"]
+    policies = ["--policies", "usual"] if verb == "fit" else []
+    return [verb, *arguments_of(question), *policies]
 
 
 def arguments_of(question: Mapping[str, Any]) -> list[str]:
