@@ -210,7 +210,7 @@ def test_what_an_engine_does_is_asked_of_its_traits_alone() -> None:
 
 @pytest.mark.parametrize("text", [
     "engine.name.startswith('llama')", "if 'vulkan' in engine.name: ...", "engine.name == other.name",
-    "COSTS[engine.name]", "engine == 'llama.cpp'", "run_engine in ('ideal', 'pytorch')",
+    "COSTS[engine.name]", "engine == 'llama.cpp'", "run_engine in ('graphs', 'pytorch')",
     "re.match('-20', engine.name)",
 ])
 def test_a_comparison_of_an_engines_name_would_be_found(text: str) -> None:

@@ -47,7 +47,7 @@ RUN: dict[str, Any] = {
 TINY = "--set trace=mini-moe:2 --set model=null --set cached_share=0.3 --set prompt_tokens=4 --set generated_tokens=2"
 SCENARIOS: tuple[dict[str, Any], ...] = (
     {**RUN, "parameters": {"window": 8}, "hardware_overrides": {"link.h2d_bytes_per_s": 12e9}, "sequences": [3, 0]},
-    {**RUN, "cached_share": None, "gpu_memory_gb": 3, "prefill_chunk_tokens": 3, "engine": "ideal", "seed": 1},
+    {**RUN, "cached_share": None, "gpu_memory_gb": 3, "prefill_chunk_tokens": 3, "engine": "graphs", "seed": 1},
     {**RUN, "sampled_steps": 2, "sampled_prompt_tokens": 2, "calibration": "mini-moe-calibration:2"},
     {**RUN, "policy": "fiddler", "model": "mini-moe:2", "noisy_forecast_recall": [0.9, 0.5]},
 )

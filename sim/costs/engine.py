@@ -1,6 +1,6 @@
 """Engines: what a machine does with the software that runs a model on it, as data (``sim/costs/engines/*.yaml``).
 
-There are two kinds. In a ``CountedEngine``, such as ``pytorch`` and ``ideal``, kernels are counted, and each costs the
+There are two kinds. In a ``CountedEngine``, such as ``pytorch`` and ``graphs``, kernels are counted, and each costs the
 machine's own times (``sim.costs.roofline_costs``); so are those of papers' systems, such as ``dali-2025``, whose own
 programs take more time than the machine does (``sim.costs.engine_costs``). Of a ``FittedEngine``, such as
 ``llama.cpp``, which people run, the times of whole layers and the shares of a data sheet's rates that they reach are

@@ -1,6 +1,6 @@
 """Cost tables of a machine with an engine: measured, counted kernel by kernel, or fitted to measured speeds.
 
-``pytorch`` starts every kernel of every expert by itself. ``ideal`` records a layer's kernels into a graph, and one
+``pytorch`` starts every kernel of every expert by itself. ``graphs`` records a layer's kernels into a graph, and one
 kernel serves all of the layer's experts. For models of small experts that is most of the time of a token. What changes:
 
 - attention, gate and shared experts of a layer are one graph: one launch in place of 15 to 20; so are all experts of a

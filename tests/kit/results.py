@@ -113,7 +113,7 @@ VALUES: dict[str, Any] = {
     "methods": {
         "ours": {"policy": "on-demand", "parameters": {"cache": "lru"}},
         "theirs": {"policy": "naive-cpu"},
-        "third": {"policy": "fiddler", "engine": "ideal"},
+        "third": {"policy": "fiddler", "engine": "graphs"},
     },
     "variants": {"ours": {"large": {"parameters": {"demand_slots": 1}}}},
     "settings": {"both": {"model": ["small", "large"], "batch": [1, 2]}},

@@ -23,7 +23,7 @@ def prepared(machine: str) -> Prepared:
     """Half of the experts of Qwen3-30B are on the GPU, in recorded graphs."""
     return prepare(
         Scenario(
-            trace="synthetic:qwen3-30b-a3b", model="qwen3-30b-a3b@q4_k_m", hardware=machine, engine="ideal",
+            trace="synthetic:qwen3-30b-a3b", model="qwen3-30b-a3b@q4_k_m", hardware=machine, engine="graphs",
             policy="llama.cpp", cached_share=0.5, prompt_tokens=16, generated_tokens=17,
         )
     )

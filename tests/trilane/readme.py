@@ -19,8 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers",
-              "recommend", "tune",
-              "pays", "leaderboard", "notes/accuracy", "notes/leaderboard", "notes/papers")
+              "recommend", "tune", "pays", "leaderboard", "notes/accuracy", "notes/leaderboard", "notes/papers")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png")
 ACCURACY = "trilane accuracy --plot"
@@ -96,8 +95,7 @@ def whole(output: str) -> str:
 
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "recommend": recommendation, "tune": command_line, "fit": answer, "accuracy": over_all, "regimes": by_regime,
-    "models": by_model,
-    "by-paper": by_paper, "papers": by_figure, "demo": without_meanings, "real": without_meanings,
+    "models": by_model, "by-paper": by_paper, "papers": by_figure, "demo": without_meanings, "real": without_meanings,
     "leaderboard": standings, "leaderboard-whole": whole,
 }
 

@@ -243,8 +243,8 @@ def test_python_examples_run(
 
 @pytest.mark.parametrize("name", [
     *(pytest.param(each, marks=deep) for each in ("demo", "real")),
-    "fit", "accuracy", "regimes", "models", "papers", "by-paper", "recommend", "tune", "leaderboard",
-    "leaderboard-whole",
+    *("fit", "accuracy", "regimes", "models", "papers", "by-paper", "recommend", "tune", "leaderboard",
+      "leaderboard-whole"),
 ])
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, printed: dict[str, str], monkeypatch: pytest.MonkeyPatch,

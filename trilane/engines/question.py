@@ -77,7 +77,7 @@ class Question:
     trace: str | None = None
     calibration: str | None = None
     policies: tuple[str, ...] | None = None
-    policy_engine: Name = "ideal"
+    policy_engine: Name = "graphs"
     engine: Name | None = None
     threads: Count | None = None
     kv: KvFormat | None = None

@@ -140,7 +140,7 @@ def leaderboard(
 ) -> None:
     """Rank policies over machines of four classes, two families of routing, and batches of 1 and 8.
 
-    In each setting all policies are simulated with the same texts, on the engine [bold]ideal[/].
+    In each setting all policies are simulated with the same texts, on the engine [bold]graphs[/].
     """
     from trilane.common.schema import to_dict
     from trilane.output.pages.leaderboard import leaderboard_page, machine_pages

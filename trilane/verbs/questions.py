@@ -56,8 +56,10 @@ def fit(
                                          "none; the usual ones where a trace or their engine is named."),
     ] = None,
     policy_engine: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Engine on which policies are simulated, such as ideal or pytorch.")
-    ] = "ideal",
+        str, typer.Option(
+            metavar="NAME|FILE", help="Engine on which policies are simulated, such as graphs or pytorch."
+        )
+    ] = "graphs",
     jobs: JobsOption = None,
     json: JsonOption = None,
 ) -> None:

@@ -156,7 +156,7 @@ def test_forecasts_of_another_step_are_not_those_of_this_one() -> None:
 
 
 def test_looking_ahead_pays_in_the_reference_question() -> None:
-    short = Scenario(policy="prescope", engine="ideal", prompt_tokens=16, generated_tokens=16)
+    short = Scenario(policy="prescope", engine="graphs", prompt_tokens=16, generated_tokens=16)
     tpot_ms = [simulate(short.with_(policy=policy)).metrics.tpot_ms for policy in ("prescope", "fiddler", "on-demand")]
     assert tpot_ms[0] == min(tpot_ms)
 

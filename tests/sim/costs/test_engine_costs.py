@@ -23,8 +23,8 @@ from tests.kit.toys import uniform_costs
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
-IDEAL = load_engine("ideal")
-REPLAY_NS, SPIN_NS = (number.value for number in IDEAL.flat().values())
+GRAPHS = load_engine("graphs")
+REPLAY_NS, SPIN_NS = (number.value for number in GRAPHS.flat().values())
 SHORT = Scenario(policy="on-demand", prompt_tokens=8, generated_tokens=4, cached_share=0.5)
 CHANGED = {
     "experts", "attention_launch_ns", "gate_launch_ns", "shared_launch_ns", "expert_launch_ns", "combine_launch_ns",
@@ -35,7 +35,7 @@ CHANGED = {
 def test_launches_are_replays_and_experts_share_their_kernels() -> None:
     setting = prepare(SHORT)
     eager, hardware = setting.costs, setting.hardware
-    graphs = graph_costs(eager, hardware, IDEAL, 6)
+    graphs = graph_costs(eager, hardware, GRAPHS, 6)
     assert (graphs.launch_ns, graphs.sync_ns) == (REPLAY_NS, SPIN_NS)
     assert (graphs.first_expert_launch_ns, graphs.expert_launch_ns) == (REPLAY_NS, 0)  # one graph for a layer's experts
     assert graphs.attention_launch_ns == graphs.lead_of(graphs.launch_ns) == REPLAY_NS  # then the GPU has all of it
@@ -51,7 +51,8 @@ def test_launches_are_replays_and_experts_share_their_kernels() -> None:
 def test_copied_experts_that_run_with_the_others_share_their_kernels() -> None:
     setting = prepare(SHORT)
     alone, together = (
-        graph_costs(setting.costs, setting.hardware, replace(IDEAL, copied_run=how), 6) for how in ("alone", "together")
+        graph_costs(setting.costs, setting.hardware, replace(GRAPHS, copied_run=how), 6)
+        for how in ("alone", "together")
     )
     kernels_ns = alone.experts[0].first_gpu_ns
     assert (together.experts[0].first_gpu_ns, together.first_expert_launch_ns) == (0, 0)
@@ -60,7 +61,7 @@ def test_copied_experts_that_run_with_the_others_share_their_kernels() -> None:
 
 
 def test_the_engine_is_a_key_of_a_scenario() -> None:
-    eager, graphs = (simulate(SHORT.with_(engine=engine)).metrics.tpot_ms for engine in ("pytorch", "ideal"))
+    eager, graphs = (simulate(SHORT.with_(engine=engine)).metrics.tpot_ms for engine in ("pytorch", "graphs"))
     assert graphs is not None
     assert eager is not None
     assert graphs < eager
@@ -70,7 +71,7 @@ def test_the_engine_is_a_key_of_a_scenario() -> None:
 
 def test_a_profile_keeps_the_engine_that_it_measured() -> None:
     profile = "docs/validation/host-lanes/profile.yaml"
-    scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, engine="ideal")
+    scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, engine="graphs")
     with pytest.raises(EngineError, match="is a profile, whose times are those of the engine"):
         prepare(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))
 

@@ -227,7 +227,7 @@ PAPERS = (
 
 
 def test_the_engines_are_those_that_people_run_two_whose_kernels_are_counted_and_those_of_papers() -> None:
-    assert set(engine_names()) == {"ideal", "pytorch", *PAPERS, *FITTED}
+    assert set(engine_names()) == {"graphs", "pytorch", *PAPERS, *FITTED}
     assert [name for name in engine_names() if isinstance(load_engine(name), FittedEngine)] == sorted(FITTED)
 
 

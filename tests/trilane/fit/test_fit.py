@@ -266,7 +266,7 @@ TINY: dict[str, Any] = {"model": "deepseek-v2-lite:2", "trace": "mini-deepseek:2
 
 
 @cache
-def of(engine: Any = "ideal", **more: Any) -> Prepared:
+def of(engine: Any = "graphs", **more: Any) -> Prepared:
     return prepared_for(Question(**{**TINY, "gpu": "rtx-3060", "ram": "ddr4-3200", **more}, policy_engine=engine))
 
 
@@ -276,7 +276,7 @@ def small(prepared: Prepared) -> Prepared:
 
 
 def test_an_engine_has_its_costs() -> None:
-    for engine in ("ideal", "pytorch"):
+    for engine in ("graphs", "pytorch"):
         prepared = small(of(engine))
         costs = costs_on(prepared.hardware, prepared.shape, prepared.costs.max_tokens, engine)
         assert prepared.costs == costs

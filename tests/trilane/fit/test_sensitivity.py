@@ -224,17 +224,17 @@ def tpot_ms(one: Prepared, policy: str) -> float:
 
 
 def test_recorded_graphs_have_their_own_numbers_in_place_of_the_machines() -> None:
-    kept = {"kernel launches": "ideal: replay_ns", "synchronisation": "ideal: spin_ns"}
-    ideal = load_engine("ideal").flat()
+    kept = {"kernel launches": "graphs: replay_ns", "synchronisation": "graphs: spin_ns"}
+    graphs = load_engine("graphs").flat()
     for part, name in kept.items():
-        (support,) = evidence_of(on_engine("ideal"), [Gain(part, "", 0.1)])
-        assert (support.key, support.value) == (name, ideal[name.partition(": ")[2]].value)
+        (support,) = evidence_of(on_engine("graphs"), [Gain(part, "", 0.1)])
+        assert (support.key, support.value) == (name, graphs[name.partition(": ")[2]].value)
         assert support.source
     eager = [evidence_of(on_engine("pytorch"), [Gain(part, "", 0.1)])[0].key for part in kept]
     assert eager == ["host.launch_ns", "host.sync_ns"]
 
 
-@pytest.mark.parametrize("how", ["ideal", "pytorch"])
+@pytest.mark.parametrize("how", ["graphs", "pytorch"])
 @pytest.mark.parametrize("factor", [BETTER, 1 / BETTER])
 def test_every_number_that_is_listed_changes_the_time_per_token(
     how: str, factor: float, monkeypatch: pytest.MonkeyPatch
@@ -247,10 +247,10 @@ def test_every_number_that_is_listed_changes_the_time_per_token(
         for support in evidence_of(on_engine(how), [part]):
             one = on_engine(how)
             with monkeypatch.context() as patched:
-                if support.key.startswith("ideal: "):
-                    name, ideal = support.key.removeprefix("ideal: "), load_engine("ideal")
-                    other = ideal.flat()[name]._replace(value=round(support.value * factor))
-                    changed_engine = replace(ideal, **{name: other})
+                if support.key.startswith("graphs: "):
+                    name, graphs = support.key.removeprefix("graphs: "), load_engine("graphs")
+                    other = graphs.flat()[name]._replace(value=round(support.value * factor))
+                    changed_engine = replace(graphs, **{name: other})
                     patched.setattr(engine_costs, "load_engine", lambda _, given=changed_engine: given)
                     changed = on_machine(one, one.hardware)
                 else:

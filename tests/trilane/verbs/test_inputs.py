@@ -80,7 +80,7 @@ def test_a_scenario_is_described_with_its_lengths_and_its_engine() -> None:
     assert ", batch 1, 4+3 tokens, " in describe(short)
     assert ", batch 2, 4+3 tokens, " in describe(short.with_(batch=2))
     assert " on rtx3090-ddr4, engine pytorch, " in describe(short)
-    assert " on rtx3090-ddr4, engine ideal, " in describe(short.with_(engine="ideal"))
+    assert " on rtx3090-ddr4, engine graphs, " in describe(short.with_(engine="graphs"))
 
 
 @pytest.mark.parametrize(("model", "named"), [

@@ -145,7 +145,7 @@ _OWN_CACHE = Candidate("llama.cpp@cache", _ENGINES["llama.cpp@cache"])
 def _loading(prefetch: str) -> tuple[Candidate, ...]:
     """Compositions that weigh loads differently, so that the faster one loads where that is worth it in the end."""
     parts = [{"placement": "popular", "prefetch": prefetch, "copy_weight": weight} for weight in _COPY_WEIGHTS]
-    return tuple(Candidate({"mix": each}, "ideal") for each in parts)
+    return tuple(Candidate({"mix": each}, "graphs") for each in parts)
 
 
 IDEAS: Mapping[str, Idea] = {

@@ -230,11 +230,11 @@ def test_what_was_run(change: dict[str, object], expected: str) -> None:
     ((), {"prompt_tokens": 16.0}, "50% of the experts cached, batch 1, 16+24 tokens, routing"),
     ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
      "changed, 50%"),
-    ((), {"engine": "ideal"}, "on rtx3090-ddr4, engine ideal, 50%"),
+    ((), {"engine": "graphs"}, "on rtx3090-ddr4, engine graphs, 50%"),
     ((), {"engine": "pytorch"}, "on rtx3090-ddr4, engine pytorch, 50%"),
     ((), {"prefill_chunk_tokens": 64.0}, "24 generated tokens, prefill chunk 64 tokens, routing"),
     ((), {"prefill_chunk_tokens": None}, "24 generated tokens, routing"),
-    (("engine",), {"engine": "ideal"}, "on rtx3090-ddr4, 50%"),
+    (("engine",), {"engine": "graphs"}, "on rtx3090-ddr4, 50%"),
     (("gpu.memory_bytes",), {"gpu.memory_bytes": 8e9, "cached_share": None}, "on rtx3090-ddr4, batch 1, 24"),
 ])
 def test_the_engine_always_and_what_is_not_as_by_default(

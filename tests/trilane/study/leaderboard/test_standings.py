@@ -50,7 +50,7 @@ def test_a_tie_is_best_as_well() -> None:
 
 
 COMMON: Mapping[str, Any] = MappingProxyType(
-    {"engine": "ideal", "prompt_tokens": 16, "generated_tokens": 8, "sampled_prompt_tokens": 4, "sampled_steps": 4}
+    {"engine": "graphs", "prompt_tokens": 16, "generated_tokens": 8, "sampled_prompt_tokens": 4, "sampled_steps": 4}
 )
 TINY = LeaderboardSettings(
     COMMON, 1, (1,), {"small": MachineClass("small", "gtx-1650-super+ddr4-3200")},
