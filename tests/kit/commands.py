@@ -75,7 +75,7 @@ def _place(source: Path, target: Path, changed: Mapping[Path, str]) -> None:
 def run_in(folder: Path, *words: str) -> str:
     """Output of ``trilane WORDS`` imported from ``folder``; fails with its message of an error."""
     code = "from trilane.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "150"}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "TRILANE_WIDTH": "150"}
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

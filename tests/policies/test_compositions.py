@@ -168,21 +168,21 @@ COMPOSITIONS = {
     },
     "best-exact": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False, popularity=None))",
-        "assigner": "PipelineAssigner()", "prefetcher": "ForecastPrefetcher(into='cache', pooled=True)",
+        "assigner": "PipelineAssigner(copy_weight=1.0)", "prefetcher": "ForecastPrefetcher(into='cache', pooled=True)",
         "cache": "MrsCache(background='prefill', by_score=False, reached_first=True, keep=12, alpha=0.1, "
             "tokens='mean')",
         "decision_cost": "'best-exact'",
     },
     "best-approx": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False, popularity=None))",
-        "router": "CacheRouter(alpha=0.2, listing=False, norm_topk=True)", "assigner": "PipelineAssigner()",
+        "router": "CacheRouter(alpha=0.2, listing=False, norm_topk=True)", "assigner": "PipelineAssigner(copy_weight=1.0)",
         "prefetcher": "ForecastPrefetcher(into='cache', pooled=True)",
         "cache": "MrsCache(background='prefill', by_score=False, reached_first=True, keep=12, alpha=0.1, "
             "tokens='mean')",
         "decision_cost": "'best-approx'",
     },
     "mix": {
-        "placement": "RandomPlacement(seed=0)", "assigner": "PipelineAssigner()",
+        "placement": "RandomPlacement(seed=0)", "assigner": "PipelineAssigner(copy_weight=1.0)",
         "prefetcher": "ForecastPrefetcher(into='cache', pooled=False)", "cache": "LruCache()",
         "decision_cost": "'mix'",
     },

@@ -213,6 +213,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("best-exact mix", "substitution", 0.0, "the model's own routing"),
     ("best-approx", "substitution", 0.2, "notebooks/better_compositions.ipynb"),
     (f"{SEARCHED} mix", "assigner", "pipeline", "notebooks/better_compositions.ipynb"),
+    (f"{SEARCHED} mix", "copy_weight", 1.0, "ours: the whole of a copy's time"),
     (f"{SEARCHED} mix", "prefetch", "forecast", "notebooks/better_compositions.ipynb"),
     (SEARCHED, "forecast", "quasi_hidden", "notebooks/better_compositions.ipynb"),
     (f"{SEARCHED} mix", "lookahead", 1, "notebooks/better_compositions.ipynb"),

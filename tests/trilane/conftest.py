@@ -12,6 +12,7 @@ from policies import user_files
 from policies.registry import SYSTEMS
 from tests.kit.commands import Result, Trilane
 from trilane.cli import main
+from trilane.output.pages.output import WIDTH
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def trilane(
 ) -> Trilane:
     """Runs a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "250")  # sentences on one line
+    monkeypatch.setenv(WIDTH, "250")  # sentences on one line
 
     def run(*words: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["trilane", *words])

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
+from trilane.output.pages.output import WIDTH
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers",
@@ -165,7 +167,7 @@ def update() -> None:
 
 def _run(command: str) -> str:
     words = [sys.executable, "-c", "from trilane.cli import main; main()", *shlex.split(command)[1:]]
-    narrow = {**os.environ, "COLUMNS": str(WIDEST)}
+    narrow = {**os.environ, WIDTH: str(WIDEST)}
     return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT, env=narrow).stdout
 
 

@@ -71,7 +71,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no policies": (("compare", "--policies", ""), "--policies: expected at least one name"),
     "a policy twice": (("compare", "--policies", "dali,fiddler, dali"), "expected every name once, got dali more"),
     "a misspelt trace": (("trace", "info", "mini-deepsek"), "did you mean 'mini-deepseek'?"),
-    "a misspelt model": (("models", "mixtral_8x7"), "did you mean 'mixtral-8x7b'?"),
+    "a misspelt model": (("models", "mixtral_8x7"), "did you mean 'mixtral-8x7b' or"),
     "two results in one file": (("simulate", "--json", "x.png", "--gantt", "./x.png"), "a file of its own"),
     "a device for a result": (("simulate", "--json", "/dev/null"), "this is a device"),
     "usage of a verb": (("compare", "--polices", "dali"), "see `trilane compare --help`"),

@@ -39,6 +39,7 @@ from tests.trilane.readme import (
 from traces.importers import import_trace
 from trilane import cli
 from trilane.cli import main
+from trilane.output.pages.output import WIDTH
 
 OURS = [command for command in commands() if command.startswith("trilane ")]
 FIT, TUNE, TABLE = map(command_with, ("trilane fit", "trilane tune", "trilane recommend"))
@@ -255,7 +256,7 @@ def test_blocks_are_what_the_commands_print(
     known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, "recommend": TABLE, **papers, **boards}
     command = known.get(name, command_with(ACCURACY))
     if command not in printed:
-        monkeypatch.setenv("COLUMNS", str(WIDEST))
+        monkeypatch.setenv(WIDTH, str(WIDEST))
         run(command, folder, monkeypatch)
         printed[command] = capsys.readouterr().out
     assert block(name, printed[command]) == shown_block(name), "renew it with: .venv/bin/python tests/trilane/readme.py"
@@ -292,7 +293,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 35_700  # of the pages for users together
+MOST_WORDS = 36_000  # of the pages for users together
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))

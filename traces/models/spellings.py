@@ -202,7 +202,7 @@ def other_names() -> Mapping[str, tuple[str, ...]]:
 
 
 def _key(name: str) -> str:
-    return re.sub("[^a-z0-9.]", "", name.lower())
+    return re.sub(r"[^\w.]|_", "", name.lower())
 
 
 def _or(names: Iterable[str]) -> str:

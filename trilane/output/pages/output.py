@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Part = Table | Text | str  # of a page
 STANDARD_OUTPUT = Path("standard output")  # its name in messages
-PIPE = 160  # characters of a line in a pipe or a file, which have no width of their own unless COLUMNS names it
+PIPE = 160  # characters of a line in a pipe or a file
+WIDTH = "TRILANE_WIDTH"  # of the environment: another number of them
 
 JsonOption = Annotated[
     str | None,
@@ -70,8 +71,8 @@ def show(json_target: str | None, *parts: Part) -> None:
     if console.is_terminal:
         _print(console, parts)
         return
-    columns = os.environ.get("COLUMNS", "")
-    piped = Console(highlight=False, width=int(columns) if columns.isdigit() else PIPE, file=StringIO())
+    width = os.environ.get(WIDTH, "")
+    piped = Console(highlight=False, width=int(width) if width.isdigit() and int(width) else PIPE, file=StringIO())
     _print(piped, parts)
     assert isinstance(piped.file, StringIO)
     _write("".join(f"{line.rstrip()}\n" for line in piped.file.getvalue().splitlines()))

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from tests.kit.commands import write_route_csv
 from trilane.cli import main
-from trilane.output.pages.output import PIPE
+from trilane.output.pages.output import PIPE, WIDTH
 
 FOLDER = Path(__file__).parent / "golden"
 _SMALL = "--set trace=mini-moe --set model=null --set cached_share=0.25 --set prompt_tokens=4 --set generated_tokens=3"
@@ -45,7 +45,7 @@ def page(name: str, width: int = PIPE) -> str:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         write_route_csv(Path("phone.csv"))
         with (
-            patch.dict(os.environ, COLUMNS=str(width)),
+            patch.dict(os.environ, {WIDTH: str(width)}),
             patch.object(sys, "argv", ["trilane", *shlex.split(COMMANDS[name])]),
             contextlib.redirect_stdout(printed),
             contextlib.suppress(SystemExit),

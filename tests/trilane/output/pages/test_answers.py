@@ -330,7 +330,7 @@ def test_a_machine_of_parts_shows_every_number_with_its_source(trilane: Trilane)
 def test_an_unknown_part_is_named(trilane: Trilane) -> None:
     done = trilane("hardware", "rtx-408+ddr5-5600")
     assert done.status == 2
-    assert "there is no part 'rtx-408'; did you mean 'rtx-4080'" in done.err
+    assert "there is no gpu 'rtx-408'; did you mean 'rtx-4080'" in done.err
 
 
 def test_models_list_the_formats_of_weights(trilane: Trilane) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.trilane.output.pages.golden import COMMANDS, file_of, page
-from trilane.output.pages.output import PIPE, show, table
+from trilane.output.pages.output import PIPE, WIDTH, show, table
 from trilane.output.pages.widths import Command, fitted, folded, folded_command
 
 NUMBER = re.compile(r"\d[\d,.]*\d")
@@ -104,7 +104,8 @@ def test_a_long_command_line_stays_one_for_the_shell() -> None:
 def test_a_terminal_gets_a_command_line_whole(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    for name in ("COLUMNS", WIDTH):
+        monkeypatch.setenv(name, "60")
     monkeypatch.setenv("NO_COLOR", "1")
     if terminal:
         monkeypatch.setenv("TTY_COMPATIBLE", "1")
