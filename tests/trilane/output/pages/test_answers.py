@@ -15,12 +15,20 @@ from sim.machine.hardware import write_hardware
 from tests.kit.commands import ROOT, SHORT, Trilane
 from tests.kit.hand_measured import time, toy_machine, toy_model
 from tests.kit.questions import hand_made_map
+from trilane.common.units import GIB
 from trilane.engines.gains import Gain
-from trilane.engines.question import Question
+from trilane.engines.question import FitError, Question
 from trilane.engines.tune.settings import Goal, TuneQuestion
 from trilane.engines.tune.tune import TuneCaveats, Tuning, tune
 from trilane.output.figures.pays_words import break_even, verdict_of
-from trilane.output.pages.caveats import limit_text, tune_caveats, tune_record
+from trilane.output.pages.caveats import (
+    NOT_PINNED,
+    WINDOWS,
+    limit_text,
+    tune_caveats,
+    tune_record,
+    tune_warnings,
+)
 from trilane.output.pages.pays import pays_page
 from trilane.output.pages.tune import tune_page
 
@@ -166,7 +174,7 @@ def test_the_verdict_is_that_of_the_gain_which_is_shown() -> None:
 # --- Sentences on answers ---------------------------------------------------------------------------------------------
 
 
-NONE = TuneCaveats(short_window=False, measured=False, pinned=False, single_tensors_ms=None)
+NONE = TuneCaveats(short_window=False, measured=False, pinned=False, single_tensors_ms=None, fullest=0.9)
 
 
 @pytest.mark.parametrize(("gains", "sentence"), [
@@ -200,7 +208,8 @@ def qualified(**asked: Any) -> Tuning:
 def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
     short = qualified(prompt_tokens=600, window=100)
     assert short.caveats.short_window
-    note = tune_caveats(short)[0]
+    note = tune_warnings(short)[0]
+    assert f"! {note}" in tune_page(short)
     assert note.startswith("--context 100 has no room for a prompt of 600 tokens and 16 generated: ")
     assert "the answer has a window of 616" in note
     assert not qualified(prompt_tokens=600, window=616).caveats.short_window
@@ -210,12 +219,33 @@ def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
 @pytest.mark.parametrize(("caveats", "text"), [
     ({"single_tensors_ms": 0.4}, "save 0.40 ms a token at most, 2%"), ({"pinned": True}, "call it --no-mmap"),
     ({"measured": True}, "named parts say what fits, not how fast"),
+    ({"fullest": 0.97}, "97% of the GPU's memory is used: other programs may leave no room"),
 ])
 def test_each_caveat_has_its_sentence(caveats: dict[str, Any], text: str) -> None:
     found = qualified(prompt_tokens=600)
     other = replace(found, best=replace(found.best, tpot_ms=20.0), caveats=NONE._replace(**caveats), machine_notes=())
-    [note] = tune_caveats(other)
+    [note] = (*tune_warnings(other), *tune_caveats(other))
     assert note.endswith(text)
+
+
+def test_nothing_is_pinned_on_windows_which_is_said() -> None:
+    asked: dict[str, Any] = {"gpu": "rtx-3060", "ram": "ddr4-3200", "threads": 4}
+    pages = {
+        system: tune(TuneQuestion(Question("qwen3-30b-a3b", **asked, system=system), kv=("f16",)))
+        for system in (None, "linux", "windows")
+    }
+    assert {system: page.best.pinned for system, page in pages.items()} == {None: True, "linux": True, "windows": False}
+    assert WINDOWS in tune_caveats(pages["windows"])
+    assert NOT_PINNED in " ".join(tune_caveats(pages[None]))
+    assert "Windows" not in " ".join(tune_caveats(pages["linux"]))
+
+
+def test_windows_gives_the_gpu_a_part_of_a_unified_memory() -> None:
+    reserves = [Question("gpt-oss-120b", gpu="strix-halo", system=system).load_machine().gpu.reserve_bytes
+                for system in (None, "linux", "windows")]
+    assert reserves == [8_000_000_000, 8_000_000_000, 32 * GIB]
+    with pytest.raises(FitError, match="with --weights"):
+        tune(TuneQuestion(Question("minimax-m2", gpu="strix-halo", system="windows")))
 
 
 def test_json_has_the_sentences_behind_their_numbers() -> None:
@@ -225,7 +255,7 @@ def test_json_has_the_sentences_behind_their_numbers() -> None:
     assert names[names.index("limit") + 1] == "limited_by"
     assert record["limited_by"] == limit_text(found.gains)
     assert names[names.index("machine_notes") + 1] == "notes"
-    assert record["notes"] == list(tune_caveats(found))
+    assert record["notes"] == [*tune_warnings(found), *tune_caveats(found)]
 
 
 # --- trilane hardware FILE of a measured profile, and scenarios that name one -----------------------------------------
