@@ -175,7 +175,8 @@ COMPOSITIONS = {
     },
     "best-approx": {
         "placement": "Pooled(placement=PopularityPlacement(uniform=False, popularity=None))",
-        "router": "CacheRouter(alpha=0.2, listing=False, norm_topk=True)", "assigner": "PipelineAssigner(copy_weight=1.0)",
+        "router": "CacheRouter(alpha=0.2, listing=False, norm_topk=True)",
+        "assigner": "PipelineAssigner(copy_weight=1.0)",
         "prefetcher": "ForecastPrefetcher(into='cache', pooled=True)",
         "cache": "MrsCache(background='prefill', by_score=False, reached_first=True, keep=12, alpha=0.1, "
             "tokens='mean')",
