@@ -98,7 +98,7 @@ def not_printed(notebook: NotebookNode) -> list[str]:
     parts = sections(notebook)
     whole = Section(outputs=[output for section in parts for output in section.outputs])
     return [
-        f"cell {place + 1} says {number.text}, which no cell of its section prints"
+        f"cell {place + 1} says {number.text}, which no cell of its section prints: correct it, or make it a constant"
         for section in parts
         for place, piece in section.pieces
         for number in numbers(NOT_TEXT.sub(" ", piece))
