@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,11 @@ from sim.runs.vocabulary import Device, Label, labels_of_needs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SHOWN = (  # numbers of a row that a notebook shows; all others are in ``Run.to_dict()``
+    "ttft_ms", "tpot_ms", "tpot_ms_min", "tpot_ms_max", "tokens_per_s", "lower_bound_tpot_ms", "null_model_tpot_ms",
+    "decode_resident_hit_rate", "gpu_busy_share",
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,14 @@ class Run:
             **self.memory,
         }
 
+    def __repr__(self) -> str:
+        asked, ttft, tpot = self.scenario, self.metrics.ttft_ms, self.metrics.tpot_ms
+        times = [f"{name} {ms:.2f} ms" for name, ms in (("TTFT", ttft), ("TPOT", tpot)) if ms is not None]
+        return f"<Run of {', '.join((self.policy, *self.labels))}: {', '.join((*times, asked.trace, asked.hardware))}>"
+
+    def _repr_html_(self) -> str:
+        return html_of([self.to_dict()])
+
     def save_spans(self, path: str | Path) -> None:
         """Write the spans as the ending says, .parquet or .csv, whole or not at all. Raises OutputError."""
         import pyarrow as pa
@@ -101,6 +114,15 @@ class Run:
                 frame.to_csv(aside, index=False, lineterminator="\n")
             return
         write_parquet(pa.Table.from_pandas(frame, preserve_index=False), path)
+
+
+def html_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table of ``SHOWN`` with a line for each of the rows (``Run.to_dict()``): policy and labels, then numbers."""
+    import pandas as pd
+
+    named = {", ".join((row["policy"], *row["labels"])): {name: row.get(name) for name in SHOWN} for row in rows}
+    frame = pd.DataFrame.from_dict(named, orient="index", dtype=float)
+    return frame.dropna(axis="columns", how="all").to_html(float_format="{:,.2f}".format, na_rep="")
 
 
 def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float | None:

@@ -12,6 +12,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tests.kit.depth import deep
+from tests.notebooks.prose import printed
 from tests.notebooks.renew import NOTEBOOKS, executed
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -36,7 +37,7 @@ def first_difference(committed: NotebookNode, fresh: NotebookNode) -> str | None
     for number, (old, new) in enumerate(zip(committed.cells, fresh.cells, strict=True), 1):
         if old.cell_type != "code":
             continue
-        lines = zip_longest(printed(old), printed(new), fillvalue="(nothing)")
+        lines = zip_longest(printed(old).splitlines(), printed(new).splitlines(), fillvalue="(nothing)")
         for place, (before, now) in enumerate(lines, 1):
             if before != now:
                 return (
@@ -44,19 +45,6 @@ def first_difference(committed: NotebookNode, fresh: NotebookNode) -> str | None
                     f"{before!r}, a run gives {now!r}; `python -m tests.notebooks.renew` writes it anew"
                 )
     return None
-
-
-def printed(cell: NotebookNode) -> list[str]:
-    """The text of all outputs, line by line; a picture is one line that only says so."""
-    return "".join(_text(output) for output in cell.outputs).splitlines()
-
-
-def _text(output: NotebookNode) -> str:
-    if output.output_type == "stream":
-        return str(output.text)
-    if output.output_type == "error":
-        return f"{output.ename}: {output.evalue}\n"
-    return "[picture]\n" if "image/png" in output.data else f"{output.data.get('text/plain', '')}\n"
 
 
 def notebook(*outputs: NotebookNode) -> NotebookNode:
@@ -98,4 +86,4 @@ def test_a_cell_that_fails_fails_the_run() -> None:
 
 def test_the_kernel_is_this_interpreter_in_the_notebooks_folder() -> None:
     cell = new_code_cell("import os, sys; print(sys.executable); print(os.getcwd())")
-    assert printed(executed(new_notebook(cells=[cell])).cells[0]) == [sys.executable, str(NOTEBOOKS)]
+    assert printed(executed(new_notebook(cells=[cell])).cells[0]) == f"{sys.executable}\n{NOTEBOOKS}\n"

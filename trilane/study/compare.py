@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from policies.registry import ChoiceError, policy_names, system
 from sim.runs.prepare import Prepared
-from sim.runs.run import Run
+from sim.runs.run import Run, html_of
 from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import Label
 from sim.simulate import play as simulated
@@ -18,6 +18,9 @@ from trilane.study import DRAWS
 from trilane.study.draws import Row, Simulation, draws_of, play_draws, refused, summary, tpot_ratio
 from trilane.study.player import Watch, check_workers
 from trilane.study.policy_choice import PolicyChoice, policy_in, policy_label
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Comparison(NamedTuple):
@@ -42,6 +45,21 @@ class Comparison(NamedTuple):
         seers = (run.policy for run in self.runs if Label.CLAIRVOYANT in run.labels)
         best = self.draws.get(next(seers, ""))
         return [summary(_with_regret(self.draws[run.policy], best)) for run in self.runs]
+
+    def to_frame(self) -> pd.DataFrame:
+        """``rows()`` by policy, without the single draws."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows()).set_index("policy").drop(columns="draws")
+
+    def __repr__(self) -> str:
+        rows = [row for row in self.rows() if row["tpot_ms"] is not None]
+        times = ", ".join(f"{row['policy']} {row['tpot_ms']:.2f}" for row in rows[:4]) + ", ..." * (len(rows) > 4)
+        told = f"; mean TPOT in ms: {times}" if rows else ""
+        return f"<Comparison of {len(self.runs)} policies, {len(self.refused)} refused{told}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(self.rows())
 
 
 def compare(

@@ -299,3 +299,28 @@ def test_the_measured_error_is_that_of_the_nearest_setting_below(
     found = measured_error(steps, batch)
     assert found[:2] == nearest
     assert 0 < found.mean < found.largest < 0.2, "shares of TPOT"
+
+
+# --- showing a comparison ---------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_a_frame_of_its_rows(found: Comparison) -> None:
+    frame = found.to_frame()
+    assert list(frame.index) == [row["policy"] for row in found.rows()]
+    assert frame["tpot_ms"].tolist() == [row["tpot_ms"] for row in found.rows()]
+    assert "draws" not in frame
+
+
+def test_as_text_a_comparison_is_one_line_with_the_fastest_policies(found: Comparison) -> None:
+    times = ", ".join(f"{row['policy']} {row['tpot_ms']:.2f}" for row in found.rows())
+    assert repr(found) == f"<Comparison of 4 policies, 0 refused; mean TPOT in ms: {times}>"
+    many = found._replace(runs=2 * found.runs, refused={"smoe": "needs scores"})
+    assert repr(many).startswith(f"<Comparison of 8 policies, 1 refused; mean TPOT in ms: {times}, ...>")
+
+
+def test_in_a_notebook_a_comparison_is_a_table_with_a_line_a_policy(found: Comparison) -> None:
+    shown = found._repr_html_()
+    assert shown.count("<tr>") == len(NAMES)
+    for row in found.rows():
+        assert row["policy"] in shown
+        assert f"<td>{row['tpot_ms']:.2f}</td>" in shown
