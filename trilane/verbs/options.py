@@ -18,6 +18,7 @@ from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import named_as, note, working
+from trilane.verbs import completion
 
 if TYPE_CHECKING:
     from realrun.machine.machines import LaneOptions, RealMachine
@@ -79,7 +80,7 @@ ScenarioOption = Annotated[
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", metavar="NAME",
+    typer.Option("--policy", metavar="NAME", autocompletion=completion.policies,
                  help=f"Policy; see [bold]trilane policies[/]. {OWN_POLICY}. Default: the scenario's."),
 ]
 SetOption = Annotated[
@@ -228,12 +229,18 @@ class MachineParts:
     gpu: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="GPU, such as rtx-4080, or none; [bold]trilane hardware --parts[/] lists all parts."
+            metavar="NAME", autocompletion=completion.gpus,
+            help="GPU, such as rtx-4080, or none; [bold]trilane hardware --parts[/] lists all parts.",
         ),
     ] = None
-    ram: Annotated[str | None, typer.Option(metavar="NAME", help="Memory of the CPU, such as ddr5-5600.")] = None
+    ram: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", autocompletion=completion.memories, help="Memory of the CPU, such as ddr5-5600."),
+    ] = None
     cpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="CPU, such as ryzen-9-7950x. Default: a generic one.")
+        str | None,
+        typer.Option(metavar="NAME", autocompletion=completion.cpus,
+                     help="CPU, such as ryzen-9-7950x. Default: a generic one."),
     ] = None
     cores: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Cores that compute experts. Default: the CPU's.")
@@ -292,7 +299,7 @@ UpgradeOption = Annotated[
 ]
 ModelOption = Annotated[
     str,
-    typer.Option("--model", "-m", metavar="NAME|FILE",
+    typer.Option("--model", "-m", metavar="NAME|FILE", autocompletion=completion.models,
                  help="Model; see [bold]trilane models[/]. Or a config.json, or a GGUF file."),
 ]
 
@@ -303,8 +310,9 @@ class Workload:
 
     weights: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as "
-                                          "published if that has fewer than 16 bits."),
+        typer.Option(metavar="NAME", autocompletion=completion.formats,
+                     help="Format of weights, such as bf16, q8_0, q4_k_m. Default: q4_k_m, or as published if that has "
+                          "fewer than 16 bits."),
     ] = None
     prompt: Annotated[
         str, typer.Option(metavar="N|max", help="Tokens of the prompt; max: the most that the memory takes.")

@@ -8,6 +8,7 @@ import typer
 
 from trilane.common.gc_paused import gc_paused, leave_garbage
 from trilane.output.pages.output import JsonOption, check_targets, note, report, show, watching, working
+from trilane.verbs import completion
 from trilane.verbs.inputs import policies_in, policy_files, policy_named
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
 from trilane.verbs.options import OWN_POLICY, JobsOption, MachineParts, ModelOption, Workload, grouped, processes
@@ -21,8 +22,9 @@ def fit(
     workload: Workload,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Engine, such as ik_llama.cpp. Default: llama.cpp; for AMD "
-                                               "and Intel cards llama.cpp-vulkan."),
+        typer.Option(metavar="NAME|FILE", autocompletion=completion.engines,
+                     help="Engine, such as ik_llama.cpp. Default: llama.cpp; for AMD and Intel cards "
+                          "llama.cpp-vulkan."),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(metavar="N", help="Threads of the engine. Default: one per core.")
@@ -50,10 +52,11 @@ def fit(
     ] = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Policies to simulate and choose from; usual: some that keep the routing. "
-                                         f"{OWN_POLICY}. Where experts are offloaded, llama.cpp and the clairvoyant "
-                                         "run are added; elsewhere only llama.cpp is simulated. Default: "
-                                         "none; the usual ones where a trace or their engine is named."),
+        typer.Option(metavar="A,B", autocompletion=completion.policies,
+                     help="Policies to simulate and choose from; usual: some that keep the routing. "
+                          f"{OWN_POLICY}. Where experts are offloaded, llama.cpp and the clairvoyant run are added; "
+                          "elsewhere only llama.cpp is simulated. Default: none; the usual ones where a trace or their "
+                          "engine is named."),
     ] = None,
     policy_engine: Annotated[
         str, typer.Option(

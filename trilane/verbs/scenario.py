@@ -20,6 +20,7 @@ from trilane.output.pages.output import (
     working,
 )
 from trilane.study import DRAWS
+from trilane.verbs import completion
 from trilane.verbs.inputs import choices_in, describe, inputs_of, scenario_for, scenario_of
 from trilane.verbs.options import (
     OWN_POLICY,
@@ -70,8 +71,9 @@ def compare(
     scenario: ScenarioOption = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Policies. {OWN_POLICY}. Parameters may follow: 'dali{{window: 8}},dali'. "
-                                         "Default: all that the scenario can run."),
+        typer.Option(metavar="A,B", autocompletion=completion.policies,
+                     help=f"Policies. {OWN_POLICY}. Parameters may follow: 'dali{{window: 8}},dali'. Default: all that "
+                          "the scenario can run."),
     ] = None,
     changes: SetOption = None,
     draws: DrawsOption = DRAWS,

@@ -11,6 +11,7 @@ import typer
 
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_folder, check_targets, note, reason_of, report, watching
+from trilane.verbs import completion
 from trilane.verbs.inputs import inputs_of, names_in, policies_in, scenario_for
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
@@ -224,7 +225,8 @@ def whatif(
     ],
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Policies. {OWN_POLICY}. Default: one of each kind: {', '.join(POLICIES)}."),
+        typer.Option(metavar="A,B", autocompletion=completion.policies,
+                     help=f"Policies. {OWN_POLICY}. Default: one of each kind: {', '.join(POLICIES)}."),
     ] = None,
     changes: SetOption = None,
     scenario: ScenarioOption = None,

@@ -9,6 +9,7 @@ import typer
 
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
+from trilane.verbs import completion
 from trilane.verbs.inputs import names_in
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
 from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named, weights_named
@@ -23,14 +24,16 @@ OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was m
 def tune(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A GGUF file, a model (see [bold]trilane models[/]), or a config.json."),
+        typer.Argument(metavar="MODEL", autocompletion=completion.models,
+                       help="A GGUF file, a model (see [bold]trilane models[/]), or a config.json."),
     ],
     *,
     parts: MachineParts,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Format of weights, such as q8_0, q4_k_m. Default: q4_k_m, or as published "
-                                          "if that has fewer than 16 bits; a file has its own."),
+        typer.Option(metavar="NAME", autocompletion=completion.formats,
+                     help="Format of weights, such as q8_0, q4_k_m. Default: q4_k_m, or as published if that has fewer "
+                          "than 16 bits; a file has its own."),
     ] = None,
     context: Annotated[
         int | None,
@@ -56,10 +59,10 @@ def tune(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Engine, such as ik_llama.cpp, or an engine file of trilane profile "
-                                               "--engine llama.cpp. Default: on this machine without a GPU the file "
-                                               f"that {OWN_ENGINE} in the environment names; else llama.cpp, for AMD "
-                                               "and Intel cards llama.cpp-vulkan."),
+        typer.Option(metavar="NAME|FILE", autocompletion=completion.engines,
+                     help="Engine, such as ik_llama.cpp, or an engine file of trilane profile --engine llama.cpp. "
+                          f"Default: on this machine without a GPU the file that {OWN_ENGINE} in the environment "
+                          "names; else llama.cpp, for AMD and Intel cards llama.cpp-vulkan."),
     ] = None,
     draft_acceptance: Annotated[
         float | None,
