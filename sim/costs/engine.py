@@ -158,8 +158,13 @@ class _Engine:
             raise EngineError(f"engine {self.name!r}: {fault}")
 
     def _faults(self) -> Iterator[str]:
-        if self.starts == "graphs" and (self.replay_ns is None or self.spin_ns is None):
+        if self.replays and (self.replay_ns is None or self.spin_ns is None):
             yield "expected replay_ns and spin_ns, since it starts graphs"
+
+    @property
+    def replays(self) -> bool:
+        """True if kernels are recorded, and start together."""
+        return self.starts == "graphs"
 
     def runs_on(self, vendor: Vendor) -> bool:
         return self.vendors is None or vendor in self.vendors

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from sim.machine.plausibility import HardwareError
 from trilane.common.names import alternatives, hints
+from trilane.common.part_words import Wording, as_written, names_within, wording_of
 from trilane.common.quoting import quoted
 from trilane.common.units import GB, GIB
 
@@ -21,11 +22,6 @@ PartKind = Literal["gpu", "memory", "cpu"]
 LISTED_BY = "trilane hardware --parts"
 HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
 
-_NOT_WORDS = frozenset((
-    "nvidia", "geforce", "amd", "ati", "radeon", "intel", "apu", "corporation", "graphics", "gpu", "card", "series",
-    "generation", "edition", "workstation", "with", "design", "lite", "hash", "rate", "tesla", "cpu", "processor",
-    "of", "s", "sdram", "dimm", "udimm", "sodimm", "ram", "memory",
-))
 _LEFT_OUT = tuple(map(frozenset, (  # words that a card's other words imply
     (), ("rtx",), ("gtx",), ("rx",), ("arc",), ("arc", "pro"), ("ai", "pro"), ("apple",), ("blackwell",),
     ("rtx", "blackwell"),
@@ -34,20 +30,6 @@ _CPU_LINES = frozenset((
     "ryzen", "threadripper", "epyc", "core", "xeon", "ai", "max", "plus", "pro", "hx", "ultra", "i3", "i5", "i7",
     "i9", "3", "5", "7", "9", "gold", "silver", "platinum",
 ))
-_REWRITTEN = tuple((re.compile(pattern), text) for pattern, text in (
-    (r"\((r|tm|c)\)|[®™]", " "),
-    (r"@.*|\(rev \w+\)|\b(w/|with) radeon.*", " "),  # a clock rate, a PCI revision, a CPU's own graphics
-    (r"\bryzen threadripper\b", "threadripper"),
-    (r"\b\d+(st|nd|rd|th) gen\b|\b[a-z0-9]+-core (processor|cpu)\b|\b\d+-cores\b", " "),
-    (r"\b(macbook pro|macbook air|mac mini|mac studio|mac pro|imac)\b", " "),
-    (r"\bmig \d+g\.\d+gb", "mig"), (r"\bmax[- ]q\b", "maxq"), (r"\b(mobile|notebook)\b", "laptop"),
-    (r"\bsxm\d\b|\bhbm3\b", "sxm"),  # "H100 80GB HBM3" is how nvidia-smi calls the SXM
-    (r"(?<=\d) ?(mt/?s|mhz)\b|\bcl\d\d\b", " "), (r"\b(rdimm|lrdimm|registered)\b", "ecc"),
-    (r"\+", " plus "), (r"(?<=\d)(ti|super|xtx|xt|gre)\b", r" \1"), (r"\b(rtx|gtx|rx|ddr[345])(?=a?\d{4})", r"\1 "),
-))
-_SIZE = re.compile(r"\b(\d+) ?(?:gb|gib)\b")
-_GPU_CORES = re.compile(r"\b(\d+)[- ](?:core gpu|gpu cores?|core)\b")
-_BUS = re.compile(r"\b(pcie|sxm)\b")
 _SLOT = re.compile(r"(?:pcie|pci-e|pci express)?[ -]*(?:gen)?[ -]*([345])(?:\.0)? *x *(\d{1,9})")
 _NEAR = 0.15  # relative difference of a card's memory from its part's: the driver keeps some for itself
 _NEAREST = 3  # parts that a refusal names
@@ -88,15 +70,6 @@ class UnknownPartError(HardwareError):
 HOW_TO_GET_ON = f"`{LISTED_BY}` lists them all; {HOW_TO_ADD}"
 
 
-class Wording(NamedTuple):
-    """Words of a name, and facts besides; None: not said."""
-
-    words: tuple[str, ...]
-    size_gb: int | None
-    bus: str | None
-    gpu_cores: int | None
-
-
 def letters_and_digits(name: str) -> str:
     """A part's name as the catalogue's are compared: without capitals, spaces, hyphens and underscores."""
     return re.sub(r"[\s_-]", "", name.lower())
@@ -111,14 +84,14 @@ def resolved(
     """
     if kind == "gpu" and "[" not in text and re.search(r"^\s*\d ?x ?[a-z]|,", text.lower()):
         raise UnknownPartError(f"gpu {quoted(text)}: several cards are not modelled; name one", True)
-    texts = _alternatives(text)
-    askings = [_wording(one) for one in texts]
+    texts = names_within(text)
+    askings = [wording_of(one) for one in texts]
     if gpu_cores is not None:
         askings = [asked._replace(gpu_cores=gpu_cores) for asked in askings]
     found = [[one for one in known if _means(one, asked) and _agrees(one, asked)] for asked in askings]
     fitting = [one for of_text in found for one in of_text if _near(one, memory_bytes)]
-    plain = [one for one in fitting if _plain(_wording(one.name))]
-    if len(plain) == len(texts) == 1 and _plain(askings[0]) and memory_bytes is None:
+    plain = [one for one in fitting if wording_of(one.name).plain]
+    if len(plain) == len(texts) == 1 and askings[0].plain and memory_bytes is None:
         return plain[0]
     if len(fitting) == 1 and all(found) and not _needs_size(fitting[0], askings[0], memory_bytes):
         return fitting[0]
@@ -133,53 +106,22 @@ def _or(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _alternatives(text: str) -> list[str]:
-    """The names in ``text``: the list of PCI devices has one for all cards of a chip, ``[Radeon RX 6800/6800 XT]``."""
-    text = re.sub(r"\b(w/|with) radeon.*|mt/s", "", text.lower())
-    text = re.sub(r"\b(max-q / mobile|mobile / max-q)\b", "mobile", text)  # one card, "Laptop GPU" of nvidia-smi
-    inside = re.findall(r"\[([^\]]*)\]", text)
-    first, *others = (inside[-1] if inside else text).split("/")
-    line = re.match(r"[^\d]*", first)
-    return [first, *(f"{line[0] if line and one.strip()[:1].isdigit() else ''}{one}" for one in others)]
-
-
-@cache
-def _wording(text: str) -> Wording:
-    """The words of a name, and what it says besides."""
-    text = text.lower()
-    for pattern, new in _REWRITTEN:
-        text = pattern.sub(new, text)
-    size, cores, bus = _SIZE.search(text), _GPU_CORES.search(text), _BUS.search(text)
-    for pattern in (_SIZE, _GPU_CORES, _BUS):
-        text = pattern.sub(" ", text)
-    words = [word for word in re.findall(r"[a-z0-9.]+", text) if word not in _NOT_WORDS]
-    return Wording(
-        tuple(dict.fromkeys(words)), int(size[1]) if size else None, bus[1] if bus else None,
-        int(cores[1]) if cores else None,
-    )
-
-
-def _plain(asked: Wording) -> bool:
-    """True if a name consists of words alone."""
-    return asked[1:] == (None, None, None)
-
-
 def _needs_size(one: KnownPart, asked: Wording, memory_bytes: int | None) -> bool:
     """True if a part's name has the size of its memory, so that others of the same words exist, and none is known."""
-    return _wording(one.name).size_gb is not None and asked.size_gb is None and memory_bytes is None
+    return wording_of(one.name).size_gb is not None and asked.size_gb is None and memory_bytes is None
 
 
 @cache
 def _forms(one: KnownPart) -> list[frozenset[str]]:
     """The sets of words that name a part: its name, and its title without and within parentheses."""
     texts = [one.name, *re.split(r"[()]", one.title), *one.cpu_names]
-    return [frozenset(words) for text in texts if (words := _wording(text).words)]
+    return [frozenset(words) for text in texts if (words := wording_of(text).words)]
 
 
 @cache
 def _own(one: KnownPart) -> Wording:
     """The words of a part's title, and facts that its name or title say."""
-    name, title = _wording(one.name), _wording(one.title)
+    name, title = wording_of(one.name), wording_of(one.title)
     return Wording(title.words, None, name.bus or title.bus, name.gpu_cores or title.gpu_cores)
 
 
@@ -247,7 +189,7 @@ def _unknown(
     if longer := [one.name for one in known if extra and any({*asked.words} < form for form in _forms(one))]:
         return UnknownPartError(f"{start}; others of that number: {', '.join(longer[:_NEAREST])}", True)
     if near and extra and not {*extra} <= {"rtx", "gtx", "rx", "arc"}:
-        words = ", ".join(repr(_as_written(word, text)) for word in extra)
+        words = ", ".join(repr(as_written(word, text)) for word in extra)
         return UnknownPartError(f"{start}: {near[0].name} is another one, without {words}", True)
     if near and not extra:
         return UnknownPartError(f"{start}: {_contradiction(near, asked)}", True)
@@ -262,7 +204,7 @@ def _no_memory(asked: Wording, known: Sequence[KnownPart]) -> str | None:
     size = asked.size_gb or (int(asked.words[0]) if len(asked.words) == 1 and asked.words[0].isdigit() else None)
     if size is not None and size < 2000:
         return f"the size is --ram-gb {size}; --ram is kind and speed, such as ddr4-3200 or ddr5-5600"
-    named = {one.name: _wording(one.name).words for one in known}
+    named = {one.name: wording_of(one.name).words for one in known}
     family = [name for name, words in named.items() if asked.words == words[:1] and len(words) == 2]
     if not family:
         return None
@@ -315,10 +257,3 @@ def _of_that_number(asked: Wording, known: Iterable[KnownPart]) -> list[str]:
         if numbers and all(any(re.match(rf"{number}(?!\d)", word) for word in form) for number in numbers)
     }
     return [name for name, common in same.items() if common == max(same.values())][:_NEAREST]
-
-
-def _as_written(word: str, text: str) -> str:
-    """A word as it stands in the name."""
-    pattern = {"maxq": "max[- ]q", "laptop": "laptop|mobile|notebook", "plus": r"\+", "ecc": "ecc|l?rdimm|registered"}
-    found = re.search(pattern.get(word, re.escape(word)), text, re.IGNORECASE)
-    return found[0] if found else word

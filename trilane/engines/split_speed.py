@@ -221,7 +221,7 @@ class PromptCosts:
         return cls(tuple(PieceCosts.of(shape, hardware, engine, split, size, ends) for size, ends in sizes))
 
     def reading(self, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit) -> PromptCosts:
-        """The same prompt in an engine that copies experts in another way."""
+        """Costs of this prompt in an engine that copies experts in another way."""
         asked = shape, hardware, engine, split
         return PromptCosts(
             tuple(replace(piece, experts=_piece_experts(*asked, piece.tokens)) for piece in self.pieces)

@@ -49,8 +49,8 @@ def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
     decides.
     """
     moved = prepared.on(hardware)
-    recorded = load_engine(moved.scenario.engine).starts == "graphs"
-    return moved.with_costs(undecided(moved.costs)) if recorded and all_on_gpu(moved) else moved
+    replays = load_engine(moved.scenario.engine).replays
+    return moved.with_costs(undecided(moved.costs)) if replays and all_on_gpu(moved) else moved
 
 
 def all_on_gpu(prepared: Prepared) -> bool:

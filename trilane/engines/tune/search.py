@@ -80,14 +80,14 @@ class SettingSearch:
 
     @cached_property
     def best(self) -> Setting:
-        """Of the format with the least ``score``. Raises FitError for none."""
+        """The setting in the format with the least ``score``. Raises FitError for none."""
         if not self.costs:
             _ = self.bench.speed(self.least).split
         return self.nearest(self.costs, min(self.costs, key=self.score))
 
     @property
     def best_other_kv(self) -> Setting | None:
-        """Of another format of the KV cache."""
+        """The best setting with another format of the KV cache; None where there is none."""
         others = {one: ms for one, ms in self.costs.items() if one.kv != self.best.kv}
         return self.nearest(others, min(others, key=self.score)) if others else None
 
@@ -205,7 +205,7 @@ class Placing:
 
     @cached_property
     def _splits(self) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Of each split, the layers on the host, and the share of their experts that the GPU has nevertheless."""
+        """The layers of each split on the host, and the share of their experts that the GPU has nevertheless."""
         splits = self._splitter(self.first.piece_tokens).splits
         experts = self._speed.shape.experts
         return np.array([one.cpu_layers for one in splits]), np.array([one.gpu_experts / experts for one in splits])

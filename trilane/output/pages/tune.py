@@ -63,7 +63,7 @@ def line_part(tuning: TuneStart | Tuning) -> list[Part]:
 
 
 def facts_part(tuning: Tuning) -> list[Part]:
-    """What the line gives, and what it was chosen from."""
+    """Speeds and memory of the line, and what it was chosen from."""
     drafts = drafts_section(tuning.drafts, tuning.question.draft_acceptance is not None)
     return [*_best(tuning), *_rivals(tuning), *drafts, *_other_engines(tuning),
             *caveats(tune_caveats(tuning))]

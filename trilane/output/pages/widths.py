@@ -130,7 +130,7 @@ def folded(line: str, width: int) -> list[str]:
 
 
 def _last_column(line: str, width: int) -> int:
-    """Where the last column of a line begins, or the text behind a bullet; 0 without."""
+    """Index at which the last column of a line begins, or the text behind a bullet; 0 without."""
     gaps = [gap.end() for gap in re.finditer(r" {2,}|^- ", line) if gap.end() < width // 2]
     return gaps[-1] if gaps else 0
 

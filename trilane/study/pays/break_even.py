@@ -16,7 +16,7 @@ class Range(NamedTuple):
     high: End | None
 
 
-class Step(NamedTuple):
+class GainAt(NamedTuple):
     """A value, its gain above what is worth it, and whether a side jumps between it and the value before."""
 
     value: float
@@ -24,7 +24,7 @@ class Step(NamedTuple):
     jumps: bool = False
 
 
-def paying(steps: Sequence[Step]) -> list[Range]:
+def paying(steps: Sequence[GainAt]) -> list[Range]:
     """The ranges in which gains are above 0, of ascending values; straight lines in between, but none over a jump.
 
     No line crosses a value without a gain between two that have one: a range ends before it.
@@ -37,7 +37,7 @@ def paying(steps: Sequence[Step]) -> list[Range]:
     return ranges
 
 
-def _within(run: Sequence[Step], low: End | None, high: End | None) -> Iterator[Range]:
+def _within(run: Sequence[GainAt], low: End | None, high: End | None) -> Iterator[Range]:
     """The ranges of neighbours, that begin at ``low`` and end at ``high``."""
     for (left, before, _), (right, after, jumps) in pairwise(run):
         assert before is not None

@@ -14,7 +14,7 @@ from sim.runs.prepare import Prepared, prepare
 from trilane.common.schema import to_dict
 from trilane.engines.question import FitError
 from trilane.engines.speed import engine_answer
-from trilane.study.pays.break_even import Range, Step, paying
+from trilane.study.pays.break_even import GainAt, Range, paying
 from trilane.study.pays.dimensions import LINK, Dimension, Values, upload_us
 from trilane.study.pays.ideas import PaysError, PaysQuestion, prepared_with_idea
 from trilane.study.pays.played_map import Place, PlayedMap, PlayedSide, play_map
@@ -259,7 +259,7 @@ def _paying(cells: Sequence[Cell], values: Sequence[float], worth: float) -> lis
     jumps = [False, *(_jumps(before.without, after.without) or _jumps(before.using, after.using)
                       for before, after in pairwise(cells))]
     gains = [None if cell.gain is None else cell.gain - worth for cell in cells]
-    return paying([Step(*step) for step in zip(values, gains, jumps, strict=True)])
+    return paying([GainAt(*step) for step in zip(values, gains, jumps, strict=True)])
 
 
 def _jumps(before: PlayedSide, after: PlayedSide) -> bool:

@@ -11,7 +11,7 @@ from policies.registry import ChoiceError
 from sim.simulate import simulate
 from tests.kit.questions import hand_made_map, narrowed, small_question
 from trilane.study.pays import ideas
-from trilane.study.pays.break_even import Range, Step, paying
+from trilane.study.pays.break_even import GainAt, Range, paying
 from trilane.study.pays.gain_map import GainMap, gain_map
 from trilane.study.pays.ideas import Candidate, PaysError, PaysQuestion, prepared_with_idea
 from trilane.study.sweep.axes import vary
@@ -206,25 +206,25 @@ def test_the_recall_counts_where_the_trace_has_forecasts_of_its_own() -> None:
 def test_lines_between_values_cross_the_break_even_where_a_gain_is_nothing(
     gains: list[float | None], ranges: list[Range]
 ) -> None:
-    assert paying([Step(*step) for step in zip([10.0, 20.0, 30.0], gains, strict=True)]) == ranges
+    assert paying([GainAt(*step) for step in zip([10.0, 20.0, 30.0], gains, strict=True)]) == ranges
 
 
 def test_no_line_is_drawn_over_a_jump() -> None:
     """Only the two neighbours are known; beside them lines are drawn as ever."""
-    steps = [Step(10.0, 1.0), Step(20.0, -1.0, jumps=True), Step(30.0, 1.0)]
+    steps = [GainAt(10.0, 1.0), GainAt(20.0, -1.0, jumps=True), GainAt(30.0, 1.0)]
     assert paying(steps) == [Range(None, (10.0, 20.0)), Range(25.0, None)]
 
 
 def test_no_line_is_drawn_across_a_value_that_cannot_run() -> None:
     gains = [-1.0, None, 1.0, None, -1.0]
     values = [10.0, 20.0, 30.0, 40.0, 50.0]
-    assert paying([Step(*step) for step in zip(values, gains, strict=True)]) == [Range(30.0, 30.0)]
+    assert paying([GainAt(*step) for step in zip(values, gains, strict=True)]) == [Range(30.0, 30.0)]
 
 
 def test_what_must_be_bought_pays_from_a_gain_on() -> None:
     found = gain_map(small_question("memory"))
     worth, gains = found.question.idea.worth, [cell.gain for cell in found.own_row]
-    steps = [Step(cell.x, None if cell.gain is None else cell.gain - worth) for cell in found.own_row]
+    steps = [GainAt(cell.x, None if cell.gain is None else cell.gain - worth) for cell in found.own_row]
     assert (worth, None in gains, found.paying_x) == (0.05, False, paying(steps))
 
 
