@@ -232,6 +232,13 @@ class Recommendation:
         first = [*self.runs, *self.unable][0]
         return self.question.of(first.model, first.weights if first.weights in FORMATS else None)
 
+    @property
+    def ram_known(self) -> bool:
+        """False if the size of the host's memory was not named: it is taken as enough."""
+        fit = self.asked.fit
+        hardware = fit.load_machine()
+        return hardware.gpu.kind == "unified" or host_memory_of(fit, hardware) is not None
+
     def sorted_by(self, sort: Sort) -> list[Recommended]:
         """Models that run: the largest, the fastest, or the soonest first."""
         keys: Mapping[Sort, Callable[[Recommended], float]] = {

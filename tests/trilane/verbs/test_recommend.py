@@ -30,6 +30,21 @@ def test_what_does_not_run_says_what_it_lacks(trilane: Trilane) -> None:
     assert "needs 64 GiB of RAM; then 17." in out
 
 
+def test_the_memory_of_the_cpu_alone_is_the_hosts(trilane: Trilane) -> None:
+    """The model has no room next to the card: the line is -ngl 0."""
+    out = trilane(*OWNER[:-1], "256", "--for", "llama-4-maverick").out
+    row = next(line.split() for line in out.splitlines() if line.startswith("llama-4-maverick"))
+    assert row[6] == "-"
+    assert float(row[7].rstrip("!")) > 200
+    assert " -ngl 0 " in out
+
+
+@pytest.mark.parametrize("machine", [OWNER, ("recommend", "--gpu", "apple-m4-max"), OWNER[:-2]])
+def test_a_memory_that_is_taken_as_enough_is_told_on_top(machine: tuple[str, ...], trilane: Trilane) -> None:
+    out = trilane(*machine, "--for", "olmoe-1b-7b").out
+    assert ("! the size of the host's memory is not named (--ram-gb)" in out) == (machine == OWNER[:-2])
+
+
 def test_upgrades_of_a_model_are_a_table_of_parts(trilane: Trilane) -> None:
     out = trilane(*OWNER, "--for", "gpt-oss-20b", "--upgrade").out.partition("what to buy\n")[2]
     assert "RTX 5060 Ti 16GB" in out

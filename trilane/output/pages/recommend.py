@@ -30,6 +30,7 @@ _LEGEND = {
 }
 _MEMORIES = {"GPU": "GPU memory", "host": "RAM", "only": "memory"}
 _MOSTLY = 0.75  # of an error, that is bias
+_UNKNOWN_RAM = "! the size of the host's memory is not named (--ram-gb): it is taken as enough"
 _NO_MORE = "more than fits here"
 _SORTED = {"size": "largest first", "speed": "most tokens/s first", "first": "soonest first token first"}
 
@@ -40,7 +41,8 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
     runs, asked = answer.sorted_by(sort), bool(answer.formats)
     lines = [*_table(runs, sort), *_unable(answer.unable), *_formats(answer)]
     hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
-    return [title, answer.about, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []), *hint]
+    unknown = [] if answer.ram_known else [_UNKNOWN_RAM]
+    return [title, answer.about, *unknown, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []), *hint]
 
 
 def _lengths(question: RecommendQuestion) -> str:
@@ -76,11 +78,17 @@ def _alike(runs: Sequence[Recommended]) -> list[Part]:
 
 
 def _numbers(tuned: Tuned) -> list[str]:
+    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), *_memories(tuned)]
+
+
+def _memories(tuned: Tuned) -> list[str]:
+    """What is taken of the GPU's memory and of the host's, or of the only one."""
     memory = tuned.memory
-    gpu, host = (sum(parts.values()) / GB for parts in (memory.gpu_parts, memory.host_parts))
-    on_host = "-" if memory.one_memory else number(host) + _full(memory.host_share)
-    on_gpu = number(gpu) + _full(memory.gpu_share if memory.one_memory else None)
-    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), on_gpu, on_host]
+    gpu, host = (number(sum(parts.values()) / GB) for parts in (memory.gpu_parts, memory.host_parts))
+    if memory.one_memory:
+        only = f"{gpu}{_full(memory.gpu_share)}"
+        return ["-", only] if tuned.cpu_only else [only, "-"]
+    return [gpu, f"{host}{_full(memory.host_share)}"]
 
 
 def _full(share: float | None) -> str:
