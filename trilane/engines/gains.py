@@ -37,7 +37,8 @@ _READ, _CEILING = "cpu.read_bytes_per_s", "cpu.read_ceiling_bytes_per_s"
 CPU_READS = "CPU reads"  # a part where they are the limit, and faster memory would not be read faster
 PARTS = (
     ScaledPart("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True),
-    ScaledPart("DRAM", "the CPU's memory", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"), steers=True),
+    ScaledPart("DRAM", "the CPU's memory bandwidth", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"),
+               steers=True),
     ScaledPart(CPU_READS, "what the CPU reads of any memory", (_READ, _CEILING), steers=True),
     ScaledPart("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys, steers=True),
     ScaledPart("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",)),

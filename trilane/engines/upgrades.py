@@ -17,9 +17,7 @@ from itertools import groupby, islice
 from statistics import median
 from typing import Any, Literal
 
-from sim.machine.assembly import NO_GPU
-from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part, unified_names
-from sim.machine.sourced import Sourced
+from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part
 from trilane.engines.question import Question
 from trilane.engines.recommend import (
     Bench,
@@ -32,6 +30,7 @@ from trilane.engines.recommend import (
     recommended,
 )
 from trilane.engines.refusals import RAM_SIZES_GIB
+from trilane.engines.replaceable import card_of, no_upgrades, socket_of, value_of
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tuned import Tuned
 
@@ -43,7 +42,6 @@ _FASTER_AGAIN = 0.25
 _WORKSTATION = re.compile(r"Quadro|TITAN|RTX A\d|Ada$|PRO |Pro ")
 _ONE_COUNTRY = " D"  # at the end of a title: sold in China alone
 UpgradePart = Literal["GPU", "host memory", "memory modules", "memory channels", "CPU"]
-NoUpgrades = Literal["laptop", "one memory", "preset"]
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,6 @@ class Upgrade:
     def pays(self) -> bool:
         """True if it runs only then, or is faster by ``WORTH_BUYING``."""
         return self.faster is None or self.faster > WORTH_BUYING
-
-
-def no_upgrades(question: Question) -> NoUpgrades | None:
-    """Why no part of a machine can be replaced, if none can."""
-    if question.machine is not None:
-        return "preset"
-    if question.gpu in unified_names():
-        return "one memory"
-    laptop = isinstance(card := _card(question), CardPart) and card.form.value == "laptop"
-    return "laptop" if laptop or _socket(question) == "soldered" else None
 
 
 def upgrades(question: TuneQuestion) -> tuple[Upgrade, ...]:
@@ -155,7 +143,7 @@ class _Upgrades:
 
 def sized_cards(question: Question) -> Iterator[tuple[int, list[Step]]]:
     """Cards in place of the present one, by the bytes of their memory, each size by rising bandwidth."""
-    own = _card(question)
+    own = card_of(question)
     cards = [card for name in gpu_names() if _fits(card := part("gpu", name), own)]
     usual = [card for card in cards if not _WORKSTATION.search(card.title)]
     most = max((card.memory_bytes.value for card in usual), default=0)
@@ -177,7 +165,7 @@ def _fits(card: GpuPart, own: GpuPart | None) -> bool:
     more = card.memory_bytes.value, card.bandwidth_bytes_per_s.value
     less = own.memory_bytes.value, own.bandwidth_bytes_per_s.value
     better = more[0] > less[0] or (more[0] == less[0] and more[1] > less[1])
-    return better and _value(card.vendor) == _value(own.vendor) and card.released.value >= since
+    return better and value_of(card.vendor) == value_of(own.vendor) and card.released.value >= since
 
 
 def _forms(own: GpuPart | None) -> tuple[str, ...]:
@@ -187,7 +175,7 @@ def _forms(own: GpuPart | None) -> tuple[str, ...]:
 
 
 def _newest() -> int:
-    return max(_value(part("gpu", name).released) or 0 for name in gpu_names())
+    return max(value_of(part("gpu", name).released) or 0 for name in gpu_names())
 
 
 def _tier(card: GpuPart) -> tuple[int, float, float, str]:
@@ -214,13 +202,13 @@ def channel_steps(question: Question) -> list[Step]:
 
 def cpu_steps(question: Question) -> list[Step]:
     """CPUs of the same socket, no older, with more cores, fewest first; none where the CPU is not named."""
-    if question.cpu is None or (socket := _socket(question)) is None:
+    if question.cpu is None or (socket := socket_of(question)) is None:
         return []
     own = part("cpu", question.cpu)
-    since = _value(own.released) or 0
-    same = [one for one in _all(CpuPart) if _value(one.socket) == socket and (_value(one.released) or 0) >= since]
+    since = value_of(own.released) or 0
+    same = [one for one in _all(CpuPart) if value_of(one.socket) == socket and (value_of(one.released) or 0) >= since]
     more = [one for one in same if one.cores.value > own.cores.value]
-    ordered = sorted(more, key=lambda one: (one.cores.value, _value(one.released) or 0, one.name))
+    ordered = sorted(more, key=lambda one: (one.cores.value, value_of(one.released) or 0, one.name))
     return [Step("CPU", one.title, {"cpu": one.name, "cores": None}, one.busy_power_w.value) for one in ordered]
 
 
@@ -237,21 +225,9 @@ def _all(kind: type[Any]) -> Iterable[Any]:
     return (one for one in all_parts() if isinstance(one, kind))
 
 
-def _value(stated: Sourced[Any] | None) -> Any:
-    return None if stated is None else stated.value
-
-
-def _card(question: Question) -> GpuPart | None:
-    return None if question.gpu in (None, NO_GPU) else part("gpu", question.gpu or "")
-
-
 def _memory_bytes(question: Question) -> int:
-    card = _card(question)
+    card = card_of(question)
     return 0 if card is None else card.memory_bytes.value
-
-
-def _socket(question: Question) -> str | None:
-    return None if question.cpu is None else _value(part("cpu", question.cpu).socket)
 
 
 # --- all models -------------------------------------------------------------------------------------------------------

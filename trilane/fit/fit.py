@@ -15,10 +15,10 @@ from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
 from trilane.engines.memory import longest_prompt, need_of, surely_runs
-from trilane.engines.question import USUAL_POLICIES, FitError, Question
-from trilane.engines.refusals import check_fits, missing
-from trilane.engines.shortage import NoRoomError
-from trilane.engines.speed import EngineAnswer, engine_answer
+from trilane.engines.question import USUAL_POLICIES, FitError, Question, engine_of
+from trilane.engines.refusals import check_fits, missing, roomier
+from trilane.engines.shortage import NoRoomError, Way
+from trilane.engines.speed import EngineAnswer, EngineSpeed, engine_answer
 from trilane.study.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Fit:
     engine_refused: str | None
     policies: PolicyAnswer | None  # None: not asked for, no GPU to offload from, or ``policies_refused`` says why
     policies_refused: str | None
+    roomier: tuple[Way, ...]  # where the engine nearly fills a memory: changes that do not, best first
     trained_tokens: int | None  # prompt and answer that the model was trained for; None: not known
     notes: tuple[str, ...]  # caveats of the machine's parts
 
@@ -95,8 +96,13 @@ def engine_part(question: Question) -> Fit:
     return Fit(
         question=question, model=shape.name, machine=hardware.name, about=hardware.about, engine=engine,
         engine_refused=refused, policies=None, policies_refused=None if no_room is None else str(no_room),
+        roomier=() if engine is None else _roomier(question, shape, hardware),
         trained_tokens=trained_tokens(shape.name), notes=hardware.notes,
     )
+
+
+def _roomier(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[Way, ...]:
+    return roomier(EngineSpeed(question, shape, hardware, engine_of(question, hardware)))
 
 
 def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoomError | None:
@@ -159,9 +165,6 @@ def with_longest_prompt(question: Question) -> Question:
 
     Raises FitError if none does.
     """
-    from trilane.engines.question import engine_of
-    from trilane.engines.speed import EngineSpeed
-
     shape, hardware = question.model_shape, question.load_machine()
 
     def runs(tokens: int) -> bool:

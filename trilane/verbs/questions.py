@@ -7,11 +7,21 @@ from typing import Annotated
 import typer
 
 from trilane.common.gc_paused import gc_paused, leave_garbage
-from trilane.output.pages.output import JsonOption, check_targets, note, report, show, watching, working
+from trilane.output.pages.output import JsonOption, check_targets, note, report, show, watching, working, write_json
 from trilane.verbs import completion
 from trilane.verbs.inputs import policies_in, policy_files, policy_named
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
-from trilane.verbs.options import OWN_POLICY, JobsOption, MachineParts, ModelOption, Workload, grouped, processes
+from trilane.verbs.options import (
+    OWN_POLICY,
+    JobsOption,
+    MachineParts,
+    ModelOption,
+    UpgradeOption,
+    Workload,
+    grouped,
+    processes,
+)
+from trilane.verbs.tune import upgraded
 
 
 @grouped
@@ -63,12 +73,17 @@ def fit(
             metavar="NAME|FILE", help="Engine on which policies are simulated, such as graphs or pytorch."
         )
     ] = "graphs",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what each part of the machine would gain with the engine if it were "
+                                             "25% better.")
+    ] = False,
+    upgrade: UpgradeOption = False,
     jobs: JobsOption = None,
     json: JsonOption = None,
 ) -> None:
     """Report whether a model runs on a machine, how, how fast, and what limits it."""
     from trilane.fit.fit import engine_part, with_policies
-    from trilane.output.pages.fit_engine import first_part, last_part
+    from trilane.output.pages.fit_engine import explained_part, first_part, last_part
 
     names = None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
@@ -79,7 +94,7 @@ def fit(
     )
     with gc_paused():
         found = engine_part(question)
-        show(json, *first_part(found))
+        show(json, *first_part(found), *(explained_part(found) if explain else ()))
         with working("simulating the policies"):
             found = with_policies(found, processes(jobs))
         leave_garbage()
@@ -87,11 +102,18 @@ def fit(
 
     record = {**fit_record(found), **taken_record(taken)}
     if found.policies is None:
-        report(json, record, *last_part(found))
-        return
-    from trilane.output.pages.fit import policies_part  # here: it imports much, and the processes begin before that
+        page = last_part(found)
+    else:
+        from trilane.output.pages.fit import policies_part  # here: it imports much, and the processes begin before that
 
-    report(json, record, *policies_part(found, found.policies))
+        page = policies_part(found, found.policies)
+    show(json, *page)
+    if upgrade:
+        from trilane.engines.tune.settings import KV_FORMATS, TuneQuestion
+
+        formats = KV_FORMATS if question.kv is None else (question.kv,)
+        record["upgrades"] = upgraded(TuneQuestion(question, kv=formats), json)
+    write_json(record, json)
 
 
 # --- pays -------------------------------------------------------------------------------------------------------------

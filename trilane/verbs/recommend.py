@@ -26,10 +26,9 @@ def recommend(
     wanted: Annotated[
         list[str] | None,
         typer.Option("--for", metavar="USE|MODEL",
-                     help="chat (default; 1,024 prompt tokens, 256 of an answer, in a window of 16,384: a "
-                          "conversation's median prompt is 1,020 tokens in Azure's trace of 2023), code (8,192 + 1,024 "
-                          "in 32,768) or documents (16,384 + 512 in 32,768): both are choices. Or a model: its command "
-                          "line, and all of its formats. Give it twice for both."),
+                     help="chat (default; 1,024 prompt tokens, 256 of an answer, in a window of 16,384), code (8,192 + "
+                          "1,024 in 32,768) or documents (16,384 + 512 in 32,768), all of them choices. Or a model: "
+                          "its command line, and all of its formats. Give it twice for both."),
     ] = None,
     sort: Annotated[
         str, typer.Option(metavar="NAME", help="size: the largest model first; speed: most tokens/s; first: the "
@@ -75,7 +74,8 @@ class _Bought(NamedTuple):
 
 def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
     """Try other parts for the model that was asked for, or for all."""
-    from trilane.engines.upgrades import no_upgrades, table_upgrades, upgrades
+    from trilane.engines.replaceable import no_upgrades
+    from trilane.engines.upgrades import table_upgrades, upgrades
     from trilane.output.pages.upgrades import table_upgrade_parts, upgrade_parts
 
     question = answered.asked

@@ -16,6 +16,7 @@ from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grou
 
 if TYPE_CHECKING:
     from trilane.engines.question import KvFormat
+    from trilane.engines.tune.settings import TuneQuestion
 
 OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was measured on this machine
 
@@ -118,19 +119,26 @@ def tune(
     show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
     record = {**tune_record(tuning), **taken_record(taken)}
     if upgrade:
-        from trilane.engines.upgrades import no_upgrades, upgrades
-        from trilane.output.pages.upgrades import upgrade_parts
-
-        with working("trying other parts"):
-            found = upgrades(tune_question)
-        show(json, *upgrade_parts(found, no_upgrades(question)))
-        record["upgrades"] = [to_dict(one) for one in found]
+        record["upgrades"] = upgraded(tune_question, json)
     if checked:
         with working("running llama.cpp"):
             measured = list(check(tuning))
         show(json, *check_page(measured))
         record["checked"] = [to_dict(one) for one in measured]
     write_json(record, json)
+
+
+def upgraded(question: TuneQuestion, json: str | None) -> list[Any]:
+    """Try other parts of the machine, print what each gives, and return the records."""
+    from trilane.common.schema import to_dict
+    from trilane.engines.replaceable import no_upgrades
+    from trilane.engines.upgrades import upgrades
+    from trilane.output.pages.upgrades import upgrade_parts
+
+    with working("trying other parts"):
+        found = upgrades(question)
+    show(json, *upgrade_parts(found, no_upgrades(question.fit)))
+    return [to_dict(one) for one in found]
 
 
 def _own_engine(parts: MachineParts, gpu: str | None) -> str | None:

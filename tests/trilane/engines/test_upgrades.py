@@ -9,12 +9,12 @@ import pytest
 
 from sim.machine.parts import CardPart, part
 from trilane.engines.recommend import Bench, RecommendQuestion, recommend
+from trilane.engines.replaceable import no_upgrades
 from trilane.engines.upgrades import (
     WORTH_BUYING,
     Upgrade,
     cpu_steps,
     memory_steps,
-    no_upgrades,
     sized_cards,
     table_upgrades,
     upgrades,

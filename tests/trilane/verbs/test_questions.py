@@ -93,6 +93,38 @@ def test_the_engines_part_is_printed_before_policies_are_simulated(
     assert "with llama.cpp: " in done.out
 
 
+def test_better_parts_are_told_where_they_are_asked_for_and_real_ones_too(trilane: Trilane) -> None:
+    asked = ("fit", "--model", "gpt-oss-20b", "--gpu", "rtx-3060", "--ram", "ddr4-3200", "--json", "fit.json")
+    plain, more = trilane(*asked), trilane(*asked, "--explain", "--upgrade")
+    found = json.loads(Path("fit.json").read_text())["upgrades"]
+    assert ("25% better" in plain.out, "what to buy" in plain.out) == (False, False)
+    assert "25% better, llama.cpp" in more.out
+    assert found
+    assert all(one["step"]["title"] in more.out.partition("what to buy\n")[2] for one in found)
+
+
+@pytest.mark.parametrize(("machine", "hint"), [
+    (("--gpu", "rtx-3060", "--ram", "ddr4-3200"), True), (("--gpu", "rtx-4060-laptop", "--ram", "ddr5-5600"), False),
+    (("--gpu", "apple-m3-max"), False), (("--machine", "rtx4090-ddr5"), False),
+])
+def test_real_parts_are_offered_where_a_machine_takes_them(
+    trilane: Trilane, machine: tuple[str, ...], hint: bool
+) -> None:
+    done = trilane("fit", "--model", "qwen3-30b-a3b", *machine)
+    assert done.status == 0, done.err
+    assert ("--upgrade shows what real parts give" in done.out) == hint
+
+
+def test_a_host_memory_that_is_nearly_full_is_told_with_what_leaves_room(trilane: Trilane) -> None:
+    full = ("fit", "--model", "gpt-oss-20b", "--gpu", "none", "--ram", "ddr4-3200", "--ram-gb", "16")
+    done = trilane(*full, "--prompt", "max", "--json", "fit.json")
+    assert done.status == 0, done.err
+    assert "memory is used: other programs may leave no room" in done.out
+    ways = json.loads(Path("fit.json").read_text())["roomier"]
+    assert ways
+    assert facts(done)["more room"].startswith("with --")
+
+
 def test_a_best_policy_that_played_a_short_prompt_has_no_time_to_first_token(trilane: Trilane) -> None:
     done = trilane(*MINI, "--prompt", "600", "--generated", "16", "--policies", "moe-infinity")
     assert facts(done)["time to first token"].startswith("not simulated")

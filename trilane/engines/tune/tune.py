@@ -41,7 +41,6 @@ class TuneCaveats(NamedTuple):
     measured: bool  # times are those of the machine on which the engine was measured, whatever parts are named
     pinned: bool  # the file is read into pinned memory, of which there may not be enough
     single_tensors_ms: float | None  # of a token, which single tensors of one more layer on the GPU would save
-    fullest: float  # share of the fuller memory that is used
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class TuneStart:
         fit, bench, best = self.question.fit, self.search.bench, self.best
         short = fit.window is not None and fit.window < fit.tokens
         measured = bench.engine.measured_on(bench.hardware)
-        return TuneCaveats(short, measured, best.pinned, single_tensors_ms(best), best.memory.fullest)
+        return TuneCaveats(short, measured, best.pinned, single_tensors_ms(best))
 
     @property
     def model(self) -> str:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trilane.common.units import in_gb
-from trilane.engines.gains import BETTER, LIMITING, WORTH_NAMING, Gain
+from trilane.engines.gains import LIMITING, WORTH_NAMING, Gain, limiting_part
+from trilane.engines.memory import SplitMemory
+from trilane.engines.question import Question
 from trilane.engines.refusals import FULL
+from trilane.engines.replaceable import no_upgrades
 from trilane.engines.tune.machine_found import Assumption
 from trilane.engines.tune.tune import TuneStart, Tuning
 
@@ -27,16 +30,28 @@ WINDOWS = (
 
 
 def limit_text(gains: Sequence[Gain]) -> str:
-    """Sentence on ranked gains: the part that limits an answer, and what the first two parts would give."""
+    """The part that limits an answer, of ranked gains, and the next one where that limits it, too."""
     if not gains:
         return "not known: times that were measured as a whole do not tell the machine's parts apart"
-    first, *others = gains
-    if first.tpot < LIMITING:
-        if first.tpot < WORTH_NAMING:
-            return f"no part by itself: none of them {BETTER - 1:.0%} better makes it {WORTH_NAMING:.0%} faster"
-        return f"no part by itself: {first.part} {BETTER - 1:.0%} better gives most, {first.tpot:.0%}"
-    also = [f", {gain.part} {BETTER - 1:.0%} better {gain.tpot:.0%}" for gain in others[:1] if gain.tpot > 0.005]
-    return f"{first.owner}: {first.part} {BETTER - 1:.0%} better makes it about {first.tpot:.0%} faster{''.join(also)}"
+    if gains[0].tpot < WORTH_NAMING:
+        return "no part by itself"
+    if gains[0].tpot < LIMITING:
+        return f"no part by itself; most {gains[0].owner}"
+    return ", then ".join(gain.owner for gain in gains[:2] if gain.tpot >= LIMITING)
+
+
+def limit_fact(gains: Sequence[Gain], question: Question) -> str:
+    """``limit_text``, and the option that shows real parts, where a machine takes others."""
+    replaceable = limiting_part(gains) is not None and no_upgrades(question) is None
+    return f"{limit_text(gains)}{'; --upgrade shows what real parts give' if replaceable else ''}"
+
+
+def full_warning(memory: SplitMemory) -> list[str]:
+    """A sentence on a memory that is nearly full."""
+    if memory.fullest <= FULL:
+        return []
+    which = "host's" if (memory.host_share or 0) >= memory.gpu_share else "GPU's"
+    return [f"{memory.fullest:.0%} of the {which} memory is used: other programs may leave no room"]
 
 
 def tune_warnings(tuning: TuneStart | Tuning) -> tuple[str, ...]:
@@ -52,11 +67,7 @@ def tune_warnings(tuning: TuneStart | Tuning) -> tuple[str, ...]:
     if caveats.measured:
         where = f"the machine on which {tuning.best.engine} was measured"
         texts.append(f"times are those of {where}; named parts say what fits, not how fast")
-    if caveats.fullest > FULL:
-        memory = tuning.best.memory
-        which = "host's" if (memory.host_share or 0) >= memory.gpu_share else "GPU's"
-        texts.append(f"{caveats.fullest:.0%} of the {which} memory is used: other programs may leave no room")
-    return tuple(texts)
+    return (*texts, *full_warning(tuning.best.memory))
 
 
 def tune_caveats(tuning: Tuning) -> tuple[str, ...]:

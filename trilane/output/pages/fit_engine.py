@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from trilane.common.units import in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
 from trilane.engines.question import USUAL_POLICIES, Question
+from trilane.engines.shortage import Way
 from trilane.engines.speed import EngineAnswer, EngineGain
-from trilane.output.pages.caveats import limit_text
+from trilane.output.pages.caveats import full_warning, limit_fact
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def first_part(fit: Fit) -> list[Part]:
     """The question, the machine, and the engine's answer: all that is printed before policies are simulated."""
     about = filter(None, [fit.about, _length(fit.question.tokens, fit.trained_tokens)])
     title = heading(f"{fit.model} on {fit.machine}: {question_text(fit.question)}")
-    return [title, *about, *engine_section(fit)]
+    warnings = [] if fit.engine is None else [f"! {text}" for text in full_warning(fit.engine.memory)]
+    return [title, *about, *warnings, *engine_section(fit)]
 
 
 def last_part(fit: Fit) -> list[Part]:
@@ -55,7 +57,7 @@ def engine_section(fit: Fit) -> list[Part]:
     """Nothing where times come from a profile."""
     if fit.engine_refused is not None:
         return ["", heading("with an engine of today"), f"no answer: {fit.engine_refused}"]
-    return [] if fit.engine is None else _answered(fit.engine, fit.question)
+    return [] if fit.engine is None else _answered(fit.engine, fit)
 
 
 def seconds(ms: float | None) -> str:
@@ -73,19 +75,31 @@ def milliseconds(ms: float) -> str:
     return f"{number(ms, 2)} ms"
 
 
-def _answered(answer: EngineAnswer, question: Question) -> list[Part]:
+def _answered(answer: EngineAnswer, fit: Fit) -> list[Part]:
+    question = fit.question
     facts = [
         ("decode", _decode(answer, question)),
         ("first token", _first(answer, question)),
         *_larger(answer, question),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
-        ("limit", limit_text(answer.gains)),
+        *roomier_fact(fit.roomier),
+        ("limit", limit_fact(answer.gains, fit.question)),
         ("error to expect", _error(answer, question)),
     ]
     run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
-    gains = gains_section(answer.engine, answer.gains)
-    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run, *gains]
+    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run]
+
+
+def explained_part(fit: Fit) -> list[Part]:
+    """Gains of better parts with the engine, where it has an answer."""
+    return [] if fit.engine is None else gains_section(fit.engine.engine, fit.engine.gains)
+
+
+def roomier_fact(ways: Iterable[Way]) -> list[tuple[str, str]]:
+    """Row on changes that leave room, where a memory is nearly full."""
+    texts = [f"{way.options} ({number(way.tokens_per_s)} tokens/s)" for way in ways]
+    return [("more room", f"with {', or with '.join(texts)}")] if texts else []
 
 
 def _decode(answer: EngineAnswer, question: Question) -> str:

@@ -11,7 +11,7 @@ from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnsw
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 from trilane.engines.tune.tune import Rival, TuneStart, Tuning
 from trilane.engines.tune.tuned import Tuned
-from trilane.output.pages.caveats import limit_text, tune_caveats, tune_warnings
+from trilane.output.pages.caveats import limit_fact, tune_caveats, tune_warnings
 from trilane.output.pages.fit_engine import (
     ONE_TOKEN,
     PARTS,
@@ -23,6 +23,7 @@ from trilane.output.pages.fit_engine import (
     milliseconds,
     parts_text,
     question_text,
+    roomier_fact,
     seconds,
     sizes_text,
     speed,
@@ -81,14 +82,14 @@ def _title(tuning: TuneStart | Tuning) -> list[Part]:
 
 
 def _best(tuning: Tuning) -> list[Part]:
-    best = tuning.best
+    best, question = tuning.best, tuning.question.fit
     facts = [
         ("decode", _decode(tuning)),
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
         ("last token", duration(best.answer_ms)),
         *_memory(tuning),
-        *_roomier(tuning),
-        ("limit", f"{'' if tuning.question.goal == 'decode' else 'decode: '}{limit_text(tuning.gains)}"),
+        *roomier_fact(tuning.roomier),
+        ("limit", f"{'' if tuning.question.goal == 'decode' else 'decode: '}{limit_fact(tuning.gains, question)}"),
         ("error to expect", _error(tuning)),
         ("engine", f"{best.engine}: {tuning.engine_about}"),
         *_faster_engine(tuning),
@@ -139,12 +140,6 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     if best.cpu_only or tuning.regime == "unified":
         return [("memory", whole)]
     return [("GPU memory", whole), ("host memory", host_text(memory.host_parts))]
-
-
-def _roomier(tuning: Tuning) -> list[tuple[str, str]]:
-    """Changes that leave room, where a memory is nearly full."""
-    ways = [f"{way.options} ({number(way.tokens_per_s)} tokens/s)" for way in tuning.roomier]
-    return [("more room", f"with {', or with '.join(ways)}")] if ways else []
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------

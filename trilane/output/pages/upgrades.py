@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trilane.engines.upgrades import WORTH_BUYING, NoUpgrades, TableUpgrade, Upgrade
+from trilane.engines.replaceable import NoUpgrades
+from trilane.engines.upgrades import WORTH_BUYING, TableUpgrade, Upgrade
 from trilane.output.pages.output import Part, heading, number, percent, table
 
 _NONE = {
@@ -13,7 +14,8 @@ _NONE = {
     "preset": "what to buy: name the machine by its parts (--gpu, --ram, --cpu) to see which others it takes",
 }
 _RULE = (
-    "gain: by the time until the last token, or the one that --for names. Cards of the same maker, modules of the same "
+    "speeds: with the settings that trilane tune finds; gain: by the time until the last token, or the one that its "
+    "--for names. Cards of the same maker, modules of the same "
     "kind and CPUs of the same socket; of each the smallest step that gains 5%. watts: the part's own, at most"
 )
 
