@@ -89,7 +89,7 @@ def test_the_engines_part_is_printed_before_policies_are_simulated(
     monkeypatch.setattr(answer, "policy_answer", refuse)
     done = trilane(*MINI)
     assert (done.status, done.err) == (2, "trilane: none of them can run\n")
-    assert done.out.splitlines()[-1].startswith("PCIe ")
+    assert done.out.splitlines()[-1].startswith("run  ")
     assert "with llama.cpp: " in done.out
 
 
