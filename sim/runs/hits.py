@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.runs.columns import (
-    Bools,
-    Cells,
-    Columns,
-    Ints,
-    among,
-    cells_of,
-    columns_of,
-    first_at_or_after,
-    routed_at,
-)
+from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after, routed_at
 
 if TYPE_CHECKING:
     import pandas as pd

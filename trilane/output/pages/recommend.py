@@ -82,7 +82,7 @@ def _numbers(tuned: Tuned) -> list[str]:
 
 
 def _memories(tuned: Tuned) -> list[str]:
-    """What is taken of the GPU's memory and of the host's, or of the only one."""
+    """GB of the GPU's memory and of the host's, or of the only one."""
     memory = tuned.memory
     gpu, host = (number(sum(parts.values()) / GB) for parts in (memory.gpu_parts, memory.host_parts))
     if memory.one_memory:
