@@ -72,7 +72,7 @@ def assembled_name(
 
 def is_assembly(name: str) -> bool:
     """True if a name consists of parts, rather than being a file's."""
-    return kind_of(name.lower()) is not None or ("+" in name and not name.endswith((".yaml", ".yml")))
+    return ("+" in name and not name.endswith((".yaml", ".yml"))) or kind_of(name.lower()) is not None
 
 
 def parse_assembly(name: str) -> Assembly:

@@ -25,7 +25,7 @@ from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expe
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, engine_of
-from trilane.engines.refusals import RAM_SIZES_GIB
+from trilane.engines.refusals import FULL, RAM_SIZES_GIB
 from trilane.engines.shortage import NoRoomError, Shortage
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.tune.search import SettingSearch, searched
@@ -221,6 +221,7 @@ class Recommendation:
     runs: tuple[Recommended, ...]
     unable: tuple[Unable, ...]
     formats: tuple[FormatSpeed, ...] = ()  # of the model that was asked for
+    machine_notes: tuple[str, ...] = ()  # on the machine's parts
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -240,12 +241,12 @@ class Recommendation:
         return hardware.gpu.kind == "unified" or host_memory_of(fit, hardware) is not None
 
     def sorted_by(self, sort: Sort) -> list[Recommended]:
-        """Models that run: the largest, the fastest, or the soonest first."""
+        """Models that run: the largest, the fastest, or the soonest first; those that nearly fill a memory last."""
         keys: Mapping[Sort, Callable[[Recommended], float]] = {
             "size": lambda one: -one.params, "speed": lambda one: one.tuned.tpot_ms,
             "first": lambda one: one.tuned.ttft_ms,
         }
-        return sorted(self.runs, key=keys[sort])
+        return sorted(self.runs, key=lambda one: (one.tuned.memory.fullest > FULL, keys[sort](one)))
 
 
 def recommend(
@@ -276,6 +277,7 @@ def recommend(
     return Recommendation(
         question, hardware.name, hardware.about, tuple(sorted(runs, key=_largest_first)),
         tuple(sorted(unable, key=_largest_first)), _formats(question, next(iter(shapes))) if single else (),
+        hardware.notes,
     )
 
 

@@ -261,9 +261,9 @@ class MachineParts:
     ] = None
     system: Annotated[
         System | None,
-        typer.Option("--os", metavar="NAME", help="Operating system: linux, windows or macos, which may limit what can "
-                                                  "be pinned and what the GPU takes of a unified memory. Default: of "
-                                                  "this machine its own, of named parts none."),
+        typer.Option("--os", metavar="NAME", case_sensitive=False,
+                     help="Operating system: linux, windows or macos, which may limit what can be pinned and what the "
+                          "GPU takes of a unified memory. Default: of this machine its own, of named parts none."),
     ] = None
 
     def __post_init__(self) -> None:

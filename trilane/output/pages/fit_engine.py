@@ -12,6 +12,7 @@ from trilane.engines.shortage import Way
 from trilane.engines.speed import EngineAnswer, EngineGain
 from trilane.output.pages.caveats import full_warning, limit_fact
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+from trilane.output.pages.widths import Command
 
 if TYPE_CHECKING:
     from trilane.fit.fit import Fit
@@ -87,8 +88,8 @@ def _answered(answer: EngineAnswer, fit: Fit) -> list[Part]:
         ("limit", limit_fact(answer.gains, fit.question)),
         ("error to expect", _error(answer, question)),
     ]
-    run = f"{'run':<{max(len(name) for name, _ in facts) + 1}} {answer.command}"  # not in the table, which is wrapped
-    return ["", heading(f"with {answer.engine}: {answer.about}"), pairs(facts), run]
+    title = heading(f"with {answer.engine}: {answer.about}")
+    return ["", title, pairs(facts), "", Command(answer.command)]
 
 
 def explained_part(fit: Fit) -> list[Part]:

@@ -9,6 +9,7 @@ from trilane.engines.accuracy.errors import ErrorToExpect
 from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
 from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.fit_engine import caveats
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
 from trilane.output.pages.widths import Command
 
@@ -42,7 +43,8 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
     lines = [*_table(runs, sort), *_unable(answer.unable), *_formats(answer)]
     hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
     unknown = [] if answer.ram_known else [_UNKNOWN_RAM]
-    return [title, answer.about, *unknown, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []), *hint]
+    return [title, answer.about, *unknown, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []),
+            *caveats(answer.machine_notes), *hint]
 
 
 def _lengths(question: RecommendQuestion) -> str:

@@ -9,7 +9,7 @@ from trilane.engines.upgrades import WORTH_BUYING, TableUpgrade, Upgrade
 from trilane.output.pages.output import Part, heading, number, percent, table
 
 _NONE = {
-    "laptop": "what to buy: a laptop's GPU and CPU are soldered, no part can be replaced",
+    "laptop": "what to buy: a laptop's GPU and CPU are soldered, only memory modules can be replaced in some",
     "one memory": "what to buy: GPU, CPU and memory are one part, none can be replaced",
     "preset": "what to buy: name the machine by its parts (--gpu, --ram, --cpu) to see which others it takes",
 }

@@ -31,19 +31,22 @@ class Markdown(str):
 
 
 def fitted(table: Table, width: int) -> Table:
-    """A table that is no wider: as it is, with texts and headers on several lines, or turned, row below row.
+    """A table that is no wider: as it is, with texts and headers on several lines, with one space between columns, or
+    turned, row below row.
 
     Names and values without headers are folded by themselves.
     """
     if not table.show_header:
         return table
-    columns, gap = table.columns, table.padding[1]
-    widths = [_width(column) for column in columns]
-    room = width - gap * (len(columns) - 1)
-    if sum(widths) <= room:
+    columns, widths = table.columns, [_width(column) for column in table.columns]
+    if sum(widths) + table.padding[1] * (len(columns) - 1) <= width:
         return table
     least = [_least(column, own) for column, own in zip(columns, widths, strict=True)]
-    return _turned(table) if sum(least) > room else _wrapped(table, _shrunk(widths, least, room))
+    for gap in range(table.padding[1], 0, -1):
+        room = width - gap * (len(columns) - 1)
+        if sum(least) <= room:
+            return _wrapped(table, _shrunk(widths, least, room), gap)
+    return _turned(table)
 
 
 def _width(column: Column) -> int:
@@ -70,14 +73,14 @@ def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]
     return shrunk
 
 
-def _wrapped(table: Table, widths: Sequence[int]) -> Table:
+def _wrapped(table: Table, widths: Sequence[int], gap: int) -> Table:
     """A table with columns of these widths. The last lines of all headers are level."""
     headers = [
         [part for line in _header(column).strip().split("\n") for part in wrap(line, width) or [""]]
         for column, width in zip(table.columns, widths, strict=True)
     ]
     tall = max(map(len, headers))
-    made = Table(box=None, pad_edge=False, padding=table.padding)
+    made = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for column, lines, width in zip(table.columns, headers, widths, strict=True):
         made.add_column(
             Text("\n".join([*[""] * (tall - len(lines)), *lines])), justify=column.justify, header_style="bold",

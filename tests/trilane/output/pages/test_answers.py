@@ -174,7 +174,7 @@ def test_the_verdict_is_that_of_the_gain_which_is_shown() -> None:
 # --- Sentences on answers ---------------------------------------------------------------------------------------------
 
 
-NONE = TuneCaveats(short_window=False, measured=False, pinned=False, single_tensors_ms=None, fullest=0.9)
+NONE = TuneCaveats(short_window=False, measured=False, pinned=False, single_tensors_ms=None)
 
 
 @pytest.mark.parametrize(("gains", "sentence"), [
@@ -219,7 +219,6 @@ def test_a_window_too_short_for_prompt_and_answer_is_a_caveat() -> None:
 @pytest.mark.parametrize(("caveats", "text"), [
     ({"single_tensors_ms": 0.4}, "save 0.40 ms a token at most, 2%"), ({"pinned": True}, "call it --no-mmap"),
     ({"measured": True}, "named parts say what fits, not how fast"),
-    ({"fullest": 0.97}, "97% of the GPU's memory is used: other programs may leave no room"),
 ])
 def test_each_caveat_has_its_sentence(caveats: dict[str, Any], text: str) -> None:
     found = qualified(prompt_tokens=600)
