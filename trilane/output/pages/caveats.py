@@ -50,8 +50,9 @@ def full_warning(memory: SplitMemory) -> list[str]:
     """A sentence on a memory that is nearly full."""
     if memory.fullest <= FULL:
         return []
-    which = "host's" if (memory.host_share or 0) >= memory.gpu_share else "GPU's"
-    return [f"{memory.fullest:.0%} of the {which} memory is used: other programs may leave no room"]
+    owner = "GPU's " if memory.gpu_share > (memory.host_share or 0) else "host's "
+    which = "" if memory.one_memory else owner
+    return [f"{memory.fullest:.0%} of the {which}memory is used: other programs may leave no room"]
 
 
 def tune_warnings(tuning: TuneStart | Tuning) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from trilane.output.figures.pays_words import break_even, verdict_of
 from trilane.output.pages.caveats import (
     NOT_PINNED,
     WINDOWS,
+    full_warning,
     limit_text,
     tune_caveats,
     tune_record,
@@ -225,6 +226,18 @@ def test_each_caveat_has_its_sentence(caveats: dict[str, Any], text: str) -> Non
     other = replace(found, best=replace(found.best, tpot_ms=20.0), caveats=NONE._replace(**caveats), machine_notes=())
     [note] = (*tune_warnings(other), *tune_caveats(other))
     assert note.endswith(text)
+
+
+def test_a_memory_that_is_nearly_full_is_told_by_its_owner() -> None:
+    memory = tuned(gpu="none", ram_gb=32).best.memory
+    full = replace(memory, gpu_bytes=sum(memory.gpu_parts.values()))
+    assert full_warning(memory) == []
+    assert full_warning(full) == ["100% of the memory is used: other programs may leave no room"]
+    kept = full.gpu_bytes - full.reserve_bytes
+    two = replace(full, one_memory=False, ram_bytes=None, reserve_bytes=0, gpu_bytes=kept)
+    assert full_warning(two) == ["100% of the GPU's memory is used: other programs may leave no room"]
+    of_host = replace(two, ram_bytes=round(sum(two.host_parts.values()) / 1.1))
+    assert full_warning(of_host) == ["110% of the host's memory is used: other programs may leave no room"]
 
 
 def test_nothing_is_pinned_on_windows_which_is_said() -> None:
