@@ -16,9 +16,11 @@ def mirrors(path: str, root: Path) -> list[list[str]]:
     near = [file for file in _files(root, Path("tests")) if _imports(root / file, module)]
     near.sort(key=lambda file: (file.stem != f"test_{Path(path).stem}", file.parent != folder, file))
     printed = chain.from_iterable(_files(root, Path(name)) for name in PRINTED)
-    groups = (near, _files(root, folder), _files(root, room), printed)
-    seen: set[Path] = set()
-    return [[str(file) for file in group if not (file in seen or seen.add(file))] for group in groups]  # type: ignore[func-returns-value]
+    found: list[list[str]] = []
+    for group in (near, _files(root, folder), _files(root, room), printed):
+        known = set(chain.from_iterable(found))
+        found.append([str(file) for file in group if str(file) not in known])
+    return found
 
 
 def _files(root: Path, place: Path) -> Iterator[Path]:
