@@ -2,8 +2,8 @@
 
 Prints each mutant that survives, with its lines before and after, and the score. A fault is found if a test fails or
 does not end, or if mypy refuses it. Needs the extra `mutation`; 300 mutants take an hour and a half of one core. The
-results go to out/mutation. --answers plants them in the packages of the printed answers, in random order, and picks tests by
-their place (mirrors.py), so that it needs no run of all tests first.
+results go to out/mutation. They are tried in random order. --answers plants them in the packages of the printed answers
+and picks tests by their place (mirrors.py), so that it needs no run of all tests first.
 """
 
 from __future__ import annotations
