@@ -21,6 +21,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_string
 
 PACKAGES = ("policies", "sim/timeline", "sim/costs", "sim/runs", "traces")
+ANSWERS = ("trilane/engines", "trilane/study", "trilane/fit", "sim/machine")  # what the printed answers come from
 
 # No mutants: what only type checkers read, what every import runs, and checks of the program on itself.
 _LEFT_OUT = (
@@ -55,12 +56,12 @@ class _Place:
     others: Sequence[cst.CSTNode]
 
 
-def sample(root: Path, count: int, seed: int) -> list[Mutant]:
+def sample(root: Path, count: int, seed: int, packages: Sequence[str] = PACKAGES) -> list[Mutant]:
     """``count`` mutants at as many places, of each package in proportion to its lines.
 
     The same for the same seed and sources. Every place has the same chance, and each of its changes too.
     """
-    lines = {package: sum(path.read_bytes().count(b"\n") for path in _files(root, package)) for package in PACKAGES}
+    lines = {package: sum(path.read_bytes().count(b"\n") for path in _files(root, package)) for package in packages}
     chosen: list[Mutant] = []
     for package, share in shares(lines, count).items():
         draw = random.Random(f"{seed} {package}")

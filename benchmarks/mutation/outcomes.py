@@ -164,6 +164,19 @@ class Selected:
         items[:] = sorted((i for i in items if i.nodeid in self.rank), key=lambda i: self.rank[i.nodeid])
 
 
+class Budget:
+    """A plugin for pytest that ends the session once ``seconds`` are over, between two tests."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self) -> None:
+        """After each test."""
+        if time.monotonic() > self.end:
+            pytest.exit("the budget is spent", returncode=pytest.ExitCode.OK)
+
+
 def copy_of(root: Path, into: Path) -> Path:
     """Copies the files that git does not ignore, compiled; returns ``into``."""
     names = subprocess.run(
@@ -225,6 +238,15 @@ def play(names: Sequence[str], copy: Path, seconds: float, log: Path) -> str:
     return _in_child(copy, tests, seconds, log)
 
 
+def play_files(files: Sequence[str], copy: Path, seconds: float, log: Path) -> str:
+    """All tests of files as they come, until ``seconds`` are over: as ``play``. A test without end has 240 s."""
+
+    def tests() -> int:
+        return int(pytest.main([*files, "-x", "-q", "--timeout=240", *_PLAIN], plugins=[Quiet(), Budget(seconds)]))
+
+    return _in_child(copy, tests, seconds + 300, log)
+
+
 def well_typed(copy: Path) -> bool:
     """True if mypy, which `make test` runs too, accepts the copy as it is."""
     return subprocess.run([sys.executable, "-m", "mypy"], cwd=copy, check=False, capture_output=True).returncode == 0
@@ -265,6 +287,7 @@ def _in_child(copy: Path, tests: Callable[[], int], seconds: float, log: Path) -
 def _move_to(copy: Path) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
+    sys.modules["xllamacpp"] = None  # type: ignore[assignment]  # `make test` does not install it
     here = Path.cwd().resolve()
     sys.path[:] = [str(copy), *(path for path in sys.path if path and Path(path).resolve() != here)]
     sys.dont_write_bytecode = True

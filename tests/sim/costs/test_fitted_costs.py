@@ -14,7 +14,7 @@ import yaml
 from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, FittedEngine, engine_names, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
-from sim.costs.fitted_costs import CpuProcessor, copy_bytes_per_s, fitted_costs, saturated
+from sim.costs.fitted_costs import WIDE_BITS, CpuProcessor, copy_bytes_per_s, fitted_costs, saturated, unpacked_bits
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
@@ -313,3 +313,10 @@ def test_a_profile_has_a_value_for_all_that_was_measured(
     (spoilt := tmp_path / "spoilt.yaml").write_text(yaml.safe_dump(document))
     with pytest.raises(EngineError, match=message):
         load_engine(str(spoilt))
+
+
+@pytest.mark.parametrize(("bits", "cache_bits", "read"), [
+    (4.5, 57, 57), (8.5, 57, 57), (12, 9, 12), (WIDE_BITS, 57, WIDE_BITS), (32, 57, 32),
+])
+def test_a_narrow_cache_is_read_no_sooner_than_its_own_bits(bits: float, cache_bits: float, read: float) -> None:
+    assert unpacked_bits(bits, cache_bits) == read

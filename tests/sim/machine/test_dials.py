@@ -27,6 +27,12 @@ def test_a_dial_turns_to_the_ends_of_its_range_and_no_further(machine: str, dial
             load_hardware(machine, turned(hardware, dial, value))
 
 
+def test_a_lane_carries_its_transfers_less_the_bits_of_its_coding() -> None:
+    """GT/s of the generations: 2.5 and 5 with 10 bits a byte; 8, 16 and 32 with 130 for 128 bits."""
+    coded = {generation: rate * 1e9 * 128 / 130 / 8 for generation, rate in ((3, 8), (4, 16), (5, 32))}
+    assert {1: 2.5e9 / 10, 2: 5e9 / 10, **coded} == LANE_BYTES_PER_S
+
+
 @pytest.mark.parametrize("link", LINKS)
 def test_every_link_has_its_name_in_its_own_generation(link: str) -> None:
     generation, lanes = map(int, link.split("x"))

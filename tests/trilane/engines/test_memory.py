@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def test_the_missing_gb_are_those_that_would_do() -> None:
     assert need.missing(hardware.gpu.memory_bytes, need.host) == (need.fixed - MEMORY, 0)
     assert need.missing(need.fixed - 7, need.host - 9) == (7, 9)
     assert need.missing(need.fixed, None) == (0, 0)
+
+
+def test_the_host_lacks_what_experts_and_its_own_reserve_have_no_room_for() -> None:
+    shape, hardware, asked = qwen(weights="bf16", ram_gb=16)
+    need = need_of(shape, hardware, asked.batch, asked.tokens)
+    lacking = need.shortages(shape, hardware, asked)[-1]
+    assert lacking.missing_bytes == need.missing(MEMORY, 16 * GIB)[1] == need.host - 16 * GIB
 
 
 def test_the_fewest_layers_are_on_the_cpu_that_leave_room_for_the_rest() -> None:
@@ -276,30 +284,56 @@ SETTINGS = [
     )
 ] + [{"c": 16_384, "ub": 512, "fa": flash, "kv": 1, "np": 4} for flash in (0, 1)]
 ALL = 99  # blocks
+MACHINES = [(True, 0), (True, 2), (True, ALL), (False, 0)]
+PLANS = Path(__file__).with_name("llama_plans.csv")  # of xllamacpp 2026.10.11549; made by renew_llama_plans.py
+FEW = [asked for asked in SETTINGS if asked["np"] == 4 or (asked["c"] == 5000 and asked["ub"] == 128)] + [
+    asked for asked in SETTINGS if (asked["c"], asked["ub"], asked["kv"], asked["np"]) == (16_384, 2048, 1, 1)
+]
 WORST = {("gemma4", True, ALL): 0.04}  # without flash attention; all others are within 3 %
 BORDER = ("gemma4, twice as deep", 5000, 128)  # a mask nearly as large as a row of hidden states: 285 to 419 MiB
 
 
+@pytest.mark.parametrize(("gpu", "cpu_layers"), MACHINES, ids=["gpu", "split", "host", "cpu"])
+@pytest.mark.parametrize("family", [*FAMILIES, *TWICE_AS_DEEP])
+def test_llama_cpp_planned_as_much(family: str, gpu: bool, cpu_layers: int, tmp_path: Path) -> None:
+    """As it said once, for a few settings."""
+    shape = read_gguf_model(write_loadable(family, tmp_path / "m.gguf"))
+    with PLANS.open(encoding="utf-8") as plans:
+        rows = [row for row in csv.DictReader(plans) if row.pop("family") == family]
+    its = [{key: float(number) for key, number in row.items()} for row in rows]
+    its = [row for row in its if (row["gpu"], row["cpu_layers"]) == (gpu, cpu_layers)]
+    assert len(its) == len(FEW)
+    for asked, row in zip(FEW, its, strict=True):
+        assert asked.items() <= row.items()
+        assert_as_planned(family, shape, asked, (gpu, cpu_layers), row["cache_mib"], row["compute_mib"])
+
+
 @pytest.mark.llama
 @pytest.mark.skipif(sys.platform != "linux", reason="the wheel's structures are those of Linux")
-@pytest.mark.parametrize(
-    ("gpu", "cpu_layers"), [(True, 0), (True, 2), (True, ALL), (False, 0)], ids=["gpu", "split", "host", "cpu"]
-)
+@pytest.mark.parametrize(("gpu", "cpu_layers"), MACHINES, ids=["gpu", "split", "host", "cpu"])
 @pytest.mark.parametrize("family", [*FAMILIES, *TWICE_AS_DEEP])
 def test_llama_cpp_plans_as_much(family: str, gpu: bool, cpu_layers: int, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="the package xllamacpp is not installed: pip install 'trilane[llama]'")
     file = write_loadable(family, tmp_path / "m.gguf")
     shape = read_gguf_model(file)
-    case = (family, gpu, cpu_layers)
     for asked, said in zip(SETTINGS, planned(file, gpu, cpu_layers), strict=True):
-        setting = LoadSetting(
-            asked["c"], asked["np"], asked["ub"], bool(asked["fa"]), gpu=gpu,
-            cpu_layers=sum(block < cpu_layers for block in shape.expert_blocks),
-        )
-        ours = load_memory(replace(shape, kv_bits=KV_TYPES[asked["kv"]]), setting)
-        assert ours.kv_bytes / 2**20 == pytest.approx(sum(said["cache"]), rel=0.001, abs=0.02), asked
-        if (family, asked["c"], asked["ub"]) != BORDER or not cpu_layers:
-            assert ours.compute_bytes / 2**20 == pytest.approx(said["compute"][0], rel=WORST.get(case, 0.03)), asked
+        assert_as_planned(family, shape, asked, (gpu, cpu_layers), sum(said["cache"]), said["compute"][0])
+
+
+def assert_as_planned(
+    family: str, shape: ModelShape, asked: dict[str, int], machine: tuple[bool, int], cache_mib: float,
+    compute_mib: float,
+) -> None:
+    gpu, cpu_layers = machine
+    setting = LoadSetting(
+        asked["c"], asked["np"], asked["ub"], bool(asked["fa"]), gpu=gpu,
+        cpu_layers=sum(block < cpu_layers for block in shape.expert_blocks),
+    )
+    ours = load_memory(replace(shape, kv_bits=KV_TYPES[asked["kv"]]), setting)
+    assert ours.kv_bytes / 2**20 == pytest.approx(cache_mib, rel=0.001, abs=0.02), asked
+    if (family, asked["c"], asked["ub"]) != BORDER or not cpu_layers:
+        error = WORST.get((family, gpu, cpu_layers), 0.03)
+        assert ours.compute_bytes / 2**20 == pytest.approx(compute_mib, rel=error), asked
 
 
 @thinned(3)

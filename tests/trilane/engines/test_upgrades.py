@@ -73,6 +73,14 @@ def test_cards_fit_the_slot_and_are_of_the_same_maker_and_time() -> None:
             assert step.watts == card.board_power_w.value
 
 
+@pytest.mark.parametrize(("own", "told"), [("rtx-a4000", True), ("rtx-3060", False)])
+def test_cards_of_workstations_are_for_their_owners_or_for_what_no_other_holds(own: str, told: bool) -> None:
+    question = RecommendQuestion({**OWNER, "gpu": own}).of("qwen3-30b-a3b").fit
+    names = {step.changes["gpu"] for _, steps in sized_cards(question) for step in steps}
+    assert "rtx-pro-6000-blackwell" in names
+    assert ("rtx-a5000" in names) == told
+
+
 def test_modules_and_cpus_are_those_that_the_board_takes() -> None:
     question = RecommendQuestion(OWNER).of("qwen3-30b-a3b").fit
     assert [step.changes["ram"] for step in memory_steps(question)] == ["ddr4-3600"]

@@ -81,6 +81,7 @@ def test_a_desktop_is_named_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     one = found(monkeypatch, "NVIDIA GeForce RTX 3060, 12288, 4, 16\n", "AMD Ryzen 5 5600X 6-Core Processor")
     assert one.parts() == {
         "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600x", "cores": 4, "pcie": "4x16", "ram_gb": 32,
+        "system": "linux",
     }
     assert texts(one) == ("ram: ddr4-3200, which is usual; name the memory modules with --ram",)
     assert one.without("ram").assumed == ()
@@ -92,6 +93,7 @@ def test_another_cpu_has_its_own_cores_and_memory_modules(monkeypatch: pytest.Mo
     one = found(monkeypatch, card, own, "core-i9-13900k")
     assert one.parts() == {
         "gpu": "rtx-3060", "ram": "ddr5-5600", "cpu": "core-i9-13900k", "cores": None, "pcie": "4x16", "ram_gb": 32,
+        "system": "linux",
     }
     assert texts(one) == ("ram: ddr5-5600, which is usual; name the memory modules with --ram",)
 
@@ -227,6 +229,7 @@ def test_a_chip_with_its_gpu_brings_memory_and_cpu(drm: Path, monkeypatch: pytes
     one = found(monkeypatch, "", "AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", cores=16)
     assert one.parts() == {
         "gpu": "strix-halo", "ram": None, "cpu": None, "cores": None, "pcie": None, "ram_gb": 32,
+        "system": "linux",
     }
     assert one.assumed == ()
 

@@ -251,6 +251,18 @@ def test_the_layer_that_drafts_takes_room_from_experts() -> None:
     assert found.layer_bytes > plain.question.shape_with("f16").moe_layer_bytes
 
 
+def test_each_layer_that_drafts_takes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, shape = bench().question, bench().question.shape_with("f16")
+    taken = []
+    for layers in (1, 2, 3):
+        its = replace(shape, mtp_layers=layers)
+        monkeypatch.setattr(TuneQuestion, "shape_with", lambda self, kv, its=its: its)
+        found = draft_answer(asked, bench(), Setting("f16", 512, 8))
+        assert found is not None
+        taken.append(found.layer_bytes)
+    assert taken == [taken[0], 2 * taken[0], 3 * taken[0]]
+
+
 def test_where_no_draft_is_accepted_none_is_named() -> None:
     found = draft_answer(bench(0.0).question, bench(0.0), Setting("f16", 512, 8))
     assert found is not None
