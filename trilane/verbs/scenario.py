@@ -125,8 +125,8 @@ def _sampled(found: Comparison) -> str:
 
 def _prompts_alone(found: Comparison) -> str:
     """A remark where the trace has no decode tokens to time."""
-    from traces.library import load_trace
     from traces.layout import DECODE
+    from traces.library import load_trace
 
     if found.runs[0].metrics.decode_steps or (load_trace(found.scenario.trace).phase == DECODE).any():
         return ""

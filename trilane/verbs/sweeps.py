@@ -226,8 +226,8 @@ def whatif(
     policies: Annotated[
         str | None,
         typer.Option(metavar="A,B", autocompletion=completion.policies,
-                     help=f"Policies. {OWN_POLICY}. Parameters may follow: 'dali{{window: 8}},dali'. Default: one of each "
-                          f"kind: {', '.join(POLICIES)}."),
+                     help=f"Policies. {OWN_POLICY}. Parameters may follow: 'dali{{window: 8}},dali'. Default: one of "
+                          f"each kind: {', '.join(POLICIES)}."),
     ] = None,
     changes: SetOption = None,
     scenario: ScenarioOption = None,
