@@ -101,7 +101,7 @@ class _Table:
         self._check((np.diff(ordered, axis=1) == 0).any(axis=1), "distinct ids", "experts")
         if weights.size:
             most = float(np.finfo(np.float16).max)
-            self._check((weights > most).any(axis=1), f"at most {most:,.0f}, as traces hold them", "weights")
+            self._check(weights.max(axis=1) > most, f"at most {most:,.0f}, as traces hold them", "weights")
 
     def _check(self, bad: NDArray[np.bool_], expected: str, name: str) -> None:
         if bad.any():
