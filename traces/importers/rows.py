@@ -8,8 +8,10 @@ gaps; layers are those with experts.
 
 from __future__ import annotations
 
+import csv
 import re
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from traces.importers.token_routes import TokenRoutes, shape_for, trace_of
 from traces.importers.values import answers
 from traces.layout import DECODE, PREFILL, TraceError
 from traces.trace import Trace
+from trilane.common.names import alternatives, hints
 from trilane.common.quoting import quoted
 
 _NEEDED, _OPTIONAL = ("token", "layer", "experts"), ("weights", "sequence", "phase")
@@ -53,7 +56,9 @@ def import_rows(path: Path, model: str | None) -> Trace:
         phase=np.where(phase, DECODE, PREFILL).astype(np.uint8),
         weights=weights[order] if weights.size else None,
     )
-    return trace_of(path, "rows", shape_for(path, model, order.shape[1], k), routing)
+    shape = shape_for(path, model, order.shape[1], k)
+    rows.check_values(ids, weights, shape.experts)
+    return trace_of(path, "rows", shape, routing)
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,18 @@ class _Table:
     def __post_init__(self) -> None:
         self.columns.columns = pd.Index([str(name).strip() for name in self.columns.columns])
         names = list(self.columns.columns)
+        self._check_spelling(names)
         if self.columns.empty or not set(_NEEDED) <= set(names) or len(set(names)) < len(names):
             raise TraceError(
                 f"{self.path}: expected rows of {_COLUMNS}, got {len(self.columns)} of the columns {quoted(names)}"
             )
+
+    def _check_spelling(self, names: list[str]) -> None:
+        """Raises TraceError for a column that is almost one of those that are missing."""
+        missing = [name for name in (*_NEEDED, *_OPTIONAL) if name not in names]
+        for name in names:
+            if name not in (*_NEEDED, *_OPTIONAL) and (meant := hints(name, missing)):
+                raise TraceError(f"{self.path}: unknown column {quoted(name)}; did you mean {alternatives(meant)}?")
 
     def has(self, name: str) -> bool:
         return name in self.columns
@@ -80,6 +93,15 @@ class _Table:
         for name, (form, expected) in _FORMS.items():
             if self.has(name):
                 self._check(~self.columns[name].str.fullmatch(form).to_numpy(np.bool_), expected, name)
+
+    def check_values(self, ids: Ints, weights: NDArray[np.float64], experts: int) -> None:
+        """Raises TraceError for the first row of ids or weights [rows, k] that no token of the model can have."""
+        ordered = np.sort(ids, axis=1)
+        self._check(ordered[:, -1] >= experts, f"ids in 0..{experts - 1}", "experts")
+        self._check((np.diff(ordered, axis=1) == 0).any(axis=1), "distinct ids", "experts")
+        if weights.size:
+            most = float(np.finfo(np.float16).max)
+            self._check(weights.max(axis=1) > most, f"at most {most:,.0f}, as traces hold them", "weights")
 
     def _check(self, bad: NDArray[np.bool_], expected: str, name: str) -> None:
         if bad.any():
@@ -123,6 +145,8 @@ class _Table:
 
 
 def _csv_rows(path: Path) -> tuple[pd.DataFrame, Ints]:
+    if line := _longer_line(path):
+        raise TraceError(f"{path}, line {line}: expected as many values as columns, got more: {_COLUMNS}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows of more values than columns
@@ -132,6 +156,15 @@ def _csv_rows(path: Path) -> tuple[pd.DataFrame, Ints]:
     except (pd.errors.ParserWarning, ValueError) as error:  # ParserError, EmptyDataError and Unicode's are ValueErrors
         raise TraceError(f"{path}: expected rows of {_COLUMNS}: {error}") from None
     return frame, np.arange(len(frame)) + 2
+
+
+def _longer_line(path: Path) -> int:
+    """The first line with more values than the head; 0 if there is none, or the text cannot be read as CSV."""
+    with suppress(csv.Error, UnicodeDecodeError), path.open(encoding="utf-8", newline="") as file:
+        lines = csv.reader(file, skipinitialspace=True)
+        columns = len(next(lines, ()))
+        return next((lines.line_num for cells in lines if len(cells) > columns), 0)
+    return 0
 
 
 def _json_rows(path: Path) -> tuple[pd.DataFrame, Ints]:

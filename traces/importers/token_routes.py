@@ -45,7 +45,8 @@ def shape_for(path: Path, model: str | None, layers: int, top_k: int, experts: i
     if model is None:
         raise TraceError(
             f"{path}: expected the model that was recorded, since this format leaves out how many experts it has: "
-            f"`trilane trace import {path} --model NAME -o FILE`"
+            f"`trilane trace import {path} --model NAME -o FILE`; NAME: a model of `trilane models`, NAME:N its "
+            f"first N layers, or the model's config.json"
         )
     shape = load_model(model)
     for words, logged, known in (

@@ -22,6 +22,8 @@ def policy_in(value: object, error: ErrorClass = ChoiceError) -> tuple[str, dict
     Raises ``error``.
     """
     if isinstance(value, str):
+        if "{" in value and "}" not in value:
+            raise error(f"policy: expected a closing brace, as in 'dali{{window: 8}}', got {quoted(value)}")
         if (match := _WITH_PARAMETERS.fullmatch(value)) is None:
             return value, {}
         given = parse_yaml(match["parameters"], "policy", error)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 
 _PARAMETER = "parameters."
+DECODE_HINT = (
+    "`trilane trace import LOG --prompt-tokens N` marks those after the first N of a text as decode, as does a column "
+    "`phase` in plain rows"
+)
 
 
 def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | None = None) -> Scenario:
@@ -28,6 +32,7 @@ def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | N
     Raises ScenarioError, and OptionError where ``policy`` and ``changes`` name two policies.
     """
     from sim.runs.scenario import Scenario
+    from trilane.study.policy_choice import policy_in
 
     scenario = Scenario.from_yaml(file) if file else Scenario()
     changed = changes_of(changes)
@@ -38,6 +43,10 @@ def scenario_of(file: str | None, changes: Sequence[str] | None, policy: str | N
         changed["model"] = model_named(changed["model"])
     if policy is not None and changed.setdefault("policy", name := policy_named(policy)) != name:
         raise OptionError(f"expected one policy, got --policy {name} and --set policy={changed['policy']}")
+    if isinstance(changed.get("policy"), str):
+        changed["policy"], own = policy_in(changed["policy"], OptionError)
+        if own:
+            changed["parameters"] = {**own, **changed.get("parameters", {})}
     if changed.get("policy", scenario.policy) != scenario.policy and "parameters" not in changed:
         if scenario.parameters:
             note(f"the parameters in {file} are those of {scenario.policy}; {changed['policy']} runs without them")
@@ -55,11 +64,11 @@ def scenario_for(file: str | None, changes: Sequence[str] | None, policies: Sequ
     given = changes_of(changes)
     if (key := next((key for key in given if key == "parameters" or key.startswith(_PARAMETER)), None)) is None:
         return scenario_of(file, changes)
-    if policies is not None and len(policies) == 1:
+    if policies is not None and len(policies) == 1 and "{" not in policies[0]:
         return scenario_of(file, changes, policies[0])
     name = next(iter(given[key]), "NAME") if isinstance(given[key], Mapping) else key.removeprefix(_PARAMETER)
     raise OptionError(
-        f"--set {key}: expected one policy in --policies, whose parameters these are; in compare, write "
+        f"--set {key}: expected one policy in --policies, whose parameters these are; or write "
         f"'POLICY{{{name}: VALUE}}' there, or compare values with `trilane whatif --vary parameters.{name}=A,B`"
     )
 
@@ -125,17 +134,24 @@ def whole_numbers(text: str, option: str, least: int = 1, most: int = 10**6) -> 
 
 def choices_in(text: str) -> list[str]:
     """The policies in ``A,FILE.py:NAME``, any of them with parameters: ``A{window: 8}``. Raises as ``policies_in``."""
-    words = [word.partition("{") for word in names_in(text)]
-    return [f"{name}{brace}{rest}" for word, brace, rest in words for name in _registered(word.strip())]
+    return [choice for word in names_in(text) for choice in _registered(word)]
 
 
 def policies_in(text: str) -> list[str]:
     """The names in ``A,FILE.py:NAME``; policies of files are registered. Raises OptionError, ChoiceError."""
+    if "{" in text:
+        raise OptionError(
+            f"--policies: expected names without parameters, got {quoted(text)}; trilane compare and whatif take "
+            f"policies with parameters"
+        )
     return names_in(",".join(name for word in names_in(text) for name in _registered(word)))
 
 
 def policy_named(text: str) -> str:
-    """``text``, or the name of the one policy in ``FILE.py`` or ``FILE.py:NAME``. Raises OptionError, ChoiceError."""
+    """``text``, or the name of the one policy in ``FILE.py`` or ``FILE.py:NAME``; parameters in braces stay behind it.
+
+    Raises OptionError, ChoiceError.
+    """
     names = _registered(text)
     if len(names) > 1:
         raise OptionError(f"{text}: expected one policy, found {', '.join(names)}; name one as {text}:NAME")
@@ -145,7 +161,9 @@ def policy_named(text: str) -> str:
 def _registered(text: str) -> Sequence[str]:
     from policies.user_files import load_policies, names_file
 
-    return load_policies(text) if names_file(text) else (text,)
+    word, brace, parameters = text.partition("{")
+    names = load_policies(word) if names_file(word := word.strip()) else (word,)
+    return [f"{name}{brace}{parameters}" for name in names]
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------

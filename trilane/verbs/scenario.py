@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,7 @@ from trilane.output.pages.output import (
 )
 from trilane.study import DRAWS
 from trilane.verbs import completion
-from trilane.verbs.inputs import choices_in, describe, inputs_of, scenario_for, scenario_of
+from trilane.verbs.inputs import DECODE_HINT, choices_in, describe, inputs_of, scenario_for, scenario_of
 from trilane.verbs.options import (
     OWN_POLICY,
     DrawsOption,
@@ -104,7 +105,7 @@ def compare(
     rows = found.rows()
     played = {sequence for runs in found.draws.values() for run in runs for sequence in run["sequences"]}
     remark = tuned(list(found.draws), found.scenario.trace, played)
-    remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), remark) if text]
+    remarks = [f"\n{text}" for text in (_sampled(found), _speculative(found), _prompts_alone(found), remark) if text]
     shared = {key: value for key, value in found.scenario.to_dict().items() if key not in ("policy", "parameters")}
     record = {"scenario": shared, "policies": list(found.draws), "runs": rows, "refused": found.refused}
     report(json, record, heading(about), *tabulate(COMPARED, rows), *remarks)
@@ -120,6 +121,16 @@ def _sampled(found: Comparison) -> str:
     if scenario.sampled_steps is None:
         return ""
     return sampled(found.runs[0].metrics.decode_steps, scenario.generated_tokens or 0, scenario.batch)
+
+
+def _prompts_alone(found: Comparison) -> str:
+    """A remark where the trace has no decode tokens to time."""
+    from traces.layout import DECODE
+    from traces.library import load_trace
+
+    if found.runs[0].metrics.decode_steps or (load_trace(found.scenario.trace).phase == DECODE).any():
+        return ""
+    return f"no TPOT: all tokens of {found.scenario.trace} are of prompts; {DECODE_HINT}"
 
 
 def _speculative(found: Comparison) -> str:
@@ -143,9 +154,14 @@ def _draw(runs: Sequence[Run], rows: Sequence[Row], folder: Path, about: str, re
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(plot_tpot_bars(rows, about, remark), folder / "tpot.png")
     for run in progress(runs, "drawing"):
-        save_gantt(run, folder / f"gantt-{run.policy}.png", about=about)
+        save_gantt(run, folder / f"gantt-{_in_file_names(run.policy)}.png", about=about)
     write_perfetto(runs, folder / "timeline.json.gz", TIMELINE_STEPS)
     note(f"pictures and a timeline for https://ui.perfetto.dev are in {folder}/")
+
+
+def _in_file_names(policy: str) -> str:
+    """A policy in the name of a file, which no system refuses: ``dali-window-8`` for ``dali{window: 8}``."""
+    return re.sub(r"[^\w.@-]+", "-", policy).strip("-")
 
 
 # --- ablate -----------------------------------------------------------------------------------------------------------

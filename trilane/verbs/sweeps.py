@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_folder, check_targets, note, reason_of, report, watching
 from trilane.verbs import completion
-from trilane.verbs.inputs import inputs_of, names_in, policies_in, scenario_for
+from trilane.verbs.inputs import choices_in, inputs_of, names_in, policies_in, scenario_for
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
 if TYPE_CHECKING:
@@ -226,7 +226,8 @@ def whatif(
     policies: Annotated[
         str | None,
         typer.Option(metavar="A,B", autocompletion=completion.policies,
-                     help=f"Policies. {OWN_POLICY}. Default: one of each kind: {', '.join(POLICIES)}."),
+                     help=f"Policies. {OWN_POLICY}. Parameters may follow: 'dali{{window: 8}},dali'. Default: one of "
+                          f"each kind: {', '.join(POLICIES)}."),
     ] = None,
     changes: SetOption = None,
     scenario: ScenarioOption = None,
@@ -256,12 +257,13 @@ def whatif(
     from trilane.output.figures.words import sampled_in
     from trilane.output.pages.whatif import failures, findings, page
 
-    policy_names = list(POLICIES) if policies is None else policies_in(policies)
+    policy_names = list(POLICIES) if policies is None else choices_in(policies)
     chosen = scenario_for(scenario, changes, policy_names)
-    own = [name for name in policy_names if name in loaded_policies()]
     check_targets(json, picture=png, data=True, inputs=inputs_of(scenario, chosen))
     axes = axes_in(vary)
+    _check_parameters(axes, policy_names)
     results = _simulated(chosen, axes, policy_names, draws, processes(jobs))
+    own = [name for name in results["policy"].unique() if name.partition("{")[0] in loaded_policies()]
     if (results["error"] != "").all():
         raise OptionError(f"no value can run: {results['error'].iloc[0].partition(': ')[2]}")
     means = means_of(results, asked=list(axes))
@@ -305,11 +307,23 @@ def axes_in(vary: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     return axes
 
 
+def _check_parameters(axes: Iterable[str], names: Sequence[str]) -> None:
+    """Raises OptionError for parameters both on an axis and in braces, of which one would have no effect."""
+    both = [axis for axis in axes if axis.partition(".")[0] == "parameters"]
+    if both and (braced := [name for name in names if "{" in name]):
+        raise OptionError(
+            f"--vary {both[0]}: expected --policies without parameters, got {quoted(braced[0])}; put all values into "
+            f"--vary, or several policies with parameters into --policies"
+        )
+
+
 def _simulated(
     scenario: Scenario, axes: Mapping[str, tuple[Any, ...]], names: Sequence[str], draws: int, jobs: int
 ) -> pd.DataFrame:
+    """The table of the sweep, in which each policy is named as it was written, with its parameters."""
     from math import prod
 
+    from trilane.study.policy_choice import policy_in, policy_label
     from trilane.study.sweep.grid import Grid, points
     from trilane.study.sweep.sweep import sweep
 
@@ -320,7 +334,8 @@ def _simulated(
             f"them), or use trilane sweep, which keeps each as it finishes"
         )
     grid = Grid(scenario, ({**axes, "policy": tuple(names)},), draws=draws)
-    if (count := len(points(grid))) > MANY:
+    if (count := len(played := points(grid))) > MANY:
         note(f"{count:,} simulations")
     with watching("simulating") as watch:
-        return sweep(grid, jobs=jobs, watch=watch)
+        table = sweep(grid, jobs=jobs, watch=watch)
+    return table.assign(policy=[policy_label(*policy_in(point.axes["policy"])) for point in played])

@@ -24,7 +24,7 @@ from trilane.output.pages.output import (
     table,
     working,
 )
-from trilane.verbs.inputs import read_any, trace_in_words
+from trilane.verbs.inputs import DECODE_HINT, read_any, trace_in_words
 from trilane.verbs.options import OptionError, Verb, help_of, model_named, processes
 
 if TYPE_CHECKING:
@@ -346,6 +346,8 @@ def import_(
     note(f"{trace_in_words(output, trace)}: {facts['sequences']:,} sequence{'s' * (facts['sequences'] != 1)} of "
          f"{facts['model']}, {facts['prefill_tokens']:,} prompt and {facts['decode_tokens']:,} decode tokens, "
          f"{'with' if facts['forecasts'] else 'no'} forecasts")
+    if not facts["decode_tokens"]:
+        note(f"all tokens are of prompts, so there is no time per generated token; {DECODE_HINT}")
 
 
 _VERBS: dict[str, Verb] = {"info": info, "stats": stats, "synth": synth, "import": import_, "capture": capture}

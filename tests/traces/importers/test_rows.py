@@ -76,7 +76,9 @@ def test_without_the_optional_columns_it_is_one_prompt_without_weights(tmp_path:
     ({"layer": 2}, r"once in each of 3 layers"),
     ({"experts": [1, 2, 3]}, r"line {}: expected experts to be 2 numbers, as in the first row, got '1 2 3'"),
     ({"experts": []}, r"line {}: expected experts to be ids such as 3 1, got ''"),
-    ({"experts": [1, 99]}, r"expected expert ids in 0\.\.15, got 99"),
+    ({"experts": [1, 99]}, r"line {}: expected experts to be ids in 0\.\.15, got '1 99'"),
+    ({"experts": [3, 3]}, r"line {}: expected experts to be distinct ids, got '3 3'"),
+    ({"weights": [1e9, 0]}, r"line {}: expected weights to be at most 65,504"),
     ({"weights": [0.5]}, r"line {}: expected weights to be 2 numbers"),
     ({"weights": [0.5, "nan"]}, r"line {}: expected weights to be numbers such as 0\.7 0\.3, got '0\.5 nan'"),
     ({"weights": [-0.5, 0.5]}, r"line {}: expected weights to be numbers"),
@@ -106,7 +108,9 @@ def test_tokens_and_layers_that_are_left_out_are_found(tmp_path: Path) -> None:
     ("token,layer,experts\n", "got 0 of the columns"),
     ("token,layer,experts\n0,0\n", "expected experts to be ids such as 3 1, got ''"),
     ('token,layer,experts\n0,0,"1 2\n', "expected rows of the columns"),
-    ("token,layer,experts\n0,0,3,1\n", "expected rows of the columns"),
+    ("token,layer,experts\n0,0,3,1\n", "line 2: expected as many values as columns"),
+    ("token,layer,experts,weight\n0,0,3 1,0.7 0.3\n", "unknown column 'weight'; did you mean 'weights'"),
+    ("token,layer,expert\n0,0,3 1\n", "unknown column 'expert'; did you mean 'experts'"),
     ("token,layer,experts\n\n", "expected token to be a whole number, got ''"),
 ])
 def test_a_file_without_the_columns_is_refused(tmp_path: Path, text: str, message: str) -> None:

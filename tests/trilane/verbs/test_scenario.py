@@ -98,6 +98,28 @@ def test_parameters_of_nobody_are_refused(trilane: Trilane, words: tuple[str, ..
     assert said in done.err
 
 
+def test_one_policy_takes_its_parameters_in_braces(trilane: Trilane) -> None:
+    found = trilane("simulate", *SHORT, "--policy", "dali{window: 2}", "--json", "-").json["scenario"]
+    assert (found["policy"], found["parameters"]["window"]) == ("dali", 2)
+    assert trilane("ablate", "dali{window: 2}", *ONE_DRAW).status == 0
+
+
+@pytest.mark.parametrize("words", [("simulate", "--policy"), ("compare", "--policies"), ("fit", "--policies")])
+def test_a_brace_that_is_not_closed_is_named(trilane: Trilane, words: tuple[str, str]) -> None:
+    verb, option = words
+    more = ("--model", "qwen3-30b-a3b", "--gpu", "rtx3090") if verb == "fit" else SHORT
+    done = trilane(verb, *more, option, "dali{window: 2")
+    assert (done.status, done.out) == (2, "")
+    assert ("without parameters" if verb == "fit" else "closing brace") in done.err
+
+
+def test_pictures_have_names_that_every_system_takes(trilane: Trilane) -> None:
+    """Once, a colon was in them, which Windows refuses."""
+    trilane("compare", *ONE_DRAW[:-2], "--policies", "dali{window: 2},dali", "--out", "cmp")
+    names = {path.name for path in Path("cmp").iterdir()}
+    assert names == {"tpot.png", "gantt-dali-window-2.png", "gantt-dali.png", "timeline.json.gz"}
+
+
 def test_a_policy_that_cannot_run_is_left_out_with_the_reason(trilane: Trilane) -> None:
     write_route_csv(Path("mine.csv"))
     trilane("trace", "import", "mine.csv", "-o", "mine.safetensors")

@@ -333,3 +333,28 @@ def test_refusals_of_whatif(trilane: Trilane, vary: tuple[str, ...], message: st
     done = trilane("whatif", *(word for text in vary for word in ("--vary", text)), *QUICK)
     assert done.status == 2
     assert message in done.err
+
+
+# --- policies with parameters -----------------------------------------------------------------------------------------
+
+ONE_JOB = (*SHORT, "--jobs", "1")
+
+
+@pytest.mark.parametrize("vary", [("batch=1,2",), ("batch=1,2", "cached_share=0.2,0.4")])
+def test_two_settings_of_one_policy_have_two_labels(trilane: Trilane, vary: tuple[str, ...]) -> None:
+    """Once, this ended in "cannot reindex on an axis with duplicate labels"."""
+    axes = [word for axis in vary for word in ("--vary", axis)]
+    policies = ("--policies", "dali{window: 8},dali")
+    found = trilane("whatif", *ONE_JOB, *policies, *axes, "--png", "w.png", "--json", "-").json
+    assert {row["policy"] for row in found["rows"]} == {"dali{window: 8}", "dali", "oracle", "lower bound"}
+
+
+def test_a_policy_alone_keeps_its_parameters_in_its_name(trilane: Trilane) -> None:
+    done = trilane("whatif", *ONE_JOB, "--policies", "dali{window: 8}", "--vary", "batch=1,2")
+    assert "dali{window:" in done.out
+
+
+def test_parameters_in_braces_and_on_an_axis_are_refused(trilane: Trilane) -> None:
+    done = trilane("whatif", *ONE_JOB, "--policies", "dali{window: 8}", "--vary", "parameters.window=2,4")
+    assert done.status == 2
+    assert "--vary parameters.window: expected --policies without parameters, got 'dali{window: 8}'" in done.err

@@ -217,6 +217,22 @@ def test_a_log_that_needs_a_model_names_the_option(trilane: Trilane, answers: No
         assert "trilane trace import answers.jsonl --model NAME -o FILE" in " ".join(done.err.split())
 
 
+def test_prompts_alone_are_named_and_how_to_mark_decode_tokens(trilane: Trilane) -> None:
+    Path("g.csv").write_text("token,layer,experts\n0,0,3 1\n0,1,0 7\n1,0,3 1\n1,1,0 7\n")
+    words = ("trace", "import", "g.csv", "--model", "phi-3.5-moe:2", "-o")
+    assert "trilane trace import LOG --prompt-tokens N" in trilane(*words, "g.safetensors").err
+    assert "--prompt-tokens" not in trilane(*words, "h.safetensors", "--prompt-tokens", "1").err
+    played = ("--set", "trace=g.safetensors", "--set", "model=null", "--policies", "on-demand")
+    assert "no TPOT: all tokens of g.safetensors" in trilane("compare", *played, "--draws", "1", "--jobs", "1").out
+
+
+def test_a_missing_model_says_how_models_are_named(trilane: Trilane) -> None:
+    Path("g.csv").write_text("token,layer,experts\n0,0,3 1\n0,1,0 7\n")
+    refusal = trilane("trace", "import", "g.csv", "-o", "g.safetensors").err
+    assert "NAME:N" in refusal
+    assert "config.json" in refusal
+
+
 # --- synth ------------------------------------------------------------------------------------------------------------
 
 SYNTH = ("trace", "synth", "--like", "mini-moe:2", "-o", "t.safetensors")

@@ -20,6 +20,7 @@ from trilane.common.quoting import quoted
 from trilane.output.figures.figure_files import PictureError
 from trilane.output.figures.marks import SIGNS
 from trilane.output.figures.words import about, null_text, numeric, parameters_text, tuned, value_text
+from trilane.study.policy_choice import policy_label
 from trilane.study.sweep.axes import PARAMETER, SCENARIO_KEYS
 
 _MEANS = ("tpot_ms", "decode_resident_hit_rate", "cache_share", "cache_bytes")
@@ -228,13 +229,42 @@ _PARAMETERS = "parameters"
 
 def with_words(results: pd.DataFrame) -> pd.DataFrame:
     """The results with text for null on every axis other than parameters: null is a value too, such as the card's own
-    memory. ``parameters`` keeps what differs between the runs of a policy, and is null where nothing does.
+    memory. ``parameters`` keeps what differs between the runs of a policy (``labelled``), and is null where nothing
+    does.
     """
+    results = labelled(results)
     rows = results.assign(**{_PARAMETERS: _in_short(results)})
     for name in results.attrs["axes"]:
         if not of_policies(name) and rows[name].isna().any():
             rows = filled(rows, name)
     return rows
+
+
+def labelled(results: pd.DataFrame) -> pd.DataFrame:
+    """The results with the parameters of a policy in its name, where the axis ``policy`` has it with several sets of
+    them: ``dali{window: 8}`` next to ``dali{window: 4}``. What another axis varies stays out of the name.
+    """
+    varied = results.attrs["axes"]
+    if "policy" not in varied or _PARAMETERS in varied:
+        return results
+    differ = _differing(results, [name for name in varied if name != "policy"])
+    names = [
+        policy_label(policy, {name: value for name, value in json.loads(text).items() if name in differ[policy]})
+        if policy in differ else policy for policy, text in zip(results["policy"], results[_PARAMETERS], strict=True)
+    ]
+    return results.assign(policy=names)
+
+
+def _differing(results: pd.DataFrame, axes: Sequence[str]) -> dict[str, set[str]]:
+    """By policy, the parameters with several values in one setting of the other axes."""
+    by = ["policy", "draw", *axes]
+    several = results[results.groupby(by, dropna=False)[_PARAMETERS].transform("nunique") > 1]
+    found: dict[str, set[str]] = {}
+    for key, texts in several.groupby(by, dropna=False)[_PARAMETERS]:
+        documents = [json.loads(str(text)) for text in texts.unique()]
+        values = {name: {json.dumps(each.get(name)) for each in documents} for each in documents for name in each}
+        found.setdefault(str(key[0]), set()).update(name for name, many in values.items() if len(many) > 1)
+    return found
 
 
 def of_policies(name: str) -> bool:

@@ -64,17 +64,28 @@ def test_axes_are_what_was_varied_and_does_not_follow_from_another() -> None:
 
 def test_one_policy_with_several_parameters_makes_an_axis() -> None:
     rows = [run("a", 1.0, parameters=json.dumps({"window": window})) for window in (1, 2)]
-    assert list(means_of(results(rows=rows)).axes) == ["parameters"]
+    assert list(means_of(results("parameters", rows=rows)).axes) == ["parameters"]
 
 
 def test_parameters_are_shortened_to_what_differs_and_policies_with_one_set_are_at_every_value() -> None:
     dali = [run("dali", 4.0 + n, parameters=json.dumps({"evict": "idlest", "window": n})) for n in (2, 8)]
-    means = means_of(results(rows=[*dali, run("fiddler", 9.0, parameters='{"uniform":false}')]))
+    means = means_of(results("parameters", rows=[*dali, run("fiddler", 9.0, parameters='{"uniform":false}')]))
     assert means.rows[["parameters", "policy", "tpot_ms"]].to_numpy().tolist() == [
         ["window=2", "dali", 6.0], ["window=8", "dali", 12.0],
         ["window=2", "fiddler", 9.0], ["window=8", "fiddler", 9.0],
     ]
-    assert means_of(results(rows=dali), {"parameters": ["window=8"]}).real["tpot_ms"].tolist() == [12.0]
+    assert means_of(results("parameters", rows=dali), {"parameters": ["window=8"]}).real["tpot_ms"].tolist() == [12.0]
+
+
+def test_several_parameters_on_the_axis_policy_are_policies_of_their_own() -> None:
+    """Once, both settings were called dali in every table and picture."""
+    rows = [
+        run("dali", 4.0 + n, batch=batch, parameters=json.dumps({"evict": "idlest", "window": n}))
+        for n in (2, 8) for batch in (1, 2)
+    ]
+    means = means_of(results("batch", rows=[*rows, run("fiddler", 9.0, batch=1), run("fiddler", 9.0, batch=2)]))
+    assert list(means.axes) == ["batch"]
+    assert list(dict.fromkeys(means.rows["policy"])) == ["dali{window: 2}", "dali{window: 8}", "fiddler"]
 
 
 def test_a_policy_without_the_parameter_is_the_same_at_all_its_values() -> None:
