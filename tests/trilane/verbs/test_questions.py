@@ -89,7 +89,7 @@ def test_the_engines_part_is_printed_before_policies_are_simulated(
     monkeypatch.setattr(answer, "policy_answer", refuse)
     done = trilane(*MINI)
     assert (done.status, done.err) == (2, "trilane: none of them can run\n")
-    assert done.out.splitlines()[-1].startswith("run  ")
+    assert done.out.splitlines()[-1].startswith("llama-server ")
     assert "with llama.cpp: " in done.out
 
 
@@ -271,7 +271,7 @@ def test_the_command_line_is_one_line_on_a_narrow_terminal() -> None:
     assert found.engine is not None
     shown = [part for part in fit_page(found) if isinstance(part, str) and found.engine.command in part]
     assert len(shown) == 1, "a line of its own, since tables are wrapped"
-    assert shown[0].startswith("run ")
+    assert shown == [found.engine.command]
 
 
 @pytest.mark.parametrize(("slower", "told"), [(1.05, "the two models disagree by 5%"), (1.0, None), (0.9, None)])
