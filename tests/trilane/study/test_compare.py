@@ -235,7 +235,7 @@ def test_two_settings_of_one_policy_are_compared() -> None:
 
 @pytest.mark.parametrize(("choices", "said"), [
     (["dali{nonsense: 3}"], "there is no key 'nonsense'"), (["dali{window: x}"], "window: expected a whole number"),
-    (["dali{window"], "there is no policy"), (["fiddler", "fiddler"], "every policy once"),
+    (["dali{window"], "expected a closing brace"), (["fiddler", "fiddler"], "every policy once"),
     ([{"dali": {}, "fiddler": {}}], "expected a name, or"),
 ])
 def test_a_choice_that_is_none_is_refused(choices: list[Any], said: str) -> None:
