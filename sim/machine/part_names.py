@@ -13,7 +13,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from sim.machine.plausibility import HardwareError
-from trilane.common.names import alternatives, hints
+from trilane.common.names import alternatives, either, hints
 from trilane.common.part_words import Wording, as_written, names_within, wording_of
 from trilane.common.quoting import quoted
 from trilane.common.units import GB, GIB
@@ -97,13 +97,8 @@ def resolved(
         return fitting[0]
     where = quoted(text) + (f" with {memory_bytes / GIB:.0f} GiB" if memory_bytes else "")
     if fitting:
-        raise UnknownPartError(f"{kind} {where} may be {_or(map(str, fitting))}: name the one that it is", True)
+        raise UnknownPartError(f"{kind} {where} may be {either(map(str, fitting))}: name the one that it is", True)
     raise _unknown(kind, where, text, askings[0], known)
-
-
-def _or(names: Iterable[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _needs_size(one: KnownPart, asked: Wording, memory_bytes: int | None) -> bool:
@@ -209,7 +204,7 @@ def _no_memory(asked: Wording, known: Sequence[KnownPart]) -> str | None:
     if not family:
         return None
     count = len(family)
-    return f"name its speed, too, such as {_or(family[place] for place in (count // 3, count // 2, 3 * count // 4))}"
+    return f"name its speed, too, such as {either(family[place] for place in (count // 3, count // 2, 3 * count // 4))}"
 
 
 def _nearest(asked: Wording, known: Sequence[KnownPart]) -> tuple[list[KnownPart], list[str]]:

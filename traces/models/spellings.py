@@ -8,7 +8,7 @@ the same shape, and are said; "thinking", "coder" and dates are only parts of na
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from traces.models.names import ModelName, parted
 from traces.models.quantisation import format_named
 from traces.models.shape import ShapeError
+from trilane.common.names import alternatives
 from trilane.common.quoting import quoted
 from trilane.common.yaml_files import read_bundled
 
@@ -131,7 +132,8 @@ def _named(words: str, names: Sequence[str]) -> str | None:
     longer = [name for name in names if key in _beginnings(name)]
     longer = [name for name in longer if not any(name.startswith(f"{other}-") for other in longer)]
     if len(longer) > 1:
-        raise ShapeError(f"model {quoted(words)} may be {_or(longer)}: name one. `trilane models` lists them all")
+        several = alternatives(longer[:_MOST_HINTS])
+        raise ShapeError(f"model {quoted(words)} may be {several}: name one. `trilane models` lists them all")
     return next((name for name in longer if _sizes(words) or not _sizes(name)), None)
 
 
@@ -167,7 +169,7 @@ def _refusal(text: str, words: str, names: Sequence[str]) -> str:
     close = [by_key[key] for key in get_close_matches(_key(words), by_key, n=_MOST_HINTS)]
     size = {word for word in _sizes(words) if not _ACTIVE.fullmatch(word)}
     close = [name for name in close if size <= _sizes(name)]  # no other size is meant
-    hint = f"did you mean {_or(close)}? " if close else ""
+    hint = f"did you mean {alternatives(close)}? " if close else ""
     return (
         f"there is no model {quoted(text)}; {hint}`trilane models` lists them all; any other: give the path of its "
         "config.json or GGUF file"
@@ -203,8 +205,3 @@ def other_names() -> Mapping[str, tuple[str, ...]]:
 
 def _key(name: str) -> str:
     return re.sub(r"[^\w.]|_", "", name.lower())
-
-
-def _or(names: Iterable[str]) -> str:
-    *first, last = [repr(name) for name in names][:_MOST_HINTS]
-    return f"{', '.join(first)} or {last}" if first else last

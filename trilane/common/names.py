@@ -41,7 +41,12 @@ def hints(name: str, known: Iterable[str]) -> list[str]:
 
 def alternatives(names: Iterable[str]) -> str:
     """Names in quotes, with "or" before the last."""
-    *others, last = map(quoted, names)
+    return either(map(quoted, names))
+
+
+def either(words: Iterable[str]) -> str:
+    """Words with "or" before the last."""
+    *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
 
 

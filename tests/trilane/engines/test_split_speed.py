@@ -18,7 +18,7 @@ from sim.runs.scenario import Scenario
 from sim.simulate import simulate
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
-from trilane.engines.split_speed import ExpertCache, StaticSplit, decode_time, prompt_time
+from trilane.engines.split_speed import ExpertCache, StaticSplit, decode_time, mean_decode_time, prompt_time
 
 ENGINES = ("llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan", "ik_llama.cpp", "ktransformers")
 BETTER_UPWARDS = ("gpu.bandwidth_bytes_per_s", "gpu.integer_ops_per_s", "cpu.read_bytes_per_s", "link.h2d_bytes_per_s")
@@ -281,3 +281,23 @@ def test_law_a_machine_better_in_one_number_is_never_slower(
         decode_time(shape, more, software, split, tokens).total_ns
         <= decode_time(shape, base, software, split, tokens).total_ns
     )
+
+
+@pytest.mark.parametrize(("name", "lengths"), [
+    ("llama-4-scout@q4_k_m", range(8100, 8356)),  # a chunk of 8,192 tokens ends in the answer
+    ("llama-4-scout@q4_k_m", range(16000, 16100)),
+    ("gpt-oss-20b", range(100, 300)),  # windows of 128 tokens become full
+    ("gemma-4-26b-a4b@q4_k_m", range(900, 1200)),
+    ("deepseek-v2-lite@q4_k_m", range(500, 700)),
+])
+def test_the_time_of_an_answer_is_the_mean_of_its_steps(name: str, lengths: range) -> None:
+    asked = model(name), load_hardware("rtx-3060+ddr4-3200"), load_engine("llama.cpp"), StaticSplit(8)
+    steps = [decode_time(*asked, length).total_ns for length in lengths]
+    assert mean_decode_time(*asked, lengths).total_ns == pytest.approx(sum(steps) / len(steps), rel=1e-4)
+
+
+def test_where_a_chunk_ends_the_step_in_the_middle_is_not_the_mean() -> None:
+    asked = model("llama-4-scout@q4_k_m"), load_hardware("rtx-3060+ddr4-3200"), load_engine("llama.cpp"), StaticSplit(8)
+    lengths = range(8100, 8356)
+    middle, mean = decode_time(*asked, lengths[128]).total_ns, mean_decode_time(*asked, lengths).total_ns
+    assert abs(middle / mean - 1) > 0.001

@@ -140,3 +140,9 @@ def test_without_parts_the_machine_at_hand_is_meant(trilane: Trilane, monkeypatc
     done = trilane("tune", "deepseek-v2-lite:4", "--prompt", "64", "--generated", "8", "--ram", "ddr5-5600")
     assert "on none+ddr5-5600+2-cores+24gb" in done.out
     assert [line.partition(",")[0] for line in done.err.splitlines()] == ["assumed cpu: a generic one"]
+
+
+def test_an_answer_of_one_token_has_no_speed(trilane: Trilane) -> None:
+    words = [*SMALL]
+    words[words.index("--generated") + 1] = "1"
+    assert "decode           - (an answer of one token)" in trilane(*words).out
