@@ -242,7 +242,7 @@ def whatif(
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """What if the link were faster, the cache larger, the batch bigger, or the machine different?
+    """Show what changes if the link is faster, the cache larger, the batch bigger, or the machine another.
 
     Simulates every value of one or two axes under policies of each kind. What cannot run is left out, with the reason.
 
