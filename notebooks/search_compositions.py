@@ -221,7 +221,7 @@ def improve(pool: ProcessPoolExecutor) -> None:
 
 
 def fastest(rows: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], place: str) -> str:
-    """Name of the policy that ``trilane fit`` recommends in a place: of its candidates, that of the shortest answers."""
+    """Name of the policy that ``trilane fit`` recommends there: of its candidates, that of the shortest answers."""
     return min(DEFAULT_CANDIDATES, key=lambda name: rows[place, name][0]["answer_ms"])
 
 
