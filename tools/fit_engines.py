@@ -40,7 +40,6 @@ ENGINES = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-vulkan",
     "ik_llama.cpp", "ik_llama.cpp-2026-02", "ik_llama.cpp-2025", "ktransformers",
 )
-FITTED_QUALITIES = ("A", "B")
 DECODE, PROMPT, START = 8.0, 4.0, 8.0  # weights of residuals
 MOST_SHARE = 1.0
 EVALUATIONS = 4  # the fit is held so strongly that more change nothing
@@ -147,9 +146,7 @@ def errors(row: MeasuredRow, engines: Mapping[str, FittedEngine]) -> tuple[float
 
 def rows_to_fit() -> list[MeasuredRow]:
     """Rows whose setting is stated, with one assumption at most, on engines that are fitted."""
-    return [
-        row for row in read_rows() if not row.left_out and row.quality in FITTED_QUALITIES and row.engine in ENGINES
-    ]
+    return [row for row in read_rows() if row.scored and row.engine in ENGINES]
 
 
 def held_out(starts: Starts, rows: Sequence[MeasuredRow]) -> dict[str, dict[str, FittedEngine]]:

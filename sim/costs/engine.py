@@ -263,6 +263,12 @@ class FittedEngine(_Engine):
         costs = load_fitted(self.cache_costs or self.name)
         return replace(self, decides=costs.decides, spin_ns=costs.spin_ns)
 
+    def copying_from(self, copies: Copies | None) -> FittedEngine:
+        """Return the engine with the host memory from which it copies experts; None: its own."""
+        if copies is None:
+            return self
+        return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
+
     @property
     def cpu_in_turn(self) -> bool:
         """True if the CPU takes its turn in every layer, after the GPU."""

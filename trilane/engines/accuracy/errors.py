@@ -111,7 +111,6 @@ def kept_errors() -> tuple[RegimeAccuracy, ...]:
 
 
 HELD_OUT = BUNDLED.with_name("held_out.csv")
-SCORED_QUALITIES = ("", "A", "B")  # C is shown apart
 Quantity = Literal["decode", "prompts"]
 QUANTITIES: tuple[Quantity, ...] = ("decode", "prompts")
 
@@ -165,12 +164,13 @@ class ErrorLine(NamedTuple):
 
 
 def error_table(rows: Sequence[MeasuredRow], predictions: Predictions) -> list[ErrorLine]:
-    """A line for all rows, for those of quality C, which count in no other line, and for every group of rows.
+    """A line for all rows, for those of quality C, which count in no other line, and for every group of rows; rows at
+    fault count in none.
 
     Groups are in the order of their number of rows. Raises what ``load_model`` and ``load_hardware`` raise.
     """
-    scored = [row for row in rows if row.quality in SCORED_QUALITIES]
-    poor = [row for row in rows if row.quality not in SCORED_QUALITIES]
+    scored = [row for row in rows if row.scored]
+    poor = [row for row in rows if not row.scored and not row.fault]
     lines = []
     for quantity in QUANTITIES:
         groups = [("all", "all", scored), *_groups(scored, quantity), ("quality", "C", poor)]
@@ -233,7 +233,7 @@ def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iter
     in all regimes, and with each GPU. To three digits."""
     groups: dict[_Group, list[MeasuredRow]] = {}
     for row in rows:
-        if row.quality in SCORED_QUALITIES:
+        if row.scored:
             regime, architecture, gpu = regime_of_row(row), architecture_of_row(row), machine_of(row.machine).gpu.name
             engine = load_fitted(row.engine).scored_as
             keys: list[_Group] = [

@@ -21,7 +21,6 @@ from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
 from trilane.engines.accuracy.errors import (
     QUANTITIES,
-    SCORED_QUALITIES,
     Errors,
     Predictions,
     Quantity,
@@ -131,8 +130,8 @@ class Scores:
 
     @property
     def counted(self) -> list[MeasuredRow]:
-        """Rows that are more than a sanity check."""
-        return [row for row in self.rows if row.quality in SCORED_QUALITIES]
+        """Rows that are more than a sanity check, and not at fault."""
+        return [row for row in self.rows if row.scored]
 
     def table(self) -> dict[tuple[Quantity, str, str], dict[str, Errors]]:
         """Errors by the name of the predictions, for each line of the first ones' table."""

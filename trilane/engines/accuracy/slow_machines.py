@@ -78,7 +78,8 @@ def slow_causes_of_row(row: MeasuredRow) -> list[SlowCause]:
         found = predict_on(row, hardware, engine)
         return Speeds(found.decode_tokens_per_s, found.prompt_tokens_per_s)
 
-    return slow_causes(predicted, measured(row), machine_of(row.machine), load_fitted(row.engine))
+    engine = load_fitted(row.engine).copying_from(row.copies)
+    return slow_causes(predicted, measured(row), machine_of(row.machine), engine)
 
 
 def _causes(predicted: Predicted, known: Speeds, hardware: Hardware, engine: FittedEngine) -> Iterator[SlowCause]:
