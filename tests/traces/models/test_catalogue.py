@@ -223,6 +223,16 @@ def test_sizes_of_published_files(model: str, published: float) -> None:
     assert gigabytes(model) == pytest.approx(published, rel=0.03)
 
 
+@pytest.mark.parametrize(("weights", "experts", "whole"), [  # whole: without the table of n-grams, 28.8 GB in IQ4_NL
+    ("ud-q4_k_xl", 76.99, 82.5), ("ud-iq4_xs", 59.49, None), ("ud-q3_k_xl", None, 61.2), ("ud-iq3_xxs", 48.64, None),
+])
+def test_sizes_of_qwen3_8_flash_next(weights: str, experts: float | None, whole: float | None) -> None:
+    """Experts: GiB in Niko1221/Strata docs/MODELS.md and logs; files of unsloth: 111.33 GB, 89.99 GB."""
+    shape = load_model(f"qwen3.8-flash-next@{weights}")
+    assert experts is None or shape.routed_bytes / 1e9 == pytest.approx(experts, rel=0.015)
+    assert whole is None or gigabytes(shape.name) == pytest.approx(whole, rel=0.02)
+
+
 def test_mixtral_in_todays_mixture_and_in_that_of_its_time() -> None:
     """The files of December 2023, 26.4 GB, had their down matrices in Q4_K, as Q4_K_S has but for the first eighth."""
     assert gigabytes("mixtral-8x7b@q4_k_m") == pytest.approx(28.4, rel=0.03)
