@@ -286,22 +286,22 @@ class FittedSteps:
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
-        shape, main, link = self.shape, self.main, self.hardware.link
+        shape, main, link, bits = self.shape, self.main, self.hardware.link, self.shape.bits
         attention_ns = shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context))
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
-        gate_ns = self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns
+        gate_ns = self._product(shape.hidden * shape.experts, bits.router, tokens) + main.mixture_fixed_ns
         return StepCosts(
             attention_ns=time_ns(attention_ns),
             dense_ns=whole(
                 shape.dense_layers
-                * (attention_ns + self._product(shape.dense_ffn_params, tokens) + main.mixture_fixed_ns)
+                * (attention_ns + self._product(shape.dense_ffn_params, bits.dense, tokens) + main.mixture_fixed_ns)
             ),
             gate_ns=time_ns(gate_ns),
             speculate_ns=time_ns(gate_ns),
             estimator_ns=time_ns(gate_ns),
-            shared_ns=whole(self._product(shape.shared_params, tokens)),
+            shared_ns=whole(self._product(shape.shared_params, bits.shared, tokens)),
             combine_ns=time_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
-            head_ns=time_ns(self._product(shape.vocab * shape.hidden, len(context)) + main.step_ns),
+            head_ns=time_ns(self._product(shape.vocab * shape.hidden, bits.head, len(context)) + main.step_ns),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
@@ -317,11 +317,11 @@ class FittedSteps:
             4.0 * kind.heads * kind.head_dim * pairs, self.shape.cache_bits, tokens, len(context),
             main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
         )
-        return self._product(kind.params, tokens) + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
+        product_ns = self._product(kind.params, self.shape.bits.of_attention(kind), tokens)
+        return product_ns + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
 
-    def _product(self, weights: int, tokens: int) -> float:
-        """``weights`` matrix elements applied to ``tokens`` rows."""
-        bits = self.shape.dense_bits
+    def _product(self, weights: int, bits: float, tokens: int) -> float:
+        """``weights`` matrix elements of ``bits`` each, applied to ``tokens`` rows."""
         return self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
 
 
