@@ -34,6 +34,7 @@ Rate = Annotated[float, above(0), at_most(1e18)]
 Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
+LatentProducts = Literal["compressed", "heads"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
@@ -47,8 +48,9 @@ class GpuWork(NamedTuple):
     """The GPU, in an engine that was fitted to measured speeds.
 
     Times of a layer hold for a card of ``layer_ops_per_s`` and grow as (that / its own) ** ``layer_exponent``. Rates of
-    products are shares of the card's 8-bit integer rate; of the rows of a step, all but the first take time in addition
-    to reading the weights.
+    products with weights are shares of the card's 8-bit integer rate, those within attention of its 16-bit rate, since
+    weights are multiplied by 8-bit activations and keys by 16-bit queries; of the rows of a step, all but the first
+    take time in addition to reading the weights.
     """
 
     layer_ns: Mapping[LayerKind, Sourced[Ns]]
@@ -64,6 +66,8 @@ class GpuWork(NamedTuple):
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
     attention_share: Sourced[Share]
+    vendor_attention_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards
+    state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
     expert_ns: Sourced[Ns]  # of an expert's own kernels, where those of many rows are multiplied one after another
     vendor_product_share: Mapping[str, Sourced[Factor]]
 
@@ -92,6 +96,7 @@ class PromptWork(NamedTuple):
     piece_tokens: Sourced[Annotated[int, at_least(1)]]
     experts: Sourced[PromptExperts]  # "copied ahead": those of the next layer while one is computed
     copies_from_tokens: Sourced[Annotated[int, at_least(1)]]  # of a piece; experts of fewer are computed
+    latent: Sourced[LatentProducts]  # whether queries meet latents as they are kept, or keys and values of all heads
     copies: Sourced[Copies]  # host memory from which experts are copied; what follows limits those from pageable memory
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads

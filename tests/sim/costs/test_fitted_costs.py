@@ -14,9 +14,19 @@ import yaml
 from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, FittedEngine, engine_names, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
-from sim.costs.fitted_costs import WIDE_BITS, CpuProcessor, copy_bytes_per_s, fitted_costs, saturated, unpacked_bits
+from sim.costs.fitted_costs import (
+    WIDE_BITS,
+    CpuProcessor,
+    attention_flops,
+    copy_bytes_per_s,
+    fitted_costs,
+    saturated,
+    unpacked_bits,
+)
 from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.parts import Vendor
 from sim.machine.sourced import Sourced
+from traces.models.attention import Attention
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
@@ -31,7 +41,7 @@ ENGINE = load_engine("llama.cpp").with_numbers(
     {
         "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
         "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
-        "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.expert_ns": 0,
+        "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
         "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.thread_bytes_per_s": 1e15, "cpu.layer_ns": 7000,
         "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.thread_flops_per_s": 1e10,
         "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
@@ -41,11 +51,13 @@ ENGINE = load_engine("llama.cpp").with_numbers(
 
 
 def machine(name: str = "rtx-3060+ddr4-3200") -> Hardware:
-    """100 GB/s and 100 TOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
+    """100 GB/s, 100 TOP/s and 40 TFLOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
     found = load_hardware(name)
     numbers = {"cpu.read_bytes_per_s": 30e9, "link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
     if not found.cpu_only:
-        numbers |= {"gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12}
+        numbers |= {
+            "gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12, "gpu.flops_per_s": 40e12,
+        }
     changed = found.with_numbers(numbers)
     return replace(changed, cpu=replace(changed.cpu, cores=10))
 
@@ -86,6 +98,45 @@ def test_experts_that_are_multiplied_one_after_another_have_kernels_of_their_own
     without, table = (fitted_costs(SHAPE, machine(), one, 4000).experts[0].gpu_ns for one in (ENGINE, engine))
     assert table[1] == without[1]  # one token's are few enough for other kernels
     assert table[4000] - without[4000] == pytest.approx(30_000, rel=1e-3)
+
+
+def piece_ns(shape: ModelShape, depth: int = 8192, vendor: Vendor | None = None, **numbers: Any) -> float:
+    """Attention of 512 tokens after so many others, in a layer."""
+    engine = ENGINE.with_numbers({f"gpu.{key}": value for key, value in numbers.items()})
+    base = machine()
+    hardware = replace(base, gpu=replace(base.gpu, vendor=vendor))
+    return float(fitted_costs(shape, hardware, engine, 1).step(512, (512 + depth,)).attention_ns)
+
+
+def test_keys_meet_queries_at_the_16_bit_rate_of_the_card() -> None:
+    """Four operations a pair, head and element, at a tenth of 40 TFLOP/s, and at a share of that on other vendors'."""
+    rows, pair_ns = 511 / 512, 4 * 8 * 128 / 4e12 * 1e9
+    deeper_ns = piece_ns(SHAPE, 16_384) - piece_ns(SHAPE)
+    assert deeper_ns == pytest.approx(rows * 512 * 8192 * pair_ns, abs=2)
+    full, half = (piece_ns(SHAPE, 8192, "amd", **{"vendor_attention_share.amd": share}) for share in (1.0, 0.5))
+    assert half - full == pytest.approx(rows * (512 * 8192 + 512 * 513 / 2) * pair_ns, rel=1e-6)
+
+
+def test_all_heads_meet_a_latent_as_it_is_kept_or_unpack_it_for_each_piece() -> None:
+    """DeepSeek-V2-Lite: 2 x 16 x (576 + 512) operations a pair, or 4 x 16 x 192 and those of unpacking what is read."""
+    latent = Attention("full", 1, heads=16, head_dim=192, kv_width=576)
+    assert attention_flops(latent, "compressed", 1000, 10) == 2 * 16 * (576 + 512) * 1000
+    assert attention_flops(latent, "heads", 1000, 10) == 4 * 16 * 192 * 1000 + 2 * 512 * 16 * (128 + 128) * 10
+    grouped = Attention("full", 1, heads=16, head_dim=128, kv_width=1024)
+    assert {attention_flops(grouped, way, 1000, 10) for way in ("compressed", "heads")} == {4 * 16 * 128 * 1000}
+    ways = {name: load_fitted(name).prompt.latent.value for name in ("llama.cpp", "llama.cpp-rocm", "ik_llama.cpp")}
+    assert ways == {"llama.cpp": "compressed", "llama.cpp-rocm": "compressed", "ik_llama.cpp": "heads"}
+
+
+def test_a_state_is_multiplied_token_by_token_and_each_column_reads_the_key_and_the_query() -> None:
+    """32 heads of 128 x 128: 4.2 MB a token from caches at 400 GB/s; one token's are in the time of the layer."""
+    state = Attention("state", 1, state_bytes=4 * 32 * 128 * 128)
+    shape = replace(SHAPE, attention=(state,), attention_layers=(0, 0))
+    token_ns = 32 * 128 * 128 * 8 / 400e9 * 1e9
+    assert piece_ns(shape, 0) - piece_ns(shape, 0, state_reads=1000) == pytest.approx(511 * token_ns, rel=5e-3)
+    assert piece_ns(shape, 0) == piece_ns(shape, 8192)
+    one = [fitted_costs(shape, machine(), ENGINE.with_numbers({"gpu.state_reads": n}), 1).step(1, (9,)) for n in (1, 4)]
+    assert one[0] == one[1]
 
 
 @pytest.mark.parametrize(("bits", "share"), [(4.5, 0.8), (8.0, 1.0)])

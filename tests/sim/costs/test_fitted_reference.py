@@ -32,15 +32,22 @@ NUMBERS = {
     "cpu.cache_factor.grouped": 4, "cpu.cache_factor.latent": 6, "cpu.cache_bits": 14, "cpu.state_ns": 31_000,
 }
 ENGINE_USED = ENGINE.with_numbers(NUMBERS)
-READ_GPU, OPS_GPU, READ_CPU, FLOPS_CPU = 50e9, 100e12, 15e9, 1e11  # of ENGINE on machine(), see there
+# Of ENGINE on machine(), see there: reading, 8-bit and 16-bit products, caches; the CPU's
+READ_GPU, OPS_GPU, FLOPS_GPU, CACHES, READ_CPU, FLOPS_CPU = 50e9, 100e12, 40e12, 400e9, 15e9, 1e11
 
 
 def on_gpu(kind: Attention, rows: int, cached: float, states: int, pairs: float) -> float:
     """A layer's attention on the GPU, in s."""
     fixed = {"state": 17e-6, "window": 11e-6, "full": 13e-6}[kind.reach] * 2  # of a card of twice the rate
     cache = cached * kind.kv_width * 12 / 8 * (5 if kind.reach == "full" else 3) / READ_GPU
-    scores = 4 * kind.heads * kind.head_dim * pairs * (rows - 1) / rows / (OPS_GPU * 0.05)
-    return matrix_on_gpu(kind.params, rows) + max(cache, scores) + 2 * states * kind.state_bytes / READ_GPU + fixed
+    scores = a_pair(kind) * pairs * (rows - states) / rows / (FLOPS_GPU * 0.05)
+    state = 2 * states * kind.state_bytes / READ_GPU + (rows - states) * kind.state_bytes / 4 * 8 / CACHES
+    return matrix_on_gpu(kind.params, rows) + max(cache, scores) + state + fixed
+
+
+def a_pair(kind: Attention) -> float:
+    """Operations of a query and a key: on the latent, whose values lack 64 of its elements."""
+    return 2 * kind.heads * (576 + 512) if kind.kv_width == 576 else 4 * kind.heads * kind.head_dim
 
 
 def matrix_on_gpu(weights: float, rows: int) -> float:
@@ -51,7 +58,7 @@ def on_cpu(kind: Attention, rows: int, cached: float, states: int, pairs: float)
     """A layer's attention on the CPU, in s: three parallel regions."""
     fixed = 3 * 2e-6 + (31e-6 if kind.reach == "state" else 0)
     cache = cached * kind.kv_width * 14 / 8 * (6 if kind.reach == "full" else 4) / READ_CPU
-    scores = 4 * kind.heads * kind.head_dim * pairs * (rows - 1) / rows * 2 * (14 / 8.5) / FLOPS_CPU
+    scores = a_pair(kind) * pairs * (rows - states) / rows * 2 * (14 / 8.5) / FLOPS_CPU
     return matrix_on_cpu(kind.params, rows) + max(cache, scores) + 2 * states * kind.state_bytes / READ_CPU + fixed
 
 

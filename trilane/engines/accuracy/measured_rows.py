@@ -137,11 +137,17 @@ def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None)
     Raises RowsError for more layers or experts than the model has, and what ``load_model``, ``load_hardware`` and
     ``load_fitted`` raise.
     """
-    shape, hardware = shape_of(row), machine_of(row.machine)
+    shape = shape_of(row)
     for key, own in (("cpu_layers", shape.moe_layers), ("gpu_experts", shape.experts)):
         if (getattr(row, key) or 0) > own:
             raise RowsError(f"row {row.id}: {key}: expected at most {own}, the model's own, got {getattr(row, key)}")
     engine = ((engines or {}).get(row.engine) or load_fitted(row.engine)).copying_from(row.copies)
+    return predict_on(row, machine_of(row.machine), engine)
+
+
+def predict_on(row: MeasuredRow, hardware: Hardware, engine: FittedEngine) -> Prediction:
+    """The speeds of a row's setting on another machine, or in another engine. Raises what ``fitted_costs`` raises."""
+    shape = shape_of(row)
     split = split_of(row)
     decode = prompt = None
     if row.decode_tokens_per_s is not None:

@@ -58,13 +58,7 @@ def token_bytes(shape: ModelShape, hardware: Hardware, split: StaticSplit, conte
     """With ``context`` tokens in the KV cache. ``gpu``: the CPU where there is no GPU."""
     sizes = [shape.top_k * size for size in shape.expert_bytes_by_layer]
     on_cpu = 0.0 if hardware.cpu_only else sum(sizes[: split.cpu_layers]) * (1 - split.gpu_experts / shape.experts)
-    return BytesRead(weights_of_others(shape) + sum(sizes) - on_cpu, on_cpu, shape.cache_bytes(context))
-
-
-def weights_of_others(shape: ModelShape) -> float:
-    """Bytes of weights outside the routed experts that a token reads; of the embeddings one row, which is left out."""
-    embedding = 0.0 if shape.tied_embeddings else shape.vocab * shape.hidden * shape.dense_bits / 8
-    return shape.non_expert_bytes - embedding
+    return BytesRead(shape.product_bytes + sum(sizes) - on_cpu, on_cpu, shape.cache_bytes(context))
 
 
 def data_sheet(row: MeasuredRow) -> Speeds:
@@ -91,7 +85,7 @@ def sheet_prompt_s(
     cpu_layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     away = cpu_layers * (1 - split.gpu_experts / shape.experts)  # layers of experts in DRAM
     expert_flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k * tokens
-    flops = 2.0 * weights_of_others(shape) * 8 / shape.dense_bits * tokens + shape.moe_layers * expert_flops
+    flops = 2.0 * shape.product_params * tokens + shape.moe_layers * expert_flops
     if split.repacked or engine.prompt.experts.value == "computed":
         on_cpu = away * expert_flops
         return (flops - on_cpu) / hardware.gpu.flops_per_s + on_cpu / hardware.cpu.flops_per_s
@@ -298,7 +292,7 @@ def _sorted(parts: Sequence[TimePart]) -> list[TimePart]:
 
 def _of_token(row: MeasuredRow, time: DecodeTime) -> list[TimePart]:
     shape, hardware, split = shape_of(row), machine_of(row.machine), split_of(row)
-    read, others = token_bytes(shape, hardware, split, context_of(row)), weights_of_others(shape)
+    read, others = token_bytes(shape, hardware, split, context_of(row)), shape.product_bytes
     return [
         TimePart("attention", time.attention_ns, shape.moe_layers, "us a layer"),
         TimePart(OTHERS, time.others_ns, others - _attention_bytes(shape), "GB/s"),
@@ -332,5 +326,4 @@ def _experts(row: MeasuredRow) -> str:
 
 def _attention_bytes(shape: ModelShape) -> float:
     """Weights of attention in the mixture's layers; the time of dense layers is with the others."""
-    params = sum(kind.params * layers for kind, layers in shape.attention_counts)
-    return params * shape.dense_bits / 8 * shape.moe_layers / shape.layers
+    return shape.mean_of_layers(lambda kind: kind.params * shape.bits.of_attention(kind)) / 8 * shape.moe_layers

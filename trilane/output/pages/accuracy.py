@@ -10,7 +10,9 @@ from rich.table import Table
 from trilane.engines.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, measured, regime_of_row
 from trilane.engines.accuracy.measured_rows import MeasuredRow
 from trilane.engines.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Explanation, Scores, TimePart, factor
+from trilane.engines.accuracy.slow_machines import SlowCause
 from trilane.output.pages.output import Part, heading, legend, number, percent, reasons_table, signed_percent, table
+from trilane.output.pages.slow_machine import slow_part
 
 FAR_OFF = 0.5
 _MOST_FAR = 8
@@ -106,8 +108,10 @@ def _speeds_line(scores: Scores, quantity: Quantity, row: MeasuredRow) -> list[s
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
-def row_page(row: MeasuredRow, scores: Scores, explained: Sequence[Explanation]) -> list[Part]:
-    """One row: its setting, measured and predicted speeds, and where the predicted time goes."""
+def row_page(
+    row: MeasuredRow, scores: Scores, explained: Sequence[Explanation], causes: Sequence[SlowCause]
+) -> list[Part]:
+    """One row: its setting, measured and predicted speeds, where the predicted time goes, and why it is slow."""
     facts = {
         "model": row.shape_name, "machine": row.machine, "engine": row.engine, "regime": regime_of_row(row),
         "experts on the CPU": f"of {row.cpu_layers} layers", "setting": row.setting, "source": row.source,
@@ -117,7 +121,7 @@ def row_page(row: MeasuredRow, scores: Scores, explained: Sequence[Explanation])
     for one in explained:
         parts += [heading(_TITLES[one.quantity].partition(",")[0]), _speeds(row, scores, one.quantity), "",
                   _time(one), "", _needed(one), ""]
-    return parts[:-1]
+    return [*parts[:-1], *slow_part(causes)]
 
 
 def _speeds(row: MeasuredRow, scores: Scores, quantity: Quantity) -> Table:
