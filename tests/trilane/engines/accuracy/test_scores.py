@@ -197,7 +197,7 @@ def test_numbers_that_no_model_or_prompt_has_are_refused(tmp_path: Path) -> None
         scores_of(str(tmp_path / "mine.csv"))
 
 
-@pytest.mark.parametrize("row", read_rows(), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", scores().rows, ids=lambda row: row.id)
 def test_no_row_has_more_layers_on_the_cpu_than_its_model(row: MeasuredRow) -> None:
     assert (row.cpu_layers or 0) <= shape_of(row).moe_layers
 
