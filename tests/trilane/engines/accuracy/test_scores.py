@@ -12,7 +12,7 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
-from trilane.engines.accuracy.errors import QUANTITIES, measured
+from trilane.engines.accuracy.errors import QUANTITIES, factor, measured
 from trilane.engines.accuracy.measured_rows import COLUMNS, MeasuredRow, RowsError, read_rows, shape_of, write_template
 from trilane.engines.accuracy.scores import (
     HELD_OUT,
@@ -21,7 +21,6 @@ from trilane.engines.accuracy.scores import (
     bundled_scores,
     data_sheet,
     explain,
-    factor,
     llmfit,
     row_of,
     scores_of,
