@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.engine import CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, PromptWork
+from sim.costs.engine import Cached, CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, PromptWork
 from sim.costs.kernel_costs import kernel_costs, split_costs
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.devices import Cpu, Gpu
@@ -80,12 +80,16 @@ class Processor(ABC):
         """Weights of all but the routed experts."""
         return size / (self.read_bytes_per_s * self.unpacked_share(bits)) * 1e9
 
+    @abstractmethod
+    def cache_bits(self, kind: Cached) -> float:
+        """Bits whose reading takes as long as that of keys and values of fewer than 16."""
+
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """Keys and values, or the state of linear attention, in the time of as many bytes of weights, or of a factor
         more."""
         factor = 1.0
         if kind != "state":
-            bits, factor = unpacked_bits(bits, self.work.cache_bits.value), self.work.cache_factor[kind].value
+            bits, factor = unpacked_bits(bits, self.cache_bits(kind)), self.work.cache_factor[kind].value
         return elements * bits / 8 * factor / self.read_bytes_per_s * 1e9
 
     @abstractmethod
@@ -93,7 +97,9 @@ class Processor(ABC):
         """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
 
     @abstractmethod
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         """Products of queries with keys and values of so many bits, of all rows but one of each of the ``sequences``.
 
         ``alone_ns``: the time if each row reads anew what it attends to, which holds the products of a row alone.
@@ -156,8 +162,15 @@ class GpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits[kind].value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
+        if kind != "state" and bits < WIDE_BITS:
+            flops *= self.work.unpacked_products[kind].value
         return flops * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
 
     def state_ns(self, elements: float, rows: int) -> float:
@@ -217,7 +230,12 @@ class CpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits.value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         factor = (
             self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
         )
@@ -328,7 +346,7 @@ class FittedSteps:
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
         state_ns += main.state_ns(kind.state_bytes / STATE_BYTES, tokens - len(context))
         scores_ns = main.attention_ns(
-            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, tokens,
+            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, name, tokens,
             len(context), main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
         )
         product_ns = self._product(kind.params, self.shape.bits.of_attention(kind), tokens)
