@@ -42,6 +42,7 @@ INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's r
 QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
 WIDE_BITS = 16  # keys and values of fewer are unpacked
 ROTARY_WIDTH = 64  # of a latent: elements that are keys and no values, in every DeepSeek and GLM
+FEW_ROWS = 4  # an expert of few is part of a small piece, whose tiles are half as wide (ggml-org/llama.cpp PR 28552)
 STATE_READ_BYTES = 8  # of an element of a state, and of each token: the 32-bit elements of its key and its query
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
 _TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
@@ -180,7 +181,8 @@ class GpuProcessor(Processor):
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
-        return self.read_ns(size, bits) + started + more * self._products(flops, work.expert_product_share.value)
+        computed = more + work.tile_rows.value * more / (more + FEW_ROWS)
+        return self.read_ns(size, bits) + started + computed * self._products(flops, work.expert_product_share.value)
 
     def _products(self, flops: float, share: float) -> float:
         share *= self._factor(self.work.vendor_product_share)

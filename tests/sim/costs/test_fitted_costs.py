@@ -42,6 +42,7 @@ ENGINE = load_engine("llama.cpp").with_numbers(
         "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
         "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
         "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
+        "gpu.tile_rows": 0,
         "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.thread_bytes_per_s": 1e15, "cpu.layer_ns": 7000,
         "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.thread_flops_per_s": 1e10,
         "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
@@ -91,6 +92,18 @@ def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:
     row_ns, read_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9, EXPERT_BYTES / 50e9 * 1e9
     assert table[1] == round(read_ns)
     assert table[5000] == round(read_ns + 4999 * row_ns)
+
+
+def test_tiles_of_an_expert_are_partly_empty_and_narrower_where_pieces_are_small() -> None:
+    """Twelve rows are computed in vain, half of them of an expert of five rows, none of one row alone."""
+    full, tiled = (
+        fitted_costs(SHAPE, machine(), ENGINE.with_numbers({"gpu.tile_rows": rows}), 5000).experts[0].gpu_ns
+        for rows in (0, 12)
+    )
+    row_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9
+    assert tiled[1] == full[1]
+    assert tiled[5] - full[5] == pytest.approx(6 * row_ns, abs=1)
+    assert tiled[5000] - full[5000] == pytest.approx(12 * row_ns, rel=2e-3)
 
 
 def test_experts_that_are_multiplied_one_after_another_have_kernels_of_their_own() -> None:
