@@ -62,9 +62,11 @@ class GpuWork(NamedTuple):
     quantised_share: Sourced[Factor]  # times that, for weights of fewer than 8 bits
     vendor_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards with memory of their own
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
-    cache_bits: Sourced[Factor]  # keys and values of fewer than 16 bits take the time of so many, to be unpacked
+    cache_bits: Mapping[Cached, Sourced[Factor]]  # keys and values of fewer than 16 take the time of so many, unpacked
+    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
+    tile_rows: Sourced[Annotated[float, between(0, 1000)]]  # computed in vain of each expert of a prompt
     attention_share: Sourced[Share]
     vendor_attention_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards
     state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
@@ -82,7 +84,7 @@ class CpuWork(NamedTuple):
     region_ns: Sourced[Ns]  # a parallel region of a machine that computes everything on the CPU
     state_ns: Sourced[Ns]  # of a layer of linear attention on the CPU, in addition
     cache_factor: Mapping[Cached, Sourced[Factor]]
-    cache_bits: Sourced[Factor]  # as the GPU's
+    cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     thread_flops_per_s: Sourced[Rate]
     ceiling_flops_per_s: Sourced[Rate]
     attention_factor: Sourced[Factor]  # time of attention's products over that of as many others

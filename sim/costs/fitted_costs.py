@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.engine import CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, PromptWork
+from sim.costs.engine import Cached, CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, PromptWork
 from sim.costs.kernel_costs import kernel_costs, split_costs
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.devices import Cpu, Gpu
@@ -42,6 +42,7 @@ INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's r
 QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
 WIDE_BITS = 16  # keys and values of fewer are unpacked
 ROTARY_WIDTH = 64  # of a latent: elements that are keys and no values, in every DeepSeek and GLM
+FEW_ROWS = 4  # an expert of few is part of a small piece, whose tiles are half as wide (ggml-org/llama.cpp PR 28552)
 STATE_READ_BYTES = 8  # of an element of a state, and of each token: the 32-bit elements of its key and its query
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
 _TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
@@ -80,12 +81,16 @@ class Processor(ABC):
         """Weights of all but the routed experts."""
         return size / (self.read_bytes_per_s * self.unpacked_share(bits)) * 1e9
 
+    @abstractmethod
+    def cache_bits(self, kind: Cached) -> float:
+        """Bits whose reading takes as long as that of keys and values of fewer than 16."""
+
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """Keys and values, or the state of linear attention, in the time of as many bytes of weights, or of a factor
         more."""
         factor = 1.0
         if kind != "state":
-            bits, factor = unpacked_bits(bits, self.work.cache_bits.value), self.work.cache_factor[kind].value
+            bits, factor = unpacked_bits(bits, self.cache_bits(kind)), self.work.cache_factor[kind].value
         return elements * bits / 8 * factor / self.read_bytes_per_s * 1e9
 
     @abstractmethod
@@ -93,7 +98,9 @@ class Processor(ABC):
         """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
 
     @abstractmethod
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         """Products of queries with keys and values of so many bits, of all rows but one of each of the ``sequences``.
 
         ``alone_ns``: the time if each row reads anew what it attends to, which holds the products of a row alone.
@@ -156,8 +163,15 @@ class GpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits[kind].value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
+        if kind != "state" and bits < WIDE_BITS:
+            flops *= self.work.unpacked_products[kind].value
         return flops * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
 
     def state_ns(self, elements: float, rows: int) -> float:
@@ -167,7 +181,8 @@ class GpuProcessor(Processor):
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
-        return self.read_ns(size, bits) + started + more * self._products(flops, work.expert_product_share.value)
+        computed = more + work.tile_rows.value * more / (more + FEW_ROWS)
+        return self.read_ns(size, bits) + started + computed * self._products(flops, work.expert_product_share.value)
 
     def _products(self, flops: float, share: float) -> float:
         share *= self._factor(self.work.vendor_product_share)
@@ -217,7 +232,12 @@ class CpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits.value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         factor = (
             self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
         )
@@ -328,7 +348,7 @@ class FittedSteps:
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
         state_ns += main.state_ns(kind.state_bytes / STATE_BYTES, tokens - len(context))
         scores_ns = main.attention_ns(
-            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, tokens,
+            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, name, tokens,
             len(context), main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
         )
         product_ns = self._product(kind.params, self.shape.bits.of_attention(kind), tokens)

@@ -42,6 +42,7 @@ ENGINE = load_engine("llama.cpp").with_numbers(
         "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
         "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
         "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
+        "gpu.tile_rows": 0,
         "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.thread_bytes_per_s": 1e15, "cpu.layer_ns": 7000,
         "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.thread_flops_per_s": 1e10,
         "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
@@ -91,6 +92,18 @@ def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:
     row_ns, read_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9, EXPERT_BYTES / 50e9 * 1e9
     assert table[1] == round(read_ns)
     assert table[5000] == round(read_ns + 4999 * row_ns)
+
+
+def test_tiles_of_an_expert_are_partly_empty_and_narrower_where_pieces_are_small() -> None:
+    """Twelve rows are computed in vain, half of them of an expert of five rows, none of one row alone."""
+    full, tiled = (
+        fitted_costs(SHAPE, machine(), ENGINE.with_numbers({"gpu.tile_rows": rows}), 5000).experts[0].gpu_ns
+        for rows in (0, 12)
+    )
+    row_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9
+    assert tiled[1] == full[1]
+    assert tiled[5] - full[5] == pytest.approx(6 * row_ns, abs=1)
+    assert tiled[5000] - full[5000] == pytest.approx(12 * row_ns, rel=2e-3)
 
 
 def test_experts_that_are_multiplied_one_after_another_have_kernels_of_their_own() -> None:
@@ -147,8 +160,14 @@ def test_weights_of_less_than_eight_bits_are_unpacked_more_slowly(bits: float, s
     assert table.gpu_ns[1] == round(EXPERT_BYTES * bits / 16 / (50e9 * share) * 1e9)
 
 
+LATENT = replace(
+    SHAPE, kv_width=576, kv_heads=16, attention=(Attention("full", 1, heads=16, head_dim=192, kv_width=576),),
+    attention_layers=(0, 0),
+)
+
+
 @pytest.mark.parametrize("name", ["rtx-3060+ddr4-3200", "none+ddr4-3200+ryzen-7-5800x"])
-@pytest.mark.parametrize("engine", ["llama.cpp", "llama.cpp-vulkan", "ik_llama.cpp"])
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
 def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> None:
     """They are unpacked as they are read: speeds at depth stay or fall, and never rise with the bits that are saved."""
     full, half, quarter = (
@@ -156,6 +175,28 @@ def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> 
         for bits in (16, 8.5, 4.5)
     )
     assert full.attention_ns <= half.attention_ns <= quarter.attention_ns
+
+
+def narrow_over_wide(shape: ModelShape, engine: str, tokens: int = 1) -> float:
+    """Time of attention over 32,768 tokens with keys and values in q8_0 over that in 16 bits."""
+    narrow, wide = (
+        fitted_costs(replace(shape, kv_bits=bits), machine("rtx-3060+ddr4-3200"), load_engine(engine), 1)
+        .step(tokens, (32_768,)).attention_ns
+        for bits in (8.5, 16)
+    )
+    return narrow / wide
+
+
+def test_fewer_bits_are_faster_with_vulkan_slower_with_rocm_and_slow_where_kernels_take_16_only() -> None:
+    grouped = {name: narrow_over_wide(SHAPE, name) for name in ("llama.cpp", "llama.cpp-vulkan", "llama.cpp-rocm")}
+    assert grouped["llama.cpp-vulkan"] < 0.7 < grouped["llama.cpp"] == 1 < 1.3 < grouped["llama.cpp-rocm"]
+    for name in grouped:
+        assert narrow_over_wide(LATENT, name) > 1.4, name
+
+
+def test_kernels_that_unpack_keys_for_each_tile_of_queries_multiply_them_more_slowly() -> None:
+    assert narrow_over_wide(SHAPE, "llama.cpp", 512) == 1
+    assert 1 < narrow_over_wide(SHAPE, "llama.cpp-vulkan", 512) < narrow_over_wide(LATENT, "llama.cpp-vulkan", 512)
 
 
 def test_memory_of_the_host_is_read_as_fast_by_radeon_as_by_others() -> None:
