@@ -128,6 +128,7 @@ class CpuPart(MachinePart):
     memory: tuple[str, ...]  # families that it takes
     server: bool
     cores: Sourced[int]
+    clock_hz: Sourced[float]  # with all cores at work
     read_fraction: Sourced[float]
     busy_power_w: Sourced[float]
     idle_power_w: Sourced[float]
@@ -138,6 +139,8 @@ class CpuPart(MachinePart):
     expert_fraction: Sourced[float] | None = None
     expert_bits: Sourced[float] | None = None  # of the weights that ``expert_fraction`` was measured with
     flops_per_s: Sourced[float] | None = None
+    efficiency_cores: Sourced[int] | None = None  # slow ones among ``cores``
+    vector_bits: Sourced[int] | None = None  # that a core computes in a cycle; None: 512, two registers of AVX2
     most_cores: Sourced[int] | None = None
     most_channels: Sourced[int] | None = None
     socket: Sourced[str] | None = None
