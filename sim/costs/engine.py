@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.machine.hardware import Hardware
-from sim.machine.parts import Vendor
+from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, numbers_in, with_numbers
 from traces.models.codings import Coding
@@ -108,7 +108,8 @@ class PromptWork(NamedTuple):
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads
     staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
-    repacked_products_per_cycle: Sourced[Factor] | None = None  # of weights in the CPU's own order of rows
+    repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in the CPU's own
+    # order of rows
     most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
 
 

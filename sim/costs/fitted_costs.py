@@ -247,8 +247,9 @@ class CpuProcessor(Processor):
 
     def flops_per_s(self, codings: Mapping[Coding, float]) -> float:
         """Products of many rows."""
-        repacked = self.prompt.repacked_products_per_cycle if self.repacked else None
-        per_cycle = repacked.value if repacked else 1 / _mean_cycles(codings, self.work.products_per_cycle)
+        per_cycle = 1 / _mean_cycles(codings, self.work.products_per_cycle)
+        if self.repacked and self.prompt.repacked_products_per_cycle:
+            per_cycle = self.prompt.repacked_products_per_cycle[self.cpu.instructions or "avx2"].value
         return saturated(2 * per_cycle * self._cycles_per_s, self.work.ceiling_flops_per_s.value)
 
     @property

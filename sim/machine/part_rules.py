@@ -202,6 +202,7 @@ class HostCores:
             "dram_bytes_per_s": self.theory, "read_bytes_per_s": self.expert_read,
             "read_ceiling_bytes_per_s": self._of_experts(self.ceiling), "flops_per_s": self.flops,
             "first_expert_ns": self.rules.first_expert_ns, "clock_hz": self.cpu.clock_hz,
+            "instructions": self.cpu.instructions,
         }
         if self.cpu.vector_bits:
             numbers["vector_bits"] = self.cpu.vector_bits

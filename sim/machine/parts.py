@@ -27,6 +27,7 @@ Numbers = Mapping[str, Number]
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 Launches = Literal["single"]
 Form = Literal["card", "laptop", "module", "server"]
+Instructions = Literal["neon", "avx2", "avx512", "amx"]  # avx512: with dot products of 8 bits, as amx has, too
 Processor = Literal["cpu", "gpu"]
 _CARD: Sourced[Form] = Sourced("card", "its data sheet", "high")
 
@@ -129,6 +130,7 @@ class CpuPart(MachinePart):
     server: bool
     cores: Sourced[int]
     clock_hz: Sourced[float]  # with all cores at work
+    instructions: Sourced[Instructions]
     read_fraction: Sourced[float]
     busy_power_w: Sourced[float]
     idle_power_w: Sourced[float]

@@ -21,7 +21,7 @@ _PLAIN_BITS = 8  # numbers of as many bits or more are not unpacked
 
 
 class Codings(NamedTuple):
-    """Parts of the weights that have each coding, of routed experts and of the other matrices of a layer."""
+    """Parts of the weights that have each coding, of routed experts and of all others, as attention has them."""
 
     experts: Mapping[Coding, float] = {"plain": 1.0}
     others: Mapping[Coding, float] = {"plain": 1.0}
@@ -39,7 +39,7 @@ def codings_of(shape: ModelShape) -> Codings:
     blocks = blocks_of(shape)
     others = shape.matrices_per_expert - 1  # than ``down``
     gate_up = {block: others * part for block, part in blocks.gate_up.items()}
-    return Codings(_mixed([*gate_up.items(), *blocks.down.items()]), _mixed(blocks.layers.items()))
+    return Codings(_mixed([*gate_up.items(), *blocks.down.items()]), _mixed(blocks.attention.items()))
 
 
 def _published(bits: float) -> Mapping[Coding, float]:
