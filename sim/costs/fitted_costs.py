@@ -187,7 +187,9 @@ class GpuProcessor(Processor):
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
         computed = more + work.tile_rows.value * more / (more + FEW_ROWS)
-        return self.read_ns(size, bits) + started + computed * self._products(flops, work.expert_product_share.value)
+        products_ns = computed * self._products(flops, work.expert_product_share.value)
+        times: npt.NDArray[np.float64] = self.read_ns(size, bits) + started + products_ns
+        return times
 
     def _products(self, flops: float, share: float) -> float:
         share *= self._factor(self.work.vendor_product_share)
