@@ -12,7 +12,7 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
-from trilane.engines.accuracy.errors import QUANTITIES, Speeds, error_table, measured
+from trilane.engines.accuracy.errors import QUANTITIES, Speeds, error_table, factor, measured
 from trilane.engines.accuracy.measured_rows import (
     COLUMNS,
     MeasuredRow,
@@ -29,7 +29,6 @@ from trilane.engines.accuracy.scores import (
     bundled_scores,
     data_sheet,
     explain,
-    factor,
     llmfit,
     row_of,
     scores_of,
