@@ -224,7 +224,7 @@ def test_a_row_at_fault_is_asked_and_counts_in_nothing() -> None:
     predicted = {one.id: Speeds(110.0) for one in rows}
     table = {line.group: line.errors.rows for line in error_table(rows[:3], predicted) if line.quantity == "decode"}
     assert (table["all"], table["C"]) == (1, 1)
-    assert Scores(rows[:3], {SHIPPED: predicted}, {}).counted == [rows[0]]
+    assert Scores(rows[:3], {SHIPPED: predicted}, {}, {}).counted == [rows[0]]
 
 
 def test_rows_at_fault_are_asked_with_the_reason() -> None:
