@@ -130,6 +130,14 @@ def test_the_rows_are_those_with_one_assumption_at_most() -> None:
     assert not any(row.left_out for row in rows)
 
 
+def test_no_start_comes_from_rows_and_estimates_say_how_uncertain_they_are() -> None:
+    sources = {row.source for row in rows_to_fit()}
+    for name, start in STARTS.unknowns.items():
+        assert "row of" not in start.source and "rows of" not in start.source, name
+        assert start.source.strip() not in sources
+        assert 0.1 <= start.spread <= 1.0, name
+
+
 def test_engines_that_are_written_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_files, "FOLDER", tmp_path)
     fit = "1 rows of 1 machines (tools/fit_engines.py)"
