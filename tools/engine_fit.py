@@ -92,15 +92,18 @@ def sigmas_of(points: Sequence[Point]) -> Vector:
 
 
 def fitted(starts: Starts, points: Sequence[Point], each: Each = map) -> Linear:
-    """The numbers that fit some points best, with errors and slopes there."""
+    """The numbers that fit some points best, with errors and slopes there; from where slopes at the starts lead."""
     sigmas, weights, count = sigmas_of(points), weights_of(points), len(points)
+    latest = linear_at(starts, points, starts.logs, each)
 
     def off(logs: Vector) -> Vector:
         errors = log_errors(points, engines_of(starts, logs))
         return np.concatenate([errors / sigmas, (logs - starts.logs) / starts.spreads])
 
     def slopes(logs: Vector) -> Matrix:
-        return np.vstack([linear_at(starts, points, logs, each).slopes / sigmas[:, None], np.diag(1 / starts.spreads)])
+        nonlocal latest
+        latest = linear_at(starts, points, logs, each)
+        return np.vstack([latest.slopes / sigmas[:, None], np.diag(1 / starts.spreads)])
 
     def loss(squares: Vector) -> Matrix:
         rows = 1 + squares[:count]
@@ -108,10 +111,9 @@ def fitted(starts: Starts, points: Sequence[Point], each: Each = map) -> Linear:
         values[:, :count] = weights * np.stack([np.log(rows), 1 / rows, -1 / rows**2])
         return values
 
-    found = least_squares(
-        off, starts.logs, slopes, loss=loss, max_nfev=EVALUATIONS, ftol=FITTED, x_scale=starts.spreads
-    )
-    return linear_at(starts, points, found.x, each)
+    guess = fitted_without(starts, latest, ())
+    least_squares(off, guess, slopes, loss=loss, max_nfev=EVALUATIONS, ftol=FITTED, x_scale=starts.spreads)
+    return latest  # slopes are taken wherever a step ends
 
 
 def linear_at(starts: Starts, points: Sequence[Point], logs: Vector, each: Each = map) -> Linear:

@@ -71,18 +71,19 @@ def test_a_fit_to_its_own_speeds_stays_where_it_starts() -> None:
 
 
 def test_rows_and_a_start_are_weighed_by_what_each_leaves_open() -> None:
-    """One unknown with a slope of 1, a speed that is 15 % off with a standard deviation of 15 %, and an own one of
-    33 %: near the start Cauchy's loss is that of squares, so the number goes 0.33^2 / (0.33^2 + 0.15^2) of the way."""
+    """One unknown with a slope of 1, and a speed that is 1 % off with a standard deviation of 15 %: near the start
+    Cauchy's loss is that of squares, so the number goes spread^2 / (spread^2 + 0.15^2) of the way."""
+    spread = STARTS.spreads[0]
     points = [point for point in points_of(made({})) if point.quantity == "decode"][:1]
     slopes = np.zeros((1, len(STARTS.logs)))
     slopes[0, 0] = 1.0
     linear = linear_at(STARTS, points, STARTS.logs)._replace(errors=np.array([-0.01]), slopes=slopes)
     moved = solved(linear, STARTS, STARTS.logs) - STARTS.logs
     assert SIGMAS.decode == 0.15
-    assert moved[0] == pytest.approx(0.01 * 0.33**2 / (0.33**2 + 0.15**2), rel=0.01)
+    assert moved[0] == pytest.approx(0.01 * spread**2 / (spread**2 + 0.15**2), rel=0.01)
     assert np.allclose(moved[1:], 0)
     [number, *others] = held(STARTS, linear)
-    assert number.spread_after == pytest.approx((0.33**-2 + 0.15**-2) ** -0.5, rel=0.01)
+    assert number.spread_after == pytest.approx((spread**-2 + 0.15**-2) ** -0.5, rel=0.01)
     assert (number.machines, number.most) == (1, points[0].row.machine)
     assert {(one.machines, one.most, one.spread_after) for one in others} == {(0, "", one.spread) for one in others}
 
@@ -128,6 +129,14 @@ def test_the_rows_are_those_with_one_assumption_at_most() -> None:
     assert {row.quality for row in rows} == {"A", "B"}
     assert {row.engine for row in rows} <= set(ENGINES)
     assert not any(row.left_out for row in rows)
+
+
+def test_no_start_comes_from_rows_and_estimates_say_how_uncertain_they_are() -> None:
+    sources = {row.source for row in rows_to_fit()}
+    for name, start in STARTS.unknowns.items():
+        assert "the row of" not in start.source and "the rows of" not in start.source, name
+        assert start.source.strip() not in sources
+        assert 0.1 <= start.spread <= 1.0, name
 
 
 def test_engines_that_are_written_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
