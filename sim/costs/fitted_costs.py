@@ -186,8 +186,8 @@ class GpuProcessor(Processor):
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
-        computed = more + work.tile_rows.value * more / (more + FEW_ROWS)
-        return self.read_ns(size, bits) + started + computed * self._products(flops, work.expert_product_share.value)
+        row_ns = self._products(flops, work.expert_product_share.value)
+        return self.read_ns(size, bits) + started + more * (1 + work.tile_rows.value / (more + FEW_ROWS)) * row_ns
 
     def _products(self, flops: float, share: float) -> float:
         share *= self._factor(self.work.vendor_product_share)
