@@ -67,6 +67,7 @@ class GpuWork(NamedTuple):
     unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
+    coded_products: Mapping[Coding, Sourced[Factor]]  # times these shares, for weights that are unpacked so
     tile_rows: Sourced[Annotated[float, between(0, 1000)]]  # computed in vain of each expert of a prompt
     attention_share: Sourced[Share]
     vendor_attention_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards

@@ -143,6 +143,7 @@ class GpuProcessor(Processor):
 
     gpu: Gpu
     work: GpuWork
+    codings: Codings = _ALL_PLAIN
 
     @property
     def step_ns(self) -> float:
@@ -166,7 +167,8 @@ class GpuProcessor(Processor):
         return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
-        return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
+        products_ns = self._products((rows - 1) * flops, self.work.product_share.value, self.codings.others)
+        return self.read_ns(size, bits) + products_ns
 
     def cache_bits(self, kind: Cached) -> float:
         return self.work.cache_bits[kind].value
@@ -186,13 +188,14 @@ class GpuProcessor(Processor):
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
-        computed = more + work.tile_rows.value * more / (more + FEW_ROWS)
-        products_ns = computed * self._products(flops, work.expert_product_share.value)
-        times: npt.NDArray[np.float64] = self.read_ns(size, bits) + started + products_ns
+        row_ns = self._products(flops, work.expert_product_share.value, self.codings.experts)
+        times: npt.NDArray[np.float64] = (
+            self.read_ns(size, bits) + started + more * (1 + work.tile_rows.value / (more + FEW_ROWS)) * row_ns
+        )
         return times
 
-    def _products(self, flops: float, share: float) -> float:
-        share *= self._factor(self.work.vendor_product_share)
+    def _products(self, flops: float, share: float, codings: Mapping[Coding, float]) -> float:
+        share *= self._factor(self.work.vendor_product_share) / _mean_cycles(codings, self.work.coded_products)
         return flops / (self._stated_ops_per_s * share) * 1e9
 
     def _factor(self, of_vendors: Mapping[str, Sourced[float]]) -> float:
@@ -284,7 +287,7 @@ class CpuProcessor(Processor):
 
 
 def _mean_cycles(codings: Mapping[Coding, float], per_cycle: Mapping[Coding, Sourced[float]]) -> float:
-    """Cycles of a weight, in the mean over parts of codings."""
+    """Cycles of a weight, or their ratio to others', in the mean over parts of codings."""
     return sum(part / per_cycle[coding].value for coding, part in codings.items())
 
 
@@ -308,7 +311,7 @@ def fitted_costs(
         )
     threads = threads or hardware.cpu.fast_cores
     cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads, repacked, codings_of(shape))
-    main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
+    main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu, codings_of(shape))
     steps = FittedSteps(shape, hardware, engine, main, cpu)
     sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0
     if engine.cpu_in_turn:

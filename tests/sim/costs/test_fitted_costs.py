@@ -101,6 +101,19 @@ def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:
     assert table[5000] == round(read_ns + 4999 * row_ns)
 
 
+def test_weights_of_each_coding_reach_their_own_share_of_the_rate() -> None:
+    """Of experts and of all others: half of Q4_K_M's down projections are Q6_K, which is a k-quant too."""
+    shape = load_model("qwen3-30b-a3b@q4_k_m")
+    full, less = (
+        fitted_costs(shape, machine(), ENGINE.with_numbers({"gpu.coded_products.k_quant": factor}), 512)
+        for factor in (1, 0.8)
+    )
+    flops = 2 * 3 * shape.hidden * shape.expert_width * 511
+    assert less.experts[0].gpu_ns[512] - full.experts[0].gpu_ns[512] == pytest.approx(0.25 * flops / 1e4, rel=1e-3)
+    assert less.step(512, (512,)).shared_ns == full.step(512, (512,)).shared_ns == 0
+    assert less.step(512, (512,)).attention_ns > full.step(512, (512,)).attention_ns
+
+
 def test_tiles_of_an_expert_are_partly_empty_and_narrower_where_pieces_are_small() -> None:
     """Twelve rows are computed in vain, half of them of an expert of five rows, none of one row alone."""
     full, tiled = (

@@ -30,7 +30,7 @@ NUMBERS = {
     "gpu.cache_factor.grouped": 3, "gpu.cache_factor.latent": 5, "gpu.quantised_share": 0.8,
     "gpu.cache_bits.grouped": 12, "gpu.cache_bits.latent": 10, "gpu.unpacked_products.grouped": 1.5,
     "gpu.unpacked_products.latent": 2.5, "gpu.attention_share": 0.05, "gpu.expert_product_share": 0.2,
-    "gpu.expert_ns": 900, "gpu.tile_rows": 10,
+    "gpu.expert_ns": 900, "gpu.tile_rows": 10, "gpu.coded_products.table": 0.5,
     "cpu.cache_factor.grouped": 4, "cpu.cache_factor.latent": 6, "cpu.cache_bits": 14, "cpu.state_ns": 31_000,
 }
 ENGINE_USED = ENGINE.with_numbers(NUMBERS)
@@ -54,7 +54,7 @@ def a_pair(kind: Attention) -> float:
 
 
 def matrix_on_gpu(weights: float, rows: int) -> float:
-    return weights * 6.5 / 8 / (READ_GPU * 0.8) + 2 * weights * (rows - 1) / (OPS_GPU * 0.1)
+    return weights * 6.5 / 8 / (READ_GPU * 0.8) + 2 * weights * (rows - 1) / (OPS_GPU * 0.1 * 0.5)
 
 
 def on_cpu(kind: Attention, rows: int, cached: float, states: int, pairs: float) -> float:
@@ -121,7 +121,7 @@ def test_every_cost_of_an_expert() -> None:
     expert = fitted_costs(SHAPE, hardware, ENGINE_USED, 400).experts[2]
     assert expert.expert_bytes == size == 3 * 1000 * 300 * 4.5 / 8
     rows = {w: w - 1 + 10 * (w - 1) / (w + 3) for w in (1, 2, 400)}  # with those of tiles that stay empty
-    gpu = {w: read + (w - 1) / w * 900e-9 + rows[w] * flops / (OPS_GPU * 0.2) for w in rows}
+    gpu = {w: read + (w - 1) / w * 900e-9 + rows[w] * flops / (OPS_GPU * 0.2 * 0.5) for w in rows}
     assert {w: expert.gpu_ns[w] for w in gpu} == pytest.approx({w: s * 1e9 for w, s in gpu.items()}, abs=1)
     cpu = {w: max(size / READ_CPU, w * flops / FLOPS_CPU) for w in (1, 2, 400)}
     assert {w: expert.cpu_ns[w] for w in cpu} == pytest.approx({w: s * 1e9 for w, s in cpu.items()}, abs=1, rel=1e-6)
