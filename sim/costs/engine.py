@@ -36,6 +36,7 @@ Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 LatentProducts = Literal["compressed", "heads"]
+NumaMode = Literal["distribute", "isolate", "numactl"]  # of --numa
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
@@ -89,8 +90,9 @@ class CpuWork(NamedTuple):
     products_per_cycle: Mapping[Coding, Sourced[Factor]]
     expert_products: Sourced[Share]  # times that, of an expert, which has few of a prompt's rows
     efficiency_core: Sourced[Share]  # work of a slow core over that of a fast one
-    layer_ns: Sourced[Ns]  # a layer's experts on the CPU: handing over, waiting, a parallel region
-    region_ns: Sourced[Ns]  # a parallel region of a machine that computes everything on the CPU
+    two_sockets: Sourced[Factor]  # times that, where a socket's threads read what lies in the other's memory, too
+    layer_ns: Sourced[Ns]  # a layer's experts on the CPU: handing over, and waiting, without their parallel regions
+    region_ns: Sourced[Ns]  # a parallel region of 16 threads: barriers, which take longer with more
     state_ns: Sourced[Ns]  # of a layer of linear attention on the CPU, in addition
     cache_factor: Mapping[Cached, Sourced[Factor]]
     cache_bits: Sourced[Factor]  # as the GPU's, of both kinds

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.engine import Cached, CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, PromptWork
+from sim.costs.engine import Cached, CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, NumaMode, PromptWork
 from sim.costs.kernel_costs import kernel_costs, split_costs
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.devices import Cpu, Gpu
@@ -49,6 +49,10 @@ _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one af
 _TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
 _COPIES_POWER = 3  # how sharply copies saturate
 _VECTOR_BITS = 512  # that a core computes in a cycle: two registers of AVX2, or four of NEON
+# A barrier takes the time of so many threads more than it has: 2.5 us with 4 threads and 3.2 with 8 of an EPYC
+# (ggml-org/llama.cpp PR 9598), a token of a tiny model 203, 294 and 366 us with 8, 16 and 24 of an i9-13900K (PR 7993).
+_BARRIER_THREADS = 12
+_USUAL_THREADS = 16  # for which ``region_ns`` is stated
 _USUAL_HZ = 4e9  # of a machine that states no clock
 _ALL_PLAIN = Codings()
 _PLAIN = _ALL_PLAIN.others
@@ -213,7 +217,8 @@ class CpuProcessor(Processor):
     """A CPU with so many ``threads``: on fast cores first, then on slow ones; two of a core share its units, so that
     more threads than cores compute no faster.
 
-    ``repacked``: weights are in the CPU's own order of rows, where the engine has one.
+    ``repacked``: weights are in the CPU's own order of rows, where the engine has one. ``numa``: with "distribute", as
+    in engines whose ``two_sockets`` is 1, sockets read what lies in their own memory.
     """
 
     cpu: Cpu
@@ -222,18 +227,19 @@ class CpuProcessor(Processor):
     threads: int
     repacked: bool = False
     codings: Codings = _ALL_PLAIN
+    numa: NumaMode | None = None
 
     @property
     def step_ns(self) -> float:
-        return self.work.region_ns.value
+        return self._region_ns
 
     def attention_fixed_ns(self, kind: LayerKind) -> float:
-        regions = 3 * self.work.region_ns.value  # projections in, attention, projection out
+        regions = 3 * self._region_ns  # projections in, attention, projection out
         return regions + (self.work.state_ns.value if kind == "state" else 0.0)
 
     @property
     def mixture_fixed_ns(self) -> float:
-        return 3 * self.work.region_ns.value  # gate and up, down, the sum
+        return 3 * self._region_ns  # gate and up, down, the sum
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -266,7 +272,8 @@ class CpuProcessor(Processor):
     def _bytes_per_s(self, codings: Mapping[Coding, float], bits: float) -> float:
         """Rate of reading weights of ``bits`` bits, as fast as the memory gives and threads unpack them."""
         work = self.work
-        memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
+        read = self.cpu.read_bytes_per_s * self._sockets_share
+        memory = saturated(read * work.read_share.value, work.ceiling_bytes_per_s.value)
         unpacked = self._cycles_per_s / _mean_cycles(codings, work.weights_per_cycle) * bits / 8
         return saturated(memory, unpacked, power=_THREADS_POWER)
 
@@ -276,6 +283,19 @@ class CpuProcessor(Processor):
         if self.repacked and self.prompt.repacked_products_per_cycle:
             per_cycle = self.prompt.repacked_products_per_cycle[self.cpu.instructions or "avx2"].value
         return saturated(2 * per_cycle * self._cycles_per_s, self.work.ceiling_flops_per_s.value)
+
+    @property
+    def _region_ns(self) -> float:
+        """Time of a parallel region: barriers, at which threads arrive one after another."""
+        alone, usual = _BARRIER_THREADS, _USUAL_THREADS
+        return self.work.region_ns.value * (alone + self.threads) / (alone + usual)
+
+    @property
+    def _sockets_share(self) -> float:
+        """Share of what all sockets read that these threads do: those of some sockets no more than these ones'."""
+        cpu, placed = self.cpu, self.numa == "distribute"
+        used = min(-(-self.threads * cpu.sockets // cpu.cores), cpu.sockets) / cpu.sockets
+        return used * (1.0 if placed or cpu.sockets == 1 else self.work.two_sockets.value)
 
     @property
     def _cycles_per_s(self) -> float:
@@ -299,9 +319,10 @@ def fitted_costs(
     *,
     threads: int | None = None,
     repacked: bool = False,
+    numa: NumaMode | None = None,
 ) -> CostTable:
-    """The cost table for workloads 0..``max_tokens``. ``threads``: None is one a fast core. ``repacked``: see
-    ``CpuProcessor``."""
+    """The cost table for workloads 0..``max_tokens``. ``threads``: None is one a fast core. ``repacked``,
+    ``numa``: see ``CpuProcessor``."""
     if engine.kernels is not None and hardware.cpu_only:
         return kernel_costs(shape, hardware, engine.kernels, max_tokens, threads or hardware.cpu.cores)
     if engine.gpu_kernels is not None and engine.split is not None and not hardware.cpu_only:
@@ -310,12 +331,12 @@ def fitted_costs(
             threads or hardware.cpu.cores,
         )
     threads = threads or hardware.cpu.fast_cores
-    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads, repacked, codings_of(shape))
+    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads, repacked, codings_of(shape), numa)
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu, codings_of(shape))
     steps = FittedSteps(shape, hardware, engine, main, cpu)
     sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0
     if engine.cpu_in_turn:
-        sync_ns += round(engine.cpu.layer_ns.value)
+        sync_ns += round(engine.cpu.layer_ns.value + cpu.mixture_fixed_ns)
     return CostTable(
         experts=by_layer(shape, hardware, lambda size: steps.expert(size, max_tokens)),
         steps=steps,
@@ -346,7 +367,7 @@ class FittedSteps:
         return ExpertCosts(
             gpu_ns=table_ns(self.main.expert_ns(size, shape.weight_bits, flops, rows)),
             cpu_ns=table_ns(self.cpu.expert_ns(size, shape.weight_bits, flops, rows)),
-            first_cpu_ns=0 if no_visit else round(self.engine.cpu.layer_ns.value),
+            first_cpu_ns=0 if no_visit else round(self.engine.cpu.layer_ns.value + self.cpu.mixture_fixed_ns),
             copy_ns=time_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
             expert_bytes=size,
             writeback_ns=link.d2h_ns(size),

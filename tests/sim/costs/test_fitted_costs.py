@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from sim.costs.cost_table import CostError
-from sim.costs.engine import EngineError, FittedEngine, engine_names, load_engine, load_fitted
+from sim.costs.engine import EngineError, FittedEngine, NumaMode, engine_names, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
 from sim.costs.fitted_costs import (
     WIDE_BITS,
@@ -39,6 +39,7 @@ SHAPE = ModelShape(
     head_dim=128, kv_width=2048, attention_params=4_000_000, vocab=1000, weight_bits=BITS, dense_bits=BITS,
 )
 EXPERT_BYTES = 3 * 1024 * 512 * 2
+REGION_NS = 2000  # of ten threads: as of 22, where sixteen are as 28
 K_QUANT: Mapping[Coding, float] = {"k_quant": 1.0}
 ENGINES = ("llama.cpp", "llama.cpp-2026-02")
 ENGINE = load_engine("llama.cpp").with_numbers(
@@ -48,7 +49,8 @@ ENGINE = load_engine("llama.cpp").with_numbers(
         "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
         "gpu.tile_rows": 0,
         "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.layer_ns": 7000, "cpu.expert_products": 1,
-        "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.efficiency_core": 0.5,
+        "cpu.region_ns": REGION_NS * 28 / 22, "cpu.two_sockets": 0.8, "cpu.cache_factor.grouped": 4,
+        "cpu.efficiency_core": 0.5,
         **{f"cpu.weights_per_cycle.{coding}": 1000 for coding in get_args(Coding)},
         **{f"cpu.products_per_cycle.{coding}": 2 for coding in get_args(Coding)}, "cpu.ceiling_flops_per_s": 1e18,
         "cpu.attention_factor": 2, "prompt.link_share": 0.5,
@@ -79,7 +81,7 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
     assert step.attention_ns == round(attention_ns)
     assert costs.experts[0].gpu_ns[1] == round(EXPERT_BYTES / 50e9 * 1e9)
     assert costs.experts[0].cpu_ns[1] == round(EXPERT_BYTES / 15e9 * 1e9)  # 30 GB/s and a ceiling of 30: half of it
-    assert costs.experts[0].first_cpu_ns == 7000
+    assert costs.experts[0].first_cpu_ns == 13_000  # and three regions
     assert costs.experts[0].copy_ns == round(EXPERT_BYTES / 5e9 * 1e9)
     assert step.head_ns == round(1_024_000 * 2 * 1e9 / 50e9) + 5000
     assert (costs.launch_ns, costs.sync_ns, costs.decision_ns("plan", "dali", 8), step.routing_ns) == (0, 0, 0, 0)
@@ -88,8 +90,8 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
 def test_a_cpu_that_takes_its_turn_in_every_layer_is_waited_for_in_all_of_them() -> None:
     turn = replace(ENGINE, cpu=ENGINE.cpu._replace(every_layer=Sourced(True, "as the code does", "high")))
     own, turns = (fitted_costs(SHAPE, machine(), engine, 1) for engine in (ENGINE, turn))
-    assert (own.experts[0].first_cpu_ns, own.sync_ns, own.serial) == (7000, 0, False)
-    assert (turns.experts[0].first_cpu_ns, turns.sync_ns, turns.serial) == (0, 7000, True)
+    assert (own.experts[0].first_cpu_ns, own.sync_ns, own.serial) == (13_000, 0, False)
+    assert (turns.experts[0].first_cpu_ns, turns.sync_ns, turns.serial) == (0, 13_000, True)
     assert turns.experts[0].cpu_ns == own.experts[0].cpu_ns
     assert turns.decision_ns("plan", "dali", 8) == 0  # nothing is decided on the host
 
@@ -282,7 +284,7 @@ def test_without_a_gpu_the_cpu_computes_all() -> None:
     costs = fitted_costs(SHAPE, machine("none+ddr4-3200+ryzen-7-5800x"), ENGINE, 1)
     step = costs.step(1, (100,))
     cache = (100 + 1) * 2048 * 2
-    assert step.attention_ns == round(8_000_000 * 1e9 / 15e9 + 4 * cache * 1e9 / 15e9 + 3 * 2000)
+    assert step.attention_ns == round(8_000_000 * 1e9 / 15e9 + 4 * cache * 1e9 / 15e9 + 3 * REGION_NS)
     assert costs.experts[0].gpu_ns == costs.experts[0].cpu_ns
     assert costs.experts[0].first_cpu_ns == 0
 
@@ -325,6 +327,23 @@ def test_threads_read_no_faster_than_they_unpack() -> None:
 def test_a_mix_of_codings_takes_the_time_of_its_parts() -> None:
     mixed = replace(unpacking(), codings=Codings({"codebook": 0.5, "k_quant": 0.5}))
     assert mixed.expert_ns(12.5e9 * 3 / 8, 3, 1, np.array([1]))[0] == pytest.approx(0.5e9, rel=1e-3)
+
+
+def test_a_parallel_region_takes_longer_with_more_threads() -> None:
+    """As a barrier of twelve threads more."""
+    regions = [CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt, n).step_ns for n in (2, 16, 64)]
+    assert regions == pytest.approx([REGION_NS * threads / 22 for threads in (14, 28, 76)])
+
+
+@pytest.mark.parametrize(("threads", "numa", "share"), [(10, None, 0.8), (5, None, 0.4), (10, "distribute", 1.0)])
+def test_a_socket_reads_less_of_what_lies_in_the_other_s_memory(
+    threads: int, numa: NumaMode | None, share: float
+) -> None:
+    """Ten cores on two sockets; the threads of one read no more than its half."""
+    engine = ENGINE.with_numbers({"cpu.ceiling_bytes_per_s": 1e15})
+    cpu = replace(machine().cpu, sockets=2)
+    both = CpuProcessor(cpu, engine.cpu, engine.prompt, threads, numa=numa)
+    assert both.read_bytes_per_s == pytest.approx(share * 30e9, rel=1e-3)
 
 
 def test_slow_cores_do_a_part_of_the_work_of_others() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from traces.models import codings
 from traces.models.catalogue import load_model
 from traces.models.codings import Codings, coding_of, codings_of
+from traces.models.quantisation import WeightBlocks
 
 
 @pytest.mark.parametrize(
@@ -26,10 +28,9 @@ def test_a_model_without_a_format_is_plain_unless_it_is_published_in_four_bits()
     assert codings_of(load_model("gpt-oss-20b")) == Codings({"table": 1.0}, {"plain": 1.0})
 
 
-def test_two_of_three_matrices_of_an_expert_are_gate_and_up() -> None:
-    """Qwen3-30B's rows of 768 are whole blocks of 256: gate and up in IQ3_XXS, down of another format."""
-    experts = codings_of(load_model("qwen3-30b-a3b@q2_k")).experts
-    assert sum(experts.values()) == pytest.approx(1)
-    assert experts["k_quant"] == pytest.approx(1)
-    mixed = codings_of(load_model("qwen3-30b-a3b@ud-iq2_m")).experts
-    assert mixed["codebook"] == pytest.approx(2 / 3 * 0.75 + 1 / 3)
+def test_two_of_three_matrices_of_an_expert_are_gate_and_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = WeightBlocks.uniform("q4_k")._replace(gate_up={"iq2_xxs": 0.75, "q2_k": 0.25})
+    monkeypatch.setattr(codings, "blocks_of", lambda shape: blocks)
+    found = codings_of(load_model("qwen3-30b-a3b@q2_k"))
+    assert found.experts == pytest.approx({"codebook": 0.5, "k_quant": 0.5})
+    assert found.others == {"k_quant": 1}
