@@ -18,18 +18,10 @@ from statistics import median
 from typing import Any, Literal
 
 from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part
+from trilane.engines.host_memory import channels_of, larger_ram_gib
+from trilane.engines.model_formats import Bench
 from trilane.engines.question import Question
-from trilane.engines.recommend import (
-    Bench,
-    Recommendation,
-    Recommended,
-    best_format,
-    channels_of,
-    least_ram,
-    most_ram_gib,
-    recommended,
-)
-from trilane.engines.refusals import RAM_SIZES_GIB
+from trilane.engines.recommend import Recommendation, Recommended, least_ram, recommended
 from trilane.engines.replaceable import card_of, no_upgrades, socket_of, value_of
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tuned import Tuned
@@ -195,7 +187,7 @@ def memory_steps(question: Question) -> list[Step]:
 def channel_steps(question: Question) -> list[Step]:
     """All channels of the CPU, where fewer are named."""
     most = channels_of(question)
-    if question.channels is None or most <= question.channels:
+    if most is None or question.channels is None or most <= question.channels:
         return []
     return [Step("memory channels", f"modules in {most} channels", {"channels": most})]
 
@@ -214,11 +206,7 @@ def cpu_steps(question: Question) -> list[Step]:
 
 def ram_steps(question: Question) -> list[Step]:
     """The next sizes of host memory, up to what the modules of all channels hold."""
-    if question.ram_gb is None:
-        return []
-    most = most_ram_gib(question)
-    larger = [size for size in RAM_SIZES_GIB if size > question.ram_gb and (most is None or size <= most)]
-    return [Step("host memory", f"{size} GiB", {"ram_gb": size}) for size in larger[:NEXT_SIZES]]
+    return [Step("host memory", f"{size} GiB", {"ram_gb": size}) for size in larger_ram_gib(question)[:NEXT_SIZES]]
 
 
 def _all(kind: type[Any]) -> Iterable[Any]:
@@ -274,7 +262,7 @@ def _table_upgrade(answer: Recommendation, step: Step) -> TableUpgrade:
     before = {one.model: one for one in answer.runs}
     runs, faster, more_bits = [], [], 0
     for one in (*answer.runs, *answer.unable):
-        bench = best_format(question.benches(one.model))
+        bench = question.best_format(one.model)
         if bench is None:
             continue
         if one.model not in before:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sim.machine.parts import CardPart, part
-from trilane.engines.recommend import Bench, RecommendQuestion, recommend
+from trilane.engines.model_formats import Bench
+from trilane.engines.recommend import RecommendQuestion, recommend
 from trilane.engines.replaceable import no_upgrades
 from trilane.engines.upgrades import (
     WORTH_BUYING,

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from trilane.common.units import GB, in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect
-from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
+from trilane.engines.recommend import (
+    PATIENCE_S,
+    USES,
+    Recommendation,
+    Recommended,
+    RecommendQuestion,
+    Sort,
+    Unable,
+    Use,
+)
 from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
 from trilane.output.pages.fit_engine import caveats
@@ -20,10 +29,10 @@ _LIMITS = {  # in few letters
 _COLUMNS = ("\nmodel", "params\n10^9", "\nformat", "\nbits", "tokens\n/s", "first\ns", "GPU\nGB", "host\nGB", "\nerror",
             "\nlimit")
 _LEGEND = {
-    "format": "as published, if in fewer than 16 bits; else the most bits (>= 4) with which all experts are on the "
-              "GPU; else q4_k_m; else the most bits below it that run, down to q2_k",
+    "format": "as published, if in fewer than 16 bits; else the most bits with which an answer takes at most a quarter "
+              "longer than with the fewest, from four on; fewer, to q2_k, where those do not run or try the patience",
     "bits": "of a weight of the experts",
-    "first": "time to the first token",
+    "first": "time to the first token; !: more than {patience} s, which is long for {use}",
     "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program; !: more than 95% of what there is",
     "error": "four of five such tokens/s are within it: x / 1.2 to x * 1.2 for 20%; *: fewer than five such machines "
              "were measured, or this architecture never was",
@@ -39,11 +48,15 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
     """Everything but the upgrades."""
     title = heading(f"models on {answer.machine}, for {answer.question.use}: {_lengths(answer.question)}")
     runs, asked = answer.sorted_by(sort), bool(answer.formats)
-    lines = [*_table(runs, sort), *_unable(answer.unable), *_formats(answer)]
+    lines = [*_table(answer, runs, sort), *_unable(answer.unable), *_formats(answer)]
     hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
     unknown = [] if answer.ram_known else [_UNKNOWN_RAM]
-    return [title, answer.about, *unknown, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []),
+    return [title, answer.about, *unknown, *lines, *_alike(runs), *([_legend(answer.question.use)] if runs else []),
             *caveats(answer.machine_notes), *hint]
+
+
+def _legend(use: Use) -> Part:
+    return legend({name: text.format(patience=PATIENCE_S[use], use=use) for name, text in _LEGEND.items()})
 
 
 def _lengths(question: RecommendQuestion) -> str:
@@ -51,11 +64,11 @@ def _lengths(question: RecommendQuestion) -> str:
     return f"a prompt of {prompt:,} tokens and {generated:,} generated, in a window of {window:,}"
 
 
-def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
+def _table(answer: Recommendation, runs: Sequence[Recommended], sort: Sort) -> list[Part]:
     if not runs:
         return ["", "no model runs"]
     rows = [
-        [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned),
+        [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned, answer.question),
          _error(one.error), _LIMITS[one.limit]]
         for one in runs
     ]
@@ -75,8 +88,9 @@ def _alike(runs: Sequence[Recommended]) -> list[Part]:
     return ["", heading("the same numbers hold for models of the same shape"), *lines] if lines else []
 
 
-def _numbers(tuned: Tuned) -> list[str]:
-    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), *_memories(tuned)]
+def _numbers(tuned: Tuned, question: RecommendQuestion) -> list[str]:
+    first = f"{number(tuned.ttft_ms / 1e3)}{_mark(tuned.ttft_ms > question.patience_ms)}"
+    return [number(1000 / tuned.tpot_ms), first, *_memories(tuned)]
 
 
 def _memories(tuned: Tuned) -> list[str]:
@@ -91,7 +105,11 @@ def _memories(tuned: Tuned) -> list[str]:
 
 def _full(share: float | None) -> str:
     """The mark of a memory of which little is left."""
-    return "!" if share is not None and share > FULL else ""
+    return _mark(share is not None and share > FULL)
+
+
+def _mark(drawback: bool) -> str:
+    return "!" if drawback else ""
 
 
 def _unable(unable: Sequence[Unable]) -> list[Part]:
@@ -116,7 +134,7 @@ def _formats(answer: Recommendation) -> list[Part]:
         return []
     command = ["", Command(answer.runs[0].tuned.command)] if answer.runs else []
     rows = [
-        [one.weights, number(one.bits), *(_numbers(one.tuned) if one.tuned else ["-", "-", "-", "-"])]
+        [one.weights, number(one.bits), *(_numbers(one.tuned, answer.question) if one.tuned else ["-", "-", "-", "-"])]
         for one in answer.formats
     ]
     return [*command, "", heading("its formats; -: does not run"), table(("\nformat", "\nbits", *_COLUMNS[4:8]), rows)]
