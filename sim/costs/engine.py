@@ -42,7 +42,7 @@ PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
 Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang"]  # of command lines
 _DEEPEST = 8  # of files that are like others, which are like others
 BackEnd = Literal["vulkan", "metal", "rocm"]
-Option = Literal["whole_files", "drafts", "expert_cache", "no_device"]
+Option = Literal["whole_files", "drafts", "expert_cache", "no_device", "hidden_device"]
 
 
 class GpuWork(NamedTuple):

@@ -179,6 +179,7 @@ class Rules(NamedTuple):
 
     ``pcie``: rates of the link by generation, with sixteen lanes, in one direction. ``one_memory``: by section, of
     machines whose GPU reads the host's memory, or that have none. ``no_gpu``: of the latter's section ``gpu``.
+    ``macos_shares``: of a unified memory, that macOS gives the GPU at most, by GiB of memory from which on.
     """
 
     gpu: Numbers
@@ -190,6 +191,7 @@ class Rules(NamedTuple):
     one_memory: Mapping[str, Numbers]
     no_gpu: Numbers
     modules: Mapping[str, Modules]
+    macos_shares: Mapping[int, Sourced[float]]
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------

@@ -115,13 +115,14 @@ def _ways(question: Question, rate: Rate) -> Iterator[Way]:
         return
     for way in _single(replace(question, ram_gb=sizes[-1]), rate):
         larger = ({**way.changes, "ram_gb": size} for size in sizes)
-        yield from _first(question, rate, larger)
+        yield from _first(question, rate, () if way.command else larger)
 
 
 def _single(question: Question, rate: Rate) -> Iterator[Way]:
     """The least change of each kind that helps."""
     yield from _first(question, rate, _more_on_cpu(question))
     yield from _first(question, rate, ({"ram_gb": size} for size in larger_ram_gib(question)))
+    yield from _raised_limit(question, rate)
     yield from _first(question, rate, _smaller_weights(question))
     yield from _first(question, rate, ({"batch": batch} for batch in range(question.batch - 1, 0, -1)))
     yield from _first(question, rate, _shorter(question, rate))
@@ -140,6 +141,13 @@ def _way(question: Question, rate: Rate, changes: Changes) -> Way | None:
         return Way(changes, rate(replace(question, **changes), FULL if "ram_gb" in changes else 1.0))
     except NoRoomError:
         return None
+
+
+def _raised_limit(question: Question, rate: Rate) -> Iterator[Way]:
+    """More of a unified memory for the GPU than macOS gives it by itself, which is what Linux gives it."""
+    limit = question.wired_limit
+    if limit is not None and (way := _way(question, rate, {"system": "linux"})):
+        yield way._replace(command=limit.command)
 
 
 def _smaller_weights(question: Question) -> Iterator[Changes]:

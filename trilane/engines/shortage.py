@@ -46,16 +46,18 @@ class Shortage(NamedTuple):
 class Way(NamedTuple):
     """Fields of a question that change, with the values with which it has an answer, and the speed then.
 
-    ``tokens_per_s``: of a sequence, with the engine's own settings; None where policies are asked for.
+    ``tokens_per_s``: of a sequence, with the engine's own settings; None where policies are asked for. ``command``: of
+    the system, in place of options.
     """
 
     changes: Mapping[str, str | int | None]
     tokens_per_s: float | None
+    command: str = ""
 
     @property
     def options(self) -> str:
         """The changes as options of the command line."""
-        return " ".join(
+        return self.command or " ".join(
             f"{value}" if field == "model" else f"--{_OPTIONS.get(field, field).replace('_', '-')} {value}"
             for field, value in self.changes.items() if value is not None
         )

@@ -1,9 +1,9 @@
 """Real parts of the catalogue that a machine takes in place of its own, each with what it gives: no prices.
 
-Cards are of the same maker, at most a year older, and fit a desktop's slot; those of workstations are told only where
-no other has as much memory. In each size of memory, by rising bandwidth, the first card that gains 5 % is told, and the
-first that is a quarter faster again: in the present size the first alone, then in the next two sizes, and in the first
-with which all experts are on the GPU. In the same way the first kit of faster modules of the same kind, the first CPU
+Cards are of the same maker, at most a year older, and fit a desktop's slot; those of workstations are told to their
+owners alone. In each size of memory, by rising bandwidth, the first card that gains 10 % is told, and the first that is
+a tenth faster again: in the present size the first alone, then in the next two sizes, and in the first with which all
+experts are on the GPU. In the same way the first kit of faster modules of the same kind, the first CPU
 of the same socket, and where not all memory channels are used, all of them. Where a list gains nothing, its last part
 is told. More host memory is told where the model does not run without it.
 """
@@ -26,7 +26,7 @@ from trilane.engines.replaceable import card_of, no_upgrades, socket_of, value_o
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tuned import Tuned
 
-WORTH_BUYING = 0.05  # of the time that is compared
+WORTH_BUYING = 0.10  # of the time that is compared, a choice: less than most errors to expect
 NEXT_SIZES = 2
 RECENT_YEARS = 3  # of a first card
 _OLDER_YEARS = 1  # of a card next to the present one
@@ -137,10 +137,8 @@ def sized_cards(question: Question) -> Iterator[tuple[int, list[Step]]]:
     """Cards in place of the present one, by the bytes of their memory, each size by rising bandwidth."""
     own = card_of(question)
     cards = [card for name in gpu_names() if _fits(card := part("gpu", name), own)]
-    usual = [card for card in cards if not _WORKSTATION.search(card.title)]
-    most = max((card.memory_bytes.value for card in usual), default=0)
     of_office = own is not None and bool(_WORKSTATION.search(own.title))
-    told = cards if of_office else [*usual, *(card for card in cards if card.memory_bytes.value > most)]
+    told = [card for card in cards if of_office or not _WORKSTATION.search(card.title)]
     for size, same in groupby(sorted(told, key=_tier), key=lambda card: card.memory_bytes.value):
         yield size, [Step("GPU", card.title, {"gpu": card.name}, card.board_power_w.value) for card in same]
 
@@ -175,11 +173,15 @@ def _tier(card: GpuPart) -> tuple[int, float, float, str]:
 
 
 def memory_steps(question: Question) -> list[Step]:
-    """Faster modules of the same kind, slowest first; none for soldered memory."""
+    """Faster modules of the same kind that the CPU takes, slowest first; none for soldered memory."""
     if question.ram is None or (own := part("memory", question.ram)).modules is None:
         return []
     same = [one for one in _all(MemoryPart) if one.family == own.family and one.modules == own.modules]
-    faster = [one for one in same if one.transfers_per_s.value > own.transfers_per_s.value and not one.notes]
+    cpu = part("cpu", question.cpu or own.cpu)
+    faster = [
+        one for one in same
+        if one.transfers_per_s.value > own.transfers_per_s.value and not one.notes and one.family in cpu.memory
+    ]
     ordered = sorted(faster, key=lambda one: one.transfers_per_s.value)
     return [Step("memory modules", one.title, {"ram": one.name}) for one in ordered]
 
@@ -193,13 +195,15 @@ def channel_steps(question: Question) -> list[Step]:
 
 
 def cpu_steps(question: Question) -> list[Step]:
-    """CPUs of the same socket, no older, with more cores, fewest first; none where the CPU is not named."""
-    if question.cpu is None or (socket := socket_of(question)) is None:
+    """CPUs of the same socket, no older, with more cores, for the same memory, fewest cores first; none where CPU or
+    memory are not named."""
+    if question.cpu is None or question.ram is None or (socket := socket_of(question)) is None:
         return []
     own = part("cpu", question.cpu)
     since = value_of(own.released) or 0
     same = [one for one in _all(CpuPart) if value_of(one.socket) == socket and (value_of(one.released) or 0) >= since]
-    more = [one for one in same if one.cores.value > own.cores.value]
+    family = part("memory", question.ram or "").family
+    more = [one for one in same if one.cores.value > own.cores.value and family in one.memory]
     ordered = sorted(more, key=lambda one: (one.cores.value, value_of(one.released) or 0, one.name))
     return [Step("CPU", one.title, {"cpu": one.name, "cores": None}, one.busy_power_w.value) for one in ordered]
 

@@ -173,8 +173,9 @@ def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
 
 
 def _may_be_alone(hardware: Hardware, engine: FittedEngine) -> bool:
-    """True if the CPU may compute everything next to a GPU with memory of its own."""
-    return not hardware.one_memory and "no_device" in engine.options and not engine.measured
+    """True if the CPU may compute everything next to a GPU, which has less memory, or of one memory a part."""
+    without = {"no_device", "hidden_device"} & {*engine.options}
+    return not hardware.cpu_only and bool(without) and not engine.measured
 
 
 def _may_cache(hardware: Hardware, engine: FittedEngine) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from trilane.common.units import GB, in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect
+from trilane.engines.gains import in_short
 from trilane.engines.recommend import (
     PATIENCE_S,
     USES,
@@ -18,14 +19,11 @@ from trilane.engines.recommend import (
 )
 from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.caveats import limit_notes
 from trilane.output.pages.fit_engine import caveats
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
 from trilane.output.pages.widths import Command
 
-_LIMITS = {  # in few letters
-    "GPU memory": "GPU GB", "GPU bandwidth": "GPU GB/s", "GPU compute": "GPU flops", "DRAM": "RAM GB/s",
-    "CPU reads": "CPU GB/s", "CPU cores": "CPU cores", "PCIe": "PCIe", None: "",
-}
 _COLUMNS = ("\nmodel", "params\n10^9", "\nformat", "\nbits", "tokens\n/s", "first\ns", "GPU\nGB", "host\nGB", "\nerror",
             "\nlimit")
 _LEGEND = {
@@ -33,7 +31,8 @@ _LEGEND = {
               "longer than with the fewest, from four on; fewer, to q2_k, where those do not run or try the patience",
     "bits": "of a weight of the experts",
     "first": "time to the first token; !: more than {patience} s, which is long for {use}",
-    "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program; !: more than 95% of what there is",
+    "GB": "10^9 bytes that it takes, with what the system keeps (of the host's memory 4.0); !: more than 95% of what "
+          "there is",
     "error": "four of five such tokens/s are within it: x / 1.2 to x * 1.2 for 20%; *: fewer than five such machines "
              "were measured, or this architecture never was",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
@@ -52,7 +51,7 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
     hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
     unknown = [] if answer.ram_known else [_UNKNOWN_RAM]
     return [title, answer.about, *unknown, *lines, *_alike(runs), *([_legend(answer.question.use)] if runs else []),
-            *caveats(answer.machine_notes), *hint]
+            *caveats([*limit_notes(answer.asked.fit), *answer.machine_notes]), *hint]
 
 
 def _legend(use: Use) -> Part:
@@ -69,7 +68,7 @@ def _table(answer: Recommendation, runs: Sequence[Recommended], sort: Sort) -> l
         return ["", "no model runs"]
     rows = [
         [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned, answer.question),
-         _error(one.error), _LIMITS[one.limit]]
+         _error(one.error), in_short(one.limit)]
         for one in runs
     ]
     return ["", heading(f"what runs, {_SORTED[sort]}"), table(_COLUMNS, rows, (0, 2, 9), wrap=True)]
