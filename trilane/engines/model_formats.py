@@ -54,7 +54,11 @@ class Bench:
     @property
     def runs(self) -> bool:
         """True if there is room for a setting that takes the least memory, with the GPU or without."""
-        return any(speed.has_room for speed in self.least)
+        return self.leaves_room(1.0)
+
+    def leaves_room(self, most: float) -> bool:
+        """True if such a setting uses no more than a share of any memory."""
+        return any(one.has_room and one.splitter.memory(one.split).fullest <= most for one in self.least)
 
     @property
     def least(self) -> Iterator[EngineSpeed]:

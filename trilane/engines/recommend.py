@@ -268,10 +268,10 @@ def _unable(benches: Sequence[Bench], model: str, also: tuple[str, ...]) -> Unab
 
 
 def least_ram(bench: Bench) -> Bench | None:
-    """The question with the least host memory, of the sizes that there are, with which it runs; None where no size that
-    the board takes is enough."""
+    """The question with the least host memory, of the sizes that there are, with which it runs and nearly fills none;
+    None where no size that the board takes is enough."""
     benches = (bench.with_parts(ram_gb=size) for size in larger_ram_gib(bench.question.fit))
-    return next((larger for larger in benches if larger.runs), None)
+    return next((larger for larger in benches if larger.leaves_room(FULL)), None)
 
 
 def _shortage(speed: EngineSpeed) -> Shortage | None:

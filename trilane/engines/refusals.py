@@ -113,7 +113,7 @@ def _ways(question: Question, rate: Rate) -> Iterator[Way]:
     sizes = larger_ram_gib(question)
     if any(way.changes.keys() != {"weights"} for way in alone) or not sizes:
         return
-    for way in _single(replace(question, ram_gb=sizes[-1]), rate):
+    for way in _single(replace(question, ram_gb=sizes[-1]), lambda changed, most: rate(changed, min(most, FULL))):
         larger = ({**way.changes, "ram_gb": size} for size in sizes)
         yield from _first(question, rate, () if way.command else larger)
 

@@ -87,7 +87,7 @@ class Missing:
     def _what_works(self) -> str:
         if self.ways:
             return f"it runs with {', or with '.join(way.options for way in self.ways)}"
-        return "no smaller weights, shorter prompt or larger host memory help" if self.ways is not None else ""
+        return "" if self.ways is None else "no smaller weights, shorter prompt or memory that the board takes help"
 
     @property
     def _speed_then(self) -> str:
