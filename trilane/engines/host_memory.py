@@ -6,8 +6,10 @@ from sim.machine.parts import is_unified, part
 from trilane.common.units import GIB
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import Question
+from trilane.engines.replaceable import no_upgrades
 
 RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
+LAPTOP_SLOTS = 1  # of a channel: most laptops have two slots, or their memory is soldered
 
 
 def larger_ram_gib(question: Question) -> list[int]:
@@ -24,7 +26,8 @@ def most_ram_gib(question: Question) -> int | None:
     channels = channels_of(question)
     if channels is None or (modules := part("memory", question.ram or "").modules) is None:
         return None
-    return channels * modules.slots.value * modules.gib.value[-1] * (question.sockets or 1)
+    slots = LAPTOP_SLOTS if no_upgrades(question) == "laptop" else modules.slots.value
+    return channels * slots * modules.gib.value[-1] * (question.sockets or 1)
 
 
 def channels_of(question: Question) -> int | None:

@@ -197,6 +197,11 @@ def test_every_verb_advises_the_same_sizes_of_memory() -> None:
     assert larger_ram_gib(Question("gpt-oss-20b", machine="rtx4090-ddr5")) == []
 
 
+def test_a_laptop_has_a_slot_a_channel() -> None:
+    machine = {"gpu": "rtx-4060-laptop", "ram": "ddr5-5600", "cpu": "ryzen-9-7945hx", "ram_gb": 16}
+    assert most_ram_gib(RecommendQuestion(machine).of("kimi-k2").fit) == 2 * 64
+
+
 def test_a_machine_without_named_modules_has_no_known_channels() -> None:
     assert channels_of(Question("gpt-oss-20b", gpu="apple-m4-pro")) is None
     assert channels_of(Question("gpt-oss-20b", machine="rtx4090-ddr5")) is None

@@ -41,7 +41,8 @@ def test_a_refusal_has_three_lines() -> None:
         "it runs with --ram-gb 64, or with --weights q2_k",
         "tokens/s then, about: 17 with --ram-gb 64, 8.3 with --weights q2_k",
     ]
-    assert replace(found, ways=()).text.endswith("\nno smaller weights, shorter prompt or memory that the board takes help")
+    nothing = "\nno smaller weights, shorter prompt or memory that the board takes help"
+    assert replace(found, ways=()).text.endswith(nothing)
     assert replace(found, ways=None).text.count("\n") == 0
 
 

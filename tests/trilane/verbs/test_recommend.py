@@ -28,6 +28,7 @@ def test_the_line_is_that_of_tune(trilane: Trilane) -> None:
 def test_what_does_not_run_says_what_it_lacks(trilane: Trilane) -> None:
     done = trilane(*OWNER, "--for", "gpt-oss-120b")
     assert "needs 64 GiB of RAM; then 17." in done.out
+    assert "GiB  2^30 bytes, in which modules are sold (--ram-gb); GB: 10^9 bytes" in done.out
     assert done.status == 2  # nothing runs, as where tune refuses
 
 

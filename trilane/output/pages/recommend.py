@@ -15,7 +15,6 @@ from trilane.engines.recommend import (
     RecommendQuestion,
     Sort,
     Unable,
-    Use,
 )
 from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
@@ -37,6 +36,7 @@ _LEGEND = {
              "were measured, or this architecture never was",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
 }
+_MODULES = {"GiB": "2^30 bytes, in which modules are sold (--ram-gb); GB: 10^9 bytes"}
 _MEMORIES = {"GPU": "GPU memory", "host": "RAM", "only": "memory"}
 _UNKNOWN_RAM = "! the size of the host's memory is not named (--ram-gb): it is taken as enough"
 _NO_MORE = "more than fits here"
@@ -50,12 +50,16 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
     lines = [*_table(answer, runs, sort), *_unable(answer.unable), *_formats(answer)]
     hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
     unknown = [] if answer.ram_known else [_UNKNOWN_RAM]
-    return [title, answer.about, *unknown, *lines, *_alike(runs), *([_legend(answer.question.use)] if runs else []),
+    return [title, answer.about, *unknown, *lines, *_alike(runs), _legend(answer),
             *caveats([*limit_notes(answer.asked.fit), *answer.machine_notes]), *hint]
 
 
-def _legend(use: Use) -> Part:
-    return legend({name: text.format(patience=PATIENCE_S[use], use=use) for name, text in _LEGEND.items()})
+def _legend(answer: Recommendation) -> Part:
+    """The columns; of what does not run sizes alone."""
+    texts = _LEGEND if answer.runs else {}
+    texts = {**texts, **(_MODULES if answer.unable else {})}
+    use = answer.question.use
+    return legend({name: text.format(patience=PATIENCE_S[use], use=use) for name, text in texts.items()})
 
 
 def _lengths(question: RecommendQuestion) -> str:

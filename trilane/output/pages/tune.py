@@ -98,7 +98,7 @@ def _best(tuning: Tuning) -> list[Part]:
 
 
 def _of_decode(tuning: Tuning) -> list[tuple[str, str]]:
-    """What limits decoding, and the error of its speed; an answer of one token has neither."""
+    """Limit of decoding, and error of its speed; an answer of one token has neither."""
     question = tuning.question.fit
     if question.generated == 1:
         return []
