@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -268,6 +268,8 @@ class FittedSteps:
     engine: FittedEngine
     main: Processor
     cpu: CpuProcessor
+    _steps: dict[tuple[int, int], StepCosts] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _products: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def expert(self, size: int, max_tokens: int) -> ExpertCosts:
         """Tables of one routed expert of ``size`` bytes."""
@@ -286,26 +288,33 @@ class FittedSteps:
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
-        shape, main, link = self.shape, self.main, self.hardware.link
+        shape = self.shape
         attention_ns = shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context))
+        dense_ns = attention_ns + self._product(shape.dense_ffn_params, tokens) + self.main.mixture_fixed_ns
+        without_context = self._without_context(tokens, len(context))
+        return without_context._replace(attention_ns=time_ns(attention_ns), dense_ns=whole(shape.dense_layers * dense_ns))
+
+    def _without_context(self, tokens: int, sequences: int) -> StepCosts:
+        """What the lengths of the sequences do not change; attention and dense layers are 0."""
+        if (known := self._steps.get((tokens, sequences))) is not None:
+            return known
+        shape, main, link = self.shape, self.main, self.hardware.link
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
-        gate_ns = self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns
-        return StepCosts(
-            attention_ns=time_ns(attention_ns),
-            dense_ns=whole(
-                shape.dense_layers
-                * (attention_ns + self._product(shape.dense_ffn_params, tokens) + main.mixture_fixed_ns)
-            ),
-            gate_ns=time_ns(gate_ns),
-            speculate_ns=time_ns(gate_ns),
-            estimator_ns=time_ns(gate_ns),
+        gate_ns = time_ns(self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns)
+        known = self._steps[tokens, sequences] = StepCosts(
+            attention_ns=0,
+            dense_ns=0,
+            gate_ns=gate_ns,
+            speculate_ns=gate_ns,
+            estimator_ns=gate_ns,
             shared_ns=whole(self._product(shape.shared_params, tokens)),
             combine_ns=time_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
-            head_ns=time_ns(self._product(shape.vocab * shape.hidden, len(context)) + main.step_ns),
+            head_ns=time_ns(self._product(shape.vocab * shape.hidden, sequences) + main.step_ns),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
         )
+        return known
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
         """Norms and attention of a layer of one kind."""
@@ -321,8 +330,11 @@ class FittedSteps:
 
     def _product(self, weights: int, tokens: int) -> float:
         """``weights`` matrix elements applied to ``tokens`` rows."""
-        bits = self.shape.dense_bits
-        return self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
+        if (known := self._products.get((weights, tokens))) is None:
+            bits = self.shape.dense_bits
+            known = self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
+            self._products[weights, tokens] = known
+        return known
 
 
 def copy_bytes_per_s(hardware: Hardware, prompt: PromptWork) -> float:
