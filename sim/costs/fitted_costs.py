@@ -291,8 +291,9 @@ class FittedSteps:
         shape = self.shape
         attention_ns = shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context))
         dense_ns = attention_ns + self._product(shape.dense_ffn_params, tokens) + self.main.mixture_fixed_ns
-        without_context = self._without_context(tokens, len(context))
-        return without_context._replace(attention_ns=time_ns(attention_ns), dense_ns=whole(shape.dense_layers * dense_ns))
+        return self._without_context(tokens, len(context))._replace(
+            attention_ns=time_ns(attention_ns), dense_ns=whole(shape.dense_layers * dense_ns)
+        )
 
     def _without_context(self, tokens: int, sequences: int) -> StepCosts:
         """What the lengths of the sequences do not change; attention and dense layers are 0."""

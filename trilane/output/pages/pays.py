@@ -74,13 +74,15 @@ def _of_token(why: Mechanism) -> str:
     """The change of a token's time, and what of it goes that way; then what goes the other way."""
     times = {"works": why.work_ms, "waits for the CPU": why.cpu_wait_ms, "waits for copies": why.copy_wait_ms,
              "waits for the host": why.host_wait_ms}
-    whole, changes = why.token_ms[1] - why.token_ms[0], {name: after - before for name, (before, after) in times.items()}
+    whole = why.token_ms[1] - why.token_ms[0]
+    changes = {name: after - before for name, (before, after) in times.items()}
     told = {name: change for name, change in changes.items() if abs(change) >= _LEAST_MS}
-    along = [f"{name} {_change(change)}" for name, change in told.items() if change * whole > 0]
-    against = [f"{name} {_change(change)}" for name, change in told.items() if change * whole < 0]
-    whole_text = f"a token takes {_change(whole) if abs(whole) >= _LEAST_MS else f'as long, {number(why.token_ms[1], 2)} ms'}"
-    reasons = [f"the GPU {' and '.join(along)}"] if along else []
-    return ", ".join([": ".join([whole_text, *reasons]), *([f"though it {' and '.join(against)}"] if against else [])])
+    same = abs(whole) < _LEAST_MS
+    along = [f"{name} {_change(change)}" for name, change in told.items() if same or change * whole > 0]
+    against = [f"{name} {_change(change)}" for name, change in told.items() if not same and change * whole < 0]
+    text = f"a token takes as long, {number(why.token_ms[1], 2)} ms" if same else f"a token takes {_change(whole)}"
+    return (f"{text}{': the GPU ' * bool(along)}{' and '.join(along)}"
+            f"{', though it ' * bool(against)}{' and '.join(against)}")
 
 
 def _change(ms: float) -> str:
