@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 Value = int | float | str | bool
-Part = Literal["gate_up", "down", "layers", "embedding", "head", "f32"]  # of a format's blocks; f32: 32-bit floats
+# Of a format's blocks; f32: 32-bit floats.
+Part = Literal["gate_up", "down", "attention", "shared", "dense", "embedding", "head", "f32"]
 CONTEXT_TOKENS = 131_072
 _EPSILON, _ROPE_BASE = 1e-6, 1e6
 _ROTARY = 64  # of DeepSeek's heads, the widths with a position
@@ -109,8 +110,8 @@ def _grouped(shape: ModelShape) -> Iterator[TensorLayout]:
     """Queries, keys and values in groups."""
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     for name, width in (("q", wide), ("k", narrow), ("v", narrow)):
-        yield TensorLayout(f"attn_{name}.weight", (shape.hidden, width), "layers")
-    yield TensorLayout("attn_output.weight", (wide, shape.hidden), "layers")
+        yield TensorLayout(f"attn_{name}.weight", (shape.hidden, width), "attention")
+    yield TensorLayout("attn_output.weight", (wide, shape.hidden), "attention")
 
 
 def _normed(shape: ModelShape, over_all_heads: bool) -> Iterator[TensorLayout]:
@@ -131,12 +132,12 @@ def _with_sinks(shape: ModelShape) -> Iterator[TensorLayout]:
 def _latent(shape: ModelShape) -> Iterator[TensorLayout]:
     """DeepSeek-V2-Lite: a latent that all heads share; queries are not compressed."""
     rank, plain, heads = shape.kv_width - _ROTARY, shape.head_dim - _ROTARY, shape.heads
-    yield TensorLayout("attn_q.weight", (shape.hidden, heads * shape.head_dim), "layers")
-    yield TensorLayout("attn_kv_a_mqa.weight", (shape.hidden, shape.kv_width), "layers")
+    yield TensorLayout("attn_q.weight", (shape.hidden, heads * shape.head_dim), "attention")
+    yield TensorLayout("attn_kv_a_mqa.weight", (shape.hidden, shape.kv_width), "attention")
     yield _norm("attn_kv_a_norm", rank)
-    yield TensorLayout("attn_k_b.weight", (plain, rank, heads), "layers")
-    yield TensorLayout("attn_v_b.weight", (rank, plain, heads), "layers")
-    yield TensorLayout("attn_output.weight", (heads * plain, shape.hidden), "layers")
+    yield TensorLayout("attn_k_b.weight", (plain, rank, heads), "attention")
+    yield TensorLayout("attn_v_b.weight", (rank, plain, heads), "attention")
+    yield TensorLayout("attn_output.weight", (heads * plain, shape.hidden), "attention")
 
 
 def _tensors(shape: ModelShape, family: _Family) -> Iterator[TensorLayout]:
@@ -170,9 +171,10 @@ def _mixture(shape: ModelShape, biases: bool) -> Iterator[TensorLayout]:
 
 
 def _feed_forward(suffix: str, shape: ModelShape, width: int) -> Iterator[TensorLayout]:
+    part: Part = "shared" if suffix else "dense"
     for name in ("gate", "up"):
-        yield TensorLayout(f"ffn_{name}{suffix}.weight", (shape.hidden, width), "layers")
-    yield TensorLayout(f"ffn_down{suffix}.weight", (width, shape.hidden), "layers")
+        yield TensorLayout(f"ffn_{name}{suffix}.weight", (shape.hidden, width), part)
+    yield TensorLayout(f"ffn_down{suffix}.weight", (width, shape.hidden), part)
 
 
 def _norm(name: str, width: int) -> TensorLayout:

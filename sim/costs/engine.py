@@ -34,6 +34,7 @@ Rate = Annotated[float, above(0), at_most(1e18)]
 Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
+LatentProducts = Literal["compressed", "heads"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
@@ -47,8 +48,9 @@ class GpuWork(NamedTuple):
     """The GPU, in an engine that was fitted to measured speeds.
 
     Times of a layer hold for a card of ``layer_ops_per_s`` and grow as (that / its own) ** ``layer_exponent``. Rates of
-    products are shares of the card's 8-bit integer rate; of the rows of a step, all but the first take time in addition
-    to reading the weights.
+    products with weights are shares of the card's 8-bit integer rate, those within attention of its 16-bit rate, since
+    weights are multiplied by 8-bit activations and keys by 16-bit queries; of the rows of a step, all but the first
+    take time in addition to reading the weights.
     """
 
     layer_ns: Mapping[LayerKind, Sourced[Ns]]
@@ -60,10 +62,14 @@ class GpuWork(NamedTuple):
     quantised_share: Sourced[Factor]  # times that, for weights of fewer than 8 bits
     vendor_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards with memory of their own
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
-    cache_bits: Sourced[Factor]  # keys and values of fewer than 16 bits take the time of so many, to be unpacked
+    cache_bits: Mapping[Cached, Sourced[Factor]]  # keys and values of fewer than 16 take the time of so many, unpacked
+    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
+    tile_rows: Sourced[Annotated[float, between(0, 1000)]]  # computed in vain of each expert of a prompt
     attention_share: Sourced[Share]
+    vendor_attention_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards
+    state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
     expert_ns: Sourced[Ns]  # of an expert's own kernels, where those of many rows are multiplied one after another
     vendor_product_share: Mapping[str, Sourced[Factor]]
 
@@ -78,7 +84,7 @@ class CpuWork(NamedTuple):
     region_ns: Sourced[Ns]  # a parallel region of a machine that computes everything on the CPU
     state_ns: Sourced[Ns]  # of a layer of linear attention on the CPU, in addition
     cache_factor: Mapping[Cached, Sourced[Factor]]
-    cache_bits: Sourced[Factor]  # as the GPU's
+    cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     thread_flops_per_s: Sourced[Rate]
     ceiling_flops_per_s: Sourced[Rate]
     attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
@@ -92,6 +98,7 @@ class PromptWork(NamedTuple):
     piece_tokens: Sourced[Annotated[int, at_least(1)]]
     experts: Sourced[PromptExperts]  # "copied ahead": those of the next layer while one is computed
     copies_from_tokens: Sourced[Annotated[int, at_least(1)]]  # of a piece; experts of fewer are computed
+    latent: Sourced[LatentProducts]  # whether queries meet latents as they are kept, or keys and values of all heads
     copies: Sourced[Copies]  # host memory from which experts are copied; what follows limits those from pageable memory
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads
@@ -262,6 +269,12 @@ class FittedEngine(_Engine):
         """Return the engine with the costs of layers whose experts come from a cache. Raises EngineError."""
         costs = load_fitted(self.cache_costs or self.name)
         return replace(self, decides=costs.decides, spin_ns=costs.spin_ns)
+
+    def copying_from(self, copies: Copies | None) -> FittedEngine:
+        """Return the engine with the host memory from which it copies experts; None: its own."""
+        if copies is None:
+            return self
+        return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
 
     @property
     def cpu_in_turn(self) -> bool:

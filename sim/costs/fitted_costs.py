@@ -4,7 +4,7 @@ With R the rate at which a processor reads weights in this engine (``Processor``
 
 ====================  ==============================================================================================
 attention, a layer    weights + max(keys and values / R x a factor, products of all rows of a sequence but one)
-                      + fixed time of the layer
+                      + the state of linear attention / R + its reads for all rows but one + fixed time of the layer
 expert                weights; the first one of a layer on the CPU adds the time of handing over
 others                weights; a step adds a fixed time
 weights               GPU: weights / R + products of all rows but one; CPU: max(weights / R, products)
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,19 +27,23 @@ import numpy.typing as npt
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.engine import CpuWork, FittedEngine, GpuWork, LayerKind, PromptWork
+from sim.costs.engine import Cached, CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, PromptWork
 from sim.costs.kernel_costs import kernel_costs, split_costs
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.devices import Cpu, Gpu
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns, time_ns, whole
 from sim.machine.plan_costs import PlanCosts
-from traces.models.attention import Attention
+from sim.machine.sourced import Sourced
+from traces.models.attention import STATE_BYTES, Attention
 from traces.models.shape import ModelShape
 
 INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's rate is not stated: true of most
 QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
 WIDE_BITS = 16  # keys and values of fewer are unpacked
+ROTARY_WIDTH = 64  # of a latent: elements that are keys and no values, in every DeepSeek and GLM
+FEW_ROWS = 4  # an expert of few is part of a small piece, whose tiles are half as wide (ggml-org/llama.cpp PR 28552)
+STATE_READ_BYTES = 8  # of an element of a state, and of each token: the 32-bit elements of its key and its query
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
 _TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
 _COPIES_POWER = 3  # how sharply copies saturate
@@ -77,12 +81,16 @@ class Processor(ABC):
         """Weights of all but the routed experts."""
         return size / (self.read_bytes_per_s * self.unpacked_share(bits)) * 1e9
 
+    @abstractmethod
+    def cache_bits(self, kind: Cached) -> float:
+        """Bits whose reading takes as long as that of keys and values of fewer than 16."""
+
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """Keys and values, or the state of linear attention, in the time of as many bytes of weights, or of a factor
         more."""
         factor = 1.0
         if kind != "state":
-            bits, factor = unpacked_bits(bits, self.work.cache_bits.value), self.work.cache_factor[kind].value
+            bits, factor = unpacked_bits(bits, self.cache_bits(kind)), self.work.cache_factor[kind].value
         return elements * bits / 8 * factor / self.read_bytes_per_s * 1e9
 
     @abstractmethod
@@ -90,11 +98,17 @@ class Processor(ABC):
         """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
 
     @abstractmethod
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         """Products of queries with keys and values of so many bits, of all rows but one of each of the ``sequences``.
 
         ``alone_ns``: the time if each row reads anew what it attends to, which holds the products of a row alone.
         """
+
+    def state_ns(self, elements: float, rows: int) -> float:
+        """Products with a state of so many elements, of so many rows; none on a CPU, whose other products take long."""
+        return 0.0
 
     @abstractmethod
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -140,8 +154,8 @@ class GpuProcessor(Processor):
 
     @property
     def read_bytes_per_s(self) -> float:
-        vendor = self.work.vendor_share.get(self.gpu.vendor or "") if self.gpu.kind is None else None
-        return self.gpu.bandwidth_bytes_per_s * self.work.read_share.value * (vendor.value if vendor else 1.0)
+        vendor = self._factor(self.work.vendor_share) if self.gpu.kind is None else 1.0
+        return self.gpu.bandwidth_bytes_per_s * self.work.read_share.value * vendor
 
     def unpacked_share(self, bits: float) -> float:
         return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
@@ -149,21 +163,35 @@ class GpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
-        return self._products(flops * (rows - sequences) / rows, self.work.attention_share.value)
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits[kind].value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
+        share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
+        if kind != "state" and bits < WIDE_BITS:
+            flops *= self.work.unpacked_products[kind].value
+        return flops * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
+
+    def state_ns(self, elements: float, rows: int) -> float:
+        """One row after another: each column of the state fetches the row's key and query anew, from caches."""
+        return STATE_READ_BYTES * elements * rows / (self.gpu.bandwidth_bytes_per_s * self.work.state_reads.value) * 1e9
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
-        return self.read_ns(size, bits) + started + more * self._products(flops, work.expert_product_share.value)
+        computed = more + work.tile_rows.value * more / (more + FEW_ROWS)
+        return self.read_ns(size, bits) + started + computed * self._products(flops, work.expert_product_share.value)
 
     def _products(self, flops: float, share: float) -> float:
-        return flops / (self._ops_per_s * share) * 1e9
+        share *= self._factor(self.work.vendor_product_share)
+        return flops / (self._stated_ops_per_s * share) * 1e9
 
-    @property
-    def _ops_per_s(self) -> float:
-        vendor = self.work.vendor_product_share.get(self.gpu.vendor or "")
-        return self._stated_ops_per_s * (vendor.value if vendor else 1.0)
+    def _factor(self, of_vendors: Mapping[str, Sourced[float]]) -> float:
+        """The card's vendor's, 1 where none is stated."""
+        own = of_vendors.get(self.gpu.vendor or "")
+        return own.value if own else 1.0
 
     @property
     def _stated_ops_per_s(self) -> float:
@@ -204,7 +232,12 @@ class CpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits.value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         factor = (
             self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
         )
@@ -269,7 +302,7 @@ class FittedSteps:
     main: Processor
     cpu: CpuProcessor
     _steps: dict[tuple[int, int], StepCosts] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _products: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _products: dict[tuple[int, float, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def expert(self, size: int, max_tokens: int) -> ExpertCosts:
         """Tables of one routed expert of ``size`` bytes."""
@@ -290,7 +323,8 @@ class FittedSteps:
         """See ``CostTable.step``."""
         shape = self.shape
         attention_ns = shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context))
-        dense_ns = attention_ns + self._product(shape.dense_ffn_params, tokens) + self.main.mixture_fixed_ns
+        dense_ns = attention_ns + self._product(shape.dense_ffn_params, shape.bits.dense, tokens)
+        dense_ns += self.main.mixture_fixed_ns
         return self._without_context(tokens, len(context))._replace(
             attention_ns=time_ns(attention_ns), dense_ns=whole(shape.dense_layers * dense_ns)
         )
@@ -299,18 +333,18 @@ class FittedSteps:
         """What the lengths of the sequences do not change; attention and dense layers are 0."""
         if (known := self._steps.get((tokens, sequences))) is not None:
             return known
-        shape, main, link = self.shape, self.main, self.hardware.link
+        shape, main, link, bits = self.shape, self.main, self.hardware.link, self.shape.bits
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
-        gate_ns = time_ns(self._product(shape.hidden * shape.experts, tokens) + main.mixture_fixed_ns)
+        gate_ns = time_ns(self._product(shape.hidden * shape.experts, bits.router, tokens) + main.mixture_fixed_ns)
         known = self._steps[tokens, sequences] = StepCosts(
             attention_ns=0,
             dense_ns=0,
             gate_ns=gate_ns,
             speculate_ns=gate_ns,
             estimator_ns=gate_ns,
-            shared_ns=whole(self._product(shape.shared_params, tokens)),
+            shared_ns=whole(self._product(shape.shared_params, bits.shared, tokens)),
             combine_ns=time_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
-            head_ns=time_ns(self._product(shape.vocab * shape.hidden, sequences) + main.step_ns),
+            head_ns=time_ns(self._product(shape.vocab * shape.hidden, bits.head, sequences) + main.step_ns),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
@@ -323,19 +357,35 @@ class FittedSteps:
         read, pairs = attention_work(kind, tokens, context)
         cache_ns = main.cache_ns(read * kind.kv_width, self.shape.cache_bits, name)
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
+        state_ns += main.state_ns(kind.state_bytes / STATE_BYTES, tokens - len(context))
         scores_ns = main.attention_ns(
-            4.0 * kind.heads * kind.head_dim * pairs, self.shape.cache_bits, tokens, len(context),
-            main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
+            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, name, tokens,
+            len(context), main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
         )
-        return self._product(kind.params, tokens) + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
+        product_ns = self._product(kind.params, self.shape.bits.of_attention(kind), tokens)
+        return product_ns + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
 
-    def _product(self, weights: int, tokens: int) -> float:
-        """``weights`` matrix elements applied to ``tokens`` rows."""
-        if (known := self._products.get((weights, tokens))) is None:
-            bits = self.shape.dense_bits
+    def _product(self, weights: int, bits: float, tokens: int) -> float:
+        """``weights`` matrix elements of ``bits`` each, applied to ``tokens`` rows."""
+        if (known := self._products.get((weights, bits, tokens))) is None:
             known = self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
-            self._products[weights, tokens] = known
+            self._products[weights, bits, tokens] = known
         return known
+
+
+def attention_flops(kind: Attention, latent: LatentProducts, pairs: float, read: float) -> float:
+    """Arithmetic within attention of a layer: so many pairs of positions, so many read.
+
+    In llama.cpp all heads meet a latent as it is kept, whose whole width are keys and all but the rotary part values:
+    two to three times what keys and values of heads need (ggml-org/llama.cpp src/models/deepseek2.cpp, which multiplies
+    queries and results by the matrices that unpack it). Others unpack all that is read for each piece.
+    """
+    if layer_kind(kind) != "latent":
+        return 4.0 * kind.heads * kind.head_dim * pairs
+    values = kind.kv_width - ROTARY_WIDTH
+    if latent == "compressed":
+        return 2.0 * kind.heads * (kind.kv_width + values) * pairs
+    return 4.0 * kind.heads * (kind.head_dim * pairs + values * (kind.head_dim - ROTARY_WIDTH) * read)
 
 
 def copy_bytes_per_s(hardware: Hardware, prompt: PromptWork) -> float:

@@ -219,13 +219,13 @@ class KernelSteps:
         """See ``CostTable.step``."""
         shape, blocks = self.shape, self.blocks
         attention_ns = shape.mean_of_layers(lambda kind: self._attention_ns(kind, tokens, context))
-        dense_ns = attention_ns + self._product_ns(blocks.layers, shape.dense_ffn_params, tokens)
+        dense_ns = attention_ns + self._product_ns(blocks.dense, shape.dense_ffn_params, tokens)
         head_ns = self._product_ns(blocks.head, shape.vocab * shape.hidden, len(context))
         return StepCosts(
             attention_ns=round(attention_ns), dense_ns=round(shape.dense_layers * dense_ns),
             gate_ns=round(self._product_ns(_ROUTER, shape.hidden * shape.experts, tokens)),
             speculate_ns=1, estimator_ns=1,
-            shared_ns=round(self._product_ns(blocks.layers, shape.shared_params, tokens)),
+            shared_ns=round(self._product_ns(blocks.shared, shape.shared_params, tokens)),
             combine_ns=max(round(tokens * shape.top_k * shape.hidden * self._of(self.kernels.chosen_ns)), 1),
             head_ns=round(head_ns + self._of(self.kernels.step_ns)), routing_ns=0, activations_ns=1, result_ns=1,
         )
@@ -246,7 +246,8 @@ class KernelSteps:
         threads = self.kernels.threads[self.place] if tokens == 1 and kind.reach == "full" else 1
         keys_ns = keys * kind.kv_width * self.shape.cache_bits / 8 * byte_ns + pairs * (pair_ns + width * width_ns)
         rest_ns = self._of(self.kernels.layer_ns[name]) + tokens * self._of(self.kernels.token_ns[name])
-        rest_ns += self._product_ns(self.blocks.layers, kind.params, tokens)
+        blocks = self.blocks.state if kind.reach == "state" else self.blocks.attention
+        rest_ns += self._product_ns(blocks, kind.params, tokens)
         return longest_share(context[0], threads) * keys_ns + rest_ns
 
     def _product_ns(self, blocks: Mapping[str, float], weights: int, rows: int) -> float:

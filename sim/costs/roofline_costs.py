@@ -107,19 +107,19 @@ class RooflineSteps:
 
     def _without_attention(self, tokens: int, sequences: int) -> StepCosts:
         """A step's costs without attention, of which nothing depends on the contexts."""
-        shape, link = self.shape, self.hardware.link
-        gate_ns = self._product_ns(shape.hidden * shape.experts, tokens, GATE_KERNELS)
-        dense_ns = self._product_ns(shape.dense_ffn_params, tokens, EXPERT_KERNELS)
+        shape, link, bits = self.shape, self.hardware.link, self.shape.bits
+        gate_ns = self._product_ns(shape.hidden * shape.experts, bits.router, tokens, GATE_KERNELS)
+        dense_ns = self._product_ns(shape.dense_ffn_params, bits.dense, tokens, EXPERT_KERNELS)
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
         return StepCosts(
             attention_ns=0,
             dense_ns=shape.dense_layers * dense_ns,
             gate_ns=gate_ns,
             speculate_ns=gate_ns,
-            estimator_ns=self._product_ns(_estimator_params(shape), tokens, ESTIMATOR_KERNELS),
-            shared_ns=self._product_ns(shape.shared_params, tokens, EXPERT_KERNELS),
+            estimator_ns=self._product_ns(_estimator_params(shape), shape.dense_bits, tokens, ESTIMATOR_KERNELS),
+            shared_ns=self._product_ns(shape.shared_params, bits.shared, tokens, EXPERT_KERNELS),
             combine_ns=self._gpu_ns((shape.top_k + 2) * hidden_bytes, 0, COMBINE_KERNELS),
-            head_ns=self._product_ns(shape.vocab * shape.hidden, sequences, HEAD_KERNELS),
+            head_ns=self._product_ns(shape.vocab * shape.hidden, bits.head, sequences, HEAD_KERNELS),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES),
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
@@ -130,21 +130,22 @@ class RooflineSteps:
         read, pairs = attention_work(kind, tokens, context)
         cache = read * kind.kv_width * self.shape.cache_bits / 8 + 2 * len(context) * kind.state_bytes
         flops = 2.0 * kind.params * tokens + 4.0 * kind.heads * kind.head_dim * pairs
-        return self._gpu_ns(self._weight_bytes(kind.params) + cache, flops, ATTENTION_KERNELS)
+        weights = _weight_bytes(kind.params, self.shape.bits.of_attention(kind))
+        return self._gpu_ns(weights + cache, flops, ATTENTION_KERNELS)
 
-    def _product_ns(self, weights: int, tokens: int, kernels: int) -> int:
-        """Time in ns of ``weights`` matrix elements applied to ``tokens`` rows; 0 if there are none."""
-        return self._gpu_ns(self._weight_bytes(weights), 2.0 * weights * tokens, kernels) if weights else 0
-
-    def _weight_bytes(self, weights: int) -> float:
-        """Bytes of ``weights``, increased by the factor by which unpacking slows their reading."""
-        bits = self.shape.dense_bits
-        return weights * bits / 8 / read_fraction("gpu", bits)
+    def _product_ns(self, weights: int, bits: float, tokens: int, kernels: int) -> int:
+        """Time in ns of ``weights`` elements of ``bits`` each, applied to ``tokens`` rows; 0 if there are none."""
+        return self._gpu_ns(_weight_bytes(weights, bits), 2.0 * weights * tokens, kernels) if weights else 0
 
     def _gpu_ns(self, size: float, flops: float, kernels: int) -> int:
         gpu = self.hardware.gpu
         work_ns = max(size / gpu.read_bytes_per_s, flops / gpu.effective_flops_per_s) * 1e9
         return time_ns(work_ns + kernels * gpu.kernel_ns)
+
+
+def _weight_bytes(weights: int, bits: float) -> float:
+    """Bytes of ``weights``, increased by the factor by which unpacking slows their reading."""
+    return weights * bits / 8 / read_fraction("gpu", bits)
 
 
 def _estimator_params(shape: ModelShape) -> int:

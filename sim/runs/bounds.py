@@ -309,8 +309,7 @@ def null_model(shape: ModelShape, hardware: Hardware, read: StepBytes, cached_sh
     closed form (AlexsJones/llmfit, llmfit-core/src/fit.rs), which adds the same two terms; the effective bandwidths are
     the hardware profile's own. Drafts, where a step verifies some, are made in no time.
     """
-    embedding = 0 if shape.tied_embeddings else shape.vocab * shape.hidden * shape.dense_bits / 8  # one row is read
-    on_gpu = shape.non_expert_bytes - embedding + read.cache + cached_share * read.experts
+    on_gpu = shape.product_bytes + read.cache + cached_share * read.experts
     slow = hardware.link.expert_bytes_per_s if gpu_only else hardware.cpu.read_bytes_per_s
     step_s = on_gpu / hardware.gpu.read_bytes_per_s + (1 - cached_share) * read.experts / slow
     return step_s / read.tokens

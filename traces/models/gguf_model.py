@@ -1,7 +1,8 @@
 """A model's shape from the header of its GGUF file: sizes from its tensors, what they do not say from its metadata, and
 what the files of a family leave unsaid from ``gguf_families.yaml``; and the blocks that its weights are kept in.
 
-Bytes are those of the file: ``expert_bytes`` of each layer, ``dense_bits`` such that everything else comes out exact.
+Bytes are those of the file: ``expert_bytes`` of each layer, ``part_bits`` of each part outside the experts, and
+``dense_bits`` such that all of these, with norms and biases, come out exact.
 Not counted are the layers that predict several tokens at once, which are loaded for drafts alone, and tables that
 llama.cpp looks up on the host (per_layer_token_embd). The cache has 16 bits, llama.cpp's default.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from traces.models.attention import STATE_BYTES, Attention, Reach
 from traces.models.gguf_reader import GgufKeys, Tensor, read_gguf_header
 from traces.models.names import parted
 from traces.models.quantisation import WeightBlocks, weight_blocks
-from traces.models.shape import ModelShape, ShapeError
+from traces.models.shape import ModelShape, PartBits, ShapeError
 from trilane.common.hints import Count
 from trilane.common.quoting import quoted
 from trilane.common.yaml_files import read_bundled
@@ -156,8 +157,19 @@ def read_gguf_model(path: Path) -> ModelShape:
     blocks = tuple(number for number, layer in enumerate(layers) if layer.expert_bytes)
     if blocks != shape.expert_blocks:
         shape = replace(shape, moe_blocks=blocks)
-    rest = sum(tensor.size_bytes for tensor in _counted(header.tensors, layers)) - shape.routed_bytes
-    return replace(shape, dense_bits=8 * max(rest, 1) / max(shape.non_expert_params, 1), kv_bits=_CACHE_BITS)
+    counted = list(_counted(header.tensors, layers))
+    rest = sum(tensor.size_bytes for tensor in counted) - shape.routed_bytes
+    mean = 8 * max(rest, 1) / max(shape.non_expert_params, 1)
+    return replace(shape, dense_bits=mean, part_bits=_part_bits(_by_kind(counted), mean), kv_bits=_CACHE_BITS)
+
+
+def _part_bits(kinds: Mapping[str, list[Tensor]], mean: float) -> PartBits:
+    """Bits per weight of each part; the ``mean`` of a part that there is not."""
+    bits = {
+        kind: 8 * sum(tensor.size_bytes for tensor in tensors) / sum(tensor.elements for tensor in tensors)
+        for kind, tensors in kinds.items() if tensors
+    }
+    return PartBits(**{part.name: bits.get(part.name, mean) for part in fields(PartBits)})
 
 
 def _layers(keys: GgufKeys, tensors: Iterable[Tensor]) -> list[_Layer]:
@@ -213,7 +225,6 @@ def _shape(
         tied_embeddings="output.weight" not in tensors, norm_topk=keys.flag("expert_weights_norm", default=True),
         matrices_per_expert=max(round(elements / (len(sparse) * experts * hidden * width)), 1),
         weight_bits=8 * sum(tensor.size_bytes for tensor in weights) / max(elements, 1),
-        embedding_bits=8 * vocabulary.size_bytes / vocabulary.elements if vocabulary else None,
         expert_bytes=tuple(layer.expert_bytes for layer in sparse),
         expert_tensor_bytes=max((tensor.size_bytes for tensor in weights), default=None),
         mtp_layers=ahead,
@@ -254,20 +265,41 @@ def gguf_blocks(path: Path) -> WeightBlocks:
 @lru_cache(maxsize=16)
 def _blocks(path: Path, changed_ns: int) -> WeightBlocks:
     """``path`` is read anew when it has changed."""
-    kinds: dict[str, list[Tensor]] = {kind: [] for kind in WeightBlocks._fields}
-    for tensor in read_gguf_header(path).tensors:
-        if len(tensor.shape) > 1 and tensor.name.endswith(".weight") and _ROUTER not in tensor.name:
-            kinds[_kind_of_matrix(tensor.name)].append(tensor)
+    header = read_gguf_header(path)
+    layers = _layers(GgufKeys(header.metadata, str(path)), header.tensors)
+    kinds = _by_kind(_counted(header.tensors, layers))
+    return WeightBlocks(**{kind: _mix(kinds[kind]) for kind in WeightBlocks._fields})
+
+
+def _by_kind(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
+    """The matrices of each part of a model: the fields of ``WeightBlocks``, and the router."""
+    kinds: dict[str, list[Tensor]] = {kind: [] for kind in (*WeightBlocks._fields, "router")}
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1 and tensor.name.endswith(".weight")]
+    states = {_block(tensor.name) for tensor in matrices if re.search(r"\.(ssm|shortconv)", tensor.name)}
+    sparse = {_block(tensor.name) for tensor in matrices if _ROUTER in tensor.name}
+    for tensor in matrices:
+        block = _block(tensor.name)
+        kinds[_kind_of_matrix(tensor.name, state=block in states, sparse=block in sparse)].append(tensor)
     kinds["head"] = kinds["head"] or kinds["embedding"]  # tied
-    return WeightBlocks(**{kind: _mix(tensors) for kind, tensors in kinds.items()})
+    return kinds
 
 
-def _kind_of_matrix(name: str) -> str:
+def _block(name: str) -> str | None:
+    match = _LAYER.fullmatch(name)
+    return match[1] if match else None
+
+
+def _kind_of_matrix(name: str, state: bool, sparse: bool) -> str:
+    """The part of the model that a matrix belongs to, in a block with a state, or with experts."""
     if not name.startswith("blk."):
         return "head" if name == "output.weight" else "embedding"
-    if "_exps." not in name:
-        return "layers"
-    return "down" if "ffn_down" in name else "gate_up"
+    if _ROUTER in name:
+        return "router"
+    if _EXPERTS.search(name):
+        return "down" if "ffn_down" in name else "gate_up"
+    if ".ffn_" in name:
+        return "shared" if sparse else "dense"
+    return "state" if state else "attention"
 
 
 def _mix(tensors: Iterable[Tensor]) -> dict[str, float]:

@@ -12,7 +12,7 @@ as llama.cpp and transformers do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,23 @@ class ConfigKeys:
 
 
 def attention_of_layers(keys: ConfigKeys, layers: int) -> list[Attention]:
-    """The attention of each layer. Raises ShapeError for a kind that is not known."""
-    return [attention_of(keys, kind) for kind in _kinds(keys, layers)]
+    """The attention of each layer, with what mixes its inputs. Raises ShapeError for a kind that is not known."""
+    made = [attention_of(keys, kind) for kind in _kinds(keys, layers)]
+    hashed = keys.whole_numbers("ple_layer_ids")  # counted from 1
+    return [
+        replace(kind, params=kind.params + _mixing(keys, number in hashed)) if "hc_count" in keys else kind
+        for number, kind in enumerate(made, 1)
+    ]
+
+
+def _mixing(keys: ConfigKeys, hashed: bool) -> int:
+    """Weights beside a layer's attention and experts in Qwen3.8-Flash-Next (transformers' modeling_qwen4_exp): before
+    each of the two, several residual streams are mixed through a low rank and weighed; ``hashed`` layers add rows of a
+    table of n-grams, which the host looks up, through a key and a value matrix.
+    """
+    hidden, streams, rank = keys.count("hidden_size"), keys.count("hc_count"), keys.count("hc_lowrank")
+    mixers = 2 * streams * hidden * (2 * rank + streams)
+    return mixers + (streams + 1) * hidden * hidden * hashed
 
 
 def attention_of(keys: ConfigKeys, kind: str) -> Attention:
@@ -191,6 +206,7 @@ def _grouped(keys: ConfigKeys, reach: Reach) -> Attention:
     indexed = keys.count("indexer_kv_heads", default=0) * keys.count("indexer_head_dim", default=0)
     span = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(reach)
     tokens = keys.count(span) if span else 0
+    params += hidden * (indexed + keys.count("indexer_n_heads", default=0) * keys.count("indexer_head_dim", default=0))
     return Attention(reach, params, heads, head_dim, kv_width=2 * kv_heads * head_dim + indexed, span=tokens)
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from traces.models.names import parted
-from traces.models.shape import ModelShape, ShapeError
+from traces.models.shape import ModelShape, PartBits, ShapeError
 from trilane.common.hints import Count, above
 from trilane.common.names import unknown
 from trilane.common.quoting import quoted
@@ -40,11 +40,14 @@ class _Quantisation(NamedTuple):
 
     gate_up: _Mix
     down: _Mix
-    layers: _Mix
+    attention: _Mix
     embedding: _Mix
     head: _Mix
     files: tuple[WeightFiles, ...]
     source: str
+    state: _Mix | None = None  # None: as ``attention``
+    shared: _Mix | None = None  # of shared experts and dense layers; None: ``gate_up`` and ``down``
+    router: _Mix = "f32"
 
 
 class _Formats(NamedTuple):
@@ -101,7 +104,10 @@ class WeightBlocks(NamedTuple):
 
     gate_up: Mapping[str, float]  # of routed experts
     down: Mapping[str, float]
-    layers: Mapping[str, float]  # attention, shared experts, dense layers
+    attention: Mapping[str, float]
+    state: Mapping[str, float]  # linear attention and state-space layers
+    shared: Mapping[str, float]  # shared experts
+    dense: Mapping[str, float]  # feed-forward parts of dense layers
     embedding: Mapping[str, float]
     head: Mapping[str, float]
 
@@ -114,8 +120,23 @@ class WeightBlocks(NamedTuple):
 def weight_blocks(shape: ModelShape, name: str) -> WeightBlocks:
     """The blocks of ``shape`` in a format, by the lengths of its rows. Raises ShapeError for an unknown format."""
     entry, row = _entry(name), shape.hidden
-    others = (_blocks(mix, row) for mix in (entry.layers, entry.embedding, entry.head))
-    return WeightBlocks(_blocks(entry.gate_up, row), _blocks(entry.down, shape.expert_width), *others)
+    return WeightBlocks(
+        gate_up=_blocks(entry.gate_up, row), down=_blocks(entry.down, shape.expert_width),
+        attention=_blocks(entry.attention, row), state=_blocks(entry.state or entry.attention, row),
+        shared=_feed_forward(shape, entry, shape.shared_width), dense=_feed_forward(shape, entry, shape.dense_width),
+        embedding=_blocks(entry.embedding, row), head=_blocks(entry.head, row),
+    )
+
+
+def _feed_forward(shape: ModelShape, entry: _Quantisation, width: int) -> dict[str, float]:
+    """The blocks of a shared expert or a dense layer of ``width``: llama.cpp treats them as it does routed experts."""
+    others = shape.matrices_per_expert - 1
+    mixed: dict[str, float] = {}
+    matrices = (entry.shared or entry.gate_up, shape.hidden, others), (entry.shared or entry.down, width, 1)
+    for mix, row, count in matrices:
+        for block, part in _blocks(mix, row).items():
+            mixed[block] = mixed.get(block, 0.0) + part * count / (others + 1)
+    return mixed
 
 
 def block_of_row(name: str, row: int) -> str:
@@ -139,13 +160,14 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
             f"model {shape.name!r} has experts of {shape.weight_bits:g} bits a weight as it is, and is not quantised "
             f"again: use {' or '.join([repr(shape.name), *(f'{shape.name}@{n}' for n in quantisations_of(shape))])}"
         )
+    bits = _part_bits(shape, name)
     source = f"{name}: {entry.source}; blocks: traces/models/quantisations.yaml"
     return replace(
         shape,
         name=f"{shape.name}@{name}",
         weight_bits=_expert_bits(shape, entry),
-        dense_bits=_dense_bits(shape, entry),
-        embedding_bits=_bits(entry.head if shape.tied_embeddings else entry.embedding, shape.hidden),
+        dense_bits=_mean(shape, bits),
+        part_bits=bits,
         kv_bits=_CACHE_BITS,
         sources={**shape.sources, "weight_bits": source, "dense_bits": source, "kv_bits": "assumption: not quantised"},
     )
@@ -161,23 +183,26 @@ def _allowed(shape: ModelShape, name: str) -> bool:
 def _expert_bits(shape: ModelShape, entry: _Quantisation) -> float:
     """Bits per weight of the routed experts: all matrices but one have rows of ``hidden``."""
     others = shape.matrices_per_expert - 1
-    down = _bits(entry.down, shape.expert_width)
-    return (others * _bits(entry.gate_up, shape.hidden) + down) / shape.matrices_per_expert
+    gate_up, down = _blocks(entry.gate_up, shape.hidden), _blocks(entry.down, shape.expert_width)
+    return (others * _bits(gate_up) + _bits(down)) / shape.matrices_per_expert
 
 
-def _dense_bits(shape: ModelShape, entry: _Quantisation) -> float:
-    """Mean bits per weight of everything else; unchanged for a shape without sizes of it."""
-    table = shape.vocab * shape.hidden
-    embedding = 0 if shape.tied_embeddings else table
-    layers = shape.non_expert_params - table - embedding
-    parts = ((layers, entry.layers), (embedding, entry.embedding), (table, entry.head))
-    bits = sum(count * _bits(blocks, shape.hidden) for count, blocks in parts)
-    return bits / shape.non_expert_params if shape.non_expert_params else shape.dense_bits
+def _part_bits(shape: ModelShape, name: str) -> PartBits:
+    """Bits per weight of each part; a tied table of embeddings is kept as the head is."""
+    blocks, router = weight_blocks(shape, name), _blocks(_entry(name).router, shape.hidden)
+    parts = blocks._asdict() | {"router": router} | ({"embedding": blocks.head} if shape.tied_embeddings else {})
+    return PartBits(**{part.name: _bits(parts[part.name]) for part in fields(PartBits)})
 
 
-def _bits(blocks: _Mix, row: int) -> float:
-    """Bits per weight of a block, or of a mix, for rows of ``row`` weights."""
-    return sum(part * bits_of_block(block) for block, part in _blocks(blocks, row).items())
+def _mean(shape: ModelShape, bits: PartBits) -> float:
+    """Mean bits per weight outside the routed experts; unchanged for a shape without sizes of it."""
+    total = sum(count * getattr(bits, part) for part, count in shape.part_params.items())
+    return total / shape.non_expert_params if shape.non_expert_params else shape.dense_bits
+
+
+def _bits(blocks: Mapping[str, float]) -> float:
+    """Bits per weight of blocks, by their parts of the weights."""
+    return sum(part * bits_of_block(block) for block, part in blocks.items())
 
 
 def _blocks(mix: _Mix, row: int) -> dict[str, float]:

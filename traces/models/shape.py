@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -24,6 +24,28 @@ _Bits = Annotated[float, above(0), at_most(64)]
 
 class ShapeError(TrilaneError):
     """A model shape that no model can have."""
+
+
+@dataclass(frozen=True)
+class PartBits:
+    """Bits per weight of a model's matrices outside the routed experts, by the part that they belong to."""
+
+    attention: _Bits
+    state: _Bits  # projections of linear attention and of state-space layers
+    router: _Bits
+    shared: _Bits  # shared experts
+    dense: _Bits  # feed-forward parts of layers without experts
+    embedding: _Bits
+    head: _Bits
+
+    @classmethod
+    def uniform(cls, bits: float) -> PartBits:
+        """The same bits for all parts."""
+        return cls(*[bits] * len(fields(cls)))
+
+    def of_attention(self, kind: Attention) -> float:
+        """Bits per weight of the projections of one kind of attention."""
+        return self.state if kind.reach == "state" else self.attention
 
 
 @dataclass(frozen=True)
@@ -58,7 +80,7 @@ class ModelShape:
     matrices_per_expert: Annotated[int, between(1, 8)] = 3  # gate, up, down; 2 where there is no gate; shared ones too
     weight_bits: _Bits = 16.0  # bits per routed-expert weight
     dense_bits: _Bits = 16.0  # bits per weight of everything else, the mean of all
-    embedding_bits: _Bits | None = None  # of these, bits per weight of the table of embeddings; None: as ``dense_bits``
+    part_bits: PartBits | None = None  # of these, bits per weight by part; None: ``dense_bits`` for all
     kv_bits: _Bits | None = None  # bits per element of the KV cache; None: as ``dense_bits``
     expert_bytes: tuple[Annotated[int, between(1, _MOST_BYTES)], ...] = ()
     expert_tensor_bytes: Annotated[int, between(1, _MOST_BYTES)] | None = None  # see ``largest_expert_tensor_bytes``
@@ -178,17 +200,33 @@ class ModelShape:
     @property
     def non_expert_params(self) -> int:
         """Weights outside the routed experts: attention, gates, shared experts, dense layers, embeddings."""
-        attention = sum(kind.params * layers for kind, layers in self.attention_counts)
-        moe = self.moe_layers * (self.hidden * self.experts + self.shared_params)
-        dense = self.dense_layers * self.dense_ffn_params
-        embeddings = (1 if self.tied_embeddings else 2) * self.vocab * self.hidden
-        return attention + moe + dense + embeddings
+        return sum(self.part_params.values())
 
     @property
     def params(self) -> int:
         """All weights but those of norms and biases."""
         expert = self.matrices_per_expert * self.hidden * self.expert_width
         return self.moe_layers * self.experts * expert + self.non_expert_params
+
+    @cached_property
+    def bits(self) -> PartBits:
+        """Bits per weight of the parts outside the routed experts."""
+        return self.part_bits or PartBits.uniform(self.dense_bits)
+
+    @cached_property
+    def part_params(self) -> Mapping[str, int]:
+        """Weights of each part of ``PartBits``; a tied table of embeddings is the head's."""
+        table = self.vocab * self.hidden
+        kinds = [(kind.params * layers, kind.reach == "state") for kind, layers in self.attention_counts]
+        return {
+            "attention": sum(params for params, state in kinds if not state),
+            "state": sum(params for params, state in kinds if state),
+            "router": self.moe_layers * self.hidden * self.experts,
+            "shared": self.moe_layers * self.shared_params,
+            "dense": self.dense_layers * self.dense_ffn_params,
+            "embedding": 0 if self.tied_embeddings else table,
+            "head": table,
+        }
 
     @cached_property
     def non_expert_bytes(self) -> int:
@@ -198,13 +236,26 @@ class ModelShape:
     @property
     def moe_layer_bytes(self) -> int:
         """Bytes of a mean MoE layer with all of its experts."""
-        others = self.mean_of_layers(lambda kind: kind.params) + self.hidden * self.experts + self.shared_params
-        return round(others * self.dense_bits / 8 + self.routed_bytes / self.moe_layers)
+        bits = self.bits
+        attention = self.mean_of_layers(lambda kind: kind.params * bits.of_attention(kind))
+        others = attention + self.hidden * self.experts * bits.router + self.shared_params * bits.shared
+        return round(others / 8 + self.routed_bytes / self.moe_layers)
 
     @property
     def embedding_bytes(self) -> int:
         """Bytes of the table of embeddings, of which a token reads one row."""
-        return round(self.vocab * self.hidden * (self.embedding_bits or self.dense_bits) / 8)
+        return round(self.vocab * self.hidden * self.bits.embedding / 8)
+
+    @property
+    def product_params(self) -> int:
+        """Weights outside the routed experts that every token is multiplied with: all but the table of embeddings,
+        unless that is the head too."""
+        return self.non_expert_params - (0 if self.tied_embeddings else self.vocab * self.hidden)
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of ``product_params``, with what comes along: norms and biases, where a file's bytes are known."""
+        return self.non_expert_bytes - (0 if self.tied_embeddings else self.embedding_bytes)
 
     @property
     def cache_bits(self) -> float:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def accuracy(
     row: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Explain one row: its setting, where the predicted time goes, and with which "
-                                        "rate the measured speed would be right."),
+        typer.Option(metavar="ID", help="Explain one row: its setting, where the predicted time goes, with which "
+                                        "rate the measured speed would be right, and what makes a machine slower than "
+                                        "its parts."),
     ] = None,
     check: Annotated[
         str | None, typer.Option(metavar="FILE.csv", help="Score rows of your own, instead of the bundled ones.")
@@ -42,6 +43,7 @@ def accuracy(
     """
     from trilane.engines.accuracy.measured_rows import write_template
     from trilane.engines.accuracy.scores import bundled_scores, explain, row_of, scores_of
+    from trilane.engines.accuracy.slow_machines import slow_causes_of_row
     from trilane.output.pages.accuracy import accuracy_page, row_page
 
     if row is not None and plot is not None:
@@ -54,7 +56,9 @@ def accuracy(
     scores = scores_of(check) if check else bundled_scores()
     if row is not None:
         explained = row_of(scores.rows, row)
-        report(json, scores.facts(explained), *row_page(explained, scores, explain(explained)))
+        causes = slow_causes_of_row(explained)
+        facts = scores.facts(explained) | {"slow_causes": [cause._asdict() for cause in causes]}
+        report(json, facts, *row_page(explained, scores, explain(explained), causes))
         return
     report(json, scores.to_dict(), *accuracy_page(scores, check))
     if plot is not None:

@@ -93,6 +93,7 @@ def tune(
     from trilane.engines.tune.settings import GOALS, TuneQuestion
     from trilane.engines.tune.tune import completed, started
     from trilane.output.pages.caveats import tune_record
+    from trilane.output.pages.slow_machine import slow_part
     from trilane.output.pages.tune import check_page, explained_page, facts_part, line_part
 
     check_targets(json, inputs=(model, parts.machine))
@@ -108,7 +109,7 @@ def tune(
     )
     tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
-        from trilane.study.validation.tune_check import check, file_to_run
+        from trilane.study.validation.tune_check import check, file_to_run, slow_causes_of
 
         file_to_run(tune_question)
     with working("comparing settings"):
@@ -123,8 +124,9 @@ def tune(
     if checked:
         with working("running llama.cpp"):
             measured = list(check(tuning))
-        show(json, *check_page(measured))
-        record["checked"] = [to_dict(one) for one in measured]
+        causes = slow_causes_of(tuning, measured[0])
+        show(json, *check_page(measured), *slow_part(causes))
+        record |= {"checked": [to_dict(one) for one in measured], "slow_causes": [one._asdict() for one in causes]}
     write_json(record, json)
 
 

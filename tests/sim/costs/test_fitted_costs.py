@@ -14,9 +14,19 @@ import yaml
 from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, FittedEngine, engine_names, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
-from sim.costs.fitted_costs import WIDE_BITS, CpuProcessor, copy_bytes_per_s, fitted_costs, saturated, unpacked_bits
+from sim.costs.fitted_costs import (
+    WIDE_BITS,
+    CpuProcessor,
+    attention_flops,
+    copy_bytes_per_s,
+    fitted_costs,
+    saturated,
+    unpacked_bits,
+)
 from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.parts import Vendor
 from sim.machine.sourced import Sourced
+from traces.models.attention import Attention
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 
@@ -31,7 +41,8 @@ ENGINE = load_engine("llama.cpp").with_numbers(
     {
         "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
         "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
-        "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.expert_ns": 0,
+        "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
+        "gpu.tile_rows": 0,
         "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.thread_bytes_per_s": 1e15, "cpu.layer_ns": 7000,
         "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.thread_flops_per_s": 1e10,
         "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
@@ -41,11 +52,13 @@ ENGINE = load_engine("llama.cpp").with_numbers(
 
 
 def machine(name: str = "rtx-3060+ddr4-3200") -> Hardware:
-    """100 GB/s and 100 TOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
+    """100 GB/s, 100 TOP/s and 40 TFLOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
     found = load_hardware(name)
     numbers = {"cpu.read_bytes_per_s": 30e9, "link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
     if not found.cpu_only:
-        numbers |= {"gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12}
+        numbers |= {
+            "gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12, "gpu.flops_per_s": 40e12,
+        }
     changed = found.with_numbers(numbers)
     return replace(changed, cpu=replace(changed.cpu, cores=10))
 
@@ -81,11 +94,62 @@ def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:
     assert table[5000] == round(read_ns + 4999 * row_ns)
 
 
+def test_tiles_of_an_expert_are_partly_empty_and_narrower_where_pieces_are_small() -> None:
+    """Twelve rows are computed in vain, half of them of an expert of five rows, none of one row alone."""
+    full, tiled = (
+        fitted_costs(SHAPE, machine(), ENGINE.with_numbers({"gpu.tile_rows": rows}), 5000).experts[0].gpu_ns
+        for rows in (0, 12)
+    )
+    row_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9
+    assert tiled[1] == full[1]
+    assert tiled[5] - full[5] == pytest.approx(6 * row_ns, abs=1)
+    assert tiled[5000] - full[5000] == pytest.approx(12 * row_ns, rel=2e-3)
+
+
 def test_experts_that_are_multiplied_one_after_another_have_kernels_of_their_own() -> None:
     engine = ENGINE.with_numbers({"gpu.expert_ns": 30_000})
     without, table = (fitted_costs(SHAPE, machine(), one, 4000).experts[0].gpu_ns for one in (ENGINE, engine))
     assert table[1] == without[1]  # one token's are few enough for other kernels
     assert table[4000] - without[4000] == pytest.approx(30_000, rel=1e-3)
+
+
+def piece_ns(shape: ModelShape, depth: int = 8192, vendor: Vendor | None = None, **numbers: Any) -> float:
+    """Attention of 512 tokens after so many others, in a layer."""
+    engine = ENGINE.with_numbers({f"gpu.{key}": value for key, value in numbers.items()})
+    base = machine()
+    hardware = replace(base, gpu=replace(base.gpu, vendor=vendor))
+    return float(fitted_costs(shape, hardware, engine, 1).step(512, (512 + depth,)).attention_ns)
+
+
+def test_keys_meet_queries_at_the_16_bit_rate_of_the_card() -> None:
+    """Four operations a pair, head and element, at a tenth of 40 TFLOP/s, and at a share of that on other vendors'."""
+    rows, pair_ns = 511 / 512, 4 * 8 * 128 / 4e12 * 1e9
+    deeper_ns = piece_ns(SHAPE, 16_384) - piece_ns(SHAPE)
+    assert deeper_ns == pytest.approx(rows * 512 * 8192 * pair_ns, abs=2)
+    full, half = (piece_ns(SHAPE, 8192, "amd", **{"vendor_attention_share.amd": share}) for share in (1.0, 0.5))
+    assert half - full == pytest.approx(rows * (512 * 8192 + 512 * 513 / 2) * pair_ns, rel=1e-6)
+
+
+def test_all_heads_meet_a_latent_as_it_is_kept_or_unpack_it_for_each_piece() -> None:
+    """DeepSeek-V2-Lite: 2 x 16 x (576 + 512) operations a pair, or 4 x 16 x 192 and those of unpacking what is read."""
+    latent = Attention("full", 1, heads=16, head_dim=192, kv_width=576)
+    assert attention_flops(latent, "compressed", 1000, 10) == 2 * 16 * (576 + 512) * 1000
+    assert attention_flops(latent, "heads", 1000, 10) == 4 * 16 * 192 * 1000 + 2 * 512 * 16 * (128 + 128) * 10
+    grouped = Attention("full", 1, heads=16, head_dim=128, kv_width=1024)
+    assert {attention_flops(grouped, way, 1000, 10) for way in ("compressed", "heads")} == {4 * 16 * 128 * 1000}
+    ways = {name: load_fitted(name).prompt.latent.value for name in ("llama.cpp", "llama.cpp-rocm", "ik_llama.cpp")}
+    assert ways == {"llama.cpp": "compressed", "llama.cpp-rocm": "compressed", "ik_llama.cpp": "heads"}
+
+
+def test_a_state_is_multiplied_token_by_token_and_each_column_reads_the_key_and_the_query() -> None:
+    """32 heads of 128 x 128: 4.2 MB a token from caches at 400 GB/s; one token's are in the time of the layer."""
+    state = Attention("state", 1, state_bytes=4 * 32 * 128 * 128)
+    shape = replace(SHAPE, attention=(state,), attention_layers=(0, 0))
+    token_ns = 32 * 128 * 128 * 8 / 400e9 * 1e9
+    assert piece_ns(shape, 0) - piece_ns(shape, 0, state_reads=1000) == pytest.approx(511 * token_ns, rel=5e-3)
+    assert piece_ns(shape, 0) == piece_ns(shape, 8192)
+    one = [fitted_costs(shape, machine(), ENGINE.with_numbers({"gpu.state_reads": n}), 1).step(1, (9,)) for n in (1, 4)]
+    assert one[0] == one[1]
 
 
 @pytest.mark.parametrize(("bits", "share"), [(4.5, 0.8), (8.0, 1.0)])
@@ -96,8 +160,14 @@ def test_weights_of_less_than_eight_bits_are_unpacked_more_slowly(bits: float, s
     assert table.gpu_ns[1] == round(EXPERT_BYTES * bits / 16 / (50e9 * share) * 1e9)
 
 
+LATENT = replace(
+    SHAPE, kv_width=576, kv_heads=16, attention=(Attention("full", 1, heads=16, head_dim=192, kv_width=576),),
+    attention_layers=(0, 0),
+)
+
+
 @pytest.mark.parametrize("name", ["rtx-3060+ddr4-3200", "none+ddr4-3200+ryzen-7-5800x"])
-@pytest.mark.parametrize("engine", ["llama.cpp", "llama.cpp-vulkan", "ik_llama.cpp"])
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
 def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> None:
     """They are unpacked as they are read: speeds at depth stay or fall, and never rise with the bits that are saved."""
     full, half, quarter = (
@@ -105,6 +175,28 @@ def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> 
         for bits in (16, 8.5, 4.5)
     )
     assert full.attention_ns <= half.attention_ns <= quarter.attention_ns
+
+
+def narrow_over_wide(shape: ModelShape, engine: str, tokens: int = 1) -> float:
+    """Time of attention over 32,768 tokens with keys and values in q8_0 over that in 16 bits."""
+    narrow, wide = (
+        fitted_costs(replace(shape, kv_bits=bits), machine("rtx-3060+ddr4-3200"), load_engine(engine), 1)
+        .step(tokens, (32_768,)).attention_ns
+        for bits in (8.5, 16)
+    )
+    return narrow / wide
+
+
+def test_fewer_bits_are_faster_with_vulkan_slower_with_rocm_and_slow_where_kernels_take_16_only() -> None:
+    grouped = {name: narrow_over_wide(SHAPE, name) for name in ("llama.cpp", "llama.cpp-vulkan", "llama.cpp-rocm")}
+    assert grouped["llama.cpp-vulkan"] < 0.7 < grouped["llama.cpp"] == 1 < 1.3 < grouped["llama.cpp-rocm"]
+    for name in grouped:
+        assert narrow_over_wide(LATENT, name) > 1.4, name
+
+
+def test_kernels_that_unpack_keys_for_each_tile_of_queries_multiply_them_more_slowly() -> None:
+    assert narrow_over_wide(SHAPE, "llama.cpp", 512) == 1
+    assert 1 < narrow_over_wide(SHAPE, "llama.cpp-vulkan", 512) < narrow_over_wide(LATENT, "llama.cpp-vulkan", 512)
 
 
 def test_memory_of_the_host_is_read_as_fast_by_radeon_as_by_others() -> None:

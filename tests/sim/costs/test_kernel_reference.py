@@ -27,7 +27,9 @@ from tests.sim.costs.test_fitted_reference import LATENT, LINEAR, STEPS, WINDOW
 from tests.sim.costs.test_fitted_reference import SHAPE as MIXED
 from traces.models.attention import Attention
 
-SHAPE = replace(MIXED, name="mixed@q4_k_m", hidden=1024, expert_width=512)  # whole blocks of 256 weights
+SHAPE = replace(  # whole blocks of 256 weights
+    MIXED, name="mixed@q4_k_m", hidden=1024, expert_width=512, shared_width=512, dense_width=768,
+)
 THREADS = (2, 8)
 RATES = {  # of experts and of others, with two threads and with eight: operations a second of one row, and of 16
     "q4_k": (((1e9, 3e9), (4e9, 9e9)), ((2e9, 5e9), (6e9, 13e9))),
@@ -83,9 +85,12 @@ def each_ns(name: str, experts: bool, rows: float, place: int) -> float:
 
 
 def product(weights: float, rows: int, place: int, **parts: float) -> float:
-    """A matrix outside the experts: 11 of 12 weights of a layer in one format, as q4_k_m has them."""
+    """A matrix outside the experts, by default of attention: 11 of 12 weights in one format, as q4_k_m has them."""
     parts = parts or {"q4_k": 11 / 12, "q6_k": 1 / 12}
     return 2 * weights * rows * sum(part * each_ns(name, False, rows, place) for name, part in parts.items())
+
+
+FEED_FORWARD = {"q4_k": 2.5 / 3, "q6_k": 0.5 / 3}  # as experts: of three matrices down is half in the other format
 
 
 def expert(rows: float, place: int) -> float:
@@ -106,7 +111,8 @@ def attention(kind: Attention, rows: int, context: tuple[int, ...], place: int) 
     )
     read = (touched - rows) * kind.kv_width * 8.5 / 8 * CACHE_BYTE[place] * byte
     attended = kind.heads * pairs * (more * pair[place] + wider * width * wide[place])
-    return product(kind.params, rows, place) + read + attended + LAYER[name][place] + rows * TOKEN[name][place]
+    mix = {"q4_k": 3 / 4, "q6_k": 1 / 4} if kind is LINEAR else {}  # of which half is queries, keys and values
+    return product(kind.params, rows, place, **mix) + read + attended + LAYER[name][place] + rows * TOKEN[name][place]
 
 
 def choices(rows: int, place: int) -> float:
@@ -119,9 +125,9 @@ def times(rows: int, context: tuple[int, ...], place: int) -> dict[str, float]:
     mean = sum(attention(kind, rows, context, place) for kind in layers) / 4
     return {
         "attention_ns": mean,
-        "dense_ns": mean + product(3 * 1024 * 700, rows, place),
+        "dense_ns": mean + product(3 * 1024 * 768, rows, place, **FEED_FORWARD),
         "gate_ns": product(1024 * 8, rows, place, f32=1),
-        "shared_ns": product(3 * 1024 * 500, rows, place),
+        "shared_ns": product(3 * 1024 * 512, rows, place, **FEED_FORWARD),
         "head_ns": product(5000 * 1024, len(context), place, q6_k=1) + STEP[place],
         "combine_ns": choices(rows, place),
         "speculate_ns": 1, "estimator_ns": 1, "routing_ns": 0, "activations_ns": 1, "result_ns": 1,
@@ -152,7 +158,8 @@ def test_a_piece_of_a_prompt(tokens: int) -> None:
     def mixture(rows: int) -> float:
         active = 8 * (1 - (3 / 4) ** rows)
         routed = active * expert(max(rows * 2 / active, 1), 1)
-        return product(1024 * 8, rows, 1, f32=1) + product(3 * 1024 * 500, rows, 1) + routed + choices(rows, 1)
+        shared = product(3 * 1024 * 512, rows, 1, **FEED_FORWARD)
+        return product(1024 * 8, rows, 1, f32=1) + shared + routed + choices(rows, 1)
 
     part = times(tokens, (context,), 1)
     expected = 3 * part["attention_ns"] + 2 * mixture(tokens) + mixture(1) + part["dense_ns"] + part["head_ns"]
@@ -195,4 +202,4 @@ def test_more_rows_never_take_less_time_and_any_take_a_nanosecond() -> None:
 
 
 def test_without_a_format_weights_have_16_bits() -> None:
-    assert kernel_steps(replace(SHAPE, name="mixed"), KERNELS, 1).blocks.layers == {"bf16": 1.0}
+    assert kernel_steps(replace(SHAPE, name="mixed"), KERNELS, 1).blocks.attention == {"bf16": 1.0}

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost_table import LAUNCHES, RATES, CostError, CostTable, StepCosts
+from sim.costs.engine import load_engine
 from sim.costs.engine_costs import costs_on
+from sim.costs.fitted_costs import fitted_costs
 from sim.costs.roofline_costs import roofline
 from sim.machine.hardware import hardware_names, load_hardware
 from tests.kit.toys import uniform_costs
 from traces.models.attention import Attention
-from traces.models.shape import ModelShape
+from traces.models.shape import ModelShape, PartBits
 from trilane.testing.random_worlds import scaled
 
 MIXTRAL = ModelShape(
@@ -125,6 +127,34 @@ def test_the_rest_of_a_quantised_model_is_slower_to_read_too_but_its_cache_is_no
     assert packed.head_ns == pytest.approx(head + 6000, abs=2)
     saved = 41_943_040 * (2 - 5.7 / 8 / 0.94) / (936 * 0.85)
     assert whole.attention_ns - packed.attention_ns == pytest.approx(saved, abs=2)
+
+
+PARTS = {  # times that a part's bits move; a dense layer has attention too
+    "attention": {"attention_ns", "dense_ns"}, "state": set(), "router": {"gate_ns", "speculate_ns"},
+    "shared": {"shared_ns"}, "dense": {"dense_ns"}, "embedding": set(), "head": {"head_ns"},
+}
+
+
+@pytest.mark.parametrize("engine", [None, "llama.cpp"])
+@pytest.mark.parametrize("part", PARTS)
+def test_bits_of_a_part_move_its_own_times(part: str, engine: str | None) -> None:
+    wide = PartBits.uniform(8.0)
+    shapes = [replace(DEEPSEEK, kv_bits=16.0, part_bits=bits) for bits in (wide, replace(wide, **{part: 4.0}))]
+    hardware = load_hardware("rtx-3090+ddr5-5600+16-cores" if engine else "rtx3090-ddr4")
+    tables = (fitted_costs(each, hardware, load_engine(engine), 1) if engine else roofline(each, hardware, 1)
+              for each in shapes)
+    before, after = (table.step(1, [64]) for table in tables)
+    moved = {name for name in StepCosts._fields if getattr(after, name) < getattr(before, name)}
+    assert moved - {"estimator_ns"} == PARTS[part]
+    assert after == before._replace(**{name: getattr(after, name) for name in moved})
+
+
+def test_linear_attention_is_read_in_the_bits_of_states() -> None:
+    wide, kind = PartBits.uniform(8.0), Attention("state", 13_762_560, state_bytes=64)
+    bits = wide, replace(wide, state=4.0), replace(wide, attention=4.0)
+    shapes = [replace(DEEPSEEK, attention=(kind,), attention_layers=(0,) * 27, part_bits=each) for each in bits]
+    whole, halved, same = (costs_of("rtx3090-ddr4", shape).step(1, [64]).attention_ns for shape in shapes)
+    assert halved < whole == same
 
 
 def test_attention_reads_its_cache_and_writes_the_new_token() -> None:

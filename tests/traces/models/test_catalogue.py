@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 import traces.models.catalogue
 from tests.traces.models.gguf_files import Q4_K, grouped, mixture, model, write_gguf
 from traces.file import bundled_trace
+from traces.models.attention import Attention
 from traces.models.catalogue import (
     aliases,
     load_model,
@@ -21,7 +22,7 @@ from traces.models.catalogue import (
     trained_tokens,
 )
 from traces.models.quantisation import quantisation_names, quantisation_source, quantisations_of, quantised
-from traces.models.shape import ModelShape, ShapeError
+from traces.models.shape import ModelShape, PartBits, ShapeError
 from traces.synthesis.named import nearest_routing
 from trilane.common.yaml_files import read_yaml
 
@@ -181,6 +182,37 @@ def gigabytes(model: str) -> float:
     ("qwen3-30b-a3b@q6_k", 25.10),
     ("qwen3-30b-a3b@q5_k_m", 21.74),
     ("qwen3-30b-a3b@iq4_xs", 16.6),  # steampunque/Qwen3-30B-A3B-Hybrid-GGUF, model card
+    ("qwen3-30b-a3b@q3_k_m", 14.71),  # here, and q4_k_m and q3_k_m to glm-4.5-air: unsloth's and Qwen's file lists
+    ("qwen3-235b-a22b@q4_k_m", 142.15),
+    ("qwen3-235b-a22b@q3_k_m", 112.45),
+    ("glm-4.7-flash@q4_k_m", 18.31),
+    ("glm-4.7@q4_k_m", 216.456),  # unsloth/GLM-4.7-GGUF: 216 455 572 576 bytes; a layer of prediction is among them
+    ("glm-4.5-air@q4_k_m", 72.98),  # with that layer, too
+    ("qwen3.6-35b-a3b@q4_k_m", 21.17),  # lmstudio-community/Qwen3.6-35B-A3B-GGUF: Q4_K, Q6_K and F32
+    ("qwen3.6-35b-a3b@q5_k_m", 24.72),  # Qwopus3.6-35B-A3B-v1, llama-bench: 23.02 GiB
+    ("qwen3.6-35b-a3b@q8_0", 36.90),  # from here to ud-iq2_m: unsloth/Qwen3.6-35B-A3B-GGUF
+    ("qwen3.6-35b-a3b@ud-q8_k_xl", 38.5),
+    ("qwen3.6-35b-a3b@ud-q6_k_xl", 31.84),
+    ("qwen3.6-35b-a3b@ud-q5_k_xl", 26.59),
+    ("qwen3.6-35b-a3b@ud-q4_k_xl", 22.36),
+    ("qwen3.6-35b-a3b@ud-q4_k_m", 22.1345),  # 22 134 528 992 bytes
+    ("qwen3.6-35b-a3b@ud-q3_k_xl", 16.8),
+    ("qwen3.6-35b-a3b@ud-iq3_xxs", 13.2112),  # 13 211 155 424 bytes
+    ("qwen3.6-35b-a3b@ud-q2_k_xl", 12.3),
+    ("qwen3.6-35b-a3b@ud-iq2_m", 11.5),
+    ("qwen3.6-35b-a3b@ud-iq4_xs", 17.785),  # unsloth/Qwen-AgentWorld-35B-A3B-GGUF: 17 785 036 032 bytes
+    ("qwen3.5-122b-a10b@ud-q4_k_xl", 77.02),  # llama-bench: 71.73 GiB
+    ("gemma-4-26b-a4b@ud-q4_k_xl", 17.011),  # unsloth/gemma-4-26B-A4B-it-GGUF: 17 010 980 576 bytes; to ud-iq2_m
+    ("gemma-4-26b-a4b@ud-q6_k_xl", 23.8),
+    ("gemma-4-26b-a4b@ud-q5_k_xl", 21.3),
+    ("gemma-4-26b-a4b@ud-q3_k_xl", 12.9),
+    ("gemma-4-26b-a4b@ud-q2_k_xl", 10.5),
+    ("gemma-4-26b-a4b@ud-iq2_m", 9.97),
+    ("qwen3-30b-a3b@ud-q4_k_xl-2025", 17.7),  # unsloth/Qwen3-30B-A3B-GGUF
+    ("qwen3-30b-a3b@ud-q3_k_xl-2025", 13.8),
+    ("glm-4.7-flash@ud-q4_k_xl-2025", 17.51),  # unsloth/GLM-4.7-Flash-GGUF, llama-bench: 16.31 GiB
+    ("glm-4.7@ud-q4_k_xl-2025", 205),  # unsloth/GLM-4.7-GGUF
+    ("glm-4.7@ud-q3_k_xl-2025", 159),
     ("qwen3-next-80b-a3b@q4_k_m", 48.41),  # Qwen/Qwen3-Next-80B-A3B-Thinking-GGUF: 45.09 GiB; Q8_0: 78.99 GiB
     ("qwen3-next-80b-a3b@q8_0", 84.81),
     ("gpt-oss-20b@mxfp4", 12.110),  # lmstudio-community/gpt-oss-20b-GGUF: 12 109 566 624 bytes
@@ -189,6 +221,16 @@ def gigabytes(model: str) -> float:
 ])
 def test_sizes_of_published_files(model: str, published: float) -> None:
     assert gigabytes(model) == pytest.approx(published, rel=0.03)
+
+
+@pytest.mark.parametrize(("weights", "experts", "whole"), [  # whole: without the table of n-grams, 28.8 GB in IQ4_NL
+    ("ud-q4_k_xl", 76.99, 82.5), ("ud-iq4_xs", 59.49, None), ("ud-q3_k_xl", None, 61.2), ("ud-iq3_xxs", 48.64, None),
+])
+def test_sizes_of_qwen3_8_flash_next(weights: str, experts: float | None, whole: float | None) -> None:
+    """Experts: GiB in Niko1221/Strata docs/MODELS.md and logs; files of unsloth: 111.33 GB, 89.99 GB."""
+    shape = load_model(f"qwen3.8-flash-next@{weights}")
+    assert experts is None or shape.routed_bytes / 1e9 == pytest.approx(experts, rel=0.015)
+    assert whole is None or gigabytes(shape.name) == pytest.approx(whole, rel=0.02)
 
 
 def test_mixtral_in_todays_mixture_and_in_that_of_its_time() -> None:
@@ -207,14 +249,53 @@ def test_bits_of_experts_by_hand() -> None:
 
 
 def test_bits_of_the_rest_are_weighted_by_what_it_consists_of() -> None:
-    """Q4_0: 2 x (1000 of attention + 512 x 4 of the gate), 51200 of the embedding; Q6_K: 51200 of the head."""
+    """Q4_0: 2 x 1000 of attention, 51200 of the embedding; Q6_K: 51200 of the head; 32 bits: 2 x 512 x 4 of routers."""
     made = quantised(SMALL, "q4_0")
-    assert made.dense_bits == pytest.approx((4.5 * (6096 + 51200) + 6.5625 * 51200) / (6096 + 2 * 51200))
+    bits = 4.5 * (2000 + 51200) + 6.5625 * 51200 + 32 * 4096
+    assert made.dense_bits == pytest.approx(bits / (6096 + 2 * 51200))
 
 
 def test_a_tied_embedding_is_kept_as_the_head_is() -> None:
     made = quantised(replace(SMALL, tied_embeddings=True), "q4_0")
-    assert made.dense_bits == pytest.approx((4.5 * 6096 + 6.5625 * 51200) / (6096 + 51200))
+    assert made.dense_bits == pytest.approx((4.5 * 2000 + 32 * 4096 + 6.5625 * 51200) / (6096 + 51200))
+    assert (made.bits.embedding, made.embedding_bytes) == (6.5625, 51200 * 6.5625 / 8)
+
+
+HYBRID = ModelShape(  # 2 ** 19 weights of attention in the first layer, which is dense, 2 ** 18 in each of the others
+    "hybrid", moe_layers=3, dense_layers=1, experts=4, top_k=2, hidden=512, expert_width=256, shared_experts=1,
+    shared_width=256, dense_width=512, kv_width=64, attention_params=2**19, vocab=100,
+    attention=(Attention("full", 2**19, kv_width=64), Attention("state", 2**18, state_bytes=64)),
+    attention_layers=(0, 1, 1, 1),
+)
+Q4, Q5, Q6, Q8 = 4.5, 5.5, 6.5625, 8.5
+
+
+@pytest.mark.parametrize(("weights", "bits", "expert_bits"), [
+    ("q4_k_m", PartBits(
+        attention=(11 * Q4 + Q6) / 12, state=(3 * Q4 + Q6) / 4, router=32, shared=(2 * Q4 + (Q4 + Q6) / 2) / 3,
+        dense=(2 * Q4 + (Q4 + Q6) / 2) / 3, embedding=Q4, head=Q6,
+    ), (2 * Q4 + (Q4 + Q6) / 2) / 3),
+    ("ud-q4_k_m", PartBits(attention=Q8, state=Q8, router=32, shared=Q8, dense=Q8, embedding=Q8, head=Q6),
+     (2 * Q4 + (37 * Q5 + 3 * Q6) / 40) / 3),
+])
+def test_bytes_by_part_by_hand(weights: str, bits: PartBits, expert_bits: float) -> None:
+    """A plain format gives the rest the experts' bits, a dynamic one Q8_0; a token reads all but the embedding."""
+    made = quantised(HYBRID, weights)
+    assert asdict(made.bits) == pytest.approx(asdict(bits))
+    assert made.weight_bits == pytest.approx(expert_bits)
+    params = {
+        "attention": 2**19, "state": 3 * 2**18, "router": 3 * 512 * 4, "shared": 3 * 3 * 512 * 256,
+        "dense": 3 * 512 * 512, "head": 512 * 100,
+    }
+    read = sum(count * getattr(bits, part) / 8 for part, count in params.items())
+    assert made.product_params == sum(params.values())
+    assert made.product_bytes == pytest.approx(read, abs=1)
+    assert made.non_expert_bytes == pytest.approx(read + 512 * 100 * bits.embedding / 8, abs=1)
+
+
+def test_bits_of_other_attention_are_the_attention_s_where_a_format_does_not_say() -> None:
+    made = quantised(HYBRID, "q8_0")
+    assert (made.bits.of_attention(HYBRID.attention_counts[0][0]), made.bits.state) == (8.5, 8.5)
 
 
 def test_rows_that_blocks_do_not_divide_fall_back_to_smaller_blocks() -> None:
@@ -229,7 +310,7 @@ def test_the_cache_stays_in_16_bits_and_every_number_has_a_source(name: str) -> 
     shape = load_model("qwen3-30b-a3b")
     made = quantised(shape, name)
     assert made.cache_bytes(9) == shape.cache_bytes(9)
-    assert max(made.weight_bits, made.dense_bits) <= 16
+    assert max(made.weight_bits, *(bits for part, bits in asdict(made.bits).items() if part != "router")) <= 16
     assert quantisation_source(name) in made.sources["weight_bits"]
     assert made.params == shape.params
 

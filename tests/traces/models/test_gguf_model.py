@@ -369,7 +369,8 @@ def test_damage_anywhere_gives_a_shape_or_a_shape_error(tmp_path: Path, data: st
 
 def test_each_kind_of_matrix_has_its_own_types(tmp_path: Path) -> None:
     file = write_loadable("olmoe", tmp_path / "m.gguf")
-    assert gguf_blocks(file) == WeightBlocks({"q4_0": 1.0}, {"q4_0": 1.0}, {"q8_0": 1.0}, {"q8_0": 1.0}, {"q8_0": 1.0})
+    experts = {"gate_up": {"q4_0": 1.0}, "down": {"q4_0": 1.0}}
+    assert gguf_blocks(file) == WeightBlocks.uniform("q8_0")._replace(**experts, state={}, shared={}, dense={})
 
 
 def test_shares_are_those_of_the_weights_and_tied_heads_are_the_embeddings(tmp_path: Path) -> None:
@@ -380,9 +381,36 @@ def test_shares_are_those_of_the_weights_and_tied_heads_are_the_embeddings(tmp_p
         ("blk.0.ffn_gate_inp.weight", (64, 4), F32), ("blk.0.ffn_gate_up_exps.weight", (64, 64, 4), Q8_0),
         ("blk.0.ffn_down_exps.weight", (32, 64, 4), Q4_0), ("blk.0.ffn_down_exps.bias", (64, 4), F32),
     ]
-    found = gguf_blocks(write_gguf(tmp_path / "m.gguf", {"general.architecture": "olmoe"}, table))
+    keys = {"general.architecture": "olmoe", "olmoe.block_count": 1, "olmoe.embedding_length": 64}
+    keys |= {"olmoe.attention.head_count": 1, "olmoe.attention.key_length": 64}
+    found = gguf_blocks(write_gguf(tmp_path / "m.gguf", keys, table))
     q4_0, q8_0 = {"q4_0": 1.0}, {"q8_0": 1.0}
-    assert found == WeightBlocks(q8_0, q4_0, {"q4_0": 0.25, "q8_0": 0.75}, q4_0, q4_0)
+    expected = WeightBlocks(q8_0, q4_0, {"q4_0": 0.25, "q8_0": 0.75}, {}, {}, {}, q4_0, q4_0)
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize(("weights", "experts", "others"), [
+    ("q6_k", (Q6_K, Q6_K), Q6_K), ("ud-q6_k_xl", (Q6_K, Q8_0), Q8_0),
+])
+def test_a_format_and_a_file_of_its_layout_agree(
+    name: str, weights: str, experts: tuple[int, int], others: int, tmp_path: Path
+) -> None:
+    """Linear and latent attention, shared experts, dense layers. Routers and convolutions have 32 bits, and rows of 128
+    (attn_k_b) eight, which a name does not know."""
+    def kind(tensor: str, row: int) -> int:
+        if tensor.endswith(("_inp.weight", "conv1d.weight", "norm.weight")):
+            return F32
+        return experts["down" in tensor] if "_exps" in tensor else Q8_0 if row % 256 else others
+
+    metadata, tensors = FAMILIES[name]()
+    typed = [(tensor, shape, kind(tensor, shape[0])) for tensor, shape, _ in tensors]
+    made, named = load_model(str(write_gguf(tmp_path / "m.gguf", metadata, typed))), load_model(f"{name}@{weights}")
+    assert made.weight_bits == pytest.approx(named.weight_bits)
+    assert made.product_bytes == pytest.approx(named.product_bytes, rel=0.02)
+    for part, count in named.part_params.items():
+        if count:
+            assert getattr(made.bits, part) == pytest.approx(getattr(named.bits, part), rel=0.02), part
 
 
 def test_a_file_that_has_changed_is_read_anew(tmp_path: Path) -> None:

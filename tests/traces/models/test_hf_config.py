@@ -211,8 +211,11 @@ SIZES: list[tuple[str, dict[str, Any], Attention]] = [
     # kind, keys, attention
     ("full_attention", {}, Attention("full", 1000 * 4 * 996, 6, 166, kv_width=2 * 996)),
     ("attention", {"num_key_value_heads": 2, "head_dim": 7}, Attention("full", 1000 * (42 + 28 + 42), 6, 7, 28)),
-    ("indexed_attention", {"num_key_value_heads": 2, "head_dim": 7, "indexer_kv_heads": 3, "indexer_head_dim": 5},
-     Attention("full", 1000 * (42 + 28 + 42), 6, 7, 28 + 15)),
+    ("indexed_attention", {"num_key_value_heads": 2, "head_dim": 7, "indexer_kv_heads": 1, "indexer_head_dim": 5},
+     Attention("full", 1000 * (42 + 28 + 42) + 1000 * 5, 6, 7, 28 + 5)),
+    ("indexed_attention",
+     {"num_key_value_heads": 2, "head_dim": 7, "indexer_kv_heads": 1, "indexer_head_dim": 5, "indexer_n_heads": 4},
+     Attention("full", 1000 * (42 + 28 + 42) + 1000 * 5 * 5, 6, 7, 28 + 5)),
     ("full_attention", {"head_dim": 7, "attn_output_gate": True}, Attention("full", 1000 * (84 + 84 + 42), 6, 7, 84)),
     ("full_attention", {"head_dim": 7, "linear_num_value_heads": 4},
      Attention("full", 1000 * (84 + 84 + 42), 6, 7, 84)),
@@ -347,3 +350,14 @@ def test_the_language_model_in_one_that_sees(outer: str) -> None:
     text = {name: value for name, value in MODEL.items() if name != "tie_word_embeddings"}
     values = {outer: {**text, "vocab_size": 500}, "vocab_size": 3, "tie_word_embeddings": False}
     assert shape_of_config(values, "mine", "config.json") == SHAPE
+
+
+def test_streams_of_residuals_and_n_grams_are_among_the_weights_of_their_layers() -> None:
+    """Two mixers a layer, of 4 x 1000 to 7, back, and to 4; the second layer has 5 matrices of 1000 by 1000 more."""
+    keys = {**PLAIN, "head_dim": 7, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+            "vocab_size": 10, "num_hidden_layers": 3}
+    plain = shape_of_config(keys, "m", "m")
+    mixed = shape_of_config({**keys, "hc_count": 4, "hc_lowrank": 7, "ple_layer_ids": [2]}, "m", "m")
+    own, mixers = 1000 * 4 * 42, 2 * 4000 * (2 * 7 + 4)
+    assert (plain.attention, plain.attention_params, mixed.attention_layers) == (None, own, (0, 1, 0))
+    assert [kind.params - own for kind in mixed.attention or ()] == [mixers, mixers + 5 * 1000 * 1000]

@@ -74,7 +74,7 @@ def test_a_folder_goes_before_an_id_of_that_name(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("written", "taken"), [
     ("Q4_K_M", "q4_k_m"), ("q4-k-m", "q4_k_m"), ("UD-Q4_K_XL", "ud-q4_k_xl"), ("Q4_K_XL", "ud-q4_k_xl"),
-    ("UD-Q2_K_XL", "ud-q2_k_xl"), ("UD-IQ2_M", "ud-iq2_m"), ("UD-Q4_K_M", "q4_k_m"), ("UD-IQ4_XS", "iq4_xs"),
+    ("UD-Q2_K_XL", "ud-q2_k_xl"), ("UD-IQ2_M", "ud-iq2_m"), ("UD-Q4_K_M", "ud-q4_k_m"), ("UD-Q5_K_M", "q5_k_m"),
     ("Q8", "q8_0"), ("q6", "q6_k"), ("F16", "fp16"), ("MXFP4_MOE", "mxfp4"), ("MXFP4", "mxfp4"), ("FP8", "fp8"),
     ("AWQ", "awq"), ("W8A8", "int8"),
 ])
@@ -98,21 +98,6 @@ def test_another_format_is_refused_with_the_nearest(written: str, message: str) 
 
 def test_every_format_is_its_own_name() -> None:
     assert [format_named(name.upper()) for name in quantisation_names()] == quantisation_names()
-
-
-SIZES = [  # gigabytes of unsloth's files, as quoted in public repositories
-    ("ud-iq2_m", (10.8, 9.97, 11.5)), ("ud-q2_k_xl", (11.8, 10.5, 12.3)), ("ud-q3_k_xl", (13.8, 12.9, 16.8)),
-    ("ud-q4_k_xl", (17.7, 17.1, 22.4)), ("ud-q5_k_xl", (21.7, 21.3, 26.6)), ("ud-q6_k_xl", (None, 23.8, 31.8)),
-    ("ud-q8_k_xl", (None, 27.9, 38.5)),
-]
-
-
-@pytest.mark.parametrize(("weights", "sizes"), SIZES)
-def test_dynamic_formats_have_the_sizes_of_published_files(weights: str, sizes: tuple[float | None, ...]) -> None:
-    for model, size in zip(("qwen3-30b-a3b", "gemma-4-26b-a4b", "qwen3.6-35b-a3b"), sizes, strict=True):
-        if size is not None:
-            shape = load_model(f"{model}@{weights}")
-            assert (shape.routed_bytes + shape.non_expert_bytes) / 1e9 == pytest.approx(size, rel=0.07)
 
 
 def test_the_files_are_complete() -> None:

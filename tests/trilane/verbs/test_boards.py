@@ -33,7 +33,10 @@ def test_one_row_is_explained(trilane: Trilane) -> None:
     kept = json.loads(Path("row.json").read_text())
     assert done.status == 0
     assert "rx-7900-xt" in done.out
-    assert "experts on the CPU at " in done.out.splitlines()[-1]
+    assert "right with experts on the CPU at " in done.out
+    assert done.out.splitlines()[-2].startswith("- 0.")
+    assert "of the rate of the host memory: " in done.out
+    assert kept["slow_causes"][0]["part"] == "host memory"
     assert f"{kept['decode']['measured']:.2f}" in done.out
     assert kept["regime"] == "experts on CPU"
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from sim.costs.engine import FittedEngine, load_fitted
+from sim.costs.kernel_costs import Copies
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
@@ -23,6 +24,7 @@ from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, dec
 
 BUNDLED = Path(__file__).with_name("measured_speeds.csv")
 EXAMPLE = "177"  # of a template: experts of some layers on the CPU, decode and prompt speed
+SCORED_QUALITIES = ("", "A", "B")  # C is shown apart
 _MOST_PIECES = 4096  # each is predicted
 _Speed = Annotated[float, between(1e-6, 1e9)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
@@ -40,8 +42,10 @@ class MeasuredRow:
     ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each; None only
     where the row is left out.
     ``depth_tokens`` are in the KV cache before the first token that was timed; ``prompt_depth_tokens`` before the
-    prompt. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``; C, for a sanity check.
-    ``left_out``: why it is not asked.
+    prompt. ``copies``: host memory from which experts are copied, where the row states it; None, as the engine does by
+    itself. ``numa``: the mode of ``--numa``. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``;
+    C, for a sanity check. ``left_out``: why it is not asked. ``fault``: why it is asked, but counts in no score and no
+    fit.
     """
 
     id: Name
@@ -54,6 +58,8 @@ class MeasuredRow:
     gpu_experts: _Tokens = 0
     repacked: bool = False
     kv_bits: Annotated[float, above(0), at_most(64)] | None = None
+    copies: Copies | None = None
+    numa: Literal["distribute", "isolate", "numactl"] | None = None
     depth_tokens: _Tokens = 0
     generated_tokens: _Tokens = 64
     decode_tokens_per_s: _Speed | None = None
@@ -63,6 +69,7 @@ class MeasuredRow:
     prompt_tokens_per_s: _Speed | None = None
     quality: Name = ""
     left_out: Name = ""
+    fault: Name = ""
     source: str = ""
     date: Name = ""
     setting: str = ""
@@ -75,6 +82,11 @@ class MeasuredRow:
             raise RowsError(f"piece_tokens: expected at most {_MOST_PIECES:,} pieces of the prompt")
 
     @property
+    def scored(self) -> bool:
+        """True if it counts in scores and fits."""
+        return not self.left_out and not self.fault and self.quality in SCORED_QUALITIES
+
+    @property
     def shape_name(self) -> str:
         """The model in its weights, as ``load_model`` takes it."""
         return self.model if self.weights in ("", "bf16") else f"{self.model}@{self.weights}"
@@ -85,7 +97,7 @@ def read_rows(path: str | Path = BUNDLED) -> list[MeasuredRow]:
     return read_csv(MeasuredRow, path, "a CSV file of measured speeds", RowsError)
 
 
-COLUMNS = tuple(field.name for field in fields(MeasuredRow) if field.name != "left_out")
+COLUMNS = tuple(field.name for field in fields(MeasuredRow) if field.name not in ("left_out", "fault"))
 
 
 def write_template(path: str | Path) -> None:
@@ -125,11 +137,17 @@ def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None)
     Raises RowsError for more layers or experts than the model has, and what ``load_model``, ``load_hardware`` and
     ``load_fitted`` raise.
     """
-    shape, hardware = shape_of(row), machine_of(row.machine)
+    shape = shape_of(row)
     for key, own in (("cpu_layers", shape.moe_layers), ("gpu_experts", shape.experts)):
         if (getattr(row, key) or 0) > own:
             raise RowsError(f"row {row.id}: {key}: expected at most {own}, the model's own, got {getattr(row, key)}")
-    engine = (engines or {}).get(row.engine) or load_fitted(row.engine)
+    engine = ((engines or {}).get(row.engine) or load_fitted(row.engine)).copying_from(row.copies)
+    return predict_on(row, machine_of(row.machine), engine)
+
+
+def predict_on(row: MeasuredRow, hardware: Hardware, engine: FittedEngine) -> Prediction:
+    """The speeds of a row's setting on another machine, or in another engine. Raises what ``fitted_costs`` raises."""
+    shape = shape_of(row)
     split = split_of(row)
     decode = prompt = None
     if row.decode_tokens_per_s is not None:

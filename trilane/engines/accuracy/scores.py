@@ -19,15 +19,16 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
+from trilane.engines.accuracy.coverage import inside_of_kept, inside_of_others
 from trilane.engines.accuracy.errors import (
     QUANTITIES,
-    SCORED_QUALITIES,
     Errors,
     Predictions,
     Quantity,
     Speeds,
     error_of,
     error_table,
+    factor,
     measured,
     read_predictions,
     regime_of_row,
@@ -42,6 +43,7 @@ from trilane.engines.accuracy.measured_rows import (
     shape_of,
     split_of,
 )
+from trilane.engines.accuracy.pairs import SettingScore, setting_scores
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit
 
 LLMFIT_GPU, LLMFIT_ALL = 0.55, 0.8  # shares of the GPU's bandwidth, and of the sum
@@ -59,13 +61,7 @@ def token_bytes(shape: ModelShape, hardware: Hardware, split: StaticSplit, conte
     """With ``context`` tokens in the KV cache. ``gpu``: the CPU where there is no GPU."""
     sizes = [shape.top_k * size for size in shape.expert_bytes_by_layer]
     on_cpu = 0.0 if hardware.cpu_only else sum(sizes[: split.cpu_layers]) * (1 - split.gpu_experts / shape.experts)
-    return BytesRead(weights_of_others(shape) + sum(sizes) - on_cpu, on_cpu, shape.cache_bytes(context))
-
-
-def weights_of_others(shape: ModelShape) -> float:
-    """Bytes of weights outside the routed experts that a token reads; of the embeddings one row, which is left out."""
-    embedding = 0.0 if shape.tied_embeddings else shape.vocab * shape.hidden * shape.dense_bits / 8
-    return shape.non_expert_bytes - embedding
+    return BytesRead(shape.product_bytes + sum(sizes) - on_cpu, on_cpu, shape.cache_bytes(context))
 
 
 def data_sheet(row: MeasuredRow) -> Speeds:
@@ -92,7 +88,7 @@ def sheet_prompt_s(
     cpu_layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     away = cpu_layers * (1 - split.gpu_experts / shape.experts)  # layers of experts in DRAM
     expert_flops = 2.0 * shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k * tokens
-    flops = 2.0 * weights_of_others(shape) * 8 / shape.dense_bits * tokens + shape.moe_layers * expert_flops
+    flops = 2.0 * shape.product_params * tokens + shape.moe_layers * expert_flops
     if split.repacked or engine.prompt.experts.value == "computed":
         on_cpu = away * expert_flops
         return (flops - on_cpu) / hardware.gpu.flops_per_s + on_cpu / hardware.cpu.flops_per_s
@@ -123,6 +119,7 @@ class Scores:
     rows: Sequence[MeasuredRow]
     predictions: Mapping[str, Predictions]
     left_out: Mapping[str, str]  # why other rows were not asked, by their ids
+    inside: Mapping[str, bool]  # whether a row's decode speed is inside the band that is printed with it, by their ids
 
     @property
     def first(self) -> Predictions:
@@ -131,17 +128,21 @@ class Scores:
 
     @property
     def counted(self) -> list[MeasuredRow]:
-        """Rows that are more than a sanity check."""
-        return [row for row in self.rows if row.quality in SCORED_QUALITIES]
+        """Rows that are more than a sanity check, and not at fault."""
+        return [row for row in self.rows if row.scored]
 
     def table(self) -> dict[tuple[Quantity, str, str], dict[str, Errors]]:
         """Errors by the name of the predictions, for each line of the first ones' table."""
         tables = {
-            name: {(line.quantity, line.by, line.group): line.errors for line in error_table(self.rows, predictions)}
+            name: {line[:3]: line.errors for line in error_table(self.rows, predictions, self.inside)}
             for name, predictions in self.predictions.items()
         }
         keys = tables[next(iter(tables))]
         return {key: {name: table[key] for name, table in tables.items() if key in table} for key in keys}
+
+    def pairs(self) -> list[SettingScore]:
+        """A/B pairs by setting."""
+        return setting_scores(self.counted, self.first)
 
     def furthest(self, quantity: Quantity, beyond: float) -> list[tuple[MeasuredRow, float]]:
         """Rows with larger errors than ``beyond``, as factors of too fast or too slow, the worst first."""
@@ -155,7 +156,9 @@ class Scores:
             {"speed": quantity, "by": by, "group": group, "errors": {name: vars(e) for name, e in errors.items()}}
             for (quantity, by, group), errors in self.table().items()
         ]
-        return {"errors": lines, "rows": [self.facts(row) for row in self.rows], "left_out": dict(self.left_out)}
+        pairs = [one._asdict() for one in self.pairs()]
+        rows = [self.facts(row) for row in self.rows]
+        return {"errors": lines, "pairs": pairs, "rows": rows, "left_out": dict(self.left_out)}
 
     def facts(self, row: MeasuredRow) -> dict[str, Any]:
         """A row's setting and speeds."""
@@ -169,17 +172,14 @@ class Scores:
         }
 
 
-def factor(error: float) -> float:
-    """How many times too fast or too slow."""
-    return max(1 + error, 1 / (1 + error))
-
-
 def bundled_scores() -> Scores:
     """Scores of the rows that come with the program. Raises RowsError."""
     rows = read_rows()
     scored = [row for row in rows if not row.left_out]
     reasons = {row.id: row.left_out for row in rows if row.left_out}
-    return Scores(scored, {HELD_OUT: read_predictions(), **_predictions(scored)}, reasons)
+    held_out = read_predictions()
+    inside = inside_of_others(scored, held_out)
+    return Scores(scored, {HELD_OUT: held_out, **_predictions(scored)}, reasons, inside)
 
 
 def scores_of(path: str) -> Scores:
@@ -194,7 +194,8 @@ def scores_of(path: str) -> Scores:
     if not scored:
         example = next(iter(reasons.values()), "it has none")
         raise RowsError(f"{path}: expected rows that can be asked; {example}")
-    return Scores(scored, _predictions(scored), reasons)
+    predictions = _predictions(scored)
+    return Scores(scored, predictions, reasons, inside_of_kept(scored, predictions[SHIPPED]))
 
 
 def row_of(rows: Sequence[MeasuredRow], row_id: str) -> MeasuredRow:
@@ -299,7 +300,7 @@ def _sorted(parts: Sequence[TimePart]) -> list[TimePart]:
 
 def _of_token(row: MeasuredRow, time: DecodeTime) -> list[TimePart]:
     shape, hardware, split = shape_of(row), machine_of(row.machine), split_of(row)
-    read, others = token_bytes(shape, hardware, split, context_of(row)), weights_of_others(shape)
+    read, others = token_bytes(shape, hardware, split, context_of(row)), shape.product_bytes
     return [
         TimePart("attention", time.attention_ns, shape.moe_layers, "us a layer"),
         TimePart(OTHERS, time.others_ns, others - _attention_bytes(shape), "GB/s"),
@@ -333,5 +334,4 @@ def _experts(row: MeasuredRow) -> str:
 
 def _attention_bytes(shape: ModelShape) -> float:
     """Weights of attention in the mixture's layers; the time of dense layers is with the others."""
-    params = sum(kind.params * layers for kind, layers in shape.attention_counts)
-    return params * shape.dense_bits / 8 * shape.moe_layers / shape.layers
+    return shape.mean_of_layers(lambda kind: kind.params * shape.bits.of_attention(kind)) / 8 * shape.moe_layers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -121,10 +121,7 @@ class Workbench:
 
     def reading(self, pinned: bool) -> FittedEngine:
         """The engine with the memory from which it copies experts."""
-        if not pinned:
-            return self.engine
-        copies = self.engine.prompt.copies._replace(value="pinned")
-        return replace(self.engine, prompt=self.engine.prompt._replace(copies=copies))
+        return self.engine.copying_from("pinned" if pinned else None)
 
     def words(self, speed: EngineSpeed, setting: Setting) -> list[str]:
         """The command line; one slot of llama-server where one sequence runs, which by itself makes four."""

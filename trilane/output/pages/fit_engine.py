@@ -176,11 +176,9 @@ def error_text(
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
     if batch > 1 or error is None:
         return "not known: others measured one sequence at a time"
-    texts = [_like_models(error, regime), _like_machines(error, regime)]
-    if (best := error.best_known) is not None:
-        low, high = (number(tokens_per_s / (1 + off)) for off in (best.median, -best.median))
-        texts.append(f"off by {percent(best.median)}: {low} to {high} tokens/s")
-    return "; ".join(texts)
+    low, high = (number(speed) for speed in (tokens_per_s / (1 + error.band), tokens_per_s * (1 + error.band)))
+    within = f"four of five such speeds are within {percent(error.band)}: {low} to {high} tokens/s"
+    return "; ".join((_like_models(error, regime), _like_machines(error, regime), within))
 
 
 def _like_models(error: ErrorToExpect, regime: Regime) -> str:
@@ -204,9 +202,12 @@ def _bias(own: RegimeAccuracy) -> str:
 def _like_machines(error: ErrorToExpect, regime: Regime) -> str:
     like = error.like_machines
     if like is None:
-        return f"fewer than three such machines ({regime}) were measured"
+        return f"no such machine ({regime}) was measured"
     engine = like.engine or "all engines"
-    return f"{percent(like.median)} with all models on such machines, by {_speeds(like)} ({engine})"
+    text = f"{percent(like.median)} with all models on such machines, by {_speeds(like)} ({engine})"
+    if not error.few:
+        return text
+    return f"{text}, measured on {like.machines} machine{'s' * (like.machines > 1)} only"
 
 
 def _speeds(errors: RegimeAccuracy) -> str:

@@ -25,12 +25,11 @@ _LEGEND = {
     "bits": "of a weight of the experts",
     "first": "time to the first token",
     "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program; !: more than 95% of what there is",
-    "error": "of tokens/s, in the median of what resembles the row most: architecture and GPU, architecture and such "
-             "machines, or such machines; +: predicted too fast, -: too slow; *: this architecture was never measured",
+    "error": "four of five such tokens/s are within it: x / 1.2 to x * 1.2 for 20%; *: fewer than five such machines "
+             "were measured, or this architecture never was",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
 }
 _MEMORIES = {"GPU": "GPU memory", "host": "RAM", "only": "memory"}
-_MOSTLY = 0.75  # of an error, that is bias
 _UNKNOWN_RAM = "! the size of the host's memory is not named (--ram-gb): it is taken as enough"
 _NO_MORE = "more than fits here"
 _SORTED = {"size": "largest first", "speed": "most tokens/s first", "first": "soonest first token first"}
@@ -64,13 +63,10 @@ def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
 
 
 def _error(error: ErrorToExpect | None) -> str:
-    """The median of what resembles the row most, with its sign where most of it is bias."""
-    known = error and error.best_known
-    if not error or not known:
+    """The band of such speeds; marked where they are of few machines, or none is of this architecture."""
+    if error is None:
         return "-"
-    biased = abs(known.bias) >= _MOSTLY * known.median
-    text = f"{known.bias:+.0%}" if biased else percent(known.median)
-    return text if error.like_models else f"{text}*"
+    return f"{percent(error.band)}{'*' * (error.few or not error.like_models)}"
 
 
 def _alike(runs: Sequence[Recommended]) -> list[Part]:

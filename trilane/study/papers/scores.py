@@ -183,7 +183,7 @@ def _sizes(scenario: Scenario) -> Facts:
     if scenario.model is None:
         return {}
     shape = load_model(scenario.model)
-    shared = round(shape.moe_layers * shape.shared_params * shape.dense_bits / 8)
+    shared = round(shape.moe_layers * shape.shared_params * shape.bits.shared / 8)
     sizes = {"routed": shape.routed_bytes, "shared": shared, "other": shape.non_expert_bytes - shared}
     return {f"{name}_gib": size / GIB for name, size in sizes.items()}
 

@@ -30,7 +30,7 @@ from trilane.common.hints import NOT_EMPTY, Count, Name, between
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 from trilane.engines.accuracy.measured_rows import RowsError
-from trilane.engines.accuracy.scores import sheet_prompt_s, token_bytes, weights_of_others
+from trilane.engines.accuracy.scores import sheet_prompt_s, token_bytes
 from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.split_speed import StaticSplit, decode_time, prompt_time
 
@@ -234,8 +234,7 @@ def null_ns(shape: ModelShape, hardware: Hardware, engine: FittedEngine, scenari
     if not hardware.cpu_only:
         return max(read_s, sheet_prompt_s(shape, hardware, engine, split, tokens)) * 1e9
     expert = shape.matrices_per_expert * shape.hidden * shape.expert_width * shape.top_k
-    others = weights_of_others(shape) * 8 / shape.dense_bits
-    flops = 2.0 * tokens * (others + shape.moe_layers * expert)
+    flops = 2.0 * tokens * (shape.product_params + shape.moe_layers * expert)
     share = min(threads / hardware.cpu.cores, 1.0)
     return max(read_s * 1e9, flops / (hardware.cpu.flops_per_s * share) * 1e9)
 

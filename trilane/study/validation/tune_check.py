@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from realrun.errors import RefusedError
 from realrun.llama_cpp.bench import RunSettings, TimedRun, timed_run
+from sim.costs.engine import FittedEngine
+from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from trilane.common.quoting import quoted
+from trilane.engines.accuracy.errors import Speeds
+from trilane.engines.accuracy.measured_rows import NS
+from trilane.engines.accuracy.slow_machines import SlowCause, slow_causes
 from trilane.engines.question import FitError, engine_of
+from trilane.engines.speed import EngineSpeed
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import Tuning
-from trilane.engines.tune.tuned import Tuned
+from trilane.engines.tune.tuned import Tuned, Workbench
 
 MOST_TOKENS = 32  # of an answer that are timed
 _RUN_HERE = ("llama", "llama-2025")  # dialects of the program that is run
@@ -61,6 +67,27 @@ def check(tuning: Tuning, run: RunEngine = timed_run) -> Iterator[Checked]:
             yield Checked(name, tuned, refused=str(error))
         else:
             yield Checked(name, tuned, timed.tpot_ms, timed.ttft_ms, _memory(tuned, timed))
+
+
+def slow_causes_of(tuning: Tuning, checked: Checked) -> list[SlowCause]:
+    """Causes of the speeds that a setting had here; none for one that was refused, or whose cache of experts makes its
+    speed depend on the text."""
+    tuned, question = checked.tuned, tuning.question
+    if not checked.tpot_ms or not checked.ttft_ms or tuned.cache_mib is not None:
+        return []
+    asked = replace(
+        question.fit, kv=tuned.kv, ubatch=tuned.piece_tokens, threads=tuned.threads,
+        n_cpu_moe=None if tuned.cpu_only else tuned.n_cpu_moe,
+    )
+    shape, machine = question.shape_with(tuned.kv), question.hardware
+    bench = Workbench(question, machine, engine_of(question.fit, machine))
+
+    def predicted(hardware: Hardware, engine: FittedEngine) -> Speeds:
+        speed = EngineSpeed(asked, shape, hardware, engine)
+        return Speeds(NS / speed.decode.total_ns, asked.prompt_tokens * NS / speed.prompt.total_ns)
+
+    known = Speeds(1000 / checked.tpot_ms, 1000 * asked.prompt_tokens / checked.ttft_ms)
+    return slow_causes(predicted, known, bench.host if tuned.cpu_only else machine, bench.reading(tuned.pinned))
 
 
 def file_to_run(question: TuneQuestion) -> Path:

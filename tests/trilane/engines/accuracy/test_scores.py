@@ -12,7 +12,7 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
-from trilane.engines.accuracy.errors import QUANTITIES, measured
+from trilane.engines.accuracy.errors import QUANTITIES, factor, measured
 from trilane.engines.accuracy.measured_rows import COLUMNS, MeasuredRow, RowsError, read_rows, shape_of, write_template
 from trilane.engines.accuracy.scores import (
     HELD_OUT,
@@ -21,7 +21,6 @@ from trilane.engines.accuracy.scores import (
     bundled_scores,
     data_sheet,
     explain,
-    factor,
     llmfit,
     row_of,
     scores_of,
@@ -198,7 +197,7 @@ def test_numbers_that_no_model_or_prompt_has_are_refused(tmp_path: Path) -> None
         scores_of(str(tmp_path / "mine.csv"))
 
 
-@pytest.mark.parametrize("row", read_rows(), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", scores().rows, ids=lambda row: row.id)
 def test_no_row_has_more_layers_on_the_cpu_than_its_model(row: MeasuredRow) -> None:
     assert (row.cpu_layers or 0) <= shape_of(row).moe_layers
 

@@ -13,12 +13,13 @@ from realrun.errors import RefusedError
 from realrun.llama_cpp.bench import RunSettings, TimedRun, reported_bytes
 from tests.kit.commands import ROOT
 from traces.models.catalogue import load_model
+from trilane.engines.accuracy.slow_machines import SlowPart
 from trilane.engines.load_memory import LoadSetting, load_memory
 from trilane.engines.question import FitError, Question
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import Tuning, tune
 from trilane.output.pages.tune import check_page
-from trilane.study.validation.tune_check import Checked, check, file_to_run
+from trilane.study.validation.tune_check import Checked, check, file_to_run, slow_causes_of
 
 LOG = """load_tensors:   CPU_Mapped model buffer size =  1142.91 MiB
 load_tensors:   CPU_REPACK model buffer size =   864.00 MiB
@@ -115,6 +116,17 @@ def test_a_setting_that_is_refused_does_not_lose_the_others(tmp_path: Path) -> N
     assert isinstance(shown, Table)
     assert str(next(iter(shown.columns[3].cells))) == "-"
     assert refused == "best was refused: no room for 1 GiB"
+
+
+def test_a_prompt_that_takes_longer_than_its_parts_say_has_a_cause() -> None:
+    """All is on the GPU, and tokens are as fast as predicted: products are slower, and nothing else."""
+    tuning = tuned()
+    best = tuning.best
+    assert best.n_cpu_moe == 0
+    causes = slow_causes_of(tuning, Checked("best", best, best.tpot_ms, 1.6 * best.ttft_ms))
+    assert [cause.part for cause in causes] == [SlowPart.GPU_PRODUCTS]
+    assert slow_causes_of(tuning, Checked("best", best, best.tpot_ms, best.ttft_ms)) == []
+    assert slow_causes_of(tuning, Checked("best", best, refused="no room")) == []
 
 
 def test_a_model_without_a_file_is_refused() -> None:
