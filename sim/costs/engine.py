@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.machine.hardware import Hardware
-from sim.machine.parts import Vendor
+from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, numbers_in, with_numbers
+from traces.models.codings import Coding
 from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, above, at_least, at_most, between
 from trilane.common.names import unknown
@@ -75,17 +76,23 @@ class GpuWork(NamedTuple):
 
 
 class CpuWork(NamedTuple):
-    """The CPU. Rates saturate: the memory's near ``ceiling_bytes_per_s``, that of threads near the memory's."""
+    """The CPU. Rates saturate: the memory's near ``ceiling_bytes_per_s``, that of threads near the memory's.
+
+    Threads unpack weights before they multiply them, so many in a cycle of a core that computes 512 bits in it:
+    ``weights_per_cycle`` for a vector alone, ``products_per_cycle`` for many, which share what was unpacked.
+    """
 
     read_share: Sourced[Factor]  # of the machine's ``cpu.read_bytes_per_s``
     ceiling_bytes_per_s: Sourced[Rate]
-    thread_bytes_per_s: Sourced[Rate]
+    weights_per_cycle: Mapping[Coding, Sourced[Factor]]
+    products_per_cycle: Mapping[Coding, Sourced[Factor]]
+    expert_products: Sourced[Share]  # times that, of an expert, which has few of a prompt's rows
+    efficiency_core: Sourced[Share]  # work of a slow core over that of a fast one
     layer_ns: Sourced[Ns]  # a layer's experts on the CPU: handing over, waiting, a parallel region
     region_ns: Sourced[Ns]  # a parallel region of a machine that computes everything on the CPU
     state_ns: Sourced[Ns]  # of a layer of linear attention on the CPU, in addition
     cache_factor: Mapping[Cached, Sourced[Factor]]
     cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
-    thread_flops_per_s: Sourced[Rate]
     ceiling_flops_per_s: Sourced[Rate]
     attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
     every_layer: Sourced[bool] | None = None  # whether it takes its turn in every layer, after the GPU's experts and
@@ -103,8 +110,8 @@ class PromptWork(NamedTuple):
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads
     staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
-    repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
-    repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
+    repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in the CPU's own
+    # order of rows
     most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
 
 

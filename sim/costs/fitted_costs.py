@@ -36,6 +36,7 @@ from sim.machine.interpolation import table_ns, time_ns, whole
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.sourced import Sourced
 from traces.models.attention import STATE_BYTES, Attention
+from traces.models.codings import Coding, Codings, codings_of
 from traces.models.shape import ModelShape
 
 INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's rate is not stated: true of most
@@ -47,6 +48,10 @@ STATE_READ_BYTES = 8  # of an element of a state, and of each token: the 32-bit 
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
 _TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
 _COPIES_POWER = 3  # how sharply copies saturate
+_VECTOR_BITS = 512  # that a core computes in a cycle: two registers of AVX2, or four of NEON
+_USUAL_HZ = 4e9  # of a machine that states no clock
+_ALL_PLAIN = Codings()
+_PLAIN = _ALL_PLAIN.others
 
 
 class Processor(ABC):
@@ -200,7 +205,8 @@ class GpuProcessor(Processor):
 
 @dataclass(frozen=True)
 class CpuProcessor(Processor):
-    """A CPU with so many ``threads``; more than its cores read, but multiply no faster: two of a core share its units.
+    """A CPU with so many ``threads``: on fast cores first, then on slow ones; two of a core share its units, so that
+    more threads than cores compute no faster.
 
     ``repacked``: weights are in the CPU's own order of rows, where the engine has one.
     """
@@ -210,6 +216,7 @@ class CpuProcessor(Processor):
     prompt: PromptWork
     threads: int
     repacked: bool = False
+    codings: Codings = _ALL_PLAIN
 
     @property
     def step_ns(self) -> float:
@@ -225,12 +232,13 @@ class CpuProcessor(Processor):
 
     @property
     def read_bytes_per_s(self) -> float:
-        work = self.work
-        memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
-        return saturated(memory, self.threads * work.thread_bytes_per_s.value, power=_THREADS_POWER)
+        return self._bytes_per_s(_PLAIN, WIDE_BITS)
+
+    def read_ns(self, size: float, bits: float) -> float:
+        return size / self._bytes_per_s(self.codings.others, bits) * 1e9
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
-        return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
+        return max(self.read_ns(size, bits), rows * flops / self.flops_per_s(self.codings.others) * 1e9)
 
     def cache_bits(self, kind: Cached) -> float:
         return self.work.cache_bits.value
@@ -241,21 +249,41 @@ class CpuProcessor(Processor):
         factor = (
             self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
         )
-        products_ns = flops * (rows - sequences) / rows * factor / self.flops_per_s * 1e9
+        products_ns = flops * (rows - sequences) / rows * factor / self.flops_per_s(_PLAIN) * 1e9
         return products_ns if rows >= _TILE_ROWS * sequences else min(products_ns, alone_ns)
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        products = rows.astype(np.float64) * (flops / self.flops_per_s * 1e9)
-        return np.maximum(self.read_ns(size, bits), products)
+        codings = self.codings.experts
+        flops_per_s = self.flops_per_s(codings) * self.work.expert_products.value
+        products = rows.astype(np.float64) * (flops / flops_per_s * 1e9)
+        return np.maximum(size / self._bytes_per_s(codings, bits) * 1e9, products)
+
+    def _bytes_per_s(self, codings: Mapping[Coding, float], bits: float) -> float:
+        """Rate of reading weights of ``bits`` bits, as fast as the memory gives and threads unpack them."""
+        work = self.work
+        memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
+        unpacked = self._cycles_per_s / _mean_cycles(codings, work.weights_per_cycle) * bits / 8
+        return saturated(memory, unpacked, power=_THREADS_POWER)
+
+    def flops_per_s(self, codings: Mapping[Coding, float]) -> float:
+        """Products of many rows."""
+        per_cycle = 1 / _mean_cycles(codings, self.work.products_per_cycle)
+        if self.repacked and self.prompt.repacked_products_per_cycle:
+            per_cycle = self.prompt.repacked_products_per_cycle[self.cpu.instructions or "avx2"].value
+        return saturated(2 * per_cycle * self._cycles_per_s, self.work.ceiling_flops_per_s.value)
 
     @property
-    def flops_per_s(self) -> float:
-        """Products of many rows."""
-        thread, ceiling = self.work.thread_flops_per_s, self.work.ceiling_flops_per_s
-        if self.repacked:
-            thread = self.prompt.repacked_thread_flops_per_s or thread
-            ceiling = self.prompt.repacked_ceiling_flops_per_s or ceiling
-        return saturated(min(self.threads, self.cpu.cores) * thread.value, ceiling.value)
+    def _cycles_per_s(self) -> float:
+        """Cycles of all threads in which a fast core of ``_VECTOR_BITS`` does as much."""
+        cpu = self.cpu
+        slow = min(max(self.threads - cpu.fast_cores, 0), cpu.efficiency_cores or 0)
+        cores = min(self.threads, cpu.fast_cores) + slow * self.work.efficiency_core.value
+        return cores * (cpu.clock_hz or _USUAL_HZ) * (cpu.vector_bits or _VECTOR_BITS) / _VECTOR_BITS
+
+
+def _mean_cycles(codings: Mapping[Coding, float], per_cycle: Mapping[Coding, Sourced[float]]) -> float:
+    """Cycles of a weight, in the mean over parts of codings."""
+    return sum(part / per_cycle[coding].value for coding, part in codings.items())
 
 
 def fitted_costs(
@@ -267,7 +295,8 @@ def fitted_costs(
     threads: int | None = None,
     repacked: bool = False,
 ) -> CostTable:
-    """The cost table for workloads 0..``max_tokens``; ``threads`` None: one a core; ``repacked``: ``CpuProcessor``."""
+    """The cost table for workloads 0..``max_tokens``. ``threads``: None is one a fast core. ``repacked``: see
+    ``CpuProcessor``."""
     if engine.kernels is not None and hardware.cpu_only:
         return kernel_costs(shape, hardware, engine.kernels, max_tokens, threads or hardware.cpu.cores)
     if engine.gpu_kernels is not None and engine.split is not None and not hardware.cpu_only:
@@ -275,7 +304,8 @@ def fitted_costs(
             shape, hardware, engine.gpu_kernels, engine.split, engine.prompt.copies.value, max_tokens,
             threads or hardware.cpu.cores,
         )
-    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
+    threads = threads or hardware.cpu.fast_cores
+    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads, repacked, codings_of(shape))
     main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
     steps = FittedSteps(shape, hardware, engine, main, cpu)
     sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0

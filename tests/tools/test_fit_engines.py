@@ -59,8 +59,9 @@ def test_numbers_start_alike_and_ratios_set_engines_apart() -> None:
     assert engines["llama.cpp-2025"]["gpu.layer_ns.grouped"].value == pytest.approx(older * start)
     both = older * STARTS.ratios["ik_llama.cpp, layers"].start
     assert engines["ik_llama.cpp-2025"]["gpu.layer_ns.grouped"].value == pytest.approx(both * start)
-    repacked = STARTS.ratios["ik_llama.cpp, repacked products"].start * STARTS.numbers["cpu.thread_flops_per_s"].start
-    assert engines["ik_llama.cpp"]["prompt.repacked_thread_flops_per_s"].value == pytest.approx(repacked)
+    products = STARTS.numbers["cpu.products_per_cycle.k_quant"].start
+    repacked = STARTS.ratios["ik_llama.cpp, repacked products, avx512"].start * products
+    assert engines["ik_llama.cpp"]["prompt.repacked_products_per_cycle.avx512"].value == pytest.approx(repacked)
 
 
 def test_a_fit_to_its_own_speeds_stays_where_it_starts() -> None:

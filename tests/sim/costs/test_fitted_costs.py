@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import yaml
 
@@ -28,6 +30,7 @@ from sim.machine.parts import Vendor
 from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
 from traces.models.catalogue import load_model
+from traces.models.codings import Coding, Codings
 from traces.models.shape import ModelShape
 
 BITS = 16.0
@@ -36,6 +39,7 @@ SHAPE = ModelShape(
     head_dim=128, kv_width=2048, attention_params=4_000_000, vocab=1000, weight_bits=BITS, dense_bits=BITS,
 )
 EXPERT_BYTES = 3 * 1024 * 512 * 2
+K_QUANT: Mapping[Coding, float] = {"k_quant": 1.0}
 ENGINES = ("llama.cpp", "llama.cpp-2026-02")
 ENGINE = load_engine("llama.cpp").with_numbers(
     {
@@ -43,9 +47,11 @@ ENGINE = load_engine("llama.cpp").with_numbers(
         "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
         "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
         "gpu.tile_rows": 0,
-        "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.thread_bytes_per_s": 1e15, "cpu.layer_ns": 7000,
-        "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.thread_flops_per_s": 1e10,
-        "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
+        "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.layer_ns": 7000, "cpu.expert_products": 1,
+        "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.efficiency_core": 0.5,
+        **{f"cpu.weights_per_cycle.{coding}": 1000 for coding in get_args(Coding)},
+        **{f"cpu.products_per_cycle.{coding}": 2 for coding in get_args(Coding)}, "cpu.ceiling_flops_per_s": 1e18,
+        "cpu.attention_factor": 2, "prompt.link_share": 0.5,
         "prompt.memory_share": 1000, "prompt.staging_bytes_per_s": 1e15,
     }
 )
@@ -54,7 +60,8 @@ ENGINE = load_engine("llama.cpp").with_numbers(
 def machine(name: str = "rtx-3060+ddr4-3200") -> Hardware:
     """100 GB/s, 100 TOP/s and 40 TFLOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
     found = load_hardware(name)
-    numbers = {"cpu.read_bytes_per_s": 30e9, "link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
+    numbers = {"cpu.read_bytes_per_s": 30e9, "cpu.clock_hz": 2.5e9}
+    numbers |= {"link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
     if not found.cpu_only:
         numbers |= {
             "gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12, "gpu.flops_per_s": 40e12,
@@ -279,17 +286,55 @@ def test_threads_saturate_the_memory() -> None:
 
 
 @pytest.mark.parametrize("repacked", [False, True])
-def test_two_threads_of_a_core_multiply_no_faster_than_one(repacked: bool) -> None:
-    """They read, though."""
+def test_two_threads_of_a_core_compute_no_faster_than_one(repacked: bool) -> None:
     base, engine = machine(), load_engine("ik_llama.cpp")
     half, all_cores, twice = (CpuProcessor(base.cpu, engine.cpu, engine.prompt, n, repacked) for n in (5, 10, 20))
-    assert half.flops_per_s < all_cores.flops_per_s == twice.flops_per_s
-    assert half.read_bytes_per_s < all_cores.read_bytes_per_s < twice.read_bytes_per_s
+    assert half.flops_per_s(K_QUANT) < all_cores.flops_per_s(K_QUANT) == twice.flops_per_s(K_QUANT)
+    assert half.read_bytes_per_s < all_cores.read_bytes_per_s == twice.read_bytes_per_s
+
+
+def unpacking(**changed: float) -> CpuProcessor:
+    """Ten threads of 2.5 GHz that unpack half a weight of a codebook in a cycle, next to memory without a limit."""
+    engine = ENGINE.with_numbers({"cpu.weights_per_cycle.codebook": 0.5, "cpu.ceiling_bytes_per_s": 1e15})
+    cpu = machine().with_numbers({"cpu.read_bytes_per_s": 1e15}).cpu
+    codings = Codings({"codebook": 1.0}, {"plain": 1.0})
+    return CpuProcessor(replace(cpu, **changed), engine.cpu, engine.prompt, 10, codings=codings)
+
+
+def test_threads_read_no_faster_than_they_unpack() -> None:
+    """12.5e9 weights a second, of 3 bits each."""
+    one = np.array([1])
+    assert unpacking().expert_ns(12.5e9 * 3 / 8, 3, 1, one)[0] == pytest.approx(1e9)
+    assert unpacking(vector_bits=256).expert_ns(12.5e9 * 3 / 8, 3, 1, one)[0] == pytest.approx(2e9)
+    assert unpacking().read_ns(12.5e9 * 2, 16) < 1e8  # other matrices are plain
+
+
+def test_a_mix_of_codings_takes_the_time_of_its_parts() -> None:
+    mixed = replace(unpacking(), codings=Codings({"codebook": 0.5, "k_quant": 0.5}))
+    assert mixed.expert_ns(12.5e9 * 3 / 8, 3, 1, np.array([1]))[0] == pytest.approx(0.5e9, rel=1e-3)
+
+
+def test_slow_cores_do_a_part_of_the_work_of_others() -> None:
+    """Four fast cores and six of half their work, taken in this order."""
+    cpu = replace(machine().cpu, efficiency_cores=6)
+    rates = [CpuProcessor(cpu, ENGINE.cpu, ENGINE.prompt, n).flops_per_s(K_QUANT) for n in (4, 5, 10, 16)]
+    assert rates == pytest.approx([4e10, 4.5e10, 7e10, 7e10])
+    costs, few = (
+        fitted_costs(SHAPE, replace(machine(), cpu=cpu), ENGINE, 1, threads=threads).experts[0].cpu_ns[1]
+        for threads in (None, 4)
+    )
+    assert costs == few  # without a number: one a fast core
+
+
+def test_products_of_an_expert_of_a_prompt_reach_a_share_of_the_rate() -> None:
+    engine = ENGINE.with_numbers({"cpu.expert_products": 0.5})
+    own, half = (fitted_costs(SHAPE, machine(), one, 1000).experts[0].cpu_ns[1000] for one in (ENGINE, engine))
+    assert half == pytest.approx(2 * own, rel=1e-6)
 
 
 def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
     threads = CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt, 10)
-    assert threads.matrix_ns(1, BITS, threads.flops_per_s / 8, 8) == 1e9
+    assert threads.matrix_ns(1, BITS, threads.flops_per_s({"plain": 1}) / 8, 8) == 1e9
     assert threads.matrix_ns(threads.read_bytes_per_s, BITS, 1, 8) == 1e9
 
 

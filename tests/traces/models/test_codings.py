@@ -1,0 +1,35 @@
+"""Codings of blocks by their names, and of models by their formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from traces.models.catalogue import load_model
+from traces.models.codings import Codings, coding_of, codings_of
+
+
+@pytest.mark.parametrize(
+    ("block", "coding"),
+    [
+        ("bf16", "plain"), ("f16", "plain"), ("fp8", "plain"), ("q8_0", "legacy"), ("q5_1", "legacy"),
+        ("q4_k", "k_quant"), ("iq4_nl", "table"), ("iq4_xs", "table"), ("iq3_k", "table"), ("mxfp4", "table"),
+        ("iq3_xxs", "codebook"), ("iq3_s", "codebook"), ("iq2_xs", "codebook"), ("iq1_m", "codebook"),
+        ("group_128", "legacy"),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_block_says_how_it_is_unpacked(block: str, coding: str) -> None:
+    assert coding_of(block) == coding
+
+
+def test_a_model_without_a_format_is_plain_unless_it_is_published_in_four_bits() -> None:
+    assert codings_of(load_model("qwen3-30b-a3b")) == Codings({"plain": 1.0}, {"plain": 1.0})
+    assert codings_of(load_model("gpt-oss-20b")) == Codings({"table": 1.0}, {"plain": 1.0})
+
+
+def test_two_of_three_matrices_of_an_expert_are_gate_and_up() -> None:
+    """Qwen3-30B's rows of 768 are whole blocks of 256: gate and up in IQ3_XXS, down of another format."""
+    experts = codings_of(load_model("qwen3-30b-a3b@q2_k")).experts
+    assert sum(experts.values()) == pytest.approx(1)
+    assert experts["k_quant"] == pytest.approx(1)
+    mixed = codings_of(load_model("qwen3-30b-a3b@ud-iq2_m")).experts
+    assert mixed["codebook"] == pytest.approx(2 / 3 * 0.75 + 1 / 3)
