@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from realrun.llama_cpp.bench import BenchPoint, BenchSettings, OpenModel, quartiles, time_points
-from realrun.llama_cpp.random_gguf import write_random_gguf
+from realrun.llama_cpp.random_gguf import weights_bytes, write_random_gguf
 from sim.machine.plausibility import LIMITS
 from sim.machine.sourced import Sourced
 from traces.models.quantisation import WeightBlocks
@@ -168,6 +168,12 @@ def measure_samples(
                 for point, times in time_points(context, model.points).items():
                     samples[model.samples_name][point].append(quartiles(times)[0])
     return {name: {point: median(times) for point, times in of_model.items()} for name, of_model in samples.items()}
+
+
+def files_bytes(models: Sequence[BenchModel]) -> int:
+    """Bytes of the files that ``measure_samples`` writes, one for all variants of a model."""
+    files = {model.name: model for model in models}
+    return sum(weights_bytes(model.shape, model.architecture, model.blocks) for model in files.values())
 
 
 def expert_models(

@@ -300,6 +300,13 @@ def write_random_gguf(shape: ModelShape, architecture: str, blocks: WeightBlocks
         writer.close()
 
 
+def weights_bytes(shape: ModelShape, architecture: str, blocks: WeightBlocks) -> int:
+    """Bytes of the tensors of ``write_random_gguf``, which raises the same."""
+    sizes = ((tensor, block_format(_block_of(tensor, blocks, shape.moe_layers))) for tensor in
+             gguf_layout(shape, architecture).tensors)
+    return sum(math.prod(tensor.shape) // weights * size for tensor, (_, weights, size) in sizes)
+
+
 def add_metadata(writer: GGUFWriter, metadata: Mapping[str, Value]) -> None:
     """Add keys with the types that llama.cpp reads: unsigned integers and floats of 32 bits, booleans and text."""
     from gguf import GGUFValueType as Kind

@@ -124,7 +124,7 @@ class CostTable:
         costs = self.steps.step(tokens, context)
         if head_rows is not None and head_rows != len(context):
             costs = costs._replace(head_ns=self.steps.step(head_rows, (1,) * head_rows).head_ns)
-        return StepCosts(*(ns * self.scale for ns in costs))
+        return costs if self.scale == 1 else StepCosts(*(ns * self.scale for ns in costs))
 
     def draft_costs(self, context: int) -> DraftCosts:
         """Costs of drafting one token in a sequence of ``context`` tokens."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -357,6 +357,8 @@ class FittedSteps:
     engine: FittedEngine
     main: Processor
     cpu: CpuProcessor
+    _steps: dict[tuple[int, int], StepCosts] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _products: dict[tuple[int, float, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def expert(self, size: int, max_tokens: int) -> ExpertCosts:
         """Tables of one routed expert of ``size`` bytes."""
@@ -375,26 +377,35 @@ class FittedSteps:
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
-        shape, main, link, bits = self.shape, self.main, self.hardware.link, self.shape.bits
+        shape = self.shape
         attention_ns = shape.mean_of_layers(lambda kind: self._kind(kind, tokens, context))
+        dense_ns = attention_ns + self._product(shape.dense_ffn_params, shape.bits.dense, tokens)
+        dense_ns += self.main.mixture_fixed_ns
+        return self._without_context(tokens, len(context))._replace(
+            attention_ns=time_ns(attention_ns), dense_ns=whole(shape.dense_layers * dense_ns)
+        )
+
+    def _without_context(self, tokens: int, sequences: int) -> StepCosts:
+        """What the lengths of the sequences do not change; attention and dense layers are 0."""
+        if (known := self._steps.get((tokens, sequences))) is not None:
+            return known
+        shape, main, link, bits = self.shape, self.main, self.hardware.link, self.shape.bits
         hidden_bytes = tokens * shape.hidden * ACTIVATION_BYTES
-        gate_ns = self._product(shape.hidden * shape.experts, bits.router, tokens) + main.mixture_fixed_ns
-        return StepCosts(
-            attention_ns=time_ns(attention_ns),
-            dense_ns=whole(
-                shape.dense_layers
-                * (attention_ns + self._product(shape.dense_ffn_params, bits.dense, tokens) + main.mixture_fixed_ns)
-            ),
-            gate_ns=time_ns(gate_ns),
-            speculate_ns=time_ns(gate_ns),
-            estimator_ns=time_ns(gate_ns),
+        gate_ns = time_ns(self._product(shape.hidden * shape.experts, bits.router, tokens) + main.mixture_fixed_ns)
+        known = self._steps[tokens, sequences] = StepCosts(
+            attention_ns=0,
+            dense_ns=0,
+            gate_ns=gate_ns,
+            speculate_ns=gate_ns,
+            estimator_ns=gate_ns,
             shared_ns=whole(self._product(shape.shared_params, bits.shared, tokens)),
             combine_ns=time_ns(main.read_ns((shape.top_k + 2) * hidden_bytes, 16)),
-            head_ns=time_ns(self._product(shape.vocab * shape.hidden, bits.head, len(context)) + main.step_ns),
+            head_ns=time_ns(self._product(shape.vocab * shape.hidden, bits.head, sequences) + main.step_ns),
             routing_ns=link.d2h_ns(tokens * shape.top_k * ROUTING_BYTES) if self.engine.decides else 0,
             activations_ns=link.d2h_ns(hidden_bytes),
             result_ns=link.h2d_ns(hidden_bytes),
         )
+        return known
 
     def _kind(self, kind: Attention, tokens: int, context: Sequence[int]) -> float:
         """Norms and attention of a layer of one kind."""
@@ -412,7 +423,10 @@ class FittedSteps:
 
     def _product(self, weights: int, bits: float, tokens: int) -> float:
         """``weights`` matrix elements of ``bits`` each, applied to ``tokens`` rows."""
-        return self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
+        if (known := self._products.get((weights, bits, tokens))) is None:
+            known = self.main.matrix_ns(weights * bits / 8, bits, 2.0 * weights, tokens)
+            self._products[weights, bits, tokens] = known
+        return known
 
 
 def attention_flops(kind: Attention, latent: LatentProducts, pairs: float, read: float) -> float:

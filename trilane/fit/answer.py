@@ -12,6 +12,7 @@ from sim.machine.hardware import Hardware
 from sim.machine.parts import part
 from sim.runs.prepare import Prepared
 from sim.runs.run import bounds_of
+from sim.runs.vocabulary import Link
 from traces.models.shape import ModelShape
 from trilane.common.gc_paused import gc_paused
 from trilane.common.units import GIB
@@ -30,7 +31,7 @@ PIECE = 512  # prompt tokens that llama.cpp computes at once by default
 
 
 class PinnedCopies(NamedTuple):
-    """Copies out of pinned memory, where they matter."""
+    """Copies out of pinned memory, where the GPU waits for them."""
 
     size_bytes: int
     pageable_fraction: float  # of the rate, where so much cannot be pinned
@@ -70,7 +71,7 @@ class PolicyAnswer:
     changing: tuple[PolicyResult, ...]  # change the routing; without a TTFT where the prompt is repeated
     clairvoyant: PolicyResult | None
     refused: Mapping[str, str]
-    gains: tuple[Gain, ...]
+    gains: tuple[Gain, ...] | None  # None: not asked for
     limit: str | None  # the part that limits decoding; None: no part by itself, or not known
     supports: tuple[Evidence, ...]
     caveats: FitCaveats
@@ -78,10 +79,14 @@ class PolicyAnswer:
 
 @gc_paused()
 def policy_answer(
-    question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared]
+    question: Question, shape: ModelShape, hardware: Hardware, jobs: int, pool: WorkerPool[Prepared],
+    better_parts: bool = True,
 ) -> PolicyAnswer:
-    """Play the candidates in the ``jobs`` processes of ``pool``. Raises FitError if none can run,
-    what ``prepared_for`` raises, and ChoiceError for a policy that the other processes lack."""
+    """Play the candidates in the ``jobs`` processes of ``pool``, and the best of them with ``better_parts``.
+
+    Raises FitError if none can run, what ``prepared_for`` raises, and ChoiceError for a policy that the other processes
+    lack.
+    """
     policies = candidate_names(question)
     if need_of(shape, hardware, question.batch, question.tokens).all_on_gpu:
         policies = (RESIDENT,)
@@ -90,7 +95,7 @@ def policy_answer(
     first, *others = ranking.exact[:SHOWN]
     best, prepared = first.result, pool.state.with_policy(first.result.policy)
     bounds = pool.submit(_bounds, best.policy)  # another process works them out while this one plays the warm window
-    gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool))
+    gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool)) if better_parts else None
     return PolicyAnswer(
         routing=routing_of(question).about,
         engine="measured" if prepared.hardware.measured else question.policy_engine,
@@ -105,9 +110,9 @@ def policy_answer(
         clairvoyant=next((other.result for other in ranking.clairvoyant), None),
         refused=ranking.refused,
         gains=gains,
-        limit=limiting_part(gains),
-        supports=evidence_of(prepared, gains),
-        caveats=_caveats(question, prepared, best, gains),
+        limit=limiting_part(gains or ()),
+        supports=evidence_of(prepared, gains or ()),
+        caveats=_caveats(question, prepared, best),
     )
 
 
@@ -122,16 +127,15 @@ def _equal(best: PlayedPolicy, others: Sequence[PlayedPolicy], answer_tokens: in
     return tuple(name for name, ms in later.items() if ms <= spread[name] * (answer_tokens - 1))
 
 
-def _caveats(question: Question, prepared: Prepared, best: PolicyResult, gains: Sequence[Gain]) -> FitCaveats:
-    """``gains``: what better parts would give."""
+def _caveats(question: Question, prepared: Prepared, best: PolicyResult) -> FitCaveats:
     hardware = prepared.hardware
     tokens = (prepared.scenario.prompt_tokens or 0) * prepared.scenario.batch
     whole = tokens > PIECE and not all_on_gpu(prepared)
-    return FitCaveats(_pinned(hardware, best, gains), _room(question, hardware, best), tokens if whole else None)
+    return FitCaveats(_pinned(hardware, best), _room(question, hardware, best), tokens if whole else None)
 
 
-def _pinned(hardware: Hardware, best: PolicyResult, gains: Sequence[Gain]) -> PinnedCopies | None:
-    matter = any(gain.part == "PCIe" and gain.tpot >= WORTH_NAMING for gain in gains)
+def _pinned(hardware: Hardware, best: PolicyResult) -> PinnedCopies | None:
+    matter = (best.stall_shares[Link.H2D] or 0.0) >= WORTH_NAMING
     if hardware.link.copies != "pinned" or hardware.measured or not matter:
         return None
     return PinnedCopies(best.host_bytes, hardware.link.pageable_fraction)

@@ -115,9 +115,9 @@ def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoo
     return None
 
 
-def with_policies(found: Fit, jobs: int = 1) -> Fit:
+def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:
     """The answer with the policies that were named, or with the usual ones where no engine has an answer, or a trace or
-    their engine was named; without any, or without a GPU, as it is. Raises what ``policy_answer`` raises."""
+    their engine was named; without any, or without a GPU, as it is. See ``policy_answer``, and what that raises."""
     question = found.question
     of_policies = (question.trace, question.calibration) != (None, None) or question.policy_engine != _USUAL_ENGINE
     if question.policies is None and (found.engine is None or of_policies):
@@ -128,7 +128,7 @@ def with_policies(found: Fit, jobs: int = 1) -> Fit:
     with workers(question, shape, hardware, jobs) as pool:
         from trilane.fit.answer import policy_answer  # here: the other processes import it meanwhile
 
-        return replace(found, policies=policy_answer(question, shape, hardware, jobs, pool))
+        return replace(found, policies=policy_answer(question, shape, hardware, jobs, pool, better_parts))
 
 
 def _check_policies(question: Question) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from trilane.common.units import in_gb
 from trilane.output.pages.output import (
     check_folder,
     check_targets,
@@ -159,7 +161,7 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
 
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     """Measure llama.cpp's kernels on small models of random weights, and write an engine."""
-    from realrun.llama_cpp.benchmark_models import BLOCKS, bench_models, gpu_models, measure_samples
+    from realrun.llama_cpp.benchmark_models import BLOCKS, bench_models, files_bytes, gpu_models, measure_samples
     from realrun.llama_cpp.kernel_numbers import KernelNumbers, write_engine
     from realrun.llama_cpp.random_gguf import block_format
     from realrun.llama_cpp.split_numbers import gpu_numbers
@@ -171,7 +173,9 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
     threads = _threads(choice.threads)
     opened, where = _open_llama(), gpu_machine() if choice.gpu else cpu_machine()
     models = tuple(gpu_models(blocks, threads) if choice.gpu else bench_models(blocks, threads))
-    with TemporaryDirectory(dir=Path(out).absolute().parent, prefix=".kernels-") as folder, working("measuring") as say:
+    parent = Path(out).absolute().parent
+    _check_room(files_bytes(models), parent)
+    with TemporaryDirectory(dir=parent, prefix=".kernels-") as folder, working("measuring") as say:
         samples = measure_samples(opened, Path(folder), models, choice.rounds, say)
     times = {name: [[*point, ns] for point, ns in of_model.items()] for name, of_model in samples.items()}
     write_json({"samples": times}, json)  # before anything is made of them
@@ -184,6 +188,17 @@ def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:
         note(f"{', '.join(unsure)}: bounded, since the times are within noise; measure again, without other programs")
     machines = f"machines with {where}" if choice.gpu else "machines without a GPU"
     note(f"an engine for {machines}: --set engine={out}, fit --engine {out}")
+
+
+def _check_room(size_bytes: int, folder: Path) -> None:
+    """Say what is written. Raises OptionError without room for it."""
+    free_bytes = disk_usage(folder).free
+    if free_bytes < size_bytes:
+        raise OptionError(
+            f"{folder}: expected room for {in_gb(size_bytes)} GB of models of random weights, {in_gb(free_bytes)} GB "
+            f"are free; name a file on another disk with --out, or fewer formats with --blocks"
+        )
+    note(f"{in_gb(size_bytes)} GB of models of random weights are written to {folder}, and removed at the end")
 
 
 def validate_llama(

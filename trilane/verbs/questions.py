@@ -74,8 +74,8 @@ def fit(
         )
     ] = "graphs",
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show what each part of the machine would gain with the engine if it were "
-                                             "25% better.")
+        bool, typer.Option("--explain", help="Show what each part of the machine would gain if it were 25% better, "
+                                             "with the engine and with the best policy.")
     ] = False,
     upgrade: UpgradeOption = False,
     jobs: JobsOption = None,
@@ -96,7 +96,7 @@ def fit(
         found = engine_part(question)
         show(json, *first_part(found), *(explained_part(found) if explain else ()))
         with working("simulating the policies"):
-            found = with_policies(found, processes(jobs))
+            found = with_policies(found, processes(jobs), better_parts=explain or json is not None)
         leave_garbage()
     from trilane.output.pages.caveats import fit_record
 
@@ -106,7 +106,7 @@ def fit(
     else:
         from trilane.output.pages.fit import policies_part  # here: it imports much, and the processes begin before that
 
-        page = policies_part(found, found.policies)
+        page = policies_part(found, found.policies, explain)
     show(json, *page)
     if upgrade:
         from trilane.engines.tune.settings import KV_FORMATS, TuneQuestion

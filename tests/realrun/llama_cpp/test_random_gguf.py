@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realrun.llama_cpp.random_gguf import random_blocks, write_random_gguf
+from realrun.llama_cpp.random_gguf import random_blocks, weights_bytes, write_random_gguf
 from traces.models.catalogue import load_model
 from traces.models.gguf_model import read_gguf_model
 from traces.models.quantisation import WeightBlocks, weight_blocks
@@ -62,6 +62,8 @@ def test_a_mix_has_the_bytes_of_the_format(tmp_path: Path) -> None:
     shape = replace(load_model("qwen3-30b-a3b@q4_k_m"), moe_layers=4, experts=2, top_k=1, vocab=256)
     write_random_gguf(shape, "qwen3moe", weight_blocks(shape, "q4_k_m"), tmp_path / "m.gguf")
     assert read_gguf_model(tmp_path / "m.gguf").routed_bytes == shape.routed_bytes
+    tensors = gguf.GGUFReader(tmp_path / "m.gguf").tensors
+    assert weights_bytes(shape, "qwen3moe", weight_blocks(shape, "q4_k_m")) == sum(each.n_bytes for each in tensors)
 
 
 def test_rows_that_fill_no_block_have_another_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,6 +84,11 @@ def test_all_cores_are_the_physical_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _threads(None) == (1, 2, 4)
 
 
+@pytest.fixture(autouse=True)
+def _empty_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trilane.verbs.llama_cpp.disk_usage", lambda folder: Mock(free=10**12))
+
+
 def test_measure_needs_a_file() -> None:
     with pytest.raises(OptionError, match="give --gguf FILE"):
         measure_llama(LlamaRun(), None)
@@ -104,7 +110,9 @@ def test_a_profile_is_an_engine_and_says_which_number_is_bounded(
     assert kernels is not None
     assert set(kernels.products) == {"q4_0", "q8_0", "f32"}
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "times.json"}
-    assert capsys.readouterr().err.startswith(
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"8.0 GB of models of random weights are written to {tmp_path}, and removed at the end"
+    assert said[1].startswith(
         "kernels.products.f32.experts, kernels.products.f32.others: bounded, since the times are within noise"
     )
 
@@ -209,6 +217,14 @@ def test_validate_makes_the_folder_of_its_report_and_takes_times_of_an_earlier_o
     validate_llama(LlamaValidation(str(report / "rows.csv")), str(plan), str(slower), str(again), None)
     assert (len(written), "not held: worst error" in capsys.readouterr().out) == (1, True)
     assert f"Measured earlier ({report / 'rows.csv'})" in (again / "report.md").read_text()
+
+
+def test_models_that_have_no_room_are_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("trilane.verbs.llama_cpp._open_llama", lambda: opened)
+    monkeypatch.setattr("trilane.verbs.llama_cpp.disk_usage", lambda folder: Mock(free=5_000_000_000))
+    with pytest.raises(OptionError, match=r"expected room for 8\.0 GB of models of random weights, 5\.0 GB are free"):
+        profile_llama(LlamaProfile(threads="1", blocks="q8_0"), str(tmp_path / "mine.yaml"), None)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("choice", "words"), [

@@ -55,7 +55,6 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
         f"null model {null:.2f})"
     )
     assert told["time to first token"].startswith(f"{best['ttft_ms'] / 1e3:.2f} s (lower bound ")
-    assert told["limited by"] == kept["limited_by"]
     assert f"\n\n{engine['command']}\n" in done.out
     assert told["decode"].startswith(f"{1000 / engine['tpot_ms']:.1f} tokens/s, {engine['tpot_ms']:.2f} ms a token ")
     assert told["first token"].startswith(f"{engine['ttft_ms'] / 1e3:.2f} s, the prompt in one piece: ")
@@ -141,12 +140,26 @@ def test_the_table_has_every_policy_and_marks_who_knows_the_future(trilane: Tril
 
 
 def test_parts_and_weak_numbers_and_traps_are_told(trilane: Trilane) -> None:
-    out = trilane(*MINI).out
+    done = trilane(*MINI, "--explain", "--json", "fit.json")
+    out, kept = done.out, json.loads(Path("fit.json").read_text())["policies"]
     parts = out.partition("what a part 25% better gives with the policy fiddler, to about 2%\n")[2].partition("\n\n")[0]
-    assert len(parts.splitlines()[1:]) == 10
+    assert parts.splitlines()[0] == f"limited by: {kept['limited_by']}"
+    assert len(parts.splitlines()[2:]) == 10
     read = load_hardware("rtx-3060+ddr4-3200").cpu.read_bytes_per_s
     assert f"low         cpu.read_bytes_per_s  {read:.4g}  " in out
     assert "- A generic CPU: its reads, its power and its products are typical figures" in out
+
+
+def test_what_better_parts_give_with_a_policy_is_simulated_only_where_it_is_shown(
+    trilane: Trilane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the page with --explain, else in JSON alone."""
+    asked: list[str] = []
+    monkeypatch.setattr(answer, "gains_of", lambda policy, *_: asked.append(policy) or [])
+    plain, kept = trilane(*MINI, "--generated", "8"), trilane(*MINI, "--generated", "8", "--json", "fit.json")
+    assert plain.out == kept.out
+    assert "25% better" not in plain.out
+    assert asked == ["fiddler"]
 
 
 def test_the_page_says_of_how_many_steps_the_times_are_the_mean(trilane: Trilane) -> None:
@@ -349,7 +362,7 @@ def test_deferral_says_how_many_are_deferred_and_that_the_output_changes(trilane
     lines = done.out.splitlines()
     assert lines[0].startswith("Deferring experts of low weight to the next layer (kt-deferral) ")
     assert lines[1].startswith("simulated on the engine ktransformers: ")
-    assert lines[2].startswith("why: the GPU waits ")
+    assert lines[2].startswith("why: a token takes ")
     assert lines[3] == "kt-deferral ~ changes the output; not judged"
     assert [line.split("  ")[0] for line in lines if line.startswith("with")] == [
         "without: kt-deferral, 0 deferred", "with it: kt-deferral ~, 1 deferred"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from policies.protocols import PolicyKind
@@ -143,9 +144,23 @@ def remarks_of(found: GainMap) -> list[str]:
         remarks.append(_WARM)
     if "draft_tokens" in found.question.idea.off:
         remarks.append(_drafts(found))
+    if found.question.idea.of_parts:
+        remarks += _first_copies(found)
     if using_side(found).kind is PolicyKind.CHANGES:
         remarks.append(f"{found.cell.using.policy} ~ changes the output; not judged")
     return remarks
+
+
+def _first_copies(found: GainMap) -> list[str]:
+    """A line about the place at which the side without the idea begins to copy experts, if the map has it: it decides
+    by the times of a layer, so that all of its copies begin at once."""
+    copies = [(cell.y, bool(cell.without.facts.get("pcie_bytes_per_token"))) for cell in found.own_column]
+    begins = next(((some, none) for (some, last), (none, first) in pairwise(copies) if last != first), None)
+    if begins is None:
+        return []
+    some, none = (shown_text(found.question.idea.y, value) for value in sorted(begins))
+    return [f"{found.question.idea.over} copies experts where an upload takes {some} us, and none where it takes "
+            f"{none}: its speed jumps in between, and the gain with it"]
 
 
 def other_caches(found: GainMap) -> list[str]:

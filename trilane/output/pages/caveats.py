@@ -146,7 +146,7 @@ def fit_record(fit: Fit) -> dict[str, Any]:
     if fit.engine is not None:
         record["engine"] = _with_texts_behind(record["engine"], "limit", limited_by=limit_text(fit.engine.gains))
     if (played := fit.policies) is not None:
-        policies = _with_texts_behind(record["policies"], "limit", limited_by=limit_text(played.gains))
+        policies = _with_texts_behind(record["policies"], "limit", limited_by=limit_text(played.gains or ()))
         record["policies"] = _with_texts_behind(policies, "caveats", traps=list(fit_caveats(fit, played)))
     return record
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policies.protocols import PolicyKind
 from sim.costs.engine import load_engine
 from sim.runs.vocabulary import kind_of
 from trilane.common.units import in_gb
+from trilane.engines.gains import Gain
 from trilane.engines.memory import SYSTEM
 from trilane.engines.question import Question
 from trilane.fit.answer import PolicyAnswer
@@ -47,15 +50,15 @@ _MARK_LEGEND = {
 
 def fit_page(fit: Fit) -> list[Part]:
     """Everything that is printed."""
-    return [*first_part(fit), *(last_part(fit) if fit.policies is None else policies_part(fit, fit.policies))]
+    return [*first_part(fit), *(last_part(fit) if fit.policies is None else policies_part(fit, fit.policies, True))]
 
 
-def policies_part(fit: Fit, played: PolicyAnswer) -> list[Part]:
-    """All about the policies, and the caveats."""
-    question = fit.question
+def policies_part(fit: Fit, played: PolicyAnswer, explain: bool = False) -> list[Part]:
+    """All about the policies, and the caveats; ``explain``: what better parts give, and the weakest numbers."""
+    question, gains = fit.question, played.gains
+    explained = [] if gains is None or not explain else [*_limits(played, gains), *_supports(played)]
     return [*_answer(question, played), *_disagreement(fit, played), *_memory(played),
-            *policies_section(question, played), *_limits(played), *_supports(played),
-            *caveats(fit_caveats(fit, played))]
+            *policies_section(question, played), *explained, *caveats(fit_caveats(fit, played))]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -69,7 +72,6 @@ def _answer(question: Question, fit: PolicyAnswer) -> list[Part]:
         ("time per output token", f"{token_time(best.tpot_ms, question)}{spread} ms ({', '.join(_bounds(fit))})"),
         ("tokens/s", _speeds(best, question)),
         ("time to first token", _first(fit)),
-        ("limited by", limit_text(fit.gains)),
         *_waits(best),
         ("decode steps played", _steps(question, fit)),
         ("routing", fit.routing),
@@ -164,10 +166,10 @@ def _cached(memory: MemoryUse) -> str:
 # --- what it rests on -------------------------------------------------------------------------------------------------
 
 
-def _limits(fit: PolicyAnswer) -> list[Part]:
-    rows = [[gain.part, percent(gain.tpot), _BADLY * (gain.tpot < _WORSE)] for gain in fit.gains]
+def _limits(fit: PolicyAnswer, gains: Sequence[Gain]) -> list[Part]:
+    rows = [[gain.part, percent(gain.tpot), _BADLY * (gain.tpot < _WORSE)] for gain in gains]
     title = f"what a part 25% better gives with the policy {fit.best.policy}, to about 2%"
-    return ["", heading(title), table(("part", "more tokens/s", ""), rows)]
+    return ["", heading(title), f"limited by: {limit_text(gains)}", table(("part", "more tokens/s", ""), rows)]
 
 
 def _supports(fit: PolicyAnswer) -> list[Part]:

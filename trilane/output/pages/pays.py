@@ -18,7 +18,7 @@ from trilane.output.figures.pays_words import (
     y_label,
 )
 from trilane.output.pages.output import Part, heading, mebibytes, number, pairs, percent, table
-from trilane.study.pays.gain_map import GainMap
+from trilane.study.pays.gain_map import GainMap, Mechanism
 from trilane.study.pays.played_map import PlayedSide
 
 _LEAST_MS, _LEAST_SHARE = 0.005, 0.005  # less is not told
@@ -60,11 +60,9 @@ def _engines(found: GainMap) -> str:
 def _why(found: GainMap) -> str:
     """The numbers that show why it pays or not, in one line."""
     why = found.mechanism
-    saved = [f"the GPU waits {_change(*waits)} for {lane}" for lane, waits in
-             (("the CPU", why.cpu_wait_ms), ("copies", why.copy_wait_ms)) if max(waits) >= _LEAST_MS]
     layer = f"a layer {number(why.layer_us[1], 0)} us ({number(why.layer_us[0], 0)} without it)"
     upload = "" if why.upload_us is None else f"an upload of an expert takes {number(why.upload_us, 0)} us, "
-    parts = [*saved, upload + layer]
+    parts = [_of_token(why), upload + layer]
     if max(why.link_busy) >= _LEAST_SHARE:
         parts.append(f"the link is busy {percent(why.link_busy[1])} of the time ({percent(why.link_busy[0])})")
     hits = f"{percent(why.hit_rate[1])} of the experts are there when needed ({percent(why.hit_rate[0])})"
@@ -72,11 +70,23 @@ def _why(found: GainMap) -> str:
     return f"why: {'; '.join([*parts, hits, *late])}"
 
 
-def _change(before: float, after: float) -> str:
-    """The change of a time of a token, in ms."""
-    if abs(after - before) < _LEAST_MS:
-        return f"as long, {number(after, 2)} ms a token,"
-    return f"{number(abs(after - before), 2)} ms a token {'longer' if after > before else 'less'}"
+def _of_token(why: Mechanism) -> str:
+    """The change of a token's time, and what of it goes that way; then what goes the other way."""
+    times = {"works": why.work_ms, "waits for the CPU": why.cpu_wait_ms, "waits for copies": why.copy_wait_ms,
+             "waits for the host": why.host_wait_ms}
+    whole = why.token_ms[1] - why.token_ms[0]
+    changes = {name: after - before for name, (before, after) in times.items()}
+    told = {name: change for name, change in changes.items() if abs(change) >= _LEAST_MS}
+    same = abs(whole) < _LEAST_MS
+    along = [f"{name} {_change(change)}" for name, change in told.items() if same or change * whole > 0]
+    against = [f"{name} {_change(change)}" for name, change in told.items() if not same and change * whole < 0]
+    text = f"a token takes as long, {number(why.token_ms[1], 2)} ms" if same else f"a token takes {_change(whole)}"
+    return (f"{text}{': the GPU ' * bool(along)}{' and '.join(along)}"
+            f"{', though it ' * bool(against)}{' and '.join(against)}")
+
+
+def _change(ms: float) -> str:
+    return f"{number(abs(ms), 2)} ms {'longer' if ms > 0 else 'less'}"
 
 
 def _side(what: str, named: NamedSide, side: PlayedSide) -> list[str]:

@@ -61,13 +61,16 @@ class Cell:
 
 class Mechanism(NamedTuple):
     """Numbers of the machine's cell that show why the idea pays or not, in pairs without the idea and with it. Times
-    are of one token: of a layer, and those that the GPU waits for other lanes. ``late``: of the prefetches that ran.
-    None: nothing to tell."""
+    are of one token: the whole, which is the GPU's own work and what it waits for other lanes, and a layer's share.
+    ``late``: of the prefetches that ran. None: nothing to tell."""
 
     upload_us: float | None  # of an expert, alone on the link
+    token_ms: tuple[float, float]
     layer_us: tuple[float, float]
+    work_ms: tuple[float, float]
     cpu_wait_ms: tuple[float, float]
     copy_wait_ms: tuple[float, float]
+    host_wait_ms: tuple[float, float]
     link_busy: tuple[float, float]
     hit_rate: tuple[float | None, float | None]
     late: float | None
@@ -139,7 +142,8 @@ class GainMap:
     def mechanism(self) -> Mechanism:
         """The numbers behind the machine's gain."""
         sides, asked = (self.cell.without, self.cell.using), self.question.fit
-        token_ms = [1e3 * asked.batch / side.mean_tokens_per_s for side in sides]
+        without_ms, using_ms = (1e3 * asked.batch / side.mean_tokens_per_s for side in sides)
+        token_ms = without_ms, using_ms
         facts = [side.facts for side in sides]
 
         def each(fact: str, times: Sequence[float] = (1.0, 1.0)) -> tuple[float, float]:
@@ -148,11 +152,15 @@ class GainMap:
 
         late, used = (facts[1][name] or 0.0 for name in ("prefetches_late", "prefetches_used"))
         layers = asked.model_shape.moe_layers
+        waits = [each(f"stall_{lane}_share", token_ms) for lane in ("cpu", "h2d", "host")]
         return Mechanism(
             upload_us=self.upload_us if any(each("pcie_bytes_per_token")) else None,
-            layer_us=(1e3 * token_ms[0] / layers, 1e3 * token_ms[1] / layers),
-            cpu_wait_ms=each("stall_cpu_share", token_ms),
-            copy_wait_ms=each("stall_h2d_share", token_ms),
+            token_ms=token_ms,
+            layer_us=(1e3 * without_ms / layers, 1e3 * using_ms / layers),
+            work_ms=(without_ms - sum(wait[0] for wait in waits), using_ms - sum(wait[1] for wait in waits)),
+            cpu_wait_ms=waits[0],
+            copy_wait_ms=waits[1],
+            host_wait_ms=waits[2],
             link_busy=each("h2d_busy_share"),
             hit_rate=(facts[0]["decode_served_hit_rate"], facts[1]["decode_served_hit_rate"]),
             late=late / (late + used) if late + used else None,

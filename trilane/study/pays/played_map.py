@@ -22,7 +22,7 @@ from trilane.study.sweep.grid import Grid, Point, canonical, points
 
 FACTS = (
     "decode_served_hit_rate", "pcie_bytes_per_token", "prefetches_used", "prefetches_late", "stall_cpu_share",
-    "stall_h2d_share", "h2d_busy_share", "plan_overhead_share",
+    "stall_h2d_share", "stall_host_share", "h2d_busy_share", "plan_overhead_share",
 )
 Place = tuple[float, float]  # values of the two axes
 

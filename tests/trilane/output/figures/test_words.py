@@ -37,6 +37,15 @@ from trilane.study.pays.ideas import PaysQuestion
 from trilane.study.pays.played_map import PlayedSide
 
 
+def test_where_the_side_without_prefetches_begins_to_copy_is_told() -> None:
+    found = replace(hand_made_map(), question=small_question("prefetch", draws=2), alternative=None)
+    copies = {**found.cell.without.facts, "pcie_bytes_per_token": 2.0**20}
+    near = tuple(replace(cell, without=cell.without._replace(facts=copies)) for cell in found.rows[0])
+    begins = "the same without prefetches copies experts where an upload takes 100 us, and none where it takes 300: "
+    assert any(line.startswith(begins) for line in remarks_of(replace(found, rows=(near, found.rows[1]))))
+    assert not any("copies experts where" in line for line in remarks_of(found))
+
+
 @pytest.mark.parametrize(("name", "value", "text", "words"), [
     ("cached_share", 0.3, "30%", "30% cached"),
     ("cached_share", 1 / 7, "14.3%", "14.3% cached"),

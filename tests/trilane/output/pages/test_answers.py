@@ -125,9 +125,10 @@ def test_the_page_whole() -> None:
         "15.0 with whole layers on the GPU",
         "simulated on the engines llama.cpp-uploads (with it) and llama.cpp (without): nothing is decided on the host, "
         "decisions are free and no routing is read back",
-        "why: the GPU waits 8.33 ms a token less for the CPU; the GPU waits 8.33 ms a token less for copies; an upload "
-        "of an expert takes 100 us, a layer 25,000 us (33,333 without it); the link is busy 50% of the time (50%); 50% "
-        "of the experts are there when needed (50%); 50% of the prefetches that run come late",
+        "why: a token takes 16.67 ms less: the GPU waits for the CPU 8.33 ms less and waits for copies 8.33 ms less "
+        "and waits for the host 8.33 ms less, though it works 8.33 ms longer; an upload of an expert takes 100 us, a "
+        "layer 25,000 us (33,333 without it); the link is busy 50% of the time (50%); 50% of the experts are there "
+        "when needed (50%); 50% of the prefetches that run come late",
         "llama-cache-lru: patches that are not in llama.cpp, PR 27861 "
         "(https://github.com/ggml-org/llama.cpp/pull/27861) and others",
         "its cache holds the popular experts of other texts at first, and hits are those of decode steps; `trilane "
@@ -153,6 +154,28 @@ def test_the_page_whole() -> None:
         "",
         "-  cannot run: too small",
     ]
+
+
+@pytest.mark.parametrize(("speed", "waits", "why"), [
+    (16.0, {}, "a token takes 4.17 ms less: the GPU works 4.17 ms less; "),
+    (14.0, {"cpu": 0.25}, "a token takes 4.76 ms longer: the GPU works 20.24 ms longer, "
+                          "though it waits for the CPU 15.48 ms less; "),
+    (15.0, {"cpu": 0.25, "h2d": 0.25}, "a token takes as long, 66.67 ms: the GPU waits for the CPU 16.67 ms less and "
+                                       "waits for copies 16.67 ms longer; "),
+])
+def test_why_begins_with_what_explains_the_sign_of_the_gain(speed: float, waits: dict[str, float], why: str) -> None:
+    """Of a token of 66.67 ms without the idea, in which the GPU waits half of the time for the CPU."""
+    found = hand_made_map()
+    alone = {**found.cell.without.facts, "stall_cpu_share": 0.5, "stall_h2d_share": 0.0, "stall_host_share": 0.0}
+    without = found.cell.without._replace(facts=alone)
+    using = found.cell.using._replace(
+        tokens_per_s=(speed,), facts=alone | {f"stall_{lane}_share": share for lane, share in waits.items()}
+    )
+    if not waits:
+        using = using._replace(facts=alone | {"stall_cpu_share": 0.5 * 16 / 15})
+    rows = ((found.rows[0][0], replace(found.cell, without=without, using=using)), found.rows[1])
+    told = next(part for part in pays_page(replace(found, rows=rows)) if isinstance(part, str) and "why: " in part)
+    assert told.startswith(f"why: {why}")
 
 
 def test_where_it_cannot_run_no_break_even_is_stated() -> None:

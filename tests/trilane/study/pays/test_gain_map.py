@@ -116,7 +116,7 @@ def test_a_policy_that_was_named_and_other_ideas_have_no_alternative() -> None:
 def test_every_draw_is_a_gain_of_its_own() -> None:
     found = gain_map(small_question("cache", draws=2))
     assert len(found.cell.gains) == 2
-    assert found.cell.gain == pytest.approx(sum(found.cell.gains) / 2, abs=5e-4)
+    assert found.cell.gain == pytest.approx(sum(found.cell.gains) / 2, abs=6e-4)  # rounded
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
