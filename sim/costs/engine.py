@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.machine.hardware import Hardware
-from sim.machine.parts import Vendor
+from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, numbers_in, with_numbers
+from traces.models.codings import Coding
 from traces.models.quantisation import WeightFiles
 from trilane.common.hints import Name, above, at_least, at_most, between
 from trilane.common.names import unknown
@@ -35,13 +36,14 @@ Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 LatentProducts = Literal["compressed", "heads"]
+NumaMode = Literal["distribute", "isolate", "numactl"]  # of --numa
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
 Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang"]  # of command lines
 _DEEPEST = 8  # of files that are like others, which are like others
 BackEnd = Literal["vulkan", "metal", "rocm"]
-Option = Literal["whole_files", "drafts", "expert_cache", "no_device"]
+Option = Literal["whole_files", "drafts", "expert_cache", "no_device", "hidden_device"]
 
 
 class GpuWork(NamedTuple):
@@ -62,9 +64,12 @@ class GpuWork(NamedTuple):
     quantised_share: Sourced[Factor]  # times that, for weights of fewer than 8 bits
     vendor_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards with memory of their own
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
-    cache_bits: Sourced[Factor]  # keys and values of fewer than 16 bits take the time of so many, to be unpacked
+    cache_bits: Mapping[Cached, Sourced[Factor]]  # keys and values of fewer than 16 take the time of so many, unpacked
+    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
+    coded_products: Mapping[Coding, Sourced[Factor]]  # times these shares, for weights that are unpacked so
+    tile_rows: Sourced[Annotated[float, between(0, 1000)]]  # computed in vain of each expert of a prompt
     attention_share: Sourced[Share]
     vendor_attention_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards
     state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
@@ -73,17 +78,24 @@ class GpuWork(NamedTuple):
 
 
 class CpuWork(NamedTuple):
-    """The CPU. Rates saturate: the memory's near ``ceiling_bytes_per_s``, that of threads near the memory's."""
+    """The CPU. Rates saturate: the memory's near ``ceiling_bytes_per_s``, that of threads near the memory's.
+
+    Threads unpack weights before they multiply them, so many in a cycle of a core that computes 512 bits in it:
+    ``weights_per_cycle`` for a vector alone, ``products_per_cycle`` for many, which share what was unpacked.
+    """
 
     read_share: Sourced[Factor]  # of the machine's ``cpu.read_bytes_per_s``
     ceiling_bytes_per_s: Sourced[Rate]
-    thread_bytes_per_s: Sourced[Rate]
-    layer_ns: Sourced[Ns]  # a layer's experts on the CPU: handing over, waiting, a parallel region
-    region_ns: Sourced[Ns]  # a parallel region of a machine that computes everything on the CPU
+    weights_per_cycle: Mapping[Coding, Sourced[Factor]]
+    products_per_cycle: Mapping[Coding, Sourced[Factor]]
+    expert_products: Sourced[Share]  # times that, of an expert, which has few of a prompt's rows
+    efficiency_core: Sourced[Share]  # work of a slow core over that of a fast one
+    two_sockets: Sourced[Factor]  # times that, where a socket's threads read what lies in the other's memory, too
+    layer_ns: Sourced[Ns]  # a layer's experts on the CPU: handing over, and waiting, without their parallel regions
+    region_ns: Sourced[Ns]  # a parallel region of 16 threads: barriers, which take longer with more
     state_ns: Sourced[Ns]  # of a layer of linear attention on the CPU, in addition
     cache_factor: Mapping[Cached, Sourced[Factor]]
-    cache_bits: Sourced[Factor]  # as the GPU's
-    thread_flops_per_s: Sourced[Rate]
+    cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     ceiling_flops_per_s: Sourced[Rate]
     attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
     every_layer: Sourced[bool] | None = None  # whether it takes its turn in every layer, after the GPU's experts and
@@ -101,8 +113,8 @@ class PromptWork(NamedTuple):
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads
     staging_bytes_per_s: Sourced[Rate]  # of the driver's thread that puts them into pinned memory first
-    repacked_thread_flops_per_s: Sourced[Rate] | None = None  # of weights in the CPU's own order of rows
-    repacked_ceiling_flops_per_s: Sourced[Rate] | None = None
+    repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in the CPU's own
+    # order of rows
     most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
 
 

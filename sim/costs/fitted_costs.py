@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
-from sim.costs.engine import CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, PromptWork
+from sim.costs.engine import Cached, CpuWork, FittedEngine, GpuWork, LatentProducts, LayerKind, NumaMode, PromptWork
 from sim.costs.kernel_costs import kernel_costs, split_costs
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.devices import Cpu, Gpu
@@ -36,16 +36,26 @@ from sim.machine.interpolation import table_ns, time_ns, whole
 from sim.machine.plan_costs import PlanCosts
 from sim.machine.sourced import Sourced
 from traces.models.attention import STATE_BYTES, Attention
+from traces.models.codings import Coding, Codings, codings_of
 from traces.models.shape import ModelShape
 
 INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, where a card's rate is not stated: true of most
 QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
 WIDE_BITS = 16  # keys and values of fewer are unpacked
 ROTARY_WIDTH = 64  # of a latent: elements that are keys and no values, in every DeepSeek and GLM
+FEW_ROWS = 4  # an expert of few is part of a small piece, whose tiles are half as wide (ggml-org/llama.cpp PR 28552)
 STATE_READ_BYTES = 8  # of an element of a state, and of each token: the 32-bit elements of its key and its query
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
 _TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
 _COPIES_POWER = 3  # how sharply copies saturate
+_VECTOR_BITS = 512  # that a core computes in a cycle: two registers of AVX2, or four of NEON
+# A barrier takes the time of so many threads more than it has: 2.5 us with 4 threads and 3.2 with 8 of an EPYC
+# (ggml-org/llama.cpp PR 9598), a token of a tiny model 203, 294 and 366 us with 8, 16 and 24 of an i9-13900K (PR 7993).
+_BARRIER_THREADS = 12
+_USUAL_THREADS = 16  # for which ``region_ns`` is stated
+_USUAL_HZ = 4e9  # of a machine that states no clock
+_ALL_PLAIN = Codings()
+_PLAIN = _ALL_PLAIN.others
 
 
 class Processor(ABC):
@@ -80,12 +90,16 @@ class Processor(ABC):
         """Weights of all but the routed experts."""
         return size / (self.read_bytes_per_s * self.unpacked_share(bits)) * 1e9
 
+    @abstractmethod
+    def cache_bits(self, kind: Cached) -> float:
+        """Bits whose reading takes as long as that of keys and values of fewer than 16."""
+
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """Keys and values, or the state of linear attention, in the time of as many bytes of weights, or of a factor
         more."""
         factor = 1.0
         if kind != "state":
-            bits, factor = unpacked_bits(bits, self.work.cache_bits.value), self.work.cache_factor[kind].value
+            bits, factor = unpacked_bits(bits, self.cache_bits(kind)), self.work.cache_factor[kind].value
         return elements * bits / 8 * factor / self.read_bytes_per_s * 1e9
 
     @abstractmethod
@@ -93,7 +107,9 @@ class Processor(ABC):
         """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
 
     @abstractmethod
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         """Products of queries with keys and values of so many bits, of all rows but one of each of the ``sequences``.
 
         ``alone_ns``: the time if each row reads anew what it attends to, which holds the products of a row alone.
@@ -131,6 +147,7 @@ class GpuProcessor(Processor):
 
     gpu: Gpu
     work: GpuWork
+    codings: Codings = _ALL_PLAIN
 
     @property
     def step_ns(self) -> float:
@@ -154,10 +171,18 @@ class GpuProcessor(Processor):
         return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
-        return self.read_ns(size, bits) + self._products((rows - 1) * flops, self.work.product_share.value)
+        products_ns = self._products((rows - 1) * flops, self.work.product_share.value, self.codings.others)
+        return self.read_ns(size, bits) + products_ns
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits[kind].value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
+        if kind != "state" and bits < WIDE_BITS:
+            flops *= self.work.unpacked_products[kind].value
         return flops * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
 
     def state_ns(self, elements: float, rows: int) -> float:
@@ -167,10 +192,14 @@ class GpuProcessor(Processor):
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         work, more = self.work, np.maximum(rows - 1, 0)
         started = work.expert_ns.value * more / np.maximum(rows, 1)
-        return self.read_ns(size, bits) + started + more * self._products(flops, work.expert_product_share.value)
+        row_ns = self._products(flops, work.expert_product_share.value, self.codings.experts)
+        times: npt.NDArray[np.float64] = (
+            self.read_ns(size, bits) + started + more * (1 + work.tile_rows.value / (more + FEW_ROWS)) * row_ns
+        )
+        return times
 
-    def _products(self, flops: float, share: float) -> float:
-        share *= self._factor(self.work.vendor_product_share)
+    def _products(self, flops: float, share: float, codings: Mapping[Coding, float]) -> float:
+        share *= self._factor(self.work.vendor_product_share) / _mean_cycles(codings, self.work.coded_products)
         return flops / (self._stated_ops_per_s * share) * 1e9
 
     def _factor(self, of_vendors: Mapping[str, Sourced[float]]) -> float:
@@ -185,9 +214,11 @@ class GpuProcessor(Processor):
 
 @dataclass(frozen=True)
 class CpuProcessor(Processor):
-    """A CPU with so many ``threads``; more than its cores read, but multiply no faster: two of a core share its units.
+    """A CPU with so many ``threads``: on fast cores first, then on slow ones; two of a core share its units, so that
+    more threads than cores compute no faster.
 
-    ``repacked``: weights are in the CPU's own order of rows, where the engine has one.
+    ``repacked``: weights are in the CPU's own order of rows, where the engine has one. ``numa``: with "distribute", as
+    in engines whose ``two_sockets`` is 1, sockets read what lies in their own memory.
     """
 
     cpu: Cpu
@@ -195,47 +226,89 @@ class CpuProcessor(Processor):
     prompt: PromptWork
     threads: int
     repacked: bool = False
+    codings: Codings = _ALL_PLAIN
+    numa: NumaMode | None = None
 
     @property
     def step_ns(self) -> float:
-        return self.work.region_ns.value
+        return self._region_ns
 
     def attention_fixed_ns(self, kind: LayerKind) -> float:
-        regions = 3 * self.work.region_ns.value  # projections in, attention, projection out
+        regions = 3 * self._region_ns  # projections in, attention, projection out
         return regions + (self.work.state_ns.value if kind == "state" else 0.0)
 
     @property
     def mixture_fixed_ns(self) -> float:
-        return 3 * self.work.region_ns.value  # gate and up, down, the sum
+        return 3 * self._region_ns  # gate and up, down, the sum
 
     @property
     def read_bytes_per_s(self) -> float:
-        work = self.work
-        memory = saturated(self.cpu.read_bytes_per_s * work.read_share.value, work.ceiling_bytes_per_s.value)
-        return saturated(memory, self.threads * work.thread_bytes_per_s.value, power=_THREADS_POWER)
+        return self._bytes_per_s(_PLAIN, WIDE_BITS)
+
+    def read_ns(self, size: float, bits: float) -> float:
+        return size / self._bytes_per_s(self.codings.others, bits) * 1e9
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
-        return max(self.read_ns(size, bits), rows * flops / self.flops_per_s * 1e9)
+        return max(self.read_ns(size, bits), rows * flops / self.flops_per_s(self.codings.others) * 1e9)
 
-    def attention_ns(self, flops: float, bits: float, rows: int, sequences: int, alone_ns: float) -> float:
+    def cache_bits(self, kind: Cached) -> float:
+        return self.work.cache_bits.value
+
+    def attention_ns(
+        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
+    ) -> float:
         factor = (
             self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
         )
-        products_ns = flops * (rows - sequences) / rows * factor / self.flops_per_s * 1e9
+        products_ns = flops * (rows - sequences) / rows * factor / self.flops_per_s(_PLAIN) * 1e9
         return products_ns if rows >= _TILE_ROWS * sequences else min(products_ns, alone_ns)
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        products = rows.astype(np.float64) * (flops / self.flops_per_s * 1e9)
-        return np.maximum(self.read_ns(size, bits), products)
+        codings = self.codings.experts
+        flops_per_s = self.flops_per_s(codings) * self.work.expert_products.value
+        products = rows.astype(np.float64) * (flops / flops_per_s * 1e9)
+        return np.maximum(size / self._bytes_per_s(codings, bits) * 1e9, products)
+
+    def _bytes_per_s(self, codings: Mapping[Coding, float], bits: float) -> float:
+        """Rate of reading weights of ``bits`` bits, as fast as the memory gives and threads unpack them."""
+        work = self.work
+        read = self.cpu.read_bytes_per_s * self._sockets_share
+        memory = saturated(read * work.read_share.value, work.ceiling_bytes_per_s.value)
+        unpacked = self._cycles_per_s / _mean_cycles(codings, work.weights_per_cycle) * bits / 8
+        return saturated(memory, unpacked, power=_THREADS_POWER)
+
+    def flops_per_s(self, codings: Mapping[Coding, float]) -> float:
+        """Products of many rows."""
+        per_cycle = 1 / _mean_cycles(codings, self.work.products_per_cycle)
+        if self.repacked and self.prompt.repacked_products_per_cycle:
+            per_cycle = self.prompt.repacked_products_per_cycle[self.cpu.instructions or "avx2"].value
+        return saturated(2 * per_cycle * self._cycles_per_s, self.work.ceiling_flops_per_s.value)
 
     @property
-    def flops_per_s(self) -> float:
-        """Products of many rows."""
-        thread, ceiling = self.work.thread_flops_per_s, self.work.ceiling_flops_per_s
-        if self.repacked:
-            thread = self.prompt.repacked_thread_flops_per_s or thread
-            ceiling = self.prompt.repacked_ceiling_flops_per_s or ceiling
-        return saturated(min(self.threads, self.cpu.cores) * thread.value, ceiling.value)
+    def _region_ns(self) -> float:
+        """Time of a parallel region: barriers, at which threads arrive one after another."""
+        alone, usual = _BARRIER_THREADS, _USUAL_THREADS
+        return self.work.region_ns.value * (alone + self.threads) / (alone + usual)
+
+    @property
+    def _sockets_share(self) -> float:
+        """Share of what all sockets read that these threads do: those of some sockets no more than these ones'."""
+        cpu, placed = self.cpu, self.numa == "distribute"
+        used = min(-(-self.threads * cpu.sockets // cpu.cores), cpu.sockets) / cpu.sockets
+        return used * (1.0 if placed or cpu.sockets == 1 else self.work.two_sockets.value)
+
+    @property
+    def _cycles_per_s(self) -> float:
+        """Cycles of all threads in which a fast core of ``_VECTOR_BITS`` does as much."""
+        cpu = self.cpu
+        slow = min(max(self.threads - cpu.fast_cores, 0), cpu.efficiency_cores or 0)
+        cores = min(self.threads, cpu.fast_cores) + slow * self.work.efficiency_core.value
+        return cores * (cpu.clock_hz or _USUAL_HZ) * (cpu.vector_bits or _VECTOR_BITS) / _VECTOR_BITS
+
+
+def _mean_cycles(codings: Mapping[Coding, float], per_cycle: Mapping[Coding, Sourced[float]]) -> float:
+    """Cycles of a weight, or their ratio to others', in the mean over parts of codings."""
+    return sum(part / per_cycle[coding].value for coding, part in codings.items())
 
 
 def fitted_costs(
@@ -246,8 +319,10 @@ def fitted_costs(
     *,
     threads: int | None = None,
     repacked: bool = False,
+    numa: NumaMode | None = None,
 ) -> CostTable:
-    """The cost table for workloads 0..``max_tokens``; ``threads`` None: one a core; ``repacked``: ``CpuProcessor``."""
+    """The cost table for workloads 0..``max_tokens``. ``threads``: None is one a fast core. ``repacked``,
+    ``numa``: see ``CpuProcessor``."""
     if engine.kernels is not None and hardware.cpu_only:
         return kernel_costs(shape, hardware, engine.kernels, max_tokens, threads or hardware.cpu.cores)
     if engine.gpu_kernels is not None and engine.split is not None and not hardware.cpu_only:
@@ -255,12 +330,13 @@ def fitted_costs(
             shape, hardware, engine.gpu_kernels, engine.split, engine.prompt.copies.value, max_tokens,
             threads or hardware.cpu.cores,
         )
-    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads or hardware.cpu.cores, repacked)
-    main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu)
+    threads = threads or hardware.cpu.fast_cores
+    cpu = CpuProcessor(hardware.cpu, engine.cpu, engine.prompt, threads, repacked, codings_of(shape), numa)
+    main: Processor = cpu if hardware.cpu_only else GpuProcessor(hardware.gpu, engine.gpu, codings_of(shape))
     steps = FittedSteps(shape, hardware, engine, main, cpu)
     sync_ns = engine.spin_ns.value if engine.decides and engine.spin_ns else 0
     if engine.cpu_in_turn:
-        sync_ns += round(engine.cpu.layer_ns.value)
+        sync_ns += round(engine.cpu.layer_ns.value + cpu.mixture_fixed_ns)
     return CostTable(
         experts=by_layer(shape, hardware, lambda size: steps.expert(size, max_tokens)),
         steps=steps,
@@ -291,7 +367,7 @@ class FittedSteps:
         return ExpertCosts(
             gpu_ns=table_ns(self.main.expert_ns(size, shape.weight_bits, flops, rows)),
             cpu_ns=table_ns(self.cpu.expert_ns(size, shape.weight_bits, flops, rows)),
-            first_cpu_ns=0 if no_visit else round(self.engine.cpu.layer_ns.value),
+            first_cpu_ns=0 if no_visit else round(self.engine.cpu.layer_ns.value + self.cpu.mixture_fixed_ns),
             copy_ns=time_ns(link.h2d_latency_ns + size / copies_per_s * 1e9),
             expert_bytes=size,
             writeback_ns=link.d2h_ns(size),
@@ -328,7 +404,7 @@ class FittedSteps:
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
         state_ns += main.state_ns(kind.state_bytes / STATE_BYTES, tokens - len(context))
         scores_ns = main.attention_ns(
-            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, tokens,
+            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, name, tokens,
             len(context), main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
         )
         product_ns = self._product(kind.params, self.shape.bits.of_attention(kind), tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.machine.parts import Launches, Vendor
+from sim.machine.parts import Instructions, Launches, Vendor
 
 ResultPath = Literal["direct", "h2d"]
 GpuKind = Literal["unified", "cpu"]
@@ -55,6 +55,15 @@ class Cpu:
     first_expert_ns: int  # extra time of the first CPU expert of a layer
     ram_bytes: int | None = None  # host memory; None: unknown
     read_ceiling_bytes_per_s: float | None = None  # of ``read_bytes_per_s``, whatever the memory; None: unknown
+    clock_hz: float | None = None  # with all cores at work; None: unknown
+    instructions: Instructions | None = None  # that multiply vectors; None: AVX2
+    vector_bits: int | None = None  # that a core computes in a cycle; None: as most do
+    efficiency_cores: int | None = None  # slow ones among ``cores``; None: none
+
+    @property
+    def fast_cores(self) -> int:
+        """Cores that are not slow ones."""
+        return self.cores - (self.efficiency_cores or 0)
 
 
 @dataclass(frozen=True)

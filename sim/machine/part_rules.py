@@ -201,8 +201,13 @@ class HostCores:
             "name": given(self.cpu.title), "sockets": given(self.built.sockets), "cores": self.cores,
             "dram_bytes_per_s": self.theory, "read_bytes_per_s": self.expert_read,
             "read_ceiling_bytes_per_s": self._of_experts(self.ceiling), "flops_per_s": self.flops,
-            "first_expert_ns": self.rules.first_expert_ns,
+            "first_expert_ns": self.rules.first_expert_ns, "clock_hz": self.cpu.clock_hz,
+            "instructions": self.cpu.instructions,
         }
+        if self.cpu.vector_bits:
+            numbers["vector_bits"] = self.cpu.vector_bits
+        if self.efficiency_cores:
+            numbers["efficiency_cores"] = self.efficiency_cores
         ram = self.built.ram_bytes
         return numbers if ram is None else {**numbers, "ram_bytes": given(ram)}
 
@@ -212,6 +217,15 @@ class HostCores:
         if self.built.cores is not None:
             return given(self.built.cores)
         return self.of_all_sockets(self.cpu.cores)
+
+    @property
+    def efficiency_cores(self) -> Number | None:
+        """Slow cores in use: those that are left when the fast ones are taken. None: none."""
+        slow = self.cpu.efficiency_cores
+        if slow is None:
+            return None
+        left = max(self.cores.value - (self.cpu.cores.value - slow.value), 0)
+        return slow._replace(value=left) if left else None
 
     @property
     def channels(self) -> Number:

@@ -27,6 +27,7 @@ Numbers = Mapping[str, Number]
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 Launches = Literal["single"]
 Form = Literal["card", "laptop", "module", "server"]
+Instructions = Literal["neon", "avx2", "avx512", "amx"]  # avx512: with dot products of 8 bits, as amx has, too
 Processor = Literal["cpu", "gpu"]
 _CARD: Sourced[Form] = Sourced("card", "its data sheet", "high")
 
@@ -128,6 +129,8 @@ class CpuPart(MachinePart):
     memory: tuple[str, ...]  # families that it takes
     server: bool
     cores: Sourced[int]
+    clock_hz: Sourced[float]  # with all cores at work
+    instructions: Sourced[Instructions]
     read_fraction: Sourced[float]
     busy_power_w: Sourced[float]
     idle_power_w: Sourced[float]
@@ -138,6 +141,8 @@ class CpuPart(MachinePart):
     expert_fraction: Sourced[float] | None = None
     expert_bits: Sourced[float] | None = None  # of the weights that ``expert_fraction`` was measured with
     flops_per_s: Sourced[float] | None = None
+    efficiency_cores: Sourced[int] | None = None  # slow ones among ``cores``
+    vector_bits: Sourced[int] | None = None  # that a core computes in a cycle; None: 512, two registers of AVX2
     most_cores: Sourced[int] | None = None
     most_channels: Sourced[int] | None = None
     socket: Sourced[str] | None = None
@@ -174,6 +179,7 @@ class Rules(NamedTuple):
 
     ``pcie``: rates of the link by generation, with sixteen lanes, in one direction. ``one_memory``: by section, of
     machines whose GPU reads the host's memory, or that have none. ``no_gpu``: of the latter's section ``gpu``.
+    ``macos_shares``: of a unified memory, that macOS gives the GPU at most, by GiB of memory from which on.
     """
 
     gpu: Numbers
@@ -185,6 +191,7 @@ class Rules(NamedTuple):
     one_memory: Mapping[str, Numbers]
     no_gpu: Numbers
     modules: Mapping[str, Modules]
+    macos_shares: Mapping[int, Sourced[float]]
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------

@@ -251,6 +251,18 @@ def test_work_is_shared_by_the_cores_that_may_be_used(monkeypatch: pytest.Monkey
     assert processes(None) == 64
 
 
+def test_an_engine_says_which_machines_hold_its_numbers(trilane: Trilane) -> None:
+    [facts] = trilane("engines", "llama.cpp", "--json", "-").json["engines"]
+    page = trilane("engines", "llama.cpp").out
+    lines = {text.split()[0]: text for text in page.splitlines() if text.startswith("gpu.")}
+    for key in ("gpu.read_share", "gpu.step_ns"):
+        machines = facts["numbers"][key]["held"]["machines"]
+        assert (f" {machines} machine" if machines else " no row ") in lines[key]
+    assert "held" not in facts["numbers"]["gpu.layer_ops_per_s"]
+    assert "held by" not in trilane("engines", "graphs").out
+
+
+
 def test_every_number_of_a_machine_has_its_source(trilane: Trilane) -> None:
     for machine in trilane("hardware", "--json", "-").json["hardware"]:
         page = trilane("hardware", machine["name"]).out

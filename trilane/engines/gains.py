@@ -21,7 +21,8 @@ class ScaledPart:
     """A part of a machine, and the numbers that grow with its quality (``keys``) or shrink (``shrinking``).
 
     ``tables``: times of experts that shrink, where a measured profile has tables in place of such numbers. ``program``:
-    times of the host program that shrink. ``steers``: whether the policy's copies depend on it.
+    times of the host program that shrink. ``steers``: whether the policy's copies depend on it. ``short``: its owner in
+    few letters, where engines are limited by it.
     """
 
     name: str
@@ -31,24 +32,27 @@ class ScaledPart:
     tables: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
     steers: bool = False
+    short: str = ""
 
 
 _READ, _CEILING = "cpu.read_bytes_per_s", "cpu.read_ceiling_bytes_per_s"
 CPU_READS = "CPU reads"  # a part where they are the limit, and faster memory would not be read faster
 PARTS = (
-    ScaledPart("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True),
+    ScaledPart("PCIe", "the link", DIALS["pcie_gbps"].keys, tables=("copy_ns",), steers=True, short="PCIe"),
     ScaledPart("DRAM", "the CPU's memory bandwidth", DIALS["dram_gbps"].keys, tables=("cpu_ns", "first_cpu_ns"),
-               steers=True),
-    ScaledPart(CPU_READS, "what the CPU reads of any memory", (_READ, _CEILING), steers=True),
+               steers=True, short="RAM GB/s"),
+    ScaledPart(CPU_READS, "what the CPU reads of any memory", (_READ, _CEILING), steers=True, short="CPU GB/s"),
     ScaledPart("CPU compute", "the CPU's arithmetic", DIALS["cpu_gflops"].keys, steers=True),
-    ScaledPart("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",)),
-    ScaledPart("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys),
-    ScaledPart("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), steers=True),
+    ScaledPart("GPU bandwidth", "the GPU's memory bandwidth", DIALS["gpu_gbps"].keys, tables=("gpu_ns",),
+               short="GPU GB/s"),
+    ScaledPart("GPU compute", "the GPU's arithmetic", DIALS["gpu_tflops"].keys, short="GPU flops"),
+    ScaledPart("GPU memory", "the size of the GPU's memory", ("gpu.memory_bytes",), steers=True, short="GPU GB"),
     ScaledPart("GPU kernels", "the fixed time of every kernel on the GPU", shrinking=("gpu.kernel_ns",)),
     ScaledPart("kernel launches", "the host program, which launches kernels", program=(*LAUNCHES, "lead_ns")),
     ScaledPart("synchronisation", "the host program, which waits for the GPU", program=("sync_ns",)),
     ScaledPart("decisions", "the host program, which decides", program=("plan_factor",)),
 )
+CPU_CORES = ScaledPart("CPU cores", "the CPU's cores", ("cpu.cores",), short="CPU cores")  # of engines alone
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ def better_numbers(hardware: Hardware, keys: Iterable[str]) -> dict[str, float]:
 def ranked(gains: Iterable[G]) -> tuple[G, ...]:
     """Gains, largest first."""
     return tuple(sorted(gains, key=lambda one: -one.tpot))
+
+
+def in_short(part: str | None) -> str:
+    """The owner of a part in few letters; nothing for no part."""
+    return next((one.short for one in (*PARTS, CPU_CORES) if one.name == part), "")
 
 
 def limiting_part(gains: Sequence[Gain]) -> str | None:

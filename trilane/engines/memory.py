@@ -250,7 +250,7 @@ class Splitter:
 
     def _split(self, cpu_layers: int, gpu_experts: int = 0) -> StaticSplit:
         """Weights are put in the CPU's order of rows where it computes everything, and the engine can."""
-        repacked = self.hardware.cpu_only and self.engine.prompt.repacked_thread_flops_per_s is not None
+        repacked = self.hardware.cpu_only and self.engine.prompt.repacked_products_per_cycle is not None
         return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, repacked)
 
     @property

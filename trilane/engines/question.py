@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeGuard
+from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.assembly import NO_GPU, assembled_name
 from sim.machine.hardware import Hardware, load_hardware
-from sim.machine.parts import UnifiedPart, Vendor, is_unified, part
+from sim.machine.parts import UnifiedPart, Vendor, is_unified, part, rules
 from traces.models.catalogue import load_model, model_named
 from traces.models.names import parted
 from traces.models.quantisation import format_named, quantisation_files, quantisations_of
@@ -19,6 +19,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
+from trilane.common.units import GIB
 
 USUAL_WEIGHTS = "q4_k_m"
 KvFormat = Literal["f16", "q8_0", "q4_0"]
@@ -39,6 +40,20 @@ class FitError(TrilaneError):
     """A question without an answer: it is incomplete, or its model cannot run; the message says by how many GB."""
 
 
+class WiredLimit(NamedTuple):
+    """Unified memory, the part of it that macOS gives the GPU, and ``iogpu.wired_limit_mb`` (MiB) with which only the
+    system's own is left."""
+
+    memory_bytes: int
+    gpu_bytes: int
+    raised_mib: int
+
+    @property
+    def command(self) -> str:
+        """The line that raises the limit, until the next start."""
+        return f"sudo sysctl iogpu.wired_limit_mb={self.raised_mib}"
+
+
 @dataclass(frozen=True)
 class Question:
     """A model, a machine, and lengths.
@@ -57,7 +72,7 @@ class Question:
     takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
     ``kv``: format of the KV cache, of policies too; None: f16. ``window``: tokens of a sequence for which the KV cache
     has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
-    takes of the memory and what can be pinned; None: not known, no limit.
+    takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit.
     """
 
     model: str
@@ -121,11 +136,38 @@ class Question:
     def load_machine(self) -> Hardware:
         """The machine, without the memory that its system keeps from the GPU. Raises HardwareError."""
         hardware = load_hardware(self.hardware)
-        unified = part("gpu", self.gpu) if self.gpu and self._unified else None
-        if self.system != "windows" or not isinstance(unified, UnifiedPart) or unified.windows_share is None:
+        share = self._gpu_share(hardware.gpu.memory_bytes)
+        kept = 0 if share is None else round((1 - share) * hardware.gpu.memory_bytes)
+        if kept <= hardware.gpu.reserve_bytes:
             return hardware
-        kept = round((1 - unified.windows_share.value) * hardware.gpu.memory_bytes)
-        return hardware.with_numbers({"gpu.reserve_bytes": max(kept, hardware.gpu.reserve_bytes)})
+        return hardware.with_numbers({"gpu.reserve_bytes": kept})
+
+    @property
+    def wired_limit(self) -> WiredLimit | None:
+        """The limit of macOS for the GPU; None on other systems, and where the memory is not unified."""
+        if self.gpu is None or not self._unified or self._runs_on != "macos":
+            return None
+        hardware = load_hardware(self.hardware)
+        memory = hardware.gpu.memory_bytes
+        limit = round((self._gpu_share(memory) or 1) * memory)
+        return WiredLimit(memory, limit, (memory - hardware.gpu.reserve_bytes) // GIB * 1024)
+
+    def _gpu_share(self, memory_bytes: int) -> float | None:
+        """Share of a unified memory that the system gives the GPU at most; None: no limit is known."""
+        unified = part("gpu", self.gpu) if self.gpu and self._unified else None
+        if not isinstance(unified, UnifiedPart):
+            return None
+        if self._runs_on == "macos":
+            shares = rules().macos_shares
+            return shares[max(gib for gib in shares if gib * GIB <= memory_bytes)].value
+        windows = self._runs_on == "windows" and unified.windows_share
+        return windows.value if windows else None
+
+    @property
+    def _runs_on(self) -> System | None:
+        """The operating system; of Apple's chips macOS, unless another is named."""
+        apple = self.gpu is not None and self._unified and part("gpu", self.gpu).vendor
+        return self.system or ("macos" if apple and apple.value == "apple" else None)
 
     @property
     def shape(self) -> str:

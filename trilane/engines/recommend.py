@@ -1,43 +1,35 @@
 """All models on one machine: the format in which each runs best there, what that gives, and what others lack.
 
 Every speed is that of ``trilane tune`` for the same question: the plain settings of the engine, without a cache of
-experts. Memory decides the format before any speed is worked out.
+experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from sim.costs.engine import FittedEngine
-from sim.machine.hardware import Hardware
-from sim.machine.parts import part
-from traces.models.catalogue import aliases, load_model, model_names, original
+from traces.models.catalogue import aliases, model_names, original
 from traces.models.names import parted
-from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape
 from trilane.common.quoting import quoted
 from trilane.common.schema import check, to_dict
-from trilane.common.units import GIB
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.gains import limiting_part, ranked
+from trilane.engines.host_memory import larger_ram_gib
 from trilane.engines.memory import host_memory_of
-from trilane.engines.question import FitError, Question, check_engine, engine_of
-from trilane.engines.refusals import FULL, RAM_SIZES_GIB
+from trilane.engines.model_formats import FORMATS, Bench, best_format, formats_of, from_usual
+from trilane.engines.question import FitError, Question
+from trilane.engines.refusals import FULL
 from trilane.engines.shortage import NoRoomError, Shortage
 from trilane.engines.speed import EngineSpeed
-from trilane.engines.tune.search import SettingSearch, searched
-from trilane.engines.tune.settings import Setting, SettingSpace, TuneQuestion, choices
-from trilane.engines.tune.tuned import Tuned, Workbench
+from trilane.engines.tune.settings import TuneQuestion
+from trilane.engines.tune.tuned import Tuned
 
 Use = Literal["chat", "code", "documents"]
 Sort = Literal["size", "speed", "first"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
-FORMATS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "q3_k_m", "iq3_xxs", "q2_k")  # most bits first
-USUAL = "q4_k_m"
-FEWEST_BITS_ON_GPU = 4.0  # of an expert's weight: fewer are taken only where nothing else runs
 _MINI = "mini-"
 
 
@@ -51,6 +43,10 @@ class Lengths(NamedTuple):
 
 USES: Mapping[Use, Lengths] = {
     "chat": Lengths(1024, 256, 16384), "code": Lengths(8192, 1024, 32768), "documents": Lengths(16384, 512, 32768),
+}
+PATIENCE_S: Mapping[Use, int] = {  # until the first token
+    "chat": 10,  # the limit of a user's attention (nngroup.com, response time limits)
+    "code": 60, "documents": 120,  # choices: some 137 prompt tokens/s
 }
 
 
@@ -74,96 +70,18 @@ class RecommendQuestion:
         """The question of ``trilane tune`` for one model; ``weights``: None is as published."""
         return TuneQuestion(Question(model, weights=weights, **self.machine, **USES[self.use]._asdict()))
 
+    @property
+    def patience_ms(self) -> float:
+        """Time until the first token that its use has patience for."""
+        return 1e3 * PATIENCE_S[self.use]
+
+    def best_format(self, model: str) -> Bench | None:
+        """The format of ``best_format``; None where a model does not run."""
+        return best_format(self.benches(model), self.patience_ms)
+
     def benches(self, model: str) -> list[Bench]:
         """The questions of all formats of a model to choose from, most bits first."""
         return [Bench(self.of(model, name)) for name in formats_of(model)]
-
-
-@dataclass(frozen=True)
-class Bench:
-    """One question of ``trilane tune``, and the search that answers it."""
-
-    question: TuneQuestion
-
-    @cached_property
-    def hardware(self) -> Hardware:
-        return self.question.hardware
-
-    @cached_property
-    def shape(self) -> ModelShape:
-        return self.question.shape_with(self.question.kv[-1])
-
-    @cached_property
-    def engine(self) -> FittedEngine:
-        return engine_of(self.question.fit, self.hardware)
-
-    @cached_property
-    def space(self) -> SettingSpace:
-        return choices(self.question, self.shape, self.hardware, self.engine)
-
-    @property
-    def runs(self) -> bool:
-        """True if there is room for a setting that takes the least memory, with the GPU or without."""
-        return any(speed.has_room for speed in self.least)
-
-    @property
-    def least(self) -> Iterator[EngineSpeed]:
-        """Yield the speeds of the settings that take the least memory, which raise FitError without room."""
-        space = self.space
-        for gpu in space.gpu:
-            yield self._work.speed(Setting(space.kv[-1], min(space.piece_tokens), space.threads[0], gpu=gpu))
-
-    @property
-    def all_on_gpu(self) -> bool:
-        """True if a GPU has room for all experts with the engine's own setting."""
-        own = self._work.speed(self.space.usual)
-        return not self.hardware.cpu_only and own.has_room and own.split.cpu_layers == 0
-
-    @cached_property
-    def search(self) -> SettingSearch:
-        """Every plain setting, tried. Raises FitError for weights or a card that the engine does not take."""
-        check_engine(self.engine, self.shape, self.hardware)
-        return searched(self.question, self.hardware, self.shape, self.engine)
-
-    @property
-    def best(self) -> Tuned:
-        """Raises FitError where nothing runs."""
-        return self.search.bench.tuned(self.search.best)
-
-    def with_parts(self, **parts: Any) -> Bench:
-        """Ask the same question of a machine with other parts."""
-        return Bench(replace(self.question, fit=replace(self.question.fit, **parts)))
-
-    @cached_property
-    def _work(self) -> Workbench:
-        return Workbench(self.question, self.hardware, self.engine)
-
-
-# --- the format -------------------------------------------------------------------------------------------------------
-
-
-def formats_of(model: str) -> Sequence[str | None]:
-    """Formats to choose from, most bits first; None is as published, for models in fewer than 16 bits, and files."""
-    own = load_model(model)
-    there = quantisations_of(own) if own.weight_bits >= 16 else []
-    return [name for name in FORMATS if name in there] or [None]
-
-
-def best_format(benches: Sequence[Bench]) -> Bench | None:
-    """The format as published, where that has fewer than 16 bits. Otherwise the one with the most bits, of at least
-    four, with which all experts are on the GPU; else q4_k_m, else the most bits below it. None where none runs.
-
-    ``benches``: of ``formats_of``.
-    """
-    large = (bench for bench in benches if bench.shape.weight_bits >= FEWEST_BITS_ON_GPU)
-    on_gpu = next((bench for bench in large if bench.all_on_gpu), None)
-    return on_gpu or next((bench for bench in from_usual(benches) if bench.runs), None)
-
-
-def from_usual(benches: Sequence[Bench]) -> Sequence[Bench]:
-    """Formats from q4_k_m on, by falling bits; all where there is no q4_k_m."""
-    names = [bench.question.fit.weights for bench in benches]
-    return benches[names.index(USUAL):] if USUAL in names else benches
 
 
 # --- what runs --------------------------------------------------------------------------------------------------------
@@ -240,13 +158,21 @@ class Recommendation:
         hardware = fit.load_machine()
         return hardware.gpu.kind == "unified" or host_memory_of(fit, hardware) is not None
 
+    def tries_patience(self, one: Recommended) -> bool:
+        """True if the first token takes longer than the use has patience for."""
+        return one.tuned.ttft_ms > self.question.patience_ms
+
     def sorted_by(self, sort: Sort) -> list[Recommended]:
-        """Models that run: the largest, the fastest, or the soonest first; those that nearly fill a memory last."""
+        """Models that run: the largest, the fastest, or the soonest first; last those that nearly fill a memory or try
+        the patience."""
         keys: Mapping[Sort, Callable[[Recommended], float]] = {
             "size": lambda one: -one.params, "speed": lambda one: one.tuned.tpot_ms,
             "first": lambda one: one.tuned.ttft_ms,
         }
-        return sorted(self.runs, key=lambda one: (one.tuned.memory.fullest > FULL, keys[sort](one)))
+        return sorted(self.runs, key=lambda one: (self._has_drawback(one), keys[sort](one)))
+
+    def _has_drawback(self, one: Recommended) -> bool:
+        return one.tuned.memory.fullest > FULL or self.tries_patience(one)
 
 
 def recommend(
@@ -266,10 +192,9 @@ def recommend(
     for done, (model, also) in enumerate(shapes.items()):
         if watch is not None:
             watch(done, len(shapes))
-        benches = question.benches(model)
-        best = best_format(benches)
+        best = question.best_format(model)
         if best is None:
-            unable.append(_unable(from_usual(benches), model, also))
+            unable.append(_unable(from_usual(question.benches(model)), model, also))
         else:
             runs.append(recommended(best, model, also))
     hardware = question.of(next(iter(shapes))).hardware
@@ -343,30 +268,10 @@ def _unable(benches: Sequence[Bench], model: str, also: tuple[str, ...]) -> Unab
 
 
 def least_ram(bench: Bench) -> Bench | None:
-    """The question with the least host memory, of the sizes that there are, with which it runs; None where no size that
-    the board takes is enough."""
-    there = host_memory_of(bench.question.fit, bench.hardware)
-    if there is None or bench.hardware.gpu.kind == "unified":
-        return None
-    most = most_ram_gib(bench.question.fit)
-    sizes = (size for size in RAM_SIZES_GIB if size * GIB > there and (most is None or size <= most))
-    benches = (bench.with_parts(ram_gb=size) for size in sizes)
-    return next((larger for larger in benches if larger.runs), None)
-
-
-def most_ram_gib(question: Question) -> int | None:
-    """Host memory that the largest modules of all channels have together; None where it has no modules, or a machine is
-    named as a whole."""
-    if question.ram is None or (modules := part("memory", question.ram).modules) is None:
-        return None
-    return channels_of(question) * modules.slots.value * modules.gib.value[-1] * (question.sockets or 1)
-
-
-def channels_of(question: Question) -> int:
-    """Memory channels of the CPU, or those that such modules usually have."""
-    cpu = None if question.cpu is None else part("cpu", question.cpu)
-    own = part("memory", question.ram or "").channels
-    return (own if cpu is None or cpu.channels is None else cpu.channels).value
+    """The question with the least host memory, of the sizes that there are, with which it runs and nearly fills none;
+    None where no size that the board takes is enough."""
+    benches = (bench.with_parts(ram_gb=size) for size in larger_ram_gib(bench.question.fit))
+    return next((larger for larger in benches if larger.leaves_room(FULL)), None)
 
 
 def _shortage(speed: EngineSpeed) -> Shortage | None:

@@ -13,14 +13,13 @@ from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
-from trilane.common.units import GIB
 from trilane.engines.command_line import cpu_layers_of
-from trilane.engines.memory import host_memory_of, longest_prompt, need_of, surely_runs
+from trilane.engines.host_memory import larger_ram_gib
+from trilane.engines.memory import longest_prompt, need_of, surely_runs
 from trilane.engines.question import Question, engine_of, reads, with_weights
 from trilane.engines.shortage import Missing, NoRoomError, Way
 from trilane.engines.speed import EngineSpeed
 
-RAM_SIZES_GIB = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # as machines have them
 MOST_WAYS = 3
 FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
@@ -111,17 +110,19 @@ def _ways(question: Question, rate: Rate) -> Iterator[Way]:
     """Changes that help: by themselves, or where none does, those that help with more memory of the host."""
     alone = [*_single(question, rate)]
     yield from alone
-    if any(way.changes.keys() != {"weights"} for way in alone) or not _larger_ram(question):
+    sizes = larger_ram_gib(question)
+    if any(way.changes.keys() != {"weights"} for way in alone) or not sizes:
         return
-    for way in _single(replace(question, ram_gb=RAM_SIZES_GIB[-1]), rate):
-        larger = ({**way.changes, "ram_gb": size} for size in _larger_ram(question))
-        yield from _first(question, rate, larger)
+    for way in _single(replace(question, ram_gb=sizes[-1]), lambda changed, most: rate(changed, min(most, FULL))):
+        larger = ({**way.changes, "ram_gb": size} for size in sizes)
+        yield from _first(question, rate, () if way.command else larger)
 
 
 def _single(question: Question, rate: Rate) -> Iterator[Way]:
     """The least change of each kind that helps."""
     yield from _first(question, rate, _more_on_cpu(question))
-    yield from _first(question, rate, ({"ram_gb": size} for size in _larger_ram(question)))
+    yield from _first(question, rate, ({"ram_gb": size} for size in larger_ram_gib(question)))
+    yield from _raised_limit(question, rate)
     yield from _first(question, rate, _smaller_weights(question))
     yield from _first(question, rate, ({"batch": batch} for batch in range(question.batch - 1, 0, -1)))
     yield from _first(question, rate, _shorter(question, rate))
@@ -142,15 +143,11 @@ def _way(question: Question, rate: Rate, changes: Changes) -> Way | None:
         return None
 
 
-def _larger_ram(question: Question) -> list[int]:
-    """Sizes of the host's memory, in GiB, beyond its own, up to what a machine with one memory has."""
-    hardware = question.load_machine()
-    there = host_memory_of(question, hardware)
-    most = replace(question, ram_gb=None).load_machine().gpu.memory_bytes if hardware.one_memory else None
-    return [
-        size for size in RAM_SIZES_GIB
-        if there is not None and there < size * GIB and (most is None or size * GIB <= most)
-    ]
+def _raised_limit(question: Question, rate: Rate) -> Iterator[Way]:
+    """More of a unified memory for the GPU than macOS gives it by itself, which is what Linux gives it."""
+    limit = question.wired_limit
+    if limit is not None and (way := _way(question, rate, {"system": "linux"})):
+        yield way._replace(command=limit.command)
 
 
 def _smaller_weights(question: Question) -> Iterator[Changes]:

@@ -46,16 +46,18 @@ class Shortage(NamedTuple):
 class Way(NamedTuple):
     """Fields of a question that change, with the values with which it has an answer, and the speed then.
 
-    ``tokens_per_s``: of a sequence, with the engine's own settings; None where policies are asked for.
+    ``tokens_per_s``: of a sequence, with the engine's own settings; None where policies are asked for. ``command``: of
+    the system, in place of options.
     """
 
     changes: Mapping[str, str | int | None]
     tokens_per_s: float | None
+    command: str = ""
 
     @property
     def options(self) -> str:
         """The changes as options of the command line."""
-        return " ".join(
+        return self.command or " ".join(
             f"{value}" if field == "model" else f"--{_OPTIONS.get(field, field).replace('_', '-')} {value}"
             for field, value in self.changes.items() if value is not None
         )
@@ -85,7 +87,7 @@ class Missing:
     def _what_works(self) -> str:
         if self.ways:
             return f"it runs with {', or with '.join(way.options for way in self.ways)}"
-        return "no smaller weights, shorter prompt or larger host memory help" if self.ways is not None else ""
+        return "" if self.ways is None else "no smaller weights, shorter prompt or memory that the board takes help"
 
     @property
     def _speed_then(self) -> str:

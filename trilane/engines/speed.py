@@ -17,6 +17,7 @@ from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expe
 from trilane.engines.command_line import command_words, cpu_layers_of
 from trilane.engines.gains import (
     BETTER,
+    CPU_CORES,
     CPU_READS,
     PARTS,
     Gain,
@@ -29,12 +30,11 @@ from trilane.engines.memory import SplitMemory, Splitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, mean_decode_time, prompt_time
 
-_CORES = "CPU cores"
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
 _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
     **{part.name: (part.owner, part.keys) for part in PARTS if part.name in (*_ON_GPU, "DRAM", CPU_READS)},
     "GPU compute": ("the GPU's arithmetic", ("gpu.flops_per_s", "gpu.integer_ops_per_s")),
-    _CORES: ("the CPU's cores", ("cpu.cores",)),
+    CPU_CORES.name: (CPU_CORES.owner, CPU_CORES.keys),
 }
 PIECES = (1024, 2048, 4096)  # prompt tokens at once that people choose
 SOONER = 0.1  # of the time to the first token: less is not worth telling

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.costs.cost_table import CostTable
-from sim.costs.engine import FittedEngine
+from sim.costs.engine import FittedEngine, NumaMode
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
 from traces.models.attention import Attention
@@ -37,7 +37,7 @@ class StaticSplit:
     them the GPU has nevertheless, the same in all. ``threads``: None is one a core. ``piece_tokens``: None is the
     engine's own. ``repacked``: weights are in the CPU's order of rows, and prompts are computed there. ``cache``: the
     GPU computes the experts of those layers while decoding, out of a cache; the engine's ``spin_ns`` is then what a
-    layer waits for its routing.
+    layer waits for its routing. ``numa``: mode of ``--numa``; None: not given.
     """
 
     cpu_layers: int
@@ -46,6 +46,7 @@ class StaticSplit:
     piece_tokens: int | None = None
     repacked: bool = False
     cache: ExpertCache | None = None
+    numa: NumaMode | None = None
 
 
 @dataclass(frozen=True)
@@ -298,4 +299,6 @@ def _piece_experts(
 def _costs(
     shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, work: ExpertWork
 ) -> CostTable:
-    return fitted_costs(shape, hardware, engine, work.most_rows, threads=split.threads, repacked=split.repacked)
+    return fitted_costs(
+        shape, hardware, engine, work.most_rows, threads=split.threads, repacked=split.repacked, numa=split.numa
+    )

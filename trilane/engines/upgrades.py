@@ -1,9 +1,9 @@
 """Real parts of the catalogue that a machine takes in place of its own, each with what it gives: no prices.
 
-Cards are of the same maker, at most a year older, and fit a desktop's slot; those of workstations are told only where
-no other has as much memory. In each size of memory, by rising bandwidth, the first card that gains 5 % is told, and the
-first that is a quarter faster again: in the present size the first alone, then in the next two sizes, and in the first
-with which all experts are on the GPU. In the same way the first kit of faster modules of the same kind, the first CPU
+Cards are of the same maker, at most a year older, and fit a desktop's slot; those of workstations are told to their
+owners alone. In each size of memory, by rising bandwidth, the first card that gains 10 % is told, and the first that is
+a tenth faster again: in the present size the first alone, then in the next two sizes, and in the first with which all
+experts are on the GPU. In the same way the first kit of faster modules of the same kind, the first CPU
 of the same socket, and where not all memory channels are used, all of them. Where a list gains nothing, its last part
 is told. More host memory is told where the model does not run without it.
 """
@@ -18,23 +18,15 @@ from statistics import median
 from typing import Any, Literal
 
 from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part
+from trilane.engines.host_memory import channels_of, larger_ram_gib
+from trilane.engines.model_formats import Bench
 from trilane.engines.question import Question
-from trilane.engines.recommend import (
-    Bench,
-    Recommendation,
-    Recommended,
-    best_format,
-    channels_of,
-    least_ram,
-    most_ram_gib,
-    recommended,
-)
-from trilane.engines.refusals import RAM_SIZES_GIB
+from trilane.engines.recommend import Recommendation, Recommended, least_ram, recommended
 from trilane.engines.replaceable import card_of, no_upgrades, socket_of, value_of
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tuned import Tuned
 
-WORTH_BUYING = 0.05  # of the time that is compared
+WORTH_BUYING = 0.10  # of the time that is compared, a choice: less than most errors to expect
 NEXT_SIZES = 2
 RECENT_YEARS = 3  # of a first card
 _OLDER_YEARS = 1  # of a card next to the present one
@@ -145,10 +137,8 @@ def sized_cards(question: Question) -> Iterator[tuple[int, list[Step]]]:
     """Cards in place of the present one, by the bytes of their memory, each size by rising bandwidth."""
     own = card_of(question)
     cards = [card for name in gpu_names() if _fits(card := part("gpu", name), own)]
-    usual = [card for card in cards if not _WORKSTATION.search(card.title)]
-    most = max((card.memory_bytes.value for card in usual), default=0)
     of_office = own is not None and bool(_WORKSTATION.search(own.title))
-    told = cards if of_office else [*usual, *(card for card in cards if card.memory_bytes.value > most)]
+    told = [card for card in cards if of_office or not _WORKSTATION.search(card.title)]
     for size, same in groupby(sorted(told, key=_tier), key=lambda card: card.memory_bytes.value):
         yield size, [Step("GPU", card.title, {"gpu": card.name}, card.board_power_w.value) for card in same]
 
@@ -183,11 +173,15 @@ def _tier(card: GpuPart) -> tuple[int, float, float, str]:
 
 
 def memory_steps(question: Question) -> list[Step]:
-    """Faster modules of the same kind, slowest first; none for soldered memory."""
+    """Faster modules of the same kind that the CPU takes, slowest first; none for soldered memory."""
     if question.ram is None or (own := part("memory", question.ram)).modules is None:
         return []
     same = [one for one in _all(MemoryPart) if one.family == own.family and one.modules == own.modules]
-    faster = [one for one in same if one.transfers_per_s.value > own.transfers_per_s.value and not one.notes]
+    cpu = part("cpu", question.cpu or own.cpu)
+    faster = [
+        one for one in same
+        if one.transfers_per_s.value > own.transfers_per_s.value and not one.notes and one.family in cpu.memory
+    ]
     ordered = sorted(faster, key=lambda one: one.transfers_per_s.value)
     return [Step("memory modules", one.title, {"ram": one.name}) for one in ordered]
 
@@ -195,30 +189,28 @@ def memory_steps(question: Question) -> list[Step]:
 def channel_steps(question: Question) -> list[Step]:
     """All channels of the CPU, where fewer are named."""
     most = channels_of(question)
-    if question.channels is None or most <= question.channels:
+    if most is None or question.channels is None or most <= question.channels:
         return []
     return [Step("memory channels", f"modules in {most} channels", {"channels": most})]
 
 
 def cpu_steps(question: Question) -> list[Step]:
-    """CPUs of the same socket, no older, with more cores, fewest first; none where the CPU is not named."""
-    if question.cpu is None or (socket := socket_of(question)) is None:
+    """CPUs of the same socket, no older, with more cores, for the same memory, fewest cores first; none where CPU or
+    memory are not named."""
+    if question.cpu is None or question.ram is None or (socket := socket_of(question)) is None:
         return []
     own = part("cpu", question.cpu)
     since = value_of(own.released) or 0
     same = [one for one in _all(CpuPart) if value_of(one.socket) == socket and (value_of(one.released) or 0) >= since]
-    more = [one for one in same if one.cores.value > own.cores.value]
+    family = part("memory", question.ram or "").family
+    more = [one for one in same if one.cores.value > own.cores.value and family in one.memory]
     ordered = sorted(more, key=lambda one: (one.cores.value, value_of(one.released) or 0, one.name))
     return [Step("CPU", one.title, {"cpu": one.name, "cores": None}, one.busy_power_w.value) for one in ordered]
 
 
 def ram_steps(question: Question) -> list[Step]:
     """The next sizes of host memory, up to what the modules of all channels hold."""
-    if question.ram_gb is None:
-        return []
-    most = most_ram_gib(question)
-    larger = [size for size in RAM_SIZES_GIB if size > question.ram_gb and (most is None or size <= most)]
-    return [Step("host memory", f"{size} GiB", {"ram_gb": size}) for size in larger[:NEXT_SIZES]]
+    return [Step("host memory", f"{size} GiB", {"ram_gb": size}) for size in larger_ram_gib(question)[:NEXT_SIZES]]
 
 
 def _all(kind: type[Any]) -> Iterable[Any]:
@@ -274,7 +266,7 @@ def _table_upgrade(answer: Recommendation, step: Step) -> TableUpgrade:
     before = {one.model: one for one in answer.runs}
     runs, faster, more_bits = [], [], 0
     for one in (*answer.runs, *answer.unable):
-        bench = best_format(question.benches(one.model))
+        bench = question.best_format(one.model)
         if bench is None:
             continue
         if one.model not in before:

@@ -16,6 +16,7 @@ from traces.models.shape import ModelShape
 from trilane.common.gc_paused import gc_paused
 from trilane.common.units import GIB
 from trilane.engines.gains import WORTH_NAMING, Gain, limiting_part, ranked
+from trilane.engines.host_memory import channels_of, most_ram_gib
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
 from trilane.engines.question import Question
 from trilane.fit.policy_result import MemoryUse, PlayedPolicy, PolicyResult, memory_use
@@ -25,9 +26,6 @@ from trilane.study.player import check_workers
 from trilane.study.pool import WorkerPool
 
 SHOWN = 4
-LARGEST_DIMM_GIB = {"ddr4": 32, "ddr5": 64}  # unbuffered modules; vendors' catalogues, from memory
-DIMMS = 2  # a channel, on a desktop's board
-DESKTOP_CHANNELS = 2
 PIECE = 512  # prompt tokens that llama.cpp computes at once by default
 
 
@@ -39,7 +37,7 @@ class PinnedCopies(NamedTuple):
 
 
 class HostRoom(NamedTuple):
-    """Host memory that is needed beyond what a desktop's platform takes, where its size is not named."""
+    """Host memory that is needed beyond what the board takes, where its size is not named."""
 
     need_bytes: int
     channels: int
@@ -140,12 +138,10 @@ def _pinned(hardware: Hardware, best: PolicyResult, gains: Sequence[Gain]) -> Pi
 
 
 def _room(question: Question, hardware: Hardware, best: PolicyResult) -> HostRoom | None:
-    if question.ram is None or host_memory_of(question, hardware) is not None:
+    memory = part("memory", question.ram) if question.ram else None
+    if memory is None or memory.modules is None or host_memory_of(question, hardware) is not None:
         return None
-    memory = part("memory", question.ram.lower())
-    channels = round(hardware.cpu.dram_bytes_per_s / memory.transfers_per_s.value / 8)
-    most_gib = channels * DIMMS * LARGEST_DIMM_GIB.get(memory.family, 0)
-    need = best.host_bytes + HOST_RESERVE_BYTES
-    if channels > DESKTOP_CHANNELS or not most_gib or need <= most_gib * GIB:
+    need, most_gib, channels = best.host_bytes + HOST_RESERVE_BYTES, most_ram_gib(question), channels_of(question)
+    if not most_gib or not channels or need <= most_gib * GIB:
         return None
-    return HostRoom(need, channels, memory.title, DIMMS, most_gib)
+    return HostRoom(need, channels, memory.title, memory.modules.slots.value, most_gib)

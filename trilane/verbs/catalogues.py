@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sim.costs.engine import InferenceEngine
     from sim.machine.hardware import Hardware
     from traces.models.shape import ModelShape
+    from trilane.engines.accuracy.fitted_numbers import FittedNumber
 
 
 _EXAMPLE = "qwen3-30b-a3b"  # the model of the table of weight formats
@@ -249,7 +250,8 @@ _NOTE = """
 fitted   its times of layers and shares of rates are fitted to speeds that other people measured (`trilane accuracy`)
 counted  its kernels are counted, with times of the machine; engines of papers add the overheads of their programs
 
-`trilane engines NAME` shows every number with its source; a file like those in sim/costs/engines is an engine, too."""
+`trilane engines NAME` shows every number with its source, and how many machines' rows hold one that was fitted; a file
+like those in sim/costs/engines is an engine, too."""
 
 
 def engines(
@@ -269,16 +271,36 @@ def engines(
 
 
 def _page(engine: InferenceEngine) -> list[Part]:
-    numbers = [[key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value), n.confidence, n.source]
-               for key, n in engine.flat().items()]
-    numbers_table = table(["number", "value", "confidence", "source"], numbers, 4, widest={"source": 90})
+    held = _held(engine)
+    columns = ("number", "value", *["held by"] * bool(held), "confidence", "source")
+    numbers = [
+        [key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value),
+         *[_holders(held.get(key))] * bool(held), n.confidence, n.source]
+        for key, n in engine.flat().items()
+    ]
+    numbers_table = table(columns, numbers, len(columns), widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
     facts += [("fitted to", fit)] if (fit := getattr(engine, "fit", None)) else []
     return [heading(engine.name), pairs(facts), "", *([numbers_table] if numbers else [])]
 
 
+def _held(engine: InferenceEngine) -> Mapping[str, FittedNumber]:
+    """What rows say of the numbers of a fitted engine, by key."""
+    from trilane.engines.accuracy.fitted_numbers import fitted_numbers
+
+    return fitted_numbers() if getattr(engine, "fit", None) else {}
+
+
+def _holders(number: FittedNumber | None) -> str:
+    """Words for the machines whose rows hold a number; none for one that is not fitted."""
+    if number is None:
+        return ""
+    return f"{number.machines} machine{'s' * (number.machines > 1)}" if number.machines else "no row"
+
+
 def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:
-    numbers = {key: number._asdict() for key, number in engine.flat().items()}
+    held = {key: {"held": number._asdict()} for key, number in _held(engine).items()}
+    numbers = {key: {**number._asdict(), **held.get(key, {})} for key, number in engine.flat().items()}
     facts = {"name": engine.name, "about": engine.about, "fitted": fitted, "set_by": list(engine.set_by)}
     facts |= {"fitted_to": fit} if (fit := getattr(engine, "fit", None)) else {}
     return {**facts, "numbers": numbers}

@@ -39,9 +39,10 @@ def recommend(
 ) -> None:
     """Show what every model of the catalogue does on this machine, or on one of named parts.
 
-    Each model stands in the best format that fits: as published, if that has fewer than 16 bits; else the most bits, of
-    at least four, with which all experts are on the GPU; else q4_k_m; else the most bits below it that run. Speeds are
-    those of [bold]trilane tune[/] for the same lengths.
+    Each model stands in its best format: as published, if that has fewer than 16 bits; else the most bits with which an
+    answer takes at most a quarter longer than with the fewest, from four bits on; fewer than four only where those do
+    not run, or try the patience. Speeds are those of [bold]trilane tune[/] for the same lengths. Exit code 2: nothing
+    runs.
 
     Without --gpu and --machine, parts that are not named are those of this machine.
     """
@@ -65,6 +66,8 @@ def recommend(
     if bought is not None:
         page, record = [*page, *bought.page], {**record, "upgrades": [to_dict(one) for one in bought.upgrades]}
     report(json, record, *page)
+    if not answered.runs:
+        raise typer.Exit(2)
 
 
 class _Bought(NamedTuple):
@@ -83,7 +86,7 @@ def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
     if answered.formats:
         say("trying other parts")
         of_model = upgrades(question)
-        return _Bought(of_model, upgrade_parts(of_model, none))
+        return _Bought(of_model, upgrade_parts(of_model, none, question.fit.generated))
     of_all = table_upgrades(answered, lambda done, of: say(f"trying other parts: {done} of {of} are done"))
     return _Bought(of_all, table_upgrade_parts(of_all, none))
 
@@ -102,9 +105,12 @@ def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
 def _model(text: str) -> str:
     """A model's name as it is taken. Raises OptionError for what is neither a model nor a use."""
     from traces.models.shape import ShapeError
+    from trilane.common.names import alternatives, hints
     from trilane.engines.recommend import USES
 
     try:
         return model_named(text)
     except ShapeError as error:
-        raise OptionError(f"--for: expected {', '.join(USES)} or a model: {error}") from None
+        meant = hints(text, USES) or [use for use in USES if text.lower().startswith(use[:3])]
+        hint = f"did you mean {alternatives(meant)}? " if meant else ""
+        raise OptionError(f"--for: expected {', '.join(USES)} or a model: {hint}{error}") from None

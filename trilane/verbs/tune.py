@@ -139,7 +139,7 @@ def upgraded(question: TuneQuestion, json: str | None) -> list[Any]:
 
     with working("trying other parts"):
         found = upgrades(question)
-    show(json, *upgrade_parts(found, no_upgrades(question.fit)))
+    show(json, *upgrade_parts(found, no_upgrades(question.fit), question.fit.generated))
     return [to_dict(one) for one in found]
 
 

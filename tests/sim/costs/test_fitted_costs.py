@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import yaml
 
 from sim.costs.cost_table import CostError
-from sim.costs.engine import EngineError, FittedEngine, engine_names, load_engine, load_fitted
+from sim.costs.engine import EngineError, FittedEngine, NumaMode, engine_names, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
 from sim.costs.fitted_costs import (
     WIDE_BITS,
@@ -28,6 +30,7 @@ from sim.machine.parts import Vendor
 from sim.machine.sourced import Sourced
 from traces.models.attention import Attention
 from traces.models.catalogue import load_model
+from traces.models.codings import Coding, Codings
 from traces.models.shape import ModelShape
 
 BITS = 16.0
@@ -36,15 +39,21 @@ SHAPE = ModelShape(
     head_dim=128, kv_width=2048, attention_params=4_000_000, vocab=1000, weight_bits=BITS, dense_bits=BITS,
 )
 EXPERT_BYTES = 3 * 1024 * 512 * 2
+REGION_NS = 2000  # of ten threads: as of 22, where sixteen are as 28
+K_QUANT: Mapping[Coding, float] = {"k_quant": 1.0}
 ENGINES = ("llama.cpp", "llama.cpp-2026-02")
 ENGINE = load_engine("llama.cpp").with_numbers(
     {
         "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
         "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
         "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
-        "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.thread_bytes_per_s": 1e15, "cpu.layer_ns": 7000,
-        "cpu.region_ns": 2000, "cpu.cache_factor.grouped": 4, "cpu.thread_flops_per_s": 1e10,
-        "cpu.ceiling_flops_per_s": 1e18, "cpu.attention_factor": 2, "prompt.link_share": 0.5,
+        "gpu.tile_rows": 0,
+        "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.layer_ns": 7000, "cpu.expert_products": 1,
+        "cpu.region_ns": REGION_NS * 28 / 22, "cpu.two_sockets": 0.8, "cpu.cache_factor.grouped": 4,
+        "cpu.efficiency_core": 0.5,
+        **{f"cpu.weights_per_cycle.{coding}": 1000 for coding in get_args(Coding)},
+        **{f"cpu.products_per_cycle.{coding}": 2 for coding in get_args(Coding)}, "cpu.ceiling_flops_per_s": 1e18,
+        "cpu.attention_factor": 2, "prompt.link_share": 0.5,
         "prompt.memory_share": 1000, "prompt.staging_bytes_per_s": 1e15,
     }
 )
@@ -53,7 +62,8 @@ ENGINE = load_engine("llama.cpp").with_numbers(
 def machine(name: str = "rtx-3060+ddr4-3200") -> Hardware:
     """100 GB/s, 100 TOP/s and 40 TFLOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
     found = load_hardware(name)
-    numbers = {"cpu.read_bytes_per_s": 30e9, "link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
+    numbers = {"cpu.read_bytes_per_s": 30e9, "cpu.clock_hz": 2.5e9}
+    numbers |= {"link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
     if not found.cpu_only:
         numbers |= {
             "gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12, "gpu.flops_per_s": 40e12,
@@ -71,7 +81,7 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
     assert step.attention_ns == round(attention_ns)
     assert costs.experts[0].gpu_ns[1] == round(EXPERT_BYTES / 50e9 * 1e9)
     assert costs.experts[0].cpu_ns[1] == round(EXPERT_BYTES / 15e9 * 1e9)  # 30 GB/s and a ceiling of 30: half of it
-    assert costs.experts[0].first_cpu_ns == 7000
+    assert costs.experts[0].first_cpu_ns == 13_000  # and three regions
     assert costs.experts[0].copy_ns == round(EXPERT_BYTES / 5e9 * 1e9)
     assert step.head_ns == round(1_024_000 * 2 * 1e9 / 50e9) + 5000
     assert (costs.launch_ns, costs.sync_ns, costs.decision_ns("plan", "dali", 8), step.routing_ns) == (0, 0, 0, 0)
@@ -80,8 +90,8 @@ def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None
 def test_a_cpu_that_takes_its_turn_in_every_layer_is_waited_for_in_all_of_them() -> None:
     turn = replace(ENGINE, cpu=ENGINE.cpu._replace(every_layer=Sourced(True, "as the code does", "high")))
     own, turns = (fitted_costs(SHAPE, machine(), engine, 1) for engine in (ENGINE, turn))
-    assert (own.experts[0].first_cpu_ns, own.sync_ns, own.serial) == (7000, 0, False)
-    assert (turns.experts[0].first_cpu_ns, turns.sync_ns, turns.serial) == (0, 7000, True)
+    assert (own.experts[0].first_cpu_ns, own.sync_ns, own.serial) == (13_000, 0, False)
+    assert (turns.experts[0].first_cpu_ns, turns.sync_ns, turns.serial) == (0, 13_000, True)
     assert turns.experts[0].cpu_ns == own.experts[0].cpu_ns
     assert turns.decision_ns("plan", "dali", 8) == 0  # nothing is decided on the host
 
@@ -91,6 +101,31 @@ def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:
     row_ns, read_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9, EXPERT_BYTES / 50e9 * 1e9
     assert table[1] == round(read_ns)
     assert table[5000] == round(read_ns + 4999 * row_ns)
+
+
+def test_weights_of_each_coding_reach_their_own_share_of_the_rate() -> None:
+    """Of experts and of all others: half of Q4_K_M's down projections are Q6_K, which is a k-quant too."""
+    shape = load_model("qwen3-30b-a3b@q4_k_m")
+    full, less = (
+        fitted_costs(shape, machine(), ENGINE.with_numbers({"gpu.coded_products.k_quant": factor}), 512)
+        for factor in (1, 0.8)
+    )
+    flops = 2 * 3 * shape.hidden * shape.expert_width * 511
+    assert less.experts[0].gpu_ns[512] - full.experts[0].gpu_ns[512] == pytest.approx(0.25 * flops / 1e4, rel=1e-3)
+    assert less.step(512, (512,)).shared_ns == full.step(512, (512,)).shared_ns == 0
+    assert less.step(512, (512,)).attention_ns > full.step(512, (512,)).attention_ns
+
+
+def test_tiles_of_an_expert_are_partly_empty_and_narrower_where_pieces_are_small() -> None:
+    """Twelve rows are computed in vain, half of them of an expert of five rows, none of one row alone."""
+    full, tiled = (
+        fitted_costs(SHAPE, machine(), ENGINE.with_numbers({"gpu.tile_rows": rows}), 5000).experts[0].gpu_ns
+        for rows in (0, 12)
+    )
+    row_ns = 2 * 3 * 1024 * 512 / 10e12 * 1e9
+    assert tiled[1] == full[1]
+    assert tiled[5] - full[5] == pytest.approx(6 * row_ns, abs=1)
+    assert tiled[5000] - full[5000] == pytest.approx(12 * row_ns, rel=2e-3)
 
 
 def test_experts_that_are_multiplied_one_after_another_have_kernels_of_their_own() -> None:
@@ -147,8 +182,14 @@ def test_weights_of_less_than_eight_bits_are_unpacked_more_slowly(bits: float, s
     assert table.gpu_ns[1] == round(EXPERT_BYTES * bits / 16 / (50e9 * share) * 1e9)
 
 
+LATENT = replace(
+    SHAPE, kv_width=576, kv_heads=16, attention=(Attention("full", 1, heads=16, head_dim=192, kv_width=576),),
+    attention_layers=(0, 0),
+)
+
+
 @pytest.mark.parametrize("name", ["rtx-3060+ddr4-3200", "none+ddr4-3200+ryzen-7-5800x"])
-@pytest.mark.parametrize("engine", ["llama.cpp", "llama.cpp-vulkan", "ik_llama.cpp"])
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
 def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> None:
     """They are unpacked as they are read: speeds at depth stay or fall, and never rise with the bits that are saved."""
     full, half, quarter = (
@@ -156,6 +197,28 @@ def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> 
         for bits in (16, 8.5, 4.5)
     )
     assert full.attention_ns <= half.attention_ns <= quarter.attention_ns
+
+
+def narrow_over_wide(shape: ModelShape, engine: str, tokens: int = 1) -> float:
+    """Time of attention over 32,768 tokens with keys and values in q8_0 over that in 16 bits."""
+    narrow, wide = (
+        fitted_costs(replace(shape, kv_bits=bits), machine("rtx-3060+ddr4-3200"), load_engine(engine), 1)
+        .step(tokens, (32_768,)).attention_ns
+        for bits in (8.5, 16)
+    )
+    return narrow / wide
+
+
+def test_fewer_bits_are_faster_with_vulkan_slower_with_rocm_and_slow_where_kernels_take_16_only() -> None:
+    grouped = {name: narrow_over_wide(SHAPE, name) for name in ("llama.cpp", "llama.cpp-vulkan", "llama.cpp-rocm")}
+    assert grouped["llama.cpp-vulkan"] < 0.7 < grouped["llama.cpp"] == 1 < 1.3 < grouped["llama.cpp-rocm"]
+    for name in grouped:
+        assert narrow_over_wide(LATENT, name) > 1.4, name
+
+
+def test_kernels_that_unpack_keys_for_each_tile_of_queries_multiply_them_more_slowly() -> None:
+    assert narrow_over_wide(SHAPE, "llama.cpp", 512) == 1
+    assert 1 < narrow_over_wide(SHAPE, "llama.cpp-vulkan", 512) < narrow_over_wide(LATENT, "llama.cpp-vulkan", 512)
 
 
 def test_memory_of_the_host_is_read_as_fast_by_radeon_as_by_others() -> None:
@@ -221,7 +284,7 @@ def test_without_a_gpu_the_cpu_computes_all() -> None:
     costs = fitted_costs(SHAPE, machine("none+ddr4-3200+ryzen-7-5800x"), ENGINE, 1)
     step = costs.step(1, (100,))
     cache = (100 + 1) * 2048 * 2
-    assert step.attention_ns == round(8_000_000 * 1e9 / 15e9 + 4 * cache * 1e9 / 15e9 + 3 * 2000)
+    assert step.attention_ns == round(8_000_000 * 1e9 / 15e9 + 4 * cache * 1e9 / 15e9 + 3 * REGION_NS)
     assert costs.experts[0].gpu_ns == costs.experts[0].cpu_ns
     assert costs.experts[0].first_cpu_ns == 0
 
@@ -238,17 +301,72 @@ def test_threads_saturate_the_memory() -> None:
 
 
 @pytest.mark.parametrize("repacked", [False, True])
-def test_two_threads_of_a_core_multiply_no_faster_than_one(repacked: bool) -> None:
-    """They read, though."""
+def test_two_threads_of_a_core_compute_no_faster_than_one(repacked: bool) -> None:
     base, engine = machine(), load_engine("ik_llama.cpp")
     half, all_cores, twice = (CpuProcessor(base.cpu, engine.cpu, engine.prompt, n, repacked) for n in (5, 10, 20))
-    assert half.flops_per_s < all_cores.flops_per_s == twice.flops_per_s
-    assert half.read_bytes_per_s < all_cores.read_bytes_per_s < twice.read_bytes_per_s
+    assert half.flops_per_s(K_QUANT) < all_cores.flops_per_s(K_QUANT) == twice.flops_per_s(K_QUANT)
+    assert half.read_bytes_per_s < all_cores.read_bytes_per_s == twice.read_bytes_per_s
+
+
+def unpacking(**changed: float) -> CpuProcessor:
+    """Ten threads of 2.5 GHz that unpack half a weight of a codebook in a cycle, next to memory without a limit."""
+    engine = ENGINE.with_numbers({"cpu.weights_per_cycle.codebook": 0.5, "cpu.ceiling_bytes_per_s": 1e15})
+    cpu = machine().with_numbers({"cpu.read_bytes_per_s": 1e15}).cpu
+    codings = Codings({"codebook": 1.0}, {"plain": 1.0})
+    return CpuProcessor(replace(cpu, **changed), engine.cpu, engine.prompt, 10, codings=codings)
+
+
+def test_threads_read_no_faster_than_they_unpack() -> None:
+    """12.5e9 weights a second, of 3 bits each."""
+    one = np.array([1])
+    assert unpacking().expert_ns(12.5e9 * 3 / 8, 3, 1, one)[0] == pytest.approx(1e9)
+    assert unpacking(vector_bits=256).expert_ns(12.5e9 * 3 / 8, 3, 1, one)[0] == pytest.approx(2e9)
+    assert unpacking().read_ns(12.5e9 * 2, 16) < 1e8  # other matrices are plain
+
+
+def test_a_mix_of_codings_takes_the_time_of_its_parts() -> None:
+    mixed = replace(unpacking(), codings=Codings({"codebook": 0.5, "k_quant": 0.5}))
+    assert mixed.expert_ns(12.5e9 * 3 / 8, 3, 1, np.array([1]))[0] == pytest.approx(0.5e9, rel=1e-3)
+
+
+def test_a_parallel_region_takes_longer_with_more_threads() -> None:
+    """As a barrier of twelve threads more."""
+    regions = [CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt, n).step_ns for n in (2, 16, 64)]
+    assert regions == pytest.approx([REGION_NS * threads / 22 for threads in (14, 28, 76)])
+
+
+@pytest.mark.parametrize(("threads", "numa", "share"), [(10, None, 0.8), (5, None, 0.4), (10, "distribute", 1.0)])
+def test_a_socket_reads_less_of_what_lies_in_the_other_s_memory(
+    threads: int, numa: NumaMode | None, share: float
+) -> None:
+    """Ten cores on two sockets; the threads of one read no more than its half."""
+    engine = ENGINE.with_numbers({"cpu.ceiling_bytes_per_s": 1e15})
+    cpu = replace(machine().cpu, sockets=2)
+    both = CpuProcessor(cpu, engine.cpu, engine.prompt, threads, numa=numa)
+    assert both.read_bytes_per_s == pytest.approx(share * 30e9, rel=1e-3)
+
+
+def test_slow_cores_do_a_part_of_the_work_of_others() -> None:
+    """Four fast cores and six of half their work, taken in this order."""
+    cpu = replace(machine().cpu, efficiency_cores=6)
+    rates = [CpuProcessor(cpu, ENGINE.cpu, ENGINE.prompt, n).flops_per_s(K_QUANT) for n in (4, 5, 10, 16)]
+    assert rates == pytest.approx([4e10, 4.5e10, 7e10, 7e10])
+    costs, few = (
+        fitted_costs(SHAPE, replace(machine(), cpu=cpu), ENGINE, 1, threads=threads).experts[0].cpu_ns[1]
+        for threads in (None, 4)
+    )
+    assert costs == few  # without a number: one a fast core
+
+
+def test_products_of_an_expert_of_a_prompt_reach_a_share_of_the_rate() -> None:
+    engine = ENGINE.with_numbers({"cpu.expert_products": 0.5})
+    own, half = (fitted_costs(SHAPE, machine(), one, 1000).experts[0].cpu_ns[1000] for one in (ENGINE, engine))
+    assert half == pytest.approx(2 * own, rel=1e-6)
 
 
 def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
     threads = CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt, 10)
-    assert threads.matrix_ns(1, BITS, threads.flops_per_s / 8, 8) == 1e9
+    assert threads.matrix_ns(1, BITS, threads.flops_per_s({"plain": 1}) / 8, 8) == 1e9
     assert threads.matrix_ns(threads.read_bytes_per_s, BITS, 1, 8) == 1e9
 
 

@@ -188,7 +188,7 @@ def test_faster_memory_more_channels_and_more_cores_are_never_slower(cpu: str) -
     channels, cores = ((numbers.get(f"most_{key}") or numbers[key]).value for key in ("channels", "cores"))
     even = [1, *range(2, channels + 1, 2)]  # an odd number is a slot left empty
     for machines in (
-        [assemble("rtx-4090", name, cpu, channels=2).cpu for name in memories],
+        [assemble("rtx-4090", name, cpu, channels=min(channels, 2)).cpu for name in memories],
         [assemble("rtx-4090", memories[0], cpu, channels=count).cpu for count in even],
         [assemble("rtx-4090", memories[0], cpu, cores=count).cpu for count in (1, 2, 4, cores)],
     ):
@@ -265,7 +265,14 @@ def test_every_preset_is_plausible(name: str) -> None:
 
 def test_every_number_of_a_machine_has_a_limit() -> None:
     numbers = {k for k, v in load_hardware("rtx-3090+ddr4-3200+64gb").flat().items() if isinstance(v, int | float)}
-    assert numbers == set(LIMITS) - {"power.platform_w"}  # which no part states
+    few_have = {"cpu.efficiency_cores", "cpu.vector_bits"}
+    assert numbers == set(LIMITS) - few_have - {"power.platform_w"}  # which no part states
+
+
+def test_of_a_cpu_with_slow_cores_the_fast_ones_are_taken_first() -> None:
+    whole, few = (load_hardware(f"rtx-4090+ddr5-5600+core-i7-13700k{cores}").cpu for cores in ("", "+8-cores"))
+    assert (whole.cores, whole.efficiency_cores, whole.fast_cores) == (16, 8, 8)
+    assert (few.cores, few.efficiency_cores, few.fast_cores) == (8, None, 8)
 
 
 @pytest.mark.parametrize("key", sorted(LIMITS))

@@ -41,7 +41,7 @@ def test_a_refusal_has_three_lines() -> None:
         "it runs with --ram-gb 64, or with --weights q2_k",
         "tokens/s then, about: 17 with --ram-gb 64, 8.3 with --weights q2_k",
     ]
-    assert replace(found, ways=()).text.endswith("\nno smaller weights, shorter prompt or larger host memory help")
+    assert replace(found, ways=()).text.endswith("\nno smaller weights, shorter prompt or memory that the board takes help")
     assert replace(found, ways=None).text.count("\n") == 0
 
 
@@ -58,10 +58,10 @@ def test_nothing_is_missing_where_it_runs() -> None:
 @pytest.mark.parametrize("asked", [
     {"model": "gpt-oss-120b", **OWNER}, {"model": "qwen3-next-80b-a3b", **OWNER},
     {"model": "qwen3-235b-a22b@q2_k", **OWNER, "ram_gb": 8}, {"model": "gpt-oss-120b", "gpu": "gb10", "ram_gb": 64},
-    {"model": "deepseek-v3", "gpu": "none", "ram": "ddr4-3200", "ram_gb": 64},
+    {"model": "deepseek-v3", "gpu": "none", "ram": "ddr4-3200-ecc", "ram_gb": 64},
     {"model": "qwen3-30b-a3b", **OWNER, "window": 400_000}, {"model": "qwen3-30b-a3b", **OWNER, "n_cpu_moe": 2},
     {"model": "qwen3-30b-a3b", **OWNER, "batch": 64}, {"model": "llama-4-scout", **OWNER, "gpu": "rtx-4060"},
-    {"model": "kimi-k2", **OWNER, "gpu": "gtx-1650-super"},
+    {"model": "kimi-k2", **OWNER, "gpu": "gtx-1650-super", "ram": "ddr4-3200-ecc"},
 ], ids=lambda asked: str(asked["model"]))
 def test_every_way_works_at_the_speed_that_is_told(asked: dict[str, Any]) -> None:
     question = Question(**asked)

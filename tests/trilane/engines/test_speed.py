@@ -84,7 +84,7 @@ def test_without_a_gpu_there_is_the_engines_answer_alone() -> None:
     assert " -ngl 0 " in found.engine.command
     assert "gpu_experts" not in found.engine.decode_ms
     with pytest.raises(FitError, match=r"deepseek-v3.*GB of memory .*the machine has 64 GiB.*\nit runs with --ram-gb"):
-        fit(Question("deepseek-v3", gpu="none", ram="ddr5-5600", ram_gb=64))
+        fit(Question("deepseek-v3", gpu="none", ram="ddr5-5600-ecc", ram_gb=64))
 
 
 def test_one_memory_holds_everything() -> None:

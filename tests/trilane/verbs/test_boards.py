@@ -54,6 +54,28 @@ def test_rows_of_ones_own(trilane: Trilane) -> None:
     assert trilane("accuracy", "--check", "mine.csv", "--row", "example").out.startswith("row example\n")
 
 
+def test_pairs_of_ones_own_rows(trilane: Trilane) -> None:
+    """Half as fast with the experts of all layers on the CPU, which is predicted, too."""
+    Path("mine.csv").write_text(
+        "id,model,weights,machine,engine,cpu_layers,decode_tokens_per_s\n"
+        "a,qwen3-30b-a3b,q4_k_m,rtx-4080+ddr5-5600,llama.cpp,0,150\n"
+        "b,qwen3-30b-a3b,q4_k_m,rtx-4080+ddr5-5600,llama.cpp,48,40\n"
+    )
+    done = trilane("accuracy", "--check", "mine.csv", "--json", "mine.json")
+    [pair] = json.loads(Path("mine.json").read_text())["pairs"]
+    assert (pair["quantity"], pair["setting"], pair["pairs"], pair["machines"], pair["right"]) == (
+        "decode", "cpu_layers", 1, 1, 1
+    )
+    line = next(text for text in done.out.splitlines() if text.startswith("decode") and "--n-cpu-moe" in text)
+    assert line.split() == ["decode", "--n-cpu-moe", "1", "1", "100%", f"{pair['followed']:.2f}"]
+
+
+def test_the_band_is_checked(trilane: Trilane) -> None:
+    done = trilane("accuracy", "--json", "-")
+    [line] = [each for each in done.json["errors"] if (each["speed"], each["group"]) == ("decode", "all")]
+    assert 0.6 < line["errors"]["held out"]["inside"] <= 1
+
+
 def test_a_hundred_rows_of_ones_own_are_shown_at_most(trilane: Trilane) -> None:
     trilane("accuracy", "--template", "mine.csv")
     columns, row = Path("mine.csv").read_text().splitlines()

@@ -145,4 +145,8 @@ def test_without_parts_the_machine_at_hand_is_meant(trilane: Trilane, monkeypatc
 def test_an_answer_of_one_token_has_no_speed(trilane: Trilane) -> None:
     words = [*SMALL]
     words[words.index("--generated") + 1] = "1"
-    assert "decode           - (an answer of one token)" in trilane(*words).out
+    out = trilane(*words, "--upgrade").out
+    assert re.search(r"^decode +- \(an answer of one token\)$", out, re.MULTILINE)
+    assert "error to expect" not in out
+    bought = out.partition("what to buy\n")[2]
+    assert re.search(r"^RTX .* GPU +\d+ +- +\d", bought, re.MULTILINE)

@@ -2,15 +2,17 @@
 
 Regimes are kinds of machine and split, in each of which other parts of a cost model decide. The errors that each had on
 the bundled rows are kept in ``regime_errors.csv`` for answers of ``trilane fit``. Every machine has one vote there:
-rigs with many rows would weigh most otherwise.
+rigs with many rows would weigh most otherwise. The band of an answer is the one that holds four fifths of such speeds.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple, get_args
@@ -29,7 +31,8 @@ SERVER_BYTES_PER_S = 150e9  # theory of the DRAM: six channels of DDR4 have it, 
 _MOBILE = re.compile(r"laptop|Ryzen AI|\d(U|H|HS|HX|HK)\b")
 REGIME_ERRORS = Path(__file__).with_name("regime_errors.csv")
 _UNKNOWN = "others"  # architectures
-FEWEST_MACHINES = 3  # of fewer, a median says nothing
+FEWEST_MACHINES = 5  # of fewer, a band says little
+IN_BAND = 0.8  # share of speeds
 _FEWEST_ROWS = 3  # of one GPU
 
 
@@ -51,6 +54,7 @@ def regime_of(shape: ModelShape, hardware: Hardware, engine: FittedEngine, split
 
 
 _Group = tuple[Regime | Literal[""], str, str, str]  # regime, architecture, engine, GPU: as in ``RegimeAccuracy``
+EVERYTHING: _Group = ("", "", "", "")
 
 
 class RegimeAccuracy(NamedTuple):
@@ -58,7 +62,7 @@ class RegimeAccuracy(NamedTuple):
 
     ``regime``, ``architecture`` of the models, as GGUF files name it, ``engine``, the program, of whichever builds, and
     ``gpu``, its title: empty for all of them. ``median``: of the machines' own medians; ``bias``: the same with its
-    sign, above 0 where predictions are too fast; ``within_25``: machines whose own median is at most 25 %.
+    sign, above 0 where predictions are too fast; ``band``: as in ``Errors``.
     """
 
     regime: Regime | Literal[""]
@@ -67,40 +71,52 @@ class RegimeAccuracy(NamedTuple):
     gpu: str
     median: float
     bias: float
-    within_25: int
+    band: float
     machines: int
     rows: int
 
 
 class ErrorToExpect(NamedTuple):
-    """Errors of speeds that resemble a prediction. ``like_machines``: of such machines, with all models; None: of fewer
-    than three. ``like_models``: of the model's architecture, on such machines if any was measured there, else on all;
-    None: never measured. ``like_card``: of its architecture with the machine's own GPU."""
+    """Errors of speeds that resemble a prediction. ``all_machines``: of every measured speed. ``like_machines``: of
+    such machines, with all models; None: never measured. ``like_models``: of the model's architecture, on such machines
+    if any was measured there, else on all; None: never measured. ``like_card``: of its architecture with the machine's
+    own GPU."""
 
+    all_machines: RegimeAccuracy
     like_machines: RegimeAccuracy | None
     like_models: RegimeAccuracy | None
     like_card: RegimeAccuracy | None
 
     @property
-    def best_known(self) -> RegimeAccuracy | None:
-        """The errors of what resembles the prediction most: of this architecture on this GPU, if three speeds or more
-        were measured, on such machines, if three machines were, else of such machines."""
-        card, models = self.like_card, self.like_models
-        if card and card.rows >= _FEWEST_ROWS:
-            return card
-        return models if models and models.regime and models.machines >= FEWEST_MACHINES else self.like_machines
+    def few(self) -> bool:
+        """True if too few such machines were measured for a band of their own."""
+        return self.like_machines is None or self.like_machines.machines < FEWEST_MACHINES
+
+    @property
+    def band(self) -> float:
+        """Speeds are between predicted / (1 + band) and predicted * (1 + band), four fifths of them: the band of such
+        machines; if they are few that of all, or if this architecture was measured on this GPU its own there, if wider.
+        """
+        card = self.like_card if self.like_card and self.like_card.rows >= _FEWEST_ROWS else None
+        wider = (self.like_machines, card, self.all_machines if self.few else None)
+        return max(known.band for known in wider if known)
 
 
-def error_to_expect(shape: ModelShape, hardware: Hardware, regime: Regime, engine: FittedEngine) -> ErrorToExpect:
-    """The errors that an engine had in a regime, or all engines where fewer than three machines ran it; and those of
-    the model's architecture with all engines."""
-    known = {error[:4]: error for error in kept_errors()}
-    of_regime = (known.get((regime, "", name, "")) for name in (engine.scored_as, ""))
+def error_to_expect(
+    shape: ModelShape, hardware: Hardware, regime: Regime, engine: FittedEngine,
+    known: Iterable[RegimeAccuracy] | None = None,
+) -> ErrorToExpect:
+    """The errors that an engine had in a regime, or all engines where fewer than five machines ran it; and those of
+    the model's architecture with all engines. ``known``: in place of those that are kept."""
+    errors = {error[:4]: error for error in (kept_errors() if known is None else known)}
+    of_engine = errors.get((regime, "", engine.scored_as, ""))
+    enough = of_engine and of_engine.machines >= FEWEST_MACHINES
     architecture = architecture_of(shape) or _UNKNOWN
     return ErrorToExpect(
-        next((error for error in of_regime if error and error.machines >= FEWEST_MACHINES), None),
-        known.get((regime, architecture, "", "")) or known.get(("", architecture, "", "")),
-        None if hardware.cpu_only else known.get(("", architecture, "", hardware.gpu.name)),
+        errors[EVERYTHING],
+        of_engine if enough else errors.get((regime, "", "", "")),
+        errors.get((regime, architecture, "", "")) or errors.get(("", architecture, "", "")),
+        None if hardware.cpu_only else errors.get(("", architecture, "", hardware.gpu.name)),
     )
 
 
@@ -142,16 +158,18 @@ def error_of(row: MeasuredRow, predictions: Predictions, quantity: Quantity) -> 
 @dataclass(frozen=True)
 class Errors:
     """Statistics of errors. ``by_machine``: the median of the machines' own medians, one vote each, and with its sign
-    ``bias_by_machine``; ``machines_within_25``: those whose own is at most 25 %."""
+    ``bias_by_machine``. ``p90``: 90 % of the rows' errors are smaller. ``band``: 80 % of speeds, one vote a machine,
+    are predicted within it: between measured / (1 + band) and measured * (1 + band)."""
 
     rows: int
     machines: int
     median: float  # of absolute values
     bias: float  # median with its sign
-    within_20: float
+    p90: float  # of absolute values
     by_machine: float
     bias_by_machine: float
-    machines_within_25: int
+    band: float
+    inside: float | None = None  # share of rows inside the band that is printed with such speeds, where that is known
 
 
 class ErrorLine(NamedTuple):
@@ -163,18 +181,22 @@ class ErrorLine(NamedTuple):
     errors: Errors
 
 
-def error_table(rows: Sequence[MeasuredRow], predictions: Predictions) -> list[ErrorLine]:
+def error_table(
+    rows: Sequence[MeasuredRow], predictions: Predictions, inside: Mapping[str, bool] | None = None
+) -> list[ErrorLine]:
     """A line for all rows, for those of quality C, which count in no other line, and for every group of rows; rows at
     fault count in none.
 
-    Groups are in the order of their number of rows. Raises what ``load_model`` and ``load_hardware`` raise.
+    Groups are in the order of their number of rows. ``inside``: whether a row's decode speed is in its band, by ids.
+    Raises what ``load_model`` and ``load_hardware`` raise.
     """
     scored = [row for row in rows if row.scored]
     poor = [row for row in rows if not row.scored and not row.fault]
     lines = []
     for quantity in QUANTITIES:
         groups = [("all", "all", scored), *_groups(scored, quantity), ("quality", "C", poor)]
-        lines_of_speed = [(by, name, errors_of(members, predictions, quantity)) for by, name, members in groups]
+        bands = inside if quantity == "decode" else None
+        lines_of_speed = [(by, name, errors_of(members, predictions, quantity, bands)) for by, name, members in groups]
         lines += [ErrorLine(quantity, by, name, errors) for by, name, errors in lines_of_speed if errors]
     return lines
 
@@ -189,13 +211,18 @@ def _groups(rows: Sequence[MeasuredRow], quantity: Quantity) -> Iterable[tuple[s
         yield from ((by, name, members[name]) for name in sorted(members, key=lambda name: (-len(members[name]), name)))
 
 
-def errors_of(rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Quantity) -> Errors | None:
+def errors_of(
+    rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Quantity,
+    inside: Mapping[str, bool] | None = None,
+) -> Errors | None:
     """Statistics of the rows that have this speed, measured and predicted; None if there are none."""
     by_machine: dict[str, list[float]] = {}
+    in_band: list[bool] = []
     for row in rows:
         error = error_of(row, predictions, quantity)
         if error is not None:
             by_machine.setdefault(row.machine, []).append(error)
+            in_band += [inside[row.id]] if inside and row.id in inside else []
     errors = [error for own in by_machine.values() for error in own]
     if not errors:
         return None
@@ -203,10 +230,23 @@ def errors_of(rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Q
     of_machines = [median(map(abs, own)) for own in by_machine.values()]
     return Errors(
         rows=len(errors), machines=len(by_machine), median=median(sizes), bias=median(errors),
-        within_20=sum(size <= 0.20 for size in sizes) / len(sizes),
+        p90=quantile([(size, 1.0) for size in sizes], 0.9),
         by_machine=median(of_machines), bias_by_machine=median(map(median, by_machine.values())),
-        machines_within_25=sum(size <= 0.25 for size in of_machines),
+        band=quantile([(factor(error) - 1, 1 / len(own)) for own in by_machine.values() for error in own], IN_BAND),
+        inside=sum(in_band) / len(in_band) if in_band else None,
     )
+
+
+def quantile(values: Iterable[tuple[float, float]], share: float) -> float:
+    """The least of some values, each with a weight, than which values of this share of the weight are not larger."""
+    ordered = sorted(values)
+    sums = list(accumulate(weight for _, weight in ordered))
+    return ordered[bisect_left(sums, share * sums[-1] * (1 - 1e-9))][0]  # sums are not exact
+
+
+def factor(error: float) -> float:
+    """How many times too fast or too slow."""
+    return max(1 + error, 1 / (1 + error))
 
 
 @cache
@@ -229,23 +269,23 @@ GROUPS: Mapping[str, Callable[[MeasuredRow], str]] = {
 
 
 def regime_errors(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[RegimeAccuracy]:
-    """Yield the errors of every regime, of all engines, of each, and of each architecture; then those of architectures
-    in all regimes, and with each GPU. To three digits."""
+    """Yield the errors of every regime, of all engines, of each, and of each architecture; then those of everything, of
+    architectures in all regimes, and with each GPU. To three digits."""
     groups: dict[_Group, list[MeasuredRow]] = {}
     for row in rows:
         if row.scored:
             regime, architecture, gpu = regime_of_row(row), architecture_of_row(row), machine_of(row.machine).gpu.name
             engine = load_fitted(row.engine).scored_as
             keys: list[_Group] = [
-                (regime, "", "", ""), (regime, "", engine, ""), (regime, architecture, "", ""),
+                EVERYTHING, (regime, "", "", ""), (regime, "", engine, ""), (regime, architecture, "", ""),
                 ("", architecture, "", ""), ("", architecture, "", gpu),
             ]
             for key in keys:
                 groups.setdefault(key, []).append(row)
     for key in sorted(groups, key=lambda key: ((*REGIMES, "").index(key[0]), key[1:])):
         if errors := errors_of(groups[key], predictions, "decode"):
-            medians = round(errors.by_machine, 3), round(errors.bias_by_machine, 3)
-            yield RegimeAccuracy(*key, *medians, errors.machines_within_25, errors.machines, errors.rows)
+            off, bias, band = (round(one, 3) for one in (errors.by_machine, errors.bias_by_machine, errors.band))
+            yield RegimeAccuracy(*key, off, bias, band, errors.machines, errors.rows)
 
 
 def read_predictions(path: str | Path = HELD_OUT) -> dict[str, Speeds]:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from sim.costs.engine import FittedEngine, load_fitted
+from sim.costs.engine import FittedEngine, NumaMode, load_fitted
 from sim.costs.kernel_costs import Copies
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import load_model
@@ -59,7 +59,7 @@ class MeasuredRow:
     repacked: bool = False
     kv_bits: Annotated[float, above(0), at_most(64)] | None = None
     copies: Copies | None = None
-    numa: Literal["distribute", "isolate", "numactl"] | None = None
+    numa: NumaMode | None = None
     depth_tokens: _Tokens = 0
     generated_tokens: _Tokens = 64
     decode_tokens_per_s: _Speed | None = None
@@ -158,7 +158,9 @@ def predict_on(row: MeasuredRow, hardware: Hardware, engine: FittedEngine) -> Pr
 
 
 def split_of(row: MeasuredRow) -> StaticSplit:
-    return StaticSplit(row.cpu_layers or 0, row.gpu_experts, row.threads, row.piece_tokens, row.repacked)
+    return StaticSplit(
+        row.cpu_layers or 0, row.gpu_experts, row.threads, row.piece_tokens, row.repacked, numa=row.numa
+    )
 
 
 def context_of(row: MeasuredRow) -> int:

@@ -19,6 +19,7 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
+from trilane.engines.accuracy.coverage import inside_of_kept, inside_of_others
 from trilane.engines.accuracy.errors import (
     QUANTITIES,
     Errors,
@@ -27,6 +28,7 @@ from trilane.engines.accuracy.errors import (
     Speeds,
     error_of,
     error_table,
+    factor,
     measured,
     read_predictions,
     regime_of_row,
@@ -41,6 +43,7 @@ from trilane.engines.accuracy.measured_rows import (
     shape_of,
     split_of,
 )
+from trilane.engines.accuracy.pairs import SettingScore, setting_scores
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit
 
 LLMFIT_GPU, LLMFIT_ALL = 0.55, 0.8  # shares of the GPU's bandwidth, and of the sum
@@ -116,6 +119,7 @@ class Scores:
     rows: Sequence[MeasuredRow]
     predictions: Mapping[str, Predictions]
     left_out: Mapping[str, str]  # why other rows were not asked, by their ids
+    inside: Mapping[str, bool]  # whether a row's decode speed is inside the band that is printed with it, by their ids
 
     @property
     def first(self) -> Predictions:
@@ -130,11 +134,15 @@ class Scores:
     def table(self) -> dict[tuple[Quantity, str, str], dict[str, Errors]]:
         """Errors by the name of the predictions, for each line of the first ones' table."""
         tables = {
-            name: {(line.quantity, line.by, line.group): line.errors for line in error_table(self.rows, predictions)}
+            name: {line[:3]: line.errors for line in error_table(self.rows, predictions, self.inside)}
             for name, predictions in self.predictions.items()
         }
         keys = tables[next(iter(tables))]
         return {key: {name: table[key] for name, table in tables.items() if key in table} for key in keys}
+
+    def pairs(self) -> list[SettingScore]:
+        """A/B pairs by setting."""
+        return setting_scores(self.counted, self.first)
 
     def furthest(self, quantity: Quantity, beyond: float) -> list[tuple[MeasuredRow, float]]:
         """Rows with larger errors than ``beyond``, as factors of too fast or too slow, the worst first."""
@@ -148,7 +156,9 @@ class Scores:
             {"speed": quantity, "by": by, "group": group, "errors": {name: vars(e) for name, e in errors.items()}}
             for (quantity, by, group), errors in self.table().items()
         ]
-        return {"errors": lines, "rows": [self.facts(row) for row in self.rows], "left_out": dict(self.left_out)}
+        pairs = [one._asdict() for one in self.pairs()]
+        rows = [self.facts(row) for row in self.rows]
+        return {"errors": lines, "pairs": pairs, "rows": rows, "left_out": dict(self.left_out)}
 
     def facts(self, row: MeasuredRow) -> dict[str, Any]:
         """A row's setting and speeds."""
@@ -162,17 +172,14 @@ class Scores:
         }
 
 
-def factor(error: float) -> float:
-    """How many times too fast or too slow."""
-    return max(1 + error, 1 / (1 + error))
-
-
 def bundled_scores() -> Scores:
     """Scores of the rows that come with the program. Raises RowsError."""
     rows = read_rows()
     scored = [row for row in rows if not row.left_out]
     reasons = {row.id: row.left_out for row in rows if row.left_out}
-    return Scores(scored, {HELD_OUT: read_predictions(), **_predictions(scored)}, reasons)
+    held_out = read_predictions()
+    inside = inside_of_others(scored, held_out)
+    return Scores(scored, {HELD_OUT: held_out, **_predictions(scored)}, reasons, inside)
 
 
 def scores_of(path: str) -> Scores:
@@ -187,7 +194,8 @@ def scores_of(path: str) -> Scores:
     if not scored:
         example = next(iter(reasons.values()), "it has none")
         raise RowsError(f"{path}: expected rows that can be asked; {example}")
-    return Scores(scored, _predictions(scored), reasons)
+    predictions = _predictions(scored)
+    return Scores(scored, predictions, reasons, inside_of_kept(scored, predictions[SHIPPED]))
 
 
 def row_of(rows: Sequence[MeasuredRow], row_id: str) -> MeasuredRow:

@@ -156,9 +156,9 @@ def _pieces(question: Question, engine: FittedEngine) -> tuple[int, ...]:
 
 
 def _threads(hardware: Hardware, engine: FittedEngine) -> tuple[int, ...]:
-    """One a core first."""
-    shares = _THREAD_SHARES if engine.measured_on(hardware) else _THREAD_SHARES[:1]
-    return tuple(dict.fromkeys(max(round(share * hardware.cpu.cores), 1) for share in shares))
+    """One a fast core first, and one a core."""
+    cpu, shares = hardware.cpu, _THREAD_SHARES[1:] if engine.measured_on(hardware) else ()
+    return tuple(dict.fromkeys([cpu.fast_cores, cpu.cores, *(max(round(share * cpu.cores), 1) for share in shares)]))
 
 
 def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
@@ -173,8 +173,9 @@ def may_be_pinned(hardware: Hardware, engine: FittedEngine) -> bool:
 
 
 def _may_be_alone(hardware: Hardware, engine: FittedEngine) -> bool:
-    """True if the CPU may compute everything next to a GPU with memory of its own."""
-    return not hardware.one_memory and "no_device" in engine.options and not engine.measured
+    """True if the CPU may compute everything next to a GPU, which has less memory, or of one memory a part."""
+    without = {"no_device", "hidden_device"} & {*engine.options}
+    return not hardware.cpu_only and bool(without) and not engine.measured
 
 
 def _may_cache(hardware: Hardware, engine: FittedEngine) -> bool:

@@ -124,10 +124,16 @@ class Workbench:
         return self.engine.copying_from("pinned" if pinned else None)
 
     def words(self, speed: EngineSpeed, setting: Setting) -> list[str]:
-        """The command line; one slot of llama-server where one sequence runs, which by itself makes four."""
-        chosen = {"--load-mode none": setting.pinned, "-dev none": not setting.gpu}
+        """The command line; one slot of llama-server where one sequence runs, which by itself makes four.
+
+        With -ngl 0 alone the CUDA build still copies prompts' weights to the GPU (ggml-org/llama.cpp PR 3946), and
+        ik_llama.cpp's -dev names devices alone (its docs/parameters.md): there the GPU is hidden from the program.
+        """
+        hidden = not setting.gpu and "hidden_device" in self.engine.options
         one = self.question.fit.batch == 1 and self.engine.dialect != "sglang"
-        return [*speed.words, *(word for word, needed in {**chosen, "-np 1": one}.items() if needed)]
+        chosen = {"--load-mode none": setting.pinned, "-dev none": not (setting.gpu or hidden), "-np 1": one}
+        first = ["CUDA_VISIBLE_DEVICES="] if hidden else []
+        return [*first, *speed.words, *(word for word, needed in chosen.items() if needed)]
 
 
 class Reason(NamedTuple):

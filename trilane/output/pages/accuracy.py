@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from trilane.engines.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, measured, regime_of_row
+from trilane.engines.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, factor, measured, regime_of_row
 from trilane.engines.accuracy.measured_rows import MeasuredRow
-from trilane.engines.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Explanation, Scores, TimePart, factor
+from trilane.engines.accuracy.pairs import MOVED
+from trilane.engines.accuracy.scores import DATA_SHEET, HELD_OUT, LLMFIT, SHIPPED, Explanation, Scores, TimePart
 from trilane.engines.accuracy.slow_machines import SlowCause
 from trilane.output.pages.output import Part, heading, legend, number, percent, reasons_table, signed_percent, table
 from trilane.output.pages.slow_machine import slow_part
@@ -31,7 +32,18 @@ _NAMES = {
 _MEANINGS = {
     "median": "of the errors without their signs, over rows; machine: over machines, of each the median of its rows",
     "bias": "median of the errors with their signs; above 0 is predicted too fast",
-    "within": "share of rows with an error of at most 20 %",
+    "p90": "nine of ten rows have a smaller error",
+    "in band": "rows inside the band that is printed with such speeds, which rows of other machines give; aim: 80 %",
+}
+_PAIR_COLUMNS = ("speed", "setting", "pairs", "machines", "right", "ratio")
+_PAIR_MEANINGS = {
+    "right": "share of pairs of which the faster one is predicted to be that",
+    "ratio": "predicted gain over the measured one, as ratios of speeds; median; below 1 is understated",
+}
+_SETTINGS = {
+    "engine": "engine", "weights": "format", "cpu_layers": "--n-cpu-moe", "gpu_experts": "experts on the GPU",
+    "threads": "threads", "repacked": "-rtr", "kv_bits": "format of keys and values", "depth_tokens": "depth",
+    "copies": "--mmap", "numa": "--numa", "prompt_depth_tokens": "depth", "piece_tokens": "-ub",
 }
 
 
@@ -43,7 +55,7 @@ def accuracy_page(scores: Scores, own: str | None = None) -> list[Part]:
     rows, machines = len(scores.rows), len({row.machine for row in scores.rows})
     counts = f"{rows} row{'s' * (rows > 1)} of {machines} machine{'s' * (machines > 1)}"
     first, *others = scores.predictions
-    columns = [f"\n{first}", "\nrows", "\nmachines", "\nmedian", "machine\nmedian", "\nbias", "within\n20%",
+    columns = [f"\n{first}", "\nrows", "\nmachines", "\nmedian", "machine\nmedian", "\np90", "\nbias", "in\nband",
                *(f"median:\n{name}" for name in others)]
     title = heading(f"{counts}: {own or 'speeds that other people measured'}")
     parts: list[Part] = [title, "", *(_rows(scores) if own else [])]
@@ -51,7 +63,8 @@ def accuracy_page(scores: Scores, own: str | None = None) -> list[Part]:
         if lines := list(_lines(scores, quantity)):
             parts += [heading(_TITLES[quantity]), table(columns, lines), ""]
     reasons = dict(Counter(scores.left_out.values()).most_common())
-    parts += [*_far(scores), *reasons_table(f"{len(scores.left_out)} rows were not asked", "rows", reasons)]
+    not_asked = reasons_table(f"{len(scores.left_out)} rows were not asked", "rows", reasons)
+    parts += [*_pairs(scores), *_far(scores), *not_asked]
     return [*parts, legend({**_MEANINGS, **{name: _NAMES[name] for name in scores.predictions}}).lstrip("\n")]
 
 
@@ -59,7 +72,7 @@ def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
     """Cells; a line with the kind of group stands above its groups."""
     first, *others = scores.predictions
     before = "all"
-    width = 7 + len(others)
+    width = 8 + len(others)
     for (of, by, group), errors in scores.table().items():
         if of != quantity:
             continue
@@ -68,9 +81,22 @@ def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
         before, own = by, errors[first]
         yield [
             group if by == "all" else f"  {group}", str(own.rows), str(own.machines), percent(own.median),
-            percent(own.by_machine), signed_percent(own.bias), percent(own.within_20),
+            percent(own.by_machine), percent(own.p90), signed_percent(own.bias), percent(own.inside),
             *(percent(errors[other].median) if other in errors else "-" for other in others),
         ]
+
+
+def _pairs(scores: Scores) -> list[Part]:
+    """How predictions follow a change of one setting."""
+    lines = [
+        [one.quantity, _SETTINGS[one.setting], str(one.pairs), str(one.machines), percent(one.right / one.pairs),
+         f"{one.followed:.2f}"]
+        for one in scores.pairs()
+    ]
+    if not lines:
+        return []
+    title = f"Pairs of one machine that differ in one setting, and by more than {percent(MOVED)} in speed"
+    return [heading(title), table(_PAIR_COLUMNS, lines, text_columns=2), legend(_PAIR_MEANINGS), ""]
 
 
 def _rows(scores: Scores) -> list[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trilane.common.units import in_gb
+from trilane.common.units import GIB, in_gb
 from trilane.engines.gains import LIMITING, WORTH_NAMING, Gain, limiting_part
 from trilane.engines.memory import SplitMemory
 from trilane.engines.question import Question
@@ -79,12 +79,23 @@ def tune_caveats(tuning: Tuning) -> tuple[str, ...]:
         texts.append(WINDOWS)
     if caveats.pinned:
         texts.append(PINNED.format(where="" if question.system else NOT_PINNED))
-    if (saved_ms := caveats.single_tensors_ms) is not None:
+    if (saved_ms := caveats.single_tensors_ms) is not None and question.generated > 1:
         texts.append(
             f"single tensors of one more layer (-ot), in the room that is left, save {saved_ms:.2f} ms a token at "
             f"most, {saved_ms / tuning.best.tpot_ms:.0%}"
         )
-    return (*texts, *tuning.machine_notes)
+    return (*texts, *limit_notes(question), *tuning.machine_notes)
+
+
+def limit_notes(question: Question) -> list[str]:
+    """A sentence on the memory that macOS gives the GPU, and how to raise that."""
+    limit = question.wired_limit
+    if limit is None:
+        return []
+    return [
+        f"macOS gives the GPU {limit.gpu_bytes / GIB:.1f} of {limit.memory_bytes / GIB:g} GiB: `{limit.command}` makes "
+        f"it {limit.raised_mib / 1024:g} until the next start (--os linux answers for that)"
+    ]
 
 
 def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
@@ -108,7 +119,7 @@ def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
             f"Policies compute the prompt of {tokens:,} tokens in one piece, for whose buffers no memory is set aside. "
             f"In pieces, as engines do, experts that are not on the GPU are copied once for each piece"
         )
-    return (*fit.notes, *texts)
+    return (*limit_notes(fit.question), *fit.notes, *texts)
 
 
 def assumption_text(assumption: Assumption) -> str:

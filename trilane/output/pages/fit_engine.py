@@ -10,7 +10,7 @@ from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccurac
 from trilane.engines.question import USUAL_POLICIES, Question
 from trilane.engines.shortage import Way
 from trilane.engines.speed import EngineAnswer, EngineGain
-from trilane.output.pages.caveats import full_warning, limit_fact
+from trilane.output.pages.caveats import full_warning, limit_fact, limit_notes
 from trilane.output.pages.output import Part, heading, number, pairs, percent, table
 from trilane.output.pages.widths import Command
 
@@ -41,8 +41,8 @@ def last_part(fit: Fit) -> list[Part]:
     hint = f"policies that decide at run time: --policies {USUAL_POLICIES} simulates what they could reach"
     if fit.policies_refused is not None:
         told: list[Part] = ["", heading("policies"), *fit.policies_refused.split("\n")]
-        return [*(told if fit.question.policies else []), *caveats(fit.notes)]
-    return [*caveats(fit.notes), *(["", hint] if fit.offloads else [])]
+        return [*(told if fit.question.policies else []), *caveats([*limit_notes(fit.question), *fit.notes])]
+    return [*caveats([*limit_notes(fit.question), *fit.notes]), *(["", hint] if fit.offloads else [])]
 
 
 def _length(tokens: int, trained: int | None) -> str:
@@ -85,16 +85,18 @@ def _answered(answer: EngineAnswer, fit: Fit) -> list[Part]:
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
         *roomier_fact(fit.roomier),
-        ("limit", limit_fact(answer.gains, fit.question)),
-        ("error to expect", _error(answer, question)),
     ]
+    if question.generated > 1:
+        facts += [("limit", limit_fact(answer.gains, question)), ("error to expect", _error(answer, question))]
     title = heading(f"with {answer.engine}: {answer.about}")
     return ["", title, pairs(facts), "", Command(answer.command)]
 
 
 def explained_part(fit: Fit) -> list[Part]:
-    """Gains of better parts with the engine, where it has an answer."""
-    return [] if fit.engine is None else gains_section(fit.engine.engine, fit.engine.gains)
+    """Gains of better parts with the engine, where it has an answer of more than one token."""
+    if fit.engine is None or fit.question.generated == 1:
+        return []
+    return gains_section(fit.engine.engine, fit.engine.gains)
 
 
 def roomier_fact(ways: Iterable[Way]) -> list[tuple[str, str]]:
@@ -176,11 +178,9 @@ def error_text(
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
     if batch > 1 or error is None:
         return "not known: others measured one sequence at a time"
-    texts = [_like_models(error, regime), _like_machines(error, regime)]
-    if (best := error.best_known) is not None:
-        low, high = (number(tokens_per_s / (1 + off)) for off in (best.median, -best.median))
-        texts.append(f"off by {percent(best.median)}: {low} to {high} tokens/s")
-    return "; ".join(texts)
+    low, high = (number(speed) for speed in (tokens_per_s / (1 + error.band), tokens_per_s * (1 + error.band)))
+    within = f"four of five such speeds are within {percent(error.band)}: {low} to {high} tokens/s"
+    return "; ".join((_like_models(error, regime), _like_machines(error, regime), within))
 
 
 def _like_models(error: ErrorToExpect, regime: Regime) -> str:
@@ -204,9 +204,12 @@ def _bias(own: RegimeAccuracy) -> str:
 def _like_machines(error: ErrorToExpect, regime: Regime) -> str:
     like = error.like_machines
     if like is None:
-        return f"fewer than three such machines ({regime}) were measured"
+        return f"no such machine ({regime}) was measured"
     engine = like.engine or "all engines"
-    return f"{percent(like.median)} with all models on such machines, by {_speeds(like)} ({engine})"
+    text = f"{percent(like.median)} with all models on such machines, by {_speeds(like)} ({engine})"
+    if not error.few:
+        return text
+    return f"{text}, measured on {like.machines} machine{'s' * (like.machines > 1)} only"
 
 
 def _speeds(errors: RegimeAccuracy) -> str:

@@ -6,31 +6,38 @@ from collections.abc import Sequence
 
 from trilane.common.units import GB, in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect
-from trilane.engines.recommend import USES, Recommendation, Recommended, RecommendQuestion, Sort, Unable
+from trilane.engines.gains import in_short
+from trilane.engines.recommend import (
+    PATIENCE_S,
+    USES,
+    Recommendation,
+    Recommended,
+    RecommendQuestion,
+    Sort,
+    Unable,
+    Use,
+)
 from trilane.engines.refusals import FULL
 from trilane.engines.tune.tuned import Tuned
+from trilane.output.pages.caveats import limit_notes
 from trilane.output.pages.fit_engine import caveats
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
 from trilane.output.pages.widths import Command
 
-_LIMITS = {  # in few letters
-    "GPU memory": "GPU GB", "GPU bandwidth": "GPU GB/s", "GPU compute": "GPU flops", "DRAM": "RAM GB/s",
-    "CPU reads": "CPU GB/s", "CPU cores": "CPU cores", "PCIe": "PCIe", None: "",
-}
 _COLUMNS = ("\nmodel", "params\n10^9", "\nformat", "\nbits", "tokens\n/s", "first\ns", "GPU\nGB", "host\nGB", "\nerror",
             "\nlimit")
 _LEGEND = {
-    "format": "as published, if in fewer than 16 bits; else the most bits (>= 4) with which all experts are on the "
-              "GPU; else q4_k_m; else the most bits below it that run, down to q2_k",
+    "format": "as published, if in fewer than 16 bits; else the most bits with which an answer takes at most a quarter "
+              "longer than with the fewest, from four on; fewer, to q2_k, where those do not run or try the patience",
     "bits": "of a weight of the experts",
-    "first": "time to the first token",
-    "GB": "10^9 bytes that it takes; host: with 4.0 for the system and the program; !: more than 95% of what there is",
-    "error": "of tokens/s, in the median of what resembles the row most: architecture and GPU, architecture and such "
-             "machines, or such machines; +: predicted too fast, -: too slow; *: this architecture was never measured",
+    "first": "time to the first token; !: more than {patience} s, which is long for {use}",
+    "GB": "10^9 bytes that it takes, with what the system keeps (of the host's memory 4.0); !: more than 95% of what "
+          "there is",
+    "error": "four of five such tokens/s are within it: x / 1.2 to x * 1.2 for 20%; *: fewer than five such machines "
+             "were measured, or this architecture never was",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
 }
 _MEMORIES = {"GPU": "GPU memory", "host": "RAM", "only": "memory"}
-_MOSTLY = 0.75  # of an error, that is bias
 _UNKNOWN_RAM = "! the size of the host's memory is not named (--ram-gb): it is taken as enough"
 _NO_MORE = "more than fits here"
 _SORTED = {"size": "largest first", "speed": "most tokens/s first", "first": "soonest first token first"}
@@ -40,11 +47,15 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
     """Everything but the upgrades."""
     title = heading(f"models on {answer.machine}, for {answer.question.use}: {_lengths(answer.question)}")
     runs, asked = answer.sorted_by(sort), bool(answer.formats)
-    lines = [*_table(runs, sort), *_unable(answer.unable), *_formats(answer)]
+    lines = [*_table(answer, runs, sort), *_unable(answer.unable), *_formats(answer)]
     hint = [] if asked else ["", "trilane recommend --for MODEL prints a model's command line, and its other formats"]
     unknown = [] if answer.ram_known else [_UNKNOWN_RAM]
-    return [title, answer.about, *unknown, *lines, *_alike(runs), *([legend(_LEGEND)] if runs else []),
-            *caveats(answer.machine_notes), *hint]
+    return [title, answer.about, *unknown, *lines, *_alike(runs), *([_legend(answer.question.use)] if runs else []),
+            *caveats([*limit_notes(answer.asked.fit), *answer.machine_notes]), *hint]
+
+
+def _legend(use: Use) -> Part:
+    return legend({name: text.format(patience=PATIENCE_S[use], use=use) for name, text in _LEGEND.items()})
 
 
 def _lengths(question: RecommendQuestion) -> str:
@@ -52,25 +63,22 @@ def _lengths(question: RecommendQuestion) -> str:
     return f"a prompt of {prompt:,} tokens and {generated:,} generated, in a window of {window:,}"
 
 
-def _table(runs: Sequence[Recommended], sort: Sort) -> list[Part]:
+def _table(answer: Recommendation, runs: Sequence[Recommended], sort: Sort) -> list[Part]:
     if not runs:
         return ["", "no model runs"]
     rows = [
-        [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned),
-         _error(one.error), _LIMITS[one.limit]]
+        [one.model, number(one.params / GB), one.weights, number(one.bits), *_numbers(one.tuned, answer.question),
+         _error(one.error), in_short(one.limit)]
         for one in runs
     ]
     return ["", heading(f"what runs, {_SORTED[sort]}"), table(_COLUMNS, rows, (0, 2, 9), wrap=True)]
 
 
 def _error(error: ErrorToExpect | None) -> str:
-    """The median of what resembles the row most, with its sign where most of it is bias."""
-    known = error and error.best_known
-    if not error or not known:
+    """The band of such speeds; marked where they are of few machines, or none is of this architecture."""
+    if error is None:
         return "-"
-    biased = abs(known.bias) >= _MOSTLY * known.median
-    text = f"{known.bias:+.0%}" if biased else percent(known.median)
-    return text if error.like_models else f"{text}*"
+    return f"{percent(error.band)}{'*' * (error.few or not error.like_models)}"
 
 
 def _alike(runs: Sequence[Recommended]) -> list[Part]:
@@ -79,8 +87,9 @@ def _alike(runs: Sequence[Recommended]) -> list[Part]:
     return ["", heading("the same numbers hold for models of the same shape"), *lines] if lines else []
 
 
-def _numbers(tuned: Tuned) -> list[str]:
-    return [number(1000 / tuned.tpot_ms), number(tuned.ttft_ms / 1e3), *_memories(tuned)]
+def _numbers(tuned: Tuned, question: RecommendQuestion) -> list[str]:
+    first = f"{number(tuned.ttft_ms / 1e3)}{_mark(tuned.ttft_ms > question.patience_ms)}"
+    return [number(1000 / tuned.tpot_ms), first, *_memories(tuned)]
 
 
 def _memories(tuned: Tuned) -> list[str]:
@@ -95,7 +104,11 @@ def _memories(tuned: Tuned) -> list[str]:
 
 def _full(share: float | None) -> str:
     """The mark of a memory of which little is left."""
-    return "!" if share is not None and share > FULL else ""
+    return _mark(share is not None and share > FULL)
+
+
+def _mark(drawback: bool) -> str:
+    return "!" if drawback else ""
 
 
 def _unable(unable: Sequence[Unable]) -> list[Part]:
@@ -120,7 +133,7 @@ def _formats(answer: Recommendation) -> list[Part]:
         return []
     command = ["", Command(answer.runs[0].tuned.command)] if answer.runs else []
     rows = [
-        [one.weights, number(one.bits), *(_numbers(one.tuned) if one.tuned else ["-", "-", "-", "-"])]
+        [one.weights, number(one.bits), *(_numbers(one.tuned, answer.question) if one.tuned else ["-", "-", "-", "-"])]
         for one in answer.formats
     ]
     return [*command, "", heading("its formats; -: does not run"), table(("\nformat", "\nbits", *_COLUMNS[4:8]), rows)]

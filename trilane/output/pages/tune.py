@@ -82,20 +82,28 @@ def _title(tuning: TuneStart | Tuning) -> list[Part]:
 
 
 def _best(tuning: Tuning) -> list[Part]:
-    best, question = tuning.best, tuning.question.fit
+    best = tuning.best
     facts = [
         ("decode", _decode(tuning)),
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
         ("last token", duration(best.answer_ms)),
         *_memory(tuning),
         *roomier_fact(tuning.roomier),
-        ("limit", f"{'' if tuning.question.goal == 'decode' else 'decode: '}{limit_fact(tuning.gains, question)}"),
-        ("error to expect", _error(tuning)),
+        *_of_decode(tuning),
         ("engine", f"{best.engine}: {tuning.engine_about}"),
         *_faster_engine(tuning),
         *_faster_cache(tuning),
     ]
     return [pairs(facts)]
+
+
+def _of_decode(tuning: Tuning) -> list[tuple[str, str]]:
+    """What limits decoding, and the error of its speed; an answer of one token has neither."""
+    question = tuning.question.fit
+    if question.generated == 1:
+        return []
+    phase = "" if tuning.question.goal == "decode" else "decode: "
+    return [("limit", f"{phase}{limit_fact(tuning.gains, question)}"), ("error to expect", _error(tuning))]
 
 
 def _decode(tuning: Tuning) -> str:
@@ -285,7 +293,10 @@ def _line(answer: DraftAnswer) -> list[str]:
 
 
 def explained_page(tuning: Tuning) -> list[Part]:
-    """The time of one token, part by part, and in how many layers; and what better parts of the machine gain."""
+    """The time of one token, part by part, and in how many layers; and what better parts of the machine gain. Nothing
+    of an answer of one token."""
+    if tuning.question.fit.generated == 1:
+        return []
     columns = ("part", "layers", "ms a layer", "ms", "share", "")
     parts = table(columns, _timeline(tuning.best), (0, 5))
     gains = gains_section(tuning.best.engine, tuning.gains)

@@ -16,23 +16,28 @@ _NONE = {
 _RULE = (
     "speeds: with the settings that trilane tune finds; gain: by the time until the last token, or the one that its "
     "--for names. Cards of the same maker, modules of the same "
-    "kind and CPUs of the same socket; of each the smallest step that gains 5%. watts: the part's own, at most"
+    f"kind and CPUs of the same socket; of each the smallest step that gains {WORTH_BUYING:.0%}; no gain: less than "
+    "that. watts: the part's own, at most"
 )
 
 
-def upgrade_parts(upgrades: Sequence[Upgrade], none: NoUpgrades | None) -> list[Part]:
-    """Parts to buy for one model; ``none``: why no part can be replaced."""
+def upgrade_parts(upgrades: Sequence[Upgrade], none: NoUpgrades | None, generated: int) -> list[Part]:
+    """Parts to buy for one model and so many tokens of an answer; ``none``: why no part can be replaced."""
     if none is not None:
         return ["", _NONE[none]]
     if not upgrades:
         return ["", "what to buy: no part of the catalogue helps here"]
     rows = [
-        [one.step.title, one.step.part, number(one.step.watts, 0), number(1000 / one.tuned.tpot_ms),
+        [one.step.title, one.step.part, number(one.step.watts, 0), _rate(one, generated),
          number(one.tuned.ttft_ms / 1e3, 2), _gain(one)]
         for one in upgrades
     ]
     columns = ("\nin place of the own", "\npart", "\nwatts", "tokens\n/s", "first\ntoken s", "\ngain")
     return ["", heading("what to buy"), table(columns, rows, (0, 1, 5)), "", _RULE]
+
+
+def _rate(one: Upgrade, generated: int) -> str:
+    return number(1000 / one.tuned.tpot_ms if generated > 1 else None)
 
 
 def _gain(one: Upgrade) -> str:

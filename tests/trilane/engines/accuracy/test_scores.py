@@ -13,8 +13,16 @@ from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
 from trilane.engines.accuracy import measured_rows
-from trilane.engines.accuracy.errors import QUANTITIES, measured
-from trilane.engines.accuracy.measured_rows import COLUMNS, MeasuredRow, RowsError, read_rows, shape_of, write_template
+from trilane.engines.accuracy.errors import QUANTITIES, Speeds, error_table, factor, measured
+from trilane.engines.accuracy.measured_rows import (
+    COLUMNS,
+    MeasuredRow,
+    RowsError,
+    predict,
+    read_rows,
+    shape_of,
+    write_template,
+)
 from trilane.engines.accuracy.scores import (
     HELD_OUT,
     OTHERS,
@@ -23,7 +31,6 @@ from trilane.engines.accuracy.scores import (
     bundled_scores,
     data_sheet,
     explain,
-    factor,
     llmfit,
     row_of,
     scores_of,
@@ -220,7 +227,7 @@ def test_numbers_that_no_model_or_prompt_has_are_refused(tmp_path: Path) -> None
         scores_of(str(tmp_path / "mine.csv"))
 
 
-@pytest.mark.parametrize("row", read_rows(), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", scores().rows, ids=lambda row: row.id)
 def test_no_row_has_more_layers_on_the_cpu_than_its_model(row: MeasuredRow) -> None:
     assert (row.cpu_layers or 0) <= shape_of(row).moe_layers
 
@@ -228,3 +235,42 @@ def test_no_row_has_more_layers_on_the_cpu_than_its_model(row: MeasuredRow) -> N
 def test_a_row_that_is_not_there() -> None:
     with pytest.raises(RowsError, match="there is no row '0'; ids are 1, 2, 3"):
         row_of(scores().rows, "0")
+
+
+# --- Rows at fault, and what a row says of its run --------------------------------------------------------------------
+
+
+def test_a_row_at_fault_is_asked_and_counts_in_nothing() -> None:
+    rows = [row("1"), row("2", 50.0, fault="a copy of row 1"), row("3", quality="C"), row("4", left_out="two GPUs")]
+    assert [one.scored for one in rows] == [True, False, False, False]
+    predicted = {one.id: Speeds(110.0) for one in rows}
+    table = {line.group: line.errors.rows for line in error_table(rows[:3], predicted) if line.quantity == "decode"}
+    assert (table["all"], table["C"]) == (1, 1)
+    assert Scores(rows[:3], {SHIPPED: predicted}, {}, {}).counted == [rows[0]]
+
+
+def test_rows_at_fault_are_asked_with_the_reason() -> None:
+    at_fault = {one.id for one in scores().rows if one.fault}
+    assert at_fault == {"67", "68", "69", "117", "154", "231"}
+    assert not at_fault & {one.id for one in scores().counted}
+
+
+def test_prompts_are_faster_with_experts_copied_from_pinned_memory() -> None:
+    asked = row("1", None, cpu_layers=48, prompt_tokens=512, prompt_tokens_per_s=500.0)
+    own, pageable, pinned = (
+        predict(replace(asked, copies=copies)).prompt_tokens_per_s for copies in (None, "pageable", "pinned")
+    )
+    assert own is not None
+    assert pinned is not None
+    assert own == pageable
+    assert pinned > 1.2 * own
+
+
+@pytest.mark.parametrize(("column", "cell", "words"), [
+    ("copies", "mmap", "line 2: copies: expected 'pinned' or 'pageable'"), ("numa", "all", "line 2: numa: expected"),
+])
+def test_how_a_row_was_run_is_said_in_known_words(column: str, cell: str, words: str, tmp_path: Path) -> None:
+    line = f"a,qwen3-30b-a3b,rtx-4080+ddr5-5600,llama.cpp,8,70,{cell}\n"
+    (tmp_path / "mine.csv").write_text(f"{HEAD.strip()},{column}\n{line}")
+    with pytest.raises(RowsError, match=words):
+        scores_of(str(tmp_path / "mine.csv"))

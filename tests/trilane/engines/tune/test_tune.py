@@ -88,7 +88,7 @@ def test_the_cpu_alone_is_a_setting_next_to_a_card() -> None:
 
 def test_the_cpu_alone_is_refused_where_the_host_has_no_room_for_the_model() -> None:
     asked = {"model": "qwen3.5-35b-a3b", "ram": "mrdimm-8800", "cpu": "xeon-6980p", "gpu": "gtx-1060-6gb"}
-    assert not tuned(**asked, ram_gb=24).best.cpu_only
+    assert not tuned(**asked, ram_gb=20).best.cpu_only
 
 
 def test_a_model_that_the_card_has_no_room_for_runs_on_the_cpu_alone() -> None:
@@ -158,6 +158,12 @@ def test_memory_that_is_kept_free_has_no_experts() -> None:
 
 def test_a_model_without_room_is_refused_with_the_missing_memory() -> None:
     with pytest.raises(FitError, match=r"qwen3-235b.*needs .* of host memory .* missing\nit runs with --ram-gb 192\n"):
+        tune(question(model="qwen3-235b-a22b", gpu="rtx-3060", ram="ddr5-5600", ram_gb=32))
+
+
+def test_no_refusal_advises_more_memory_than_the_board_takes() -> None:
+    """Four modules of DDR4 have 128 GiB, with room for fewer bits."""
+    with pytest.raises(FitError, match=r"missing\nit runs with --weights \w+ --ram-gb 128\n"):
         tune(question(model="qwen3-235b-a22b", gpu="rtx-3060", ram="ddr4-3200", ram_gb=32))
 
 

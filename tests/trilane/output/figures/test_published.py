@@ -23,7 +23,7 @@ SPEEDS = {"near": Speeds(110.0, 900.0), "fast": Speeds(100.0), "slow": Speeds(40
 
 
 def test_points_band_and_names() -> None:
-    figure = plot_accuracy(Scores(ROWS, {HELD_OUT: SPEEDS}, {}))
+    figure = plot_accuracy(Scores(ROWS, {HELD_OUT: SPEEDS}, {}, {}))
     decode, prompts = figure.axes
     drawn = {(line.get_xdata()[0], line.get_ydata()[0]) for line in decode.lines if len(line.get_xdata()) == 1}
     assert drawn == {(100.0, 110.0), (50.0, 100.0), (80.0, 40.0), (70.0, 70.0)}
@@ -42,13 +42,13 @@ def test_points_band_and_names() -> None:
 
 
 def test_the_headline_counts_no_sanity_checks() -> None:
-    figure = plot_accuracy(Scores(ROWS, {HELD_OUT: SPEEDS}, {}))
+    figure = plot_accuracy(Scores(ROWS, {HELD_OUT: SPEEDS}, {}, {}))
     assert figure.get_suptitle() == ("Median error: decode 50% (3 speeds, 1 machine), prompts 10% (1 speed, 1 machine)")
 
 
 def test_nothing_to_draw() -> None:
     with pytest.raises(PictureError, match="got none"):
-        plot_accuracy(Scores([row(decode=None)], {HELD_OUT: {"1": Speeds()}}, {}))
+        plot_accuracy(Scores([row(decode=None)], {HELD_OUT: {"1": Speeds()}}, {}, {}))
 
 
 # --- of papers --------------------------------------------------------------------------------------------------------

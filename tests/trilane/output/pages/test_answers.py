@@ -18,6 +18,7 @@ from tests.kit.questions import hand_made_map
 from trilane.common.units import GIB
 from trilane.engines.gains import Gain
 from trilane.engines.question import FitError, Question
+from trilane.engines.refusals import missing
 from trilane.engines.tune.settings import Goal, TuneQuestion
 from trilane.engines.tune.tune import TuneCaveats, Tuning, tune
 from trilane.output.figures.pays_words import break_even, verdict_of
@@ -31,7 +32,7 @@ from trilane.output.pages.caveats import (
     tune_warnings,
 )
 from trilane.output.pages.pays import pays_page
-from trilane.output.pages.tune import tune_page
+from trilane.output.pages.tune import explained_page, tune_page
 
 
 def tuned(goal: Goal = "both", gpu: str = "rtx-3050", ram_gb: int | None = None) -> Tuning:
@@ -250,6 +251,47 @@ def test_nothing_is_pinned_on_windows_which_is_said() -> None:
     assert WINDOWS in tune_caveats(pages["windows"])
     assert NOT_PINNED in " ".join(tune_caveats(pages[None]))
     assert "Windows" not in " ".join(tune_caveats(pages["linux"]))
+
+
+@pytest.mark.parametrize(("gib", "share"), [(16, 0.6667), (32, 0.6667), (36, 0.75), (48, 0.75), (64, 0.75)])
+def test_macos_gives_the_gpu_a_part_of_a_unified_memory(gib: int, share: float) -> None:
+    """Two thirds, from 36 GiB on three quarters; a question with Apple's chip is one of macOS."""
+    chip = "apple-m4" if gib < 36 else "apple-m4-max"
+    kept = {system: Question("gpt-oss-20b", gpu=chip, ram_gb=gib, system=system).load_machine().gpu.reserve_bytes
+            for system in (None, "macos", "linux")}
+    assert kept[None] == kept["macos"] == pytest.approx((1 - share) * gib * GIB, abs=1)
+    assert kept["linux"] < kept["macos"]
+
+
+def test_a_refusal_on_macos_has_the_command_that_raises_its_limit() -> None:
+    asked = {"gpu": "apple-m4-pro", "ram_gb": 48, "weights": "iq4_xs"}
+    found = missing(Question("qwen3-next-80b-a3b", **asked))
+    assert "sudo sysctl iogpu.wired_limit_mb=45056" in [way.options for way in found.ways or ()]
+    other = missing(Question("qwen3-next-80b-a3b", **asked, system="linux"))
+    assert not other.short
+
+
+def test_the_cpu_alone_has_all_of_one_memory() -> None:
+    """What macOS does not give the GPU, the CPU has."""
+    found = tune(TuneQuestion(Question("qwen3-next-80b-a3b", gpu="apple-m4-pro", ram_gb=48, weights="iq4_xs")))
+    assert found.best.cpu_only
+    assert "-ngl 0" in found.best.arguments
+    assert "-dev none" in found.best.arguments
+
+
+def test_the_gpu_is_hidden_from_an_engine_that_has_no_option_for_that() -> None:
+    asked = Question("qwen3-30b-a3b", gpu="gtx-1650-super", ram="ddr4-3200", ram_gb=64, engine="ik_llama.cpp")
+    best = tune(TuneQuestion(asked, goal="prompt")).best
+    assert best.cpu_only
+    assert best.command.startswith("CUDA_VISIBLE_DEVICES= llama-server ")
+    assert "-dev" not in best.command
+
+
+def test_an_answer_of_one_token_has_no_limit_and_no_error_of_decoding() -> None:
+    found = tune(TuneQuestion(Question("qwen3-30b-a3b", gpu="rtx-3060", ram="ddr4-3200", ram_gb=32, generated=1)))
+    assert not {"limit", "error to expect"} & facts(found).keys()
+    assert explained_page(found) == []
+    assert "ms a token" not in " ".join(tune_caveats(found))
 
 
 def test_windows_gives_the_gpu_a_part_of_a_unified_memory() -> None:
