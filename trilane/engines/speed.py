@@ -38,7 +38,7 @@ _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the
 }
 PIECES = (1024, 2048, 4096)  # prompt tokens at once that people choose
 SOONER = 0.1  # of the time to the first token: less is not worth telling
-_BACK_END = {"intel": "SYCL", "apple": "Metal"}  # others': CUDA
+_BACK_END = {"amd": "ROCm", "intel": "SYCL", "apple": "Metal"}  # others': CUDA
 _NS_PER_MS = 1e6
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from realrun.execution import layer_execution
@@ -13,7 +14,7 @@ from realrun.profiling import kernels
 from realrun.profiling.lab import Lab, Points
 from realrun.profiling.profile import measure, measured_model
 from realrun.profiling.timing import Effort, Probe, Samples, measured_grid, measured_table, measured_time, repeated
-from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, whole
+from sim.machine.interpolation import DecodeGrid, Measured, PrefillGrid, Table, table_ns, whole
 from sim.machine.profile import MeasuredModel, MeasuredRate, MeasuredSizes
 from tests.kit.fake_machine import (
     EACH_NS,
@@ -217,6 +218,10 @@ def test_no_probe_is_repeated_more_often_than_it_may() -> None:
     clock = Clock()
     samples = repeated([clock.probe("a", 1)], Effort(rounds=2, most=3, probe_ns=10**9), lambda: clock.ns)
     assert len(samples["a",]) == 6
+
+
+def test_times_by_workload_are_whole_rise_and_are_at_least_1_ns() -> None:
+    assert table_ns(np.array([0.0, 0.2, 1.4, 3.5, 3.4])) == (0, 1, 1, 4, 4)
 
 
 def test_medians_and_quartiles_are_whole_half_up() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yaml
 
 from sim.machine.hardware import Hardware, HardwareError, hardware_names, load_hardware
 from sim.machine.plan_costs import load_plan_costs
+from sim.machine.plausibility import check_plausible, limits_of
 
 PRESETS = ["a100-xeon6326", "a6000-i9-10980xe", "a6000-xeon5220r", "rtx3090-ddr4", "rtx3090-epyc7532", "rtx4090-ddr5"]
 
@@ -168,6 +171,30 @@ def test_broken_and_empty_files(tmp_path: Path) -> None:
         load_hardware(broken)
     with pytest.raises(HardwareError, match="expected a mapping of sections, got None"):
         load_hardware(empty)
+
+
+@pytest.mark.parametrize("kind", [None, "host-lanes", "unified", "cpu"])
+def test_the_range_that_a_refusal_names_is_the_one_that_holds(kind: str | None) -> None:
+    """To the last bit, at both ends."""
+    for key in limits_of(kind):
+        with pytest.raises(HardwareError) as refused:
+            check_plausible({"cpu.sockets": 8, key: math.inf}, "m", kind)
+        low, high = map(float, re.findall(r"(\S+)\.\.(\S+) ", str(refused.value))[0])
+        for value in (low, high):
+            check_plausible({"cpu.sockets": 8, key: value}, "m", kind)
+        for value in (math.nextafter(low, -math.inf), math.nextafter(high, math.inf)):
+            with pytest.raises(HardwareError, match=f"m: {key} = "):
+                check_plausible({"cpu.sockets": 8, key: value}, "m", kind)
+
+
+@pytest.mark.parametrize("key", [
+    "cpu.first_expert_ns", "host.launch_ns", "host.sync_ns", "host.plan_factor", "gpu.reserve_bytes",
+    "power.gpu_idle_w", "power.cpu_idle_w", "power.platform_w",
+])
+def test_a_machine_may_lose_no_time_keep_nothing_free_and_draw_nothing(key: str) -> None:
+    check_plausible({key: 0}, "m")
+    with pytest.raises(HardwareError, match=f"{key} = .* is outside 0 or "):
+        check_plausible({key: 1e-9}, "m")
 
 
 def test_presets_order_as_the_machines_do() -> None:

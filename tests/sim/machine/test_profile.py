@@ -192,8 +192,11 @@ def test_numbers_that_the_tables_decide_cannot_be_overridden(path: Path, key: st
 
 
 def test_memory_and_the_way_of_results_can_be_overridden(path: Path) -> None:
-    machine = load_hardware(path, {"gpu.memory_bytes": 5e8, "link.result_path": "h2d", "host.plan_factor": 2})
+    machine = load_hardware(
+        path, {"gpu.memory_bytes": 5e8, "cpu.ram_bytes": 64e9, "link.result_path": "h2d", "host.plan_factor": 2}
+    )
     assert (machine.gpu.memory_bytes, machine.link.result_path) == (500_000_000, "h2d")
+    assert machine.cpu.ram_bytes == 64_000_000_000
     assert machine.decisions.of("plan", "dali") == PlanCost(11, 2)
     assert machine.decisions.of("observe", "dali") == PlanCost(0, 0)  # it is in the plan's measured time
     assert machine.decisions.of("observe", "hybrimoe") == machine.plan_costs.of("observe", "hybrimoe").scaled(2)

@@ -166,10 +166,30 @@ def test_what_leaves_no_room_is_refused_with_what_is_missing() -> None:
         answered(**{**QWEN, "weights": "bf16"}, ram_gb=32)
 
 
-def test_the_longest_prompt_is_no_longer_than_the_model_was_trained_for() -> None:
-    asked = with_longest_prompt(Question("qwen3-30b-a3b", "rtx-4090", "ddr5-5600", generated=200))
-    assert asked.prompt_tokens == (40_960 - 200) // 256 * 256
-    assert fit(replace(asked, generated=2)).trained_tokens == 40_960
+@pytest.mark.parametrize(("generated", "prompt"), [
+    (200, 40_704), (256, 40_704), (257, 40_448), (40_958, 2), (40_959, 1), (50_000, 1),
+])
+def test_the_longest_prompt_leaves_room_for_the_answer_in_what_the_model_was_trained_for(
+    generated: int, prompt: int
+) -> None:
+    asked = with_longest_prompt(Question("qwen3-30b-a3b", "rtx-4090", "ddr5-5600", generated=generated))
+    assert asked.prompt_tokens == prompt
+
+
+def test_where_it_is_not_known_what_a_model_was_trained_for_the_longest_prompt_has_a_million_tokens(
+    tmp_path: Path
+) -> None:
+    sizes = {
+        "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "num_experts": 24, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "vocab_size": 1000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert with_longest_prompt(Question(str(tmp_path), "rtx-4090", "ddr5-5600")).prompt_tokens == 2**20
+
+
+def test_an_answer_tells_what_the_model_was_trained_for() -> None:
+    asked = Question("qwen3-30b-a3b", "rtx-4090", "ddr5-5600", prompt_tokens=40_704, generated=2)
+    assert fit(asked).trained_tokens == 40_960
 
 
 def test_the_longest_prompt_fits_and_a_longer_one_does_not() -> None:
@@ -205,6 +225,19 @@ def test_without_flash_attention_scores_are_there_with_queries_and_outputs() -> 
     setting = replace(ONE_PIECE, context_tokens=16_384, flash_attention=False)
     inputs = 64 * (4 * 8 * 4 + 16_384 * 4 + 4 * 8)
     assert load_memory(GROUPED, setting).compute_bytes == 64 * 4 * (4 * 16_384 + 2 * 4 * 4) + inputs
+
+
+@pytest.mark.parametrize(("cells", "turned"), [(1024, 0), (1280, 1280 * 12 * 2)])
+def test_a_latent_cache_is_turned_in_room_of_its_own_where_queries_and_outputs_leave_too_little(
+    cells: int, turned: int
+) -> None:
+    """12 elements in 2 bytes a cell; queries and outputs of 4 heads of 12 in 4 bytes, a piece of 64: 1,024 cells."""
+    kinds = (Attention("full", 100, 4, 4, 12),)
+    shape = replace(GROUPED, vocab=10, attention=kinds, attention_layers=(0, 0))
+    setting = replace(ONE_PIECE, context_tokens=cells, flash_attention=False)
+    scores = 64 * 4 * (4 * cells + 2 * 4 * 12)
+    found = load_memory(shape, setting)
+    assert found.compute_bytes - found.host_compute_bytes == scores + turned
 
 
 def test_a_window_has_cells_for_itself_and_a_piece() -> None:

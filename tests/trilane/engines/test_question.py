@@ -23,7 +23,7 @@ from trilane.common.schema import to_dict
 from trilane.engines.accuracy.errors import REGIMES, error_to_expect, read_predictions, regime_of_row
 from trilane.engines.accuracy.measured_rows import machine_of, predict, read_rows, shape_of
 from trilane.engines.question import FitError, Question, engine_of, reads, with_weights
-from trilane.engines.speed import engine_answer
+from trilane.engines.speed import engine_about, engine_answer
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tune import tune
 from trilane.fit.fit import fit
@@ -112,6 +112,15 @@ def test_the_answer_says_what_the_engine_runs_on() -> None:
         "none": "the CPU alone",
         "rtx-3060": "builds with Vulkan",
     }
+
+
+@pytest.mark.parametrize(("machine", "back_end"), [
+    ("rtx-4080+ddr5-5600", "CUDA"), ("rx-7900-xtx+ddr5-5600", "ROCm"), ("arc-b580+ddr5-5600", "SYCL"),
+    ("apple-m3-max", "Metal"),
+])
+def test_an_engine_of_ones_own_that_names_no_back_end_runs_on_that_of_the_card(machine: str, back_end: str) -> None:
+    engine = replace(load_fitted("llama.cpp"), about="mine")
+    assert engine_about(engine, load_hardware(machine)) == f"mine, {back_end}"
 
 
 @pytest.mark.parametrize(("asked", "message"), [

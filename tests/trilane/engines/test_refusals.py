@@ -102,6 +102,14 @@ def test_both_memories_that_are_short_are_told() -> None:
     assert {"weights": "iq4_xs", "ram_gb": 64} in [way.changes for way in found.ways or ()]
 
 
+def test_no_more_than_three_ways_are_told() -> None:
+    """The CPU alone with more memory, which comes last, would be the fourth."""
+    asked = Question("llama-4-scout", **{**OWNER, "gpu": "rtx-4060"})
+    assert missing(replace(asked, gpu="none", ram_gb=96)).short == ()
+    ways = [way.changes.keys() for way in missing(asked).ways or ()]
+    assert ways == [{"weights"}, {"weights", "ram_gb"}, {"prompt_tokens", "ram_gb"}]
+
+
 def test_settings_that_may_be_chosen_are_tried_with_the_least() -> None:
     question = Question("qwen3-30b-a3b", **OWNER, window=160_000)
     assert missing(question).short

@@ -158,6 +158,7 @@ def test_the_command_line_has_what_the_answer_rests_on() -> None:
         f"llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe {one.cpu_layers} -c 4352 -fa on "
         f"-b 4096 -ub 4096 -t 8 -ctk q8_0 -ctv q8_0"
     )
+    assert " -np 2" in answered(**QWEN, batch=2).command
     assert answered(**{**QWEN, "gpu": "rtx-5090"}).command == (
         "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 -c 4352 -fa on"
     )

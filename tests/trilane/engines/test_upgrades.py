@@ -113,6 +113,13 @@ def test_without_named_memory_there_are_no_channels_to_fill() -> None:
     assert channel_steps(RecommendQuestion({"machine": "rtx4090-ddr5"}).of("olmoe-1b-7b").fit) == []
 
 
+@pytest.mark.parametrize(("own", "told"), [("a100-40gb-pcie", True), ("rtx-3060", False)])
+def test_cards_without_fans_are_for_machines_that_have_one(own: str, told: bool) -> None:
+    question = RecommendQuestion({**OWNER, "gpu": own}).of("qwen3-30b-a3b").fit
+    names = {step.changes["gpu"] for _, steps in sized_cards(question) for step in steps}
+    assert {"h100-pcie"} <= names if told else not {"a10", "h100-pcie"} & names
+
+
 def test_modules_and_cpus_are_those_that_the_board_takes() -> None:
     question = RecommendQuestion(OWNER).of("qwen3-30b-a3b").fit
     assert [step.changes["ram"] for step in memory_steps(question)] == ["ddr4-3600"]

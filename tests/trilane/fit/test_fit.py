@@ -192,6 +192,11 @@ def test_what_is_named_is_routed_as_recorded_and_a_large_model_by_what_is_made_u
     assert made_up.name == "synthetic:deepseek-v2-lite/2x128+32/quasi_hidden@1,residual@1"
     assert made_up.about.startswith("synthetic, like ")
     assert made_up.calibration == "synthetic:deepseek-v2-lite-calibration/16x8+8/none"
+    named = routing_of(Question("deepseek-v2-lite:2", machine="rtx3090-ddr4", policies=("dali",)))
+    assert named.calibration == "synthetic:deepseek-v2-lite-calibration/16x8+8/residual@1:2"  # DALI asks how good it is
+    tiny = "synthetic:deepseek-v2-lite/1x8+4/none:2"
+    own = routing_of(Question("deepseek-v2-lite:2", machine="rtx3090-ddr4", trace=tiny))
+    assert own.about.startswith(f"{tiny} (synthetic, fitted to deepseek-v2-lite")
     cut = routing_of(Question("deepseek-v2-lite@q8_0:2", machine="rtx3090-ddr4"))
     assert cut.trace.shape.moe_layers == 2
     assert routing_of(Question("mini-moe", machine="rtx3090-ddr4")).about == "mini-moe (recorded)"

@@ -172,6 +172,12 @@ def test_where_others_are_placed_half_of_the_answer_is_compared() -> None:
     assert short.gain(better, other_copies=False) != short.gain(better, other_copies=True)
 
 
+def test_a_part_that_takes_no_time_of_a_step_gains_nothing() -> None:
+    """A token's products on the GPU wait for weights."""
+    one, window = asked(STATIC), warm_window(asked(STATIC), answered(STATIC))
+    assert gain_of(one, window, PART["GPU compute"]) == Gain("GPU compute", PART["GPU compute"].owner, 0.0)
+
+
 def test_the_same_machine_is_no_faster() -> None:
     one, window = asked(ADAPTIVE), warm_window(asked(ADAPTIVE), answered(ADAPTIVE))
     assert window.gain(one, other_copies=False) == 0

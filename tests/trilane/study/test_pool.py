@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from tests.kit.processes import is_running
 from trilane.common.errors import TrilaneError
 from trilane.study.player import in_order, play_in
-from trilane.study.pool import PendingCall, SettingQueue, WorkerDiedError, WorkerError, WorkerPool
+from trilane.study.pool import PendingCall, SettingQueue, Worker, WorkerDiedError, WorkerError, WorkerPool
 
 PATIENCE_S = 60
 
@@ -275,6 +276,30 @@ def test_an_error_that_cannot_be_sent_comes_as_text(
     assert type(error) is becomes
     assert says in str(error)
     assert "in raise_one" in error.__notes__[0]
+
+
+def test_no_worker_takes_the_place_of_a_dead_one_once_the_pool_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is closed while the dead one is taken away."""
+    end, clear, taken_away, closed = Worker.end, SettingQueue.clear, threading.Event(), threading.Event()
+
+    def end_slowly(worker: Worker) -> None:
+        end(worker)
+        taken_away.set()
+        assert closed.wait(PATIENCE_S)
+
+    def clear_and_tell(queue: SettingQueue) -> list[PendingCall]:
+        closed.set()
+        return clear(queue)
+
+    monkeypatch.setattr(Worker, "end", end_slowly)
+    monkeypatch.setattr(SettingQueue, "clear", clear_and_tell)
+    with WorkerPool(2, dict) as pool:
+        assert isinstance(pool.submit(end_elsewhere, tmp_path).exception(), WorkerDiedError)
+        late = pool.submit(refuse_odd, 2)
+        assert taken_away.wait(PATIENCE_S)
+    assert str(late.exception()) == "the pool is closed"
 
 
 def test_no_process_is_left_behind(tmp_path: Path) -> None:

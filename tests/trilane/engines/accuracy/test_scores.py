@@ -12,6 +12,7 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
+from trilane.engines.accuracy import measured_rows
 from trilane.engines.accuracy.errors import QUANTITIES, Speeds, error_table, factor, measured
 from trilane.engines.accuracy.measured_rows import (
     COLUMNS,
@@ -24,6 +25,7 @@ from trilane.engines.accuracy.measured_rows import (
 )
 from trilane.engines.accuracy.scores import (
     HELD_OUT,
+    OTHERS,
     SHIPPED,
     Scores,
     bundled_scores,
@@ -41,7 +43,7 @@ MACHINE = load_hardware("rtx-4080+ddr5-5600+ryzen-9-7950x")
 SHAPE = load_model("mixtral-8x7b")
 EXPERT = 3 * 4096 * 14336 * 2  # bytes
 ATTENTION = (2 * 4096 * 4096 + 2 * 4096 * 1024) * 2  # of a layer: queries and output, keys and values
-OTHERS = 32 * (ATTENTION + 4096 * 8 * 2) + 32000 * 4096 * 2  # with gates and head
+REST = 32 * (ATTENTION + 4096 * 8 * 2) + 32000 * 4096 * 2  # with gates and head
 CACHE = 32 * 2 * 1024 * 2  # keys and values of a token
 GPU, DRAM, LINK, FLOPS = 717e9, 2 * 5.6e9 * 8, 31.5e9, 97.5e12
 SPLIT = StaticSplit(10)
@@ -50,7 +52,7 @@ ROW = row(model="mixtral-8x7b", weights="bf16", cpu_layers=10, depth_tokens=1000
 
 def test_bytes_of_a_token() -> None:
     read = token_bytes(SHAPE, MACHINE, SPLIT, 1064)
-    assert read.gpu_weights == OTHERS + 22 * 2 * EXPERT
+    assert read.gpu_weights == REST + 22 * 2 * EXPERT
     assert read.cpu_weights == 10 * 2 * EXPERT
     assert read.cache == 1064 * CACHE
 
@@ -62,32 +64,32 @@ def test_some_experts_of_these_layers_on_the_gpu() -> None:
 
 
 def test_data_sheet() -> None:
-    seconds = (OTHERS + 22 * 2 * EXPERT + 1064 * CACHE) / GPU + 10 * 2 * EXPERT / DRAM
+    seconds = (REST + 22 * 2 * EXPERT + 1064 * CACHE) / GPU + 10 * 2 * EXPERT / DRAM
     assert data_sheet(ROW).decode == pytest.approx(1 / seconds)
     assert data_sheet(ROW).prompts is None
 
 
 def test_llmfit() -> None:
-    seconds = 10 * 2 * EXPERT / DRAM + (OTHERS + 22 * 2 * EXPERT) / (0.55 * GPU)
+    seconds = 10 * 2 * EXPERT / DRAM + (REST + 22 * 2 * EXPERT) / (0.55 * GPU)
     assert llmfit(ROW) == (pytest.approx(0.8 / seconds), None)
 
 
 def test_data_sheet_of_a_prompt_copies_experts_once_a_piece() -> None:
     """1,000 tokens in two pieces."""
-    products = 1000 * (OTHERS + 32 * 2 * EXPERT) / FLOPS  # two operations a weight of two bytes
+    products = 1000 * (REST + 32 * 2 * EXPERT) / FLOPS  # two operations a weight of two bytes
     copies = 2 * 10 * 8 * EXPERT / LINK
     assert sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), SPLIT, 1000) == pytest.approx(products + copies)
 
 
 def test_data_sheet_of_a_prompt_that_the_cpu_computes() -> None:
-    products = 1000 * (OTHERS + 22 * 2 * EXPERT) / FLOPS + 1000 * 10 * 2 * EXPERT / MACHINE.cpu.flops_per_s
+    products = 1000 * (REST + 22 * 2 * EXPERT) / FLOPS + 1000 * 10 * 2 * EXPERT / MACHINE.cpu.flops_per_s
     found = sheet_prompt_s(SHAPE, MACHINE, load_engine("llama.cpp"), replace(SPLIT, repacked=True), 1000)
     assert found == pytest.approx(products)
 
 
 def test_without_a_gpu_all_bytes_are_in_dram() -> None:
     alone = replace(ROW, machine="none+ddr5-5600+ryzen-9-7950x", cpu_layers=32)
-    weights = OTHERS + 32 * 2 * EXPERT
+    weights = REST + 32 * 2 * EXPERT
     assert data_sheet(alone).decode == pytest.approx(DRAM / (weights + 1064 * CACHE))
     assert llmfit(alone).decode == pytest.approx(0.8 * DRAM / weights)
 
@@ -151,6 +153,8 @@ def test_rates_of_parts() -> None:
     assert experts.unit == "GB/s"
     assert experts.amount == pytest.approx(24 * 8 * 3 * 2048 * 512 * 4.9 / 8, rel=0.06)
     assert experts.rate() == pytest.approx(experts.amount / experts.ns)
+    names = [{part.name for part in each.parts} for each in (decode, prompts)]
+    assert names[0] & names[1] == {"attention", OTHERS, "experts on the GPU"}
     computed = next(part for part in prompts.parts if part.unit == "TFLOP/s")
     assert computed.amount == 512 * 40 * 8 * 2 * 3 * 2048 * 512
 
@@ -162,6 +166,24 @@ def test_the_template_is_read_and_scored(tmp_path: Path) -> None:
     assert HELD_OUT not in found.predictions
     assert found.first["example"] == scores().predictions[SHIPPED]["177"]
     assert (tmp_path / "mine.csv").read_text().startswith(",".join(COLUMNS) + "\n")
+
+
+def test_a_template_of_a_row_that_was_repacked_is_read_as_that_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repacked = next(row for row in read_rows() if row.repacked)
+    monkeypatch.setattr(measured_rows, "EXAMPLE", repacked.id)
+    write_template(tmp_path / "mine.csv")
+    assert read_rows(tmp_path / "mine.csv") == [replace(repacked, id="example", left_out="", fault="")]
+
+
+def test_a_row_in_json_has_its_setting_and_a_speed_of_each_kind() -> None:
+    row = row_of(scores().rows, "177")
+    facts = scores().facts(row)
+    assert (facts["id"], facts["model"], facts["machine"]) == ("177", row.shape_name, row.machine)
+    assert (facts["engine"], facts["quality"]) == (row.engine, row.quality)
+    assert facts["decode"]["measured"] == row.decode_tokens_per_s
+    assert facts["decode"].keys() == {"measured", *scores().predictions}
 
 
 def test_own_rows_with_unknown_names_are_left_out(tmp_path: Path) -> None:

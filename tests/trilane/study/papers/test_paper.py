@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from policies.papers.edgemoe import ActivationProfile
 from sim.runs.hits import layer_frame
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
@@ -164,7 +165,7 @@ def test_a_file_that_is_wrong_is_refused_in_one_sentence(tmp_path: Path, line: s
 MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms": 15.0, "expert_cpu_ms": 6.0,
         "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gib": 8.0,
         "shared_gib": 1.0, "other_gib": 0.5, "energy_j_per_token": 50.0, "prompt_j": 1500.0,
-        "served_hit_rate": 0.8, "last_hits_max": 0.7}
+        "served_hit_rate": 0.8, "last_hits_max": 0.7, "layer_ms": 0.5, "copy_ms": 2.0, "cpu_expert_ms": 3.0}
 BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms": 12.0, "expert_cpu_ms": 4.0,
         "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}
 
@@ -175,11 +176,16 @@ BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms"
     ("step_s", 0.02), ("expert_s", 0.45), ("expert_loss", 20.0), ("expert_cpu_change_s", 0.06), ("hit_rate", 60.0),
     ("hit_gain", 10.0), ("cache_ratio", 80.0), ("cache_ratio_improvement", 60.0), ("low_score_share", 30.0),
     ("no_load_share", 25.0), ("tokens_per_kj", 10.0), ("energy_gain", 1.5), ("model_gib", 9.5),
-    ("last_hits_max", 70.0),
+    ("last_hits_max", 70.0), ("layer_ms", 0.5), ("copy_ms", 2.0), ("copy_over_layer", 4.0), ("cpu_over_copy", 1.5),
 ])
 def test_a_quantity_by_hand(name: str, value: float) -> None:
     quantity = QUANTITIES[name]
     assert quantity.of(MINE, BASE if quantity.compares else {}) == pytest.approx(value)
+
+
+def test_every_quantity_is_made_of_facts_that_are_there() -> None:
+    facts = dict.fromkeys((*FACTS, "routed_gib", "shared_gib", "other_gib"), 0.5)
+    assert all(math.isfinite(quantity.of(facts, facts)) for quantity in QUANTITIES.values())
 
 
 SMALL = Scenario(trace="mini-moe", model="phi-3.5-moe:8", cached_share=0.25, prompt_tokens=8, generated_tokens=6)
@@ -237,6 +243,20 @@ def test_a_profile_of_activations_is_a_forecast_of_the_busiest_experts() -> None
     facts = observed(prepare(SMALL.with_(policy="edgemoe", batch=2)))
     assert 0 < facts["top1_accuracy"] < 1
     assert "recall" not in facts  # a profile names experts, not those of a token
+
+
+def test_a_profile_is_asked_with_what_the_tokens_used_in_both_layers_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are two: all but the first layer that is forecast."""
+    without: set[tuple[int, bool]] = set()
+    workloads = ActivationProfile.workloads
+
+    def noted(profile: ActivationProfile, layer: int, before: Any, earlier: Any = None) -> Any:
+        without.add((layer, earlier is None))
+        return workloads(profile, layer, before, earlier)
+
+    monkeypatch.setattr(ActivationProfile, "workloads", noted)
+    observed(prepare(SMALL.with_(policy="edgemoe", batch=2)))
+    assert without == {(layer, layer == 1) for layer in range(1, 8)}
 
 
 def test_loads_are_of_low_score_or_of_top_score_experts() -> None:

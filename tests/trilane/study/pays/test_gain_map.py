@@ -12,6 +12,7 @@ from sim.simulate import simulate
 from tests.kit.questions import hand_made_map, narrowed, small_question
 from trilane.study.pays import ideas
 from trilane.study.pays.break_even import GainAt, Range, paying
+from trilane.study.pays.dimensions import RECALL
 from trilane.study.pays.gain_map import GainMap, gain_map
 from trilane.study.pays.ideas import Candidate, PaysError, PaysQuestion, prepared_with_idea
 from trilane.study.sweep.axes import vary
@@ -50,6 +51,37 @@ def test_values_ascend_as_they_are_shown_and_an_upload_is_shown_in_us(cache: Gai
     assert ys == sorted(ys)
     costs = prepared_with_idea(cache.question).costs
     assert cache.cell.y == costs.experts[0].copy_ns / 1e3
+
+
+@pytest.mark.parametrize("idea", ideas.IDEAS.values(), ids=ideas.IDEAS)
+def test_a_map_has_other_values_on_either_side_of_the_machine_s_own(idea: ideas.Idea) -> None:
+    """Ascending, or descending where an upload is shown, which is the shorter the faster the link."""
+    for dimension in (idea.x, idea.y):
+        values = dimension.around(0.5 if dimension.is_share else 3.0)
+        assert min(values) < (0.5 if dimension.is_share else 3.0) < max(values)
+        assert list(values) in (sorted(set(values)), sorted(set(values), reverse=True))
+
+
+@pytest.mark.parametrize(("own", "values"), [
+    (0.5, (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)), (0.45, (0.2, 0.45, 0.6, 0.8, 1.0)), (0.4, (0.2, 0.4, 0.6, 0.8, 1.0)),
+])
+def test_a_value_that_is_next_to_the_machine_s_own_gives_way_to_it(own: float, values: tuple[float, ...]) -> None:
+    """Fixed values 0.2 apart, of which the nearer than 0.08 is left out."""
+    assert RECALL.around(own) == values
+
+
+def test_a_map_is_about_a_model_and_a_machine_by_its_parts(cache: GainMap) -> None:
+    assert cache.about == (
+        "mixtral-8x7b@bf16:2 on GTX 1650 Super, generic desktop CPU, DDR4-3200 on 2 channels: answers of 8 tokens "
+        "after 64, synthetic routing, 1 draw"
+    )
+
+
+def test_waits_are_shares_of_the_time_of_a_token() -> None:
+    """Half of a token's time: tokens take 1 s / 15 without the cache, and 1 s / 20 with it."""
+    found = hand_made_map().mechanism
+    assert found.cpu_wait_ms == found.copy_wait_ms == pytest.approx((1e3 / 15 / 2, 1e3 / 20 / 2))
+    assert (found.link_busy, found.hit_rate, found.late) == ((0.5, 0.5), (0.5, 0.5), 0.5)
 
 
 def test_the_slower_the_link_the_less_a_cache_gains(cache: GainMap) -> None:
@@ -191,6 +223,7 @@ def test_the_recall_counts_where_the_trace_has_forecasts_of_its_own() -> None:
 @pytest.mark.parametrize(("gains", "ranges"), [
     ([1.0, 1.0, 1.0], [Range(None, None)]),
     ([-1.0, 0.0, -1.0], []),
+    ([0.0, 1.0, 1.0], [Range(10.0, None)]),
     ([-1.0, 1.0, 1.0], [Range(15.0, None)]),
     ([3.0, -1.0, -1.0], [Range(None, 17.5)]),
     ([-1.0, 1.0, -3.0], [Range(15.0, 22.5)]),

@@ -223,6 +223,7 @@ def test_a_file_names_values(name: str, given: object, values: tuple[Any, ...]) 
     ("batch", "1..8/1", "expected 2 to 10,000 points"),
     ("batch", "1..8/" + "9" * 5000, "expected 2 to 10,000 points"),
     ("pcie_gbps", "1..1e400", "expected a range LOW..HIGH"),
+    ("pcie_gbps", "-1e400..1", "expected a range LOW..HIGH"),
     ("batch", "9" * 100_000, "a number of 100,000 characters"),
     ("policy", "1..2", "expected a range LOW..HIGH of numbers"),
     ("parameters.pool", "0..1", "expected a range LOW..HIGH of numbers"),

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -206,6 +207,17 @@ def test_a_scheduler_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(SweepError, match=r"has had no workers for 0\.2s; start some: dask worker tcp://"),
     ):
         sweep(GRID, dask=str(local.scheduler_address))
+
+
+def test_a_scheduler_that_is_lost_is_told_with_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nthreads() -> dict[str, int]:
+        raise ConnectionError("its futures were cancelled")
+
+    client = SimpleNamespace(wait_for_workers=lambda count, timeout: None, nthreads=nthreads, close=lambda: None)
+    monkeypatch.setattr("distributed.Client", lambda *address, **options: client)
+    lost = r"scheduler at 'tcp://a:1' was lost \(ConnectionError: its futures were cancelled\); start the same sweep"
+    with pytest.raises(SweepError, match=lost), cluster.dask_pool("tcp://a:1", dict) as pool:
+        pool.together(1)
 
 
 @deep

@@ -126,8 +126,10 @@ def test_to_dict_is_json_ready_and_whole() -> None:
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert {"summary", "verdicts", "lanes", "rankings", "scenarios"} == set(values)
     row = values["scenarios"][-1]
-    assert (row["name"], row["tpot_ms"]["error"], row["parity"]["held"]) == ("daop", 0.5, False)
-    assert values["verdicts"][0] == {"aim": "median", "held": True}
+    assert (row["name"], row["parity"]["held"]) == ("daop", False)
+    assert row["tpot_ms"].items() >= {"repeats": [20], "median": 20, "predicted": 30, "error": 0.5}.items()
+    assert [verdict["aim"] for verdict in values["verdicts"]] == ["median", "ranking", "worst", "parity"]
+    assert values["verdicts"][0]["held"]
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sim.runs.scenario import Scenario, ScenarioError
 from tests.kit.tiny_bench import TRACE, machine
 from traces.models.catalogue import load_model
 from trilane.output.pages.validation import notes_of
+from trilane.study.validation import validate as validate_file
 from trilane.study.validation.validate import ValidationPlan, alternating, validate
 
 HARDWARE = "rtx3090-ddr4"
@@ -82,6 +83,19 @@ def test_what_is_no_plan_is_refused_with_its_place(tmp_path: Path, text: str, me
     with pytest.raises(RefusedError) as raised:
         read(tmp_path, text)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(("most", "refused"), [(8, False), (7, True)])
+def test_a_plan_has_no_more_scenarios_than_can_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, refused: bool
+) -> None:
+    """Two shares, two batches and two policies are eight."""
+    monkeypatch.setattr(validate_file, "MOST_SCENARIOS", most)
+    if refused:
+        with pytest.raises(RefusedError, match="expected at most 7 scenarios to measure, got 8"):
+            read(tmp_path, PLAN)
+    else:
+        assert len(read(tmp_path, PLAN).scenarios) == 8
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
