@@ -17,6 +17,7 @@ from tests.kit.hand_measured import time, toy_machine, toy_model
 from tests.kit.questions import hand_made_map
 from trilane.common.units import GIB
 from trilane.engines.gains import Gain
+from trilane.engines.model_formats import Bench
 from trilane.engines.question import FitError, Question
 from trilane.engines.refusals import missing
 from trilane.engines.tune.settings import Goal, TuneQuestion
@@ -304,10 +305,12 @@ def test_the_cpu_alone_has_all_of_one_memory() -> None:
 
 def test_the_gpu_is_hidden_from_an_engine_that_has_no_option_for_that() -> None:
     asked = Question("qwen3-30b-a3b", gpu="gtx-1650-super", ram="ddr4-3200", ram_gb=64, engine="ik_llama.cpp")
-    best = tune(TuneQuestion(asked, goal="prompt")).best
-    assert best.cpu_only
-    assert best.command.startswith("CUDA_VISIBLE_DEVICES= llama-server ")
-    assert "-dev" not in best.command
+    search = Bench(TuneQuestion(asked)).search
+    assert False in search.space.gpu
+    alone = search.bench.tuned(search.space.usual._replace(gpu=False))
+    assert alone.cpu_only
+    assert alone.command.startswith("CUDA_VISIBLE_DEVICES= llama-server ")
+    assert "-dev" not in alone.command
 
 
 def test_an_answer_of_one_token_has_no_limit_and_no_error_of_decoding() -> None:
