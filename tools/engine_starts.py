@@ -16,7 +16,7 @@ from trilane.common.yaml_files import read_yaml
 STARTS = Path(__file__).with_name("engine_numbers.yaml")
 ENGINES = (
     "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-vulkan", "llama.cpp-rocm", "llama.cpp-metal",
-    "ik_llama.cpp", "ik_llama.cpp-2026-02", "ik_llama.cpp-2025", "ktransformers",
+    "ik_llama.cpp", "ik_llama.cpp-2026-02", "ik_llama.cpp-2025", "ktransformers", "ktransformers-2025",
 )
 MOST_SHARE = 1.0
 Vector = npt.NDArray[np.float64]

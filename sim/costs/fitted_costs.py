@@ -5,7 +5,7 @@ With R the rate at which a processor reads weights in this engine (``Processor``
 ====================  ==============================================================================================
 attention, a layer    weights + max(keys and values / R x a factor, products of all rows of a sequence but one)
                       + the state of linear attention / R + its reads for all rows but one + fixed time of the layer
-expert                weights; the first one of a layer on the CPU adds the time of handing over
+expert                weights; the first one of a layer on the CPU adds the time of handing over and of three regions
 others                weights; a step adds a fixed time
 weights               GPU: weights / R + products of all rows but one; CPU: max(weights / R, products)
 ====================  ==============================================================================================

@@ -236,6 +236,17 @@ def test_copies_ahead_are_waited_for_only_where_they_take_longer() -> None:
     assert one.copies_ns + computed < other.copies_ns + computed
 
 
+def test_prompts_of_an_early_engine_are_computed_where_the_experts_are() -> None:
+    """Nothing is copied, and a second socket's cores make them quicker."""
+    shape, engine = model(), load_engine("ktransformers-2025")
+    one, two = (
+        prompt_time(shape, load_hardware(f"rtx-4090+ddr5-4800-ecc+xeon-gold-6454s{more}"), engine, StaticSplit(26), 512)
+        for more in ("", "+2-sockets")
+    )
+    assert one.copies_ns == two.copies_ns == 0
+    assert one.cpu_experts_ns / two.cpu_experts_ns == pytest.approx(2, rel=0.3)
+
+
 def test_sequences_that_decode_together_share_the_reading_of_their_experts() -> None:
     """As measured on GB10: Qwen3-30B in Q8_0, 512 tokens of each sequence (ggml-org/llama.cpp benches/dgx-spark.md)."""
     shape, hardware, engine = model("qwen3-30b-a3b@q8_0"), machine("gb10"), load_engine("llama.cpp")
