@@ -1,7 +1,7 @@
 """Fit the engines' numbers to measured speeds, and predict every row with numbers that were fitted without its machine.
 
     python -m tools.fit_engines           judge a form of the engines: errors of rows held out by machine, by family of
-                                          models and by month, and A/B pairs; two minutes on two cores
+                                          models and by month, and A/B pairs; about 70 s on two free cores
     python -m tools.fit_engines --full    with every number: where it started and came to, and who holds it
     python -m tools.fit_engines --write   then write the engines, fitted_numbers.csv and held_out.csv
 
