@@ -42,7 +42,7 @@ Matrix = npt.NDArray[np.float64]
 Each = Callable[..., Iterable[Any]]  # as ``map``, or that of a pool
 
 
-class Point(NamedTuple):
+class Observation(NamedTuple):
     """A measured speed."""
 
     row: MeasuredRow
@@ -50,59 +50,59 @@ class Point(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """Errors of points near some numbers: ``errors`` + ``slopes`` @ (logarithms - ``logs``)."""
+    """Errors of observations near some numbers: ``errors`` + ``slopes`` @ (logarithms - ``logs``)."""
 
-    points: Sequence[Point]
+    observations: Sequence[Observation]
     logs: Vector
     errors: Vector
     slopes: Matrix
 
     def where(self, kept: Sequence[bool]) -> Linear:
-        """Some of the points."""
-        points = [point for point, keep in zip(self.points, kept, strict=True) if keep]
-        return Linear(points, self.logs, self.errors[np.array(kept)], self.slopes[np.array(kept)])
+        """Some of the observations."""
+        observations = [point for point, keep in zip(self.observations, kept, strict=True) if keep]
+        return Linear(observations, self.logs, self.errors[np.array(kept)], self.slopes[np.array(kept)])
 
 
-def points_of(rows: Iterable[MeasuredRow]) -> list[Point]:
+def observations_of(rows: Iterable[MeasuredRow]) -> list[Observation]:
     """The speeds of rows that can be predicted."""
     return [
-        Point(row, quantity)
+        Observation(row, quantity)
         for row in rows
         for quantity in QUANTITIES
         if measured(row).of(quantity) is not None and (quantity == "decode" or row.prompt_tokens is not None)
     ]
 
 
-def log_errors(points: Sequence[Point], engines: Mapping[str, FittedEngine]) -> Vector:
+def log_errors(observations: Sequence[Observation], engines: Mapping[str, FittedEngine]) -> Vector:
     """log(predicted / measured) of each."""
-    found = {row: predict(row, engines) for row in {point.row: None for point in points}}
+    found = {row: predict(row, engines) for row in {point.row: None for point in observations}}
     speeds = {row: Speeds(one.decode_tokens_per_s, one.prompt_tokens_per_s) for row, one in found.items()}
-    return np.log([(speeds[row].of(of) or math.nan) / (measured(row).of(of) or math.nan) for row, of in points])
+    return np.log([(speeds[row].of(of) or math.nan) / (measured(row).of(of) or math.nan) for row, of in observations])
 
 
-def weights_of(points: Sequence[Point]) -> Vector:
-    """Weights of points in the sum: those of a machine have part of their error in common."""
-    counts = Counter((point.row.machine, point.quantity) for point in points)
-    return np.array([1 / (1 + (counts[point.row.machine, point.quantity] - 1) * IN_COMMON) for point in points])
+def weights_of(observations: Sequence[Observation]) -> Vector:
+    """Weights of observations in the sum: those of a machine have part of their error in common."""
+    counts = Counter((point.row.machine, point.quantity) for point in observations)
+    return np.array([1 / (1 + (counts[point.row.machine, point.quantity] - 1) * IN_COMMON) for point in observations])
 
 
-def sigmas_of(points: Sequence[Point]) -> Vector:
+def sigmas_of(observations: Sequence[Observation]) -> Vector:
     """Standard deviations of their errors."""
-    return np.array([SIGMAS.of(point.quantity) for point in points])
+    return np.array([SIGMAS.of(point.quantity) for point in observations])
 
 
-def fitted(starts: Starts, points: Sequence[Point], each: Each = map) -> Linear:
-    """The numbers that fit some points best, with errors and slopes there; from where slopes at the starts lead."""
-    sigmas, weights, count = sigmas_of(points), weights_of(points), len(points)
-    latest = linear_at(starts, points, starts.logs, each)
+def fitted(starts: Starts, observations: Sequence[Observation], each: Each = map) -> Linear:
+    """The numbers that fit some observations best, with errors and slopes there; from where slopes at the starts lead."""
+    sigmas, weights, count = sigmas_of(observations), weights_of(observations), len(observations)
+    latest = linear_at(starts, observations, starts.logs, each)
 
     def off(logs: Vector) -> Vector:
-        errors = log_errors(points, engines_of(starts, logs))
+        errors = log_errors(observations, engines_of(starts, logs))
         return np.concatenate([errors / sigmas, (logs - starts.logs) / starts.spreads])
 
     def slopes(logs: Vector) -> Matrix:
         nonlocal latest
-        latest = linear_at(starts, points, logs, each)
+        latest = linear_at(starts, observations, logs, each)
         return np.vstack([latest.slopes / sigmas[:, None], np.diag(1 / starts.spreads)])
 
     def loss(squares: Vector) -> Matrix:
@@ -116,19 +116,19 @@ def fitted(starts: Starts, points: Sequence[Point], each: Each = map) -> Linear:
     return latest  # slopes are taken wherever a step ends
 
 
-def linear_at(starts: Starts, points: Sequence[Point], logs: Vector, each: Each = map) -> Linear:
+def linear_at(starts: Starts, observations: Sequence[Observation], logs: Vector, each: Each = map) -> Linear:
     """Errors and slopes at some numbers."""
-    here = log_errors(points, engines_of(starts, logs))
-    columns = each(partial(_slope, starts, points, logs, here), range(len(logs)))
-    return Linear(points, logs, here, np.stack(list(columns), axis=1))
+    here = log_errors(observations, engines_of(starts, logs))
+    columns = each(partial(_slope, starts, observations, logs, here), range(len(logs)))
+    return Linear(observations, logs, here, np.stack(list(columns), axis=1))
 
 
-def _slope(starts: Starts, points: Sequence[Point], logs: Vector, here: Vector, number: int) -> Vector:
+def _slope(starts: Starts, observations: Sequence[Observation], logs: Vector, here: Vector, number: int) -> Vector:
     """Slopes over one number; 0 for engines that lack it."""
     before, after = engines_of(starts, logs), engines_of(starts, logs + STEP * (np.arange(len(logs)) == number))
-    touched = [n for n, point in enumerate(points) if before[point.row.engine] != after[point.row.engine]]
-    slopes = np.zeros(len(points))
-    slopes[touched] = (log_errors([points[n] for n in touched], after) - here[touched]) / STEP
+    touched = [n for n, point in enumerate(observations) if before[point.row.engine] != after[point.row.engine]]
+    slopes = np.zeros(len(observations))
+    slopes[touched] = (log_errors([observations[n] for n in touched], after) - here[touched]) / STEP
     return slopes
 
 
@@ -148,17 +148,17 @@ def solved(linear: Linear, starts: Starts, logs: Vector) -> Vector:
 
 def pulls_of(linear: Linear, errors: Vector) -> Vector:
     """Weights of the errors' squares that pull as Cauchy's loss does at these errors."""
-    sigmas = sigmas_of(linear.points)
-    pulls: Vector = weights_of(linear.points) / (sigmas**2 + errors**2)
+    sigmas = sigmas_of(linear.observations)
+    pulls: Vector = weights_of(linear.observations) / (sigmas**2 + errors**2)
     return pulls
 
 
 def fitted_without(starts: Starts, linear: Linear, left_out: Collection[str]) -> Vector:
-    """The numbers that fit best the points of all rows but some, by their ids."""
-    kept = linear.where([point.row.id not in left_out for point in linear.points])
+    """The numbers that fit best the observations of all rows but some, by their ids."""
+    kept = linear.where([point.row.id not in left_out for point in linear.observations])
     logs = solved(kept, starts, starts.logs)
     for _ in range(CORRECTIONS):
-        errors = log_errors(kept.points, engines_of(starts, logs))
+        errors = log_errors(kept.observations, engines_of(starts, logs))
         logs = solved(kept._replace(logs=logs, errors=errors), starts, logs)
     return logs
 
@@ -171,11 +171,11 @@ def held_out(starts: Starts, linear: Linear, groups: Mapping[str, str], each: Ea
 
 
 def held(starts: Starts, linear: Linear) -> list[FittedNumber]:
-    """What rows say of each number, at the fit to all of them."""
+    """Return how much the rows say of each number, at the fit to all of them."""
     pulls = pulls_of(linear, linear.errors)
     precision = linear.slopes.T @ (pulls[:, None] * linear.slopes) + np.diag(starts.spreads**-2)
     after = np.sqrt(np.diag(np.linalg.inv(precision)))
-    said, machines = pulls[:, None] * linear.slopes**2, [point.row.machine for point in linear.points]
+    said, machines = pulls[:, None] * linear.slopes**2, [point.row.machine for point in linear.observations]
     by_machine = {name: said[[one == name for one in machines]].sum(axis=0) for name in sorted({*machines})}
     found = []
     for n, (name, start) in enumerate(starts.unknowns.items()):

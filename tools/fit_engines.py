@@ -20,7 +20,7 @@ from time import monotonic
 
 from sim.costs.engine import PLAIN, FittedEngine
 from tools.engine_files import write_engines
-from tools.engine_fit import Each, Linear, fitted, held, held_out, points_of
+from tools.engine_fit import Each, Linear, fitted, held, held_out, observations_of
 from tools.engine_starts import ENGINES, Starts, engines_of, read_starts
 from trilane.common.csv_files import write_csv
 from trilane.engines.accuracy.errors import HELD_OUT, Predictions, Speeds, architecture_of_row, error_table
@@ -49,7 +49,7 @@ def rows_to_predict() -> list[MeasuredRow]:
 
 def predictions_without(by: str, starts: Starts, linear: Linear, each: Each) -> dict[str, Speeds]:
     """Speeds of all rows, by numbers fitted without the rows' own group; of groups without a part in it, by all's."""
-    name_of, fit_rows = GROUPS[by], {point.row for point in linear.points}
+    name_of, fit_rows = GROUPS[by], {point.row for point in linear.observations}
     logs = held_out(starts, linear, {row.id: name_of(row) for row in fit_rows}, each)
     engines = {name: engines_of(starts, own) for name, own in logs.items()}
     whole = engines_of(starts, linear.logs)
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     began, starts, rows = monotonic(), read_starts(), rows_to_fit()
     with ProcessPoolExecutor(max_workers=2) as pool:
         each = partial(pool.map, chunksize=_AT_ONCE)
-        linear = fitted(starts, points_of(rows), each)
+        linear = fitted(starts, observations_of(rows), each)
         without = {by: predictions_without(by, starts, linear, each) for by in GROUPS}
     numbers = held(starts, linear)
     if "--full" in arguments:
@@ -107,7 +107,7 @@ def print_pairs(rows: Sequence[MeasuredRow], predictions: Predictions) -> None:
 
 def write(starts: Starts, linear: Linear, numbers: Sequence[FittedNumber], without: Predictions) -> None:
     """The engines, ``fitted_numbers.csv`` and ``held_out.csv``."""
-    rows = {point.row for point in linear.points}
+    rows = {point.row for point in linear.observations}
     fit = f"{len(rows)} rows of {len({row.machine for row in rows})} machines (tools/fit_engines.py)"
     engines = {name: replace(engine, fit=fit) for name, engine in engines_of(starts, linear.logs).items()}
     write_engines(engines, starts.sources())

@@ -386,7 +386,7 @@ class FittedSteps:
         )
 
     def _without_context(self, tokens: int, sequences: int) -> StepCosts:
-        """What the lengths of the sequences do not change; attention and dense layers are 0."""
+        """Return the costs that the lengths of the sequences do not change; attention and dense layers are 0."""
         if (known := self._steps.get((tokens, sequences))) is not None:
             return known
         shape, main, link, bits = self.shape, self.main, self.hardware.link, self.shape.bits

@@ -15,13 +15,13 @@ from tools import engine_files
 from tools.bundle_gpt_oss import GENERATED_TOKENS, PROMPT_TOKENS, RecordedTokens, choose, trace_of
 from tools.engine_fit import (
     SIGMAS,
-    Point,
+    Observation,
     fitted,
     fitted_without,
     held,
     linear_at,
     log_errors,
-    points_of,
+    observations_of,
     solved,
     weights_of,
 )
@@ -66,59 +66,59 @@ def test_numbers_start_alike_and_ratios_set_engines_apart() -> None:
 
 
 def test_a_fit_to_its_own_speeds_stays_where_it_starts() -> None:
-    points = points_of(made({}))
-    assert np.allclose(log_errors(points, engines_of(STARTS, STARTS.logs)), 0, atol=1e-3)
-    assert np.allclose(fitted(STARTS, points).logs, STARTS.logs, atol=2e-3)
+    observations = observations_of(made({}))
+    assert np.allclose(log_errors(observations, engines_of(STARTS, STARTS.logs)), 0, atol=1e-3)
+    assert np.allclose(fitted(STARTS, observations).logs, STARTS.logs, atol=2e-3)
 
 
 def test_rows_and_a_start_are_weighed_by_what_each_leaves_open() -> None:
     """One unknown with a slope of 1, and a speed that is 1 % off with a standard deviation of 15 %: near the start
     Cauchy's loss is that of squares, so the number goes spread^2 / (spread^2 + 0.15^2) of the way."""
     spread = STARTS.spreads[0]
-    points = [point for point in points_of(made({})) if point.quantity == "decode"][:1]
+    observations = [point for point in observations_of(made({})) if point.quantity == "decode"][:1]
     slopes = np.zeros((1, len(STARTS.logs)))
     slopes[0, 0] = 1.0
-    linear = linear_at(STARTS, points, STARTS.logs)._replace(errors=np.array([-0.01]), slopes=slopes)
+    linear = linear_at(STARTS, observations, STARTS.logs)._replace(errors=np.array([-0.01]), slopes=slopes)
     moved = solved(linear, STARTS, STARTS.logs) - STARTS.logs
     assert SIGMAS.decode == 0.15
     assert moved[0] == pytest.approx(0.01 * spread**2 / (spread**2 + 0.15**2), rel=0.01)
     assert np.allclose(moved[1:], 0)
     [number, *others] = held(STARTS, linear)
     assert number.spread_after == pytest.approx((spread**-2 + 0.15**-2) ** -0.5, rel=0.01)
-    assert (number.machines, number.most) == (1, points[0].row.machine)
+    assert (number.machines, number.most) == (1, observations[0].row.machine)
     assert {(one.machines, one.most, one.spread_after) for one in others} == {(0, "", one.spread) for one in others}
 
 
 def test_a_row_that_is_off_by_a_factor_pulls_less_than_one_that_is_off_by_a_little() -> None:
-    points = [point for point in points_of(made({})) if point.quantity == "decode"]
+    observations = [point for point in observations_of(made({})) if point.quantity == "decode"]
     slopes = np.zeros((3, len(STARTS.logs)))
     slopes[:, 0] = 1.0
     for off in (-1.5, -15.0):
-        linear = linear_at(STARTS, points, STARTS.logs)._replace(errors=np.array([0.0, 0.0, off]), slopes=slopes)
+        linear = linear_at(STARTS, observations, STARTS.logs)._replace(errors=np.array([0.0, 0.0, off]), slopes=slopes)
         assert abs(solved(linear, STARTS, STARTS.logs)[0] - STARTS.logs[0]) < 0.02
 
 
 def test_fifty_rows_of_a_machine_count_as_five() -> None:
-    many = [Point(ROW, "decode")] * 50
+    many = [Observation(ROW, "decode")] * 50
     assert weights_of(many).sum() == pytest.approx(4.6, abs=0.05)
-    assert weights_of([*many, Point(replace(ROW, machine="gb10"), "decode")])[-1] == 1
-    assert weights_of([Point(ROW, "decode"), Point(ROW, "prompts")]).tolist() == [1, 1]
+    assert weights_of([*many, Observation(replace(ROW, machine="gb10"), "decode")])[-1] == 1
+    assert weights_of([Observation(ROW, "decode"), Observation(ROW, "prompts")]).tolist() == [1, 1]
 
 
 def test_a_fit_goes_where_the_rows_are() -> None:
-    points = points_of(made({"gpu.layer_ns.grouped": 1.3}))
-    before = abs(log_errors(points, engines_of(STARTS, STARTS.logs))[0])
-    after = abs(log_errors(points, engines_of(STARTS, fitted(STARTS, points).logs))[0])
+    observations = observations_of(made({"gpu.layer_ns.grouped": 1.3}))
+    before = abs(log_errors(observations, engines_of(STARTS, STARTS.logs))[0])
+    after = abs(log_errors(observations, engines_of(STARTS, fitted(STARTS, observations).logs))[0])
     assert before > 0.05
     assert after < before / 2
 
 
 def test_a_fit_without_some_rows_is_that_of_the_others_alone() -> None:
     """With slopes of the fit to all: numbers within 2 %, and speeds of the rows that were left out within 0.5 %."""
-    points = points_of(made({"gpu.layer_ns.grouped": 1.5, "gpu.read_share": 0.8, "gpu.expert_product_share": 1.3}))
-    own = [point for point in points if point.row.machine.startswith("rtx-3090")]
-    apart = fitted(STARTS, [point for point in points if point not in own]).logs
-    quick = fitted_without(STARTS, fitted(STARTS, points), [own[0].row.id])
+    observations = observations_of(made({"gpu.layer_ns.grouped": 1.5, "gpu.read_share": 0.8, "gpu.expert_product_share": 1.3}))
+    own = [point for point in observations if point.row.machine.startswith("rtx-3090")]
+    apart = fitted(STARTS, [point for point in observations if point not in own]).logs
+    quick = fitted_without(STARTS, fitted(STARTS, observations), [own[0].row.id])
     assert np.allclose(quick, apart, atol=0.02)
     assert np.max(np.abs(apart - STARTS.logs)) > 0.1
     speeds = (log_errors(own, engines_of(STARTS, logs)) for logs in (quick, apart))

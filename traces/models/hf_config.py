@@ -124,7 +124,7 @@ def attention_of_layers(keys: ConfigKeys, layers: int) -> list[Attention]:
 
 
 def _mixing(keys: ConfigKeys, hashed: bool) -> int:
-    """Weights beside a layer's attention and experts in Qwen3.8-Flash-Next (transformers' modeling_qwen4_exp): before
+    """Weights of a layer next to attention and experts in Qwen3.8-Flash-Next (transformers' modeling_qwen4_exp): before
     each of the two, several residual streams are mixed through a low rank and weighed; ``hashed`` layers add rows of a
     table of n-grams, which the host looks up, through a key and a value matrix.
     """

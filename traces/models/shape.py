@@ -40,7 +40,7 @@ class PartBits:
 
     @classmethod
     def uniform(cls, bits: float) -> PartBits:
-        """The same bits for all parts."""
+        """Equal bits for all parts."""
         return cls(*[bits] * len(fields(cls)))
 
     def of_attention(self, kind: Attention) -> float:

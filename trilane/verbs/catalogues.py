@@ -285,7 +285,7 @@ def _page(engine: InferenceEngine) -> list[Part]:
 
 
 def _held(engine: InferenceEngine) -> Mapping[str, FittedNumber]:
-    """What rows say of the numbers of a fitted engine, by key."""
+    """How much rows say of the numbers of a fitted engine, by key."""
     from trilane.engines.accuracy.fitted_numbers import fitted_numbers
 
     return fitted_numbers() if getattr(engine, "fit", None) else {}

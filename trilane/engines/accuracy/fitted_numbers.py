@@ -1,4 +1,4 @@
-"""What measured rows say of each number of the engines: ``fitted_numbers.csv``, written by ``tools/fit_engines.py``."""
+"""Numbers of the engines, and how much measured rows say of each: ``fitted_numbers.csv`` of ``tools/fit_engines.py``."""
 
 from __future__ import annotations
 
