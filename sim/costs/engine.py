@@ -37,6 +37,7 @@ Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 LatentProducts = Literal["compressed", "heads"]
 NumaMode = Literal["distribute", "isolate", "numactl"]  # of --numa
+CopiedExperts = Literal["used", "all"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
@@ -109,6 +110,7 @@ class PromptWork(NamedTuple):
     experts: Sourced[PromptExperts]  # "copied ahead": those of the next layer while one is computed
     copies_from_tokens: Sourced[Annotated[int, at_least(1)]]  # of a piece; experts of fewer are computed
     latent: Sourced[LatentProducts]  # whether queries meet latents as they are kept, or keys and values of all heads
+    copied_experts: Sourced[CopiedExperts]  # of a layer: those that a piece uses, or all
     copies: Sourced[Copies]  # host memory from which experts are copied; what follows limits those from pageable memory
     link_share: Sourced[Factor]  # of the link's rate
     memory_share: Sourced[Factor]  # of what the CPU reads
