@@ -92,7 +92,7 @@ def sigmas_of(observations: Sequence[Observation]) -> Vector:
 
 
 def fitted(starts: Starts, observations: Sequence[Observation], each: Each = map) -> Linear:
-    """The numbers that fit some observations best, with errors and slopes there; from where slopes at the starts lead."""
+    """The numbers that fit observations best, with errors and slopes there; from where slopes at the starts lead."""
     sigmas, weights, count = sigmas_of(observations), weights_of(observations), len(observations)
     latest = linear_at(starts, observations, starts.logs, each)
 

@@ -115,7 +115,8 @@ def test_a_fit_goes_where_the_rows_are() -> None:
 
 def test_a_fit_without_some_rows_is_that_of_the_others_alone() -> None:
     """With slopes of the fit to all: numbers within 2 %, and speeds of the rows that were left out within 0.5 %."""
-    observations = observations_of(made({"gpu.layer_ns.grouped": 1.5, "gpu.read_share": 0.8, "gpu.expert_product_share": 1.3}))
+    changed = {"gpu.layer_ns.grouped": 1.5, "gpu.read_share": 0.8, "gpu.expert_product_share": 1.3}
+    observations = observations_of(made(changed))
     own = [point for point in observations if point.row.machine.startswith("rtx-3090")]
     apart = fitted(STARTS, [point for point in observations if point not in own]).logs
     quick = fitted_without(STARTS, fitted(STARTS, observations), [own[0].row.id])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sim.costs.engine import Dialect, FittedEngine
-from sim.costs.fitted_costs import layer_kind
+from sim.costs.processors import layer_kind
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape

@@ -16,15 +16,8 @@ import yaml
 from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, FittedEngine, NumaMode, engine_names, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
-from sim.costs.fitted_costs import (
-    WIDE_BITS,
-    CpuProcessor,
-    attention_flops,
-    copy_bytes_per_s,
-    fitted_costs,
-    saturated,
-    unpacked_bits,
-)
+from sim.costs.fitted_costs import attention_flops, copy_bytes_per_s, fitted_costs
+from sim.costs.processors import WIDE_BITS, CpuProcessor, saturated, unpacked_bits
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.parts import Vendor
 from sim.machine.sourced import Sourced

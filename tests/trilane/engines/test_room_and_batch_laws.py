@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sim.costs.engine import FittedEngine
-from sim.costs.fitted_costs import CpuProcessor, GpuProcessor
+from sim.costs.processors import CpuProcessor, GpuProcessor
 from sim.machine.hardware import Hardware, load_hardware
 from tests.kit.depth import DEEP
 from tests.kit.random_questions import random_questions
