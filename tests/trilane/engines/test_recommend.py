@@ -214,6 +214,13 @@ def test_one_memory_that_is_short_is_told_as_such() -> None:
     assert one.short.missing_bytes > 0
 
 
+@pytest.mark.parametrize("use", USES)
+def test_the_lengths_of_a_use_are_powers_of_two_and_fit_its_window(use: Use) -> None:
+    prompt, generated, window = USES[use]
+    assert prompt + generated <= window
+    assert all(tokens.bit_count() == 1 for tokens in (prompt, generated, window))
+
+
 def test_an_unknown_use_is_refused() -> None:
     with pytest.raises(FitError, match="use"):
         recommend("poems", **OWNER)  # type: ignore[arg-type]

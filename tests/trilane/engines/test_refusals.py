@@ -95,6 +95,12 @@ def test_no_way_changes_more_than_it_must() -> None:
     assert not answered(replace(named, n_cpu_moe=fewest - 1)).has_room
 
 
+def test_no_layer_on_the_cpu_may_become_some() -> None:
+    none, one = (missing(Question("qwen3-30b-a3b", **OWNER, n_cpu_moe=layers)).ways or () for layers in (0, 1))
+    assert none[0] == one[0]
+    assert none[0].changes.keys() == {"n_cpu_moe"}
+
+
 def test_both_memories_that_are_short_are_told() -> None:
     """Little of either: the smaller shortage must not hide the larger."""
     found = missing(Question("llama-4-scout", gpu="rtx-4060", ram="ddr5-5600", ram_gb=32))

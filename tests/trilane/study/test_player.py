@@ -17,6 +17,7 @@ from trilane.engines.question import Question
 from trilane.fit.fit import fit
 from trilane.study.ablate import ablate
 from trilane.study.compare import compare
+from trilane.study.player import LastPrepared
 
 SHORT = Scenario(trace="mini-moe", model=None, prompt_tokens=4, generated_tokens=2, cached_share=0.25)
 OFFLOADED = Question(
@@ -51,6 +52,15 @@ from policies.registry import register, system
 class Imported(system("on-demand").parameters):
     pass
 """
+
+
+def test_points_of_one_setting_share_its_costs_and_have_parameters_of_their_own() -> None:
+    last = LastPrepared()
+    points = [SHORT.with_(policy="dali", parameters={"window": window}) for window in (2, 3)]
+    prepared = [last.of(point) for point in points]
+    assert [one.scenario for one in prepared] == points
+    assert prepared[0].costs is prepared[1].costs
+    assert last.of(points[0].with_(batch=2)).costs is not prepared[0].costs
 
 
 @pytest.fixture

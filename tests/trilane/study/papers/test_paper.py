@@ -166,6 +166,8 @@ MINE = {"tpot_ms": 20.0, "ttft_ms": 400.0, "generated_tokens": 30.0, "expert_ms"
         "decode_resident_hit_rate": 0.6, "stall_h2d_share": 0.75, "low_score_loads": 0.4, "routed_gib": 8.0,
         "shared_gib": 1.0, "other_gib": 0.5, "energy_j_per_token": 50.0, "prompt_j": 1500.0,
         "served_hit_rate": 0.8, "last_hits_max": 0.7, "layer_ms": 0.5, "copy_ms": 2.0, "cpu_expert_ms": 3.0}
+SHARES = ("last_hits_max", "top1_accuracy", "top2_accuracy", "recall", "top_score_accuracy", "top_score_active",
+          "phase_likeness")
 BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms": 12.0, "expert_cpu_ms": 4.0,
         "decode_resident_hit_rate": 0.5, "energy_j_per_token": 75.0, "prompt_j": 2250.0}
 
@@ -181,6 +183,15 @@ BASE = {"tpot_ms": 30.0, "ttft_ms": 200.0, "generated_tokens": 30.0, "expert_ms"
 def test_a_quantity_by_hand(name: str, value: float) -> None:
     quantity = QUANTITIES[name]
     assert quantity.of(MINE, BASE if quantity.compares else {}) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("name", "fact"), [
+    ("hit_rate", "decode_resident_hit_rate"), ("copy_share", "h2d_busy_share"), ("compute_share", "gpu_busy_share"),
+    ("plan_share", "plan_overhead_share"), *((name, name) for name in SHARES),
+])
+def test_a_share_is_told_in_percent(name: str, fact: str) -> None:
+    assert QUANTITIES[name].unit == "%"
+    assert QUANTITIES[name].of({fact: 0.25}, {}) == 25.0
 
 
 def test_every_quantity_is_made_of_facts_that_are_there() -> None:

@@ -306,6 +306,7 @@ def test_a_lane_that_fails_ends_it_with_a_report_on_what_there_is(
         found = run()
     assert [comparison.predicted.policy for comparison in found.agreement.comparisons] == ROUND[:2]
     assert isinstance(found.ended.error, LaneError)
+    assert found.ended.why == "the gpu lane has stopped: no such expert"
     measured.clear()
     assert run().ended.runs == 6
     assert Counter(measured) == Counter({"on-demand": 2, "smoe": 2, "fiddler": 3})
