@@ -280,13 +280,6 @@ class ModelShape:
         return from_dict(cls, values, "model shape", ShapeError)
 
 
-# Of gpt-oss-20b, 4, 16, 64 and 256 tokens of different texts choose 12.2, 23.3, 28.9 and 30.9 of 32 experts (56 texts of
-# AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting; by ``of_text`` 12.1, 22.9, 29.3, 31.3; independently 13.2, 28.2, 32.0,
-# 32.0). Prompts of 28 tokens of Qwen3-30B-A3B and gemma-4-26B-A4B choose 55 and 51 of 128 (74; independently 95), a
-# piece of 512 tokens of code 72 to 95 of 128 (ggml-org/llama.cpp PR 15346; by ``of_text`` 85 with top 4).
-TEXT_TOKENS = 8.0
-
-
 @dataclass(frozen=True)
 class ExpertWork:
     """Work of a layer's experts in a step, in the mean: how many are ``active``, with how many ``rows`` each."""
@@ -297,17 +290,7 @@ class ExpertWork:
     @classmethod
     def of(cls, shape: ModelShape, tokens: int) -> ExpertWork:
         """The work for ``tokens`` that choose independently, if all experts are equally popular."""
-        return cls._chosen(shape, tokens, tokens)
-
-    @classmethod
-    def of_text(cls, shape: ModelShape, tokens: int) -> ExpertWork:
-        """The work for ``tokens`` of texts, which choose some experts much more often than others: as many are active
-        as if 1 + c log(1 + (tokens - 1) / c) tokens chose independently, with c ``TEXT_TOKENS``."""
-        return cls._chosen(shape, tokens, 1 + TEXT_TOKENS * math.log1p((tokens - 1) / TEXT_TOKENS))
-
-    @classmethod
-    def _chosen(cls, shape: ModelShape, tokens: int, independent: float) -> ExpertWork:
-        active = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** independent)
+        active = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
         return cls(active, max(tokens * shape.top_k / active, 1.0))
 
     @property

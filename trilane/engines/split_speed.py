@@ -125,7 +125,7 @@ class DecodeCosts:
     ) -> DecodeCosts:
         """See ``decode_time``; of a split, threads and the order of rows matter."""
         rows = batch * (1 + drafts)
-        work = _work(shape, hardware, engine, rows)
+        work = ExpertWork.of(shape, rows)
         if active is not None:
             work = ExpertWork(active, max(rows * shape.top_k / active, 1.0))
         costs = _costs(shape, hardware, engine, split, work)
@@ -267,7 +267,7 @@ class PieceCosts:
     ) -> PieceCosts:
         """Pieces after which the KV cache holds so many tokens each."""
         measured, layers = engine.measured_on(hardware), shape.moe_layers
-        costs = _costs(shape, hardware, engine, split, _work(shape, hardware, engine, tokens))
+        costs = _costs(shape, hardware, engine, split, ExpertWork.of(shape, tokens))
         steps = [costs.step(tokens, (end,)) for end in ends]
         last = [costs.step(1, (end,)) for end in ends] if measured else steps  # of the last layer
         others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
@@ -292,17 +292,12 @@ def _piece_experts(
     shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int
 ) -> ExpertTimes:
     """Experts of a piece; measured engines compute one token in the last layer."""
-    work, last = _work(shape, hardware, engine, tokens), 1 if engine.measured_on(hardware) else tokens
-    rows = [*[(work, tokens)] * (shape.moe_layers - 1), (_work(shape, hardware, engine, last), last)]
+    work, last = ExpertWork.of(shape, tokens), 1 if engine.measured_on(hardware) else tokens
+    rows = [*[(work, tokens)] * (shape.moe_layers - 1), (ExpertWork.of(shape, last), last)]
     always, least = split.repacked or engine.prompt.experts.value == "computed", engine.prompt.copies_from_tokens.value
     costs = _costs(shape, hardware, engine, split, work)
     copied = shape.experts if engine.prompt.copied_experts.value == "all" else None
     return ExpertTimes.of(costs, [each for each, _ in rows], [always or few < least for _, few in rows], copied)
-
-
-def _work(shape: ModelShape, hardware: Hardware, engine: FittedEngine, tokens: int) -> ExpertWork:
-    """Work of texts; of measured kernels, which were run on models of random weights, of independent choices."""
-    return ExpertWork.of(shape, tokens) if engine.measured_on(hardware) else ExpertWork.of_text(shape, tokens)
 
 
 def _costs(
