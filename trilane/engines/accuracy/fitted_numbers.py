@@ -1,4 +1,4 @@
-"""Numbers of the engines, and how much measured rows say of each: ``fitted_numbers.csv`` of ``tools/fit_engines.py``."""
+"""How much measured rows say of each number of the engines: ``fitted_numbers.csv`` of ``tools/fit_engines.py``."""
 
 from __future__ import annotations
 
