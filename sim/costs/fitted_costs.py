@@ -7,8 +7,8 @@ attention, a layer    weights + max(keys and values / R x a factor, products of 
                       + the state of linear attention / R + its reads for all rows but one + fixed time of the layer
 expert                weights; the first one of a layer on the CPU adds the time of handing over and of three regions
 others                weights; a step adds a fixed time
-weights               GPU: root of (weights / R) ** 2 + (products of all rows but one) ** 2, since kernels load
-                      weights while they multiply others, but wait for the first; CPU: max(weights / R, products)
+weights               GPU: weights / R + products of all rows but one, at most what each row takes by itself;
+                      CPU: max(weights / R, products)
 ====================  ==============================================================================================
 
 The fixed times of a layer hold what an engine's kernels cost in addition to their bytes, launches included, so that

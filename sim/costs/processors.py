@@ -147,7 +147,7 @@ class GpuProcessor(Processor):
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         products_ns = self._products((rows - 1) * flops, self.work.product_share.value, self.codings.others)
-        return math.hypot(self.read_ns(size, bits), products_ns)
+        return self.read_ns(size, bits) + products_ns
 
     def cache_bits(self, kind: Cached) -> float:
         return self.work.cache_bits[kind].value
@@ -170,7 +170,7 @@ class GpuProcessor(Processor):
         row_ns = self._products(flops, work.expert_product_share.value, self.codings.experts)
         read_ns = self.read_ns(size, bits)
         products_ns = np.minimum(more * (1 + work.tile_rows.value / (more + FEW_ROWS)) * row_ns, more * read_ns)
-        times: npt.NDArray[np.float64] = np.hypot(read_ns, products_ns) + started
+        times: npt.NDArray[np.float64] = read_ns + products_ns + started
         return times
 
     def _products(self, flops: float, share: float, codings: Mapping[Coding, float]) -> float:
