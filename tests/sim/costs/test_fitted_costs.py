@@ -184,12 +184,13 @@ LATENT = replace(
 @pytest.mark.parametrize("name", ["rtx-3060+ddr4-3200", "none+ddr4-3200+ryzen-7-5800x"])
 @pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
 def test_keys_and_values_of_fewer_bits_are_no_faster(engine: str, name: str) -> None:
-    """They are unpacked as they are read: speeds at depth stay or fall, and never rise with the bits that are saved."""
+    """They are unpacked as they are read: times at depth stay, to 3 %, or grow, and never fall with the bits that are
+    saved."""
     full, half, quarter = (
         fitted_costs(replace(SHAPE, kv_bits=bits), machine(name), load_engine(engine), 1).step(1, (32_768,))
         for bits in (16, 8.5, 4.5)
     )
-    assert full.attention_ns <= half.attention_ns <= quarter.attention_ns
+    assert 0.97 * full.attention_ns <= half.attention_ns <= quarter.attention_ns
 
 
 def narrow_over_wide(shape: ModelShape, engine: str, tokens: int = 1) -> float:
@@ -204,7 +205,8 @@ def narrow_over_wide(shape: ModelShape, engine: str, tokens: int = 1) -> float:
 
 def test_fewer_bits_are_faster_with_vulkan_slower_with_rocm_and_slow_where_kernels_take_16_only() -> None:
     grouped = {name: narrow_over_wide(SHAPE, name) for name in ("llama.cpp", "llama.cpp-vulkan", "llama.cpp-rocm")}
-    assert grouped["llama.cpp-vulkan"] < 0.7 < grouped["llama.cpp"] == 1 < 1.3 < grouped["llama.cpp-rocm"]
+    assert grouped["llama.cpp-vulkan"] < 0.7 < grouped["llama.cpp"] < 1.3 < grouped["llama.cpp-rocm"]
+    assert grouped["llama.cpp"] == pytest.approx(1, abs=0.03)
     for name in grouped:
         assert narrow_over_wide(LATENT, name) > 1.4, name
 
