@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,15 @@ def test_what_only_describes_the_machine_cannot_be_overridden() -> None:
 def test_unknown_override_names_the_valid_keys() -> None:
     with pytest.raises(HardwareError, match=r"overrides: there is no key 'link.h2d'; .*link.h2d_bytes_per_s"):
         load_hardware("rtx3090-ddr4", {"link.h2d": 12e9})
+
+
+def test_a_copy_takes_its_latency_and_its_bytes_to_the_nanosecond() -> None:
+    """100 GB: 4 s at 25 GB/s, 8 s of pageable memory that gives half, 5 s at 20 GB/s back."""
+    rates = {"link.h2d_bytes_per_s": 25e9, "link.h2d_latency_ns": 7000, "link.d2h_bytes_per_s": 20e9}
+    link = load_hardware("rtx3090-ddr4", {**rates, "link.d2h_latency_ns": 9000, "link.pageable_fraction": 0.5}).link
+    pageable = replace(link, copies="pageable")
+    assert link.h2d_ns(10**11) == link.expert_ns(10**11) == pageable.h2d_ns(10**11) == 4_000_007_000
+    assert (pageable.expert_ns(10**11), link.d2h_ns(10**11)) == (8_000_007_000, 5_000_009_000)
 
 
 def test_pageable_copies_are_slower_by_the_fraction() -> None:

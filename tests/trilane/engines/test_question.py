@@ -86,7 +86,7 @@ def test_other_weights_replace_those_that_a_model_has() -> None:
     ({**PARTS, "kv": "q5_0"}, "kv: expected"),
     ({**PARTS, "n_cpu_moe": -1}, "n_cpu_moe: expected a whole number >= 0 or null, got -1"),
     ({**PARTS, "threads": 0}, "threads: expected a whole number >= 1 or null, got 0"),
-    ({**PARTS, "weights": "q4", "model": "qwen3-30b-a3b@q8_0"}, "names its weights twice"),
+    ({**PARTS, "weights": "q4", "model": "qwen3-30b-a3b@q8_0"}, "model 'qwen3-30b-a3b@q8_0' with weights 'q4' names"),
 ])
 def test_a_question_that_is_none_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(FitError, match=message):

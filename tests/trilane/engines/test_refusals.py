@@ -87,7 +87,7 @@ def test_the_owner_of_32_gib_is_told_of_64_and_the_speed() -> None:
 def test_no_way_changes_more_than_it_must() -> None:
     """The largest smaller weights, the least memory, the fewest layers, the longest window."""
     ways = {next(iter(way.changes)): way.changes for way in missing(Question("qwen3-next-80b-a3b", **OWNER)).ways or ()}
-    assert ways == {"ram_gb": {"ram_gb": 48}, "weights": {"weights": "q3_k_m"}}
+    assert ways == {"ram_gb": {"ram_gb": 48}, "weights": {"weights": "ud-iq4_xs"}}
     assert not answered(Question("qwen3-next-80b-a3b", weights="iq4_xs", **OWNER)).has_room
     named = Question("qwen3-30b-a3b", **OWNER, n_cpu_moe=2)
     fewest = next(iter(missing(named).ways or ())).changes["n_cpu_moe"]

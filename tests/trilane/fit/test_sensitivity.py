@@ -214,7 +214,7 @@ FEW_LAYERS: dict[str, Any] = {"model": "deepseek-v2-lite:6", "trace": "mini-deep
                               "gpu": "rtx-3060", "ram": "ddr4-3200", "prompt_tokens": 2048, "generated": 12}
 EVERY_PART = [
     Gain(part, "", 0.1)
-    for part in ("PCIe", "DRAM", "CPU compute", "GPU bandwidth", "GPU compute", "GPU memory", "GPU kernels",
+    for part in ("PCIe", "DRAM", CPU_READS, "CPU compute", "GPU bandwidth", "GPU compute", "GPU memory", "GPU kernels",
                  "kernel launches", "synchronisation", "decisions")
 ]
 

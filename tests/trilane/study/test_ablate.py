@@ -97,6 +97,12 @@ def test_fiddler_has_a_placement_and_an_assigner() -> None:
     assert placed["pcie_bytes_per_token"] == 0 <= whole["pcie_bytes_per_token"]
 
 
+def test_a_policy_without_parts_is_its_own_ladder() -> None:
+    found = ablate(SCENARIO.with_(policy="naive-cpu"), draws=1)
+    assert [row["parts"] for row in found.ladder] == [[]]
+    assert found.all_but_one == []
+
+
 def test_one_part_needs_no_second_table() -> None:
     found = ablate(SCENARIO.with_(policy="on-demand"), draws=1)
     assert [row["label"] for row in found.ladder] == ["no part: every expert copied, none kept", "+ cache: lru"]

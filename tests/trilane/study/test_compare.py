@@ -212,7 +212,7 @@ def test_who_cannot_run_in_one_draw_is_refused() -> None:
     assert str(refused(found["mine"])) == "not with seed 2"
     assert refused(play_draws({"mine": refuses_seed_2}, draws[:2])["mine"]) is None
     for jobs in (1, 2):
-        with pytest.raises(ScenarioError, match="not with seed 2"):
+        with pytest.raises(ScenarioError, match=r"^mine: not with seed 2$"):
             play_draws({"mine": refuses_seed_2}, draws, jobs, insist=["mine"])
 
 

@@ -237,6 +237,13 @@ def test_the_energy_of_a_prompt_is_that_of_a_platform_whose_watts_are_known() ->
     assert "prompt_j" not in observed(prepare(SMALL.with_(policy="daop")))
 
 
+def test_costs_of_one_token_and_one_expert_are_told_in_ms() -> None:
+    prepared = prepare(SMALL.with_(policy="dali"))
+    facts, expert, step = observed(prepared), prepared.costs.experts[0], prepared.costs.step(1, (1,))
+    assert (facts["copy_ms"], facts["cpu_expert_ms"]) == (expert.copy_ns / 1e6, expert.cpu_ns[1] / 1e6)
+    assert facts["exchange_ms"] == (step.activations_ns + step.result_ns) / 1e6
+
+
 def test_perfect_forecasts_are_perfect() -> None:
     facts = observed(prepare(SMALL.with_(policy="oracle", batch=2)))
     assert (facts["recall"], facts["top1_accuracy"], facts["top2_accuracy"]) == (1.0, 1.0, 1.0)

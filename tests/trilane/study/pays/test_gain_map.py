@@ -273,6 +273,16 @@ def test_a_side_that_begins_to_copy_jumps(copied: tuple[float, float], high: obj
     assert replace(found, rows=rows).paying_y == [Range(None, high)]
 
 
+@pytest.mark.parametrize(("speeds", "verdict"), [
+    ((10.01, 20.02), "pays"), ((10.0, 20.02), "may pay"), ((10.0, 20.0), "does not pay"), ((9.0, 20.0), "does not pay"),
+])
+def test_an_idea_pays_if_every_draw_gains_and_no_change_is_no_gain(speeds: tuple[float, ...], verdict: str) -> None:
+    found = hand_made_map()
+    cell = replace(found.cell, using=found.cell.using._replace(tokens_per_s=speeds))
+    assert found.cell.without.tokens_per_s == (10.0, 20.0)
+    assert replace(found, rows=((cell,),), here=(0, 0)).paying == verdict
+
+
 def test_json_has_the_verdict_and_the_ranges() -> None:
     record = hand_made_map().to_dict()
     assert record["paying"] == "pays"
