@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import load_engine, load_fitted
 from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.prepare import prepare
@@ -312,3 +312,14 @@ def test_where_a_chunk_ends_the_step_in_the_middle_is_not_the_mean() -> None:
     lengths = range(8100, 8356)
     middle, mean = decode_time(*asked, lengths[128]).total_ns, mean_decode_time(*asked, lengths).total_ns
     assert abs(middle / mean - 1) > 0.001
+
+
+def test_a_small_piece_copies_the_experts_that_it_uses_or_in_older_builds_all() -> None:
+    """33 tokens come to 64 (1 - (58/64)^33) of 64 experts."""
+    shape, engine = model(), load_fitted("llama.cpp")
+    number = engine.prompt.copied_experts
+    older = replace(engine, prompt=engine.prompt._replace(copied_experts=number._replace(value="all")))
+    used, every = (prompt_time(shape, machine(), one, StaticSplit(10), 33) for one in (engine, older))
+    assert used.copies_ns / every.copies_ns == pytest.approx(1 - (58 / 64) ** 33)
+    assert used.gpu_experts_ns == every.gpu_experts_ns
+    assert load_fitted("llama.cpp-2025").prompt.copied_experts.value == "all"
