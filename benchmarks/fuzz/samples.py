@@ -72,7 +72,7 @@ _PLAN: dict[str, Any] = {
     "vary": {"cached_share": [0.25, 0.5], "batch": [1, 4]}, "policies": ["fiddler", {"dali": {"window": 4}}],
 }
 _MEASURED = {**_PLAN, "repeats": 1, "vary": {"cached_share": [0.25]}}
-SPEEDS = (0, 4, 15, 114, 120)  # lines of the bundled speeds: columns, CPU only, mixed with every kind of speed
+SPEEDS = (0, 4, 15, 172, 178)  # lines of the bundled speeds: columns, CPU only, mixed with every kind of speed
 PROMPTS = (
     {"text": "What is it?", "domain": "code"},
     {"text": "Once upon a time"},

@@ -24,8 +24,9 @@ def speeds(model: str, names: list[str], ram: str | None) -> dict[str, EngineSpe
 
 
 def dominates(one: Hardware, other: Hardware) -> bool:
-    """True if all numbers of the first GPU and of its link are at least the other's."""
-    alike = (one.gpu.vendor, one.gpu.launches) == (other.gpu.vendor, other.gpu.launches)
+    """True if all numbers of the first GPU and of its link are at least the other's, next to the same CPU: that of a
+    laptop is a laptop's."""
+    alike = (one.gpu.vendor, one.gpu.launches, one.cpu) == (other.gpu.vendor, other.gpu.launches, other.cpu)
     return alike and all(more >= less for more, less in zip(_numbers(one), _numbers(other), strict=True))
 
 

@@ -58,7 +58,7 @@ def row(answer: Recommendation, model: str) -> Recommended:
 
 
 @pytest.mark.parametrize(("machine", "formats"), [
-    (OWNER, {"qwen3-30b-a3b": "q4_k_m", "olmoe-1b-7b": "q6_k"}),
+    (OWNER, {"qwen3-30b-a3b": "q4_k_m", "olmoe-1b-7b": "q5_k_m"}),
     ({"gpu": "rtx-5090", "ram": "ddr5-5600", "ram_gb": 64},
      {"gpt-oss-120b": "mxfp4", "qwen3-30b-a3b": "q6_k", "olmoe-1b-7b": "q8_0"}),
 ], ids=["12 GB", "32 GB"])

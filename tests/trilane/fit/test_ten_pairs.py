@@ -298,7 +298,7 @@ def test_parts_add_up_and_a_prompt_takes_less_than_as_many_tokens(name: str) -> 
     asked, _, _, found = answered_question(name)
     assert sum(found.decode_ms.values()) == pytest.approx(found.tpot_ms)
     assert sum(found.prompt_ms.values()) == pytest.approx(found.ttft_ms)
-    assert found.tpot_ms < found.ttft_ms < 0.7 * asked.prompt_tokens * found.tpot_ms
+    assert found.tpot_ms < found.ttft_ms < 0.8 * asked.prompt_tokens * found.tpot_ms
     if found.larger_pieces:
         assert found.larger_pieces.ttft_ms < 0.9 * found.ttft_ms
         assert found.larger_pieces.tpot_ms >= found.tpot_ms

@@ -59,7 +59,7 @@ def test_the_page_answers_first_and_then_says_what_it_rests_on(trilane: Trilane)
     assert told["decode"].startswith(f"{1000 / engine['tpot_ms']:.1f} tokens/s, {engine['tpot_ms']:.2f} ms a token ")
     assert told["first token"].startswith(f"{engine['ttft_ms'] / 1e3:.2f} s, the prompt in one piece: ")
     own = engine["error"]["like_models"]
-    assert told["error to expect"].startswith(f"{own['median']:.0%} with deepseek2 models, by {own['rows']} speeds of ")
+    assert told["error to expect"].startswith(f"{own['median']:.0%} with deepseek2 models, by {own['rows']} speed")
     assert done.out.index("with llama.cpp: ") < done.out.index("with the best policy")
     assert told["routing"] == "mini-deepseek (recorded)"
     assert "12.9 GB = weights that every token needs 2.6 + KV cache 0.0 + staging 0.0 + " in done.out
