@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -216,7 +217,7 @@ class CpuProcessor(Processor):
     def mixture_fixed_ns(self) -> float:
         return 3 * self._region_ns  # gate and up, down, the sum
 
-    @property
+    @cached_property
     def read_bytes_per_s(self) -> float:
         return self._bytes_per_s(_PLAIN, WIDE_BITS)
 
@@ -246,11 +247,13 @@ class CpuProcessor(Processor):
 
     def _bytes_per_s(self, codings: Mapping[Coding, float], bits: float) -> float:
         """Rate of reading weights of ``bits`` bits, as fast as the memory gives and threads unpack them."""
-        work = self.work
+        unpacked = self._cycles_per_s / _mean_cycles(codings, self.work.weights_per_cycle) * bits / 8
+        return saturated(self._memory_bytes_per_s, unpacked, power=_THREADS_POWER)
+
+    @cached_property
+    def _memory_bytes_per_s(self) -> float:
         read = self.cpu.read_bytes_per_s * self._sockets_share
-        memory = saturated(read * work.read_share.value, work.ceiling_bytes_per_s.value)
-        unpacked = self._cycles_per_s / _mean_cycles(codings, work.weights_per_cycle) * bits / 8
-        return saturated(memory, unpacked, power=_THREADS_POWER)
+        return saturated(read * self.work.read_share.value, self.work.ceiling_bytes_per_s.value)
 
     def flops_per_s(self, codings: Mapping[Coding, float]) -> float:
         """Products of many rows."""
@@ -272,7 +275,7 @@ class CpuProcessor(Processor):
         used = min(-(-self.threads * cpu.sockets // cpu.cores), cpu.sockets) / cpu.sockets
         return used * (1.0 if placed or cpu.sockets == 1 else self.work.two_sockets.value)
 
-    @property
+    @cached_property
     def _cycles_per_s(self) -> float:
         """Cycles of all threads in which a fast core of ``_VECTOR_BITS`` does as much."""
         cpu = self.cpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
@@ -153,6 +154,18 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
+    name = str(name_or_path)
+    if not overrides and is_assembly(name) and not Path(name).is_file() and name not in hardware_names():
+        return _made_of_parts(name)
+    return _loaded(name_or_path, overrides or {})
+
+
+@cache
+def _made_of_parts(name: str) -> Hardware:
+    return _loaded(name, {})
+
+
+def _loaded(name_or_path: str | Path, overrides: Mapping[str, float | str]) -> Hardware:
     document = _document_of(name_or_path)
     where = f"hardware {quoted(str(document['name']))}"
     for key in document:
@@ -160,9 +173,9 @@ def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str]
             raise HardwareError(f"{where}: {unknown('key', str(key), _FILE_KEYS)}")
     rest = {key: value for key, value in document.items() if key not in _SECTIONS}
     text = from_dict(_Text, rest, where, HardwareError)
-    _check_overrides(overrides or {}, text.measured is not None, f"{where}, overrides")
+    _check_overrides(overrides, text.measured is not None, f"{where}, overrides")
     numbers = _numbers(document, where)
-    numbers |= {key: Sourced(value, "override", "high") for key, value in (overrides or {}).items()}
+    numbers |= {key: Sourced(value, "override", "high") for key, value in overrides.items()}
     devices = from_dict(Devices, _nested({key: n.value for key, n in numbers.items()}), where, HardwareError)
     hardware = Hardware(
         name=text.name, about=text.about, notes=text.notes, profile=text.measured, **vars(devices),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from typing import NamedTuple
 
 _LAST = re.compile(
@@ -23,6 +24,7 @@ class ModelName(NamedTuple):
         return f"{self.model}{weights}" + ("" if self.layers is None else f":{self.layers}")
 
 
+@cache
 def parted(name: str) -> ModelName:
     """A name in its parts. In a path, the marks count after the last separator, and after .json or .gguf."""
     last = os.path.split(name)[1]

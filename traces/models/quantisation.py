@@ -60,6 +60,7 @@ def quantisation_names() -> list[str]:
     return list(_formats().quantisations)
 
 
+@cache
 def format_named(text: str) -> str:
     """The format that a text means: ``Q4_K_M``, ``q4-k-m``, ``Q8`` and ``UD-Q4_K_XL`` are names of formats as people
     write them. Raises ShapeError for one that is not known, naming the nearest, and for one that may be several.

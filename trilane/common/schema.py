@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, overload
 
@@ -52,10 +53,20 @@ def from_dict(
 def check(instance: Any, error: ErrorClass = SchemaError) -> None:
     """For ``__post_init__``: raise ``error`` where a field does not match its hint. Nothing is converted."""
     try:
-        for name, hint in hints_of(_class(instance)).items():
-            _read(hint, getattr(instance, name), name, True)
+        kind = _class(instance)
+        may_lack = _may_be_none(kind)
+        for name, hint in hints_of(kind).items():
+            value = getattr(instance, name)
+            if value is not None or name not in may_lack:
+                _read(hint, value, name, True)
     except _FaultError as fault:
         raise error(f"{fault.path}: {fault.problem()}") from None
+
+
+@cache
+def _may_be_none(kind: type) -> frozenset[str]:
+    """Names of the fields that may be None."""
+    return frozenset(name for name, hint in hints_of(kind).items() if NoneType in get_args(hint))
 
 
 def to_dict(instance: object, *, nulls: bool = True) -> dict[str, Any]:
