@@ -93,7 +93,6 @@ def tune(
     from trilane.engines.tune.settings import GOALS, TuneQuestion
     from trilane.engines.tune.tune import completed, started
     from trilane.output.pages.caveats import tune_record
-    from trilane.output.pages.slow_machine import slow_part
     from trilane.output.pages.tune import check_page, explained_page, facts_part, line_part
 
     check_targets(json, inputs=(model, parts.machine))
@@ -109,6 +108,7 @@ def tune(
     )
     tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
+        from trilane.output.pages.slow_machine import slow_part
         from trilane.study.validation.tune_check import check, file_to_run, slow_causes_of
 
         file_to_run(tune_question)
