@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import islice, product
+from functools import cache, cached_property
+from itertools import islice, pairwise, product
 from math import inf
 
 import numpy as np
@@ -45,16 +45,47 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
     """Compare the settings of an engine without a cache of experts. ``shape``: with any format of its cache."""
     space, bench = choices(question, shape, hardware, engine), Workbench(question, hardware, engine)
     costs: dict[Setting, float] = {}
-    for gpu, kv, threads in product(space.gpu, space.kv, space.threads):
-        costs |= Placing(bench, space, Setting(kv, space.piece_tokens[0], threads, gpu=gpu)).costs()
+    for gpu, kv in product(space.gpu, space.kv):
+        costs |= _with_threads(bench, space, Setting(kv, space.piece_tokens[0], space.threads[0], gpu=gpu))
     return SettingSearch(bench, space, costs)
+
+
+def _with_threads(bench: Workbench, space: SettingSpace, first: Setting) -> dict[Setting, float]:
+    """Times with the numbers of threads of ``space``, and with the one that is best for the best of these settings."""
+    costs: dict[Setting, float] = {}
+    for threads in space.threads:
+        costs |= Placing(bench, space, first._replace(threads=threads)).costs()
+    if costs and space.fewer_threads:
+        threads = quickest_threads(bench, min(costs, key=lambda one: costs[one]))
+        costs |= Placing(bench, space, first._replace(threads=threads)).costs()
+    return costs
+
+
+def quickest_threads(bench: Workbench, setting: Setting) -> int:
+    """The number of threads with which a setting is quickest.
+
+    More threads compute sooner and wait longer for one another, so that there is one least time of the threads of fast
+    cores, of others, and from one socket to the next.
+    """
+    cpu, goal = bench.hardware.cpu, bench.question.goal
+
+    @cache
+    def ms(threads: int) -> float:
+        return bench.tuned(setting._replace(threads=threads)).cost(goal)
+
+    sockets = (number * cpu.cores // cpu.sockets for number in range(cpu.sockets + 1))
+    least = (
+        first + 1 + bisect_left(range(first + 1, last), True, key=lambda threads: ms(threads + 1) >= ms(threads))
+        for first, last in pairwise(sorted({cpu.fast_cores, *sockets}))
+    )
+    return min(least, key=ms)
 
 
 def with_cache(search: SettingSearch, curve: HitCurve) -> SettingSearch:
     """Compare the settings of the same engine with a cache of experts, of these hit rates."""
     bench, space = replace(search.bench, curve=curve), search.space
     costs: dict[Setting, float] = {}
-    for kv, threads in product(space.kv, space.threads):
+    for kv, threads in product(space.kv, dict.fromkeys(one.threads for one in search.costs if one.gpu)):
         first = Setting(kv, space.piece_tokens[0], threads, cached=True)
         sizes = {one.piece_tokens for one in search.costs if one.kv == kv and one.gpu}
         costs |= CachedPlacing(bench, first, sizes, curve).costs()
@@ -134,20 +165,26 @@ class Placing:
         found: dict[Setting, float] = {}
         if self._place(min(self.space.piece_tokens)) is None:
             return found
-        usual = [tokens for tokens in self.space.piece_tokens if self.is_usual(tokens)]
+        usual = [one for size in self.space.piece_tokens if self.is_usual(size) for one in self._alike(size)]
         for tokens in dict.fromkeys((*usual, *self._largest())):
             if self._place(tokens) is None:
                 continue
             costs, floor = self._of_pieces(tokens)
             found |= costs
-            if not self.is_usual(tokens) and floor >= min(found.values()):
+            if tokens not in usual and floor >= min(found.values()):
                 break
         return found
 
     def is_usual(self, tokens: int) -> bool:
         """True for sizes of pieces that people use, and for those that the CPU computes where others are copied."""
-        few = tokens < self.bench.engine.prompt.copies_from_tokens.value
+        few = self.first.gpu and tokens < self.bench.engine.prompt.copies_from_tokens.value
         return few or tokens in (*USUAL_PIECES, self.space.piece_tokens[0])
+
+    def _alike(self, tokens: int) -> tuple[int, ...]:
+        """The size, and that of as many pieces of one size: copies ahead hide best behind pieces that take as long."""
+        prompt, ahead = self.bench.question.fit.prompt_tokens, self.bench.engine.prompt.experts.value == "copied ahead"
+        alike = -(-prompt // -(-prompt // tokens))
+        return (tokens, alike) if ahead and alike in self.space.piece_tokens else (tokens,)
 
     def _largest(self) -> Iterator[int]:
         """Yield the largest size of pieces, and each with which there is room for more experts on the GPU."""

@@ -88,11 +88,14 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class SettingSpace:
-    """Values that each part of a setting may have; the first of each is the engine's own."""
+    """Values that each part of a setting may have; the first of each is the engine's own.
+
+    ``fewer_threads``: other numbers of threads may be chosen, too."""
 
     kv: tuple[KvFormat, ...]
     piece_tokens: tuple[int, ...]
     threads: tuple[int, ...]
+    fewer_threads: bool
     pinned: tuple[bool, ...]
     gpu: tuple[bool, ...]
     cached: bool  # the engine has a cache of experts
@@ -119,8 +122,9 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
     fit, of_experts = question.fit, engine.splits == "experts"
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
-        piece_tokens=_pieces(fit, engine),
+        piece_tokens=_pieces(fit, engine, copied=not hardware.cpu_only),
         threads=(fit.threads,) if fit.threads else _threads(hardware, engine),
+        fewer_threads=fit.threads is None and not engine.measured_on(hardware),
         pinned=(False, True) if may_be_pinned(hardware, engine) and fit.system != "windows" else (False,),
         gpu=(True, False) if _may_be_alone(hardware, engine) else (True,),
         cached=_may_cache(hardware, engine),
@@ -140,17 +144,17 @@ def _kv(question: TuneQuestion, shape: ModelShape, *, measured: bool) -> tuple[K
     return formats
 
 
-def _pieces(question: Question, engine: FittedEngine) -> tuple[int, ...]:
+def _pieces(question: Question, engine: FittedEngine, *, copied: bool) -> tuple[int, ...]:
     """The engine's own first. Of all sizes with which a prompt has as many pieces the smallest needs the least memory;
     of those that the CPU computes, where others are copied, the largest is quickest."""
     if question.ubatch:
         return (question.ubatch,)
     tokens, prompt = question.prompt_tokens, engine.prompt
     most = prompt.most_piece_tokens.value if prompt.most_piece_tokens else tokens
-    copied = prompt.copies_from_tokens.value
-    counts = range(1, -(-tokens // copied) + 1)
+    copied_from = prompt.copies_from_tokens.value
+    counts = range(1, -(-tokens // copied_from) + 1)
     sizes = {*(-(-tokens // count) for count in counts), *(usual for usual in USUAL_PIECES if usual < 2 * tokens)}
-    sizes |= {min(copied - 1, tokens)} if copied > 1 else set()
+    sizes |= {min(copied_from - 1, tokens)} if copied and copied_from > 1 else set()
     own = prompt.piece_tokens.value
     return (own, *sorted({size for size in sizes if size <= most} - {own}))
 
