@@ -110,7 +110,10 @@ class EngineSpeed:
         return command_words(self.question, self.shape, self.engine, self.split, self.hardware)
 
     def gains(self) -> Iterator[EngineGain]:
-        """From each part of the machine 25 % better, with the split that it then has; none where times are measured."""
+        """From each part of the machine 25 % better, with the split that it then has; none where times are measured.
+
+        More cores than are useful stay idle, rather than make the others wait.
+        """
         if self.measured:
             return
         at_ceiling = reads_all_it_can(self.hardware)
@@ -118,8 +121,10 @@ class EngineSpeed:
             if (self.hardware.cpu_only and part in _ON_GPU) or (part == CPU_READS and not at_ceiling):
                 continue
             better = self._with(keys)
-            tpot = self.decode.total_ns / better.decode.total_ns - 1
-            yield EngineGain(part, owner, tpot, self.prompt.total_ns / better.prompt.total_ns - 1)
+            gains = (
+                self.decode.total_ns / better.decode.total_ns - 1, self.prompt.total_ns / better.prompt.total_ns - 1
+            )
+            yield EngineGain(part, owner, *(max(gain, 0.0) if part == CPU_CORES.name else gain for gain in gains))
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
         """Return the speeds with some numbers of the machine 25 % better."""

@@ -49,7 +49,7 @@ def searched_for(goal: Any) -> SettingSearch:
 
 def test_the_line_has_every_argument_that_the_answer_rests_on() -> None:
     assert tuned(**QWEN, window=16384).best.command == (
-        "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe 31 -c 16384 -fa on -b 4096 -ub 4096 -t 6 "
+        "llama-server -m qwen3-30b-a3b-q4_k_m.gguf -ngl 99 --n-cpu-moe 28 -c 16384 -fa on -b 2048 -ub 2048 -t 6 "
         "-ctk f16 -ctv f16 --load-mode none -np 1"
     )
 
