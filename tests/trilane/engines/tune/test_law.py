@@ -21,7 +21,7 @@ from traces.models.shape import ShapeError
 from trilane.engines.gains import PARTS, better_numbers
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.tune.expert_cache import hit_curve
-from trilane.engines.tune.search import SettingSearch, searched, with_cache
+from trilane.engines.tune.search import SettingSearch, quickest_threads, searched, with_cache
 from trilane.engines.tune.settings import (
     GOALS,
     USUAL_PIECES,
@@ -184,3 +184,14 @@ def test_the_law_finds_a_search_that_leaves_settings_out(question: Question, usu
         if one.gpu in usual.get("gpu", (True, False)) and one.piece_tokens in usual.get("piece_tokens", (one[1],))
     }
     assert [*better_settings(Random(0), replace(done, costs=few), 10 * DRAWN)]
+
+
+@pytest.mark.parametrize("cpu", ["epyc-9654", "core-i9-13900hk", "xeon-6980p"])
+def test_the_number_of_threads_is_the_quickest_of_all(cpu: str) -> None:
+    """Of 96 cores 25 are enough for a small model; of 14 with slow ones all are worth it."""
+    one = asked(Question(model="olmoe-1b-7b", gpu="none", ram="ddr5-4800", cpu=cpu, prompt_tokens=64), kv=("f16",))
+    done = one.search()
+    setting, cores = done.best, range(1, one.hardware.cpu.cores + 1)
+    least = min(done.bench.tuned(setting._replace(threads=threads)).answer_ms for threads in cores)
+    found = quickest_threads(done.bench, setting)
+    assert done.bench.tuned(setting._replace(threads=found)).answer_ms <= (1 + NEAR) * least
