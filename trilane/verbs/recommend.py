@@ -41,7 +41,7 @@ def recommend(
 
     Each model stands in its best format: as published, if that has fewer than 16 bits; else the most bits with which an
     answer takes at most a quarter longer than with the fewest, from four bits on; fewer than four only where those do
-    not run, or try the patience. Speeds are those of [bold]trilane tune[/] for the same lengths. Exit code 2: nothing
+    not run, or take too long. Speeds are those of [bold]trilane tune[/] for the same lengths. Exit code 2: nothing
     runs.
 
     Without --gpu and --machine, parts that are not named are those of this machine.

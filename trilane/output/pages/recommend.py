@@ -27,7 +27,7 @@ _COLUMNS = ("\nmodel", "params\n10^9", "\nformat", "\nbits", "tokens\n/s", "firs
             "\nlimit")
 _LEGEND = {
     "format": "as published, if in fewer than 16 bits; else the most bits with which an answer takes at most a quarter "
-              "longer than with the fewest, from four on; fewer, to q2_k, where those do not run or try the patience",
+              "longer than with the fewest, from four on; fewer, to q2_k, where those do not run or take too long",
     "bits": "of a weight of the experts",
     "first": "time to the first token; !: more than {patience} s, which is long for {use}",
     "GB": "10^9 bytes that it takes, with what the system keeps (of the host's memory 4.0); !: more than 95% of what "
