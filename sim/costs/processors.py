@@ -147,8 +147,9 @@ class GpuProcessor(Processor):
         return self.work.quantised_share.value if bits < QUANTISED_BITS else 1.0
 
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
-        products_ns = self._products((rows - 1) * flops, self.work.product_share.value, self.codings.others)
-        return self.read_ns(size, bits) + products_ns
+        read_ns = self.read_ns(size, bits)
+        row_ns = self._products(flops, self.work.product_share.value, self.codings.others)
+        return read_ns + (rows - 1) * min(row_ns, read_ns)
 
     def cache_bits(self, kind: Cached) -> float:
         return self.work.cache_bits[kind].value
@@ -170,8 +171,8 @@ class GpuProcessor(Processor):
         started = work.expert_ns.value * more / np.maximum(rows, 1)
         row_ns = self._products(flops, work.expert_product_share.value, self.codings.experts)
         read_ns = self.read_ns(size, bits)
-        products_ns = np.minimum(more * (1 + work.tile_rows.value / (more + FEW_ROWS)) * row_ns, more * read_ns)
-        times: npt.NDArray[np.float64] = read_ns + products_ns + started
+        computed_ns = (1 + work.tile_rows.value / (more + FEW_ROWS)) * row_ns
+        times: npt.NDArray[np.float64] = read_ns + more * np.minimum(computed_ns, read_ns) + started
         return times
 
     def _products(self, flops: float, share: float, codings: Mapping[Coding, float]) -> float:

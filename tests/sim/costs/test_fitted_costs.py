@@ -96,6 +96,15 @@ def test_rows_take_their_products_in_addition_to_reading_the_weights() -> None:
     assert table[5000] == round(read_ns + 4999 * row_ns)
 
 
+def test_rows_take_no_longer_together_than_one_by_one() -> None:
+    """On a card whose products of a row take longer than reading the weights, of experts and of the head."""
+    weak = machine().with_numbers({"gpu.integer_ops_per_s": 0.4e12})
+    costs = fitted_costs(SHAPE, weak, ENGINE, 3)
+    assert costs.experts[0].gpu_ns[1:] == tuple(round(rows * EXPERT_BYTES / 50e9 * 1e9) for rows in (1, 2, 3))
+    one, three = (costs.step(rows, (7,) * rows).head_ns - 5000 for rows in (1, 3))
+    assert three == pytest.approx(3 * one, abs=2)
+
+
 def test_weights_of_each_coding_reach_their_own_share_of_the_rate() -> None:
     """Of experts and of all others: half of Q4_K_M's down projections are Q6_K, which is a k-quant too."""
     shape = load_model("qwen3-30b-a3b@q4_k_m")
