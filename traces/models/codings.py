@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Literal, NamedTuple
 
 from traces.models.gguf_model import blocks_of
@@ -27,6 +28,7 @@ class Codings(NamedTuple):
     others: Mapping[Coding, float] = {"plain": 1.0}
 
 
+@cache
 def coding_of(block: str) -> Coding:
     """Coding of a block, or of a type of tensors in a GGUF file."""
     return next((coding for coding, name in _NAMES.items() if re.fullmatch(name, block)), "plain")

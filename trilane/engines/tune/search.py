@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import islice, pairwise, product
+from itertools import islice, pairwise, product, starmap
 from math import inf
 
 import numpy as np
@@ -57,7 +57,8 @@ def _with_threads(bench: Workbench, space: SettingSpace, first: Setting) -> dict
         costs |= Placing(bench, space, first._replace(threads=threads)).costs()
     if costs and space.fewer_threads:
         threads = quickest_threads(bench, min(costs, key=lambda one: costs[one]))
-        costs |= Placing(bench, space, first._replace(threads=threads)).costs()
+        if threads not in space.threads:
+            costs |= Placing(bench, space, first._replace(threads=threads)).costs()
     return costs
 
 
@@ -73,12 +74,13 @@ def quickest_threads(bench: Workbench, setting: Setting) -> int:
     def ms(threads: int) -> float:
         return bench.tuned(setting._replace(threads=threads)).cost(goal)
 
+    def least(first: int, last: int) -> int:
+        if last - first > 1 and ms(last) < ms(last - 1):  # none waits too long: most CPUs
+            return last
+        return first + 1 + bisect_left(range(first + 1, last), True, key=lambda threads: ms(threads + 1) >= ms(threads))
+
     sockets = (number * cpu.cores // cpu.sockets for number in range(cpu.sockets + 1))
-    least = (
-        first + 1 + bisect_left(range(first + 1, last), True, key=lambda threads: ms(threads + 1) >= ms(threads))
-        for first, last in pairwise(sorted({cpu.fast_cores, *sockets}))
-    )
-    return min(least, key=ms)
+    return min(starmap(least, pairwise(sorted({cpu.fast_cores, *sockets}))), key=ms)
 
 
 def with_cache(search: SettingSearch, curve: HitCurve) -> SettingSearch:
