@@ -24,7 +24,7 @@ from policies.mechanism.views import (
 from policies.parts.routers import TrueRouter
 
 When = Literal["routed", "layer_end", "step_end"]
-WritesBack = Literal["never", "beside", "in turn"]
+WritesBack = Literal["never", "alongside", "in turn"]
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Composition:
     """A policy ready for one run: five new parts and the parameters of the mechanism.
 
     ``writes_back``: whether experts go back to the host, as weights that could have changed would: the victims of a
-    copy, "beside" it or "in turn", after it and before the next one; in turn, a copy that only passes through staging
+    copy, "alongside" it or "in turn", after it and before the next one; in turn, a copy that only passes through staging
     is followed by one write-back, too.
     """
 

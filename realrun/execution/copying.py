@@ -264,7 +264,7 @@ class Copying:
         leaving = [self._slots.buffer(victim) for victim in copy.victims]
         for victim, buffer in zip(copy.victims, leaving, strict=True):
             self._instant("evict", victim)
-            if self._session.policy.writes_back == "beside":
+            if self._session.policy.writes_back == "alongside":
                 self._write_back(victim, buffer, self._machine.back)
         target, future = self._slots.begin(copy), self._future(copy.key)
         self._in_flight.append(InFlight(copy, future, self._machine.now_ns()))

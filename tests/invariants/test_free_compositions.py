@@ -71,7 +71,7 @@ def test_hits_counted_from_spans_are_those_that_the_session_saw(seed: int) -> No
 @some
 @given(SEEDS)
 def test_writeback_follows_every_eviction_by_a_copy(seed: int) -> None:
-    world, played = play_freely(seed, writes_back="beside")
+    world, played = play_freely(seed, writes_back="alongside")
     log = log_of(played.spans)
     written = [s for s in log.lanes["d2h"] if s.kind == "writeback"]
     evicted = _evicted_by_copies(log.lanes["h2d"])

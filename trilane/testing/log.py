@@ -123,7 +123,7 @@ class Log:
         backs = {span.ready_ns: span.end_ns for span in self.lanes.get("d2h", ()) if span.kind == "writeback"}
         written = 0
         for free, span in self.in_order("h2d"):
-            yield (written if written <= span.start_ns else free), span  # else copies run beside write-backs
+            yield (written if written <= span.start_ns else free), span  # else copies run alongside write-backs
             written = span.end_ns
             while written in backs:
                 written = backs[written]

@@ -164,7 +164,7 @@ def test_a_victim_leaves_when_the_copy_begins(lab: Lab) -> None:
 
 def test_victims_are_written_back_where_the_policy_does_so_but_not_over_the_weights(lab: Lab) -> None:
     weights = lab.store.buffer(*A).clone()
-    lab.session.policy.writes_back = "beside"
+    lab.session.policy.writes_back = "alongside"
     for future in lab.ask(cached(A), cached(B, A)):
         future.wait_known()
     lab.copying._machine.settle()
