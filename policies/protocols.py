@@ -198,8 +198,8 @@ class Composition:
     """A policy ready for one run: five new parts and the parameters of the mechanism.
 
     ``writes_back``: whether experts go back to the host, as weights that could have changed would: the victims of a
-    copy, "alongside" it or "in turn", after it and before the next one; in turn, a copy that only passes through staging
-    is followed by one write-back, too.
+    copy, "alongside" it or "in turn", after it and before the next one; in turn, a copy that only passes
+    through staging is followed by one write-back, too.
     """
 
     placement: Placement
