@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Calibrated, Factor, Ns, Share, Software, Spread
+from sim.costs.software import Calibrated, Factor, Ns, Rate, Share, Software, Spread
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -29,7 +29,6 @@ from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
-Rate = Annotated[float, above(0), at_most(1e18)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 LatentProducts = Literal["compressed", "heads"]
@@ -209,9 +208,12 @@ class CountedEngine(_Engine):
     def _faults(self) -> Iterator[str]:
         yield from super()._faults()
         small = self.software
-        few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
+        rates = (small.small_batch_flops_share, small.small_batch_flops_per_s) if small else ()
+        few = (small.small_batch_tokens, rates[0] or rates[1]) if small else ()
         if small and None in few and any((*few, small.cpu_token_ns)):
-            yield "software: expected small_batch_tokens and small_batch_flops_share together"
+            yield "software: expected small_batch_tokens together with small_batch_flops_share or small_batch_flops_per_s"
+        if None not in rates and rates:
+            yield "software: expected small_batch_flops_share or small_batch_flops_per_s, got both"
         for key in (*self.spread, *(each.number for each in self.calibrated)):
             if key not in self.flat():
                 yield f"spread, calibrated: {unknown('number', key, self.flat())}"
