@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 from traces.models.gguf_model import blocks_of
@@ -34,6 +34,7 @@ def coding_of(block: str) -> Coding:
     return next((coding for coding, name in _NAMES.items() if re.fullmatch(name, block)), "plain")
 
 
+@lru_cache(maxsize=64)
 def codings_of(shape: ModelShape) -> Codings:
     """Codings of a model. Published weights of fewer than 8 bits are floating-point numbers of four, or integers."""
     if parted(shape.name).weights is None and not shape.name.lower().endswith(".gguf"):
