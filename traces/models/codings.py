@@ -45,7 +45,7 @@ def _known_codings(shape: ModelShape) -> Codings:
 
 
 def _codings(shape: ModelShape) -> Codings:
-    """Codings as they are read. Published weights of fewer than 8 bits are floating-point numbers of four, or integers."""
+    """Codings by name or file. Published weights of fewer than 8 bits are floats of four, or integers."""
     if parted(shape.name).weights is None and not shape.name.lower().endswith(".gguf"):
         return Codings(_published(shape.weight_bits), _published(shape.dense_bits))
     blocks = blocks_of(shape)
