@@ -1,0 +1,93 @@
+"""Published statistics of the routing of single models, and the same of synthetic routing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.layout import TraceError
+from traces.statistics import lru_hit_rates
+from traces.synthesis.latent import Texts, best, layer_logits
+from traces.synthesis.routing_model import RoutingModel
+from trilane.common.hints import NOT_EMPTY, Count, Name, Share
+from trilane.common.yaml_files import read_bundled
+
+_FILE = Path(__file__).parents[1] / "models" / "published_routing.yaml"
+_LAYERS = 8  # that are simulated; all are equally skewed
+
+
+@dataclass(frozen=True)
+class PublishedRouting:
+    """One statistic of one model; ``published_routing.yaml`` explains the fields."""
+
+    model: Name
+    quantity: Literal["lru", "overlap", "pooled", "one_text"]
+    values: Annotated[Mapping[str, Share], NOT_EMPTY]
+    texts: Count
+    tokens: Count
+    fitted: bool
+    source: Name
+    note: Name
+    kind: str = ""  # of text, to which alone it belongs
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """What the values are of: shares of the experts, or tokens apart."""
+        return tuple(map(float, self.values))
+
+
+@cache
+def published_routing() -> tuple[PublishedRouting, ...]:
+    """All of the file, in its order. Raises TraceError for a faulty one."""
+    statistics: tuple[PublishedRouting, ...] = read_bundled(tuple[PublishedRouting, ...], _FILE, TraceError)
+    return statistics
+
+
+def made(fit: RoutingModel, statistic: PublishedRouting, seed: int = 0) -> tuple[float, ...]:
+    """The same statistic of synthetic routing: at the same sizes, of as many texts and tokens."""
+    ids = choices(fit, statistic.texts, statistic.tokens, seed)
+    if statistic.quantity == "lru":
+        return lru_at(ids, fit.experts, statistic.sizes)
+    if statistic.quantity == "overlap":
+        return tuple(_overlap(ids, int(lag)) for lag in statistic.sizes)
+    parts = [ids] if statistic.quantity == "pooled" else list(ids[:, None])
+    return tuple(float(np.mean([_popular(part, fit.experts, size) for part in parts])) for size in statistic.sizes)
+
+
+def choices(fit: RoutingModel, texts: int, tokens: int, seed: int = 0, layers: int = _LAYERS) -> NDArray[np.int16]:
+    """Decode tokens' experts [texts, tokens, layers, k]; a prompt has one token. Layers are taken evenly from all."""
+    taken = np.linspace(0, fit.moe_layers - 1, min(layers, fit.moe_layers)).round().astype(int)
+    fewer = replace(
+        fit, moe_layers=len(taken), preference_share=tuple(fit.preference_share[layer] for layer in taken)
+    )
+    logits = layer_logits(fewer, Texts(tuple((seed, text) for text in range(texts)), 1, tokens))
+    ids = np.stack([best(layer, fit.top_k) for layer in logits], axis=1)
+    return ids.reshape(texts, 1 + tokens, *ids.shape[1:])[:, 1:]
+
+
+def lru_at(ids: NDArray[np.int16], experts: int, shares: tuple[float, ...]) -> tuple[float, ...]:
+    """Hit rates of LRU caches by layer that hold these shares of the experts."""
+    rates = lru_hit_rates(ids, experts)
+    return tuple(float(rates[_slots(share, experts)]) for share in shares)
+
+
+def _slots(share: float, experts: int) -> int:
+    """The index of a cache of that share: 0 holds one expert."""
+    return max(round(share * experts), 1) - 1
+
+
+def _overlap(ids: NDArray[np.int16], lag: int) -> float:
+    return float((ids[:, :-lag, :, :, None] == ids[:, lag:, :, None, :]).any(axis=-1).mean())
+
+
+def _popular(ids: NDArray[np.int16], experts: int, share: float) -> float:
+    """Share of the choices that fall on the most popular experts of each layer."""
+    uses = np.stack([np.bincount(layer.ravel(), minlength=experts) for layer in np.moveaxis(ids, 2, 0)])
+    shares = np.cumsum(-np.sort(-uses, axis=1), axis=1) / uses.sum(axis=1, keepdims=True)
+    return float(shares[:, _slots(share, experts)].mean())
