@@ -27,12 +27,16 @@ _DIGITS = 6
 
 
 class Traits(NamedTuple):
-    """What a family of routers has in common."""
+    """What a family of routers has in common; ``fine``: of many small experts."""
 
     balance: str
     scoring: str
     shared: bool
     fine: bool
+
+    def like(self, other: Traits | None) -> bool:
+        """True for a model whose routing says how far another's may be off: scores may be formed otherwise."""
+        return other is not None and self._replace(scoring=other.scoring) == other
 
 
 class Stored(NamedTuple):
@@ -94,10 +98,13 @@ def relatives(shape: ModelShape, left_out: frozenset[str] = frozenset()) -> tupl
     chosen = nearest_stored(shape, left_out)
     if chosen.basis == "own statistics":
         return (chosen.fit,)
-    family = traits_of(load_model(chosen.fit.model))
+    family = _stored_traits(chosen.fit)
     known = [fit for fit in stored_models().values() if fit.model not in left_out]
-    traits = {fit.name: traits_of(load_model(fit.model)) for fit in known}
-    members = [fit for fit in known if traits[fit.name] == family]
-    if len(members) == 1 and family is not None:
-        members = [fit for fit in known if (other := traits[fit.name]) and other.fine == family.fine]
-    return tuple(members)
+    members = [fit for fit in known if family.like(_stored_traits(fit))]
+    return tuple(members if len(members) > 1 else [fit for fit in known if _stored_traits(fit).fine == family.fine])
+
+
+def _stored_traits(fit: RoutingModel) -> Traits:
+    traits = traits_of(load_model(fit.model))
+    assert traits is not None  # a test looks at all
+    return traits

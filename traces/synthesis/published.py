@@ -19,7 +19,7 @@ from trilane.common.hints import NOT_EMPTY, Count, Name, Share
 from trilane.common.yaml_files import read_bundled
 
 _FILE = Path(__file__).parents[1] / "models" / "published_routing.yaml"
-_LAYERS = 8  # that are simulated; all are equally skewed
+_ALIKE = 8  # layers that are simulated where all are equally skewed
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,10 @@ def made(fit: RoutingModel, statistic: PublishedRouting, seed: int = 0) -> tuple
     return tuple(float(np.mean([_popular(part, fit.experts, size) for part in parts])) for size in statistic.sizes)
 
 
-def choices(fit: RoutingModel, texts: int, tokens: int, seed: int = 0, layers: int = _LAYERS) -> NDArray[np.int16]:
-    """Decode tokens' experts [texts, tokens, layers, k]; a prompt has one token. Layers are taken evenly from all."""
-    taken = np.linspace(0, fit.moe_layers - 1, min(layers, fit.moe_layers)).round().astype(int)
-    fewer = replace(
-        fit, moe_layers=len(taken), preference_share=tuple(fit.preference_share[layer] for layer in taken)
-    )
+def choices(fit: RoutingModel, texts: int, tokens: int, seed: int = 0) -> NDArray[np.int16]:
+    """Decode tokens' experts [texts, tokens, layers, k]; a prompt has one token. All layers, or some of equal ones."""
+    shares = fit.preference_share if len({*fit.preference_share}) > 1 else fit.preference_share[:_ALIKE]
+    fewer = replace(fit, moe_layers=len(shares), preference_share=shares)
     logits = layer_logits(fewer, Texts(tuple((seed, text) for text in range(texts)), 1, tokens))
     ids = np.stack([best(layer, fit.top_k) for layer in logits], axis=1)
     return ids.reshape(texts, 1 + tokens, *ids.shape[1:])[:, 1:]

@@ -11,7 +11,7 @@ from traces.synthesis.named import adapted
 from traces.synthesis.published import choices, lru_at
 
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the experts
-_TEXTS, _TOKENS, _LAYERS = 2, 128, 6  # that are simulated: an estimate in a tenth of a second a model
+_TEXTS, _TOKENS = 2, 128  # that are simulated: an estimate in a tenth of a second a model
 
 
 class Spread(NamedTuple):
@@ -31,7 +31,7 @@ class Spread(NamedTuple):
 def hit_spread(shape: ModelShape, shares: tuple[float, ...] = SHARES) -> Spread:
     """The spread of hit rates of caches that hold these shares of the experts."""
     stored = nearest_stored(shape)
-    made = [choices(adapted(shape, fit), _TEXTS, _TOKENS, layers=_LAYERS) for fit in relatives(shape)]
+    made = [choices(adapted(shape, fit), _TEXTS, _TOKENS) for fit in relatives(shape)]
     return Spread(stored.basis, stored.fit.name, tuple(lru_at(ids, shape.experts, shares) for ids in made))
 
 

@@ -270,7 +270,7 @@ SMALL = "/2x8+16"
 def test_the_nearest_fit_is_taken_and_named(model: str, fit: str) -> None:
     routing = nearest_routing(load_model(model))
     assert routing.name == fit
-    assert routing.source.startswith(f"fitted to {fit} (")
+    assert routing.source.startswith((f"fitted to {fit} (", f"fitted to {fit}, "))
 
 
 def test_the_shape_is_the_models_and_layers_are_interpolated() -> None:
