@@ -337,7 +337,7 @@ def test_layers_and_weights_can_be_named_too() -> None:
 
 
 def test_a_name_that_is_none_is_refused() -> None:
-    with pytest.raises(TraceError, match="expected synthetic:MODEL, or"):
+    with pytest.raises(TraceError, match="expected synthetic:MODEL, synthetic:MODEL~TEXT"):
         load_trace("synthetic:mini-moe/lots")
     with pytest.raises(ShapeError, match="did you mean 'mini-moe'"):
         load_trace("synthetic:mini-mo")
