@@ -82,9 +82,9 @@ def fit_kinds() -> dict[str, dict[str, dict[str, object]]]:
 def fit_factors(start: RoutingModel, statistics: Sequence[PublishedRouting]) -> RoutingModel:
     """``start`` with the factors that bring it nearest to the statistics."""
     if all(one.quantity == "pooled" for one in statistics):
-        return descended(statistics, lambda logs: replace(start, model_share=min(0.1 * np.exp(logs[0]), MOST)), 1)
+        return descended(statistics, lambda logs: replace(start, model_share=min(0.1 * float(np.exp(logs[0])), MOST)), 1)
     single = sum(len(one.values) for one in statistics) == 1
-    return descended(statistics, lambda logs: scaled(start, *np.exp(logs[[0, -1]])), 1 if single else 2)
+    return descended(statistics, lambda logs: scaled(start, *np.exp(logs[[0, -1]]).tolist()), 1 if single else 2)
 
 
 def descended(
