@@ -82,9 +82,14 @@ def fit_kinds() -> dict[str, dict[str, dict[str, object]]]:
 def fit_factors(start: RoutingModel, statistics: Sequence[PublishedRouting]) -> RoutingModel:
     """``start`` with the factors that bring it nearest to the statistics."""
     if all(one.quantity == "pooled" for one in statistics):
-        return descended(statistics, lambda logs: replace(start, model_share=min(0.1 * float(np.exp(logs[0])), MOST)), 1)
+        return descended(statistics, lambda logs: replace(start, model_share=_common(logs)), 1)
     single = sum(len(one.values) for one in statistics) == 1
     return descended(statistics, lambda logs: scaled(start, *np.exp(logs[[0, -1]]).tolist()), 1 if single else 2)
+
+
+def _common(logs: np.ndarray) -> float:
+    """The share of the preferences that is common to all texts; a tenth to begin with."""
+    return min(0.1 * float(np.exp(logs[0])), MOST)
 
 
 def descended(
@@ -118,7 +123,7 @@ def _even(fit: RoutingModel) -> RoutingModel:
 
 
 def _residuals(fit: RoutingModel, statistics: Iterable[PublishedRouting]) -> list[Residual]:
-    """What is published, and the same of synthetic routing of other texts."""
+    """Published statistics, and the same of synthetic routing of other texts."""
     return [
         Residual(f"{WORDS[one.quantity]} {size}", there, here, one.fitted)
         for one in statistics

@@ -1,4 +1,4 @@
-"""How the routers of models are trained and how they score: what decides how persistent their routing is.
+"""Routers of models, how they are trained and how they score: what decides how persistent their routing is.
 
 ``balance``: whether experts were kept busy by a bias that is added to the scores only to choose (DeepSeek-V3, Sec.
 2.1.2), by a loss, or in a way that is not published (``none``). ``scoring``: softmax lets experts compete, sigmoid and
@@ -29,7 +29,7 @@ _GATING: Mapping[int, Scoring] = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}
 
 
 @dataclass(frozen=True)
-class Router:
+class ModelRouter:
     """A model's router; ``groups``: of experts, of which a token's choices come from some."""
 
     balance: Balance
@@ -38,11 +38,11 @@ class Router:
     groups: Count = 1
 
 
-_MINI = Router("loss", "softmax", _TRAINING)
+_MINI = ModelRouter("loss", "softmax", _TRAINING)
 _MINI_MODELS = {"mini-deepseek": _MINI, "mini-moe": _MINI}
 
 
-def router_of(shape: ModelShape) -> Router | None:
+def router_of(shape: ModelShape) -> ModelRouter | None:
     """The router of a model of the catalogue, in whatever format and however cut, of one with its counts, or what a
     model's file says. None: not known. Raises ShapeError for an entry or a file that is faulty.
     """
@@ -59,20 +59,20 @@ def router_of(shape: ModelShape) -> Router | None:
     return None if path is None else _file_router(path)
 
 
-def read_router(entry: object, name: str) -> Router:
+def read_router(entry: object, name: str) -> ModelRouter:
     """An entry of ``models.yaml``. Raises ShapeError."""
-    router: Router = from_dict(Router, entry, f"models.yaml: {name}: router", ShapeError)
+    router: ModelRouter = from_dict(ModelRouter, entry, f"models.yaml: {name}: router", ShapeError)
     return router
 
 
-def _file_router(path: Path) -> Router | None:
+def _file_router(path: Path) -> ModelRouter | None:
     if path.suffix.lower() == ".gguf":
         return _gguf_router(path)
     return config_router(ConfigKeys.of(parse_json(path.read_bytes(), str(path), ShapeError), str(path)).values, path)
 
 
-def config_router(values: Mapping[str, Any], path: Path) -> Router | None:
-    """What a config.json says; None if it says nothing of balance."""
+def config_router(values: Mapping[str, Any], path: Path) -> ModelRouter | None:
+    """The router that a config.json names; None if it says nothing of balance."""
     noaux = values.get("topk_method") == "noaux_tc"
     biased = noaux or any(values.get(key) is True for key in _BIAS_KEYS)
     if not biased and not any(values.get(key) for key in _LOSS_KEYS):
@@ -84,10 +84,10 @@ def config_router(values: Mapping[str, Any], path: Path) -> Router | None:
     )
 
 
-def _gguf_router(path: Path) -> Router | None:
+def _gguf_router(path: Path) -> ModelRouter | None:
     from traces.models.gguf_reader import GgufKeys, read_gguf_header  # it takes long to import
 
     header = read_gguf_header(path)
     gating = _GATING.get(GgufKeys(header.metadata, str(path)).count("expert_gating_func", default=0))
     biased = any(".exp_probs_b" in tensor.name for tensor in header.tensors)
-    return None if gating is None else Router("bias" if biased else "loss", gating, path.name)
+    return None if gating is None else ModelRouter("bias" if biased else "loss", gating, path.name)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from traces.models.catalogue import load_model, original
 from traces.models.names import parted
-from traces.models.routers import Router, router_of
+from traces.models.routers import ModelRouter, router_of
 from traces.models.shape import ModelShape
 from traces.synthesis.routing_model import RoutingModel, stored_models
 
@@ -27,7 +27,7 @@ _DIGITS = 6
 
 
 class Traits(NamedTuple):
-    """What a family of routers has in common; ``fine``: of many small experts."""
+    """Traits that a family of routers has in common; ``fine``: of many small experts."""
 
     balance: str
     scoring: str
@@ -73,12 +73,12 @@ def traits_of(shape: ModelShape) -> Traits | None:
 
 
 def octaves(shape: ModelShape, fit: RoutingModel) -> float:
-    """How far numbers of experts, and of experts per token, are apart."""
+    """Octaves that numbers of experts, and of experts per token, are apart."""
     ratios = (shape.experts / fit.experts, shape.top_k / fit.top_k)
     return round(sum(abs(log2(ratio)) for ratio in ratios), _DIGITS)
 
 
-def _mismatches(shape: ModelShape, router: Router | None, fit: RoutingModel) -> tuple[bool, bool, bool]:
+def _mismatches(shape: ModelShape, router: ModelRouter | None, fit: RoutingModel) -> tuple[bool, bool, bool]:
     """Balance, scoring and shared experts that are not those of a stored model."""
     other = load_model(fit.model)
     theirs = router_of(other)

@@ -38,7 +38,7 @@ class PublishedRouting:
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """What the values are of: shares of the experts, or tokens apart."""
+        """Shares of the experts, or tokens apart, that the values are of."""
         return tuple(map(float, self.values))
 
 
@@ -50,7 +50,7 @@ def published_routing() -> tuple[PublishedRouting, ...]:
 
 
 def made(fit: RoutingModel, statistic: PublishedRouting, seed: int = 0) -> tuple[float, ...]:
-    """The same statistic of synthetic routing: at the same sizes, of as many texts and tokens."""
+    """Values of a statistic in synthetic routing: at the same sizes, of as many texts and tokens."""
     ids = choices(fit, statistic.texts, statistic.tokens, seed)
     if statistic.quantity == "lru":
         return lru_at(ids, fit.experts, statistic.sizes)

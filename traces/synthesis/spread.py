@@ -1,4 +1,4 @@
-"""How far a hit rate rests on the routing that was taken: the spread over the models that the routing could be like."""
+"""The spread of a hit rate over the models that a made-up routing could be like: how far it rests on the one taken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hit_spread(shape: ModelShape, shares: tuple[float, ...] = SHARES) -> Spread:
 
 
 def in_words(shape: ModelShape, share: float) -> str:
-    """What routing made for a model rests on, and the hit rates of an LRU cache of that share that this leaves open."""
+    """The routing that was taken for a model, and the hit rates of an LRU cache of that share that it leaves open."""
     spread = hit_spread(shape, (share,))
     if spread.basis == "own statistics":
         return f"routing of {spread.like}'s own statistics"
