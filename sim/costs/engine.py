@@ -364,7 +364,12 @@ def _document(path: Path, depth: int = 0) -> dict[str, Any]:
         return document
     if base not in engine_names() or depth > _DEEPEST:
         raise EngineError(f"{path.name}: like: {unknown('engine', str(base), engine_names())}")
-    return _over(_document(_FOLDER / f"{base}.yaml", depth + 1), document)
+    return _over(_bundled(str(base), depth + 1), document)
+
+
+@cache
+def _bundled(name: str, depth: int) -> dict[str, Any]:
+    return _document(_FOLDER / f"{name}.yaml", depth)
 
 
 def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
