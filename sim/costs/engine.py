@@ -24,7 +24,7 @@ from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, numbers_in, with_numbers
 from traces.models.codings import Coding
 from traces.models.quantisation import WeightFiles
-from trilane.common.hints import Name, above, at_least, at_most, between
+from trilane.common.hints import Name, at_least, between
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
@@ -207,12 +207,12 @@ class CountedEngine(_Engine):
 
     def _faults(self) -> Iterator[str]:
         yield from super()._faults()
-        small = self.software
-        rates = (small.small_batch_flops_share, small.small_batch_flops_per_s) if small else ()
-        few = (small.small_batch_tokens, rates[0] or rates[1]) if small else ()
-        if small and None in few and any((*few, small.cpu_token_ns)):
-            yield "software: expected small_batch_tokens together with small_batch_flops_share or small_batch_flops_per_s"
-        if None not in rates and rates:
+        small = self.software or Software()
+        share, rate = small.small_batch_flops_share, small.small_batch_flops_per_s
+        few = small.small_batch_tokens, share or rate
+        if None in few and any((*few, small.cpu_token_ns)):
+            yield "software: expected small_batch_tokens and small_batch_flops_share, or _per_s, together"
+        if share and rate:
             yield "software: expected small_batch_flops_share or small_batch_flops_per_s, got both"
         for key in (*self.spread, *(each.number for each in self.calibrated)):
             if key not in self.flat():

@@ -27,8 +27,8 @@ copy                  latency + bytes / (link rate x ``link_share``), from ``cop
                       a weight, + ``copy_ns``; ``other_weights``: with its part of the model's others;
                       ``serial_copies``: begins when the GPU has done what it was given
 write-back            latency + bytes / (link rate x ``link_share``); both ways at once each x ``both_ways_share``
-layer                 the machine's, after ``layer_ns`` (in prompts + ``prompt_layer_ns``) + its experts x ``module_ns`` in
-                      which nothing is launched
+layer                 the machine's, after ``layer_ns`` + its experts x ``module_ns`` (in prompts + ``prompt_layer_ns``)
+                      in which nothing is launched
 decision              the machine's x ``plan_factor``
 ====================  ==============================================================================================
 """

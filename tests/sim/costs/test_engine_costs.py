@@ -23,6 +23,7 @@ from sim.simulate import simulate
 from tests.kit.toys import uniform_costs
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
+from trilane.study.papers.figures import published
 
 GRAPHS = load_engine("graphs")
 REPLAY_NS, SPIN_NS = (number.value for number in GRAPHS.flat().values())
@@ -92,7 +93,7 @@ def test_numbers_of_the_engine_are_changed_by_a_scenario() -> None:
     ("pytorch", {"software.layer_ns": -1}, r"'pytorch', overrides: software.layer_ns.value: expected .* got -1"),
     ("pytorch", {"software.copies": "paged"}, r"overrides: software.copies.value: expected .*pinned.* got 'paged'"),
     ("pytorch", {"software.serial": 1}, r"overrides: software.serial.value: expected .* got 1"),
-    ("pytorch", {"software.small_batch_tokens": 8}, r"overrides: .*small_batch_tokens together with small"),
+    ("pytorch", {"software.small_batch_tokens": 8}, r"overrides: .*small_batch_tokens and small_batch_flops_share"),
 ])
 def test_overrides_that_no_engine_has(engine: str, overrides: dict[str, bool | float | str], says: str) -> None:
     with pytest.raises(EngineError, match=says):
@@ -129,6 +130,7 @@ PAPERS = (
     "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp",
     "fiddler-2024", "hybrimoe-2025", "se-2025", "smoe-2025",
 )
+RELEASED = ("deepspeed", "imp", "mixtral-offloading", "mixtral-offloading-hqq", "moe-infinity")
 MOST = 40
 
 
@@ -298,7 +300,17 @@ def test_systems_of_papers_say_what_they_were_set_by(name: str) -> None:
 
 
 def test_other_engines_were_set_by_no_published_figure() -> None:
-    assert not any(load_engine(name).set_by for name in engine_names() if name not in PAPERS)
+    assert not any(load_engine(name).set_by for name in engine_names() if name not in (*PAPERS, *RELEASED))
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_programs_have_one_number_that_one_figure_set(name: str) -> None:
+    engine = load_engine(name)
+    assert isinstance(engine, CountedEngine)
+    (figure,) = engine.set_by
+    assert published()[figure].kind in ("exact", "derived")
+    assert engine.calibrated[0].number in engine.flat()
+    costs_on(load_hardware("rtx3090-epyc7532"), load_model("deepseek-v2-lite@q4_k_m"), 64, name).validate()
 
 
 def test_the_papers_cpu_experts_are_several_times_slower_than_the_machines() -> None:
