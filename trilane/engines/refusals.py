@@ -100,7 +100,7 @@ class _EngineRoom:
         if self.keep_free_bytes:
             reserve = hardware.gpu.reserve_bytes + self.keep_free_bytes
             hardware = hardware.with_numbers({"gpu.reserve_bytes": reserve})
-        return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+        return EngineSpeed.asked(question, question.model_shape, hardware)
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------
