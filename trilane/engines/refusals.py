@@ -21,6 +21,7 @@ from trilane.engines.shortage import Missing, NoRoomError, Way
 from trilane.engines.speed import EngineSpeed
 
 MOST_WAYS = 3
+USUAL_DISK = "nvme-4x4"
 FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
 Changes = Mapping[str, Any]  # fields of a question
@@ -124,6 +125,7 @@ def _single(question: Question, rate: Rate) -> Iterator[Way]:
     yield from _first(question, rate, ({"ram_gb": size} for size in larger_ram_gib(question)))
     yield from _raised_limit(question, rate)
     yield from _first(question, rate, _smaller_weights(question))
+    yield from _first(question, rate, _from_disk(question))
     yield from _first(question, rate, ({"batch": batch} for batch in range(question.batch - 1, 0, -1)))
     yield from _first(question, rate, _shorter(question, rate))
     yield from _first(question, rate, _without_gpu(question))
@@ -171,6 +173,12 @@ def _more_on_cpu(question: Question) -> Iterator[Changes]:
     if question.n_cpu_moe is not None:
         blocks = load_model(question.shape).expert_blocks
         yield from ({"n_cpu_moe": count} for count in range(question.n_cpu_moe + 1, blocks[-1] + 2))
+
+
+def _from_disk(question: Question) -> Iterator[Changes]:
+    """Experts without room in the host's memory on the kind of disk that most machines have."""
+    if question.disk is None:
+        yield {"disk": USUAL_DISK}
 
 
 def _without_gpu(question: Question) -> Iterator[Changes]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import FittedEngine
+from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.command_line import command_words, cpu_layers_of
+from trilane.engines.disk import DiskReads
 from trilane.engines.gains import (
     BETTER,
     CPU_CORES,
@@ -28,7 +30,16 @@ from trilane.engines.gains import (
 )
 from trilane.engines.memory import SplitMemory, Splitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
-from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, mean_decode_time, prompt_time
+from trilane.engines.split_speed import (
+    DecodeTime,
+    Layers,
+    PromptTime,
+    Rates,
+    StaticSplit,
+    Times,
+    mean_decode_time,
+    prompt_time,
+)
 
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
 _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
@@ -86,7 +97,8 @@ class EngineSpeed:
         """A step with a token of each sequence, in the mean over the answer."""
         first = self.question.prompt_tokens + 1
         lengths = range(first, max(first + self.question.generated - 1, first + 1))
-        return mean_decode_time(self.shape, self.hardware, self.engine, self.split, lengths, self.question.batch)
+        time = mean_decode_time(self.shape, self.hardware, self.engine, self.split, lengths, self.question.batch)
+        return replace(time, disk_ns=round(float(self.disk_ns(self.split.cpu_layers, 0)[0])))
 
     @property
     def middle_tokens(self) -> int:
@@ -97,12 +109,42 @@ class EngineSpeed:
     def prompt(self) -> PromptTime:
         """All of the prompts, one after another."""
         one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
+        one = replace(one, disk_ns=round(float(self.disk_ns(self.split.cpu_layers, one.copies_ns)[1])))
         return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
+
+    def disk_ns(self, layers: Layers, copies_ns: Times) -> tuple[Rates, Rates]:
+        """Times for which a step and a prompt wait for a disk, with the experts of the first ``layers`` on the host; 0
+        where its memory has room for them. ``copies_ns``: of the prompt's copies to the GPU."""
+        reads, question = self._disk_reads, self.question
+        if reads is None:
+            return 0.0, 0.0
+        host = self.shape.moe_layers if self.hardware.cpu_only else layers
+        computed = self.hardware.cpu_only or self.engine.prompt.experts.value == "computed"
+        prompt = question.prompt_tokens, min(self.splitter.piece_tokens, question.prompt_tokens)
+        copied = None if computed else copies_ns
+        return reads.decode_ns(host, question.batch), reads.prompt_ns(host, *prompt, copied)
+
+    @cached_property
+    def _disk_reads(self) -> DiskReads | None:
+        """None where the host's memory has room for all experts."""
+        memory, question = self.splitter.all_on_host, self.question
+        if not memory.disk_bytes:
+            return None
+        held = (memory.experts_bytes if memory.one_memory else memory.host_bytes) - memory.disk_bytes
+        threads = question.threads or self.hardware.cpu.fast_cores
+        return DiskReads(self.shape, disk(str(question.disk)), threads, held, question)
 
     @property
     def answer_ns(self) -> int:
         """Until the last token."""
         return self.prompt.total_ns + (self.question.generated - 1) * self.decode.total_ns
+
+    def error_to_expect(self, regime: Regime) -> ErrorToExpect | None:
+        """The error of decode speeds that others measured; None where none of such were."""
+        on_disk = self.splitter.memory(self.split).disk_bytes
+        if self.question.batch > 1 or self.measured or on_disk:
+            return None
+        return error_to_expect(self.shape, self.hardware, regime, self.engine)
 
     @property
     def words(self) -> list[str]:
@@ -125,6 +167,8 @@ class EngineSpeed:
                 self.decode.total_ns / better.decode.total_ns - 1, self.prompt.total_ns / better.prompt.total_ns - 1
             )
             yield EngineGain(part, owner, *(max(gain, 0.0) if part == CPU_CORES.name else gain for gain in gains))
+        if self.decode.disk_ns:
+            yield EngineGain("disk", "the disk's rate", *(_quicker_disk(time) for time in (self.decode, self.prompt)))
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
         """Return the speeds with some numbers of the machine 25 % better."""
@@ -133,6 +177,12 @@ class EngineSpeed:
         more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
         hardware = self.hardware.with_numbers(better_numbers(self.hardware, known))
         return replace(self, hardware=hardware, question=replace(self.question, threads=more))
+
+
+def _quicker_disk(time: DecodeTime | PromptTime) -> float:
+    """What a disk gives that is ``BETTER`` times as fast."""
+    saved_ns = time.disk_ns * (1 - 1 / BETTER)
+    return time.total_ns / (time.total_ns - saved_ns) - 1
 
 
 @dataclass(frozen=True)
@@ -191,7 +241,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
     check_setting(question, speed.engine, hardware)
     check_engine(speed.engine, shape, hardware)
     split, gains = speed.split, ranked(speed.gains())
-    regime, known = regime_of(shape, hardware, speed.engine, split), question.batch == 1 and not speed.measured
+    regime = regime_of(shape, hardware, speed.engine, split)
     piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
     return EngineAnswer(
         engine=speed.engine.name,
@@ -212,7 +262,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         gains=gains,
         limit=limiting_part(gains),
         regime=regime,
-        error=error_to_expect(shape, hardware, regime, speed.engine) if known else None,
+        error=speed.error_to_expect(regime),
         measured=speed.measured,
     )
 
@@ -228,7 +278,7 @@ def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
 
 def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
     """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
-    parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items()}
+    parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items() if ns or name != "disk_ns"}
     if cpu_only:  # where there is no GPU, the CPU takes its place
         parts["cpu_experts"] += parts.pop("gpu_experts")
     return parts

@@ -21,11 +21,12 @@ import numpy.typing as npt
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
+from trilane.engines.hit_curve import HitCurve
 from trilane.engines.memory import Splitter
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import DecodeCosts, Floats, PromptCosts
-from trilane.engines.tune.expert_cache import HitCurve, cache_share
+from trilane.engines.tune.expert_cache import cache_share
 from trilane.engines.tune.settings import (
     USUAL_PIECES,
     WORTH_FEWER_BITS,
@@ -212,14 +213,19 @@ class Placing:
         return self._places[tokens]
 
     def _splitter(self, tokens: int) -> Splitter:
-        return self.bench.speed(self.first._replace(piece_tokens=tokens)).splitter
+        return self._with_pieces(tokens).splitter
+
+    def _with_pieces(self, tokens: int) -> EngineSpeed:
+        return self.bench.speed(self.first._replace(piece_tokens=tokens))
 
     def _of_pieces(self, tokens: int) -> tuple[dict[Setting, float], float]:
         """Times with pieces of one size, and the least that there may be with smaller ones."""
         first, least = self._place(tokens) or 0, self._place(min(self.space.piece_tokens)) or 0
         splitter, found, floor = self._splitter(tokens), {}, inf
         for pinned, prompt in self._prompts(tokens):
-            costs = self.bench.compared_ms(self._decode.parts(*self._splits), prompt.parts(*self._splits))
+            parts = self._decode.parts(*self._splits), prompt.parts(*self._splits)
+            waits = self._with_pieces(tokens).disk_ns(self._splits[0], parts[1][-1])
+            costs = self.bench.compared_ms(*([*times, wait] for times, wait in zip(parts, waits, strict=True)))
             number = self._best_with_room(splitter, costs, first)
             layers = None if number == first else splitter.splits[number].cpu_layers
             setting = self.first._replace(piece_tokens=tokens, host_layers=layers, pinned=pinned)
