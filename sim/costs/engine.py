@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
@@ -196,6 +196,10 @@ class _Engine:
         """Every number by its dotted key."""
         return numbers_in(vars(self))
 
+    def keys(self) -> list[str]:
+        """Dotted keys of the numbers that it has, or could have in place of the machine's."""
+        return list(self.flat())
+
     def with_numbers(self, changed: Mapping[str, float]) -> Self:
         """The engine with other values for some dotted keys. Raises EngineError for a key that it lacks."""
         for key in changed:
@@ -218,6 +222,9 @@ class CountedEngine(_Engine):
     """An engine whose kernels are counted; ``software``: a paper's own program."""
 
     software: Software | None = None
+
+    def keys(self) -> list[str]:
+        return ["replay_ns", "spin_ns", *(f"software.{name}" for name in Software._fields)]
 
     def _faults(self) -> Iterator[str]:
         yield from super()._faults()
@@ -316,19 +323,47 @@ def engine_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
-@cache
-def load_engine(name_or_path: str) -> InferenceEngine:
+def load_engine(name_or_path: str, overrides: Mapping[str, bool | float | str] | None = None) -> InferenceEngine:
     """An engine by its name, or a file of the same form. Raises EngineError.
 
-    A file may be ``like`` another one and state only what differs.
+    A file may be ``like`` another one and state only what differs. ``overrides`` replaces values by dotted key, such as
+    ``{"software.layer_ns": 1e6}``; of a counted engine also those that its file leaves to the machine.
     """
+    return _with_overrides(name_or_path, overrides) if overrides else _as_stated(name_or_path)
+
+
+@cache
+def _as_stated(name_or_path: str) -> InferenceEngine:
+    path = _path_of(name_or_path)
+    return _read(_document(path), path, path.name)
+
+
+def _with_overrides(name_or_path: str, overrides: Mapping[str, bool | float | str]) -> InferenceEngine:
+    stated = _as_stated(name_or_path)
+    where = f"engine {stated.name!r}, overrides"
+    for key in overrides:
+        if key not in (known := stated.keys()):
+            raise EngineError(f"{where}: {unknown('key', key, known)}")
+    changed: dict[str, Any] = {}
+    for key, value in overrides.items():
+        *sections, name = key.split(".")
+        section = reduce(lambda outer, inner: outer.setdefault(inner, {}), sections, changed)
+        section[name] = {"value": value, "source": "override", "confidence": "high"}
+    path = _path_of(name_or_path)
+    return _read(_over(_document(path), changed), path, where)
+
+
+def _path_of(name_or_path: str) -> Path:
     path = _FOLDER / f"{name_or_path}.yaml" if name_or_path in engine_names() else Path(name_or_path)
     if not path.is_file():
         message = unknown("engine", name_or_path, engine_names(), "trilane engines")
         raise EngineError(f"{message}; or name a YAML file like theirs")
-    document = {"name": path.stem, **_document(path)}
+    return path
+
+
+def _read(document: Mapping[str, Any], path: Path, where: str) -> InferenceEngine:
     kind: type[InferenceEngine] = FittedEngine if {"gpu", "cpu", "prompt"} & {*document} else CountedEngine
-    return from_dict(kind, document, str(path.name), EngineError)
+    return from_dict(kind, {"name": path.stem, **document}, where, EngineError)
 
 
 def load_fitted(name_or_path: str) -> FittedEngine:

@@ -70,7 +70,7 @@ def costs_on(
         if not used.differs_by_name(load_engine(PLAIN)):
             raise EngineError(
                 f"engine: {hardware.name!r} is a profile, whose times are those of the engine that was measured: "
-                f"expected {PLAIN!r}, got {used.name!r}"
+                f"expected {PLAIN!r} without overrides, got {used.name!r}"
             )
         return measured_costs(hardware, shape, max_tokens)
     if isinstance(used, FittedEngine):

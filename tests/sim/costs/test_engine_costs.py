@@ -69,11 +69,43 @@ def test_the_engine_is_a_key_of_a_scenario() -> None:
         prepare(Scenario(engine="vulkan"))
 
 
+def test_numbers_of_the_engine_are_changed_by_a_scenario() -> None:
+    plain, changed = prepare(SHORT), prepare(SHORT.with_(engine_overrides={"software.layer_ns": 1e6}))
+    assert (plain.costs.layer_ns, changed.costs.layer_ns) == (0, 1_000_000)
+    assert plain.costs == prepare(SHORT.with_(engine_overrides={})).costs
+    slower, longer = {"gpu.layer_ns.grouped": 1e6, "gpu.layer_ns.latent": 1e6}, SHORT.with_(engine="llama.cpp")
+    own, theirs = (prepare(one).costs.step(1, (1,)) for one in (longer, longer.with_(engine_overrides=slower)))
+    assert theirs.attention_ns > own.attention_ns + 900_000
+    graphs = SHORT.with_(engine="graphs", engine_overrides={"replay_ns": 5000})
+    assert prepare(graphs).costs.attention_launch_ns == 5000
+    dali = load_engine("dali-2025", {"software.cpu_token_ns": 7})
+    changed_numbers = {key for key, number in dali.flat().items() if number.source == "override"}
+    assert changed_numbers == {"software.cpu_token_ns"}
+    assert dali.flat().keys() == load_engine("dali-2025").flat().keys()
+
+
+@pytest.mark.parametrize(("engine", "overrides", "says"), [
+    ("pytorch", {"software.layer": 1}, r"engine 'pytorch', overrides: there is no key 'software.layer'; did you mean"),
+    ("pytorch", {"gpu.read_share": 1}, r"engine 'pytorch', overrides: there is no key 'gpu.read_share'"),
+    ("llama.cpp", {"software.layer_ns": 1}, r"engine 'llama.cpp', overrides: there is no key 'software.layer_ns'"),
+    ("pytorch", {"software.layer_ns": -1}, r"'pytorch', overrides: software.layer_ns.value: expected .* got -1"),
+    ("pytorch", {"software.copies": "paged"}, r"overrides: software.copies.value: expected .*pinned.* got 'paged'"),
+    ("pytorch", {"software.serial": 1}, r"overrides: software.serial.value: expected .* got 1"),
+    ("pytorch", {"software.small_batch_tokens": 8}, r"overrides: .*small_batch_tokens and small_batch_flops_share"),
+])
+def test_overrides_that_no_engine_has(engine: str, overrides: dict[str, bool | float | str], says: str) -> None:
+    with pytest.raises(EngineError, match=says):
+        prepare(SHORT.with_(engine=engine, engine_overrides=overrides))
+
+
 def test_a_profile_keeps_the_engine_that_it_measured() -> None:
     profile = "docs/validation/host-lanes/profile.yaml"
     scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, engine="graphs")
     with pytest.raises(EngineError, match="is a profile, whose times are those of the engine"):
         prepare(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))
+    changed = scenario.with_(engine="pytorch", engine_overrides={"software.layer_ns": 1}, cached_share=0.5)
+    with pytest.raises(EngineError, match="expected 'pytorch' without overrides"):
+        prepare(changed.with_(prompt_tokens=16, generated_tokens=4))
 
 
 def test_the_numbers_of_every_engine_say_where_they_are_from() -> None:
