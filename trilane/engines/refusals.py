@@ -63,14 +63,14 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
         named = replace(question, n_cpu_moe=cpu_layers_of(speed.shape, split.cpu_layers))
         if ways := tuple(_first(named, rate, _more_on_cpu(named))):
             return ways
-    return tuple(islice(_ways(question, rate), MOST_WAYS))
+    return tuple(islice(_in_memory(question, rate), MOST_WAYS))
 
 
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
     """Raises NoRoomError for a model that no policy has room for, with ways to play some."""
     short = need_of(shape, hardware, question.batch, question.tokens).shortages(shape, hardware, question)
     if short:
-        raise NoRoomError(Missing(shape.name, short, tuple(islice(_ways(question, _unknown_rate), MOST_WAYS))))
+        raise NoRoomError(Missing(shape.name, short, tuple(islice(_in_memory(question, _unknown_rate), MOST_WAYS))))
 
 
 def _unknown_rate(question: Question, most: float) -> None:
@@ -108,7 +108,13 @@ class _EngineRoom:
 
 
 def _ways(question: Question, rate: Rate) -> Iterator[Way]:
-    """Changes that help: by themselves, or where none does, those that help with more memory of the host."""
+    """Changes that help; last a disk, which is slow."""
+    yield from _in_memory(question, rate)
+    yield from _first(question, rate, _from_disk(question))
+
+
+def _in_memory(question: Question, rate: Rate) -> Iterator[Way]:
+    """Changes that help by themselves, or where none does, those that help with more memory of the host."""
     alone = [*_single(question, rate)]
     yield from alone
     sizes = larger_ram_gib(question)
@@ -125,7 +131,6 @@ def _single(question: Question, rate: Rate) -> Iterator[Way]:
     yield from _first(question, rate, ({"ram_gb": size} for size in larger_ram_gib(question)))
     yield from _raised_limit(question, rate)
     yield from _first(question, rate, _smaller_weights(question))
-    yield from _first(question, rate, _from_disk(question))
     yield from _first(question, rate, ({"batch": batch} for batch in range(question.batch - 1, 0, -1)))
     yield from _first(question, rate, _shorter(question, rate))
     yield from _first(question, rate, _without_gpu(question))

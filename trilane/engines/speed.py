@@ -180,7 +180,7 @@ class EngineSpeed:
 
 
 def _quicker_disk(time: DecodeTime | PromptTime) -> float:
-    """What a disk gives that is ``BETTER`` times as fast."""
+    """Gain of a disk that is ``BETTER`` times as fast."""
     saved_ns = time.disk_ns * (1 - 1 / BETTER)
     return time.total_ns / (time.total_ns - saved_ns) - 1
 
