@@ -4,9 +4,8 @@ The page cache keeps what was used last. Threads that compute an expert on the C
 matrix each, and wait for them. A prompt's copies to the GPU go through whole tensors in order, so that the system reads
 ahead while they are under way: they wait for what takes longer than they do.
 
-Decoding, the page cache is an LRU cache of experts on the routing that answers the question; 28 and 25 MiB a token
-were read of Qwen3.8-Flash-Next on a machine of 31 GiB (Rushuna's record of an RTX 3060), where this
-gives 26.
+Decoding, the page cache is an LRU cache of experts on the routing that answers the question. It is not empty at first:
+an expert that the routing has not used yet is there as often as there is room for any.
 Of a prompt's piece, which uses nearly all experts in turn, an LRU cache would keep none. Linux protects pages from
 their second use on (Helldez/BigMoeOnEdge docs/cache-sizing.md), so that the share stays for which there is room.
 """
@@ -19,7 +18,7 @@ import numpy as np
 
 from sim.machine.disks import Disk
 from traces.models.shape import ExpertWork, ModelShape
-from trilane.engines.hit_curve import hit_curve
+from trilane.engines.hit_curve import first_uses, hit_curve
 from trilane.engines.question import Question
 from trilane.engines.split_speed import Floats, Layers, Times
 
@@ -31,22 +30,24 @@ FAULTS_ON_WINDOWS = 1  # at once: 0.35 to 0.6 reads were under way in prompts (n
 
 @dataclass(frozen=True)
 class DiskReads:
-    """Reads of a question's experts through a page cache of ``room_bytes``, by ``threads`` that compute on the CPU."""
+    """Reads of a question's experts through a page cache of ``room_bytes``."""
 
     shape: ModelShape
     disk: Disk
-    threads: int
     room_bytes: int
     question: Question
 
-    def decode_ns(self, layers: Layers, batch: int = 1) -> Floats:
-        """Time of a step's misses, with the experts of the first ``layers`` on the host."""
+    def decode_ns(self, layers: Layers, threads: int, batch: int = 1) -> Floats:
+        """Time of a step's misses, with the experts of the first ``layers`` on the host, which ``threads`` compute."""
         host = self._host_bytes(layers)
         held, active = self._held(host), ExpertWork.of(self.shape, batch).active / self.shape.experts
-        missed = (held < 1) * (1 - hit_curve(self.question).rates(held)) * active * host
-        return self._ns(missed, self.threads)
+        missing = 1 - hit_curve(self.question).rates(held) - held * first_uses(self.question)
+        missed = (held < 1) * np.maximum(missing, 0.0) * active * host
+        return self._ns(missed, threads)
 
-    def prompt_ns(self, layers: Layers, tokens: int, piece_tokens: int, copies_ns: Times | None) -> Floats:
+    def prompt_ns(
+        self, layers: Layers, threads: int, tokens: int, piece_tokens: int, copies_ns: Times | None
+    ) -> Floats:
         """Time that a prompt in pieces waits for its misses; ``copies_ns``: what its copies to the GPU take, None where
         the CPU computes them."""
         host, whole = self._host_bytes(layers), tokens // piece_tokens
@@ -54,7 +55,7 @@ class DiskReads:
         uses = sum(count * ExpertWork.of(self.shape, size).active for size, count in pieces if size and count)
         missed = (1 - self._held(host)) * uses / self.shape.experts * host
         if copies_ns is None:
-            return self._ns(missed, self.threads)
+            return self._ns(missed, threads)
         return np.maximum(missed / self.disk.in_order_bytes_per_s * 1e9 - copies_ns, 0.0)
 
     def _host_bytes(self, layers: Layers) -> Floats:

@@ -33,6 +33,7 @@ from trilane.engines.question import FitError, Question, check_engine, check_set
 from trilane.engines.split_speed import (
     DecodeTime,
     Layers,
+    PromptCosts,
     PromptTime,
     Rates,
     StaticSplit,
@@ -69,7 +70,7 @@ class EngineSpeed:
     hardware: Hardware
     engine: FittedEngine
 
-    @property
+    @cached_property
     def splitter(self) -> Splitter:
         """The splits that there are."""
         return Splitter(self.question, self.shape, self.hardware, self.engine)
@@ -95,10 +96,14 @@ class EngineSpeed:
     @cached_property
     def decode(self) -> DecodeTime:
         """A step with a token of each sequence, in the mean over the answer."""
+        return self.decode_with(self.split)
+
+    def decode_with(self, split: StaticSplit) -> DecodeTime:
+        """Mean time of such a step with another split."""
         first = self.question.prompt_tokens + 1
         lengths = range(first, max(first + self.question.generated - 1, first + 1))
-        time = mean_decode_time(self.shape, self.hardware, self.engine, self.split, lengths, self.question.batch)
-        return replace(time, disk_ns=round(float(self.disk_ns(self.split.cpu_layers, 0)[0])))
+        time = mean_decode_time(self.shape, self.hardware, self.engine, split, lengths, self.question.batch)
+        return replace(time, disk_ns=round(float(self.disk_ns(split.cpu_layers, 0, split.threads)[0])))
 
     @property
     def middle_tokens(self) -> int:
@@ -108,21 +113,35 @@ class EngineSpeed:
     @cached_property
     def prompt(self) -> PromptTime:
         """All of the prompts, one after another."""
-        one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
-        one = replace(one, disk_ns=round(float(self.disk_ns(self.split.cpu_layers, one.copies_ns)[1])))
+        return self._prompts(self.split, self._prompt_costs)
+
+    def prompt_with(self, split: StaticSplit) -> PromptTime:
+        """Prompts with a split whose pieces have the same size; next to a GPU, its threads compute experts alone."""
+        known = None if self.hardware.cpu_only else self._prompt_costs
+        return self._prompts(split, known and known.with_experts(self.shape, self.hardware, self.engine, split))
+
+    def _prompts(self, split: StaticSplit, costs: PromptCosts | None) -> PromptTime:
+        asked = self.shape, self.hardware, self.engine, split, self.question.prompt_tokens
+        one = prompt_time(*asked, costs=costs)
+        one = replace(one, disk_ns=round(float(self.disk_ns(split.cpu_layers, one.copies_ns, split.threads)[1])))
         return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
 
-    def disk_ns(self, layers: Layers, copies_ns: Times) -> tuple[Rates, Rates]:
+    @cached_property
+    def _prompt_costs(self) -> PromptCosts:
+        return PromptCosts.of(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
+
+    def disk_ns(self, layers: Layers, copies_ns: Times, threads: int | None) -> tuple[Rates, Rates]:
         """Times for which a step and a prompt wait for a disk, with the experts of the first ``layers`` on the host; 0
-        where its memory has room for them. ``copies_ns``: of the prompt's copies to the GPU."""
+        where its memory has room for them. ``copies_ns``: of the prompt's copies to the GPU; ``threads``: None is one a
+        fast core."""
         reads, question = self._disk_reads, self.question
         if reads is None:
             return 0.0, 0.0
         host = self.shape.moe_layers if self.hardware.cpu_only else layers
         computed = self.hardware.cpu_only or self.engine.prompt.experts.value == "computed"
         prompt = question.prompt_tokens, min(self.splitter.piece_tokens, question.prompt_tokens)
-        copied = None if computed else copies_ns
-        return reads.decode_ns(host, question.batch), reads.prompt_ns(host, *prompt, copied)
+        copied, faults = None if computed else copies_ns, threads or self.hardware.cpu.fast_cores
+        return reads.decode_ns(host, faults, question.batch), reads.prompt_ns(host, faults, *prompt, copied)
 
     @cached_property
     def _disk_reads(self) -> DiskReads | None:
@@ -131,8 +150,7 @@ class EngineSpeed:
         if not memory.disk_bytes:
             return None
         held = (memory.experts_bytes if memory.one_memory else memory.host_bytes) - memory.disk_bytes
-        threads = question.threads or self.hardware.cpu.fast_cores
-        return DiskReads(self.shape, disk(str(question.disk)), threads, held, question)
+        return DiskReads(self.shape, disk(str(question.disk)), held, question)
 
     @property
     def answer_ns(self) -> int:

@@ -32,11 +32,12 @@ def speed_of(question: Question) -> EngineSpeed:
     return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
 
 
-def reads(monkeypatch: pytest.MonkeyPatch, *, room: float, rate: float = 0.5, **question: Any) -> DiskReads:
+def reads(monkeypatch: pytest.MonkeyPatch, *, room: float, first: float = 0.0, **question: Any) -> DiskReads:
     """Of a disk that reads 1 GB/s, whatever is asked, through room for a share of the model's experts."""
     numbers = (Sourced(value, "a test", "high") for value in (0.0, 1e9, 1e9, 1.0))
-    monkeypatch.setattr(reads_of_disk, "hit_curve", lambda asked: HitCurve((room,), (rate,)))
-    return DiskReads(SHAPE, Disk("a disk", *numbers), 4, round(room * SHAPE.routed_bytes), replace(ASKED, **question))
+    monkeypatch.setattr(reads_of_disk, "hit_curve", lambda asked: HitCurve((room,), (0.5,)))
+    monkeypatch.setattr(reads_of_disk, "first_uses", lambda asked: first)
+    return DiskReads(SHAPE, Disk("a disk", *numbers), round(room * SHAPE.routed_bytes), replace(ASKED, **question))
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -47,27 +48,32 @@ def test_a_step_waits_for_the_misses_of_its_experts_and_for_what_is_read_around_
 ) -> None:
     chosen = SHAPE.routed_bytes * 8 / 128
     around = 1 + FAULT_BYTES / 2 / (SHAPE.expert_bytes_by_layer[0] / 3)
-    assert float(reads(monkeypatch, room=0.25).decode_ns(48)) == pytest.approx((1 - 0.5) * chosen * around)
+    assert float(reads(monkeypatch, room=0.25).decode_ns(48, 4)) == pytest.approx((1 - 0.5) * chosen * around)
+
+
+def test_an_expert_that_was_not_used_before_is_there_as_often_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    none, some = (reads(monkeypatch, room=0.25, first=first).decode_ns(48, 4) for first in (0.0, 0.4))
+    assert float(some) == pytest.approx(float(none) * (0.5 - 0.25 * 0.4) / 0.5)
 
 
 def test_a_prompts_copies_hide_as_much_reading_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     one = reads(monkeypatch, room=0.25)
     read_ns = 2 * 0.75 * SHAPE.routed_bytes  # two pieces, each of which uses every expert
-    assert float(one.prompt_ns(48, 8192, 4096, 0.0)) == pytest.approx(read_ns)
-    assert float(one.prompt_ns(48, 8192, 4096, read_ns - 1e6)) == pytest.approx(1e6, rel=1e-3)
-    assert float(one.prompt_ns(48, 8192, 4096, 2 * read_ns)) == 0
+    assert float(one.prompt_ns(48, 4, 8192, 4096, 0.0)) == pytest.approx(read_ns)
+    assert float(one.prompt_ns(48, 4, 8192, 4096, read_ns - 1e6)) == pytest.approx(1e6, rel=1e-3)
+    assert float(one.prompt_ns(48, 4, 8192, 4096, 2 * read_ns)) == 0
 
 
 def test_layers_of_the_gpu_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     one = reads(monkeypatch, room=0.25)
-    assert one.decode_ns(np.array([0, 12])).tolist() == [0, 0]  # a quarter of the layers has room
-    assert float(one.decode_ns(24)) < float(one.decode_ns(48))
+    assert one.decode_ns(np.array([0, 12]), 4).tolist() == [0, 0]  # a quarter of the layers has room
+    assert float(one.decode_ns(24, 4)) < float(one.decode_ns(48, 4))
 
 
 def test_windows_reads_one_page_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     linux, windows = (reads(monkeypatch, room=0.25, system=system) for system in ("linux", "windows"))
     slow = linux.disk._replace(latency_ns=Sourced(1e5, "a test", "high"))
-    assert replace(windows, disk=slow).decode_ns(48) > replace(linux, disk=slow).decode_ns(48)
+    assert replace(windows, disk=slow).decode_ns(48, 4) > replace(linux, disk=slow).decode_ns(48, 4)
 
 
 # --- laws -------------------------------------------------------------------------------------------------------------
@@ -138,10 +144,10 @@ def test_speeds_of_one_machine_are_within_40_percent(layers: int, depth: int, me
 
 
 def test_faults_read_as_many_bytes_as_were_counted() -> None:
-    """25 and 28 MiB a token were read there."""
+    """25 to 28 MiB a token were read there."""
     asked = Question(
         "qwen3.8-flash-next", weights="ud-iq3_xxs", gpu="rtx-3060", ram="ddr4-2133", cpu="core-i7-7700", threads=4,
         n_cpu_moe=48, prompt_tokens=2343, generated=128, ram_gb=31, disk="nvme-3x4",
     )
     read_bytes = speed_of(asked).decode.disk_ns / 1e9 * disk("nvme-3x4").bytes_per_s(FAULT_BYTES, 4)
-    assert 24 < read_bytes / 2**20 < 34
+    assert 16 < read_bytes / 2**20 < 30
