@@ -137,9 +137,9 @@ _SPLIT = Candidate("llama.cpp")
 WARM_CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
 _DEFERRAL = Candidate("kt-deferral", "ktransformers")
 _BOUGHT = 0.05  # (ours): below it, a purchase is hard to tell from the error of the simulation
-# Weights of a load's time, from loads for later tokens' sake to those for the layer at work alone (ours). With one weight
-# all loads begin at one rate of the link, where speed jumps (on an RTX 4060 laptop by 6 % with 0.5, by 16 % with 1); the
-# fastest of several grows with the link. With prefetches others are less than 1 % faster than these two.
+# Weights of a load's time, from loads for later tokens' sake to those for the layer at work alone (ours). With one,
+# all loads begin at one rate of the link, where speed jumps (on an RTX 4060 laptop by 6 % with 0.5, by 16 % with 1);
+# the fastest of several grows with the link. With prefetches others are less than 1 % faster than these two.
 _COPY_WEIGHTS: Mapping[str, tuple[float, ...]] = {"none": (0.4, 0.5, 0.6, 0.7, 0.85, 1.0), "forecast": (0.5, 1.0)}
 _ENGINES = {"llama.cpp": "llama.cpp", "llama.cpp@impl": "llama.cpp", "llama.cpp@cache": "llama.cpp-cache"}
 _OWN_CACHE = Candidate("llama.cpp@cache", _ENGINES["llama.cpp@cache"])
