@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
 from itertools import product
 from math import nan
 from typing import Any, Literal, NamedTuple
@@ -18,6 +20,15 @@ from trilane.study.papers.figures import PapersError, published
 from trilane.study.papers.quantities import QUANTITIES
 
 Values = Mapping[str, Any]  # fields of a scenario
+_MAPPINGS = ("parameters", "hardware_overrides", "engine_overrides")  # of which a later layer replaces single entries
+
+
+class Way(Enum):
+    """A way in which a figure is asked, by what is known of the program."""
+
+    STUDIED = "as studied"  # the engines that were set for it
+    ONE_NUMBER = "one number"  # the kind of its engine, and one number that one figure of the source sets
+    NOTHING = "nothing put in"  # the kind of its engine, and the range of such programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +58,11 @@ class PaperQuestion:
 
 
 class FigureNote(NamedTuple):
-    """A remark on some figures."""
+    """A remark on some figures. ``engine``: it concerns a number of that engine alone."""
 
     why: str
     figures: tuple[str, ...]
+    engine: Name | None = None
 
 
 class Program(NamedTuple):
@@ -73,7 +85,9 @@ class Paper:
     """A file such as ``dali.yaml``. Settings, models and methods are fields of a scenario. Those of a question's
     setting have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
 
-    ``questions`` are simulated, ``engine_questions`` answered by the formulas of an engine that people run.
+    ``questions`` are simulated, ``engine_questions`` answered by the formulas of an engine that people run. ``kinds``:
+    by the name of an engine that was set for a program, the engine of programs of its kind, which stands for it where
+    less is known (``Way``).
 
     ``draws`` of other sequences are played, or those that a setting has, as far as the ``texts`` of a trace suffice.
     ``put_in``, ``misses`` and ``contradictions`` name figures: those that set a number of the simulator, by that
@@ -94,6 +108,7 @@ class Paper:
     questions: Mapping[str, PaperQuestion] = field(default_factory=dict)
     engine_questions: Mapping[str, EngineQuestion] = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
     headlines: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
     put_in: tuple[FigureNote, ...] = ()
@@ -132,11 +147,32 @@ class Paper:
         """All questions, by figure."""
         return {**self.questions, **self.engine_questions}
 
-    def put_in_by(self, figure_id: str) -> str:
-        """The number that a figure set: one that is named here, or those of an engine that the paper's plays have."""
-        named = {one["engine"] for one in (self.setting, *self.methods.values()) if "engine" in one}
-        engines = [FigureNote(f"engine {name}", load_engine(name).set_by) for name in sorted(named)]
-        return reasons((*self.put_in, *engines), figure_id)
+    def program_of(self, method: str) -> str:
+        """The name of the program that a method is; the method's own where none is stated."""
+        return next((name for name, program in self.programs.items() if method in program.methods), method)
+
+    def put_in_by(self, figure_id: str, way: Way = Way.STUDIED) -> str:
+        """The number that a figure set: one that is named here, one of an engine that the paper's plays have, or the
+        one number of a program."""
+        return self._put_in[way].get(figure_id, "")
+
+    def put_in_figures(self, way: Way) -> Iterable[str]:
+        """The figures that set numbers."""
+        return self._put_in[way].keys()
+
+    @cached_property
+    def _put_in(self) -> Mapping[Way, Mapping[str, str]]:
+        return {way: {each: why for each in self.asked if (why := reasons(self._numbers(way), each))} for way in Way}
+
+    def _numbers(self, way: Way) -> Iterator[FigureNote]:
+        layers = (self.setting, *self.models.values(), *self.methods.values(), *self.settings.values())
+        stated = {one["engine"] for one in layers if "engine" in one}
+        engines = stated if way is Way.STUDIED else {self.kinds.get(name, name) for name in stated}
+        yield from (note for note in self.put_in if note.engine is None or note.engine in engines)
+        yield from (FigureNote(f"engine {name}", load_engine(name).set_by) for name in sorted(engines))
+        if way is Way.ONE_NUMBER:
+            yield from (FigureNote(f"program {name}", (program.calibrated_by,))
+                        for name, program in self.programs.items() if program.calibrated_by)
 
     @property
     def scatter(self) -> float:
@@ -159,8 +195,8 @@ class Paper:
         layers = (self.setting, self.models[model], self.methods[method], variant, rest)
         values: dict[str, Any] = {}
         for layer in layers:
-            parameters = {**values.get("parameters", {}), **layer.get("parameters", {})}
-            values = {**values, **layer, "parameters": parameters}
+            merged = {name: {**values.get(name, {}), **layer[name]} for name in _MAPPINGS if name in layer}
+            values = {**values, **layer, **merged}
         scenario = Scenario.from_dict({"trace": "", **values}, self.name)
         if not scenario.trace:
             scenario = scenario.with_(trace=_trace(scenario, self.texts))
