@@ -1,0 +1,103 @@
+"""The scenarios of a figure in each way in which it is asked: those of its file, or with the kind of its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Literal, NamedTuple, TypeAlias
+
+from sim.runs.scenario import Scenario
+from trilane.study.kinds import ends_of
+from trilane.study.papers.calibrations import Calibrations, shipped_calibrations
+from trilane.study.papers.engine_question import EngineQuestion
+from trilane.study.papers.paper import Case, Paper, PaperQuestion, Way
+
+End: TypeAlias = Literal["quick", "slow"]  # of the programs of a kind
+ENDS: tuple[End, ...] = ("quick", "slow")
+
+
+class Asked(NamedTuple):
+    """A way of asking. ``ends``: by program, the end of its kind; None: the numbers between them. ``calibrations``:
+    None: those that come with the program."""
+
+    way: Way = Way.STUDIED
+    ends: Mapping[str, End] | None = None
+    calibrations: Calibrations | None = None
+
+
+STUDIED = Asked()
+
+
+def cases(paper: Paper, question: PaperQuestion, method: str, asked: Asked = STUDIED) -> list[Case]:
+    """The scenarios of one of a question's methods. Raises what ``Paper.cases`` raises."""
+    stated = paper.cases(question, method)
+    if asked.way is Way.STUDIED:
+        return stated
+    program = paper.program_of(method)
+    return [case._replace(draws=tuple(_asked(draw, paper, program, asked) for draw in case.draws)) for case in stated]
+
+
+def _asked(scenario: Scenario, paper: Paper, program: str, asked: Asked) -> Scenario:
+    """A scenario with the kind of its engine, of which the one number goes before what the file states."""
+    engine = paper.kinds.get(scenario.engine, scenario.engine)
+    of_kind = scenario.with_(engine=engine)
+    if asked.ends is not None and (ends := ends_of(of_kind)) is not None:
+        return getattr(ends, asked.ends[program])
+    if asked.way is not Way.ONE_NUMBER:
+        return of_kind
+    return of_kind.with_(engine_overrides={**scenario.engine_overrides, **_one_number(paper, program, engine, asked)})
+
+
+def _one_number(paper: Paper, program: str, engine: str, asked: Asked) -> dict[str, float]:
+    known = shipped_calibrations() if asked.calibrations is None else asked.calibrations
+    found = known.get((paper.name, program))
+    if found is None or found.value is None or found.engine != engine:
+        return {}
+    return {found.key: found.value}
+
+
+def programs_of(paper: Paper, question: PaperQuestion) -> list[str]:
+    """The programs that a question compares, its own first."""
+    return list(dict.fromkeys(paper.program_of(method) for method in (question.method, *question.baselines)))
+
+
+def range_of_kinds(paper: Paper, question: PaperQuestion) -> list[Asked]:
+    """All ends of the kinds of a question's programs, which are independent of each other; none where no engine is a
+    kind."""
+    if not any(ends_of(draw) for draw in _scenarios(paper, question, Asked(Way.NOTHING))):
+        return []
+    programs = programs_of(paper, question)
+    return [Asked(Way.NOTHING, dict(zip(programs, ends, strict=True))) for ends in product(ENDS, repeat=len(programs))]
+
+
+def is_studied(paper: Paper, question: PaperQuestion | EngineQuestion) -> bool:
+    """True if its engines were set for its programs: none of them is a kind."""
+    return isinstance(question, EngineQuestion) or not any(map(ends_of, _scenarios(paper, question)))
+
+
+def _scenarios(paper: Paper, question: PaperQuestion, asked: Asked = STUDIED) -> list[Scenario]:
+    """The first draw of every case."""
+    methods = (question.method, *question.baselines)
+    return [case.draws[0] for method in methods for case in cases(paper, question, method, asked)]
+
+
+# --- what follows from a figure that was put in -----------------------------------------------------------------------
+
+
+class Traits(NamedTuple):
+    """The engines, models and machines of a question."""
+
+    engines: frozenset[str]
+    models: frozenset[str]
+    machines: frozenset[str]
+
+
+def traits_of(paper: Paper, figure_id: str, way: Way) -> Traits:
+    """Engines by the names that they have in this way."""
+    question = paper.asked[figure_id]
+    if isinstance(question, EngineQuestion):
+        asked = question.question
+        return Traits(*(frozenset({name}) for name in (question.engine, asked.shape, asked.hardware)))
+    drawn = _scenarios(paper, question, Asked(way))
+    return Traits(*(frozenset(str(getattr(one, name)) for one in drawn) for name in ("engine", "model", "hardware")))
+
