@@ -10,13 +10,14 @@ known from measured speeds (``sim.costs.fitted_costs``). The sections of a file 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
+from sim.costs.software import Factor, Ns, Share, Software, Spread
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -28,11 +29,7 @@ from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
-Share = Annotated[float, above(0), at_most(1)]
-Bits = Annotated[float, above(0), at_most(64)]
-Factor = Annotated[float, above(0), at_most(1000)]
 Rate = Annotated[float, above(0), at_most(1e18)]
-Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 LatentProducts = Literal["compressed", "heads"]
@@ -124,29 +121,6 @@ class EngineError(HardwareError):
     """An engine that is unknown, or cannot answer the question."""
 
 
-class Software(NamedTuple):
-    """Numbers of a system's own program on a machine, where kernels are counted; what is absent is the machine's.
-
-    Up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` for each, and reaches
-    ``small_batch_flops_share`` of the arithmetic.
-    """
-
-    first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
-    cpu_expert_ns: Sourced[Ns] | None = None  # fixed time of every CPU expert
-    cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
-    small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
-    small_batch_flops_share: Sourced[Share] | None = None
-    cpu_token_ns: Sourced[Ns] | None = None
-    gpu_expert_ns: Sourced[Ns] | None = None  # least time of every GPU expert, whose kernels the program starts slowly
-    copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
-    copied_bits: Sourced[Bits] | None = None  # of each weight of an expert: its copy on the GPU has no more
-    copies: Sourced[Copies] | None = None  # host memory from which experts are copied
-    layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
-    prompt_layer_ns: Sourced[Ns] | None = None  # the same in a prompt, in addition
-    plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's
-    serial: Sourced[bool] | None = None  # whether the CPU's experts of a layer wait for the GPU's, and for their copies
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Engine:
     """Facts that engines of both kinds state.
@@ -219,9 +193,15 @@ class _Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedEngine(_Engine):
-    """An engine whose kernels are counted; ``software``: a paper's own program."""
+    """An engine whose kernels are counted; ``software``: a program's own numbers.
+
+    One with a ``spread`` stands for a kind of programs: its numbers lie between these values. ``calibrated``: the
+    numbers that a program's own times set, in this order, with the reason for it.
+    """
 
     software: Software | None = None
+    spread: Mapping[str, Spread] = field(default_factory=dict)
+    calibrated: Mapping[str, str] = field(default_factory=dict)
 
     def keys(self) -> list[str]:
         return ["replay_ns", "spin_ns", *(f"software.{name}" for name in Software._fields)]
@@ -232,6 +212,13 @@ class CountedEngine(_Engine):
         few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
         if small and None in few and any((*few, small.cpu_token_ns)):
             yield "software: expected small_batch_tokens and small_batch_flops_share together"
+        for section, keys in (("spread", self.spread), ("calibrated", self.calibrated)):
+            for key in keys:
+                if key not in self.flat():
+                    yield f"{section}: {unknown('number', key, self.flat())}"
+        for key, ends in self.spread.items():
+            if key in self.flat() and not min(ends) <= self.flat()[key].value <= max(ends):
+                yield f"spread: {key}: expected its value between {ends.quick:g} and {ends.slow:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,15 +30,18 @@ class CopyLane:
 
     Victims that a policy writes back take d2h, longer by what they overlap with copies and, until
     ``cpu_until_ns()``, with CPU experts, as far as these are known when the copy starts. A copy could have started when
-    it was queued or, where the lane had to rest until a slot came free or a pin was lifted, when that happened.
+    it was queued or, where the lane had to rest until a slot came free or a pin was lifted, when that happened. With
+    ``gpu_until_ns`` a demand load starts no earlier than the GPU has done what it was given.
     """
 
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         session: Session, d2h: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
+        gpu_until_ns: Callable[[], int] | None = None,
     ) -> None:
         self._clock, self._memory, self._recorder, self._costs = clock, memory, recorder, costs
         self._session, self._d2h, self._cpu_until_ns, self._arrived = session, d2h, cpu_until_ns, arrived
+        self._gpu_until_ns = gpu_until_ns
         self._result: CpuResult | None = None
         self._busy = False
         self._demand_may_start = True
@@ -74,7 +77,7 @@ class CopyLane:
         if copy is None:
             self._resting = True
         else:
-            self._start(copy)
+            self._begin_copy(copy)
 
     def remaining_ns(self) -> int:
         """Time in ns that is left of the running transfer."""
@@ -111,6 +114,20 @@ class CopyLane:
         self._session.computed(staged)
         self.release(staged)
         self.wake()
+
+    def _begin_copy(self, copy: Copy) -> None:
+        """Start a copy, once the GPU has done what it was given if it has to wait for that."""
+        until_ns = self._gpu_until_ns() if self._gpu_until_ns and copy.kind == "demand" else 0
+        if until_ns > self._clock.now:
+            self._busy = True
+            Moment(self._clock, until_ns, copy, self._gpu_done)
+        else:
+            self._start(copy)
+
+    def _gpu_done(self, event: simpy.Event) -> None:
+        copy = event.value
+        assert isinstance(copy, Copy)
+        self._begin_copy(copy)
 
     def _start(self, copy: Copy) -> None:
         self._busy = True

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import ExpertCosts, NarrowCopies
 from sim.costs.cost_table import CostError
-from sim.costs.engine import CountedEngine, EngineError, Software, engine_names, load_engine
+from sim.costs.engine import CountedEngine, EngineError, engine_names, load_engine
 from sim.costs.engine_costs import MOST_TOKENS, costs_on, graph_costs, with_narrow_copies
 from sim.costs.roofline_costs import roofline
+from sim.costs.software import Software
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.sourced import Sourced
 from sim.runs.prepare import prepare
@@ -197,6 +198,29 @@ def test_a_gpu_expert_takes_no_less_than_its_kernels_take_to_be_started() -> Non
     least = own[1] + 1
     theirs = costs_on(machine(), SHAPE, MOST, engine(gpu_expert_ns=least)).experts[0].gpu_ns
     assert theirs == tuple(max(ns, least) if w else 0 for w, ns in enumerate(own))
+
+
+def test_weights_are_unpacked_before_every_use_of_an_expert() -> None:
+    own, theirs = (
+        costs_on(machine(), SHAPE, MOST, used).experts[0].gpu_ns for used in ("pytorch", engine(unpack_bytes=14))
+    )
+    weights = SHAPE.matrices_per_expert * SHAPE.hidden * SHAPE.expert_width
+    unpack_ns = round(weights * 14 / machine().gpu.read_bytes_per_s * 1e9)
+    assert unpack_ns > 0
+    assert theirs == tuple(ns + unpack_ns if w else 0 for w, ns in enumerate(own))
+    least = costs_on(machine(), SHAPE, MOST, engine(unpack_bytes=14, gpu_expert_ns=10**9)).experts[0].gpu_ns
+    assert set(least[1:]) == {10**9 + unpack_ns}
+
+
+def test_copies_reach_a_share_of_the_link_and_both_ways_a_share_of_that() -> None:
+    own, half = (costs_on(machine(), SHAPE, 1, used).experts[0] for used in ("pytorch", engine(link_share=0.5)))
+    link = machine().link
+    assert half.copy_ns - link.h2d_latency_ns == pytest.approx(2 * (own.copy_ns - link.h2d_latency_ns), abs=1)
+    assert half.writeback_ns - link.d2h_latency_ns == pytest.approx(2 * (own.writeback_ns - link.d2h_latency_ns), abs=1)
+    in_turn = costs_on(machine(), SHAPE, 1, engine(both_ways_share=0.5)).experts[0]
+    assert (in_turn.both_ways_permille, in_turn.copy_ns) == (500, own.copy_ns)
+    assert costs_on(machine(), SHAPE, 1, engine(serial_copies=True)).serial_copies
+    assert not costs_on(machine(), SHAPE, 1, "pytorch").serial_copies
 
 
 def test_a_prompt_waits_for_the_program_before_each_layer() -> None:
