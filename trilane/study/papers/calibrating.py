@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sim.costs.engine import CountedEngine, load_engine
 from trilane.common.errors import TrilaneError
 from trilane.common.schema import from_dict
-from trilane.study.calibrate import Bounds, UnreachedError, bounds_of, solved
+from trilane.study.calibrate import UnreachedError, bounds_of, solved
 from trilane.study.journal import Journal, Study, journal_next_to, journal_of
 from trilane.study.papers.calibrations import Calibration, read_calibrations, write_calibrations
 from trilane.study.papers.figures import PapersError, published
@@ -119,7 +119,7 @@ class _Target(NamedTuple):
 
     def solved(self) -> Calibration:
         """The value between its bounds, or the nearest."""
-        met, bounds = True, {self.key: _bounds(self.engine, self.key)}
+        met, bounds = True, {self.key: bounds_of(self.engine, self.key)}
         try:
             values = solved(lambda numbers: [self.error(numbers[self.key])], bounds)
         except UnreachedError as error:

@@ -20,7 +20,7 @@ EngineQuantity: TypeAlias = Literal["decode_tokens_per_s", "prompt_tokens_per_s"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineQuestion:
-    """A question to an engine that people run, on a machine. All but ``ask`` are options of ``trilane fit``, by their names.
+    """A question to an engine that people run. All but ``ask`` are options of ``trilane fit``, by their names.
 
     Tokens a second are those of all sequences of the batch together.
     """

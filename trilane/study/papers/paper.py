@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import nan
 from typing import Any, Literal, NamedTuple
@@ -31,7 +31,7 @@ class Way(Enum):
     NOTHING = "nothing put in"  # the kind of its engine, and the range of such programs
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # so that it can be a key
 class PaperQuestion:
     """The question of a figure: a quantity of ``method``, compared with the best of the methods ``over``, in the
     setting ``at``, a name, with the changes ``set``. Of fields with a list of values all are played, and ``take`` says
@@ -65,6 +65,15 @@ class FigureNote(NamedTuple):
     engine: Name | None = None
 
 
+class PutIn(NamedTuple):
+    """A number of the simulator that figures set: one of an ``engine`` or of a ``program``, or any other."""
+
+    why: str
+    figures: tuple[str, ...]
+    engine: str | None = None
+    program: str | None = None
+
+
 class Program(NamedTuple):
     """Methods that are one program. ``calibrated_by``: the figure that may set its one free number, chosen before
     anything is run."""
@@ -80,7 +89,7 @@ class Case(NamedTuple):
     draws: tuple[Scenario, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # so that it can be a key
 class Paper:
     """A file such as ``dali.yaml``. Settings, models and methods are fields of a scenario. Those of a question's
     setting have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
@@ -152,26 +161,23 @@ class Paper:
         return next((name for name, program in self.programs.items() if method in program.methods), method)
 
     def put_in_by(self, figure_id: str, way: Way = Way.STUDIED) -> str:
-        """The number that a figure set: one that is named here, one of an engine that the paper's plays have, or the
-        one number of a program."""
-        return self._put_in[way].get(figure_id, "")
-
-    def put_in_figures(self, way: Way) -> Iterable[str]:
-        """The figures that set numbers."""
-        return self._put_in[way].keys()
+        """The number that a figure set, or nothing."""
+        return "; ".join(number.why for number in self.numbers[way] if figure_id in number.figures)
 
     @cached_property
-    def _put_in(self) -> Mapping[Way, Mapping[str, str]]:
-        return {way: {each: why for each in self.asked if (why := reasons(self._numbers(way), each))} for way in Way}
+    def numbers(self) -> Mapping[Way, tuple[PutIn, ...]]:
+        """The numbers that figures set, in each way: those that are named here, those of the engines that the paper's
+        plays have, and the one number of each program."""
+        return {way: tuple(self._numbers(way)) for way in Way}
 
-    def _numbers(self, way: Way) -> Iterator[FigureNote]:
+    def _numbers(self, way: Way) -> Iterator[PutIn]:
         layers = (self.setting, *self.models.values(), *self.methods.values(), *self.settings.values())
         stated = {one["engine"] for one in layers if "engine" in one}
         engines = stated if way is Way.STUDIED else {self.kinds.get(name, name) for name in stated}
-        yield from (note for note in self.put_in if note.engine is None or note.engine in engines)
-        yield from (FigureNote(f"engine {name}", load_engine(name).set_by) for name in sorted(engines))
+        yield from (PutIn(*note) for note in self.put_in if note.engine is None or note.engine in engines)
+        yield from (PutIn(f"engine {name}", load_engine(name).set_by, name) for name in sorted(engines))
         if way is Way.ONE_NUMBER:
-            yield from (FigureNote(f"program {name}", (program.calibrated_by,))
+            yield from (PutIn(f"the one number of {name}", (program.calibrated_by,), program=name)
                         for name, program in self.programs.items() if program.calibrated_by)
 
     @property
@@ -180,6 +186,7 @@ class Paper:
         groups = [[published()[figure_id].value or nan for figure_id in note.figures] for note in self.alike]
         return max((max(values) / min(values) - 1 for values in groups), default=0.0)
 
+    @cache  # noqa: B019 (papers live as long as the program)
     def cases(self, question: PaperQuestion, method: str) -> list[Case]:
         """The scenarios of one of a question's methods. Raises ScenarioError for values that a scenario cannot have."""
         asked = {**(self.settings[question.at] if question.at else {}), **question.set}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,15 +14,15 @@ from trilane.common.units import GIB
 from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PublishedFigure, published
+from trilane.study.papers.follows import follows
 from trilane.study.papers.paper import Case, Paper, PaperQuestion, Way, reasons
 from trilane.study.papers.plays import Playable, Plays, key, plays_of
 from trilane.study.papers.quantities import QUANTITIES, TIMED, Facts, subject_of
 from trilane.study.papers.sources import source_of
-from trilane.study.papers.ways import STUDIED, Asked, cases, range_of_kinds, traits_of
+from trilane.study.papers.ways import STUDIED, Asked, cases, range_of_kinds
 
 NEAR, FAR = 0.15, 0.30  # bands
 _TAKE: Mapping[str, Callable[[Iterable[float]], float]] = {"mean": fmean, "min": min, "max": max}
-_PICTURED = re.compile(r"\b(table|tab|fig|figure)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,8 @@ class FigureScore:
 
     @property
     def follows(self) -> str:
-        """The figure that was put in and from which this one follows (see ``_follows``), or nothing."""
-        if self.put_in:
-            return ""
-        given = (each for each in self.paper.put_in_figures(self.way) if _follows(self, each))
-        return next(given, "")
+        """The figure that was put in and from which this one follows (``trilane.study.papers.follows``), or nothing."""
+        return "" if self.put_in else follows(self.paper, self.figure.id, self.way)
 
     @property
     def miss(self) -> str:
@@ -133,33 +129,6 @@ def result_of(score: FigureScore) -> dict[str, Any]:
         "low": score.low, "high": score.high, "in_range": score.in_range, "put_in": score.put_in,
         "follows": score.follows, "miss": score.miss,
     }
-
-
-# --- what follows from a figure that was put in -----------------------------------------------------------------------
-
-
-def _follows(score: FigureScore, given: str) -> bool:
-    """True if it is the same ratio as the one that was put in, of the same methods; or a time or a ratio of the same
-    table or picture, with no engine, model or machine that the one that was put in lacks."""
-    mine, other = score.question, score.paper.asked[given]
-    if mine.baselines and (mine.method, mine.baselines) == (other.method, other.baselines):
-        return score.timed and subject_of(other.ask) in TIMED
-    if _subject(mine.ask) != _subject(other.ask) or not places(score.figure) & places(published()[given]):
-        return False
-    traits = zip(traits_of(score.paper, score.figure.id, score.way), traits_of(score.paper, given, score.way),
-                 strict=True)
-    return all(own <= others for own, others in traits)
-
-
-def _subject(ask: str) -> str:
-    subject = subject_of(ask)
-    return "timed" if subject in TIMED else subject
-
-
-def places(figure: PublishedFigure) -> set[str]:
-    """The tables and pictures that print a figure; the whole place where none is named."""
-    parts = {part.strip() for part in figure.where.split(";")}
-    return {part for part in parts if _PICTURED.search(part)} or parts
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------

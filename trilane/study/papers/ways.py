@@ -42,7 +42,7 @@ def _asked(scenario: Scenario, paper: Paper, program: str, asked: Asked) -> Scen
     engine = paper.kinds.get(scenario.engine, scenario.engine)
     of_kind = scenario.with_(engine=engine)
     if asked.ends is not None and (ends := ends_of(of_kind)) is not None:
-        return getattr(ends, asked.ends[program])
+        return ends.quick if asked.ends[program] == "quick" else ends.slow
     if asked.way is not Way.ONE_NUMBER:
         return of_kind
     return of_kind.with_(engine_overrides={**scenario.engine_overrides, **_one_number(paper, program, engine, asked)})
@@ -56,7 +56,7 @@ def _one_number(paper: Paper, program: str, engine: str, asked: Asked) -> dict[s
     return {found.key: found.value}
 
 
-def programs_of(paper: Paper, question: PaperQuestion) -> list[str]:
+def programs_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> list[str]:
     """The programs that a question compares, its own first."""
     return list(dict.fromkeys(paper.program_of(method) for method in (question.method, *question.baselines)))
 
@@ -64,7 +64,7 @@ def programs_of(paper: Paper, question: PaperQuestion) -> list[str]:
 def range_of_kinds(paper: Paper, question: PaperQuestion) -> list[Asked]:
     """All ends of the kinds of a question's programs, which are independent of each other; none where no engine is a
     kind."""
-    if not any(ends_of(draw) for draw in _scenarios(paper, question, Asked(Way.NOTHING))):
+    if not any(ends_of(draw) for draw in scenarios(paper, question, Asked(Way.NOTHING))):
         return []
     programs = programs_of(paper, question)
     return [Asked(Way.NOTHING, dict(zip(programs, ends, strict=True))) for ends in product(ENDS, repeat=len(programs))]
@@ -72,32 +72,10 @@ def range_of_kinds(paper: Paper, question: PaperQuestion) -> list[Asked]:
 
 def is_studied(paper: Paper, question: PaperQuestion | EngineQuestion) -> bool:
     """True if its engines were set for its programs: none of them is a kind."""
-    return isinstance(question, EngineQuestion) or not any(map(ends_of, _scenarios(paper, question)))
+    return isinstance(question, EngineQuestion) or not any(map(ends_of, scenarios(paper, question)))
 
 
-def _scenarios(paper: Paper, question: PaperQuestion, asked: Asked = STUDIED) -> list[Scenario]:
+def scenarios(paper: Paper, question: PaperQuestion, asked: Asked = STUDIED) -> list[Scenario]:
     """The first draw of every case."""
     methods = (question.method, *question.baselines)
     return [case.draws[0] for method in methods for case in cases(paper, question, method, asked)]
-
-
-# --- what follows from a figure that was put in -----------------------------------------------------------------------
-
-
-class Traits(NamedTuple):
-    """The engines, models and machines of a question."""
-
-    engines: frozenset[str]
-    models: frozenset[str]
-    machines: frozenset[str]
-
-
-def traits_of(paper: Paper, figure_id: str, way: Way) -> Traits:
-    """Engines by the names that they have in this way."""
-    question = paper.asked[figure_id]
-    if isinstance(question, EngineQuestion):
-        asked = question.question
-        return Traits(*(frozenset({name}) for name in (question.engine, asked.shape, asked.hardware)))
-    drawn = _scenarios(paper, question, Asked(way))
-    return Traits(*(frozenset(str(getattr(one, name)) for one in drawn) for name in ("engine", "model", "hardware")))
-
