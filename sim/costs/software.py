@@ -21,6 +21,13 @@ class Spread(NamedTuple):
     slow: float
 
 
+class Calibrated(NamedTuple):
+    """A number that a program's own times set, and why it is the one to be set at its place."""
+
+    number: str
+    why: str
+
+
 class Software(NamedTuple):
     """Numbers of a system's own program on a machine, where kernels are counted; what is absent is the machine's.
 

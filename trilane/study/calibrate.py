@@ -137,7 +137,7 @@ def _allowed(engine: str, key: str, value: float, factor: float) -> float:
 
 
 def with_numbers(prepared: Prepared, numbers: Mapping[str, float]) -> Prepared:
-    """The same question with other numbers of its engine."""
+    """Return the question with other numbers of its engine."""
     overrides = {**prepared.scenario.engine_overrides, **numbers}
     return replace(prepared, scenario=prepared.scenario.with_(engine_overrides=overrides)).on(prepared.hardware)
 
