@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy.optimize import brentq, least_squares
 
-from sim.costs.engine import EngineError, load_engine
+from sim.costs.engine import CountedEngine, EngineError, load_engine
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
@@ -118,10 +118,13 @@ def _several(errors: LogErrors, bounds: Mapping[str, Bounds]) -> dict[str, float
 
 def bounds_of(engine: str, key: str) -> Bounds:
     """Ends between which a number of an engine is looked for. Raises CalibrationError for one that has no value."""
-    number = load_engine(engine).flat().get(key)
+    loaded = load_engine(engine)
+    number = loaded.flat().get(key)
     if number is None or not isinstance(number.value, int | float) or number.value <= 0:
         raise CalibrationError(f"engine {engine!r}: expected a value above 0 of {key}, around which to look for it")
-    return Bounds(*(_allowed(engine, key, number.value, factor) for factor in (1 / ANY, ANY)))
+    spread = loaded.spread.get(key) if isinstance(loaded, CountedEngine) else None
+    ends, reach = (sorted(spread), BEYOND) if spread else ((number.value, number.value), ANY)
+    return Bounds(_allowed(engine, key, ends[0], 1 / reach), _allowed(engine, key, ends[1], reach))
 
 
 def _allowed(engine: str, key: str, value: float, factor: float) -> float:

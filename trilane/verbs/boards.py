@@ -121,7 +121,7 @@ def papers(
     if plot is not None:
         from trilane.output.figures import plot_papers, save_figure
 
-        save_figure(plot_papers(board), plot)
+        save_figure(plot_papers(board, record), plot)
 
 
 # --- leaderboard ------------------------------------------------------------------------------------------------------
