@@ -20,7 +20,7 @@ from trilane.common.errors import TrilaneError
 from trilane.study.papers.blind import RECORD, BlindError, append, read_record, run_lines, written_lines
 from trilane.study.papers.calibrating import add_calibrations, programs
 from trilane.study.papers.calibrations import CALIBRATED, read_calibrations, write_calibrations
-from trilane.study.papers.paper import Way
+from trilane.study.papers.paper import AskingWay
 from trilane.study.papers.plays import PLAYED_FURTHER, add_plays, needed, read_plays, write_plays
 from trilane.study.papers.sources import name_in, source_of
 from trilane.study.player import Progress
@@ -44,10 +44,10 @@ def run(batch: str, jobs: int) -> int:
         raise BlindError(f"{changed[0]}: expected the question that was written down, got another; write it again")
     scratch = Path(tempfile.gettempdir()) / f"trilane-blind-{batch}-{commit}"
     plays, numbers = scratch.with_suffix(".csv"), scratch.with_suffix(".numbers.csv")
-    add_plays(plays, needed(figures, {Way.NOTHING}), jobs, _watch, any_error=True)
+    add_plays(plays, needed(figures, {AskingWay.NOTHING}), jobs, _watch, any_error=True)
     add_calibrations(numbers, programs({source_of(figure).name for figure in figures}), jobs, _watch)
     found = read_calibrations(numbers)
-    add_plays(plays, needed(figures, {Way.ONE_NUMBER}, found), jobs, _watch, any_error=True)
+    add_plays(plays, needed(figures, {AskingWay.ONE_NUMBER}, found), jobs, _watch, any_error=True)
     append(list(run_lines(figures, record, read_plays(plays), found, _today(), commit)))
     write_plays({**read_plays(PLAYED_FURTHER), **read_plays(plays)}, PLAYED_FURTHER)
     write_calibrations({**read_calibrations(CALIBRATED), **found}.values(), CALIBRATED)

@@ -18,10 +18,10 @@ from trilane.output.figures.scatter import Dot, band_handles, draw_dots, point_h
 from trilane.output.figures.style import legend_of, page, tidy
 from trilane.study.papers.blind import BlindRecord
 from trilane.study.papers.board import Scoreboard
-from trilane.study.papers.paper import Way
+from trilane.study.papers.paper import AskingWay
 from trilane.study.papers.scores import FAR, NEAR, FigureScore
 
-_COLOURS = {Way.STUDIED: BLUE, Way.ONE_NUMBER: GREEN, Way.NOTHING: ORANGE}
+_COLOURS = {AskingWay.STUDIED: BLUE, AskingWay.ONE_NUMBER: GREEN, AskingWay.NOTHING: ORANGE}
 _BANDS = {FAR: "#F3F7F5", NEAR: "#DCEBE3"}
 _BOUND: dict[str, Any] = {"marker": "^", "markersize": 4, "color": GREY, "markeredgecolor": INK}
 _MOST_NAMED, _COLUMNS, _FURTHEST = 5, 3, 1.0
@@ -40,9 +40,9 @@ def plot_papers(board: Scoreboard, record: BlindRecord) -> Figure:
     hollow; bounds are small grey triangles: on their side of the line they are met. The five furthest are named.
     Figures of another sign than published, and of 0, have no place on the axes below. Raises PictureError without any.
     """
-    groups = {title: {way: board.of(way, names) for way in Way} for title, names in board.groups.items()}
+    groups = {title: {way: board.of(way, names) for way in AskingWay} for title, names in board.groups.items()}
     if record.runs and len(board.names) > 1:
-        groups[_BLIND] = {way: record.scores(way) for way in (Way.ONE_NUMBER, Way.NOTHING)}
+        groups[_BLIND] = {way: record.scores(way) for way in (AskingWay.ONE_NUMBER, AskingWay.NOTHING)}
     lines = {title: ways for title, ways in groups.items() if any(_counted(scores) for scores in ways.values())}
     clouds = _clouds(groups)
     if not lines or not clouds:
@@ -70,7 +70,7 @@ def _handles() -> list[Any]:
     return [*ways, *points, *reversed(band_handles(_BANDS))]
 
 
-def _headline(lines: Mapping[str, Mapping[Way, Scores]]) -> str:
+def _headline(lines: Mapping[str, Mapping[AskingWay, Scores]]) -> str:
     """Shares of the last group: the blind figures where there are any, else further sources."""
     title, ways = list(lines.items())[-1]
     shares = (f"{_share(scores, FAR):.0%} of {len(_counted(scores))} {way.value}"
@@ -78,7 +78,7 @@ def _headline(lines: Mapping[str, Mapping[Way, Scores]]) -> str:
     return f"Within {FAR:.0%} of what is published, {title}: {', '.join(shares)}"
 
 
-def _about(groups: Mapping[str, Mapping[Way, Scores]]) -> str:
+def _about(groups: Mapping[str, Mapping[AskingWay, Scores]]) -> str:
     played = {one.figure.id: one for ways in groups.values() for own in ways.values() for one in own if one.played}
     lost = sum(not _drawable(one) for one in played.values())
     rest = f" {lost} refused, of another sign than published, or 0, are not drawn below." if lost else ""
@@ -96,7 +96,7 @@ def _share(scores: Scores, band: float) -> float:
     return float(np.mean([score.within(band) for score in _counted(scores)]))
 
 
-def _lines(ax: Axes, title: str, ways: Mapping[Way, Scores]) -> None:
+def _lines(ax: Axes, title: str, ways: Mapping[AskingWay, Scores]) -> None:
     for way, scores in ways.items():
         if counted := _counted(scores):
             errors = sorted(abs(exp(one.log_ratio) - 1) for one in counted)
@@ -114,10 +114,10 @@ def _lines(ax: Axes, title: str, ways: Mapping[Way, Scores]) -> None:
 # --- a point a figure -------------------------------------------------------------------------------------------------
 
 
-def _clouds(groups: Mapping[str, Mapping[Way, Scores]]) -> dict[str, Scores]:
+def _clouds(groups: Mapping[str, Mapping[AskingWay, Scores]]) -> dict[str, Scores]:
     """As studied and with one number, as far as there are figures to draw."""
     found = {f"{title}, {way.value}": [one for one in ways.get(way, ()) if _drawable(one)]
-             for title, ways in groups.items() if title != _BLIND for way in (Way.STUDIED, Way.ONE_NUMBER)}
+             for title, ways in groups.items() if title != _BLIND for way in (AskingWay.STUDIED, AskingWay.ONE_NUMBER)}
     return {title: scores for title, scores in found.items() if scores}
 
 

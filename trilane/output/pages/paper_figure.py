@@ -12,7 +12,7 @@ from trilane.study.papers.blind import BlindRecord
 from trilane.study.papers.board import Scoreboard
 from trilane.study.papers.calibrations import shipped_calibrations
 from trilane.study.papers.engine_question import EngineQuestion
-from trilane.study.papers.paper import PaperQuestion, Way, reasons
+from trilane.study.papers.paper import AskingWay, PaperQuestion, reasons
 from trilane.study.papers.plays import Plays
 from trilane.study.papers.quantities import QUANTITIES
 from trilane.study.papers.scores import FigureScore, case_values, mean_facts
@@ -48,7 +48,7 @@ def _result(score: FigureScore) -> str:
     parts = [value_text(score, score.simulated), off_text(score)]
     if score.low is not None and score.high is not None:
         parts.append(f"between {value_text(score, score.low)} and {value_text(score, score.high)}")
-    if score.way is Way.ONE_NUMBER:
+    if score.way is AskingWay.ONE_NUMBER:
         parts += _numbers(score)
     parts += [f"put in: {score.put_in}"] * bool(score.put_in) + [f"follows from {score.follows}"] * bool(score.follows)
     return ", ".join(parts) + f" ({score.refused})" * bool(score.refused)

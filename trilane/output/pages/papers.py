@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trilane.output.pages.output import Part, heading, legend, number, percent, reasons_table, signed_percent, table
 from trilane.study.papers.blind import BlindRecord
-from trilane.study.papers.board import DEAD_BAND, Count, Scoreboard, Summary, summary
-from trilane.study.papers.paper import Way
+from trilane.study.papers.board import DEAD_BAND, Count, Scoreboard, ScoreSummary, summary
+from trilane.study.papers.paper import AskingWay
 from trilane.study.papers.quantities import QUANTITIES
 from trilane.study.papers.scores import FAR, NEAR, FigureScore
 
 _MOST_FAR = 12
-_WAYS = {Way.STUDIED: "as studied", Way.ONE_NUMBER: "one number", Way.NOTHING: "nothing put in"}
+_WAYS = {AskingWay.STUDIED: "as studied", AskingWay.ONE_NUMBER: "one number", AskingWay.NOTHING: "nothing put in"}
 _MEANINGS = {
     "as studied": "asked with the engines that were set for the program, the scores known",
     "one number": "asked with the kind of the program's engine, and one number that one figure of the source set",
@@ -50,7 +50,7 @@ def board_page(board: Scoreboard, record: BlindRecord) -> list[Part]:
 
 
 def _by_source(board: Scoreboard, record: BlindRecord) -> Iterable[list[str]]:
-    blind = record.scores(Way.ONE_NUMBER)
+    blind = record.scores(AskingWay.ONE_NUMBER)
     for title, names in board.groups.items():
         for name in names:
             yield [name, *_shares(board, [name], blind)]
@@ -63,13 +63,13 @@ def _shares(
     board: Scoreboard, names: Sequence[str], blind: Sequence[FigureScore], timed: bool = False
 ) -> Iterable[str]:
     found = board.summaries(names, timed)
-    yield from (_share(found.get(way)) for way in Way)
-    ranges = found[Way.NOTHING].in_range if Way.NOTHING in found else Count(0, 0)
+    yield from (_share(found.get(way)) for way in AskingWay)
+    ranges = found[AskingWay.NOTHING].in_range if AskingWay.NOTHING in found else Count(0, 0)
     yield percent(ranges.those / ranges.of) if ranges.of else "-"
     yield _share(summary([one for one in blind if one.paper.name in names and (one.timed or not timed)]))
 
 
-def _share(found: Summary | None) -> str:
+def _share(found: ScoreSummary | None) -> str:
     if found is None or not found.figures:
         return "-"
     return f"{100 * found.near:.0f}/{100 * found.far:.0f} of {found.figures}"
@@ -90,12 +90,12 @@ def _by_way(board: Scoreboard, record: BlindRecord) -> Iterable[list[str]]:
                 yield [f"  {_WAYS[way]}{of_those}", *_cells_of(found)]
     for batch in dict.fromkeys(line.batch for line in record.runs.values()):
         yield [f"blind, batch {batch}", *[""] * (len(_COLUMNS) - 1)]
-        for way in (Way.ONE_NUMBER, Way.NOTHING):
+        for way in (AskingWay.ONE_NUMBER, AskingWay.NOTHING):
             scores = [one for one in record.scores(way) if record.runs[one.figure.id].batch == batch]
             yield [f"  {_WAYS[way]}", *_cells_of(summary(scores))]
 
 
-def _cells_of(found: Summary) -> list[str]:
+def _cells_of(found: ScoreSummary) -> list[str]:
     follow = f"{found.follow} ({found.follow_far})" if found.follow else "-"
     return [str(found.figures), str(found.put_in), follow, percent(found.near), percent(found.far),
             number(found.median_log_ratio, 2), _of(found.in_range), _of(found.same_direction), _of(found.in_order)]
@@ -116,15 +116,12 @@ def _far(board: Scoreboard) -> Iterable[Part]:
         lines = [[*_far_cells(score), score.miss] for score in studied[:_MOST_FAR]]
         yield table(["figure", "published", "simulated", "off", "", "why"], lines, widest={"why": 90})
         yield ""
-    others = [one for one in board.furthest(Way.ONE_NUMBER) if one.figure.id not in _ids(board.scores[Way.STUDIED])]
+    known = {one.figure.id for one in board.scores[AskingWay.STUDIED]}
+    others = [one for one in board.furthest(AskingWay.ONE_NUMBER) if one.figure.id not in known]
     if others:
         yield heading(f"{len(others)} of other sources with one number; the furthest are")
         yield table(["figure", "published", "simulated", "off", ""], map(_far_cells, others[:_MOST_FAR]))
         yield ""
-
-
-def _ids(scores: Iterable[FigureScore]) -> set[str]:
-    return {score.figure.id for score in scores}
 
 
 def _far_cells(score: FigureScore) -> list[str]:
@@ -159,14 +156,14 @@ def off_text(score: FigureScore) -> str:
 def figures_page(board: Scoreboard, record: BlindRecord) -> list[Part]:
     """Every figure of a board, a line each: by how much it is off in each way."""
     scores = {way: {one.figure.id: one for one in own} for way, own in board.scores.items()}
-    blind = {one.figure.id: one for one in record.scores(Way.ONE_NUMBER)}
+    blind = {one.figure.id: one for one in record.scores(AskingWay.ONE_NUMBER)}
     columns = ["figure", "published", *_WAYS.values(), "in range", "blind"]
     lines = [_figure(one, {**{way: own.get(one.figure.id) for way, own in scores.items()}}, blind.get(one.figure.id))
-             for one in board.scores[Way.NOTHING]]
+             for one in board.scores[AskingWay.NOTHING]]
     return [table(columns, lines), ""]
 
 
-def _figure(one: FigureScore, by_way: Mapping[Way, FigureScore | None], blind: FigureScore | None) -> list[str]:
+def _figure(one: FigureScore, by_way: Mapping[AskingWay, FigureScore | None], blind: FigureScore | None) -> list[str]:
     inside = {True: "yes", False: "no", None: "-"}[one.in_range]
     return [one.figure.id, published_text(one), *(_marked(by_way[way]) for way in _WAYS), inside, _marked(blind)]
 

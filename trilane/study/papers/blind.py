@@ -19,7 +19,7 @@ from trilane.common.hints import Name
 from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PapersError, published
-from trilane.study.papers.paper import Way
+from trilane.study.papers.paper import AskingWay
 from trilane.study.papers.plays import Plays, key, plays_of
 from trilane.study.papers.scores import FigureScore, score_of
 from trilane.study.papers.sources import further_sources, source_of
@@ -77,15 +77,15 @@ class BlindRecord:
         chosen = self.written if figures is None else figures
         return [each for each in chosen if (self.runs.get(each) or self.written[each]).sha256 != hash_of(each)]
 
-    def scores(self, way: Way) -> list[FigureScore]:
+    def scores(self, way: AskingWay) -> list[FigureScore]:
         """The scores of first runs, with nothing put in or with one number, against what was published then."""
         return [_score(line, way) for line in self.runs.values()]
 
 
-def _score(line: BlindLine, way: Way) -> FigureScore:
+def _score(line: BlindLine, way: AskingWay) -> FigureScore:
     figure = replace(published()[line.figure], value=line.published)
-    value, message = (line.value if way is Way.NOTHING else line.one_number), line.message
-    ends = (line.low, line.high) if way is Way.NOTHING else (None, None)
+    value, message = (line.value if way is AskingWay.NOTHING else line.one_number), line.message
+    ends = (line.low, line.high) if way is AskingWay.NOTHING else (None, None)
     return FigureScore(figure, source_of(line.figure), value, message if value is None else "", way, *ends)
 
 
@@ -153,8 +153,8 @@ def run_lines(
     """First runs, from plays that are there."""
     for figure in figures:
         written = record.written[figure]
-        nothing = score_of(figure, plays, Way.NOTHING, calibrations)
-        one = score_of(figure, plays, Way.ONE_NUMBER, calibrations)
+        nothing = score_of(figure, plays, AskingWay.NOTHING, calibrations)
+        one = score_of(figure, plays, AskingWay.ONE_NUMBER, calibrations)
         yield written._replace(
             event="run", date=date, commit=commit, value=nothing.simulated, low=nothing.low, high=nothing.high,
             one_number=one.simulated, message=nothing.refused or one.refused,

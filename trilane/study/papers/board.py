@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.figures import published
-from trilane.study.papers.paper import Way
+from trilane.study.papers.paper import AskingWay
 from trilane.study.papers.plays import Plays, ways_of
 from trilane.study.papers.scores import FAR, NEAR, FigureScore, facts_of, result_of, score_of
 from trilane.study.papers.sources import further_sources, read_papers, source_of
@@ -28,7 +28,7 @@ class Count(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Summary:
+class ScoreSummary:
     """Scores of some figures in one way. ``put_in`` and ``follow``: figures that are not counted; ``follow_far``:
     those that follow and are within 30 %. ``in_order``: see ``pairs_of``."""
 
@@ -44,13 +44,13 @@ class Summary:
     in_order: Count
 
 
-def summary(scores: Sequence[FigureScore]) -> Summary:
+def summary(scores: Sequence[FigureScore]) -> ScoreSummary:
     """Directions and pairs are those of all figures that were not put in."""
     counted, own = [s for s in scores if s.counts], [s for s in scores if s.played and not s.put_in]
     follow = [score for score in own if score.follows]
     pairs = pairs_of(own)
     near, far = (fmean([score.within(limit) for score in counted] or [math.nan]) for limit in (NEAR, FAR))
-    return Summary(
+    return ScoreSummary(
         len(counted), sum(bool(score.put_in) for score in scores), len(follow), sum(s.within(FAR) for s in follow),
         near, far, median([abs(score.log_ratio) for score in counted] or [math.nan]),
         in_range=_count(score.in_range for score in counted), same_direction=_count(s.same_direction for s in own),
@@ -70,16 +70,16 @@ def _count(answers: Iterable[bool | None]) -> Count:
 class Scoreboard:
     """Scores of figures, in their order, by way; a source without engines of its own has none as studied."""
 
-    scores: Mapping[Way, Sequence[FigureScore]]
+    scores: Mapping[AskingWay, Sequence[FigureScore]]
 
-    def of(self, way: Way, names: Iterable[str], timed: bool = False) -> list[FigureScore]:
+    def of(self, way: AskingWay, names: Iterable[str], timed: bool = False) -> list[FigureScore]:
         """Scores of the sources with these names; ``timed``: times and ratios alone."""
         return [one for one in self.scores[way] if one.paper.name in names and (one.timed or not timed)]
 
     @property
     def names(self) -> list[str]:
         """The sources, in the order of their figures."""
-        return list(dict.fromkeys(one.paper.name for one in self.scores[Way.NOTHING]))
+        return list(dict.fromkeys(one.paper.name for own in self.scores.values() for one in own))
 
     @property
     def groups(self) -> dict[str, list[str]]:
@@ -88,12 +88,12 @@ class Scoreboard:
         found = {title: [name for name in self.names if name in sources] for title, sources in groups.items()}
         return {title: names for title, names in found.items() if names}
 
-    def summaries(self, names: Iterable[str], timed: bool = False) -> dict[Way, Summary]:
+    def summaries(self, names: Iterable[str], timed: bool = False) -> dict[AskingWay, ScoreSummary]:
         """In each way in which these sources are asked."""
-        scores = {way: self.of(way, names, timed) for way in Way}
+        scores = {way: self.of(way, names, timed) for way in AskingWay}
         return {way: summary(own) for way, own in scores.items() if own}
 
-    def furthest(self, way: Way = Way.STUDIED, beyond: float = FAR) -> list[FigureScore]:
+    def furthest(self, way: AskingWay = AskingWay.STUDIED, beyond: float = FAR) -> list[FigureScore]:
         """Scores that go the wrong way, and those outside a band; each the worst first."""
         far = [one for one in self.scores[way] if one.counts and (one.wrong_way or not one.within(beyond))]
         return sorted(far, key=lambda one: (not one.wrong_way, -abs(one.log_ratio)))
@@ -129,7 +129,7 @@ def scoreboard(
     figure_ids: Sequence[str], plays: Plays, calibrations: Calibrations | None = None
 ) -> Scoreboard:
     """Score figures by plays that are there, in all ways. ``calibrations``: None: those that come with the program."""
-    scores: dict[Way, list[FigureScore]] = {way: [] for way in Way}
+    scores: dict[AskingWay, list[FigureScore]] = {way: [] for way in AskingWay}
     for figure_id in figure_ids:
         paper = source_of(figure_id)
         for way in dict.fromkeys(asked.way for asked in ways_of(paper, paper.asked[figure_id])):

@@ -12,9 +12,9 @@ from trilane.common.errors import TrilaneError
 from trilane.common.schema import from_dict
 from trilane.study.calibrate import UnreachedError, bounds_of, solved
 from trilane.study.journal import Journal, Study, journal_next_to, journal_of
-from trilane.study.papers.calibrations import Calibration, read_calibrations, write_calibrations
+from trilane.study.papers.calibrations import ProgramNumber, read_calibrations, write_calibrations
 from trilane.study.papers.figures import PapersError, published
-from trilane.study.papers.paper import Paper, Way
+from trilane.study.papers.paper import AskingWay, Paper
 from trilane.study.papers.plays import key, observed_in, plays_of
 from trilane.study.papers.scores import value_of
 from trilane.study.papers.sources import sources
@@ -33,7 +33,7 @@ class ProgramName(NamedTuple):
 
 
 def programs(names: Iterable[str] | None = None) -> list[ProgramName]:
-    """Those of some sources; None: of all."""
+    """The programs of some sources with such a figure; ``names``: None: all sources."""
     chosen = sources() if names is None else {name: sources()[name] for name in names}
     return [ProgramName(name, program) for name, paper in chosen.items()
             for program, one in paper.programs.items() if one.calibrated_by]
@@ -60,29 +60,29 @@ def add_calibrations(
     return len(known) - count
 
 
-def _kept(journal: Journal) -> dict[tuple[str, str], Calibration]:
+def _kept(journal: Journal) -> dict[tuple[str, str], ProgramNumber]:
     try:
-        kept = from_dict(Mapping[str, Calibration], journal.entries, "calibrations", PapersError)
+        kept = from_dict(Mapping[str, ProgramNumber], journal.entries, "calibrations", PapersError)
     except PapersError as error:
         raise journal.damaged(str(error)) from None
     return {(one.source, one.program): one for one in kept.values()}
 
 
-def _calibrated(prepared: LastPrepared, name: ProgramName) -> Calibration:
+def _calibrated(prepared: LastPrepared, name: ProgramName) -> ProgramNumber:
     paper = sources()[name.source]
     try:
         return calibrated(paper, name.program, prepared)
     except TrilaneError as error:
         figure = paper.programs[name.program].calibrated_by or ""
-        return Calibration(*name, figure, "", "", None, False, str(error))
+        return ProgramNumber(*name, figure, "", "", None, False, str(error))
 
 
-def calibrated(paper: Paper, program: str, prepared: LastPrepared | None = None) -> Calibration:
+def calibrated(paper: Paper, program: str, prepared: LastPrepared | None = None) -> ProgramNumber:
     """The first number of the kind with which the program takes the time that the figure prints; if none does, the one
     that comes nearest. Raises what ``observed`` raises, and PapersError for an engine without such numbers."""
     figure_id = paper.programs[program].calibrated_by or ""
     engine, keys = _numbers_of(paper, program, figure_id)
-    nearest: tuple[float, Calibration] | None = None
+    nearest: tuple[float, ProgramNumber] | None = None
     for number in keys:
         target = _Target(paper, program, figure_id, engine, number, prepared or LastPrepared())
         found = target.solved()
@@ -117,7 +117,7 @@ class _Target(NamedTuple):
     key: str
     prepared: LastPrepared
 
-    def solved(self) -> Calibration:
+    def solved(self) -> ProgramNumber:
         """The value between its bounds, or the nearest."""
         met, bounds = True, {self.key: bounds_of(self.engine, self.key)}
         try:
@@ -128,7 +128,7 @@ class _Target(NamedTuple):
 
     def error(self, value: float) -> float:
         """ln(simulated / published)."""
-        asked = Asked(Way.ONE_NUMBER, calibrations={(self.paper.name, self.program): self._with(value)})
+        asked = Asked(AskingWay.ONE_NUMBER, calibrations={(self.paper.name, self.program): self._with(value)})
         question = self.paper.questions[self.figure]
         plays = {key(one): observed_in(self.prepared, one) for one in plays_of(self.paper, question, asked)}
         simulated, aim = value_of(self.paper, question, plays, asked), published()[self.figure].value
@@ -136,5 +136,5 @@ class _Target(NamedTuple):
             raise PapersError(f"{self.figure}: expected a play with this quantity, got one without")
         return math.log(simulated / aim)
 
-    def _with(self, value: float, met: bool = True) -> Calibration:
-        return Calibration(self.paper.name, self.program, self.figure, self.engine, self.key, value, met)
+    def _with(self, value: float, met: bool = True) -> ProgramNumber:
+        return ProgramNumber(self.paper.name, self.program, self.figure, self.engine, self.key, value, met)

@@ -14,7 +14,7 @@ from trilane.study.papers.figures import PapersError
 CALIBRATED = Path(__file__).with_name("calibrated.csv")
 
 
-class Calibration(NamedTuple):
+class ProgramNumber(NamedTuple):
     """A number of an engine with which a program takes the time that a figure of its source prints, or comes nearest
     to it, where ``met`` is false. ``value`` is None where the figure cannot be asked: ``refused`` says why."""
 
@@ -28,26 +28,26 @@ class Calibration(NamedTuple):
     refused: str = ""
 
 
-Calibrations: TypeAlias = Mapping[tuple[str, str], Calibration]  # by source and program
+Calibrations: TypeAlias = Mapping[tuple[str, str], ProgramNumber]  # by source and program
 
 
 @cache
 def shipped_calibrations() -> Calibrations:
-    """Those that come with the program. Raises PapersError."""
+    """The numbers that come with the program. Raises PapersError."""
     return read_calibrations(CALIBRATED)
 
 
 def read_calibrations(path: Path) -> Calibrations:
-    """Those of a file; none, if there is no file. Raises PapersError."""
+    """The numbers in a file; none, if there is no file. Raises PapersError."""
     if not path.exists():
         return {}
-    found = read_csv(Calibration, path, "a CSV file of calibrated programs", PapersError)
+    found = read_csv(ProgramNumber, path, "a CSV file of calibrated programs", PapersError)
     return {(one.source, one.program): one for one in found}
 
 
-def write_calibrations(calibrations: Iterable[Calibration], path: Path) -> None:
+def write_calibrations(calibrations: Iterable[ProgramNumber], path: Path) -> None:
     """In the order of their sources and programs. Raises OSError."""
     lines = sorted(calibrations, key=lambda one: (one.source, one.program))
     cells = (["" if cell is None else {True: "yes", False: "no"}.get(cell, cell) if isinstance(cell, bool) else cell
               for cell in line] for line in lines)
-    write_csv([Calibration._fields, *cells], path)
+    write_csv([ProgramNumber._fields, *cells], path)

@@ -108,7 +108,7 @@ class EngineQuestion:
 
 @cache
 def _prompt_band() -> float:
-    """Of all prompt speeds that were measured, predicted without the row's machine."""
+    """The band of all prompt speeds that were measured, predicted without the row's machine."""
     scored = [row for row in read_rows() if row.scored]
     errors = errors_of(scored, read_predictions(), "prompts")
     assert errors is not None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PublishedFigure, published
-from trilane.study.papers.paper import Paper, PutIn, Way
+from trilane.study.papers.paper import AskingWay, Paper, PutIn
 from trilane.study.papers.quantities import TIMED, subject_of
 from trilane.study.papers.ways import Asked, programs_of, scenarios
 
@@ -24,7 +24,7 @@ class Traits(NamedTuple):
 
 
 @cache
-def follows(paper: Paper, figure_id: str, way: Way) -> str:
+def follows(paper: Paper, figure_id: str, way: AskingWay) -> str:
     """The figure that was put in and from which this one follows, or nothing.
 
     It follows if the number that was put in is of an engine or program of its own, and either
@@ -42,14 +42,14 @@ def follows(paper: Paper, figure_id: str, way: Way) -> str:
     return ""
 
 
-def _has(paper: Paper, figure_id: str, way: Way, number: PutIn) -> bool:
+def _has(paper: Paper, figure_id: str, way: AskingWay, number: PutIn) -> bool:
     """True if a figure depends on the number."""
     if number.program is not None:
         return number.program in programs_of(paper, paper.asked[figure_id])
     return number.engine is None or number.engine in traits_of(paper, figure_id, way).engines
 
 
-def _same_ratio(paper: Paper, figure_id: str, given: str, way: Way) -> bool:
+def _same_ratio(paper: Paper, figure_id: str, given: str, way: AskingWay) -> bool:
     mine, other = paper.asked[figure_id], paper.asked[given]
     if not mine.baselines or (mine.method, mine.baselines) != (other.method, other.baselines):
         return False
@@ -59,7 +59,7 @@ def _same_ratio(paper: Paper, figure_id: str, given: str, way: Way) -> bool:
     )
 
 
-def _same_table(paper: Paper, figure_id: str, given: str, way: Way) -> bool:
+def _same_table(paper: Paper, figure_id: str, given: str, way: AskingWay) -> bool:
     if _subject(paper.asked[figure_id].ask) != _subject(paper.asked[given].ask):
         return False
     if not places(published()[figure_id]) & places(published()[given]):
@@ -80,7 +80,7 @@ def places(figure: PublishedFigure) -> set[str]:
 
 
 @cache
-def traits_of(paper: Paper, figure_id: str, way: Way) -> Traits:
+def traits_of(paper: Paper, figure_id: str, way: AskingWay) -> Traits:
     """Engines by the names that they have in this way."""
     question = paper.asked[figure_id]
     if isinstance(question, EngineQuestion):

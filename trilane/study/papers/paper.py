@@ -23,7 +23,7 @@ Values = Mapping[str, Any]  # fields of a scenario
 _MAPPINGS = ("parameters", "hardware_overrides", "engine_overrides")  # of which a later layer replaces single entries
 
 
-class Way(Enum):
+class AskingWay(Enum):
     """A way in which a figure is asked, by what is known of the program."""
 
     STUDIED = "as studied"  # the engines that were set for it
@@ -96,7 +96,7 @@ class Paper:
 
     ``questions`` are simulated, ``engine_questions`` answered by the formulas of an engine that people run. ``kinds``:
     by the name of an engine that was set for a program, the engine of programs of its kind, which stands for it where
-    less is known (``Way``).
+    less is known (``AskingWay``).
 
     ``draws`` of other sequences are played, or those that a setting has, as far as the ``texts`` of a trace suffice.
     ``put_in``, ``misses`` and ``contradictions`` name figures: those that set a number of the simulator, by that
@@ -160,23 +160,23 @@ class Paper:
         """The name of the program that a method is; the method's own where none is stated."""
         return next((name for name, program in self.programs.items() if method in program.methods), method)
 
-    def put_in_by(self, figure_id: str, way: Way = Way.STUDIED) -> str:
+    def put_in_by(self, figure_id: str, way: AskingWay = AskingWay.STUDIED) -> str:
         """The number that a figure set, or nothing."""
         return "; ".join(number.why for number in self.numbers[way] if figure_id in number.figures)
 
     @cached_property
-    def numbers(self) -> Mapping[Way, tuple[PutIn, ...]]:
+    def numbers(self) -> Mapping[AskingWay, tuple[PutIn, ...]]:
         """The numbers that figures set, in each way: those that are named here, those of the engines that the paper's
         plays have, and the one number of each program."""
-        return {way: tuple(self._numbers(way)) for way in Way}
+        return {way: tuple(self._numbers(way)) for way in AskingWay}
 
-    def _numbers(self, way: Way) -> Iterator[PutIn]:
+    def _numbers(self, way: AskingWay) -> Iterator[PutIn]:
         layers = (self.setting, *self.models.values(), *self.methods.values(), *self.settings.values())
         stated = {one["engine"] for one in layers if "engine" in one}
-        engines = stated if way is Way.STUDIED else {self.kinds.get(name, name) for name in stated}
+        engines = stated if way is AskingWay.STUDIED else {self.kinds.get(name, name) for name in stated}
         yield from (PutIn(*note) for note in self.put_in if note.engine is None or note.engine in engines)
         yield from (PutIn(f"engine {name}", load_engine(name).set_by, name) for name in sorted(engines))
-        if way is Way.ONE_NUMBER:
+        if way is AskingWay.ONE_NUMBER:
             yield from (PutIn(f"the one number of {name}", (program.calibrated_by,), program=name)
                         for name, program in self.programs.items() if program.calibrated_by)
 

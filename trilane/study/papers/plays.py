@@ -17,7 +17,7 @@ from trilane.study.journal import Journal, Study, journal_next_to, journal_of
 from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PapersError
-from trilane.study.papers.paper import Paper, PaperQuestion, Way
+from trilane.study.papers.paper import AskingWay, Paper, PaperQuestion
 from trilane.study.papers.quantities import FACTS, TIMED, Facts, observed, subject_of
 from trilane.study.papers.sources import source_of
 from trilane.study.papers.ways import STUDIED, Asked, cases, is_studied, range_of_kinds
@@ -42,7 +42,8 @@ def key(scenario: Playable) -> str:
 
 
 def needed(
-    figure_ids: Iterable[str], ways: Container[Way] = frozenset(Way), calibrations: Calibrations | None = None
+    figure_ids: Iterable[str], ways: Container[AskingWay] = frozenset(AskingWay),
+    calibrations: Calibrations | None = None,
 ) -> list[Playable]:
     """The scenarios that figures need in some ways, with repetitions. ``calibrations``: None: those that come with the
     program. Raises ScenarioError."""
@@ -58,7 +59,7 @@ def needed(
 
 def ways_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> Iterator[Asked]:
     """The ways in which a figure is asked: of times, also the ends of what programs of its kinds take."""
-    yield from (Asked(way) for way in Way if way is not Way.STUDIED or is_studied(paper, question))
+    yield from (Asked(way) for way in AskingWay if way is not AskingWay.STUDIED or is_studied(paper, question))
     if isinstance(question, PaperQuestion) and subject_of(question.ask) in TIMED:
         yield from range_of_kinds(paper, question)
 

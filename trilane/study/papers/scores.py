@@ -15,7 +15,7 @@ from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PublishedFigure, published
 from trilane.study.papers.follows import follows
-from trilane.study.papers.paper import Case, Paper, PaperQuestion, Way, reasons
+from trilane.study.papers.paper import AskingWay, Case, Paper, PaperQuestion, reasons
 from trilane.study.papers.plays import Playable, Plays, key, plays_of
 from trilane.study.papers.quantities import QUANTITIES, TIMED, Facts, subject_of
 from trilane.study.papers.sources import source_of
@@ -37,7 +37,7 @@ class FigureScore:
     paper: Paper
     simulated: float | None
     refused: str = ""
-    way: Way = Way.STUDIED
+    way: AskingWay = AskingWay.STUDIED
     low: float | None = None
     high: float | None = None
 
@@ -65,7 +65,7 @@ class FigureScore:
     def miss(self) -> str:
         """Why it does not come out, as far as that is known; nothing where it comes out."""
         comes_out = self.played and self.within(NEAR) and not self.wrong_way
-        return "" if comes_out or self.way is not Way.STUDIED else reasons(self.paper.misses, self.figure.id)
+        return "" if comes_out or self.way is not AskingWay.STUDIED else reasons(self.paper.misses, self.figure.id)
 
     @property
     def counts(self) -> bool:
@@ -122,7 +122,7 @@ def facts_of(score: FigureScore) -> dict[str, Any]:
 
 
 def result_of(score: FigureScore) -> dict[str, Any]:
-    """What comes out in one way."""
+    """The result of asking in one way, ready for JSON."""
     off = score.simulated is not None and math.isfinite(score.log_ratio)
     return {
         "simulated": score.simulated, "refused": score.refused, "log_ratio": score.log_ratio if off else None,
@@ -135,14 +135,14 @@ def result_of(score: FigureScore) -> dict[str, Any]:
 
 
 def score_of(
-    figure_id: str, plays: Plays, way: Way = Way.STUDIED, calibrations: Calibrations | None = None
+    figure_id: str, plays: Plays, way: AskingWay = AskingWay.STUDIED, calibrations: Calibrations | None = None
 ) -> FigureScore:
     """Score one figure in one way. ``calibrations``: None: those that come with the program."""
     paper, asked = source_of(figure_id), Asked(way, calibrations=calibrations)
     question = paper.asked[figure_id]
     refusals = (one for each in plays_of(paper, question, asked) if isinstance(one := plays.get(key(each)), str))
     value = value_of(paper, question, plays, asked)
-    low, high = _range(paper, question, plays, value) if way is Way.NOTHING else (None, None)
+    low, high = _range(paper, question, plays, value) if way is AskingWay.NOTHING else (None, None)
     return FigureScore(published()[figure_id], paper, value, next(refusals, ""), way, low, high)
 
 

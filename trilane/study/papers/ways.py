@@ -10,7 +10,7 @@ from sim.runs.scenario import Scenario
 from trilane.study.kinds import ends_of
 from trilane.study.papers.calibrations import Calibrations, shipped_calibrations
 from trilane.study.papers.engine_question import EngineQuestion
-from trilane.study.papers.paper import Case, Paper, PaperQuestion, Way
+from trilane.study.papers.paper import AskingWay, Case, Paper, PaperQuestion
 
 End: TypeAlias = Literal["quick", "slow"]  # of the programs of a kind
 ENDS: tuple[End, ...] = ("quick", "slow")
@@ -20,7 +20,7 @@ class Asked(NamedTuple):
     """A way of asking. ``ends``: by program, the end of its kind; None: the numbers between them. ``calibrations``:
     None: those that come with the program."""
 
-    way: Way = Way.STUDIED
+    way: AskingWay = AskingWay.STUDIED
     ends: Mapping[str, End] | None = None
     calibrations: Calibrations | None = None
 
@@ -31,7 +31,7 @@ STUDIED = Asked()
 def cases(paper: Paper, question: PaperQuestion, method: str, asked: Asked = STUDIED) -> list[Case]:
     """The scenarios of one of a question's methods. Raises what ``Paper.cases`` raises."""
     stated = paper.cases(question, method)
-    if asked.way is Way.STUDIED:
+    if asked.way is AskingWay.STUDIED:
         return stated
     program = paper.program_of(method)
     return [case._replace(draws=tuple(_asked(draw, paper, program, asked) for draw in case.draws)) for case in stated]
@@ -43,7 +43,7 @@ def _asked(scenario: Scenario, paper: Paper, program: str, asked: Asked) -> Scen
     of_kind = scenario.with_(engine=engine)
     if asked.ends is not None and (ends := ends_of(of_kind)) is not None:
         return ends.quick if asked.ends[program] == "quick" else ends.slow
-    if asked.way is not Way.ONE_NUMBER:
+    if asked.way is not AskingWay.ONE_NUMBER:
         return of_kind
     return of_kind.with_(engine_overrides={**scenario.engine_overrides, **_one_number(paper, program, engine, asked)})
 
@@ -64,10 +64,11 @@ def programs_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> list[
 def range_of_kinds(paper: Paper, question: PaperQuestion) -> list[Asked]:
     """All ends of the kinds of a question's programs, which are independent of each other; none where no engine is a
     kind."""
-    if not any(ends_of(draw) for draw in scenarios(paper, question, Asked(Way.NOTHING))):
+    if not any(ends_of(draw) for draw in scenarios(paper, question, Asked(AskingWay.NOTHING))):
         return []
     programs = programs_of(paper, question)
-    return [Asked(Way.NOTHING, dict(zip(programs, ends, strict=True))) for ends in product(ENDS, repeat=len(programs))]
+    chosen = (dict(zip(programs, ends, strict=True)) for ends in product(ENDS, repeat=len(programs)))
+    return [Asked(AskingWay.NOTHING, ends) for ends in chosen]
 
 
 def is_studied(paper: Paper, question: PaperQuestion | EngineQuestion) -> bool:
