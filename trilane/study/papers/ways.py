@@ -12,8 +12,11 @@ from trilane.study.papers.calibrations import Calibrations, shipped_calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.paper import AskingWay, Case, Paper, PaperQuestion
 
-End: TypeAlias = Literal["quick", "slow"]  # of the programs of a kind
-ENDS: tuple[End, ...] = ("quick", "slow")
+End: TypeAlias = Literal["quick", "slow", "quick cpu", "slow cpu", "quick copies", "slow copies"]  # of a kind: all
+# numbers, or those of one part while the others are at the other end
+_ENDS: tuple[End, ...] = ("quick", "slow")
+_ENDS_OF_RATIOS: tuple[End, ...] = (*_ENDS, "quick cpu", "slow cpu", "quick copies", "slow copies")
+_PARTS = {"cpu": ("cpu",), "copies": ("link", "copy", "both_ways")}  # by what their numbers' names contain
 
 
 class Asked(NamedTuple):
@@ -41,11 +44,23 @@ def _asked(scenario: Scenario, paper: Paper, program: str, asked: Asked) -> Scen
     """A scenario with the kind of its engine, of which the one number goes before what the file states."""
     engine = paper.kinds.get(scenario.engine, scenario.engine)
     of_kind = scenario.with_(engine=engine)
-    if asked.ends is not None and (ends := ends_of(of_kind)) is not None:
-        return ends.quick if asked.ends[program] == "quick" else ends.slow
+    if asked.ends is not None:
+        return _at(of_kind, asked.ends[program])
     if asked.way is not AskingWay.ONE_NUMBER:
         return of_kind
     return of_kind.with_(engine_overrides={**scenario.engine_overrides, **_one_number(paper, program, engine, asked)})
+
+
+def _at(scenario: Scenario, end: End) -> Scenario:
+    """A scenario with the numbers of its kind at an end; as it is, if its engine is no kind."""
+    ends = ends_of(scenario)
+    if ends is None:
+        return scenario
+    side, _, part = end.partition(" ")
+    near, far = (ends.quick, ends.slow) if side == "quick" else (ends.slow, ends.quick)
+    names = _PARTS.get(part, ("",))
+    others = {key: value for key, value in far.engine_overrides.items() if not any(name in key for name in names)}
+    return near.with_(engine_overrides={**near.engine_overrides, **others})
 
 
 def _one_number(paper: Paper, program: str, engine: str, asked: Asked) -> dict[str, float]:
@@ -63,11 +78,12 @@ def programs_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> list[
 
 def range_of_kinds(paper: Paper, question: PaperQuestion) -> list[Asked]:
     """All ends of the kinds of a question's programs, which are independent of each other; none where no engine is a
-    kind."""
+    kind. Of a ratio, parts of a program are at ends of their own, too: it depends on how they compare."""
     if not any(ends_of(draw) for draw in scenarios(paper, question, Asked(AskingWay.NOTHING))):
         return []
     programs = programs_of(paper, question)
-    chosen = (dict(zip(programs, ends, strict=True)) for ends in product(ENDS, repeat=len(programs)))
+    ends_of_each = _ENDS_OF_RATIOS if question.over else _ENDS
+    chosen = (dict(zip(programs, ends, strict=True)) for ends in product(ends_of_each, repeat=len(programs)))
     return [Asked(AskingWay.NOTHING, ends) for ends in chosen]
 
 

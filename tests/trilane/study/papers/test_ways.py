@@ -73,10 +73,24 @@ def test_what_a_file_states_of_an_engine_stays_but_for_the_one_number() -> None:
 
 def test_programs_are_at_their_ends_independently_of_each_other() -> None:
     paper = toy()
-    assert [each.ends for each in range_of_kinds(paper, paper.questions["toy-speed"])] == [
-        {"Ours": mine, "Theirs": other} for mine in ("quick", "slow") for other in ("quick", "slow")
+    ends = [each.ends for each in range_of_kinds(paper, paper.questions["toy-speed"])]
+    assert len(ends) == 6 * 6
+    assert all({"Ours": mine, "Theirs": other} in ends for mine in ("quick", "slow cpu") for other in ("slow", "quick"))
+    assert [each.ends for each in range_of_kinds(paper, paper.questions["toy-step"])] == [
+        {"Ours": "quick"}, {"Ours": "slow"},
     ]
     assert range_of_kinds(toy(kinds={}), paper.questions["toy-speed"]) == []
+
+
+def test_for_a_ratio_one_part_of_a_program_is_quick_while_the_others_are_slow() -> None:
+    spread = load_engine("eager").spread  # type: ignore[union-attr]
+    numbers = asked(toy(), Asked(AskingWay.NOTHING, {"Ours": "slow cpu"})).engine_overrides
+    assert numbers["software.cpu_share"] == spread["software.cpu_share"].slow
+    assert numbers[LAYER] == spread[LAYER].quick
+    numbers = asked(toy(), Asked(AskingWay.NOTHING, {"Ours": "quick copies"})).engine_overrides
+    assert numbers["software.link_share"] == spread["software.link_share"].quick
+    assert numbers["software.copy_ns"] == spread["software.copy_ns"].quick
+    assert numbers["software.cpu_expert_ns"] == spread["software.cpu_expert_ns"].slow
 
 
 def test_hit_rates_are_not_asked_at_the_ends() -> None:
@@ -102,10 +116,10 @@ def test_the_range_goes_from_the_quickest_programs_to_the_slowest(monkeypatch: p
     monkeypatch.setattr(scores, "published", lambda: {"toy-speed": figure(value=9.0)})
     times = {"ours": {"quick": 5.0, None: 10.0, "slow": 20.0}, "theirs": {"quick": 15.0, None: 30.0, "slow": 90.0}}
     plays = {}
-    for end in ("quick", None, "slow"):
+    for end in (None, "quick", "slow", "quick cpu", "slow cpu", "quick copies", "slow copies"):
         for method, ms in times.items():
             way = Asked(AskingWay.NOTHING, end and {"Ours": end, "Theirs": end})  # type: ignore[arg-type]
-            plays[key(asked(paper, way, method))] = {"tpot_ms": ms[end]}
+            plays[key(asked(paper, way, method))] = {"tpot_ms": ms.get(end, ms[None])}
     found = score_of("toy-speed", plays, AskingWay.NOTHING)
     assert (found.simulated, found.low, found.high, found.in_range) == (3.0, 0.75, 18.0, True)
     assert value_of(paper, question, plays, Asked(AskingWay.STUDIED)) is None
