@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.costs.engine import CountedEngine, load_engine
 from trilane.common.errors import TrilaneError
 from trilane.common.schema import from_dict
-from trilane.study.calibrate import UnreachedError, bounds_of, solved
+from trilane.study.calibrate import UnreachedError, set_in_order
 from trilane.study.journal import Journal, Study, journal_next_to, journal_of
 from trilane.study.papers.calibrations import ProgramNumber, read_calibrations, write_calibrations
 from trilane.study.papers.figures import PapersError, published
@@ -22,7 +21,7 @@ from trilane.study.papers.ways import Asked
 from trilane.study.player import LastPrepared, Watch, play
 
 _CALIBRATIONS = Study("calibration", PapersError)
-_DIGITS = 3  # of a value
+_DIGITS = 4  # of a value
 
 
 class ProgramName(NamedTuple):
@@ -79,62 +78,36 @@ def _calibrated(prepared: LastPrepared, name: ProgramName) -> ProgramNumber:
 
 def calibrated(paper: Paper, program: str, prepared: LastPrepared | None = None) -> ProgramNumber:
     """The first number of the kind with which the program takes the time that the figure prints; if none does, the one
-    that comes nearest. Raises what ``observed`` raises, and PapersError for an engine without such numbers."""
-    figure_id = paper.programs[program].calibrated_by or ""
-    engine, keys = _numbers_of(paper, program, figure_id)
-    nearest: tuple[float, ProgramNumber] | None = None
-    for number in keys:
-        target = _Target(paper, program, figure_id, engine, number, prepared or LastPrepared())
-        found = target.solved()
-        if found.met:
-            return found
-        far = abs(target.error(found.value or 0.0))
-        if nearest is None or far < nearest[0]:
-            nearest = far, found
-    assert nearest is not None
-    return nearest[1]
+    that comes nearest. Raises what ``observed`` raises, and CalibrationError for an engine without such numbers."""
+    figure = paper.programs[program].calibrated_by or ""
+    engine, last = _engine_of(paper, figure), prepared or LastPrepared()
+
+    def number(values: Mapping[str, float], met: bool = True) -> ProgramNumber:
+        [(key, value)] = values.items()
+        return ProgramNumber(paper.name, program, figure, engine, key, float(f"{value:.{_DIGITS}g}"), met)
+
+    def errors(values: Mapping[str, float]) -> list[float]:
+        return [_error(paper, number(values), last)]
+
+    try:
+        return number(set_in_order(errors, engine, 1))
+    except UnreachedError as error:
+        return number(error.nearest, met=False)
 
 
-def _numbers_of(paper: Paper, program: str, figure_id: str) -> tuple[str, list[str]]:
-    """The kind of the figure's engine, and its numbers in the order in which they are tried."""
-    method = paper.questions[figure_id].method
-    scenario = paper.cases(paper.questions[figure_id], method)[0].draws[0]
-    kind = load_engine(paper.kinds.get(scenario.engine, scenario.engine))
-    numbers = [each.number for each in kind.calibrated] if isinstance(kind, CountedEngine) else []
-    keys = [number for number in numbers if number not in scenario.engine_overrides]
-    if not keys:
-        raise PapersError(f"{paper.name}: {program}: engine {kind.name!r} has no numbers that a time sets")
-    return kind.name, keys
+def _engine_of(paper: Paper, figure: str) -> str:
+    """The kind of the figure's engine."""
+    question = paper.questions[figure]
+    engine = paper.cases(question, question.method)[0].draws[0].engine
+    return paper.kinds.get(engine, engine)
 
 
-class _Target(NamedTuple):
-    """A figure that is to be met by one number of an engine."""
-
-    paper: Paper
-    program: str
-    figure: str
-    engine: str
-    key: str
-    prepared: LastPrepared
-
-    def solved(self) -> ProgramNumber:
-        """The value between its bounds, or the nearest."""
-        met, bounds = True, {self.key: bounds_of(self.engine, self.key)}
-        try:
-            values = solved(lambda numbers: [self.error(numbers[self.key])], bounds)
-        except UnreachedError as error:
-            met, values = False, error.nearest
-        return self._with(float(f"{values[self.key]:.{_DIGITS}g}"), met)
-
-    def error(self, value: float) -> float:
-        """ln(simulated / published)."""
-        asked = Asked(AskingWay.ONE_NUMBER, calibrations={(self.paper.name, self.program): self._with(value)})
-        question = self.paper.questions[self.figure]
-        plays = {key(one): observed_in(self.prepared, one) for one in plays_of(self.paper, question, asked)}
-        simulated, aim = value_of(self.paper, question, plays, asked), published()[self.figure].value
-        if not simulated or not aim:
-            raise PapersError(f"{self.figure}: expected a play with this quantity, got one without")
-        return math.log(simulated / aim)
-
-    def _with(self, value: float, met: bool = True) -> ProgramNumber:
-        return ProgramNumber(self.paper.name, self.program, self.figure, self.engine, self.key, value, met)
+def _error(paper: Paper, number: ProgramNumber, prepared: LastPrepared) -> float:
+    """ln(simulated / published) of the figure of a number."""
+    asked = Asked(AskingWay.ONE_NUMBER, calibrations={(number.source, number.program): number})
+    question = paper.questions[number.figure]
+    plays = {key(one): observed_in(prepared, one) for one in plays_of(paper, question, asked)}
+    simulated, aim = value_of(paper, question, plays, asked), published()[number.figure].value
+    if not simulated or not aim:
+        raise PapersError(f"{number.figure}: expected a play with this quantity, got one without")
+    return math.log(simulated / aim)

@@ -11,10 +11,11 @@ import pytest
 from sim.costs.engine import load_engine
 from sim.runs.scenario import Scenario
 from tests.kit.results import ToyFigures, figure, put_in, toy_paper
+from trilane.study.calibrate import CalibrationError
 from trilane.study.papers import calibrating, follows, scores
 from trilane.study.papers.calibrating import ProgramName, add_calibrations, calibrated, programs
 from trilane.study.papers.calibrations import ProgramNumber, read_calibrations
-from trilane.study.papers.figures import PapersError, PublishedFigure
+from trilane.study.papers.figures import PublishedFigure
 from trilane.study.papers.follows import follows as follows_from
 from trilane.study.papers.paper import AskingWay, Paper
 from trilane.study.papers.plays import key, plays_of, ways_of
@@ -238,5 +239,5 @@ def test_a_program_that_cannot_run_says_why(one_source: Paper, tmp_path: Path, m
 
 
 def test_an_engine_without_such_numbers_is_refused(one_source: Paper) -> None:
-    with pytest.raises(PapersError, match="Ours: engine 'graphs' has no numbers that a time sets"):
+    with pytest.raises(CalibrationError, match="engine 'graphs': expected a kind of programs"):
         calibrated(toy(kinds={"smoe-2025": "graphs"}), "Ours")
