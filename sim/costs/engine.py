@@ -281,6 +281,11 @@ class FittedEngine(_Engine):
         return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
 
     @property
+    def maps_files(self) -> bool:
+        """True if weights on the host are pages of a file that is mapped, which need not be in memory."""
+        return self.dialect != "sglang"
+
+    @property
     def cpu_in_turn(self) -> bool:
         """True if the CPU takes its turn in every layer, after the GPU."""
         return bool(self.cpu.every_layer and self.cpu.every_layer.value)
