@@ -96,10 +96,9 @@ def calibrated(paper: Paper, program: str, prepared: LastPrepared | None = None)
 
 
 def _engine_of(paper: Paper, figure: str) -> str:
-    """The kind of the figure's engine."""
+    """The engine of the figure's method, with one number."""
     question = paper.questions[figure]
-    engine = paper.cases(question, question.method)[0].draws[0].engine
-    return paper.kinds.get(engine, engine)
+    return paper.engine_in(AskingWay.ONE_NUMBER, paper.cases(question, question.method)[0].draws[0].engine)
 
 
 def _error(paper: Paper, number: ProgramNumber, prepared: LastPrepared) -> float:

@@ -15,7 +15,7 @@ from trilane.study.papers.ways import Asked, programs_of, scenarios
 _PICTURED = re.compile(r"\b(table|tab|fig|figure)\b", re.IGNORECASE)
 
 
-class Traits(NamedTuple):
+class FigureTraits(NamedTuple):
     """The engines, models and machines of a question."""
 
     engines: frozenset[str]
@@ -80,11 +80,12 @@ def places(figure: PublishedFigure) -> set[str]:
 
 
 @cache
-def traits_of(paper: Paper, figure_id: str, way: AskingWay) -> Traits:
+def traits_of(paper: Paper, figure_id: str, way: AskingWay) -> FigureTraits:
     """Engines by the names that they have in this way."""
     question = paper.asked[figure_id]
     if isinstance(question, EngineQuestion):
         asked = question.question
-        return Traits(*(frozenset({name}) for name in (question.engine, asked.shape, asked.hardware)))
+        return FigureTraits(*(frozenset({name}) for name in (question.engine, asked.shape, asked.hardware)))
     drawn = scenarios(paper, question, Asked(way))
-    return Traits(*(frozenset(str(getattr(one, name)) for one in drawn) for name in ("engine", "model", "hardware")))
+    names = ("engine", "model", "hardware")
+    return FigureTraits(*(frozenset(str(getattr(one, name)) for one in drawn) for name in names))

@@ -10,7 +10,7 @@ from itertools import product
 from math import nan
 from typing import Any, Literal, NamedTuple
 
-from sim.costs.engine import load_engine
+from sim.costs.engine import CountedEngine, load_engine
 from sim.runs.scenario import Scenario
 from traces.models.names import parted
 from trilane.common.hints import Count, Name
@@ -160,6 +160,13 @@ class Paper:
         """The name of the program that a method is; the method's own where none is stated."""
         return next((name for name, program in self.programs.items() if method in program.methods), method)
 
+    def engine_in(self, way: AskingWay, name: str) -> str:
+        """The engine that stands for the one of this name. One number is that of a released program's own engine, where
+        there is one that a single time sets; else that of its kind."""
+        if way is AskingWay.STUDIED or (way is AskingWay.ONE_NUMBER and _is_released(name)):
+            return name
+        return self.kinds.get(name, name)
+
     def put_in_by(self, figure_id: str, way: AskingWay = AskingWay.STUDIED) -> str:
         """The number that a figure set, or nothing."""
         return "; ".join(number.why for number in self.numbers[way] if figure_id in number.figures)
@@ -173,7 +180,7 @@ class Paper:
     def _numbers(self, way: AskingWay) -> Iterator[PutIn]:
         layers = (self.setting, *self.models.values(), *self.methods.values(), *self.settings.values())
         stated = {one["engine"] for one in layers if "engine" in one}
-        engines = stated if way is AskingWay.STUDIED else {self.kinds.get(name, name) for name in stated}
+        engines = {self.engine_in(way, name) for name in stated}
         yield from (PutIn(*note) for note in self.put_in if note.engine is None or note.engine in engines)
         yield from (PutIn(f"engine {name}", load_engine(name).set_by, name) for name in sorted(engines))
         if way is AskingWay.ONE_NUMBER:
@@ -212,6 +219,12 @@ class Paper:
             scenario.with_(seed=draw, sequences=tuple(range(draw * batch, (draw + 1) * batch)))
             for draw in range(max(min(asked.get("draws", self.draws), self.texts // batch), 1))
         )
+
+
+def _is_released(engine: str) -> bool:
+    """True if its numbers were read from a program's code, but for those that a time of its own sets."""
+    loaded = load_engine(engine)
+    return isinstance(loaded, CountedEngine) and bool(loaded.calibrated) and not loaded.spread
 
 
 def reasons(notes: Iterable[FigureNote], figure_id: str) -> str:

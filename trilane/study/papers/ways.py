@@ -41,8 +41,8 @@ def cases(paper: Paper, question: PaperQuestion, method: str, asked: Asked = STU
 
 
 def _asked(scenario: Scenario, paper: Paper, program: str, asked: Asked) -> Scenario:
-    """A scenario with the kind of its engine, of which the one number goes before what the file states."""
-    engine = paper.kinds.get(scenario.engine, scenario.engine)
+    """A scenario with the engine of this way, of which the one number goes before what the file states."""
+    engine = paper.engine_in(asked.way, scenario.engine)
     of_kind = scenario.with_(engine=engine)
     if asked.ends is not None:
         return _at(of_kind, asked.ends[program])
