@@ -79,14 +79,15 @@ class Scoreboard:
     @property
     def names(self) -> list[str]:
         """The sources, in the order of their figures."""
-        return list(dict.fromkeys(one.paper.name for own in self.scores.values() for one in own))
+        ways = reversed(AskingWay)  # all figures are asked with nothing put in
+        return list(dict.fromkeys(one.paper.name for way in ways for one in self.scores[way]))
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """The names of the five papers and of further sources, as far as they are asked."""
+        """The names of the five papers and of further sources, as far as they are asked; a single one by its name."""
         groups = {"the five papers": read_papers(), "further sources": further_sources()}
         found = {title: [name for name in self.names if name in sources] for title, sources in groups.items()}
-        return {title: names for title, names in found.items() if names}
+        return {title if len(names) > 1 else names[0]: names for title, names in found.items() if names}
 
     def summaries(self, names: Iterable[str], timed: bool = False) -> dict[AskingWay, ScoreSummary]:
         """In each way in which these sources are asked."""

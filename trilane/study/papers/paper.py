@@ -167,6 +167,17 @@ class Paper:
             return name
         return self.kinds.get(name, name)
 
+    @property
+    def _stated_engines(self) -> set[str]:
+        """The engines that the file names, in whichever of its parts."""
+        variants = [values for of_method in self.variants.values() for values in of_method.values()]
+        parts = (self.setting, *self.models.values(), *self.methods.values(), *self.settings.values(), *variants)
+        return {values["engine"] for values in parts if "engine" in values}
+
+    def engines(self, way: AskingWay) -> set[str]:
+        """The engines that it is asked with."""
+        return {self.engine_in(way, name) for name in self._stated_engines}
+
     def put_in_by(self, figure_id: str, way: AskingWay = AskingWay.STUDIED) -> str:
         """The number that a figure set, or nothing."""
         return "; ".join(number.why for number in self.numbers[way] if figure_id in number.figures)
@@ -178,9 +189,7 @@ class Paper:
         return {way: tuple(self._numbers(way)) for way in AskingWay}
 
     def _numbers(self, way: AskingWay) -> Iterator[PutIn]:
-        layers = (self.setting, *self.models.values(), *self.methods.values(), *self.settings.values())
-        stated = {one["engine"] for one in layers if "engine" in one}
-        engines = {self.engine_in(way, name) for name in stated}
+        engines = self.engines(way)
         yield from (PutIn(*note) for note in self.put_in if note.engine is None or note.engine in engines)
         yield from (PutIn(f"engine {name}", load_engine(name).set_by, name) for name in sorted(engines))
         if way is AskingWay.ONE_NUMBER:

@@ -54,7 +54,7 @@ def test_points_bands_and_names() -> None:
     points, ax = drawn(picture), picture.axes[3]
     assert set(points) == {(2.0, 2.1), (3.0, 9.0), (4.0, 40.0)}
     assert points[4.0, 40.0].get_markerfacecolor() == "white"  # type: ignore[attr-defined]  # put in
-    assert (ax.get_xscale(), ax.get_yscale(), ax.get_title()) == ("log", "log", "the five papers, as studied")
+    assert (ax.get_xscale(), ax.get_yscale(), ax.get_title()) == ("log", "log", "Toy, as studied")
     assert [text.get_text() for text in ax.texts] == ["toy-far"]
     widths = sorted(each.get_paths()[0].get_extents().y1 / ax.get_xlim()[1] for each in ax.collections)
     assert widths == [pytest.approx(1.15), pytest.approx(1.30)]
@@ -93,7 +93,7 @@ def test_the_headline_counts_what_is_not_drawn_too() -> None:
     picture = plot_papers(board(*SCORES, given=["toy-put-in"]), NO_RECORD)
     text = " ".join(each.get_text() for each in picture.findobj(lambda each: hasattr(each, "get_text")))
     text = " ".join(text.split())
-    assert "Within 30% of what is published, the five papers: 33% of 3 as studied" in text
+    assert "Within 30% of what is published, Toy: 33% of 3 as studied" in text
     assert "1 refused, of another sign than published, or 0" in text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from policies.papers.edgemoe import ActivationProfile
+from sim.costs.engine import FittedEngine, load_engine
 from sim.runs.hits import layer_frame
 from sim.runs.prepare import prepare
 from sim.runs.scenario import Scenario
@@ -222,6 +223,13 @@ def test_a_source_has_a_question_for_each_figure_and_no_other(tmp_path: Path) ->
     assert list(papers_in(tmp_path, {"toy-engine": figure("toy-engine")})) == ["Toy"]
     with pytest.raises(PapersError, match="Toy: expected a question for each figure that is not left out: toy-engine"):
         papers_in(tmp_path, {})
+
+
+def test_with_nothing_put_in_engines_are_kinds_or_those_that_people_run() -> None:
+    for source in sources().values():
+        for name in source.engines(AskingWay.NOTHING):
+            engine = load_engine(name)
+            assert isinstance(engine, FittedEngine) or engine.spread, f"{source.name}: expected a kind, got {name}"
 
 
 def test_further_sources_say_which_figure_sets_each_program() -> None:
