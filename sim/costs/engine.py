@@ -281,6 +281,11 @@ class FittedEngine(_Engine):
         return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
 
     @property
+    def maps_files(self) -> bool:
+        """True if weights on the host are pages of a file that is mapped, which need not be in memory."""
+        return self.dialect != "sglang"
+
+    @property
     def cpu_in_turn(self) -> bool:
         """True if the CPU takes its turn in every layer, after the GPU."""
         return bool(self.cpu.every_layer and self.cpu.every_layer.value)
@@ -373,10 +378,11 @@ def _bundled(name: str, depth: int) -> dict[str, Any]:
 
 
 def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """A mapping with some of its entries changed, section by section; a number is changed as a whole."""
+    """A mapping with some of its entries changed, section by section; a number is changed as a whole, and an empty
+    section stands for itself."""
     merged = dict(base)
     for key, value in changed.items():
         old = merged.get(key)
-        section = isinstance(value, dict) and "source" not in value and isinstance(old, dict)
+        section = isinstance(value, dict) and value and "source" not in value and isinstance(old, dict)
         merged[key] = _over(old, value) if section and old is not None else value
     return merged
