@@ -1,7 +1,8 @@
 """Numbers of an engine from times that a program took: as many as there are times, so that simulated plays take these.
 
 One number is found by bracketing, several by least squares, both in logarithms of numbers and times. A number is looked
-for between ``BEYOND`` times less and more than programs of its kind have, or ``ANY`` times where no spread is stated.
+for up to ``BEYOND`` times below and above those that programs of its kind have. A kind of programs says which numbers
+its times set, in which order: the first with which all times are met, are set.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.optimize import brentq, least_squares
 
-from sim.costs.engine import EngineError, load_engine
+from sim.costs.engine import CountedEngine, EngineError, load_engine
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.simulate import play
 from trilane.common.errors import TrilaneError
 
-BEYOND, ANY = 4.0, 30.0
+BEYOND, ANY = 4.0, 30.0  # ANY: of engines that are no kind
 CLOSE = 0.01  # of a time, up to which it has been met
 _FINE = 1e-3  # of a number, to which it is looked for
 
@@ -52,18 +54,19 @@ class CalibrationError(TrilaneError):
 
 
 class UnreachedError(CalibrationError):
-    """Times that no value between the bounds gives; ``nearest``: the values that come nearest."""
+    """Times that no value between the bounds gives; ``nearest``: the values that come nearest, ``worst``: the largest
+    ln(simulated / asked time) with them."""
 
-    def __init__(self, message: str, nearest: dict[str, float]) -> None:
+    def __init__(self, message: str, nearest: dict[str, float], worst: float) -> None:
         super().__init__(message)
-        self.nearest = nearest
+        self.nearest, self.worst = nearest, worst
 
 
-def calibrated(timed: Sequence[TimedPlay], keys: Sequence[str]) -> dict[str, float]:
+def calibrated(timed: Sequence[TimedPlay], keys: Sequence[str] | None = None) -> dict[str, float]:
     """Values of the engine's numbers ``keys``, as many as plays, with which these take their times.
 
-    The engine is that of the first scenario. Raises CalibrationError, of times that cannot be met UnreachedError; and
-    what ``prepare`` raises.
+    The engine is that of the first scenario. ``keys``: None is the kind's own order (``set_in_order``). Raises
+    CalibrationError, of times that cannot be met UnreachedError; and what ``prepare`` raises.
     """
     prepared = [prepare(each.scenario) for each in timed]
 
@@ -73,7 +76,37 @@ def calibrated(timed: Sequence[TimedPlay], keys: Sequence[str]) -> dict[str, flo
         return [log_error(each.quantity, value, each.value) for value, each in zip(simulated, timed, strict=True)]
 
     engine = timed[0].scenario.engine
+    if keys is None:
+        return set_in_order(errors, engine, len(timed))
     return solved(errors, {key: bounds_of(engine, key) for key in keys}, len(timed))
+
+
+def set_in_order(errors: LogErrors, engine: str, times: int) -> dict[str, float]:
+    """The first ``times`` numbers in the order of a kind of programs with which all errors are 0.
+
+    Raises CalibrationError for an engine that states no order, or for fewer numbers than times; UnreachedError with the
+    values that come nearest.
+    """
+    nearest: UnreachedError | None = None
+    for keys in combinations(order_of(engine, times), times):
+        try:
+            return solved(errors, {key: bounds_of(engine, key) for key in keys})
+        except UnreachedError as error:
+            nearest = error if nearest is None or abs(error.worst) < abs(nearest.worst) else nearest
+    assert nearest is not None
+    raise nearest
+
+
+def order_of(engine: str, times: int = 1) -> list[str]:
+    """The numbers that a kind's times set, in its order. Raises CalibrationError for fewer than ``times``."""
+    loaded = load_engine(engine)
+    order = [each.number for each in loaded.calibrated] if isinstance(loaded, CountedEngine) else []
+    if not 1 <= times <= len(order):
+        raise CalibrationError(
+            f"engine {engine!r}: expected 1 to {len(order)} times, as many as it has numbers to set, got {times}"
+            if order else f"engine {engine!r}: expected a kind of programs, such as eager (`trilane engines`)"
+        )
+    return order
 
 
 def solved(errors: LogErrors, bounds: Mapping[str, Bounds], times: int | None = None) -> dict[str, float]:
@@ -83,9 +116,9 @@ def solved(errors: LogErrors, bounds: Mapping[str, Bounds], times: int | None = 
     found = _one(errors, bounds) if len(bounds) == 1 else _several(errors, bounds)
     worst = max(errors(found), key=abs)
     if abs(worst) > CLOSE:
-        names = " and ".join(found)
-        far = f"{math.exp(worst):.2f} times as long as asked"
-        raise UnreachedError(f"with no value of {names} the plays take the times: the nearest takes {far}", found)
+        names, far = " and ".join(found), f"{math.exp(worst):.2f} times as long as asked"
+        message = f"with no value of {names} the plays take the times: the nearest takes {far}"
+        raise UnreachedError(message, found, worst)
     return found
 
 
@@ -118,19 +151,22 @@ def _several(errors: LogErrors, bounds: Mapping[str, Bounds]) -> dict[str, float
 
 def bounds_of(engine: str, key: str) -> Bounds:
     """Ends between which a number of an engine is looked for. Raises CalibrationError for one that has no value."""
-    number = load_engine(engine).flat().get(key)
+    loaded = load_engine(engine)
+    number = loaded.flat().get(key)
     if number is None or not isinstance(number.value, int | float) or number.value <= 0:
         raise CalibrationError(f"engine {engine!r}: expected a value above 0 of {key}, around which to look for it")
-    return Bounds(*(_allowed(engine, key, number.value, factor) for factor in (1 / ANY, ANY)))
+    spread = loaded.spread.get(key) if isinstance(loaded, CountedEngine) else None
+    ends = (number.value / ANY, number.value * ANY) if spread is None else (min(spread) / BEYOND, max(spread) * BEYOND)
+    return Bounds(*(_allowed(engine, key, end, number.value if spread is None else max(spread)) for end in ends))
 
 
-def _allowed(engine: str, key: str, value: float, factor: float) -> float:
-    """A value times a factor, or the value where an engine takes none such."""
+def _allowed(engine: str, key: str, end: float, known: float) -> float:
+    """An end, or what is known to be allowed where an engine takes none such."""
     try:
-        load_engine(engine, {key: value * factor})
+        load_engine(engine, {key: end})
     except EngineError:
-        return value
-    return value * factor
+        return known
+    return end
 
 
 # --- plays ------------------------------------------------------------------------------------------------------------
