@@ -15,7 +15,7 @@ SHARES = (0.125, 0.25, 0.5, 0.75)  # of the experts
 _TEXTS, _TOKENS = 2, 128  # that are simulated: an estimate in a tenth of a second a model
 
 
-class Spread(NamedTuple):
+class HitSpread(NamedTuple):
     """Hit rates of an LRU cache by layer at the same sizes, with the routing of each relative."""
 
     basis: Basis
@@ -29,14 +29,14 @@ class Spread(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def hit_spread(shape: ModelShape, shares: tuple[float, ...] = SHARES) -> Spread:
+def hit_spread(shape: ModelShape, shares: tuple[float, ...] = SHARES) -> HitSpread:
     """The spread of hit rates of caches that hold these shares of the experts: over the relatives of a model, or over
     the kinds of text that are published for it."""
     stored = nearest_stored(shape)
     kinds = text_kinds().get(base_name(shape), {}) if stored.basis == "own statistics" else {}
     fits = [*(adapted(shape, fit) for fit in relatives(shape)), *(of_kind(shape, kind) for kind in kinds)]
     made = [choices(fit, _TEXTS, _TOKENS) for fit in fits]
-    return Spread(stored.basis, stored.fit.name, tuple(lru_at(ids, shape.experts, shares) for ids in made))
+    return HitSpread(stored.basis, stored.fit.name, tuple(lru_at(ids, shape.experts, shares) for ids in made))
 
 
 def in_words(shape: ModelShape, share: float) -> str:
