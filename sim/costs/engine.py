@@ -78,6 +78,16 @@ class GpuWork(NamedTuple):
     vendor_product_share: Mapping[str, Sourced[Factor]]
 
 
+class CpuAttention(NamedTuple):
+    """Kernels of attention on the CPU: in tiles of queries, or of one query after another."""
+
+    tile_rows: Sourced[Annotated[int, at_least(1)]]  # fewer of a sequence are computed one after another
+    tile_bits: Sourced[Bits]  # so are keys and values of fewer
+    products_per_cycle: Sourced[Factor]  # as those of weights
+    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key
+    unpack_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of each element of fewer than 16 bits
+
+
 class CpuWork(NamedTuple):
     """The CPU. Rates saturate: the memory's near ``ceiling_bytes_per_s``, that of threads near the memory's.
 
@@ -98,7 +108,7 @@ class CpuWork(NamedTuple):
     cache_factor: Mapping[Cached, Sourced[Factor]]
     cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     ceiling_flops_per_s: Sourced[Rate]
-    attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
+    flash: CpuAttention
     every_layer: Sourced[bool] | None = None  # whether it takes its turn in every layer, after the GPU's experts and
     # also without any of its own: ``layer_ns`` is then a wait of every layer
 

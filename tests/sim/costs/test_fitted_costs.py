@@ -17,7 +17,7 @@ from sim.costs.cost_table import CostError
 from sim.costs.engine import EngineError, FittedEngine, NumaMode, engine_names, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
 from sim.costs.fitted_costs import attention_flops, copy_bytes_per_s, fitted_costs
-from sim.costs.processors import WIDE_BITS, CpuProcessor, saturated, unpacked_bits
+from sim.costs.processors import WIDE_BITS, AttentionWork, CpuProcessor, saturated, unpacked_bits
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.parts import Vendor
 from sim.machine.sourced import Sourced
@@ -46,7 +46,8 @@ ENGINE = load_engine("llama.cpp").with_numbers(
         "cpu.efficiency_core": 0.5,
         **{f"cpu.weights_per_cycle.{coding}": 1000 for coding in get_args(Coding)},
         **{f"cpu.products_per_cycle.{coding}": 2 for coding in get_args(Coding)}, "cpu.ceiling_flops_per_s": 1e18,
-        "cpu.attention_factor": 2, "prompt.link_share": 0.5,
+        "cpu.flash.products_per_cycle": 1, "cpu.flash.pair_cycles": 0, "cpu.flash.unpack_cycles": 3,
+        "prompt.link_share": 0.5,
         "prompt.memory_share": 1000, "prompt.staging_bytes_per_s": 1e15,
     }
 )
@@ -159,6 +160,7 @@ def test_all_heads_meet_a_latent_as_it_is_kept_or_unpack_it_for_each_piece() -> 
     latent = Attention("full", 1, heads=16, head_dim=192, kv_width=576)
     assert attention_flops(latent, "compressed", 1000, 10) == 2 * 16 * (576 + 512) * 1000
     assert attention_flops(latent, "heads", 1000, 10) == 4 * 16 * 192 * 1000 + 2 * 512 * 16 * (128 + 128) * 10
+    assert attention_flops(latent, "heads", 1000, 1000) == 2 * 16 * (576 + 512) * 1000  # a token: not worth unpacking
     grouped = Attention("full", 1, heads=16, head_dim=128, kv_width=1024)
     assert {attention_flops(grouped, way, 1000, 10) for way in ("compressed", "heads")} == {4 * 16 * 128 * 1000}
     ways = {name: load_fitted(name).prompt.latent.value for name in ("llama.cpp", "llama.cpp-rocm", "ik_llama.cpp")}
@@ -291,6 +293,34 @@ def test_without_a_gpu_the_cpu_computes_all() -> None:
     assert step.attention_ns == round(8_000_000 * 1e9 / 15e9 + 4 * cache * 1e9 / 15e9 + 3 * REGION_NS)
     assert costs.experts[0].gpu_ns == costs.experts[0].cpu_ns
     assert costs.experts[0].first_cpu_ns == 0
+
+
+def attention_cycles(rows: int, bits: float = 16, sequences: int = 1, engine: str = "llama.cpp") -> float:
+    """Cycles of attention's products on the CPU: 8 heads of 128, each row to 1,000 keys."""
+    numbers = {"cpu.flash.products_per_cycle": 4, "cpu.flash.pair_cycles": 100, "cpu.flash.unpack_cycles": 0.5}
+    work, base = load_fitted(engine).with_numbers(numbers).cpu, machine()
+    pairs = 8.0 * rows * 1000
+    arithmetic = AttentionWork(4 * 128 * pairs, pairs, bits)
+    time_ns = CpuProcessor(base.cpu, work, ENGINE.prompt, 10).attention_ns(arithmetic, "grouped", rows, sequences)
+    return time_ns * 2.5 * 10 / pairs  # of ten threads of 2.5 GHz
+
+
+@pytest.mark.parametrize(("engine", "rows", "bits", "cycles"), [
+    ("llama.cpp", 64, 16, 64), ("llama.cpp", 63, 16, 64 + 100), ("llama.cpp", 1, 16, 64 + 100),
+    ("llama.cpp", 64, 8.5, 64 + 100 + 128), ("llama.cpp-2025", 1, 16, 64), ("llama.cpp-2025", 512, 8.5, 64 + 100 + 128),
+    ("ik_llama.cpp", 1, 16, 64), ("ik_llama.cpp", 512, 8.5, 64), ("ik_llama.cpp-2025", 512, 4.5, 64),
+])
+def test_attention_on_the_cpu_is_computed_in_tiles_or_of_one_query_after_another(
+    engine: str, rows: int, bits: float, cycles: float
+) -> None:
+    """256 products of a head's query and key take 64 cycles, and a pair alone 100 more; keys and values of fewer bits
+    are unpacked for each. llama.cpp has tiles from 64 rows on, of 16 bits; its older builds multiply whole matrices."""
+    assert attention_cycles(rows, bits, engine=engine) == pytest.approx(cycles)
+
+
+def test_rows_of_several_sequences_are_tiles_of_their_own() -> None:
+    assert attention_cycles(128, sequences=2) == pytest.approx(64)
+    assert attention_cycles(127, sequences=2) == pytest.approx(164)
 
 
 def test_threads_saturate_the_memory() -> None:
