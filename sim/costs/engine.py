@@ -66,7 +66,9 @@ class GpuWork(NamedTuple):
     vendor_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards with memory of their own
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
     cache_bits: Mapping[Cached, Sourced[Factor]]  # keys and values of fewer than 16 take the time of so many, unpacked
-    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
+    four_bits: Mapping[Cached, Sourced[Factor]]  # times that, for those of four bits
+    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products; 1: they
+    # are unpacked once for a piece, before
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
     coded_products: Mapping[Coding, Sourced[Factor]]  # times these shares, for weights that are unpacked so

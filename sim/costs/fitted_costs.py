@@ -36,6 +36,7 @@ from traces.models.attention import STATE_BYTES, Attention
 from traces.models.codings import codings_of
 from traces.models.shape import ModelShape
 
+UNPACKED_FROM = 128  # tokens: keys and values of all heads are made of a latent (ikawrakow/ik_llama.cpp, pp_opt)
 ROTARY_WIDTH = 64  # of a latent: elements that are keys and no values, in every DeepSeek and GLM
 _COPIES_POWER = 3  # how sharply copies saturate
 
@@ -143,8 +144,8 @@ class FittedSteps:
         cache_ns = main.cache_ns(read * kind.kv_width, self.shape.cache_bits, name)
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
         state_ns += main.state_ns(kind.state_bytes / STATE_BYTES, tokens - len(context))
-        flops = attention_flops(kind, self.engine.prompt.latent.value, pairs, read)
-        work = AttentionWork(flops, pairs * kind.heads, self.shape.cache_bits)
+        flops = attention_flops(kind, self.engine.prompt.latent.value, tokens, pairs, read)
+        work = AttentionWork(flops, pairs * kind.heads, read * kind.kv_width, self.shape.cache_bits)
         scores_ns = main.attention_ns(work, name, tokens, len(context))
         product_ns = self._product(kind.params, self.shape.bits.of_attention(kind), tokens)
         return product_ns + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
@@ -157,8 +158,8 @@ class FittedSteps:
         return known
 
 
-def attention_flops(kind: Attention, latent: LatentProducts, pairs: float, read: float) -> float:
-    """Arithmetic within attention of a layer: so many pairs of positions, so many read.
+def attention_flops(kind: Attention, latent: LatentProducts, tokens: int, pairs: float, read: float) -> float:
+    """Arithmetic within attention of a layer, for so many tokens: so many pairs of positions, so many read.
 
     In llama.cpp all heads meet a latent as it is kept, whose whole width are keys and all but the rotary part values:
     two to three times what keys and values of heads need (ggml-org/llama.cpp src/models/deepseek2.cpp, which multiplies
@@ -167,11 +168,9 @@ def attention_flops(kind: Attention, latent: LatentProducts, pairs: float, read:
     if layer_kind(kind) != "latent":
         return 4.0 * kind.heads * kind.head_dim * pairs
     values = kind.kv_width - ROTARY_WIDTH
-    compressed = 2.0 * kind.heads * (kind.kv_width + values) * pairs
-    if latent == "compressed":
-        return compressed
-    unpacked = 4.0 * kind.heads * (kind.head_dim * pairs + values * (kind.head_dim - ROTARY_WIDTH) * read)
-    return min(unpacked, compressed)
+    if latent == "compressed" or tokens < UNPACKED_FROM:
+        return 2.0 * kind.heads * (kind.kv_width + values) * pairs
+    return 4.0 * kind.heads * (kind.head_dim * pairs + values * (kind.head_dim - ROTARY_WIDTH) * read)
 
 
 def copy_bytes_per_s(hardware: Hardware, prompt: PromptWork) -> float:

@@ -67,15 +67,15 @@ class Processor(ABC):
         return size / (self.read_bytes_per_s * self.unpacked_share(bits)) * 1e9
 
     @abstractmethod
-    def cache_bits(self, kind: Cached) -> float:
-        """Bits whose reading takes as long as that of keys and values of fewer than 16."""
+    def cache_bits(self, kind: Cached, bits: float) -> float:
+        """Bits whose reading takes as long as that of keys and values of ``bits``, which are fewer than 16."""
 
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """Keys and values, or the state of linear attention, in the time of as many bytes of weights, or of a factor
         more."""
         factor = 1.0
         if kind != "state":
-            bits, factor = unpacked_bits(bits, self.cache_bits(kind)), self.work.cache_factor[kind].value
+            bits, factor = unpacked_bits(bits, self.cache_bits(kind, bits)), self.work.cache_factor[kind].value
         return elements * bits / 8 * factor / self.read_bytes_per_s * 1e9
 
     @abstractmethod
@@ -97,10 +97,12 @@ class Processor(ABC):
 
 
 class AttentionWork(NamedTuple):
-    """Arithmetic of a layer's attention: operations, pairs of a query of a head and a key, bits of keys and values."""
+    """Arithmetic of a layer's attention: operations, pairs of a query of a head and a key; elements and bits of keys
+    and values."""
 
     flops: float
     pairs: float
+    elements: float
     bits: float
 
 
@@ -155,14 +157,18 @@ class GpuProcessor(Processor):
         row_ns = self._products(flops, self.work.product_share.value, self.codings.others)
         return read_ns + (rows - 1) * min(row_ns, read_ns)
 
-    def cache_bits(self, kind: Cached) -> float:
-        return self.work.cache_bits[kind].value
+    def cache_bits(self, kind: Cached, bits: float) -> float:
+        work = self.work
+        return work.cache_bits[kind].value * (work.four_bits[kind].value if bits < QUANTISED_BITS else 1.0)
 
     def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
-        share, flops = self.work.attention_share.value * self._factor(self.work.vendor_attention_share), work.flops
+        share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
+        factor, unpacking_ns = 1.0, 0.0
         if kind != "state" and work.bits < WIDE_BITS:
-            flops *= self.work.unpacked_products[kind].value
-        return flops * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
+            factor = self.work.unpacked_products[kind].value
+            unpacked = work.elements if rows > sequences and factor == 1 else 0.0
+            unpacking_ns = unpacked * (work.bits + WIDE_BITS) / 8 / self.read_bytes_per_s * 1e9
+        return unpacking_ns + work.flops * factor * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
 
     def state_ns(self, elements: float, rows: int) -> float:
         """One row after another: each column of the state fetches the row's key and query anew, from caches."""
@@ -230,7 +236,7 @@ class CpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return max(self.read_ns(size, bits), rows * flops / self.flops_per_s(self.codings.others) * 1e9)
 
-    def cache_bits(self, kind: Cached) -> float:
+    def cache_bits(self, kind: Cached, bits: float) -> float:
         return self.work.cache_bits.value
 
     def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
