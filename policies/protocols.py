@@ -24,6 +24,7 @@ from policies.mechanism.views import (
 from policies.parts.routers import TrueRouter
 
 When = Literal["routed", "layer_end", "step_end"]
+WritesBack = Literal["never", "alongside", "in turn"]
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,12 @@ UNDECLARED = Needs()  # of a composition: those that its policy declares
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """A policy ready for one run: five new parts and the parameters of the mechanism."""
+    """A policy ready for one run: five new parts and the parameters of the mechanism.
+
+    ``writes_back``: whether experts go back to the host, as weights that could have changed would: the victims of a
+    copy, "alongside" it or "in turn", after it and before the next one; in turn, a copy that only passes
+    through staging is followed by one write-back, too.
+    """
 
     placement: Placement
     router: Router = field(default_factory=TrueRouter)
@@ -202,7 +208,7 @@ class Composition:
     prefetcher: Prefetcher | None = None
     cache: Cache
     swaps_before_prefetches: bool = False
-    writes_back: bool = False  # victims are copied back to the host, as weights that could have changed would be
+    writes_back: WritesBack = "never"
     demand_slots: int = 2  # staging slots for demand loads
     prefetch_slots: int = 0  # staging slots for prefetches
     decision_cost: str = ""  # entry of the table of decision costs; empty: ``name``

@@ -10,7 +10,17 @@ from typing import Annotated, Any, TypeVar
 from policies.calibration import Calibration
 from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.parts.future import Future
-from policies.protocols import UNDECLARED, Assigner, Cache, Composition, Needs, Placement, Prefetcher, Router
+from policies.protocols import (
+    UNDECLARED,
+    Assigner,
+    Cache,
+    Composition,
+    Needs,
+    Placement,
+    Prefetcher,
+    Router,
+    WritesBack,
+)
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import at_least, hints_of, in_words
 from trilane.common.quoting import quoted
@@ -121,7 +131,7 @@ class System:
 
 _VALUES: Mapping[str, Any] = {  # of a composition, in addition to its parts
     "demand_slots": NonNegative, "prefetch_slots": NonNegative, "decision_cost": str, "name": str,
-    "parameters": Mapping[str, Any], "writes_back": bool, "swaps_before_prefetches": bool,
+    "parameters": Mapping[str, Any], "writes_back": WritesBack, "swaps_before_prefetches": bool,
 }
 _PARTS = {"placement": Placement, "router": Router, "assigner": Assigner, "prefetcher": Prefetcher, "cache": Cache}
 

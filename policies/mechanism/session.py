@@ -147,6 +147,13 @@ class Session:
         """How many copies wait for the copy lane; some of them may still be withdrawn."""
         return self._copies.queued
 
+    def written_back(self, copy: Copy) -> Sequence[ExpertId]:
+        """The experts that go back to the host with a copy. In turn, one that passes through staging is itself, in
+        place of the expert that it would displace in a larger cache."""
+        written = self.policy.writes_back
+        staged = written == "in turn" and copy.into == "staging"
+        return () if written == "never" else (copy.key,) if staged else copy.victims
+
     def copied(self, copy: Copy) -> bool:
         """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
         self._copies.end(copy)

@@ -100,7 +100,7 @@ class MixtralOffloading(Policy):
 
 @register(
     "mixtral-offloading@impl",
-    "LRU by layer; evicted experts are written back",
+    "LRU by layer; every load writes an expert back",
     source="dvmazur/mixtral-offloading ce54518; docs/readings.md#mixtral-offloading",
 )
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ class MixtralOffloadingImpl(Policy):
     buffers: its ``buffer_size``, the staging slots. There each load, here only one that the cache cannot take, passes
         through them; there at most 3 are under way, here the link carries one copy at a time anyway.
 
-    Where an event is larger than the cache, the code writes an expert back for each of its loads; here those beyond the
-    cache displace nothing and write nothing back.
+    Each load writes an expert back, in the stream in which it was copied, so that the two directions take turns: its
+    victim, or, where an event is larger than the cache, itself, in place of an expert of the same event. Which experts
+    of such an event are left in the cache is not followed: here those that were there, in the code the last ones.
     """
 
     needs = WITHOUT_SPECULATION
@@ -124,6 +125,6 @@ class MixtralOffloadingImpl(Policy):
             placement=LastExperts(),
             assigner=LoadAll(),
             cache=LruCache(),
-            writes_back=True,
+            writes_back="in turn",
             demand_slots=self.buffers,
         )

@@ -21,7 +21,7 @@ from policies.mechanism.views import Copy, ExpertId, Updates
 from realrun.errors import LaneError
 from realrun.execution.recorder import MachineRecorder
 from realrun.experts.store import ExpertStore, GpuSlots
-from realrun.machine.lanes import Completion, Machine, Work
+from realrun.machine.lanes import Completion, Machine, MachineLane, Work
 
 
 class CopyFuture:
@@ -264,20 +264,20 @@ class Copying:
         leaving = [self._slots.buffer(victim) for victim in copy.victims]
         for victim, buffer in zip(copy.victims, leaving, strict=True):
             self._instant("evict", victim)
-            if self._session.policy.writes_back:
-                self._write_back(victim, buffer)
+            if self._session.policy.writes_back == "alongside":
+                self._write_back(victim, buffer, self._machine.back)
         target, future = self._slots.begin(copy), self._future(copy.key)
         self._in_flight.append(InFlight(copy, future, self._machine.now_ns()))
         return lambda: self._carry(copy, target, future, place)
 
-    def _write_back(self, expert_id: ExpertId, buffer: torch.Tensor) -> None:
-        """Copy a victim to scratch memory on the host: its own weights there are the same, and may be in use.
+    def _write_back(self, expert_id: ExpertId, buffer: torch.Tensor, lane: MachineLane) -> None:
+        """Copy an expert to scratch memory on the host: its own weights there are the same, and may be in use.
 
         The traffic is real, but the bytes are not used. As in the simulator, the incoming copy starts at once into the
         same slot; a machine that needed the bytes would have to use another slot, or wait.
         """
         scratch = self._scratch[: len(buffer)]
-        completion = self._machine.back.submit(lambda: scratch.copy_(buffer, non_blocking=True))
+        completion = lane.submit(lambda: scratch.copy_(buffer, non_blocking=True))
         layer, expert = expert_id
         self._recorder.add("d2h", completion, "writeback", layer, expert, 0, self.expert_bytes(layer))
 
@@ -287,6 +287,9 @@ class Copying:
             completion = self._machine.copy_in(target, self._store.buffer(layer, expert))
         future.begin(completion)
         self._recorder.add("h2d", completion, copy.kind, layer, expert, 0, copy.expert_bytes, place=place)
+        if self._session.policy.writes_back == "in turn":
+            for written in self._session.written_back(copy):
+                self._write_back(written, target, self._machine.link)
 
     def _copied(self, copy: Copy) -> None:
         """Notify the session of the end of a copy. The caller holds ``lock``."""

@@ -97,7 +97,7 @@ class CopyScript:
         self.queue: deque[Copy] = deque()
         self.cost = SimpleNamespace(expert_bytes=expert_bytes, copy_ns=1)
         self.costs = [self.cost] * layers
-        self.policy = SimpleNamespace(writes_back=False)
+        self.policy = SimpleNamespace(writes_back="never")
 
     def next_copy(self) -> Copy | None:
         return self.queue.popleft() if self.queue else None

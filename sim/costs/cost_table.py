@@ -109,6 +109,7 @@ class CostTable:
     layer_ns: Ns = 0  # of the host between two layers: once one has ended, before anything of the next is launched
     prompt_layer_ns: Ns = 0  # the same in a prompt, in addition
     serial: bool = False  # the CPU's experts of a layer wait for the GPU's, and for their copies
+    serial_copies: bool = False  # a copy that a layer waits for begins when the GPU has done what it was given
     draft: DraftWork = NO_DRAFTS
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 

@@ -10,13 +10,14 @@ known from measured speeds (``sim.costs.fitted_costs``). The sections of a file 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
+from sim.costs.software import Calibrated, Factor, Ns, Share, Software, Spread
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -28,11 +29,7 @@ from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
-Share = Annotated[float, above(0), at_most(1)]
-Bits = Annotated[float, above(0), at_most(64)]
-Factor = Annotated[float, above(0), at_most(1000)]
 Rate = Annotated[float, above(0), at_most(1e18)]
-Ns = Annotated[float, between(0, 1e12)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 LatentProducts = Literal["compressed", "heads"]
@@ -136,29 +133,6 @@ class EngineError(HardwareError):
     """An engine that is unknown, or cannot answer the question."""
 
 
-class Software(NamedTuple):
-    """Numbers of a system's own program on a machine, where kernels are counted; what is absent is the machine's.
-
-    Up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` for each, and reaches
-    ``small_batch_flops_share`` of the arithmetic.
-    """
-
-    first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
-    cpu_expert_ns: Sourced[Ns] | None = None  # fixed time of every CPU expert
-    cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
-    small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
-    small_batch_flops_share: Sourced[Share] | None = None
-    cpu_token_ns: Sourced[Ns] | None = None
-    gpu_expert_ns: Sourced[Ns] | None = None  # least time of every GPU expert, whose kernels the program starts slowly
-    copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
-    copied_bits: Sourced[Bits] | None = None  # of each weight of an expert: its copy on the GPU has no more
-    copies: Sourced[Copies] | None = None  # host memory from which experts are copied
-    layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
-    prompt_layer_ns: Sourced[Ns] | None = None  # the same in a prompt, in addition
-    plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's
-    serial: Sourced[bool] | None = None  # whether the CPU's experts of a layer wait for the GPU's, and for their copies
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Engine:
     """Facts that engines of both kinds state.
@@ -208,6 +182,10 @@ class _Engine:
         """Every number by its dotted key."""
         return numbers_in(vars(self))
 
+    def keys(self) -> list[str]:
+        """Dotted keys of the numbers that it has, or could have in place of the machine's."""
+        return list(self.flat())
+
     def with_numbers(self, changed: Mapping[str, float]) -> Self:
         """The engine with other values for some dotted keys. Raises EngineError for a key that it lacks."""
         for key in changed:
@@ -227,9 +205,18 @@ class _Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedEngine(_Engine):
-    """An engine whose kernels are counted; ``software``: a paper's own program."""
+    """An engine whose kernels are counted; ``software``: a program's own numbers.
+
+    One with a ``spread`` stands for a kind of programs: its numbers lie between these values. ``calibrated``: the
+    numbers that a program's own times set, in this order.
+    """
 
     software: Software | None = None
+    spread: Mapping[str, Spread] = field(default_factory=dict)
+    calibrated: tuple[Calibrated, ...] = ()
+
+    def keys(self) -> list[str]:
+        return ["replay_ns", "spin_ns", *(f"software.{name}" for name in Software._fields)]
 
     def _faults(self) -> Iterator[str]:
         yield from super()._faults()
@@ -237,6 +224,9 @@ class CountedEngine(_Engine):
         few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
         if small and None in few and any((*few, small.cpu_token_ns)):
             yield "software: expected small_batch_tokens and small_batch_flops_share together"
+        for key in (*self.spread, *(each.number for each in self.calibrated)):
+            if key not in self.flat():
+                yield f"spread, calibrated: {unknown('number', key, self.flat())}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,19 +313,47 @@ def engine_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
-@cache
-def load_engine(name_or_path: str) -> InferenceEngine:
+def load_engine(name_or_path: str, overrides: Mapping[str, bool | float | str] | None = None) -> InferenceEngine:
     """An engine by its name, or a file of the same form. Raises EngineError.
 
-    A file may be ``like`` another one and state only what differs.
+    A file may be ``like`` another one and state only what differs. ``overrides`` replaces values by dotted key, such as
+    ``{"software.layer_ns": 1e6}``; of a counted engine also those that its file leaves to the machine.
     """
+    return _with_overrides(name_or_path, overrides) if overrides else _as_stated(name_or_path)
+
+
+@cache
+def _as_stated(name_or_path: str) -> InferenceEngine:
+    path = _path_of(name_or_path)
+    return _read(_document(path), path, path.name)
+
+
+def _with_overrides(name_or_path: str, overrides: Mapping[str, bool | float | str]) -> InferenceEngine:
+    stated = _as_stated(name_or_path)
+    where = f"engine {stated.name!r}, overrides"
+    for key in overrides:
+        if key not in (known := stated.keys()):
+            raise EngineError(f"{where}: {unknown('key', key, known)}")
+    changed: dict[str, Any] = {}
+    for key, value in overrides.items():
+        *sections, name = key.split(".")
+        section = reduce(lambda outer, inner: outer.setdefault(inner, {}), sections, changed)
+        section[name] = {"value": value, "source": "override", "confidence": "high"}
+    path = _path_of(name_or_path)
+    return _read(_over(_document(path), changed), path, where)
+
+
+def _path_of(name_or_path: str) -> Path:
     path = _FOLDER / f"{name_or_path}.yaml" if name_or_path in engine_names() else Path(name_or_path)
     if not path.is_file():
         message = unknown("engine", name_or_path, engine_names(), "trilane engines")
         raise EngineError(f"{message}; or name a YAML file like theirs")
-    document = {"name": path.stem, **_document(path)}
+    return path
+
+
+def _read(document: Mapping[str, Any], path: Path, where: str) -> InferenceEngine:
     kind: type[InferenceEngine] = FittedEngine if {"gpu", "cpu", "prompt"} & {*document} else CountedEngine
-    return from_dict(kind, document, str(path.name), EngineError)
+    return from_dict(kind, {"name": path.stem, **document}, where, EngineError)
 
 
 def load_fitted(name_or_path: str) -> FittedEngine:
@@ -356,7 +374,12 @@ def _document(path: Path, depth: int = 0) -> dict[str, Any]:
         return document
     if base not in engine_names() or depth > _DEEPEST:
         raise EngineError(f"{path.name}: like: {unknown('engine', str(base), engine_names())}")
-    return _over(_document(_FOLDER / f"{base}.yaml", depth + 1), document)
+    return _over(_bundled(str(base), depth + 1), document)
+
+
+@cache
+def _bundled(name: str, depth: int) -> dict[str, Any]:
+    return _document(_FOLDER / f"{name}.yaml", depth)
 
 
 def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:

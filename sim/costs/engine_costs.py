@@ -17,13 +17,15 @@ Reading of weights, arithmetic, copies and decisions take the same time in both.
 HybriMoE and DAOP are those of programs whose experts on the CPU are 4 to 20 times slower than the machine's memory and
 arithmetic allow, where an expert has few tokens: threads are woken for each expert, and weights are unpacked anew for
 each token. With w the tokens of an expert, s ``cpu_share``, k ``small_batch_flops_share`` and T ``cpu_token_ns``
-(``sim.costs.engine.Software``; B and F as in ``sim.costs.roofline_costs``):
+(``sim.costs.software``; B and F as in ``sim.costs.roofline_costs``):
 
 ====================  ==============================================================================================
 expert, CPU, few w    ``cpu_expert_ns`` + w T + max(bytes / sB, flops x w / skF)
 expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
-expert, GPU           the machine's, at least ``gpu_expert_ns``
-copy                  the machine's, from ``copies`` memory, of at most ``copied_bits`` a weight, + ``copy_ns``
+expert, GPU           the machine's, at least ``gpu_expert_ns``, + weights x ``unpack_bytes`` / B of the GPU
+copy                  latency + bytes / (link rate x ``link_share``), from ``copies`` memory, of at most ``copied_bits``
+                      a weight, + ``copy_ns``; ``serial_copies``: begins when the GPU has done what it was given
+write-back            latency + bytes / (link rate x ``link_share``); both ways at once each x ``both_ways_share``
 layer                 the machine's, after ``layer_ns`` (in prompts + ``prompt_layer_ns``) in which nothing is launched
 decision              the machine's x ``plan_factor``
 ====================  ==============================================================================================
@@ -37,11 +39,11 @@ from itertools import accumulate
 
 from policies.mechanism.views import ExpertCosts, NarrowCopies
 from sim.costs.cost_table import CostError, CostTable
-from sim.costs.engine import PLAIN, CountedEngine, EngineError, FittedEngine, InferenceEngine, Software, load_engine
+from sim.costs.engine import PLAIN, CountedEngine, EngineError, FittedEngine, InferenceEngine, load_engine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
-from sim.machine.devices import HostLink
+from sim.costs.software import Software
 from sim.machine.hardware import Hardware
 from sim.machine.sourced import Sourced
 from traces.models.shape import ModelShape
@@ -70,7 +72,7 @@ def costs_on(
         if not used.differs_by_name(load_engine(PLAIN)):
             raise EngineError(
                 f"engine: {hardware.name!r} is a profile, whose times are those of the engine that was measured: "
-                f"expected {PLAIN!r}, got {used.name!r}"
+                f"expected {PLAIN!r} without overrides, got {used.name!r}"
             )
         return measured_costs(hardware, shape, max_tokens)
     if isinstance(used, FittedEngine):
@@ -118,12 +120,13 @@ def software_costs(shape: ModelShape, hardware: Hardware, software: Software, ma
     machine = _as_used(hardware, software)
     costs, few = roofline(shape, machine, max_tokens), _few_tokens(shape, machine, software, max_tokens)
     changed = costs.map_experts(
-        lambda expert: _in_program(expert, few[expert.expert_bytes], shape, machine.link, software)
+        lambda expert: _in_program(expert, few[expert.expert_bytes], shape, machine, software)
     )
     slower = software.plan_factor.value if software.plan_factor else 1.0
     return replace(
         changed, layer_ns=_ns(software.layer_ns), prompt_layer_ns=_ns(software.prompt_layer_ns),
         plan_factor=costs.plan_factor * slower, serial=bool(software.serial and software.serial.value),
+        serial_copies=bool(software.serial_copies and software.serial_copies.value),
     )
 
 
@@ -136,7 +139,8 @@ def _as_used(hardware: Hardware, software: Software) -> Hardware:
         hardware.cpu, read_bytes_per_s=hardware.cpu.read_bytes_per_s * share,
         flops_per_s=hardware.cpu.flops_per_s * share, first_expert_ns=first_ns,
     )
-    return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies))
+    both_ways = software.both_ways_share.value if software.both_ways_share else hardware.link.both_ways_share
+    return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies, both_ways_share=both_ways))
 
 
 def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_tokens: int) -> dict[int, Sequence[int]]:
@@ -151,16 +155,22 @@ def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_to
 
 
 def _in_program(
-    expert: ExpertCosts, few: Sequence[int], shape: ModelShape, link: HostLink, software: Software
+    expert: ExpertCosts, few: Sequence[int], shape: ModelShape, machine: Hardware, software: Software
 ) -> ExpertCosts:
     """An expert's costs with those of the program."""
-    fixed_ns, least_ns = _ns(software.cpu_expert_ns), _ns(software.gpu_expert_ns)
+    fixed_ns, least_ns, link = _ns(software.cpu_expert_ns), _ns(software.gpu_expert_ns), machine.link
+    weights = shape.matrices_per_expert * shape.hidden * shape.expert_width
+    unpacked_bytes = weights * (software.unpack_bytes.value if software.unpack_bytes else 0)
+    unpack_ns = round(unpacked_bytes / machine.gpu.read_bytes_per_s * 1e9)
     _, *cpu_ns = accumulate((*few, *expert.cpu_ns[len(few) :]), max)
-    gpu_ns = (expert.gpu_ns[0], *(max(ns, least_ns) for ns in expert.gpu_ns[1:]))
+    gpu_ns = (expert.gpu_ns[0], *(max(ns, least_ns) + unpack_ns for ns in expert.gpu_ns[1:]))
     bits = software.copied_bits.value if software.copied_bits else float("inf")
-    copied = min(expert.expert_bytes, shape.matrices_per_expert * shape.hidden * shape.expert_width * bits / 8)
-    copy_ns = link.expert_ns(copied) + _ns(software.copy_ns)
-    return expert._replace(cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), gpu_ns=gpu_ns, copy_ns=copy_ns)
+    share = software.link_share.value if software.link_share else 1.0
+    return expert._replace(
+        cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), gpu_ns=gpu_ns,
+        copy_ns=link.expert_ns(min(expert.expert_bytes, weights * bits / 8) / share) + _ns(software.copy_ns),
+        writeback_ns=link.d2h_ns(expert.expert_bytes / share),
+    )
 
 
 def _ns(number: Sourced[float] | None) -> int:

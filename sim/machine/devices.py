@@ -96,7 +96,7 @@ class HostLink:
         """Time of a copy of an expert's weights, which may come from pageable memory: whole ns, at least 1."""
         return max(int(self.h2d_latency_ns + size / self.expert_bytes_per_s * 1e9 + 0.5), 1)
 
-    def d2h_ns(self, size: int) -> int:
+    def d2h_ns(self, size: float) -> int:
         """Time of a copy back to the host: whole ns, at least 1."""
         return max(int(self.d2h_latency_ns + size / self.d2h_bytes_per_s * 1e9 + 0.5), 1)
 

@@ -21,6 +21,7 @@ from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from policies.user_errors import told_with_line
 from sim.costs.cost_table import NO_DRAFTS, CostTable, DraftWork
+from sim.costs.engine import load_engine
 from sim.costs.engine_costs import costs_on, narrowed
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds
@@ -262,7 +263,8 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
 
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
-    costs = costs_on(hardware, shape, max_tokens, scenario.engine)
+    engine = load_engine(scenario.engine, scenario.engine_overrides)
+    costs = costs_on(hardware, shape, max_tokens, engine)
     draft = DraftWork(scenario.draft_layers, shape.top_k, scenario.draft_ns) if scenario.draft_tokens else NO_DRAFTS
     return replace(costs, draft=draft)
 

@@ -26,12 +26,13 @@ class Scenario:
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
     forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
-    has one). ``engine``: the software, by name or file (``sim.costs.engine``). ``sampled_steps`` and
-    ``sampled_prompt_tokens``: a long answer from few decode steps, and a long prompt from the routing of few tokens;
-    then both may be longer than the trace (``sim.runs.sampling``). ``draft_tokens``: speculative decoding of one
-    sequence, of which every decode step verifies so many drafts; ``draft_acceptance``: the share accepted at each
-    position, or one number (``traces.batches``; default: that of the trace's header). A draft is made by
-    ``draft_layers`` layers like the model's, whose experts are all on the GPU, and its head, or takes ``draft_ns``.
+    has one). ``engine``: the software, by name or file (``sim.costs.engine``), of which ``engine_overrides`` replaces
+    numbers by dotted key. ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and a
+    long prompt from the routing of few tokens; then both may be longer than the trace (``sim.runs.sampling``).
+    ``draft_tokens``: speculative decoding of one sequence, of which every decode step verifies so many drafts;
+    ``draft_acceptance``: the share accepted at each position, or one number (``traces.batches``; default: that of the
+    trace's header). A draft is made by ``draft_layers`` layers like the model's, whose experts are all on the GPU, and
+    its head, or takes ``draft_ns``.
     """
 
     trace: str = "mini-deepseek"
@@ -50,6 +51,7 @@ class Scenario:
     calibration: str | None = None  # trace to calibrate policies on; None: the bundled one that belongs to ``trace``
     noisy_forecast_recall: Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
     engine: Name = PLAIN
+    engine_overrides: Mapping[str, bool | float | str] = field(default_factory=dict)
     seed: int = 0
     sampled_steps: Count | None = None  # decode steps that are played at most; None: all
     sampled_prompt_tokens: Count | None = None  # tokens of each prompt that are routed one by one at most; None: all

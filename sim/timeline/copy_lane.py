@@ -28,17 +28,21 @@ class CpuResult(NamedTuple):
 class CopyLane:
     """Serves the session's copies; ``arrived(copy)`` is called at the end of each.
 
-    Victims that a policy writes back take d2h, longer by what they overlap with copies and, until
-    ``cpu_until_ns()``, with CPU experts, as far as these are known when the copy starts. A copy could have started when
-    it was queued or, where the lane had to rest until a slot came free or a pin was lifted, when that happened.
+    Experts that a policy writes back take d2h, longer by what they overlap with copies and, until ``cpu_until_ns()``,
+    with CPU experts, as far as these are known when they start: with the copy or, in turn, at its end, and then the
+    next copy waits for them. A copy could have started when it was queued or, where the lane had to rest until a slot
+    came free or a pin was lifted, when that happened. With ``gpu_until_ns`` a demand load starts no earlier than the
+    GPU has done what it was given.
     """
 
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         session: Session, d2h: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
+        gpu_until_ns: Callable[[], int] | None = None,
     ) -> None:
         self._clock, self._memory, self._recorder, self._costs = clock, memory, recorder, costs
         self._session, self._d2h, self._cpu_until_ns, self._arrived = session, d2h, cpu_until_ns, arrived
+        self._gpu_until_ns = gpu_until_ns
         self._result: CpuResult | None = None
         self._busy = False
         self._demand_may_start = True
@@ -47,6 +51,7 @@ class CopyLane:
         self._slots = dict(session.residency.staging)  # free staging slots, as last seen
         self._slot_since_ns = dict.fromkeys(self._slots, 0)  # when there last was one again
         self._resting = False  # whether the free lane has found no work that could start
+        self._in_turn = session.policy.writes_back == "in turn"
 
     def start_queued(self, kind: Literal["demand", "prefetch"]) -> None:
         """Note that the session may have new copies of this kind, which may start."""
@@ -74,11 +79,13 @@ class CopyLane:
         if copy is None:
             self._resting = True
         else:
-            self._start(copy)
+            self._begin_copy(copy)
 
     def remaining_ns(self) -> int:
-        """Time in ns that is left of the running transfer."""
-        return self._memory.remaining_ns(SharedMemory.H2D) if self._busy else 0
+        """Time in ns that is left of the running transfer, or of the write-back for which the lane waits."""
+        if not self._busy:
+            return 0
+        return self._memory.remaining_ns(SharedMemory.H2D) or max(self._d2h.free_ns - self._clock.now, 0)
 
     def backlog_ns(self) -> int:
         """Time in ns of the rest of the running transfer, and of all that waits for the lane, without contention."""
@@ -112,6 +119,20 @@ class CopyLane:
         self.release(staged)
         self.wake()
 
+    def _begin_copy(self, copy: Copy) -> None:
+        """Start a copy, once the GPU has done what it was given if it has to wait for that."""
+        until_ns = self._gpu_until_ns() if self._gpu_until_ns and copy.kind == "demand" else 0
+        if until_ns > self._clock.now:
+            self._busy = True
+            Moment(self._clock, until_ns, copy, self._gpu_done)
+        else:
+            self._start(copy)
+
+    def _gpu_done(self, event: simpy.Event) -> None:
+        copy = event.value
+        assert isinstance(copy, Copy)
+        self._begin_copy(copy)
+
     def _start(self, copy: Copy) -> None:
         self._busy = True
         now_ns, recorder = self._clock.now, self._recorder
@@ -120,22 +141,27 @@ class CopyLane:
         for victim in copy.victims:
             size_bytes = self._costs[victim.layer].of(victim.expert).expert_bytes
             recorder.instant(now_ns, "evict", victim.layer, -1, victim.expert, size_bytes)
-            if self._session.policy.writes_back:
-                self._write_back(victim, now_ns, copy_ns)
+        if not self._in_turn:
+            until_ns = now_ns + copy_ns * 1000 // self._costs[layer].both_ways_permille
+            self._write_back(copy, now_ns, until_ns + self._session.queued_copies * copy_ns)
         self._copy, self._begin = copy, (self._ready_ns(copy, now_ns), now_ns, recorder.step, recorder.phase)
         self._resting = False
         self._memory.start(SharedMemory.H2D, (copy_ns,), self._end)
 
-    def _write_back(self, victim: ExpertId, now_ns: int, copy_ns: int) -> None:
-        """Reserve d2h from ``now_ns`` on, when a copy of ``copy_ns`` starts."""
-        (layer, expert), costs = victim, self._costs[victim.layer].of(victim.expert)
-        rate = costs.both_ways_permille
-        until_ns = now_ns + copy_ns * 1000 // rate + self._session.queued_copies * copy_ns
-        copies, experts = Neighbour(rate, lambda: until_ns), Neighbour(costs.copy_permille, self._cpu_until_ns)
-        start_ns = max(now_ns, self._d2h.free_ns)
-        duration_ns = experts.slowed(copies.slowed(costs.writeback_ns, start_ns), start_ns)
-        end_ns = self._d2h.reserve(now_ns, duration_ns, "writeback", layer, expert, 0, costs.expert_bytes)
-        self._memory.write_back(start_ns, end_ns, rate)
+    def _write_back(self, copy: Copy, now_ns: int, copies_until_ns: int) -> int:
+        """Reserve d2h from ``now_ns`` on for what goes back with a copy, next to copies until ``copies_until_ns``;
+        return the end in ns."""
+        for layer, expert in self._session.written_back(copy):
+            costs = self._costs[layer].of(expert)
+            rate = costs.both_ways_permille
+            copies = Neighbour(rate, lambda: copies_until_ns)
+            experts = Neighbour(costs.copy_permille, self._cpu_until_ns)
+            start_ns = max(now_ns, self._d2h.free_ns)
+            duration_ns = experts.slowed(copies.slowed(costs.writeback_ns, start_ns), start_ns)
+            end_ns = self._d2h.reserve(now_ns, duration_ns, "writeback", layer, expert, 0, costs.expert_bytes)
+            self._memory.write_back(start_ns, end_ns, rate)
+            now_ns = end_ns if self._in_turn else now_ns
+        return now_ns
 
     def _ready_ns(self, copy: Copy, now_ns: int) -> int:
         """Time in ns at which the copy, which starts now, could have started."""
@@ -151,10 +177,18 @@ class CopyLane:
         self._recorder.rows.append(
             ("h2d", ready_ns, start_ns, now_ns, copy.kind, phase, step, layer, -1, expert, 0, copy.expert_bytes)
         )
-        self._busy = False
+        written_ns = self._write_back(copy, now_ns, now_ns) if self._in_turn else now_ns
+        self._busy = written_ns > now_ns
         if not self._session.copied(copy):
             self.release(copy.key)
         self._arrived(copy)
+        if self._busy:
+            Moment(self._clock, written_ns, None, self._go_on)
+        else:
+            self.wake()
+
+    def _go_on(self, _: simpy.Event) -> None:
+        self._busy = False
         self.wake()
 
     def _start_result(self) -> None:

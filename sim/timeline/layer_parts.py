@@ -59,7 +59,10 @@ class LayerParts:
         memory, recorder = SharedMemory(clock), d2h.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: gpu.free_ns)
         self.cpu = CpuLane(clock, memory, recorder, costs.experts, gpu_at_work, self._end_batch)
-        self.h2d = CopyLane(clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy)
+        gpu_until_ns = (lambda: gpu.free_ns) if costs.serial_copies else None
+        self.h2d = CopyLane(
+            clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy, gpu_until_ns
+        )
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.state = LayerState(-1)
         self._cpu_until_ns = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed

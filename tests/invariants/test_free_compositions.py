@@ -71,7 +71,7 @@ def test_hits_counted_from_spans_are_those_that_the_session_saw(seed: int) -> No
 @some
 @given(SEEDS)
 def test_writeback_follows_every_eviction_by_a_copy(seed: int) -> None:
-    world, played = play_freely(seed, writes_back=True)
+    world, played = play_freely(seed, writes_back="alongside")
     log = log_of(played.spans)
     written = [s for s in log.lanes["d2h"] if s.kind == "writeback"]
     evicted = _evicted_by_copies(log.lanes["h2d"])
@@ -85,6 +85,18 @@ def test_writeback_follows_every_eviction_by_a_copy(seed: int) -> None:
         assert span.bytes == costs.expert_bytes
 
 
+@some
+@given(SEEDS)
+def test_written_back_in_turn_every_copy_waits_for_what_the_last_one_took_back(seed: int) -> None:
+    _, played = play_freely(seed, writes_back="in turn")
+    log = log_of(played.spans)
+    written = [s for s in log.lanes["d2h"] if s.kind == "writeback"]
+    copies = [s for s in log.lanes["h2d"] if s.kind in ("demand", "prefetch", "swap")]
+    assert {s.ready_ns for s in written} <= {s.end_ns for s in copies} | {s.end_ns for s in written}
+    for back in written:
+        assert not [s for s in copies if s.start_ns < back.end_ns and s.end_ns > back.start_ns]
+
+
 def _evicted_by_copies(on_link: Sequence[Span]) -> list[Span]:
     """Evictions but those of which the place goes, without a copy, to an expert from a staging slot."""
     return [
@@ -96,7 +108,7 @@ def _evicted_by_copies(on_link: Sequence[Span]) -> list[Span]:
 @some
 @given(SEEDS)
 def test_nothing_is_written_back_unless_the_policy_says_so(seed: int) -> None:
-    _, played = play_freely(seed, writes_back=False)
+    _, played = play_freely(seed, writes_back="never")
     assert "writeback" not in set(played.spans.kind)
 
 

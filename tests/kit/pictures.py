@@ -29,7 +29,7 @@ def texts(figure: Figure) -> str:
 
 FIXED: dict[str, Any] = {
     "trace": "mini-deepseek", "model": "deepseek-v2-lite", "hardware": "rtx3090-ddr4", "hardware_overrides": "{}",
-    "parameters": "{}", "prompt_tokens": None, "generated_tokens": 24, "sequences": "[0]",
+    "engine_overrides": "{}", "parameters": "{}", "prompt_tokens": None, "generated_tokens": 24, "sequences": "[0]",
     "gpu_memory_gb": None, "cached_share": 0.5, "batch": 1, "draw": 0, "labels": "[]",
     "decode_resident_hit_rate": 0.5, "cache_share": 0.5, "cache_bytes": 5 * 10**9, "lower_bound_tpot_ms": 4.0,
     "error": "",

@@ -12,7 +12,8 @@ from sim.runs.spans import Span, spans_frame
 from trilane.common.schema import from_dict
 from trilane.engines.accuracy.measured_rows import MeasuredRow
 from trilane.study.leaderboard.standings import Entry, all_settings
-from trilane.study.papers.paper import Paper, PublishedFigure
+from trilane.study.papers.figures import PublishedFigure
+from trilane.study.papers.paper import Paper
 from trilane.study.papers.scores import FigureScore
 from trilane.study.validation.agreement import Agreement
 from trilane.study.validation.comparison import RunComparison

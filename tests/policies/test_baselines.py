@@ -290,7 +290,7 @@ def test_speculation_is_made_and_paid_for_in_decode_only(world: World) -> None:
 
 def test_variants() -> None:
     published, code = (compose(name, context=CONTEXT) for name in ("mixtral-offloading", "mixtral-offloading@impl"))
-    assert (published.prefetch_slots, published.writes_back) == (4, False)
-    assert (code.prefetcher, code.prefetch_slots, code.demand_slots, code.writes_back) == (None, 0, 4, True)
+    assert (published.prefetch_slots, published.writes_back) == (4, "never")
+    assert (code.prefetcher, code.prefetch_slots, code.demand_slots, code.writes_back) == (None, 0, 4, "in turn")
     plain = compose("mixtral-offloading", {"speculate": 0}, context=CONTEXT)
     assert (plain.prefetcher, plain.prefetch_slots, plain.needs.forecasts) == (None, 0, ())

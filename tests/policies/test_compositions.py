@@ -56,7 +56,7 @@ COMPOSITIONS = {
         "cache": "SpeculativeLruCache()", "prefetch_slots": "4",
     },
     "mixtral-offloading@impl": {
-        "placement": "LastExperts()", "assigner": "LoadAll()", "cache": "LruCache()", "writes_back": "True",
+        "placement": "LastExperts()", "assigner": "LoadAll()", "cache": "LruCache()", "writes_back": "'in turn'",
         "demand_slots": "4",
     },
     "moe-infinity": {

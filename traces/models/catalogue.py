@@ -28,7 +28,7 @@ _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
 _MINI_MODELS = ("mini-deepseek", "mini-moe")
 _CONFIG, _GGUF = "config.json", ".gguf"
-_NOT_SHAPE = ("gguf_arch", "published_params")  # keys of models.yaml about the model rather than its shape
+_NOT_SHAPE = ("gguf_arch", "published_params", "router")  # keys of models.yaml about the model rather than its shape
 _LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
 _PUBLISHED = Path(__file__).with_name("published.yaml")
 _Text = Annotated[str, NOT_EMPTY]
@@ -170,11 +170,18 @@ def gguf_architecture(name: str) -> str:
 
 def architecture_of(shape: ModelShape) -> str | None:
     """The name that GGUF files give the architecture of a shape; None for one that no model of the catalogue has."""
-    known = original(parted(shape.name).model.lower())
-    if known in _entries():
-        return str(_entries()[known]["gguf_arch"])
-    others = ((name, load_model(name)) for name in _entries())
-    return next((gguf_architecture(name) for name, other in others if _counts(other) == _counts(shape)), None)
+    entry = catalogue_entry(parted(shape.name).model.lower()) or alike_in_counts(shape)
+    return None if entry is None else str(entry["gguf_arch"])
+
+
+def catalogue_entry(name: str) -> Mapping[str, Any] | None:
+    """The entry in ``models.yaml`` of a model, or of the one that it is an alias of; None: there is none."""
+    return _entries().get(original(name))
+
+
+def alike_in_counts(shape: ModelShape) -> Mapping[str, Any] | None:
+    """The entry of the first model that has the counts of a shape; None: there is none."""
+    return next((entry for name, entry in _entries().items() if _counts(load_model(name)) == _counts(shape)), None)
 
 
 def _counts(shape: ModelShape) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 from traces.models.gguf_model import blocks_of
@@ -35,7 +35,17 @@ def coding_of(block: str) -> Coding:
 
 
 def codings_of(shape: ModelShape) -> Codings:
-    """Codings of a model. Published weights of fewer than 8 bits are floating-point numbers of four, or integers."""
+    """Codings of a model, also of a file that has changed."""
+    return (_codings if parted(shape.name).model.lower().endswith(".gguf") else _known_codings)(shape)
+
+
+@lru_cache(maxsize=64)
+def _known_codings(shape: ModelShape) -> Codings:
+    return _codings(shape)
+
+
+def _codings(shape: ModelShape) -> Codings:
+    """Codings by name or file. Published weights of fewer than 8 bits are floats of four, or integers."""
     if parted(shape.name).weights is None and not shape.name.lower().endswith(".gguf"):
         return Codings(_published(shape.weight_bits), _published(shape.dense_bits))
     blocks = blocks_of(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from traces.layout import TraceError, parse_forecast_name
 from trilane.common.hints import NOT_EMPTY, Share
 from trilane.common.schema import check, from_dict, to_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.common.yaml_files import read_bundled, read_yaml
 
 STORED = Path(__file__).with_name("routing_models.yaml")
+PUBLISHED = Path(__file__).with_name("published_models.yaml")
+KINDS = Path(__file__).with_name("routing_kinds.yaml")
+_MOST = 0.98  # of a share that is scaled
 
 
 class Residual(NamedTuple):
@@ -86,8 +89,33 @@ class RoutingModel:
         return from_dict(cls, values, "routing model", TraceError)
 
 
+def scaled(fit: RoutingModel, preference: float, change: float) -> RoutingModel:
+    """``fit`` with its preferences, and the autocorrelation of what changes, times a factor each, below 1."""
+    return replace(
+        fit, preference_share=tuple(min(share * preference, _MOST) for share in fit.preference_share),
+        autocorrelation=tuple(min(max(one * change, -_MOST), _MOST) for one in fit.autocorrelation),
+    )
+
+
 @cache
 def stored_models() -> Mapping[str, RoutingModel]:
-    """The models that come with the package, by the name of their trace: the bundled traces, and two published ones
-    that are not bundled. ``python -m tools.refit_routing`` wrote the file; its order is kept."""
-    return {name: RoutingModel.from_dict({"name": name, **entry}) for name, entry in read_yaml(STORED).items()}
+    """The models that come with the package, by the name of their trace or their model: of traces, bundled ones and two
+    that are not, and of published statistics. ``python -m tools.refit_routing`` and ``python -m tools.fit_published``
+    wrote the files; their order is kept."""
+    entries = {**read_yaml(STORED), **read_yaml(PUBLISHED)}
+    return {name: RoutingModel.from_dict({"name": name, **entry}) for name, entry in entries.items()}
+
+
+class Kind(NamedTuple):
+    """A kind of text: its factors of a model's preferences and of the autocorrelation of what changes."""
+
+    preference: float
+    change: float
+    source: str
+
+
+@cache
+def text_kinds() -> Mapping[str, Mapping[str, Kind]]:
+    """Published kinds of text by the name of their model. Raises TraceError for a faulty file."""
+    kinds: Mapping[str, Mapping[str, Kind]] = read_bundled(Mapping[str, Mapping[str, Kind]], KINDS, TraceError)
+    return kinds

@@ -32,7 +32,7 @@ A machine without a GPU has one more row of hidden states.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from traces.models.attention import Attention
@@ -68,7 +68,7 @@ class LoadSetting:
         """Tokens of a piece of a prompt."""
         return min(self.ubatch_tokens, self.cells)
 
-    @property
+    @cached_property
     def cells(self) -> int:
         """Cells of a sequence, in the cache of a layer that attends to everything."""
         return _padded(-(-self.context_tokens // self.sequences))
@@ -101,7 +101,7 @@ class ComputeBuffer:
     @property
     def inputs(self) -> int:
         """Hidden states, and the masks of all caches."""
-        return self._row(_INPUT_ROWS * self.shape.hidden) + sum(map(self._mask, self._caches))
+        return self._row(_INPUT_ROWS * self.shape.hidden) + sum(self._masks.values())
 
     def _row(self, elements: int) -> int:
         """Results of so many elements a token."""
@@ -113,11 +113,12 @@ class ComputeBuffer:
 
     @cached_property
     def _caches(self) -> dict[int, tuple[int, ...]]:
-        """The layers that use each cache, by their span."""
-        kinds = [kind for kind, _ in self.shape.attention_counts]
-        of_layer = [kinds[number] for number in self.shape.attention_layers or (0,) * self.shape.layers]
-        spans = {kind.span for kind in kinds if kind.reach != "state"}
-        return {span: tuple(layer for layer, kind in enumerate(of_layer) if _is(kind, span)) for span in sorted(spans)}
+        return _caches_of(self.shape)
+
+    @cached_property
+    def _masks(self) -> dict[int, int]:
+        """Bytes of each cache's mask."""
+        return {span: self._mask(span) for span in self._caches}
 
     def _mask(self, span: int) -> int:
         """The mask of a cache, and the places of each value in it."""
@@ -131,7 +132,7 @@ class ComputeBuffer:
         if not self.setting.copies:
             return 0
         since = range(self.shape.expert_blocks[0] + 1, block + 1)
-        return sum(self._mask(span) for span, layers in self._caches.items() if layers[0] in since)
+        return sum(self._masks[span] for span, layers in self._caches.items() if layers[0] in since)
 
     @property
     def _late(self) -> int:
@@ -185,6 +186,15 @@ class ComputeBuffer:
         queries, cells = self._row(kind.heads * wide), self.setting.cells_of(kind)
         turned, scores = cells * wide * 2 if kind.latent else 0, self._row(kind.heads * cells)
         return scores + 2 * queries + (turned if turned > 2 * queries else 0)
+
+
+@lru_cache(maxsize=8)
+def _caches_of(shape: ModelShape) -> dict[int, tuple[int, ...]]:
+    """The layers that use each cache, by their span."""
+    kinds = [kind for kind, _ in shape.attention_counts]
+    of_layer = [kinds[number] for number in shape.attention_layers or (0,) * shape.layers]
+    spans = {kind.span for kind in kinds if kind.reach != "state"}
+    return {span: tuple(layer for layer, kind in enumerate(of_layer) if _is(kind, span)) for span in sorted(spans)}
 
 
 def widest_values(shape: ModelShape) -> int:

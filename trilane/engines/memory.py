@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from sim.costs.engine import FittedEngine
@@ -179,36 +180,46 @@ class Splitter:
 
         Raises NoRoomError where there is none, saying by how many GB.
         """
-        split = self._first_with_room(self.splits)
-        if short := self._short(split):
-            where = f" with the experts of {split.cpu_layers} layers on the CPU" if split.cpu_layers else ""
+        return self._split(*self._choices[self.best_number])
+
+    @property
+    def best_number(self) -> int:
+        """The place of the best split among ``splits``. Raises NoRoomError."""
+        number = self._first_with_room()
+        cpu_layers, gpu_experts = self._choices[number]
+        if short := self._short(self.memory_of(cpu_layers, gpu_experts)):
+            where = f" with the experts of {cpu_layers} layers on the CPU" if cpu_layers else ""
             raise NoRoomError(Missing(f"{self.shape.name} in {self.engine.name}{where}", short))
-        return split
+        return number
 
     def has_room(self, split: StaticSplit) -> bool:
         """True if GPU and host have room for a split."""
-        return not self._short(split)
+        return not self._short(self.memory(split))
 
-    def _short(self, split: StaticSplit) -> tuple[Shortage, ...]:
-        memory = self.memory(split)
+    def _short(self, memory: SplitMemory) -> tuple[Shortage, ...]:
         return shortages(self.hardware, memory.ram_bytes, memory.gpu_parts, memory.host_parts)
 
-    def _first_with_room(self, choices: list[StaticSplit]) -> StaticSplit:
-        """The first of the choices for which the GPU has room, or the last one.
+    def _first_with_room(self) -> int:
+        """The number of the first choice for which the GPU has room, or of the last one.
 
         From one choice to the next, experts free a layer's bytes at most, or an expert's of all layers; and all compute
         buffers may go. Choices that have no room by that are skipped.
         """
         by_layer, place = self.shape.expert_bytes_by_layer, 0
         step = sum(by_layer) if self.engine.splits == "experts" else max(by_layer) * self.shape.experts
-        while place < len(choices) - 1 and (memory := self.memory(choices[place])).missing_bytes > 0:
+        last = len(self._choices) - 1
+        while place < last and (memory := self.memory_of(*self._choices[place])).missing_bytes > 0:
             place += max(-(-(memory.missing_bytes - memory.compute_bytes) // step), 1)
-        return choices[min(place, len(choices) - 1)]
+        return min(place, last)
 
     def memory(self, split: StaticSplit) -> SplitMemory:
         """Memory that a split takes, in bytes."""
-        shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(split.cpu_layers)
-        host = sum(shape.expert_bytes_by_layer[: split.cpu_layers]) * (shape.experts - split.gpu_experts)
+        return self.memory_of(split.cpu_layers, split.gpu_experts)
+
+    def memory_of(self, cpu_layers: int, gpu_experts: int) -> SplitMemory:
+        """Memory of the split with these numbers, in bytes."""
+        shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(cpu_layers)
+        host = sum(shape.expert_bytes_by_layer[:cpu_layers]) * (shape.experts - gpu_experts)
         one, table, inputs = self.hardware.one_memory, all_on_gpu.host_weights_bytes, own.host_compute_bytes
         return SplitMemory(
             gpu_bytes=self.hardware.gpu.memory_bytes,
@@ -235,20 +246,24 @@ class Splitter:
             self._known[cpu_layers] = load_memory(self.shape, setting)
         return self._known[cpu_layers]
 
-    @property
-    def splits(self) -> list[StaticSplit]:
+    @cached_property
+    def splits(self) -> tuple[StaticSplit, ...]:
         """Splits to choose from, most experts on the GPU first."""
+        return tuple(self._split(*choice) for choice in self._choices)
+
+    @cached_property
+    def _choices(self) -> tuple[tuple[int, int], ...]:
+        """Layers on the host of each split, and the experts of each that the GPU has nevertheless."""
         layers, given = self.shape.moe_layers, self.question.n_cpu_moe
         if given is not None:
-            return [self._split(sum(block < given for block in self.shape.expert_blocks))]
+            return ((sum(block < given for block in self.shape.expert_blocks), 0),)
         if self.hardware.one_memory:
-            return [self._split(0)]
+            return ((0, 0),)
         if self.engine.splits == "experts":
-            some = [self._split(layers, experts) for experts in range(self.shape.experts - 1, -1, -1)]
-            return [self._split(0), *some]
-        return [self._split(count) for count in range(layers + 1)]
+            return ((0, 0), *((layers, experts) for experts in range(self.shape.experts - 1, -1, -1)))
+        return tuple((count, 0) for count in range(layers + 1))
 
-    def _split(self, cpu_layers: int, gpu_experts: int = 0) -> StaticSplit:
+    def _split(self, cpu_layers: int, gpu_experts: int) -> StaticSplit:
         """Weights are put in the CPU's order of rows where it computes everything, and the engine can."""
         repacked = self.hardware.cpu_only and self.engine.prompt.repacked_products_per_cycle is not None
         return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, repacked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
@@ -187,7 +188,7 @@ class Question:
 
     def with_cache(self, shape: ModelShape) -> ModelShape:
         """A model with the question's KV cache."""
-        return shape if self.kv is None else replace(shape, kv_bits=KV_BITS[self.kv])
+        return shape if self.kv is None else _with_cache(shape, KV_BITS[self.kv])
 
     @property
     def tokens(self) -> int:
@@ -218,6 +219,11 @@ def most_steps(batch: int, layers: int) -> int:
     """
     of_batch = next(steps for sequences, steps in _STEPS if batch >= sequences)
     return max(int(of_batch * min(_USUAL_LAYERS / layers, 1) ** 2), _FEWEST_STEPS)
+
+
+@lru_cache(maxsize=256)
+def _with_cache(shape: ModelShape, bits: float) -> ModelShape:
+    return replace(shape, kv_bits=bits)
 
 
 def with_weights(model: str, weights: str) -> str:

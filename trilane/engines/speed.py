@@ -28,7 +28,14 @@ from trilane.engines.gains import (
 )
 from trilane.engines.memory import SplitMemory, Splitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
-from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, mean_decode_time, prompt_time
+from trilane.engines.split_speed import (
+    DecodeTime,
+    PromptCosts,
+    PromptTime,
+    StaticSplit,
+    mean_decode_time,
+    prompt_time,
+)
 
 _ON_GPU = ("GPU memory", "GPU bandwidth", "GPU compute", "PCIe")
 _SCALED: Mapping[str, tuple[str, tuple[str, ...]]] = {  # owner, and keys of the machine
@@ -58,7 +65,7 @@ class EngineSpeed:
     hardware: Hardware
     engine: FittedEngine
 
-    @property
+    @cached_property
     def splitter(self) -> Splitter:
         """The splits that there are."""
         return Splitter(self.question, self.shape, self.hardware, self.engine)
@@ -84,9 +91,13 @@ class EngineSpeed:
     @cached_property
     def decode(self) -> DecodeTime:
         """A step with a token of each sequence, in the mean over the answer."""
+        return self.decode_with(self.split)
+
+    def decode_with(self, split: StaticSplit) -> DecodeTime:
+        """Mean time of such a step with another split."""
         first = self.question.prompt_tokens + 1
         lengths = range(first, max(first + self.question.generated - 1, first + 1))
-        return mean_decode_time(self.shape, self.hardware, self.engine, self.split, lengths, self.question.batch)
+        return mean_decode_time(self.shape, self.hardware, self.engine, split, lengths, self.question.batch)
 
     @property
     def middle_tokens(self) -> int:
@@ -96,8 +107,20 @@ class EngineSpeed:
     @cached_property
     def prompt(self) -> PromptTime:
         """All of the prompts, one after another."""
-        one = prompt_time(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
-        return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
+        return self._prompts(self.split, self._prompt_costs)
+
+    def prompt_with(self, split: StaticSplit) -> PromptTime:
+        """Prompts with a split whose pieces have the same size; next to a GPU, its threads compute experts alone."""
+        known = None if self.hardware.cpu_only else self._prompt_costs
+        return self._prompts(split, known and known.with_experts(self.shape, self.hardware, self.engine, split))
+
+    def _prompts(self, split: StaticSplit, costs: PromptCosts | None) -> PromptTime:
+        asked = self.shape, self.hardware, self.engine, split, self.question.prompt_tokens
+        return PromptTime(*(self.question.batch * ns for ns in vars(prompt_time(*asked, costs=costs)).values()))
+
+    @cached_property
+    def _prompt_costs(self) -> PromptCosts:
+        return PromptCosts.of(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
 
     @property
     def answer_ns(self) -> int:

@@ -7,7 +7,7 @@ them); this is quicker, and goes through the pieces of a prompt one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
@@ -93,19 +93,27 @@ class ExpertTimes:
     ) -> ExpertTimes:
         """Times of each layer's work; ``computed``: by the CPU, where the host keeps its experts; ``copied``: experts
         of other layers, None: the active ones."""
-        layers = list(zip(costs.experts, works, computed, strict=True))
-        return cls(
-            sum(work.ns(expert.gpu_ns) for expert, work, _ in layers),
-            _first(work.ns(expert.gpu_ns) * on_cpu for expert, work, on_cpu in layers),
-            _first(work.ns(expert.cpu_ns) * on_cpu for expert, work, on_cpu in layers),
-            _first(expert.first_cpu_ns * on_cpu for expert, work, on_cpu in layers),
-            _first((copied or work.active) * expert.copy_ns * (not on_cpu) for expert, work, on_cpu in layers),
-        )
+        known: dict[tuple[int, int, bool], tuple[float, ...]] = {}  # most layers have the times of others
+        layers = []
+        for number, (work, on_cpu) in enumerate(zip(works, computed, strict=True)):
+            kind = id(costs.experts[number]), id(work), on_cpu
+            if kind not in known:
+                known[kind] = _layer_ns(costs, number, work, on_cpu, copied)
+            layers.append(known[kind])
+        host = np.cumsum([(0.0,) * 5, *layers], axis=0)
+        return cls(sum(all_gpu_ns for all_gpu_ns, *_ in layers), *host.T[1:])
 
 
-def _first(times_ns: Iterable[float]) -> Floats:
-    """Sums over the first layers: of none, of one, and so on."""
-    return np.cumsum([0.0, *times_ns])
+def _layer_ns(
+    costs: CostTable, number: int, work: ExpertWork, on_cpu: bool, copied: int | None
+) -> tuple[float, ...]:
+    """Times of one layer: on the GPU, and those of ``ExpertTimes`` where the host keeps its experts."""
+    expert = costs.experts[number]
+    gpu_ns = work.ns(expert.gpu_ns)
+    return (
+        gpu_ns, gpu_ns * on_cpu, work.ns(expert.cpu_ns) * on_cpu, expert.first_cpu_ns * on_cpu,
+        (copied or work.active) * expert.copy_ns * (not on_cpu),
+    )
 
 
 @dataclass(frozen=True)
@@ -224,8 +232,11 @@ class PromptCosts:
         sizes += [(rest, [before + tokens])] if rest else []
         return cls(tuple(PieceCosts.of(shape, hardware, engine, split, size, ends) for size, ends in sizes))
 
-    def reading(self, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit) -> PromptCosts:
-        """Costs of this prompt in an engine that copies experts in another way."""
+    def with_experts(
+        self, shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit
+    ) -> PromptCosts:
+        """Costs of this prompt where only experts take other times: an engine copies them in another way, or other
+        threads compute them next to a GPU."""
         asked = shape, hardware, engine, split
         return PromptCosts(
             tuple(replace(piece, experts=_piece_experts(*asked, piece.tokens)) for piece in self.pieces)
@@ -239,10 +250,14 @@ class PromptCosts:
 
 
 def prompt_time(
-    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int, before: int = 0
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int, before: int = 0,
+    *, costs: PromptCosts | None = None,
 ) -> PromptTime:
-    """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises."""
-    costs = PromptCosts.of(shape, hardware, engine, split, tokens, before)
+    """The time of a prompt of ``tokens`` after ``before`` others. Raises what ``fitted_costs`` raises.
+
+    ``costs``: where they are known already, ``PromptCosts.of`` all that precedes.
+    """
+    costs = costs or PromptCosts.of(shape, hardware, engine, split, tokens, before)
     layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     held = split.cache.held if split.cache else 0.0
     return PromptTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, held)))
@@ -273,7 +288,8 @@ class PieceCosts:
         others = sum((layers - 1) * step.mixture_ns + step.dense_ns + step.head_ns for step in steps)
         return cls(
             tokens, len(ends), sum(layers * step.attention_ns for step in steps),
-            others + sum(step.mixture_ns for step in last), _piece_experts(shape, hardware, engine, split, tokens),
+            others + sum(step.mixture_ns for step in last),
+            _piece_experts(shape, hardware, engine, split, tokens, costs),
             measured, engine.prompt.experts.value == "copied ahead",
         )
 
@@ -289,13 +305,15 @@ class PieceCosts:
 
 
 def _piece_experts(
-    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int,
+    costs: CostTable | None = None,
 ) -> ExpertTimes:
-    """Experts of a piece; measured engines compute one token in the last layer."""
+    """Experts of a piece, by its table of ``costs`` where that is known; measured engines compute one token in the last
+    layer."""
     work, last = ExpertWork.of(shape, tokens), 1 if engine.measured_on(hardware) else tokens
     rows = [*[(work, tokens)] * (shape.moe_layers - 1), (ExpertWork.of(shape, last), last)]
     always, least = split.repacked or engine.prompt.experts.value == "computed", engine.prompt.copies_from_tokens.value
-    costs = _costs(shape, hardware, engine, split, work)
+    costs = costs or _costs(shape, hardware, engine, split, work)
     copied = shape.experts if engine.prompt.copied_experts.value == "all" else None
     return ExpertTimes.of(costs, [each for each, _ in rows], [always or few < least for _, few in rows], copied)
 

@@ -49,7 +49,7 @@ def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
     decides.
     """
     moved = prepared.on(hardware)
-    replays = load_engine(moved.scenario.engine).replays
+    replays = load_engine(moved.scenario.engine, moved.scenario.engine_overrides).replays
     return moved.with_costs(undecided(moved.costs)) if replays and all_on_gpu(moved) else moved
 
 

@@ -225,7 +225,7 @@ def evidence_of(prepared: Prepared, gains: Sequence[Gain]) -> tuple[Evidence, ..
 def _number(prepared: Prepared, key: str) -> tuple[str, float, str, str]:
     """Name, value, source and confidence of a machine's number, or of the one that replaces it in an engine."""
     hardware = prepared.hardware
-    engine = load_engine(prepared.scenario.engine)
+    engine = load_engine(prepared.scenario.engine, prepared.scenario.engine_overrides)
     if (name := _IN_GRAPHS.get(key)) and name in engine.flat():
         return f"{engine.name}: {name}", *engine.flat()[name]
     return key, *hardware.numbers()[key]

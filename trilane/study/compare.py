@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from policies.registry import ChoiceError, policy_names, system
@@ -16,6 +17,7 @@ from sim.runs.vocabulary import Label
 from sim.simulate import play as simulated
 from trilane.study import DRAWS
 from trilane.study.draws import Row, Simulation, draws_of, play_draws, refused, summary, tpot_ratio
+from trilane.study.kinds import Ends, ends_of
 from trilane.study.player import Watch, check_workers
 from trilane.study.policy_choice import PolicyChoice, policy_in, policy_label
 
@@ -28,23 +30,31 @@ class Comparison(NamedTuple):
 
     ``scenario`` is the resolved one, but for policy and parameters: those of each run are in its row. ``runs`` are
     those of the scenario itself (draw 0); ``draws`` holds the rows of all draws of each policy. A policy with
-    parameters of its own is named with them: ``dali{window: 8}``.
+    parameters of its own is named with them: ``dali{window: 8}``. ``ends``: where the engine is a kind of programs, the
+    rows of the scenario itself with its quickest and its slowest numbers (``trilane.study.kinds``).
     """
 
     scenario: Scenario
     runs: list[Run]
     draws: dict[str, list[Row]]
     refused: dict[str, str]
+    ends: Mapping[str, list[Row]] = MappingProxyType({})
 
     def rows(self) -> list[Row]:
         """One JSON-ready row a policy: means over the draws, the spread of TPOT, and ``draws`` (see ``draws.summary``).
 
         ``regret`` is TPOT over that of the clairvoyant run of the same draw, minus 1; of several clairvoyant policies,
-        the best is meant.
+        the best is meant. Rows of a kind of programs have ``tpot_ms_quick`` and ``tpot_ms_slow``.
         """
         seers = (run.policy for run in self.runs if Label.CLAIRVOYANT in run.labels)
         best = self.draws.get(next(seers, ""))
-        return [summary(_with_regret(self.draws[run.policy], best)) for run in self.runs]
+        rows = [summary(_with_regret(self.draws[run.policy], best)) for run in self.runs]
+        return [{**row, **self._range(row["policy"])} for row in rows]
+
+    def _range(self, policy: str) -> Row:
+        """TPOT at the ends of the kind of programs; nothing for other engines."""
+        ends = zip(Ends._fields, self.ends.get(policy, ()), strict=False)
+        return {f"tpot_ms_{name}": row["tpot_ms"] for name, row in ends}
 
     def to_frame(self) -> pd.DataFrame:
         """``rows()`` by policy, without the single draws."""
@@ -91,9 +101,20 @@ def compare(
         raise ChoiceError(f"none of the policies can run: {_reasons(refusals)}")
     runs = [outcomes[0].run for name, outcomes in found.items() if name not in refusals]
     rows = {name: [outcome.row for outcome in outcomes] for name, outcomes in found.items() if name not in refusals}
+    ends = _ends(simulations.keys() - refusals.keys(), simulations, scenario, jobs)
     ranked = sorted((run for run in runs if run), key=lambda run: _rank(rows[run.policy]))
     resolved = ranked[0].scenario.with_(policy=scenario.policy, parameters=scenario.parameters)
-    return Comparison(resolved, ranked, rows, refusals)
+    return Comparison(resolved, ranked, rows, refusals, ends)
+
+
+def _ends(
+    names: Set[str], simulations: Mapping[str, Simulation], scenario: Scenario, jobs: int
+) -> dict[str, list[Row]]:
+    """The rows at the ends of a kind of programs, by policy; empty for other engines."""
+    if (ends := ends_of(scenario)) is None:
+        return {}
+    played = play_draws({name: each for name, each in simulations.items() if name in names}, ends, jobs)
+    return {name: [outcome.row for outcome in outcomes] for name, outcomes in played.items()}
 
 
 def _simulated(prepared: Prepared, policy: str, parameters: Mapping[str, Any], label: str) -> Run:

@@ -112,10 +112,21 @@ class Log:
         stays = (stay for some in self.stays.values() for stay in some)
         return [stay for stay in stays if (stay.leaving, stay.copy.kind) == ("release", kind)]
 
-    def transfers(self) -> Iterator[tuple[int, Span]]:
-        """Spans on the link to the GPU, each after the time from which on the link was free."""
-        spans = [span for span in self.lanes["h2d"] if span.kind not in INSTANT]
+    def in_order(self, lane: str) -> Iterator[tuple[int, Span]]:
+        """Spans of a lane, each after the time from which on the lane was free."""
+        spans = [span for span in self.lanes[lane] if span.kind not in INSTANT]
         yield from zip([0, *(span.end_ns for span in spans)], spans, strict=False)
+
+    def transfers(self) -> Iterator[tuple[int, Span]]:
+        """Spans on the link to the GPU, each after the time from which on the link was free: once the span before had
+        ended, and what was written back in turn from then on."""
+        backs = {span.ready_ns: span.end_ns for span in self.lanes.get("d2h", ()) if span.kind == "writeback"}
+        written = 0
+        for free, span in self.in_order("h2d"):
+            yield (written if written <= span.start_ns else free), span  # else copies run alongside write-backs
+            written = span.end_ns
+            while written in backs:
+                written = backs[written]
 
     def launches(self, layer: Layer) -> list[Span]:
         """Launches of no expert: of attention and what comes with it, of combine, and of late forecasts."""

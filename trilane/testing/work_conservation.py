@@ -15,7 +15,6 @@ from itertools import pairwise
 from policies.mechanism.views import ExpertCosts, ExpertId, Upload
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.runs.spans import Span
-from sim.runs.vocabulary import INSTANT
 from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, home, log_of
 from trilane.testing.worlds import RecordingSession
 
@@ -29,16 +28,12 @@ def law_5_work_conservation(spans: Spans, demand_slots: int | None = None, costs
     log = log_of(spans)
     if costs is not None:
         law_5_launches(log.spans, costs)
-    for lane, on_lane in log.lanes.items():
-        free = 0
-        for span in on_lane:
-            if span.kind in INSTANT:
-                continue
+    for lane in log.lanes:
+        for free, span in log.transfers() if lane == "h2d" else log.in_order(lane):
             assert span.start_ns == max(free, span.ready_ns), (
                 f"law 5: {lane} is free at {free} ns, its next work is ready at {span.ready_ns}, but starts at "
                 f"{span.start_ns}: {span}"
             )
-            free = span.end_ns
     for layer in log.routed_layers():
         for span in log.layers[layer]:
             expected = _ready(log, layer, span, costs)

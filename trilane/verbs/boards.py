@@ -95,18 +95,19 @@ def papers(
     is shared by all figures that need it. Figures that set a number of the simulator are shown, and not counted.
     """
     from trilane.output.pages.papers import board_page, figure_page, figures_page
-    from trilane.study.papers.scores import PLAYED, add_plays, chosen_figures, facts_of, needed, read_plays, scoreboard
+    from trilane.study.papers.plays import add_plays, needed, read_plays, shipped_plays
+    from trilane.study.papers.scores import facts_of, scoreboard
+    from trilane.study.papers.sources import chosen_figures
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all figures")
     check_targets(json, play, picture=plot)
     figures = chosen_figures(paper, row, headlines)
-    file = PLAYED if play is None else Path(play)
     if play is not None:
         with watching("playing") as watch:
-            count = add_plays(file, needed(figures), processes(jobs), watch)
-        note(f"{file}: {count} plays were added")
-    plays = read_plays(file)
+            count = add_plays(Path(play), needed(figures), processes(jobs), watch)
+        note(f"{play}: {count} plays were added")
+    plays = shipped_plays() if play is None else read_plays(Path(play))
     board = scoreboard(figures, plays)
     if row is not None:
         report(json, facts_of(board.scores[0]), *figure_page(board.scores[0], plays))

@@ -184,6 +184,6 @@ def test_a_composition_of_three_parts() -> None:
     """One kind of staging slots, no prefetches, no routing but the model's own; the registry gives it its name."""
     bare = Composition(placement=NoPlacement(), assigner=LoadAll(), cache=StaticCache())
     assert type(bare.router) is TrueRouter
-    assert (bare.prefetcher, bare.swaps_before_prefetches, bare.writes_back) == (None, False, False)
+    assert (bare.prefetcher, bare.swaps_before_prefetches, bare.writes_back) == (None, False, "never")
     assert (bare.demand_slots, bare.prefetch_slots, bare.decision_cost, bare.name) == (2, 0, "", "")
     assert (bare.needs is UNDECLARED, bare.parameters) == (True, {})

@@ -29,7 +29,7 @@ class Scripted:
     """Answers with the copies that it was given; staged experts are those that have arrived in staging."""
 
     def __init__(self) -> None:
-        self.policy = SimpleNamespace(writes_back=False)
+        self.policy = SimpleNamespace(writes_back="never")
         self.costs = [ExpertCosts((0,), (0,), 0, COPY_NS, 100)]
         self.to_come: list[Copy] = []
         self.log: list[tuple[str, ExpertId]] = []
@@ -164,7 +164,7 @@ def test_a_victim_leaves_when_the_copy_begins(lab: Lab) -> None:
 
 def test_victims_are_written_back_where_the_policy_does_so_but_not_over_the_weights(lab: Lab) -> None:
     weights = lab.store.buffer(*A).clone()
-    lab.session.policy.writes_back = True
+    lab.session.policy.writes_back = "alongside"
     for future in lab.ask(cached(A), cached(B, A)):
         future.wait_known()
     lab.copying._machine.settle()

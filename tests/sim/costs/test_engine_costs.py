@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from policies.mechanism.views import ExpertCosts, NarrowCopies
 from sim.costs.cost_table import CostError
-from sim.costs.engine import CountedEngine, EngineError, Software, engine_names, load_engine
+from sim.costs.engine import CountedEngine, EngineError, engine_names, load_engine
 from sim.costs.engine_costs import MOST_TOKENS, costs_on, graph_costs, with_narrow_copies
 from sim.costs.roofline_costs import roofline
+from sim.costs.software import Software
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.sourced import Sourced
 from sim.runs.prepare import prepare
@@ -69,11 +70,43 @@ def test_the_engine_is_a_key_of_a_scenario() -> None:
         prepare(Scenario(engine="vulkan"))
 
 
+def test_numbers_of_the_engine_are_changed_by_a_scenario() -> None:
+    plain, changed = prepare(SHORT), prepare(SHORT.with_(engine_overrides={"software.layer_ns": 1e6}))
+    assert (plain.costs.layer_ns, changed.costs.layer_ns) == (0, 1_000_000)
+    assert plain.costs == prepare(SHORT.with_(engine_overrides={})).costs
+    slower, longer = {"gpu.layer_ns.grouped": 1e6, "gpu.layer_ns.latent": 1e6}, SHORT.with_(engine="llama.cpp")
+    own, theirs = (prepare(one).costs.step(1, (1,)) for one in (longer, longer.with_(engine_overrides=slower)))
+    assert theirs.attention_ns > own.attention_ns + 900_000
+    graphs = SHORT.with_(engine="graphs", engine_overrides={"replay_ns": 5000})
+    assert prepare(graphs).costs.attention_launch_ns == 5000
+    dali = load_engine("dali-2025", {"software.cpu_token_ns": 7})
+    changed_numbers = {key for key, number in dali.flat().items() if number.source == "override"}
+    assert changed_numbers == {"software.cpu_token_ns"}
+    assert dali.flat().keys() == load_engine("dali-2025").flat().keys()
+
+
+@pytest.mark.parametrize(("engine", "overrides", "says"), [
+    ("pytorch", {"software.layer": 1}, r"engine 'pytorch', overrides: there is no key 'software.layer'; did you mean"),
+    ("pytorch", {"gpu.read_share": 1}, r"engine 'pytorch', overrides: there is no key 'gpu.read_share'"),
+    ("llama.cpp", {"software.layer_ns": 1}, r"engine 'llama.cpp', overrides: there is no key 'software.layer_ns'"),
+    ("pytorch", {"software.layer_ns": -1}, r"'pytorch', overrides: software.layer_ns.value: expected .* got -1"),
+    ("pytorch", {"software.copies": "paged"}, r"overrides: software.copies.value: expected .*pinned.* got 'paged'"),
+    ("pytorch", {"software.serial": 1}, r"overrides: software.serial.value: expected .* got 1"),
+    ("pytorch", {"software.small_batch_tokens": 8}, r"overrides: .*small_batch_tokens and small_batch_flops_share"),
+])
+def test_overrides_that_no_engine_has(engine: str, overrides: dict[str, bool | float | str], says: str) -> None:
+    with pytest.raises(EngineError, match=says):
+        prepare(SHORT.with_(engine=engine, engine_overrides=overrides))
+
+
 def test_a_profile_keeps_the_engine_that_it_measured() -> None:
     profile = "docs/validation/host-lanes/profile.yaml"
     scenario = Scenario(trace="mini-deepseek:6", model="deepseek-v2-lite:6", hardware=profile, engine="graphs")
     with pytest.raises(EngineError, match="is a profile, whose times are those of the engine"):
         prepare(scenario.with_(cached_share=0.5, prompt_tokens=16, generated_tokens=4))
+    changed = scenario.with_(engine="pytorch", engine_overrides={"software.layer_ns": 1}, cached_share=0.5)
+    with pytest.raises(EngineError, match="expected 'pytorch' without overrides"):
+        prepare(changed.with_(prompt_tokens=16, generated_tokens=4))
 
 
 def test_the_numbers_of_every_engine_say_where_they_are_from() -> None:
@@ -165,6 +198,29 @@ def test_a_gpu_expert_takes_no_less_than_its_kernels_take_to_be_started() -> Non
     least = own[1] + 1
     theirs = costs_on(machine(), SHAPE, MOST, engine(gpu_expert_ns=least)).experts[0].gpu_ns
     assert theirs == tuple(max(ns, least) if w else 0 for w, ns in enumerate(own))
+
+
+def test_weights_are_unpacked_before_every_use_of_an_expert() -> None:
+    own, theirs = (
+        costs_on(machine(), SHAPE, MOST, used).experts[0].gpu_ns for used in ("pytorch", engine(unpack_bytes=14))
+    )
+    weights = SHAPE.matrices_per_expert * SHAPE.hidden * SHAPE.expert_width
+    unpack_ns = round(weights * 14 / machine().gpu.read_bytes_per_s * 1e9)
+    assert unpack_ns > 0
+    assert theirs == tuple(ns + unpack_ns if w else 0 for w, ns in enumerate(own))
+    least = costs_on(machine(), SHAPE, MOST, engine(unpack_bytes=14, gpu_expert_ns=10**9)).experts[0].gpu_ns
+    assert set(least[1:]) == {10**9 + unpack_ns}
+
+
+def test_copies_reach_a_share_of_the_link_and_both_ways_a_share_of_that() -> None:
+    own, half = (costs_on(machine(), SHAPE, 1, used).experts[0] for used in ("pytorch", engine(link_share=0.5)))
+    link = machine().link
+    assert half.copy_ns - link.h2d_latency_ns == pytest.approx(2 * (own.copy_ns - link.h2d_latency_ns), abs=1)
+    assert half.writeback_ns - link.d2h_latency_ns == pytest.approx(2 * (own.writeback_ns - link.d2h_latency_ns), abs=1)
+    in_turn = costs_on(machine(), SHAPE, 1, engine(both_ways_share=0.5)).experts[0]
+    assert (in_turn.both_ways_permille, in_turn.copy_ns) == (500, own.copy_ns)
+    assert costs_on(machine(), SHAPE, 1, engine(serial_copies=True)).serial_copies
+    assert not costs_on(machine(), SHAPE, 1, "pytorch").serial_copies
 
 
 def test_a_prompt_waits_for_the_program_before_each_layer() -> None:

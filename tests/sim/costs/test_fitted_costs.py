@@ -429,16 +429,15 @@ FITTED = (
     "llama.cpp-cache", "llama.cpp-uploads", "ik_llama.cpp", "ik_llama.cpp-2025", "ik_llama.cpp-2026-02",
     "ktransformers", "ktransformers-2025",
 )
-
-
 PAPERS = (
     "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",
     "hybrimoe-2025", "se-2025", "smoe-2025",
 )
+KINDS = ("eager", "eager-4bit", "fused", "native")
 
 
-def test_the_engines_are_those_that_people_run_two_whose_kernels_are_counted_and_those_of_papers() -> None:
-    assert set(engine_names()) == {"graphs", "pytorch", *PAPERS, *FITTED}
+def test_the_engines_are_those_that_people_run_counted_ones_kinds_of_programs_and_those_of_papers() -> None:
+    assert set(engine_names()) == {"graphs", "pytorch", *KINDS, *PAPERS, *FITTED}
     assert [name for name in engine_names() if isinstance(load_engine(name), FittedEngine)] == sorted(FITTED)
 
 

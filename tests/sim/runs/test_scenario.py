@@ -21,13 +21,13 @@ def test_yaml_there_and_back(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     lines = (
         "policy: fiddler", "batch: 2", "sequences: [3, 1]", "hardware_overrides: {link.h2d_bytes_per_s: 12.0e+9}",
-        "noisy_forecast_recall: [0.9, 1]",
+        "noisy_forecast_recall: [0.9, 1]", "engine_overrides: {software.layer_ns: 1.0e+6, software.serial: true}",
     )
     file.write_text("\n".join(lines))
     read = Scenario.from_yaml(file)
     assert read == Scenario(
         policy="fiddler", batch=2, sequences=(3, 1), hardware_overrides={"link.h2d_bytes_per_s": 12e9},
-        noisy_forecast_recall=(0.9, 1),
+        noisy_forecast_recall=(0.9, 1), engine_overrides={"software.layer_ns": 1e6, "software.serial": True},
     )
     assert Scenario.from_dict(read.to_dict()) == read
 

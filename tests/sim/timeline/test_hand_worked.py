@@ -6,7 +6,12 @@ starts at t has its plan at t + 15. The host goes on to the next layer's launch 
 
 from __future__ import annotations
 
-from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lines, play, registered, step, told
+from dataclasses import replace
+
+from policies.parts.assigners import LoadAll
+from policies.parts.caches import StaticCache
+from policies.protocols import Composition
+from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, Placed, lines, play, registered, step, told
 from tests.kit.toys import uniform_costs
 from trilane.testing.worlds import toy_calibration
 
@@ -99,6 +104,38 @@ def test_on_demand_evicts_the_least_recent_and_loads_the_rest_through_staging() 
         cache_bytes=200,  # one slot a layer
     )
     assert told(spans, ON_DEMAND) == lines(ON_DEMAND)
+
+
+SERIAL_COPIES = """
+gpu:
+  1-11   attention L0
+  11-13  gate L0
+  36-41  expert L0 E0
+  61-66  expert L0 E1         # not from 56: its copy began when E0 had run
+  66-67  combine L0
+  67-77  attention L1
+  77-79  gate L1
+  83-88  expert L1 E1         # resident, launched 82-83: it runs first, and nothing is copied meanwhile
+  108-113 expert L1 E2
+  113-114 combine L1
+  114-118 attention L-1
+h2d:
+  16-36  demand L0 E0 ready=16
+  41-41  release L0 E0
+  41-61  demand L0 E1 ready=16   # the link is idle from 36 to 41, though there is another slot
+  66-66  release L0 E1
+  88-108 demand L1 E2
+  113-113 release L1 E2
+"""
+
+
+def test_serial_copies_take_turns_with_the_gpu() -> None:
+    placed = Placed(((), (1,)))
+    policy = Composition(placement=placed, assigner=LoadAll(), cache=StaticCache(), demand_slots=2)
+    costs = replace(uniform_costs(), serial_copies=True)
+    spans = play(policy, step({0: 1, 1: 1}, {1: 1, 2: 1}), cache_bytes=placed.bytes, costs=costs)
+    shown = [span for span in spans if span.lane in ("gpu", "h2d") and span.kind not in ("place", "evict")]
+    assert told(shown, SERIAL_COPIES) == lines(SERIAL_COPIES)
 
 
 NO_SLOTS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from policies.protocols import Composition
 from tests.kit.hand_worked import EXPERTS, LAYERS, TOP_K, lane, lines, play, registered, step, told
 from tests.kit.toys import uniform_costs
 from trilane.testing.worlds import toy_calibration
@@ -234,13 +235,18 @@ TABLE = uniform_costs()
 SLOW_BACK = replace(TABLE, experts=tuple(costs._replace(writeback_ns=45) for costs in TABLE.experts))
 
 
-def test_mixtral_offloading_as_implemented_writes_its_victims_back() -> None:
-    spans = play(registered("mixtral-offloading@impl"), *DEMAND, cache_bytes=400, costs=SLOW_BACK)
+def alongside() -> Composition:
+    """Mixtral-Offloading with victims written back alongside the copies that displace them."""
+    return replace(registered("mixtral-offloading@impl"), writes_back="alongside")
+
+
+def test_victims_are_written_back_alongside_the_copies_that_displace_them() -> None:
+    spans = play(alongside(), *DEMAND, cache_bytes=400, costs=SLOW_BACK)
     assert told(spans, WRITTEN_BACK) == lines(WRITTEN_BACK)
 
 
 def test_without_writing_back_the_first_step_ends_sooner() -> None:
-    policy = replace(registered("mixtral-offloading@impl"), writes_back=False)
+    policy = replace(alongside(), writes_back="never")
     spans = play(policy, DEMAND[0], cache_bytes=400, costs=SLOW_BACK)
     # layer 1's routing here at 55, planned 57, 0 loaded 77, computed 82, combined 83, head 87, here 88, waited 89
     assert max(span.end_ns for span in spans) == 89
@@ -296,5 +302,5 @@ d2h:
 
 def test_a_copy_and_the_write_back_that_makes_room_for_it_slow_each_other_down() -> None:
     costs = uniform_costs(writeback_ns=30, both_ways_permille=500)
-    spans = play(registered("mixtral-offloading@impl"), DEMAND[0], cache_bytes=400, costs=costs)
+    spans = play(alongside(), DEMAND[0], cache_bytes=400, costs=costs)
     assert told(spans, BOTH_WAYS) == lines(BOTH_WAYS)

@@ -33,6 +33,7 @@ from traces.statistics import lru_hit_rates
 from traces.synthesis.estimate import Layout, simulated
 from traces.synthesis.latent import Texts, best, layer_logits
 from traces.synthesis.measured import choices_of, measure_trace
+from traces.synthesis.published import published_routing
 from traces.synthesis.routing_model import RoutingModel, stored_models
 from traces.trace import Trace
 
@@ -44,8 +45,9 @@ def recorded(name: str) -> Trace:
 NAMES = [pytest.param(name, marks=needs_logs) for name in LOG_NAMES] + list(BUNDLED)
 
 
-def test_there_is_one_of_each_trace_at_hand_and_two_of_published_figures() -> None:
-    assert list(stored_models()) == [*LOG_NAMES, MODEL, REPEATED, *BUNDLED]
+def test_there_is_one_of_each_trace_at_hand_two_of_published_figures_and_those_of_published_routing() -> None:
+    fitted = dict.fromkeys(one.model for one in published_routing() if one.fitted and not one.kind)
+    assert list(stored_models()) == [*LOG_NAMES, MODEL, REPEATED, *BUNDLED, *fitted]
     assert {fit.model for fit in stored_models().values()} <= set(model_names())
 
 

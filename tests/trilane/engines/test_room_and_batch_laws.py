@@ -108,14 +108,14 @@ def test_no_question_is_refused_where_a_split_has_room_nor_answered_without() ->
 
 @pytest.mark.parametrize("part", ["every_token_bytes", "host_table_bytes", "compute_bytes"])
 def test_a_twin_that_counts_a_part_twice_or_not_at_all_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Splitter.memory
+    own = Splitter.memory_of
 
-    def broken(self: Splitter, split: StaticSplit) -> SplitMemory:
-        memory = own(self, split)
+    def broken(self: Splitter, cpu_layers: int, gpu_experts: int) -> SplitMemory:
+        memory = own(self, cpu_layers, gpu_experts)
         wrong = memory.every_token_bytes + self.shape.embedding_bytes if part == "every_token_bytes" else 0
         return replace(memory, **{part: wrong})
 
-    monkeypatch.setattr(Splitter, "memory", broken)
+    monkeypatch.setattr(Splitter, "memory_of", broken)
     assert wrong_about_room(SAMPLE)
 
 

@@ -14,7 +14,6 @@ import pytest
 from policies.calibration import Calibration
 from policies.parts.placements import NoPlacement
 from policies.protocols import Budget
-from sim.costs import engine_costs
 from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import check_plausible
@@ -242,9 +241,7 @@ def test_recorded_graphs_have_their_own_numbers_in_place_of_the_machines() -> No
 
 @pytest.mark.parametrize("how", ["graphs", "pytorch"])
 @pytest.mark.parametrize("factor", [BETTER, 1 / BETTER])
-def test_every_number_that_is_listed_changes_the_time_per_token(
-    how: str, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_number_that_is_listed_changes_the_time_per_token(how: str, factor: float) -> None:
     """For a policy that copies, computes on both sides and decides; of parts that gain nothing none would be listed."""
     base = tpot_ms(on_engine(how), "dali")
     for part in EVERY_PART:
@@ -252,16 +249,13 @@ def test_every_number_that_is_listed_changes_the_time_per_token(
             continue  # one token's products wait for bytes: their gain is none
         for support in evidence_of(on_engine(how), [part]):
             one = on_engine(how)
-            with monkeypatch.context() as patched:
-                if support.key.startswith("graphs: "):
-                    name, graphs = support.key.removeprefix("graphs: "), load_engine("graphs")
-                    other = graphs.flat()[name]._replace(value=round(support.value * factor))
-                    changed_engine = replace(graphs, **{name: other})
-                    patched.setattr(engine_costs, "load_engine", lambda _, given=changed_engine: given)
-                    changed = on_machine(one, one.hardware)
-                else:
-                    changed = on_machine(one, one.hardware.with_numbers({support.key: support.value * factor}))
-                assert tpot_ms(changed, "dali") != base, support.key
+            if support.key.startswith("graphs: "):
+                overrides = {support.key.removeprefix("graphs: "): round(support.value * factor)}
+                scenario = one.scenario.with_(engine_overrides=overrides)
+                changed = on_machine(replace(one, scenario=scenario), one.hardware)
+            else:
+                changed = on_machine(one, one.hardware.with_numbers({support.key: support.value * factor}))
+            assert tpot_ms(changed, "dali") != base, support.key
 
 
 def test_the_weakest_come_first_and_only_where_their_part_matters() -> None:

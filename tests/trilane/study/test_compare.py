@@ -274,6 +274,18 @@ def test_no_policies() -> None:
         compare(SHORT, [])
 
 
+# --- kinds of programs ------------------------------------------------------------------------------------------------
+
+
+def test_a_kind_of_programs_has_a_range_of_times_and_another_engine_none(found: Comparison) -> None:
+    assert not found.ends
+    assert "tpot_ms_quick" not in found.rows()[0]
+    kind = compare(SHORT.with_(engine="eager"), ["fiddler", "on-demand"], draws=2)
+    for row in kind.rows():
+        assert row["tpot_ms_quick"] < row["tpot_ms_min"] <= row["tpot_ms_max"] < row["tpot_ms_slow"]
+    assert kind.scenario.engine_overrides == {}, "the scenario itself has the kind's own numbers"
+
+
 # --- sampled steps ----------------------------------------------------------------------------------------------------
 
 

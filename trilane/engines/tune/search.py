@@ -9,7 +9,7 @@ the quicker of the two.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import islice, pairwise, product, starmap
@@ -24,7 +24,7 @@ from traces.models.shape import ModelShape
 from trilane.engines.memory import Splitter
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
-from trilane.engines.split_speed import DecodeCosts, Floats, PromptCosts
+from trilane.engines.split_speed import DecodeCosts, Floats, PromptCosts, StaticSplit, Times
 from trilane.engines.tune.expert_cache import HitCurve, cache_share
 from trilane.engines.tune.settings import (
     USUAL_PIECES,
@@ -46,19 +46,20 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
     space, bench = choices(question, shape, hardware, engine), Workbench(question, hardware, engine)
     costs: dict[Setting, float] = {}
     for gpu, kv in product(space.gpu, space.kv):
-        costs |= _with_threads(bench, space, Setting(kv, space.piece_tokens[0], space.threads[0], gpu=gpu))
+        first = Setting(kv, space.piece_tokens[0], space.threads[0], gpu=gpu)
+        costs |= _with_threads(Placing(bench, space, first))
     return SettingSearch(bench, space, costs)
 
 
-def _with_threads(bench: Workbench, space: SettingSpace, first: Setting) -> dict[Setting, float]:
-    """Times with the numbers of threads of ``space``, and with the one that is best for the best of these settings."""
-    costs: dict[Setting, float] = {}
+def _with_threads(placing: Placing) -> dict[Setting, float]:
+    """Times with the numbers of threads of its space, and with the one that is best for the best of these settings."""
+    space, costs = placing.space, dict[Setting, float]()
     for threads in space.threads:
-        costs |= Placing(bench, space, first._replace(threads=threads)).costs()
+        costs |= placing.costs(threads)
     if costs and space.fewer_threads:
-        threads = quickest_threads(bench, min(costs, key=lambda one: costs[one]))
+        threads = quickest_threads(placing.bench, min(costs, key=lambda one: costs[one]))
         if threads not in space.threads:
-            costs |= Placing(bench, space, first._replace(threads=threads)).costs()
+            costs |= placing.costs(threads)
     return costs
 
 
@@ -68,11 +69,13 @@ def quickest_threads(bench: Workbench, setting: Setting) -> int:
     More threads compute sooner and wait longer for one another, so that there is one least time of the threads of fast
     cores, of others, and from one socket to the next.
     """
-    cpu, goal = bench.hardware.cpu, bench.question.goal
+    speed, cpu = bench.speed(setting), bench.hardware.cpu
+    if not speed.hardware.cpu_only and not speed.split.cpu_layers:
+        return 1  # the CPU computes nothing
 
     @cache
     def ms(threads: int) -> float:
-        return bench.tuned(setting._replace(threads=threads)).cost(goal)
+        return bench.cost(speed, replace(speed.split, threads=threads))
 
     def least(first: int, last: int) -> int:
         if last - first > 1 and ms(last) < ms(last - 1):  # none waits too long: most CPUs
@@ -86,11 +89,13 @@ def quickest_threads(bench: Workbench, setting: Setting) -> int:
 def with_cache(search: SettingSearch, curve: HitCurve) -> SettingSearch:
     """Compare the settings of the same engine with a cache of experts, of these hit rates."""
     bench, space = replace(search.bench, curve=curve), search.space
-    costs: dict[Setting, float] = {}
-    for kv, threads in product(space.kv, dict.fromkeys(one.threads for one in search.costs if one.gpu)):
-        first = Setting(kv, space.piece_tokens[0], threads, cached=True)
+    costs, numbers = dict[Setting, float](), dict.fromkeys(one.threads for one in search.costs if one.gpu)
+    for kv in space.kv:
+        first = Setting(kv, space.piece_tokens[0], space.threads[0], cached=True)
         sizes = {one.piece_tokens for one in search.costs if one.kv == kv and one.gpu}
-        costs |= CachedPlacing(bench, first, sizes, curve).costs()
+        placing = CachedPlacing(bench, first, sizes, curve)
+        for threads in numbers:
+            costs |= placing.costs(threads)
     return SettingSearch(bench, space, costs)
 
 
@@ -155,23 +160,25 @@ class SettingSearch:
 
 @dataclass(frozen=True)
 class Placing:
-    """The settings of one KV format, number of threads and device: those of ``first``."""
+    """The settings of one KV format and device: those of ``first``."""
 
     bench: Workbench
     space: SettingSpace
     first: Setting
     _places: dict[int, int | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _prompts: dict[int, PromptCosts] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def costs(self) -> dict[Setting, float]:
-        """The time in ms with the best split, for each size of pieces that matters."""
+    def costs(self, threads: int) -> dict[Setting, float]:
+        """The time in ms with so many threads and the best split, for each size of pieces that matters."""
         found: dict[Setting, float] = {}
         if self._place(min(self.space.piece_tokens)) is None:
             return found
         usual = [one for size in self.space.piece_tokens if self.is_usual(size) for one in self._alike(size)]
+        decode_ns = self._decode(threads)
         for tokens in dict.fromkeys((*usual, *self._largest())):
             if self._place(tokens) is None:
                 continue
-            costs, floor = self._of_pieces(tokens)
+            costs, floor = self._of_pieces(tokens, threads, decode_ns)
             found |= costs
             if tokens not in usual and floor >= min(found.values()):
                 break
@@ -204,9 +211,8 @@ class Placing:
     def _place(self, tokens: int) -> int | None:
         """Number of the first split with room; None for no room."""
         if tokens not in self._places:
-            splitter = self._splitter(tokens)
             try:
-                self._places[tokens] = splitter.splits.index(splitter.best())
+                self._places[tokens] = self._splitter(tokens).best_number
             except FitError:
                 self._places[tokens] = None
         return self._places[tokens]
@@ -214,27 +220,37 @@ class Placing:
     def _splitter(self, tokens: int) -> Splitter:
         return self.bench.speed(self.first._replace(piece_tokens=tokens)).splitter
 
-    def _of_pieces(self, tokens: int) -> tuple[dict[Setting, float], float]:
+    def _of_pieces(
+        self, tokens: int, threads: int, decode_ns: Sequence[Times]
+    ) -> tuple[dict[Setting, float], float]:
         """Times with pieces of one size, and the least that there may be with smaller ones."""
         first, least = self._place(tokens) or 0, self._place(min(self.space.piece_tokens)) or 0
         splitter, found, floor = self._splitter(tokens), {}, inf
-        for pinned, prompt in self._prompts(tokens):
-            costs = self.bench.compared_ms(self._decode.parts(*self._splits), prompt.parts(*self._splits))
+        for pinned, prompt in self._prompts_with(tokens, threads):
+            costs = self.bench.compared_ms(decode_ns, prompt.parts(*self._splits))
             number = self._best_with_room(splitter, costs, first)
             layers = None if number == first else splitter.splits[number].cpu_layers
-            setting = self.first._replace(piece_tokens=tokens, host_layers=layers, pinned=pinned)
+            setting = self.first._replace(piece_tokens=tokens, threads=threads, host_layers=layers, pinned=pinned)
             found[setting], floor = float(costs[number]), min(floor, float(costs[least:].min()))
         return found, floor
 
-    def _prompts(self, tokens: int) -> Iterator[tuple[bool, PromptCosts]]:
+    def _prompts_with(self, tokens: int, threads: int) -> Iterator[tuple[bool, PromptCosts]]:
         """The prompt in pieces of one size, with the file mapped, and with it in pinned memory."""
-        speed, fit = self._speed, self.bench.question.fit
-        asked = speed.shape, speed.hardware
-        split = replace(speed.splitter.splits[0], piece_tokens=tokens)
-        mapped = PromptCosts.of(*asked, speed.engine, split, fit.prompt_tokens)
+        speed = self._speed
+        asked, split = (speed.shape, speed.hardware), replace(self._split(threads), piece_tokens=tokens)
+        mapped = self._mapped(tokens, split)
         yield False, mapped
         if self.first.gpu and True in self.space.pinned:
-            yield True, mapped.reading(*asked, self.bench.reading(pinned=True), split)
+            yield True, mapped.with_experts(*asked, self.bench.reading(pinned=True), split)
+
+    def _mapped(self, tokens: int, split: StaticSplit) -> PromptCosts:
+        """The prompt in pieces of one size; next to a GPU, threads compute experts alone."""
+        speed, prompt_tokens = self._speed, self.bench.question.fit.prompt_tokens
+        asked = speed.shape, speed.hardware, speed.engine, split
+        if speed.hardware.cpu_only or tokens not in self._prompts:
+            self._prompts[tokens] = PromptCosts.of(*asked, prompt_tokens)
+            return self._prompts[tokens]
+        return self._prompts[tokens].with_experts(*asked)
 
     def _best_with_room(self, splitter: Splitter, costs: Floats, first: int) -> int:
         """Number of the quickest split from the first one with room on."""
@@ -253,37 +269,51 @@ class Placing:
     def _speed(self) -> EngineSpeed:
         return self.bench.speed(self.first)
 
-    @cached_property
-    def _decode(self) -> DecodeCosts:
+    def _split(self, threads: int) -> StaticSplit:
+        return replace(self._speed.splitter.splits[0], threads=threads)
+
+    def _decode(self, threads: int) -> list[Times]:
+        """The parts of a token's time with each split."""
         speed = self._speed
-        split, batch = speed.splitter.splits[0], speed.question.batch
-        return DecodeCosts.of(speed.shape, speed.hardware, speed.engine, split, speed.middle_tokens, batch)
+        asked = speed.shape, speed.hardware, speed.engine, self._split(threads), speed.middle_tokens
+        return DecodeCosts.of(*asked, speed.question.batch).parts(*self._splits)
 
 
 @dataclass(frozen=True)
 class CachedPlacing:
-    """The settings with a cache of experts, of one KV format and number of threads, for some ``sizes`` of pieces."""
+    """The settings with a cache of experts, of one KV format, for some ``sizes`` of pieces."""
 
     bench: Workbench
     first: Setting
     sizes: Collection[int]
     curve: HitCurve
 
-    def costs(self) -> dict[Setting, float]:
-        """The time in ms with the best number of layers on the host, for each size of pieces."""
-        speed = self.bench.speed(self.first)
-        split, asked = speed.splitter.splits[0], (speed.shape, speed.hardware, speed.engine)
-        context, fit = speed.middle_tokens, self.bench.question.fit
-        decode, found = DecodeCosts.of(*asked, split, context, fit.batch), {}
+    def costs(self, threads: int) -> dict[Setting, float]:
+        """The time in ms with so many threads and the best number of layers on the host, for each size of pieces."""
+        speed, found = self.bench.speed(self.first), dict[Setting, float]()
+        asked = speed.shape, speed.hardware, speed.engine
+        split = replace(speed.splitter.splits[0], threads=threads)
+        decode = DecodeCosts.of(*asked, split, speed.middle_tokens, self.bench.question.fit.batch)
+        for tokens, (prompt, layers, held) in self._prompts.items():
+            prompt = prompt.with_experts(*asked, replace(split, piece_tokens=tokens))
+            rates = self.curve.rates(held)
+            costs = self.bench.compared_ms(decode.parts(layers, hit_rate=rates), prompt.parts(layers, held=held))
+            best = int(costs.argmin())
+            setting = self.first._replace(piece_tokens=tokens, threads=threads, host_layers=int(layers[best]))
+            found[setting] = float(costs[best])
+        return found
+
+    @cached_property
+    def _prompts(self) -> dict[int, tuple[PromptCosts, npt.NDArray[np.int64], Floats]]:
+        """By size of pieces the prompt with any number of threads, and what ``_rooms`` gives."""
+        speed, prompts = self.bench.speed(self.first), {}
         for tokens in sorted(self.sizes):
             layers, held = self._rooms(tokens)
             if len(layers):
-                prompt = PromptCosts.of(*asked, replace(split, piece_tokens=tokens), fit.prompt_tokens)
-                rates = self.curve.rates(held)
-                costs = self.bench.compared_ms(decode.parts(layers, hit_rate=rates), prompt.parts(layers, held=held))
-                best = int(costs.argmin())
-                found[self.first._replace(piece_tokens=tokens, host_layers=int(layers[best]))] = float(costs[best])
-        return found
+                split = replace(speed.splitter.splits[0], piece_tokens=tokens)
+                asked = speed.shape, speed.hardware, speed.engine, split
+                prompts[tokens] = PromptCosts.of(*asked, self.bench.question.fit.prompt_tokens), layers, held
+        return prompts
 
     def _rooms(self, tokens: int) -> tuple[npt.NDArray[np.int64], Floats]:
         """Numbers of layers on the host with room for a cache, and the share of their experts that it holds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.memory import SplitMemory, host_memory_of
 from trilane.engines.question import FitError, KvFormat
 from trilane.engines.speed import EngineSpeed, time_parts
-from trilane.engines.split_speed import Floats, Times
+from trilane.engines.split_speed import Floats, StaticSplit, Times
 from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve
 from trilane.engines.tune.settings import Goal, Setting, TuneQuestion
 
@@ -65,6 +65,7 @@ class Workbench:
     hardware: Hardware
     engine: FittedEngine
     curve: HitCurve | None = None
+    _speeds: dict[Setting, EngineSpeed] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def host(self) -> Hardware:
@@ -78,6 +79,11 @@ class Workbench:
 
     def speed(self, setting: Setting) -> EngineSpeed:
         """The speeds of a setting, which raise FitError where it cannot run."""
+        if setting not in self._speeds:
+            self._speeds[setting] = self._speed(setting)
+        return self._speeds[setting]
+
+    def _speed(self, setting: Setting) -> EngineSpeed:
         shape, hardware = self.shapes[setting.kv], self.hardware if setting.gpu else self.host
         question = setting.question(self.question.fit, shape)
         if not setting.cached:
@@ -111,6 +117,13 @@ class Workbench:
             prompt_ms=time_parts(speed.prompt, cpu_only),
             answer_ms=speed.answer_ns / _NS_PER_MS,
         )
+
+    def cost(self, speed: EngineSpeed, split: StaticSplit) -> float:
+        """The time in ms that the goal compares, with a split that differs from the best one in its threads."""
+        goal, generated = self.question.goal, self.question.fit.generated
+        prompt_ns = 0 if goal == "decode" else speed.prompt_with(split).total_ns
+        decode_ns = 0 if goal == "prompt" else speed.decode_with(split).total_ns
+        return (prompt_ns + (1 if goal == "decode" else generated - 1) * decode_ns) / _NS_PER_MS
 
     def compared_ms(self, decode_ns: Sequence[Times], prompt_ns: Sequence[Times]) -> Floats:
         """The time that the goal compares, by the parts of a step and of one prompt, of several splits."""

@@ -154,7 +154,8 @@ def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
     parts = [
         " on ".join(fixed[name] for name in ("model", "hardware") if isinstance(fixed.get(name), str)),
         setting_words("engine", fixed["engine"]) if fixed.get("engine") else "",
-        _changed(runs, axes),
+        _changed(runs, axes, "hardware_overrides", "machine"),
+        _changed(runs, axes, "engine_overrides", "engine"),
         "" if set(_MEMORY) & set(axes) else memory_words(fixed["cached_share"], fixed["gpu_memory_gb"]),
         f"batch {fixed['batch']:g}" if "batch" in fixed else "",
         _lengths(runs, axes),
@@ -167,12 +168,12 @@ def about(runs: pd.DataFrame, axes: Collection[str]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _changed(runs: pd.DataFrame, axes: Collection[str]) -> str:
-    """Words for the numbers of the machine that all runs have changed to the same value."""
-    if "hardware_overrides" in axes:
+def _changed(runs: pd.DataFrame, axes: Collection[str], overrides: str, of: str) -> str:
+    """Words for the numbers of the machine or the engine that all runs have changed to the same value."""
+    if overrides in axes:
         return ""
-    count = len(set.intersection(*(set(json.loads(text).items()) for text in runs["hardware_overrides"].unique())))
-    return f"{count} number{'s' * (count > 1)} of the machine changed" if count else ""
+    count = len(set.intersection(*(set(json.loads(text).items()) for text in runs[overrides].unique())))
+    return f"{count} number{'s' * (count > 1)} of the {of} changed" if count else ""
 
 
 def memory_words(cached_share: float | None, gpu_memory_gb: float | None) -> str:

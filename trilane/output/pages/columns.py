@@ -30,6 +30,11 @@ def _spread(row: Row) -> str:
     return "-" if low == high else f"{number(low)}-{number(high)}"
 
 
+def _kind_range(row: Row) -> str:
+    quick, slow = row.get("tpot_ms_quick"), row.get("tpot_ms_slow")
+    return "" if quick is None else f"{number(quick)}-{number(slow)}"
+
+
 def _share(name: str) -> Callable[[Row], str]:
     return lambda row: percent(row[name])
 
@@ -53,7 +58,13 @@ _CHANGED = Column(
 )
 COMPARED = (  # of ``trilane compare``
     Column("\npolicy", lambda row: marked(row["policy"], kind_of_row(row))),
-    *_TIMES, _HITS, _PCIE,
+    *_TIMES,
+    Column(
+        "range\nof kind", _kind_range, "range of kind",
+        "TPOT with the numbers of the quickest and of the slowest of such programs; a time of your own program narrows "
+        "it: trilane engines --calibrate",
+    ),
+    _HITS, _PCIE,
     Column(
         "busy\ngpu", _share("gpu_busy_share"),
         "busy", "share of the time in which the lane works: GPU, CPU experts, copies to the GPU (h2d)",

@@ -18,7 +18,9 @@ from trilane.output.pages.output import (
     signed_percent,
     table,
 )
-from trilane.study.papers.paper import reasons
+from trilane.study.papers.engine_question import EngineQuestion
+from trilane.study.papers.paper import PaperQuestion, reasons
+from trilane.study.papers.plays import Plays
 from trilane.study.papers.quantities import QUANTITIES
 from trilane.study.papers.scores import (
     DEAD_BAND,
@@ -26,7 +28,6 @@ from trilane.study.papers.scores import (
     NEAR,
     FigureScore,
     PaperSummary,
-    Plays,
     Scoreboard,
     case_values,
     left_out,
@@ -104,6 +105,8 @@ def _value(score: FigureScore, value: float | None) -> str:
 def _off(score: FigureScore) -> str:
     if score.simulated is not None and score.figure.meets_bound(score.simulated):
         return "met"
+    if score.refused:
+        return "refused"
     if score.simulated is None or not math.isfinite(score.log_ratio):
         return "sign" if score.simulated is not None else "-"
     return signed_percent(math.exp(score.log_ratio) - 1)
@@ -126,19 +129,28 @@ def figure_page(score: FigureScore, plays: Plays) -> list[Part]:
         "paper": f"{paper.title} ({paper.source})", "place": figure.where,
         "question": f"{quantity.meaning}: {question.method}{over}",
         "published": f"{_published(score)} ({figure.kind.replace('_', ' ')})",
-        "simulated": f"{_value(score, score.simulated)}, {_off(score)}", "put in": score.put_in,
+        "simulated": f"{_value(score, score.simulated)}, {_off(score)}", "refused": score.refused,
+        "put in": score.put_in,
         "contradiction": reasons(paper.contradictions, figure.id), "why it misses": score.miss,
     }
     return [
         heading(f"figure {figure.id}"), pairs((name, text) for name, text in facts.items() if text), "",
         heading("How the paper is read"), *(f"- {' '.join(reading.split())}" for reading in paper.readings), "",
-        heading("What was played"), _played(score, plays), "", *_setting(score),
+        *_asked(score, plays),
     ]
 
 
-def _played(score: FigureScore, plays: Plays) -> Table:
+def _asked(score: FigureScore, plays: Plays) -> list[Part]:
+    """Methods that were played, or the options of ``trilane fit`` that ask the same."""
+    question = score.question
+    if isinstance(question, EngineQuestion):
+        return [heading("What was asked"), question.command]
+    return [heading("What was played"), _played(score, question, plays), "", *_setting(score, question)]
+
+
+def _played(score: FigureScore, question: PaperQuestion, plays: Plays) -> Table:
     """A line for each method and case: means over the draws, and the quantity of the case."""
-    paper, question = score.paper, score.question
+    paper = score.paper
     values = case_values(paper, question, plays)
     lines = []
     for method in (question.method, *question.baselines):
@@ -151,9 +163,9 @@ def _played(score: FigureScore, plays: Plays) -> Table:
     return table(["method", "case", *_TIMES, "quantity"], lines, text_columns=2)
 
 
-def _setting(score: FigureScore) -> list[Part]:
+def _setting(score: FigureScore, question: PaperQuestion) -> list[Part]:
     """Fields of the scenarios, by method, that the cases share."""
-    paper, question = score.paper, score.question
+    paper = score.paper
     shown = {}
     for method in (question.method, *question.baselines):
         scenario = paper.cases(question, method)[0].draws[0].to_dict()

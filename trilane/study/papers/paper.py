@@ -1,80 +1,22 @@
-"""Figures that papers print (``published.csv``), and papers as ``trilane papers`` asks them: settings and questions."""
+"""Papers and other sources as ``trilane papers`` asks them: settings, methods, programs and questions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import product
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from math import nan
+from typing import Any, Literal, NamedTuple
 
 from sim.costs.engine import load_engine
 from sim.runs.scenario import Scenario
 from traces.models.names import parted
-from trilane.common.csv_files import read_csv
-from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count, Name, at_most
+from trilane.common.hints import Count, Name
 from trilane.common.names import unknown
-from trilane.common.schema import from_dict
-from trilane.common.yaml_files import read_yaml
+from trilane.study.papers.engine_question import EngineQuestion
+from trilane.study.papers.figures import PapersError, published
 from trilane.study.papers.quantities import QUANTITIES
 
-FIGURES = Path(__file__).with_name("published.csv")
-
-
-class PapersError(TrilaneError):
-    """Papers, figures or plays that cannot be read, or names that are not among them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedFigure:
-    """A figure and its place. ``kind``: what the text says of it; ``left_out``: why it is not asked."""
-
-    id: Name
-    paper: Name
-    where: str
-    quantity: Name
-    method: str
-    baseline: str
-    model: str
-    value: Annotated[float, at_most(1e9)] | None
-    unit: str
-    kind: Literal["exact", "approx", "range_lo", "range_hi", "upper_bound", "lower_bound", "maximum", "derived",
-                  "missing"]
-    left_out: str
-
-    @property
-    def bound(self) -> str:
-        """The sign in front of a bound; empty for other figures."""
-        return {"upper_bound": "<=", "lower_bound": ">="}.get(self.kind, "")
-
-    def meets_bound(self, simulated: float) -> bool:
-        """True if it is a bound, and the value on its right side."""
-        assert self.value is not None
-        return {"<=": simulated <= self.value, ">=": simulated >= self.value}.get(self.bound, False)
-
-    def log_ratio(self, simulated: float) -> float:
-        """ln(simulated / published); 0 on the right side of a bound, infinite where the signs differ."""
-        assert self.value is not None
-        if self.meets_bound(simulated):
-            return 0.0
-        ratio = simulated / self.value
-        return math.log(ratio) if ratio > 0 else -math.inf
-
-
-@cache
-def read_figures(path: Path = FIGURES) -> Mapping[str, PublishedFigure]:
-    """By id. Raises PapersError."""
-    figures = read_csv(PublishedFigure, path, "a CSV file of published figures", PapersError)
-    found = {figure.id: figure for figure in figures}
-    if len(found) < len(figures):
-        raise PapersError(f"{path}: expected an id of its own for every figure")
-    return found
-
-
-FOLDER = Path(__file__).parent
 Values = Mapping[str, Any]  # fields of a scenario
 
 
@@ -111,6 +53,14 @@ class FigureNote(NamedTuple):
     figures: tuple[str, ...]
 
 
+class Program(NamedTuple):
+    """Methods that are one program. ``calibrated_by``: the figure that may set its one free number, chosen before
+    anything is run."""
+
+    methods: tuple[Name, ...]
+    calibrated_by: Name | None = None
+
+
 class Case(NamedTuple):
     """One combination of a question's values, with the scenarios of its draws."""
 
@@ -123,6 +73,8 @@ class Paper:
     """A file such as ``dali.yaml``. Settings, models and methods are fields of a scenario. Those of a question's
     setting have the last word; before them ``variants`` (of a method, by model), methods, models, and ``setting``.
 
+    ``questions`` are simulated, ``engine_questions`` answered by the formulas of an engine that people run.
+
     ``draws`` of other sequences are played, or those that a setting has, as far as the ``texts`` of a trace suffice.
     ``put_in``, ``misses`` and ``contradictions`` name figures: those that set a number of the simulator, by that
     number; those that do not come out, by the reason; and those that exclude each other in print. ``alike`` names
@@ -132,15 +84,17 @@ class Paper:
     name: Name
     title: str
     source: str
-    readings: tuple[str, ...]
-    draws: Count
-    texts: Count
-    setting: Values
-    models: Mapping[str, Values]
-    methods: Mapping[str, Values]
-    settings: Mapping[str, Values]
-    questions: Mapping[str, PaperQuestion]
-    headlines: tuple[str, ...]
+    readings: tuple[str, ...] = ()
+    draws: Count = 1
+    texts: Count = 1
+    setting: Values = field(default_factory=dict)
+    models: Mapping[str, Values] = field(default_factory=dict)
+    methods: Mapping[str, Values] = field(default_factory=dict)
+    settings: Mapping[str, Values] = field(default_factory=dict)
+    questions: Mapping[str, PaperQuestion] = field(default_factory=dict)
+    engine_questions: Mapping[str, EngineQuestion] = field(default_factory=dict)
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    headlines: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
     put_in: tuple[FigureNote, ...] = ()
     misses: tuple[FigureNote, ...] = ()
@@ -156,20 +110,38 @@ class Paper:
                 _known("setting", question.at, self.settings, question_id)
             if bool(question.over) != QUANTITIES[question.ask].compares:
                 raise PapersError(f"{question_id}: expected `over` with quantities that compare, and only with them")
+        if twice := {*self.questions} & {*self.engine_questions}:
+            raise PapersError(f"{min(twice)}: expected it among questions or engine_questions, got both")
+        self._check_programs()
         notes = (*self.put_in, *self.misses, *self.contradictions, *self.alike)
         for figure_id in (*self.headlines, *(each for note in notes for each in note.figures)):
-            _known("figure", figure_id, self.questions, self.name)
+            _known("figure", figure_id, self.asked, self.name)
+
+    def _check_programs(self) -> None:
+        found: dict[str, str] = {}
+        for name, program in self.programs.items():
+            for method in program.methods:
+                _known("method", method, self.methods, name)
+                if (other := found.setdefault(method, name)) != name:
+                    raise PapersError(f"{self.name}: {method!r}: expected one program, got {other!r} and {name!r}")
+            if program.calibrated_by is not None:
+                _known("figure", program.calibrated_by, self.questions, name)
+
+    @property
+    def asked(self) -> Mapping[str, PaperQuestion | EngineQuestion]:
+        """All questions, by figure."""
+        return {**self.questions, **self.engine_questions}
 
     def put_in_by(self, figure_id: str) -> str:
         """The number that a figure set: one that is named here, or those of an engine that the paper's plays have."""
-        named = {self.setting["engine"], *(method["engine"] for method in self.methods.values() if "engine" in method)}
+        named = {one["engine"] for one in (self.setting, *self.methods.values()) if "engine" in one}
         engines = [FigureNote(f"engine {name}", load_engine(name).set_by) for name in sorted(named)]
         return reasons((*self.put_in, *engines), figure_id)
 
     @property
     def scatter(self) -> float:
         """By how much, as a share, figures differ at most that the paper calls the same; 0 where it says so of none."""
-        groups = [[read_figures()[figure_id].value or math.nan for figure_id in note.figures] for note in self.alike]
+        groups = [[published()[figure_id].value or nan for figure_id in note.figures] for note in self.alike]
         return max((max(values) / min(values) - 1 for values in groups), default=0.0)
 
     def cases(self, question: PaperQuestion, method: str) -> list[Case]:
@@ -180,7 +152,7 @@ class Paper:
         return [Case(one, self._draws({**asked, **one}, method)) for one in chosen]
 
     def _draws(self, asked: Values, method: str) -> tuple[Scenario, ...]:
-        model = asked.get("model", next(iter(self.models)))
+        model = asked.get("model", next(iter(self.models), ""))
         _known("model", model, self.models, self.name)
         variant = self.variants.get(method, {}).get(model, {})
         rest = {name: value for name, value in asked.items() if name not in ("model", "draws")}
@@ -214,21 +186,3 @@ def _trace(scenario: Scenario, texts: int) -> str:
 def _known(what: str, name: str, names: Iterable[str], where: str) -> None:
     if name not in names:
         raise PapersError(f"{where}: {unknown(what, name, names)}")
-
-
-@cache
-def read_papers() -> Mapping[str, Paper]:
-    """The papers, by name. Raises PapersError, also for a figure that is asked though it is left out, or not asked."""
-    papers = [from_dict(Paper, read_yaml(path, PapersError), path.name, PapersError)
-              for path in sorted(FOLDER.glob("*.yaml"))]
-    figures = askable()
-    for paper in papers:
-        mine = [figure.id for figure in figures.values() if figure.paper == paper.name]
-        if odd := set(mine) ^ set(paper.questions):
-            raise PapersError(f"{paper.name}: expected a question for each figure that is not left out: {min(odd)}")
-    return {paper.name: paper for paper in papers}
-
-
-def askable() -> dict[str, PublishedFigure]:
-    """Published figures that are not left out, by id."""
-    return {figure.id: figure for figure in read_figures().values() if not figure.left_out}

@@ -94,6 +94,10 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
     "answer_tokens_per_s": PaperQuantity("tokens / (TTFT + tokens x TPOT)", "tokens/s", _answer_tokens_per_s),
     "step_s": PaperQuantity("TPOT", "s", _fact("tpot_ms", 1e-3)),
     "prefill_s": PaperQuantity("TTFT", "s", _fact("ttft_ms", 1e-3)),
+    "decode_tokens_per_s": PaperQuantity("tokens/s of an engine's answers, all sequences", "tokens/s",
+                                         _fact("decode_tokens_per_s")),
+    "prompt_tokens_per_s": PaperQuantity("tokens/s of an engine's prompts", "tokens/s", _fact("prompt_tokens_per_s")),
+    "first_token_s": PaperQuantity("time of an engine's prompts", "s", _fact("first_token_s")),
     "expert_s": PaperQuantity("time of the experts' part of all layers, whole answer", "s",
                               lambda mine, base: mine["expert_ms"] * mine["generated_tokens"] / 1e3),
     "expert_loss": PaperQuantity("1 - experts' time of the baseline / experts' time", "%",
@@ -158,7 +162,7 @@ FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
     "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share", "prompt_j",
-    "served_hit_rate", "last_hits_max",
+    "served_hit_rate", "last_hits_max", "decode_tokens_per_s", "prompt_tokens_per_s", "first_token_s", "speed_band",
 )
 LAST = 8  # tokens that DALI's Fig. 18d takes together
 _ALPHA = 0.25  # of Qwen2 (Section VI-B), whose loads SMoE's Table I shows, unless a policy has another one

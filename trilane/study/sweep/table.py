@@ -50,11 +50,13 @@ COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
 )  # of every table, after the point's key and its axes
 _ROW = pa.schema([("point", TEXT), *COLUMNS.items()])
 _FILLED = (  # in every row
-    "point", "trace", "hardware", "hardware_overrides", "policy", "parameters", "batch", "engine", "seed", "draw",
-    "labels", "trilane_version", "trace_checksum", "error",
+    "point", "trace", "hardware", "hardware_overrides", "policy", "parameters", "batch", "engine", "engine_overrides",
+    "seed", "draw", "labels", "trilane_version", "trace_checksum", "error",
 )
 _SIGNED = ("seed",)
-_JSON = ("hardware_overrides", "parameters", "sequences", "noisy_forecast_recall", "draft_acceptance")
+_JSON = (
+    "hardware_overrides", "engine_overrides", "parameters", "sequences", "noisy_forecast_recall", "draft_acceptance",
+)
 
 
 def cell(kind: pa.DataType, value: Any) -> Any:

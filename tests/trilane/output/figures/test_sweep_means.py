@@ -242,6 +242,7 @@ def test_what_was_run(change: dict[str, object], expected: str) -> None:
     ((), {"hardware_overrides": '{"host.sync_ns":1,"gpu.flops_per_s":2}'}, "rtx3090-ddr4, 2 numbers of the machine "
      "changed, 50%"),
     ((), {"engine": "graphs"}, "on rtx3090-ddr4, engine graphs, 50%"),
+    ((), {"engine_overrides": '{"software.layer_ns":1}'}, "rtx3090-ddr4, 1 number of the engine changed, 50%"),
     ((), {"engine": "pytorch"}, "on rtx3090-ddr4, engine pytorch, 50%"),
     ((), {"prefill_chunk_tokens": 64.0}, "24 generated tokens, prefill chunk 64 tokens, routing"),
     ((), {"prefill_chunk_tokens": None}, "24 generated tokens, routing"),

@@ -16,9 +16,14 @@ from sim.simulate import play
 from tests.kit.depth import deep
 from tests.kit.results import VALUES, figure, toy_paper
 from trilane.common.schema import SchemaError
-from trilane.study.papers.paper import Paper, PaperQuestion, PapersError, askable, read_figures, read_papers
+from trilane.common.yaml_files import yaml_text
+from trilane.fit.fit import engine_part
+from trilane.study.papers.engine_question import EngineQuestion
+from trilane.study.papers.figures import PapersError, askable, published, read_figures
+from trilane.study.papers.paper import Paper, PaperQuestion
+from trilane.study.papers.plays import PLAYED_FURTHER, key, needed, read_plays
 from trilane.study.papers.quantities import FACTS, QUANTITIES, observed
-from trilane.study.papers.scores import asked, chosen_figures, key, needed, read_plays
+from trilane.study.papers.sources import chosen_figures, further_sources, papers_in, read_papers, source_of, sources
 
 
 def test_values_in_lists_make_cases_each_with_draws_of_other_sequences() -> None:
@@ -83,7 +88,7 @@ def test_names_that_are_not_there_are_refused(changes: dict[str, Any], sentence:
 def test_every_figure_that_can_be_asked_is_asked_and_at_least_180_were_not_put_in() -> None:
     papers = read_papers()
     assert sorted(papers) == ["DALI", "DAOP", "HybriMoE", "SE", "SMoE"]
-    figures = askable()
+    figures = {one.id: one for one in read_figures().values() if not one.left_out}
     assert sum(len(paper.questions) for paper in papers.values()) == len(figures)
     assert sum(not papers[one.paper].put_in_by(one.id) for one in figures.values()) >= 180
 
@@ -112,16 +117,15 @@ def _plays(paper: Paper, question: PaperQuestion) -> tuple[str, set[tuple[str, s
 def test_the_unit_of_a_figure_is_that_of_its_quantity() -> None:
     same = {"percentage points (or %)": "points", "percentage points": "points", "C_cpu/C_load": "x"}
     for one in askable().values():
-        quantity = QUANTITIES[read_papers()[one.paper].questions[one.id].ask]
+        quantity = QUANTITIES[sources()[one.paper].asked[one.id].ask]
         if quantity.unit != "points":
             assert quantity.unit == same.get(one.unit, one.unit), one.id
 
 
 def test_every_scenario_of_the_papers_can_be_made() -> None:
-    for paper in read_papers().values():
-        for question in paper.questions.values():
-            for method in (question.method, *question.baselines):
-                assert paper.cases(question, method)
+    for paper in sources().values():
+        for figure_id in paper.asked:
+            assert needed([figure_id])
 
 
 @pytest.mark.parametrize(("kind", "value", "simulated", "factor"), [
@@ -141,7 +145,7 @@ def test_another_sign_is_infinitely_far(simulated: float) -> None:
 
 
 def test_every_figure_that_is_asked_has_a_value_and_a_place() -> None:
-    asked = [each for each in read_figures().values() if not each.left_out]
+    asked = list(askable().values())
     assert len(asked) > 200
     assert all(each.value not in (None, 0.0) and each.where for each in asked)
 
@@ -157,6 +161,74 @@ def test_a_file_that_is_wrong_is_refused_in_one_sentence(tmp_path: Path, line: s
     with pytest.raises(PapersError) as caught:
         read_figures(file)
     assert sentence in str(caught.value)
+
+
+# --- further sources --------------------------------------------------------------------------------------------------
+
+
+PROGRAM = {"ours": {"methods": ["ours", "third"], "calibrated_by": "toy-hits"}}
+ENGINE = {"ask": "decode_tokens_per_s", "engine": "llama.cpp", "model": "qwen3-30b-a3b", "weights": "q4_k_m",
+          "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600", "prompt": 512, "generated": 64}
+
+
+def test_a_source_states_programs_and_questions_to_engines() -> None:
+    paper = toy_paper(programs=PROGRAM, engine_questions={"toy-engine": ENGINE})
+    assert paper.programs["ours"].calibrated_by == "toy-hits"
+    assert list(paper.asked) == ["toy-speed", "toy-hits", "toy-engine"]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"programs": {"p": {"methods": ["mine"]}}}, "p: there is no method 'mine'"),
+    ({"programs": {**PROGRAM, "p": {"methods": ["third"]}}}, "'third': expected one program, got 'ours' and 'p'"),
+    ({"programs": {"p": {"methods": ["ours"], "calibrated_by": "x"}}}, "p: there is no figure 'x'"),
+    ({"engine_questions": {"toy-hits": ENGINE}}, "toy-hits: expected it among questions or engine_questions"),
+    ({"engine_questions": {"q": {**ENGINE, "ask": "speed"}}}, "engine_questions.q.ask: expected 'decode_tokens_per_s'"),
+    ({"engine_questions": {"q": {**ENGINE, "promt": 1}}}, "'promt'; did you mean 'prompt'"),
+])
+def test_programs_and_engine_questions_that_are_wrong_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        toy_paper(**changes)
+    assert sentence in str(caught.value)
+
+
+def test_what_an_engine_is_asked_is_what_fit_answers() -> None:
+    question = EngineQuestion(**ENGINE, os="linux")
+    engine = engine_part(question.question).engine
+    assert engine is not None
+    answered = question.answered()
+    assert answered["decode_tokens_per_s"] == pytest.approx(1e3 / engine.tpot_ms)
+    assert answered["prompt_tokens_per_s"] == pytest.approx(512e3 / engine.ttft_ms)
+    assert answered["first_token_s"] == pytest.approx(engine.ttft_ms / 1e3)
+    assert answered["speed_band"] == engine.error.band
+    assert question.command.startswith("trilane fit --engine llama.cpp --model qwen3-30b-a3b --weights q4_k_m --gpu")
+
+
+def test_tokens_a_second_of_a_batch_are_those_of_all_sequences() -> None:
+    question = EngineQuestion(**ENGINE, batch=4)
+    engine = engine_part(question.question).engine
+    assert engine is not None
+    assert question.answered()["decode_tokens_per_s"] == pytest.approx(4e3 / engine.tpot_ms)
+
+
+def test_all_that_is_asked_of_one_answer_is_one_play() -> None:
+    asks = ("decode_tokens_per_s", "prompt_tokens_per_s", "first_token_s")
+    assert len({EngineQuestion(**{**ENGINE, "ask": ask}).key for ask in asks}) == 1
+    assert EngineQuestion(**ENGINE).key != EngineQuestion(**{**ENGINE, "prompt": 513}).key
+
+
+def test_a_source_has_a_question_for_each_figure_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(yaml_text({"name": "Toy", "title": "A toy", "source": "ours",
+                                                  "engine_questions": {"toy-engine": ENGINE}}))
+    assert list(papers_in(tmp_path, {"toy-engine": figure("toy-engine")})) == ["Toy"]
+    with pytest.raises(PapersError, match="Toy: expected a question for each figure that is not left out: toy-engine"):
+        papers_in(tmp_path, {})
+
+
+def test_further_sources_say_which_figure_sets_each_program() -> None:
+    for source in further_sources().values():
+        for program in source.programs.values():
+            if program.calibrated_by is not None:
+                assert published()[program.calibrated_by].unit != "x", f"{source.name}: expected a time, not a ratio"
 
 
 # --- the facts of a play and the quantities that are made of them -----------------------------------------------------
@@ -294,12 +366,18 @@ def test_the_file_holds_what_figures_need_and_nothing_else() -> None:
     assert set(read_plays()) == {key(scenario) for scenario in needed(chosen_figures())}, RENEW
 
 
+def test_the_file_of_further_plays_holds_nothing_that_no_figure_needs() -> None:
+    asked = {key(scenario) for scenario in needed(chosen_figures(among=further_sources()))}
+    assert set(read_plays(PLAYED_FURTHER)) <= asked
+
+
 @pytest.mark.parametrize("figure_id", [
     *("dali-t9-mixtral-4-1", "hybrimoe-f9-mixtral-mrs", "daop-f9-mixtral-tps"),
     *(pytest.param(slow, marks=deep) for slow in ("hybrimoe-t3-decode-all-s", "smoe-intro-hit", "se-copy-share-lo")),
 ])
 def test_a_play_gives_what_the_file_holds(figure_id: str) -> None:
-    paper, question = asked(figure_id)
+    paper = source_of(figure_id)
+    question = paper.questions[figure_id]
     scenario = paper.cases(question, question.method)[0].draws[0]
     kept = read_plays()[key(scenario)]
     assert observed(prepare(scenario)) == pytest.approx(kept, rel=1e-4, abs=1e-9), RENEW

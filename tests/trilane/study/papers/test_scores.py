@@ -8,22 +8,12 @@ import pytest
 
 from sim.runs.scenario import Scenario
 from tests.kit.processes import small_disk
-from tests.kit.results import put_in, score, toy_paper
-from trilane.study.papers.paper import Paper, PapersError, read_papers
-from trilane.study.papers.scores import (
-    FigureScore,
-    Scoreboard,
-    add_plays,
-    case_values,
-    chosen_figures,
-    in_order,
-    key,
-    needed,
-    pairs_of,
-    played,
-    read_plays,
-    scoreboard,
-)
+from tests.kit.results import figure, put_in, score, toy_paper
+from trilane.study.papers.figures import PapersError
+from trilane.study.papers.paper import Paper
+from trilane.study.papers.plays import add_plays, key, needed, played, read_plays
+from trilane.study.papers.scores import FigureScore, Scoreboard, case_values, in_order, pairs_of, scoreboard
+from trilane.study.papers.sources import chosen_figures, read_papers
 
 
 @pytest.mark.parametrize(
@@ -175,6 +165,34 @@ def test_plays_are_added_to_those_of_a_file(tmp_path: Path) -> None:
     assert dict(played(POLICIES[:1]))[key(POLICIES[0])]["tpot_ms"] == pytest.approx(
         plays[key(POLICIES[0])]["tpot_ms"], rel=1e-5
     )
+
+
+IMPOSSIBLE = SMALL.with_(policy="on-demand", gpu_memory_gb=0.001, cached_share=None)
+
+
+def test_a_refusal_is_kept_with_its_message_and_asked_again(tmp_path: Path) -> None:
+    file = tmp_path / "plays.csv"
+    add_plays(file, [POLICIES[0], IMPOSSIBLE])
+    message = read_plays(file)[key(IMPOSSIBLE)]
+    assert "memory" in str(message)
+    file.write_text(file.read_text().replace(message.partition(":")[0], "earlier"))
+    add_plays(file, [POLICIES[0], IMPOSSIBLE])
+    assert read_plays(file)[key(IMPOSSIBLE)] == message
+
+
+def test_a_figure_that_is_refused_counts_as_missed() -> None:
+    paper = toy_paper()
+    refused = FigureScore(figure("toy-hits", 50.0), paper, None, "it does not fit")
+    board = Scoreboard([refused, FigureScore(figure("toy-speed", 2.0), paper, 2.0)])
+    [summary] = board.summaries()
+    assert (summary.figures, summary.near, summary.far) == (2, 0.5, 0.5)
+    assert board.furthest() == [refused]
+    assert board.not_played == []
+
+
+def test_the_refusal_of_any_play_is_that_of_the_figure() -> None:
+    plays = {key(one): "no room" for one in needed(["daop-f9-phi-tps"])[:1]}
+    assert scoreboard(["daop-f9-phi-tps"], plays).scores[0].refused == "no room"
 
 
 def test_what_stops_amid_a_line_leaves_the_lines_before(tmp_path: Path) -> None:

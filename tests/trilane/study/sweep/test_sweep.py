@@ -344,6 +344,7 @@ def test_every_part_of_a_scenario_and_the_draw_are_in_the_key() -> None:
     changes: dict[str, Any] = {
         "policy": "fiddler", "parameters": {"window": 2}, "batch": 2, "seed": 1, "prompt_tokens": 3,
         "hardware_overrides": {"host.sync_ns": 1}, "hardware": "rtx4090-ddr5", "gpu_memory_gb": None, "sequences": (0,),
+        "engine_overrides": {"software.layer_ns": 1},
     }
     points += [at(SCENARIO.with_(**{name: value})) for name, value in changes.items() if name != "gpu_memory_gb"]
     points += [at(SCENARIO.with_(cached_share=None, gpu_memory_gb=8.0)), Point(None, {"batch": 0}, problem="x")]

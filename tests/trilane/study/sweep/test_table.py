@@ -134,6 +134,7 @@ def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     ("labels", pa.scalar("{}"), "labels: expected a list"),
     ("parameters", pa.scalar("[]"), "parameters: expected a mapping"),
     ("hardware_overrides", pa.scalar('{"gpu": []}'), "hardware_overrides: gpu: expected"),
+    ("engine_overrides", pa.scalar('{"replay_ns": []}'), "engine_overrides: replay_ns: expected"),
     ("sequences", pa.scalar('["a"]'), "sequences: [0]: expected a whole number"),
     ("sequences", pa.scalar(100_000 * "["), "sequences: not plain JSON"),
     ("tpot_ms", pa.scalar(float("inf")), "tpot_ms is infinite or not a number"),

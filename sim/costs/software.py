@@ -1,0 +1,55 @@
+"""Numbers of a program on a machine whose kernels are counted (formulas: ``sim.costs.engine_costs``)."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from sim.costs.kernel_costs import Copies
+from sim.machine.sourced import Sourced
+from trilane.common.hints import above, at_least, at_most, between
+
+Share = Annotated[float, above(0), at_most(1)]
+Bits = Annotated[float, above(0), at_most(64)]
+Factor = Annotated[float, above(0), at_most(1000)]
+Ns = Annotated[float, between(0, 1e12)]
+
+
+class Spread(NamedTuple):
+    """Values of a number in the quickest and the slowest of several programs."""
+
+    quick: float
+    slow: float
+
+
+class Calibrated(NamedTuple):
+    """A number that a program's own times set, and why it is the one to be set at its place."""
+
+    number: str
+    why: str
+
+
+class Software(NamedTuple):
+    """Numbers of a system's own program on a machine, where kernels are counted; what is absent is the machine's.
+
+    Up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` for each, and reaches
+    ``small_batch_flops_share`` of the arithmetic.
+    """
+
+    first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
+    cpu_expert_ns: Sourced[Ns] | None = None  # fixed time of every CPU expert
+    cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
+    small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
+    small_batch_flops_share: Sourced[Share] | None = None
+    cpu_token_ns: Sourced[Ns] | None = None
+    gpu_expert_ns: Sourced[Ns] | None = None  # least time of every GPU expert, whose kernels the program starts slowly
+    unpack_bytes: Sourced[Bits] | None = None  # that the GPU reads and writes for each weight, before an expert runs
+    copy_ns: Sourced[Ns] | None = None  # fixed time that the copy of an expert takes in addition
+    copied_bits: Sourced[Bits] | None = None  # of each weight of an expert: its copy on the GPU has no more
+    copies: Sourced[Copies] | None = None  # host memory from which experts are copied
+    link_share: Sourced[Share] | None = None  # of the link's rate, that copies of experts reach
+    both_ways_share: Sourced[Share] | None = None  # of that, while experts are copied both ways; 0.5: one at a time
+    serial_copies: Sourced[bool] | None = None  # whether a copy that a layer waits for waits for the GPU's work first
+    layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
+    prompt_layer_ns: Sourced[Ns] | None = None  # the same in a prompt, in addition
+    plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's
+    serial: Sourced[bool] | None = None  # whether the CPU's experts of a layer wait for the GPU's, and for their copies

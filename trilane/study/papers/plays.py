@@ -1,0 +1,144 @@
+"""The plays that figures need: each once, whatever many figures need it, and the file of their facts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from sim.runs.scenario import Scenario
+from trilane.common.csv_files import write_csv
+from trilane.common.errors import TrilaneError
+from trilane.common.schema import from_dict
+from trilane.study.journal import Journal, Study, journal_next_to, journal_of
+from trilane.study.papers.engine_question import EngineQuestion
+from trilane.study.papers.figures import PapersError
+from trilane.study.papers.paper import Paper
+from trilane.study.papers.quantities import FACTS, Facts, observed
+from trilane.study.papers.sources import source_of
+from trilane.study.player import LastPrepared, Watch, play
+
+PLAYED = Path(__file__).with_name("plays.csv")
+PLAYED_FURTHER = Path(__file__).with_name("further_plays.csv")
+_DIGITS = 6
+_REFUSED = "refused"  # column of the messages of scenarios that cannot be played
+_PLAYS = Study("scoreboard", PapersError)
+_DEFAULTS = Scenario().to_dict()
+
+Playable: TypeAlias = Scenario | EngineQuestion
+Plays: TypeAlias = Mapping[str, Facts | str]  # by ``key``; a text is the message with which it was refused
+
+
+def key(scenario: Playable) -> str:
+    """A scenario as text: what differs from the defaults, as JSON; the same of an engine's question."""
+    if isinstance(scenario, EngineQuestion):
+        return scenario.key
+    return json.dumps({name: value for name, value in scenario.to_dict().items() if value != _DEFAULTS[name]})
+
+
+def needed(figure_ids: Iterable[str]) -> list[Playable]:
+    """The scenarios that figures need, with repetitions. Raises ScenarioError."""
+    return [one for figure_id in figure_ids for one in _needed(source_of(figure_id), figure_id)]
+
+
+def _needed(paper: Paper, figure_id: str) -> Iterator[Playable]:
+    question = paper.asked[figure_id]
+    if isinstance(question, EngineQuestion):
+        yield question
+        return
+    for method in (question.method, *question.baselines):
+        for case in paper.cases(question, method):
+            yield from case.draws
+
+
+def played(
+    scenarios: Iterable[Playable], jobs: int = 1, watch: Watch | None = None
+) -> Iterator[tuple[str, Facts | str]]:
+    """Play each different scenario once, and give its key and facts, or why it was refused, as soon as they are there.
+
+    Scenarios of one trace are played one after the other.
+    """
+    tasks = sorted({key(scenario): scenario for scenario in scenarios}.items(), key=lambda task: _setting(task[1]))
+    for place, facts in play(_observed, [scenario for _, scenario in tasks], _setting, jobs, watch):
+        yield tasks[place][0], facts
+
+
+def _setting(scenario: Playable) -> tuple[str, str]:
+    """Scenarios that share a trace, and all but policy and parameters."""
+    if isinstance(scenario, EngineQuestion):
+        return "", scenario.key
+    return scenario.trace, key(scenario.with_(policy="", parameters={}, engine=""))
+
+
+def _observed(prepared: LastPrepared, scenario: Playable) -> Facts | str:
+    try:
+        return scenario.answered() if isinstance(scenario, EngineQuestion) else observed(prepared.of(scenario))
+    except TrilaneError as error:
+        return str(error)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def shipped_plays() -> dict[str, Facts | str]:
+    """The plays of both files that come with the program. Raises PapersError."""
+    return {**read_plays(PLAYED), **read_plays(PLAYED_FURTHER)}
+
+
+def read_plays(path: Path = PLAYED) -> dict[str, Facts | str]:
+    """The plays of a file; none, if there is no file. Raises PapersError."""
+    if not path.exists():
+        return {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = csv.DictReader(file, strict=True)
+            return {line["scenario"]: line.get(_REFUSED) or _facts_in(line) for line in lines}
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError) as error:
+        raise PapersError(f"{path}: expected a file of plays, as `trilane papers --play` writes it: {error}") from None
+
+
+def _facts_in(line: Mapping[str, str]) -> Facts:
+    """Columns that a file lacks are those of facts that its plays lack."""
+    if "tpot_ms" not in line:
+        raise KeyError("tpot_ms")
+    return {name: float(line[name]) for name in FACTS if line.get(name)}
+
+
+def add_plays(path: Path, scenarios: Iterable[Playable], jobs: int = 1, watch: Watch | None = None) -> int:
+    """Play the scenarios that a file lacks, or that were refused, and add them. Each is kept in FILE.journal as soon as
+    it is there, so that an interrupted run can go on.
+
+    Returns how many were added. Raises what ``played`` raises, PapersError and OSError.
+    """
+    before = read_plays(path)
+    plays = dict(before)
+    with journal_of(journal_next_to(path), _PLAYS) as journal:
+        plays |= _kept(journal)
+        missing = [scenario for scenario in scenarios if isinstance(plays.get(key(scenario), ""), str)]
+        for name, facts in played(missing, jobs, watch):
+            journal.add(name, {_REFUSED: facts} if isinstance(facts, str) else facts)
+            plays[name] = facts
+        if plays != before:
+            write_csv(_lines(plays), path)
+            journal.discard()
+    return len(plays) - len(before)
+
+
+def _kept(journal: Journal) -> dict[str, Facts | str]:
+    """The plays of an earlier, interrupted run. Raises PapersError."""
+    try:
+        kept = from_dict(Mapping[str, Mapping[str, float] | Mapping[str, str]], journal.entries, "plays", PapersError)
+    except PapersError as error:
+        raise journal.damaged(str(error)) from None
+    return {name: facts.get(_REFUSED) or facts for name, facts in kept.items()}
+
+
+def _lines(plays: Plays) -> Iterator[tuple[str, ...]]:
+    yield "scenario", *FACTS, _REFUSED
+    for name, facts in plays.items():
+        if isinstance(facts, str):
+            yield name, *("" for _ in FACTS), facts
+        else:
+            yield name, *(f"{facts[fact]:.{_DIGITS}g}" if fact in facts else "" for fact in FACTS), ""
