@@ -3,7 +3,7 @@
 With R the rate at which a processor reads weights in this engine (``Processor``):
 
 ====================  ==============================================================================================
-attention, a layer    weights + max(keys and values / R x a factor, products; the GPU's of all rows of a sequence but one)
+attention, a layer    weights + max(keys and values / R x a factor, products; a GPU's of all rows but one a sequence)
                       + the state of linear attention / R + its reads for all rows but one + fixed time of the layer
 expert                weights; the first one of a layer on the CPU adds the time of handing over and of three regions
 others                weights; a step adds a fixed time
