@@ -73,7 +73,8 @@ class Question:
     takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
     ``kv``: format of the KV cache, of policies too; None: f16. ``window``: tokens of a sequence for which the KV cache
     has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
-    takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit.
+    takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit. ``disk``: a kind
+    of disk, or its GB/s, from which experts are read that the host's memory has no room for; None: they must have room.
     """
 
     model: str
@@ -101,6 +102,7 @@ class Question:
     ubatch: Count | None = None
     window: Count | None = None
     system: System | None = None
+    disk: Name | None = None
 
     def __post_init__(self) -> None:
         if self.policies is not None:

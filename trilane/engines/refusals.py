@@ -15,12 +15,13 @@ from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
 from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.host_memory import larger_ram_gib
-from trilane.engines.memory import longest_prompt, need_of, surely_runs
+from trilane.engines.memory import host_memory_of, longest_prompt, need_of, surely_runs
 from trilane.engines.question import Question, engine_of, reads, with_weights
 from trilane.engines.shortage import Missing, NoRoomError, Way
 from trilane.engines.speed import EngineSpeed
 
 MOST_WAYS = 3
+USUAL_DISK = "nvme-4x4"
 FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
 Changes = Mapping[str, Any]  # fields of a question
@@ -50,10 +51,9 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
     question, split = speed.question, speed.split
     if speed.splitter.memory(split).fullest <= FULL:
         return ()
-    if speed.hardware.cpu_only and question.machine is None:  # the CPU alone, also next to a GPU
-        question = replace(question, gpu=NO_GPU, pcie=None)
-    kept = max(speed.hardware.gpu.reserve_bytes - question.load_machine().gpu.reserve_bytes, 0)
-    room = _EngineRoom({}, kept)
+    room = _EngineRoom({}, 0, alone=speed.hardware.cpu_only)
+    kept = speed.hardware.gpu.reserve_bytes - room.machine(question).gpu.reserve_bytes
+    room = replace(room, keep_free_bytes=max(kept, 0))
 
     def rate(changed: Question, most: float) -> float:
         return room.tokens_per_s(changed, min(most, FULL))
@@ -62,14 +62,14 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
         named = replace(question, n_cpu_moe=cpu_layers_of(speed.shape, split.cpu_layers))
         if ways := tuple(_first(named, rate, _more_on_cpu(named))):
             return ways
-    return tuple(islice(_ways(question, rate), MOST_WAYS))
+    return tuple(islice(_in_memory(question, rate), MOST_WAYS))
 
 
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
     """Raises NoRoomError for a model that no policy has room for, with ways to play some."""
     short = need_of(shape, hardware, question.batch, question.tokens).shortages(shape, hardware, question)
     if short:
-        raise NoRoomError(Missing(shape.name, short, tuple(islice(_ways(question, _unknown_rate), MOST_WAYS))))
+        raise NoRoomError(Missing(shape.name, short, tuple(islice(_in_memory(question, _unknown_rate), MOST_WAYS))))
 
 
 def _unknown_rate(question: Question, most: float) -> None:
@@ -85,6 +85,7 @@ class _EngineRoom:
 
     least: Changes
     keep_free_bytes: int
+    alone: bool = False  # the CPU, also next to a GPU
 
     def tokens_per_s(self, question: Question, most: float) -> float:
         """Speed with the question's own settings, or else with the least; see ``Rate``."""
@@ -96,18 +97,31 @@ class _EngineRoom:
         return 1e9 / speed.decode.total_ns
 
     def _speed(self, question: Question) -> EngineSpeed:
-        hardware = question.load_machine()
+        hardware, engine = self.machine(question), engine_of(question, question.load_machine())
         if self.keep_free_bytes:
             reserve = hardware.gpu.reserve_bytes + self.keep_free_bytes
             hardware = hardware.with_numbers({"gpu.reserve_bytes": reserve})
-        return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+        return EngineSpeed(question, question.model_shape, hardware, engine)
+
+    def machine(self, question: Question) -> Hardware:
+        """The machine of a question, of which the CPU may be alone."""
+        hardware = question.load_machine()
+        if not self.alone or hardware.cpu_only:
+            return hardware
+        return hardware.without_gpu(host_memory_of(question, hardware))
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------
 
 
 def _ways(question: Question, rate: Rate) -> Iterator[Way]:
-    """Changes that help: by themselves, or where none does, those that help with more memory of the host."""
+    """Changes that help; last a disk, which is slow."""
+    yield from _in_memory(question, rate)
+    yield from _first(question, rate, _from_disk(question))
+
+
+def _in_memory(question: Question, rate: Rate) -> Iterator[Way]:
+    """Changes that help by themselves, or where none does, those that help with more memory of the host."""
     alone = [*_single(question, rate)]
     yield from alone
     sizes = larger_ram_gib(question)
@@ -171,6 +185,12 @@ def _more_on_cpu(question: Question) -> Iterator[Changes]:
     if question.n_cpu_moe is not None:
         blocks = load_model(question.shape).expert_blocks
         yield from ({"n_cpu_moe": count} for count in range(question.n_cpu_moe + 1, blocks[-1] + 2))
+
+
+def _from_disk(question: Question) -> Iterator[Changes]:
+    """Experts without room in the host's memory on the kind of disk that most machines have."""
+    if question.disk is None:
+        yield {"disk": USUAL_DISK}
 
 
 def _without_gpu(question: Question) -> Iterator[Changes]:

@@ -18,7 +18,7 @@ from trilane.engines.memory import longest_prompt, need_of, surely_runs
 from trilane.engines.question import USUAL_POLICIES, FitError, Question, engine_of
 from trilane.engines.refusals import check_fits, missing, roomier
 from trilane.engines.shortage import NoRoomError, Way
-from trilane.engines.speed import EngineAnswer, EngineSpeed, engine_answer
+from trilane.engines.speed import EngineAnswer, EngineSpeed, engine_answer, where_it_fits
 from trilane.study.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def engine_part(question: Question) -> Fit:
 
 
 def _roomier(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[Way, ...]:
-    return roomier(EngineSpeed(question, shape, hardware, engine_of(question, hardware)))
+    return roomier(where_it_fits(EngineSpeed(question, shape, hardware, engine_of(question, hardware))))
 
 
 def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoomError | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
+    "disk": "waiting for the disk",
 }
 _LEAST = 0.005  # of the whole; less is not told
 _BIASED = 0.05  # smaller biases are not told
@@ -149,9 +150,15 @@ def sizes_text(parts: Mapping[str, float]) -> str:
     return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
 
 
-def host_text(parts: Mapping[str, float]) -> str:
-    """The host's memory, of sizes in bytes."""
-    return f"{in_gb(sum(parts.values()))} GB: {', '.join(f'{name} {in_gb(size)}' for name, size in parts.items())}"
+def host_text(parts: Mapping[str, float], disk_bytes: int = 0) -> str:
+    """The host's memory, of sizes in bytes, and experts for which it has no room."""
+    of = ', '.join(f'{name} {in_gb(size)}' for name, size in parts.items())
+    return f"{in_gb(sum(parts.values()))} GB: {of}{disk_text(disk_bytes)}"
+
+
+def disk_text(disk_bytes: int) -> str:
+    """Experts that are read from a disk, in words; nothing where none are."""
+    return f"; {in_gb(disk_bytes)} GB of experts stay on the disk" if disk_bytes else ""
 
 
 def caveats(sentences: Sequence[str]) -> list[Part]:
@@ -176,11 +183,16 @@ def error_text(
     """Errors of decode speeds, in words, and where the speed then is; those of prompts are larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
-    if batch > 1 or error is None:
+    if batch > 1:
         return "not known: others measured one sequence at a time"
+    if error is None:
+        return "not known: experts from a disk were measured on one machine, 10 to 40% slower than predicted"
     low, high = (number(speed) for speed in (tokens_per_s / (1 + error.band), tokens_per_s * (1 + error.band)))
     within = f"four of five such speeds are within {percent(error.band)}: {low} to {high} tokens/s"
-    return "; ".join((_like_models(error, regime), _like_machines(error, regime), within))
+    texts = [_like_models(error, regime), _like_machines(error, regime)]
+    if error.like_models and error.like_models.alone:
+        texts = [texts[1], f"{texts[0]}, too few to go by"]
+    return "; ".join((*texts, within))
 
 
 def _like_models(error: ErrorToExpect, regime: Regime) -> str:
@@ -188,7 +200,7 @@ def _like_models(error: ErrorToExpect, regime: Regime) -> str:
     own, card = error.like_models, error.like_card
     if own is None:
         return "models of this architecture were never measured"
-    where = f"on such machines ({regime})" if own.regime else f"on other machines, never on such ({regime})"
+    where = f"on such machines ({regime})" if own.regime else f"on all machines, few or none of them such ({regime})"
     text = f"{percent(own.median)} with {own.architecture} models, by {_speeds(own)} {where}{_bias(own)}"
     if card is None or card.machines == own.machines:
         return text
@@ -229,4 +241,4 @@ def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
     held = memory.gpu_bytes + memory.missing_bytes
     whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
-    return f"{in_gb(held)} GB{whole} = {sizes_text(memory.gpu_parts)}"
+    return f"{in_gb(held)} GB{whole} = {sizes_text(memory.gpu_parts)}{disk_text(memory.disk_bytes)}"
