@@ -379,10 +379,10 @@ def _bundled(name: str, depth: int) -> dict[str, Any]:
 
 def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     """A mapping with some of its entries changed, section by section; a number is changed as a whole, and an empty
-    section leaves nothing of the other."""
+    section stands for itself."""
     merged = dict(base)
     for key, value in changed.items():
         old = merged.get(key)
-        section = value and isinstance(value, dict) and "source" not in value and isinstance(old, dict)
+        section = isinstance(value, dict) and value and "source" not in value and isinstance(old, dict)
         merged[key] = _over(old, value) if section and old is not None else value
     return merged
