@@ -146,7 +146,8 @@ def models(
     others = {} if name else {other: alias.model for other, alias in aliases().items()}
     shapes = [load_model(model) for model in ([name] if name else model_names()) if model not in others]
     if name:
-        page: list[Part] = [heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources))]
+        facts_of_name = [*_with_sources(shapes[0].to_dict(), shapes[0].sources), *_router(shapes[0])]
+        page: list[Part] = [heading(name), pairs(facts_of_name)]
     else:
         columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
         same = heading("\nnames of models with the shape of another")
@@ -174,6 +175,19 @@ def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list
     absent: tuple[object, ...] = ([], (), None)
     shown = ((key, value) for key, value in values.items() if key not in ("name", "sources") and value not in absent)
     return [(key, str(value), sources.get(key, rest)) for key, value in shown]
+
+
+def _router(shape: ModelShape) -> list[tuple[str, str, str]]:
+    """How the router is balanced and scores, and whose statistics made-up routing has."""
+    from traces.models.routers import router_of
+    from traces.synthesis.spread import basis_in_words
+
+    router = router_of(shape)
+    known = [] if router is None else [
+        (key, str(value), router.source)
+        for key, value in (("balance", router.balance), ("scoring", router.scoring), ("expert_groups", router.groups))
+    ]
+    return [*known, ("routing", basis_in_words(shape), "docs/traces.md, Synthetic routing")]
 
 
 def hardware(
