@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Calibrated, Factor, Ns, Rate, Share, Software, Spread
+from sim.costs.software import Calibrated, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -199,7 +199,7 @@ class CountedEngine(_Engine):
     """
 
     software: Software | None = None
-    spread: Mapping[str, Spread] = field(default_factory=dict)
+    spread: Mapping[str, NumberRange] = field(default_factory=dict)
     calibrated: tuple[Calibrated, ...] = ()
 
     def keys(self) -> list[str]:
