@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Bits, Calibrated, Factor, Ns, Rate, Share, Software, Spread
+from sim.costs.software import Bits, Calibrated, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -211,7 +211,7 @@ class CountedEngine(_Engine):
     """
 
     software: Software | None = None
-    spread: Mapping[str, Spread] = field(default_factory=dict)
+    spread: Mapping[str, NumberRange] = field(default_factory=dict)
     calibrated: tuple[Calibrated, ...] = ()
 
     def keys(self) -> list[str]:
@@ -390,10 +390,11 @@ def _bundled(name: str, depth: int) -> dict[str, Any]:
 
 
 def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """A mapping with some of its entries changed, section by section; a number is changed as a whole."""
+    """A mapping with some of its entries changed, section by section; a number is changed as a whole, and an empty
+    section stands for itself."""
     merged = dict(base)
     for key, value in changed.items():
         old = merged.get(key)
-        section = isinstance(value, dict) and "source" not in value and isinstance(old, dict)
+        section = isinstance(value, dict) and value and "source" not in value and isinstance(old, dict)
         merged[key] = _over(old, value) if section and old is not None else value
     return merged
