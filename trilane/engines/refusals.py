@@ -101,7 +101,7 @@ class _EngineRoom:
         if self.keep_free_bytes:
             reserve = hardware.gpu.reserve_bytes + self.keep_free_bytes
             hardware = hardware.with_numbers({"gpu.reserve_bytes": reserve})
-        return EngineSpeed(question, question.model_shape, hardware, engine)
+        return EngineSpeed(question, question.model_shape, hardware, engine, question.n_cpu_moe is not None)
 
     def machine(self, question: Question) -> Hardware:
         """The machine of a question, of which the CPU may be alone."""

@@ -64,17 +64,24 @@ class EngineGain(Gain):
 
 @dataclass(frozen=True)
 class EngineSpeed:
-    """A question on a machine with an engine. All but ``splitter`` and ``has_room`` raise FitError without room."""
+    """A question on a machine with an engine; ``named``: as ``Splitter`` has it. All but ``splitter`` and ``has_room``
+    raise FitError without room."""
 
     question: Question
     shape: ModelShape
     hardware: Hardware
     engine: FittedEngine
+    named: bool = False
+
+    @classmethod
+    def asked(cls, question: Question, shape: ModelShape, hardware: Hardware) -> EngineSpeed:
+        """The question of a user, who may have named a split."""
+        return cls(question, shape, hardware, engine_of(question, hardware), question.n_cpu_moe is not None)
 
     @cached_property
     def splitter(self) -> Splitter:
         """The splits that there are."""
-        return Splitter(self.question, self.shape, self.hardware, self.engine)
+        return Splitter(self.question, self.shape, self.hardware, self.engine, self.named)
 
     @cached_property
     def split(self) -> StaticSplit:
@@ -262,7 +269,7 @@ class EngineAnswer:
 
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
     """Raises FitError for what the engine has no room for, does not run on or does not read."""
-    speed = EngineSpeed(question, shape, hardware, engine_of(question, hardware))
+    speed = EngineSpeed.asked(question, shape, hardware)
     check_setting(question, speed.engine, hardware)
     check_engine(speed.engine, shape, hardware)
     speed = where_it_fits(speed)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.fit_published import error_of, fit_factors
+from tools.fit_published import START, error_of, fit_factors, fit_model
 from traces.layout import TraceError
 from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model, model_names
@@ -165,3 +165,10 @@ def test_own_statistics_have_no_spread_between_models_but_one_over_kinds_of_text
     assert in_words(load_model("glm-5.3-flash"), 0.25) == "the model's own statistics (glm-5.3-flash)"
     assert "; over the kinds of text that are published an LRU cache" in in_words(load_model("qwen3-30b-a3b"), 0.25)
     assert len(hit_spread(load_model("qwen3-30b-a3b")).rates) == 1 + len(text_kinds()["qwen3-30b-a3b"])
+
+
+def test_refitting_a_model_gives_what_is_stored() -> None:
+    found, stored = fit_model("glm-4.7-flash", stored_models()[START]), stored_models()["glm-4.7-flash"]
+    np.testing.assert_allclose(found.preference_share, stored.preference_share, atol=0.005)
+    np.testing.assert_allclose(found.autocorrelation, stored.autocorrelation, atol=0.02)
+    assert found.source == stored.source

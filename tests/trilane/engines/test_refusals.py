@@ -11,7 +11,7 @@ from sim.machine.hardware import load_hardware
 from tests.kit.depth import thinned
 from traces.models.catalogue import load_model
 from trilane.engines.memory import HOST_RESERVE_BYTES, need_of, surely_runs
-from trilane.engines.question import Question, engine_of
+from trilane.engines.question import Question
 from trilane.engines.refusals import FULL, MOST_WAYS, check_fits, missing, roomier
 from trilane.engines.shortage import Missing, NoRoomError, Shortage, Way
 from trilane.engines.speed import EngineSpeed, engine_answer
@@ -31,7 +31,7 @@ def refused(question: Question, **numbers: Any) -> Missing:
 
 def answered(question: Question) -> EngineSpeed:
     hardware = load_hardware(question.hardware)
-    return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+    return EngineSpeed.asked(question, question.model_shape, hardware)
 
 
 def test_a_refusal_has_three_lines() -> None:
