@@ -117,6 +117,14 @@ class PromptWork(NamedTuple):
     most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
 
 
+class CardsWork(NamedTuple):
+    """Several GPUs, each with a range of layers. ``copies``: of a prompt's inputs; with more than one its pieces follow
+    one another through the cards, if these have all experts."""
+
+    hand_over_ns: Sourced[Ns]  # of hidden states from one card to the next, through the host's memory
+    copies: Sourced[Annotated[int, between(1, 64)]]
+
+
 class EngineError(HardwareError):
     """An engine that is unknown, or cannot answer the question."""
 
@@ -240,6 +248,7 @@ class FittedEngine(_Engine):
     gpu: GpuWork
     cpu: CpuWork
     prompt: PromptWork
+    cards: CardsWork | None = None  # None: it takes one GPU
     kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
     split: SplitKernels | None = None  # experts that stay with the CPU next to it
@@ -277,6 +286,11 @@ class FittedEngine(_Engine):
         if copies is None:
             return self
         return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
+
+    @property
+    def splits_cards(self) -> bool:
+        """True if it divides layers over several GPUs."""
+        return self.cards is not None and self.splits == "layers" and not self.measured
 
     @property
     def cpu_in_turn(self) -> bool:
