@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Calibrated, Factor, Ns, Share, Software, Spread
+from sim.costs.software import Calibrated, Factor, Ns, Rate, Share, Software, Spread
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, numbers_in, with_numbers
 from traces.models.codings import Coding
 from traces.models.quantisation import WeightFiles
-from trilane.common.hints import Name, above, at_least, at_most, between
+from trilane.common.hints import Name, at_least, between
 from trilane.common.names import unknown
 from trilane.common.schema import from_dict
 from trilane.common.yaml_files import read_yaml
 
-Rate = Annotated[float, above(0), at_most(1e18)]
 Cached = Literal["grouped", "latent"]
 LayerKind = Literal["grouped", "latent", "state"]
 LatentProducts = Literal["compressed", "heads"]
@@ -216,10 +215,13 @@ class CountedEngine(_Engine):
 
     def _faults(self) -> Iterator[str]:
         yield from super()._faults()
-        small = self.software
-        few = (small.small_batch_tokens, small.small_batch_flops_share) if small else ()
-        if small and None in few and any((*few, small.cpu_token_ns)):
-            yield "software: expected small_batch_tokens and small_batch_flops_share together"
+        small = self.software or Software()
+        share, rate = small.small_batch_flops_share, small.small_batch_flops_per_s
+        few = small.small_batch_tokens, share or rate
+        if None in few and any((*few, small.cpu_token_ns)):
+            yield "software: expected small_batch_tokens and small_batch_flops_share, or _per_s, together"
+        if share and rate:
+            yield "software: expected small_batch_flops_share or small_batch_flops_per_s, got both"
         for key in (*self.spread, *(each.number for each in self.calibrated)):
             if key not in self.flat():
                 yield f"spread, calibrated: {unknown('number', key, self.flat())}"
@@ -291,6 +293,11 @@ class FittedEngine(_Engine):
     def splits_cards(self) -> bool:
         """True if it divides layers over several GPUs."""
         return self.cards is not None and self.splits == "layers" and not self.measured
+
+    @property
+    def maps_files(self) -> bool:
+        """True if weights on the host are pages of a file that is mapped, which need not be in memory."""
+        return self.dialect != "sglang"
 
     @property
     def cpu_in_turn(self) -> bool:

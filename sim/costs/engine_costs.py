@@ -20,13 +20,15 @@ each token. With w the tokens of an expert, s ``cpu_share``, k ``small_batch_flo
 (``sim.costs.software``; B and F as in ``sim.costs.roofline_costs``):
 
 ====================  ==============================================================================================
-expert, CPU, few w    ``cpu_expert_ns`` + w T + max(bytes / sB, flops x w / skF)
+expert, CPU, few w    ``cpu_expert_ns`` + w T + max(bytes / sB, flops x w / skF, or ``small_batch_flops_per_s`` for skF)
 expert, CPU, more w   ``cpu_expert_ns`` + max(bytes / sB, flops x w / sF), never less than with few
 expert, GPU           the machine's, at least ``gpu_expert_ns``, + weights x ``unpack_bytes`` / B of the GPU
 copy                  latency + bytes / (link rate x ``link_share``), from ``copies`` memory, of at most ``copied_bits``
-                      a weight, + ``copy_ns``; ``serial_copies``: begins when the GPU has done what it was given
+                      a weight, + ``copy_ns``; ``other_weights``: with its part of the model's others;
+                      ``serial_copies``: begins when the GPU has done what it was given
 write-back            latency + bytes / (link rate x ``link_share``); both ways at once each x ``both_ways_share``
-layer                 the machine's, after ``layer_ns`` (in prompts + ``prompt_layer_ns``) in which nothing is launched
+layer                 the machine's, after ``layer_ns`` + its experts x ``module_ns`` (in prompts + ``prompt_layer_ns``)
+                      in which nothing is launched
 decision              the machine's x ``plan_factor``
 ====================  ==============================================================================================
 """
@@ -124,7 +126,8 @@ def software_costs(shape: ModelShape, hardware: Hardware, software: Software, ma
     )
     slower = software.plan_factor.value if software.plan_factor else 1.0
     return replace(
-        changed, layer_ns=_ns(software.layer_ns), prompt_layer_ns=_ns(software.prompt_layer_ns),
+        changed, layer_ns=_ns(software.layer_ns) + shape.experts * _ns(software.module_ns),
+        prompt_layer_ns=_ns(software.prompt_layer_ns),
         plan_factor=costs.plan_factor * slower, serial=bool(software.serial and software.serial.value),
         serial_copies=bool(software.serial_copies and software.serial_copies.value),
     )
@@ -145,10 +148,11 @@ def _as_used(hardware: Hardware, software: Software) -> Hardware:
 
 def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_tokens: int) -> dict[int, Sequence[int]]:
     """CPU times of experts with few tokens, by their bytes; only that of no token where few cost as much as many."""
-    most, share = software.small_batch_tokens, software.small_batch_flops_share
-    if most is None or share is None:
+    most, share, rate = software.small_batch_tokens, software.small_batch_flops_share, software.small_batch_flops_per_s
+    if most is None or (share is None and rate is None):
         return dict.fromkeys(shape.expert_bytes_by_layer, (0,))
-    cpu = replace(machine.cpu, flops_per_s=machine.cpu.flops_per_s * share.value)
+    flops_per_s = rate.value if rate else machine.cpu.flops_per_s * (share.value if share else 1.0)
+    cpu = replace(machine.cpu, flops_per_s=flops_per_s)
     experts = roofline(shape, replace(machine, cpu=cpu), min(most.value, max_tokens)).experts
     token_ns = _ns(software.cpu_token_ns)
     return {expert.expert_bytes: [ns + w * token_ns for w, ns in enumerate(expert.cpu_ns)] for expert in experts}
@@ -166,6 +170,8 @@ def _in_program(
     gpu_ns = (expert.gpu_ns[0], *(max(ns, least_ns) + unpack_ns for ns in expert.gpu_ns[1:]))
     bits = software.copied_bits.value if software.copied_bits else float("inf")
     share = software.link_share.value if software.link_share else 1.0
+    if software.other_weights and software.other_weights.value:
+        share *= shape.routed_bytes / (shape.routed_bytes + shape.non_expert_bytes)
     return expert._replace(
         cpu_ns=(0, *(ns + fixed_ns for ns in cpu_ns)), gpu_ns=gpu_ns,
         copy_ns=link.expert_ns(min(expert.expert_bytes, weights * bits / 8) / share) + _ns(software.copy_ns),

@@ -12,6 +12,7 @@ Share = Annotated[float, above(0), at_most(1)]
 Bits = Annotated[float, above(0), at_most(64)]
 Factor = Annotated[float, above(0), at_most(1000)]
 Ns = Annotated[float, between(0, 1e12)]
+Rate = Annotated[float, above(0), at_most(1e18)]
 
 
 class Spread(NamedTuple):
@@ -32,7 +33,7 @@ class Software(NamedTuple):
     """Numbers of a system's own program on a machine, where kernels are counted; what is absent is the machine's.
 
     Up to ``small_batch_tokens`` tokens an expert on the CPU takes ``cpu_token_ns`` for each, and reaches
-    ``small_batch_flops_share`` of the arithmetic.
+    ``small_batch_flops_share`` of the arithmetic, or ``small_batch_flops_per_s`` on any machine.
     """
 
     first_cpu_ns: Sourced[Ns] | None = None  # extra time of a layer's first CPU expert, in place of the machine's
@@ -40,6 +41,7 @@ class Software(NamedTuple):
     cpu_share: Sourced[Factor] | None = None  # of the CPU's rates, of memory and arithmetic
     small_batch_tokens: Sourced[Annotated[int, at_least(1)]] | None = None
     small_batch_flops_share: Sourced[Share] | None = None
+    small_batch_flops_per_s: Sourced[Rate] | None = None
     cpu_token_ns: Sourced[Ns] | None = None
     gpu_expert_ns: Sourced[Ns] | None = None  # least time of every GPU expert, whose kernels the program starts slowly
     unpack_bytes: Sourced[Bits] | None = None  # that the GPU reads and writes for each weight, before an expert runs
@@ -49,6 +51,8 @@ class Software(NamedTuple):
     link_share: Sourced[Share] | None = None  # of the link's rate, that copies of experts reach
     both_ways_share: Sourced[Share] | None = None  # of that, while experts are copied both ways; 0.5: one at a time
     serial_copies: Sourced[bool] | None = None  # whether a copy that a layer waits for waits for the GPU's work first
+    other_weights: Sourced[bool] | None = None  # whether the model's other weights are copied along with the experts
+    module_ns: Sourced[Ns] | None = None  # of the host for each expert of a layer, used or not, before the layer
     layer_ns: Sourced[Ns] | None = None  # of the host before each layer, while nothing is launched
     prompt_layer_ns: Sourced[Ns] | None = None  # the same in a prompt, in addition
     plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's

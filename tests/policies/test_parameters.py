@@ -135,6 +135,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("ktransformers@layer-wise", "prefill", "cpu", "DALI, 6.2"),
     ("moe-lightning", "steps", 400, "ours"),
     ("moe-lightning", "prefetch_slots", 4, "ours"),
+    ("deepspeed", "resident", False, "ours"),
     ("deepspeed", "prefetch", True, "HybriMoE, II-B"),
     ("deepspeed moe-lightning@impl", "prefetch_slots", None, "ours"),
     ("mixtral-offloading", "speculate", 2, "3.2: one or two"),

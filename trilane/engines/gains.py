@@ -89,7 +89,7 @@ def ranked(gains: Iterable[G]) -> tuple[G, ...]:
 
 def in_short(part: str | None) -> str:
     """The owner of a part in few letters; nothing for no part."""
-    return next((one.short for one in (*PARTS, CPU_CORES) if one.name == part), "")
+    return next((one.short for one in (*PARTS, CPU_CORES) if one.name == part), part or "")
 
 
 def limiting_part(gains: Sequence[Gain]) -> str | None:

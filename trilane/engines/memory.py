@@ -7,9 +7,10 @@ MiB were logged where a layer's experts take 4,228 (GLM-5 in ik_llama.cpp).
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -105,7 +106,11 @@ def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bo
 
 @dataclass(frozen=True)
 class SplitMemory:
-    """GPU memory divided, and what the host holds, in bytes. Where both have one memory, all is named as the GPU's."""
+    """GPU memory divided, and what the host holds, in bytes. Where both have one memory, all is named as the GPU's.
+
+    ``disk_bytes``: of ``host_bytes``, or where there is no GPU of ``experts_bytes``, what is read from a disk when it
+    is used; the rest of them fills the page cache.
+    """
 
     gpu_bytes: int
     ram_bytes: int | None  # memory of the host; None: enough
@@ -118,20 +123,23 @@ class SplitMemory:
     host_bytes: int  # of all others
     host_table_bytes: int  # of embeddings
     host_compute_bytes: int  # inputs
+    disk_bytes: int = 0
 
     @property
     def gpu_parts(self) -> dict[str, int]:
         """Bytes that an engine keeps on the GPU, by name."""
         return {
             "weights that every token needs": self.every_token_bytes, "KV cache": self.kv_bytes,
-            "compute buffers": self.compute_bytes, "reserve": self.reserve_bytes, "experts": self.experts_bytes,
+            "compute buffers": self.compute_bytes, "reserve": self.reserve_bytes,
+            "experts": self.experts_bytes - self.disk_bytes * self.one_memory,
         }
 
     @property
     def host_parts(self) -> dict[str, int]:
         """Bytes of the host's memory, by name."""
         return {
-            "experts": self.host_bytes, "embeddings and inputs": self.host_table_bytes + self.host_compute_bytes,
+            "experts": self.host_bytes - self.disk_bytes * (not self.one_memory),
+            "embeddings and inputs": self.host_table_bytes + self.host_compute_bytes,
             SYSTEM: HOST_RESERVE_BYTES,
         }
 
@@ -156,8 +164,9 @@ class SplitMemory:
 
     @property
     def fullest(self) -> float:
-        """The larger of both shares."""
-        return max(self.gpu_share, self.host_share or 0.0)
+        """The larger of both shares; a memory that the page cache fills leaves room for others."""
+        host = 0.0 if self.disk_bytes else self.host_share or 0.0
+        return host if self.disk_bytes and self.one_memory else max(self.gpu_share, host)
 
 
 @dataclass(frozen=True)
@@ -221,7 +230,7 @@ class Splitter:
         shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(cpu_layers)
         host = sum(shape.expert_bytes_by_layer[:cpu_layers]) * (shape.experts - gpu_experts)
         one, table, inputs = self.hardware.one_memory, all_on_gpu.host_weights_bytes, own.host_compute_bytes
-        return SplitMemory(
+        memory = SplitMemory(
             gpu_bytes=self.hardware.gpu.memory_bytes,
             ram_bytes=host_memory_of(self.question, self.hardware),
             one_memory=one,
@@ -234,6 +243,25 @@ class Splitter:
             host_table_bytes=0 if one else table,
             host_compute_bytes=0 if one else inputs,
         )
+        return replace(memory, disk_bytes=self._disk_bytes(memory)) if self.reads_disk else memory
+
+    @property
+    def all_on_host(self) -> SplitMemory:
+        """Memory of the split with the fewest experts on the GPU."""
+        return self.memory(self.splits[-1])
+
+    def _disk_bytes(self, memory: SplitMemory) -> int:
+        """Bytes of the experts on the host that it has no room for."""
+        if memory.one_memory:
+            return min(max(memory.missing_bytes, 0), memory.experts_bytes)
+        missing = sum(memory.host_parts.values()) - (memory.ram_bytes or sys.maxsize)
+        return min(max(missing, 0), memory.host_bytes)
+
+    @property
+    def reads_disk(self) -> bool:
+        """True if the engine maps its file, so that experts without room in the host's memory come from a disk."""
+        unified = self.hardware.one_memory and not self.hardware.cpu_only
+        return self.question.disk is not None and self.engine.maps_files and not unified
 
     def _loaded(self, cpu_layers: int) -> LoadMemory:
         """Memory that is allocated with the experts of ``cpu_layers`` layers on the host."""

@@ -76,9 +76,10 @@ class Question:
     takes), and ``ubatch``, prompt tokens computed at once (None: the engine's own).
     ``kv``: format of the KV cache, of policies too; None: f16. ``window``: tokens of a sequence for which the KV cache
     has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
-    takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit. ``gpu`` may be
-    several cards (``trilane.engines.cards``), and ``ts`` the blocks of each, the quickest first, with the output layer;
-    None: chosen.
+    takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit. ``disk``: a kind
+    of disk, or its GB/s, from which experts are read that the host's memory has no room for; None: they must have room.
+    ``gpu`` may be several cards (``trilane.engines.cards``), and ``ts`` the blocks of each, the quickest first, with the
+    output layer; None: chosen.
     """
 
     model: str
@@ -106,6 +107,7 @@ class Question:
     ubatch: Count | None = None
     window: Count | None = None
     system: System | None = None
+    disk: Name | None = None
     ts: tuple[Annotated[int, at_least(0)], ...] | None = None
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.common.quoting import quoted
 from trilane.common.schema import check, to_dict
-from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
+from trilane.engines.accuracy.errors import ErrorToExpect, Regime, regime_of
 from trilane.engines.gains import limiting_part, ranked
 from trilane.engines.host_memory import larger_ram_gib
 from trilane.engines.memory import host_memory_of
@@ -113,7 +113,7 @@ class Recommended(ModelFacts):
     tuned: Tuned
     limit: str | None
     regime: Regime
-    error: ErrorToExpect | None  # None: times are those of kernels that were measured here
+    error: ErrorToExpect | None  # None: times are those of kernels that were measured here, or experts are on a disk
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,13 @@ class Recommendation:
         return sorted(self.runs, key=lambda one: (self._has_drawback(one), keys[sort](one)))
 
     def _has_drawback(self, one: Recommended) -> bool:
-        return one.tuned.memory.fullest > FULL or self.tries_patience(one)
+        memory = one.tuned.memory
+        return memory.fullest > FULL or memory.disk_bytes > 0 or self.tries_patience(one)
+
+    @property
+    def reads_disk(self) -> bool:
+        """True if some model's experts come from a disk."""
+        return any(one.tuned.memory.disk_bytes for one in self.runs)
 
 
 def recommend(
@@ -231,7 +237,7 @@ def recommended(bench: Bench, model: str, also: tuple[str, ...]) -> Recommended:
     regime = regime_of(speed.shape, speed.hardware, bench.engine, speed.split)
     return Recommended(
         **_facts(bench, model, also), tuned=best, limit=limiting_part(ranked(speed.gains())), regime=regime,
-        error=None if speed.measured else error_to_expect(speed.shape, speed.hardware, regime, bench.engine),
+        error=speed.error_to_expect(regime),
     )
 
 
@@ -270,7 +276,7 @@ def _unable(benches: Sequence[Bench], model: str, also: tuple[str, ...]) -> Unab
 def least_ram(bench: Bench) -> Bench | None:
     """The question with the least host memory, of the sizes that there are, with which it runs and nearly fills none;
     None where no size that the board takes is enough."""
-    benches = (bench.with_parts(ram_gb=size) for size in larger_ram_gib(bench.question.fit))
+    benches = (bench.with_parts(ram_gb=size, disk=None) for size in larger_ram_gib(bench.question.fit))
     return next((larger for larger in benches if larger.leaves_room(FULL)), None)
 
 

@@ -21,6 +21,7 @@ from trilane.engines.shortage import Missing, NoRoomError, Way
 from trilane.engines.speed import EngineSpeed
 
 MOST_WAYS = 3
+USUAL_DISK = "nvme-4x4"
 FULL = 0.95  # of a memory: beyond, other programs and the next version may leave no room
 
 Changes = Mapping[str, Any]  # fields of a question
@@ -62,14 +63,14 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
         named = replace(question, n_cpu_moe=cpu_layers_of(speed.shape, split.cpu_layers))
         if ways := tuple(_first(named, rate, _more_on_cpu(named))):
             return ways
-    return tuple(islice(_ways(question, rate), MOST_WAYS))
+    return tuple(islice(_in_memory(question, rate), MOST_WAYS))
 
 
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
     """Raises NoRoomError for a model that no policy has room for, with ways to play some."""
     short = need_of(shape, hardware, question.batch, question.tokens).shortages(shape, hardware, question)
     if short:
-        raise NoRoomError(Missing(shape.name, short, tuple(islice(_ways(question, _unknown_rate), MOST_WAYS))))
+        raise NoRoomError(Missing(shape.name, short, tuple(islice(_in_memory(question, _unknown_rate), MOST_WAYS))))
 
 
 def _unknown_rate(question: Question, most: float) -> None:
@@ -107,7 +108,13 @@ class _EngineRoom:
 
 
 def _ways(question: Question, rate: Rate) -> Iterator[Way]:
-    """Changes that help: by themselves, or where none does, those that help with more memory of the host."""
+    """Changes that help; last a disk, which is slow."""
+    yield from _in_memory(question, rate)
+    yield from _first(question, rate, _from_disk(question))
+
+
+def _in_memory(question: Question, rate: Rate) -> Iterator[Way]:
+    """Changes that help by themselves, or where none does, those that help with more memory of the host."""
     alone = [*_single(question, rate)]
     yield from alone
     sizes = larger_ram_gib(question)
@@ -171,6 +178,12 @@ def _more_on_cpu(question: Question) -> Iterator[Changes]:
     if question.n_cpu_moe is not None:
         blocks = load_model(question.shape).expert_blocks
         yield from ({"n_cpu_moe": count} for count in range(question.n_cpu_moe + 1, blocks[-1] + 2))
+
+
+def _from_disk(question: Question) -> Iterator[Changes]:
+    """Experts without room in the host's memory on the kind of disk that most machines have."""
+    if question.disk is None:
+        yield {"disk": USUAL_DISK}
 
 
 def _without_gpu(question: Question) -> Iterator[Changes]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import FittedEngine
+from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.command_line import command_words, cpu_layers_of
+from trilane.engines.disk import DiskReads
 from trilane.engines.gains import (
     BETTER,
     CPU_CORES,
@@ -30,9 +32,12 @@ from trilane.engines.memory import SplitMemory, Splitter
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.split_speed import (
     DecodeTime,
+    Layers,
     PromptCosts,
     PromptTime,
+    Rates,
     StaticSplit,
+    Times,
     mean_decode_time,
     prompt_time,
 )
@@ -97,7 +102,8 @@ class EngineSpeed:
         """Mean time of such a step with another split."""
         first = self.question.prompt_tokens + 1
         lengths = range(first, max(first + self.question.generated - 1, first + 1))
-        return mean_decode_time(self.shape, self.hardware, self.engine, split, lengths, self.question.batch)
+        time = mean_decode_time(self.shape, self.hardware, self.engine, split, lengths, self.question.batch)
+        return replace(time, disk_ns=round(float(self.disk_ns(split.cpu_layers, 0, split.threads)[0])))
 
     @property
     def middle_tokens(self) -> int:
@@ -116,16 +122,47 @@ class EngineSpeed:
 
     def _prompts(self, split: StaticSplit, costs: PromptCosts | None) -> PromptTime:
         asked = self.shape, self.hardware, self.engine, split, self.question.prompt_tokens
-        return PromptTime(*(self.question.batch * ns for ns in vars(prompt_time(*asked, costs=costs)).values()))
+        one = prompt_time(*asked, costs=costs)
+        one = replace(one, disk_ns=round(float(self.disk_ns(split.cpu_layers, one.copies_ns, split.threads)[1])))
+        return PromptTime(*(self.question.batch * ns for ns in vars(one).values()))
 
     @cached_property
     def _prompt_costs(self) -> PromptCosts:
         return PromptCosts.of(self.shape, self.hardware, self.engine, self.split, self.question.prompt_tokens)
 
+    def disk_ns(self, layers: Layers, copies_ns: Times, threads: int | None) -> tuple[Rates, Rates]:
+        """Times for which a step and a prompt wait for a disk, with the experts of the first ``layers`` on the host; 0
+        where its memory has room for them. ``copies_ns``: of the prompt's copies to the GPU; ``threads``: None is one a
+        fast core."""
+        reads, question = self._disk_reads, self.question
+        if reads is None:
+            return 0.0, 0.0
+        host = self.shape.moe_layers if self.hardware.cpu_only else layers
+        computed = self.hardware.cpu_only or self.engine.prompt.experts.value == "computed"
+        prompt = question.prompt_tokens, min(self.splitter.piece_tokens, question.prompt_tokens)
+        copied, faults = None if computed else copies_ns, threads or self.hardware.cpu.fast_cores
+        return reads.decode_ns(host, faults, question.batch), reads.prompt_ns(host, faults, *prompt, copied)
+
+    @cached_property
+    def _disk_reads(self) -> DiskReads | None:
+        """None where the host's memory has room for all experts."""
+        memory, question = self.splitter.all_on_host, self.question
+        if not memory.disk_bytes:
+            return None
+        held = (memory.experts_bytes if memory.one_memory else memory.host_bytes) - memory.disk_bytes
+        return DiskReads(self.shape, disk(str(question.disk)), held, question)
+
     @property
     def answer_ns(self) -> int:
         """Until the last token."""
         return self.prompt.total_ns + (self.question.generated - 1) * self.decode.total_ns
+
+    def error_to_expect(self, regime: Regime) -> ErrorToExpect | None:
+        """The error of decode speeds that others measured; None where none of such were."""
+        on_disk = self.splitter.memory(self.split).disk_bytes
+        if self.question.batch > 1 or self.measured or on_disk:
+            return None
+        return error_to_expect(self.shape, self.hardware, regime, self.engine)
 
     @property
     def words(self) -> list[str]:
@@ -148,6 +185,8 @@ class EngineSpeed:
                 self.decode.total_ns / better.decode.total_ns - 1, self.prompt.total_ns / better.prompt.total_ns - 1
             )
             yield EngineGain(part, owner, *(max(gain, 0.0) if part == CPU_CORES.name else gain for gain in gains))
+        if self.decode.disk_ns:
+            yield EngineGain("disk", "the disk's rate", *(_quicker_disk(time) for time in (self.decode, self.prompt)))
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
         """Return the speeds with some numbers of the machine 25 % better."""
@@ -156,6 +195,12 @@ class EngineSpeed:
         more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
         hardware = self.hardware.with_numbers(better_numbers(self.hardware, known))
         return replace(self, hardware=hardware, question=replace(self.question, threads=more))
+
+
+def _quicker_disk(time: DecodeTime | PromptTime) -> float:
+    """Gain of a disk that is ``BETTER`` times as fast."""
+    saved_ns = time.disk_ns * (1 - 1 / BETTER)
+    return time.total_ns / (time.total_ns - saved_ns) - 1
 
 
 @dataclass(frozen=True)
@@ -214,7 +259,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
     check_setting(question, speed.engine, hardware)
     check_engine(speed.engine, shape, hardware)
     split, gains = speed.split, ranked(speed.gains())
-    regime, known = regime_of(shape, hardware, speed.engine, split), question.batch == 1 and not speed.measured
+    regime = regime_of(shape, hardware, speed.engine, split)
     piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
     return EngineAnswer(
         engine=speed.engine.name,
@@ -235,7 +280,7 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         gains=gains,
         limit=limiting_part(gains),
         regime=regime,
-        error=error_to_expect(shape, hardware, regime, speed.engine) if known else None,
+        error=speed.error_to_expect(regime),
         measured=speed.measured,
     )
 
@@ -251,7 +296,7 @@ def engine_about(engine: FittedEngine, hardware: Hardware) -> str:
 
 def time_parts(time: DecodeTime | PromptTime, cpu_only: bool) -> dict[str, float]:
     """Parts of a time in ms, by the names of ``DecodeTime`` and ``PromptTime``."""
-    parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items()}
+    parts = {name.removesuffix("_ns"): ns / _NS_PER_MS for name, ns in vars(time).items() if ns or name != "disk_ns"}
     if cpu_only:  # where there is no GPU, the CPU takes its place
         parts["cpu_experts"] += parts.pop("gpu_experts")
     return parts

@@ -74,6 +74,7 @@ class DecodeTime:
     cpu_experts_ns: int
     handing_over_ns: int  # to the CPU and back; with a cache, of the routing to the host
     copies_ns: int = 0  # of experts into a cache
+    disk_ns: int = 0  # of reading experts that the host's memory has no room for
 
     @property
     def total_ns(self) -> int:
@@ -229,6 +230,7 @@ class PromptTime:
     gpu_experts_ns: int
     cpu_experts_ns: int
     copies_ns: int  # of experts to the GPU; what is waited for, where they are copied ahead
+    disk_ns: int = 0  # as in ``DecodeTime``
 
     @property
     def total_ns(self) -> int:

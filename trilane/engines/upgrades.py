@@ -17,6 +17,7 @@ from itertools import groupby, islice
 from statistics import median
 from typing import Any, Literal
 
+from sim.machine.disks import disk, disks
 from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part
 from trilane.engines.host_memory import channels_of, larger_ram_gib
 from trilane.engines.model_formats import Bench
@@ -33,7 +34,7 @@ _OLDER_YEARS = 1  # of a card next to the present one
 _FASTER_AGAIN = 0.10
 _WORKSTATION = re.compile(r"Quadro|TITAN|RTX A\d|Ada$|PRO |Pro ")
 _ONE_COUNTRY = " D"  # at the end of a title: sold in China alone
-UpgradePart = Literal["GPU", "host memory", "memory modules", "memory channels", "CPU"]
+UpgradePart = Literal["GPU", "host memory", "memory modules", "memory channels", "CPU", "disk"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,9 @@ class _Upgrades:
         if self._before is None and (larger := least_ram(self.bench)) is not None:
             gib = larger.question.fit.ram_gb
             yield Upgrade(Step("host memory", f"{gib} GiB", {"ram_gb": gib}), larger.best, None)
+        if self._before is not None and self._before.memory.disk_bytes:
+            steps = [*map(self._with, ram_steps(self.bench.question.fit))]
+            yield from filter(None, [*steps, self._first(disk_steps(self.bench.question.fit))])
 
     def _first(self, steps: Sequence[Step]) -> Upgrade | None:
         """The first that pays; or the last, which gains most; None where the model runs with none of them."""
@@ -206,6 +210,15 @@ def cpu_steps(question: Question) -> list[Step]:
     more = [one for one in same if one.cores.value > own.cores.value and family in one.memory]
     ordered = sorted(more, key=lambda one: (one.cores.value, value_of(one.released) or 0, one.name))
     return [Step("CPU", one.title, {"cpu": one.name, "cores": None}, one.busy_power_w.value) for one in ordered]
+
+
+def disk_steps(question: Question) -> list[Step]:
+    """Faster kinds of disks, slowest first; none where none is named."""
+    if question.disk is None:
+        return []
+    kinds, own = disks(), disk(question.disk)
+    names = [name for name, one in kinds.items() if one.ceiling_bytes_per_s.value > own.ceiling_bytes_per_s.value]
+    return [Step("disk", kinds[name].title, {"disk": name}) for name in names]
 
 
 def ram_steps(question: Question) -> list[Step]:

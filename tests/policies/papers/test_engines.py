@@ -213,6 +213,21 @@ def test_nothing_is_cached_however_much_memory_there_is() -> None:
     assert session.residency.resident == [set(), set()]
 
 
+def test_resident_layers_are_not_copied() -> None:
+    session = Session(deepspeed(resident=True), Budget(STREAMED, (100, 100), 450), (STREAMED_COST, STREAMED_COST))
+    assert session.residency.resident == [set(), {0, 1, 2, 3}]
+    session.begin_step(0)
+    plan = session.plan_layer(LayerInput(0, 0, "decode", Routing((2,), (1,))))
+    assert (plan.loads, plan.streamed) == ((2,), (0, 1, 3))
+    session.foresee(())
+    copied = []
+    while (copy := session.next_copy()) is not None:
+        copied.append(copy.key)
+        if session.copied(copy):
+            session.computed(copy.key)
+    assert copied == [ExpertId(0, expert) for expert in (0, 1, 3, 2)]
+
+
 def test_a_load_needs_a_slot() -> None:
     with pytest.raises(ChoiceError, match="demand_slots: expected a whole number >= 1"):
         deepspeed(demand_slots=0)

@@ -23,6 +23,7 @@ from sim.simulate import simulate
 from tests.kit.toys import uniform_costs
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
+from trilane.study.papers.figures import published
 
 GRAPHS = load_engine("graphs")
 REPLAY_NS, SPIN_NS = (number.value for number in GRAPHS.flat().values())
@@ -126,9 +127,10 @@ def test_a_step_of_more_tokens_than_a_table_has_room_for_is_refused() -> None:
 
 SHAPE = load_model("mini-moe")
 PAPERS = (
-    "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",
-    "hybrimoe-2025", "se-2025", "smoe-2025",
+    "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp",
+    "fiddler-2024", "hybrimoe-2025", "se-2025", "smoe-2025",
 )
+RELEASED = ("deepspeed", "imp", "mixtral-offloading", "mixtral-offloading-hqq", "moe-infinity")
 MOST = 40
 
 
@@ -166,6 +168,10 @@ def test_few_tokens_are_slow_and_many_as_fast_as_the_machine() -> None:
     assert cpu_ns(cpu_expert_ns=300, **small)[1:] == [2300, 4300, 8300, 16_300, 16_300, 16_300, 20_300]
     # and 100 ns more for each of the 8
     assert cpu_ns(cpu_token_ns=100, **small) == [0, 2100, 4200, 8400, 16_800, 16_800, 16_800, 20_000]
+    # a rate of the program on any machine: a quarter of this one's, whatever share of the CPU's rates it has
+    typed_in = {"small_batch_tokens": 8, "small_batch_flops_per_s": _flops(SHAPE) / 2e-6}
+    assert cpu_ns(**typed_in) == cpu_ns(**small)
+    assert cpu_ns(**typed_in, cpu_share=0.5)[1:6] == [2000, 4000, 8000, 16_000, 16_000]
     assert cpu_ns(cpu_share=0.5) == [0, 2000, 2000, 4000, 8000, 9000, 16_000, 40_000]
 
 
@@ -223,6 +229,25 @@ def test_copies_reach_a_share_of_the_link_and_both_ways_a_share_of_that() -> Non
     assert not costs_on(machine(), SHAPE, 1, "pytorch").serial_copies
 
 
+def test_other_weights_are_copied_with_the_experts_a_part_with_each() -> None:
+    own, theirs = (costs_on(machine(), SHAPE, 1, used).experts[0] for used in ("pytorch", engine(other_weights=True)))
+    layers, latency_ns = SHAPE.moe_layers, machine().link.h2d_latency_ns
+    others_ns = SHAPE.non_expert_bytes / (layers * SHAPE.experts) / machine().link.h2d_bytes_per_s * 1e9
+    assert theirs.copy_ns == pytest.approx(own.copy_ns + others_ns, abs=1)
+    assert own.copy_ns > latency_ns
+    assert theirs.expert_bytes == own.expert_bytes
+
+
+def test_hooks_around_modules_take_the_hosts_time_before_each_layer() -> None:
+    assert costs_on(machine(), SHAPE, 1, engine(layer_ns=500, module_ns=1000)).layer_ns == 500 + SHAPE.experts * 1000
+
+
+def test_few_tokens_have_one_rate() -> None:
+    both = {"small_batch_tokens": 8, "small_batch_flops_share": 0.5, "small_batch_flops_per_s": 1e9}
+    with pytest.raises(EngineError, match="small_batch_flops_share or small_batch_flops_per_s, got both"):
+        engine(**both)
+
+
 def test_a_prompt_waits_for_the_program_before_each_layer() -> None:
     scenario = Scenario(trace="mini-moe", model=None, policy="layer-wise", generated_tokens=2, cached_share=0.5)
     plain, slow = (simulate(scenario.with_(engine=name)).metrics for name in ("daop-2024", "daop-2024-phi"))
@@ -275,7 +300,17 @@ def test_systems_of_papers_say_what_they_were_set_by(name: str) -> None:
 
 
 def test_other_engines_were_set_by_no_published_figure() -> None:
-    assert not any(load_engine(name).set_by for name in engine_names() if name not in PAPERS)
+    assert not any(load_engine(name).set_by for name in engine_names() if name not in (*PAPERS, *RELEASED))
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_programs_have_one_number_that_one_figure_set(name: str) -> None:
+    engine = load_engine(name)
+    assert isinstance(engine, CountedEngine)
+    (figure,) = engine.set_by
+    assert published()[figure].kind in ("exact", "derived")
+    assert engine.calibrated[0].number in engine.flat()
+    costs_on(load_hardware("rtx3090-epyc7532"), load_model("deepseek-v2-lite@q4_k_m"), 64, name).validate()
 
 
 def test_the_papers_cpu_experts_are_several_times_slower_than_the_machines() -> None:

@@ -80,14 +80,14 @@ def test_every_way_works_at_the_speed_that_is_told(asked: dict[str, Any]) -> Non
 def test_the_owner_of_32_gib_is_told_of_64_and_the_speed() -> None:
     found = missing(Question("gpt-oss-120b", **OWNER))
     assert [one.memory for one in found.short] == ["host"]
-    assert [way.changes for way in found.ways or ()] == [{"ram_gb": 64}]
+    assert [way.changes for way in found.ways or ()] == [{"ram_gb": 64}, {"disk": "nvme-4x4"}]
     assert "the host has 32 GiB, 34.4 GB" in found.text
 
 
 def test_no_way_changes_more_than_it_must() -> None:
     """The largest smaller weights, the least memory, the fewest layers, the longest window."""
     ways = {next(iter(way.changes)): way.changes for way in missing(Question("qwen3-next-80b-a3b", **OWNER)).ways or ()}
-    assert ways == {"ram_gb": {"ram_gb": 48}, "weights": {"weights": "ud-iq4_xs"}}
+    assert ways == {"ram_gb": {"ram_gb": 48}, "weights": {"weights": "ud-iq4_xs"}, "disk": {"disk": "nvme-4x4"}}
     assert not answered(Question("qwen3-next-80b-a3b", weights="iq4_xs", **OWNER)).has_room
     named = Question("qwen3-30b-a3b", **OWNER, n_cpu_moe=2)
     fewest = next(iter(missing(named).ways or ())).changes["n_cpu_moe"]

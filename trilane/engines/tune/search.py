@@ -21,11 +21,12 @@ import numpy.typing as npt
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
+from trilane.engines.hit_curve import HitCurve
 from trilane.engines.memory import Splitter
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import DecodeCosts, Floats, PromptCosts, StaticSplit, Times
-from trilane.engines.tune.expert_cache import HitCurve, cache_share
+from trilane.engines.tune.expert_cache import cache_share
 from trilane.engines.tune.settings import (
     USUAL_PIECES,
     WORTH_FEWER_BITS,
@@ -218,7 +219,10 @@ class Placing:
         return self._places[tokens]
 
     def _splitter(self, tokens: int) -> Splitter:
-        return self.bench.speed(self.first._replace(piece_tokens=tokens)).splitter
+        return self._with_pieces(tokens).splitter
+
+    def _with_pieces(self, tokens: int) -> EngineSpeed:
+        return self.bench.speed(self.first._replace(piece_tokens=tokens))
 
     def _of_pieces(
         self, tokens: int, threads: int, decode_ns: Sequence[Times]
@@ -227,7 +231,9 @@ class Placing:
         first, least = self._place(tokens) or 0, self._place(min(self.space.piece_tokens)) or 0
         splitter, found, floor = self._splitter(tokens), {}, inf
         for pinned, prompt in self._prompts_with(tokens, threads):
-            costs = self.bench.compared_ms(decode_ns, prompt.parts(*self._splits))
+            parts = decode_ns, prompt.parts(*self._splits)
+            waits = self._with_pieces(tokens).disk_ns(self._splits[0], parts[1][-1], threads)
+            costs = self.bench.compared_ms(*([*times, wait] for times, wait in zip(parts, waits, strict=True)))
             number = self._best_with_room(splitter, costs, first)
             layers = None if number == first else splitter.splits[number].cpu_layers
             setting = self.first._replace(piece_tokens=tokens, threads=threads, host_layers=layers, pinned=pinned)

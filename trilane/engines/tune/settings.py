@@ -15,6 +15,7 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GB
 from trilane.engines.command_line import cpu_layers_of
+from trilane.engines.memory import Splitter
 from trilane.engines.question import KV_BITS, FitError, KvFormat, Question
 
 Goal = Literal["decode", "prompt", "both"]
@@ -120,14 +121,15 @@ class SettingSpace:
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
     """Choices of an engine. What the question fixes is not chosen."""
     fit, of_experts = question.fit, engine.splits == "experts"
+    in_memory = not Splitter(fit, shape, hardware, engine).all_on_host.disk_bytes
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
         piece_tokens=_pieces(fit, engine, copied=not hardware.cpu_only),
         threads=(fit.threads,) if fit.threads else _threads(hardware, engine),
         fewer_threads=fit.threads is None and not engine.measured_on(hardware),
-        pinned=(False, True) if may_be_pinned(hardware, engine) and fit.system != "windows" else (False,),
+        pinned=(False, True) if in_memory and may_be_pinned(hardware, engine) and fit.system != "windows" else (False,),
         gpu=(True, False) if _may_be_alone(hardware, engine) else (True,),
-        cached=_may_cache(hardware, engine),
+        cached=in_memory and _may_cache(hardware, engine),
     )
 
 

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from traces.layout import TraceError
 from trilane.common.schema import to_dict
 from trilane.common.units import GB
-from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
+from trilane.engines.accuracy.errors import ErrorToExpect, Regime, regime_of
 from trilane.engines.gains import limiting_part, ranked
+from trilane.engines.hit_curve import hit_curve
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, check_engine, check_setting, engine_of, fitted_engines
 from trilane.engines.refusals import missing, roomier
 from trilane.engines.shortage import NoRoomError, Way
-from trilane.engines.speed import EngineGain, EngineSpeed, engine_about
+from trilane.engines.speed import EngineGain, engine_about
 from trilane.engines.tune.drafts import DraftAnswer, draft_answer
-from trilane.engines.tune.expert_cache import hit_curve
 from trilane.engines.tune.search import SettingSearch, best_plain, searched, with_cache
 from trilane.engines.tune.settings import WORTH_SETTING, Setting, TuneQuestion
 from trilane.engines.tune.tuned import Reason, Tuned, why_lost
@@ -152,18 +152,13 @@ def completed(start: TuneStart) -> Tuning:
         limit=limiting_part(gains),
         gains=gains,
         regime=regime,
-        error=_error(start, regime, speed),
+        error=speed.error_to_expect(regime),
         measured=speed.measured,
         caveats=start.caveats,
         machine_notes=speed.hardware.notes,
         roomier=roomier(speed),
         memory_known=not best.cpu_only or host_memory_of(question.fit, bench.hardware) is not None,
     )
-
-
-def _error(start: TuneStart, regime: Regime, speed: EngineSpeed) -> ErrorToExpect | None:
-    known = start.question.fit.batch == 1 and not speed.measured
-    return error_to_expect(speed.shape, speed.hardware, regime, speed.engine) if known else None
 
 
 def _rival(start: TuneStart, setting: Setting | None) -> Rival | None:

@@ -13,11 +13,12 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.command_line import cpu_layers_of
+from trilane.engines.hit_curve import HitCurve
 from trilane.engines.memory import SplitMemory, host_memory_of
 from trilane.engines.question import FitError, KvFormat
 from trilane.engines.speed import EngineSpeed, time_parts
 from trilane.engines.split_speed import Floats, StaticSplit, Times
-from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve
+from trilane.engines.tune.expert_cache import CachedSpeed
 from trilane.engines.tune.settings import Goal, Setting, TuneQuestion
 
 _NS_PER_MS = 1e6

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PARTS = {  # of a time
     "attention": "attention", "others": "gates, shared experts, head", "gpu_experts": "experts on the GPU",
     "cpu_experts": "experts on the CPU", "handing_over": "handing over to the CPU", "copies": "copies of experts",
+    "disk": "waiting for the disk",
 }
 _LEAST = 0.005  # of the whole; less is not told
 _BIASED = 0.05  # smaller biases are not told
@@ -149,9 +150,15 @@ def sizes_text(parts: Mapping[str, float]) -> str:
     return " + ".join(f"{name} {in_gb(size)}" for name, size in parts.items() if size)
 
 
-def host_text(parts: Mapping[str, float]) -> str:
-    """The host's memory, of sizes in bytes."""
-    return f"{in_gb(sum(parts.values()))} GB: {', '.join(f'{name} {in_gb(size)}' for name, size in parts.items())}"
+def host_text(parts: Mapping[str, float], disk_bytes: int = 0) -> str:
+    """The host's memory, of sizes in bytes, and experts for which it has no room."""
+    of = ', '.join(f'{name} {in_gb(size)}' for name, size in parts.items())
+    return f"{in_gb(sum(parts.values()))} GB: {of}{disk_text(disk_bytes)}"
+
+
+def disk_text(disk_bytes: int) -> str:
+    """Experts that are read from a disk, in words; nothing where none are."""
+    return f"; {in_gb(disk_bytes)} GB of experts stay on the disk" if disk_bytes else ""
 
 
 def caveats(sentences: Sequence[str]) -> list[Part]:
@@ -176,8 +183,10 @@ def error_text(
     """Errors of decode speeds, in words, and where the speed then is; those of prompts are larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
-    if batch > 1 or error is None:
+    if batch > 1:
         return "not known: others measured one sequence at a time"
+    if error is None:
+        return "not known: experts from a disk were measured on one machine, 10 to 40% slower than predicted"
     low, high = (number(speed) for speed in (tokens_per_s / (1 + error.band), tokens_per_s * (1 + error.band)))
     within = f"four of five such speeds are within {percent(error.band)}: {low} to {high} tokens/s"
     return "; ".join((_like_models(error, regime), _like_machines(error, regime), within))
@@ -229,4 +238,4 @@ def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
     held = memory.gpu_bytes + memory.missing_bytes
     whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
-    return f"{in_gb(held)} GB{whole} = {sizes_text(memory.gpu_parts)}"
+    return f"{in_gb(held)} GB{whole} = {sizes_text(memory.gpu_parts)}{disk_text(memory.disk_bytes)}"

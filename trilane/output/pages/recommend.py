@@ -32,6 +32,7 @@ _LEGEND = {
     "first": "time to the first token; !: more than {patience} s, which is long for {use}",
     "GB": "10^9 bytes that it takes, with what the system keeps (of the host's memory 4.0); !: more than 95% of what "
           "there is",
+    "+": "GB of experts behind it are read from the disk as they are used (--disk); the page cache fills the memory",
     "error": "four of five such tokens/s are within it: x / 1.2 to x * 1.2 for 20%; *: fewer than five such machines "
              "were measured, or this architecture never was",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
@@ -56,7 +57,7 @@ def recommend_page(answer: Recommendation, sort: Sort) -> list[Part]:
 
 def _legend(answer: Recommendation) -> Part:
     """The columns; of what does not run sizes alone."""
-    texts = _LEGEND if answer.runs else {}
+    texts = {name: text for name, text in _LEGEND.items() if answer.runs and (name != "+" or answer.reads_disk)}
     texts = {**texts, **(_MODULES if answer.unable else {})}
     use = answer.question.use
     return legend({name: text.format(patience=PATIENCE_S[use], use=use) for name, text in texts.items()})
@@ -100,10 +101,11 @@ def _memories(tuned: Tuned) -> list[str]:
     """GB of the GPU's memory and of the host's, or of the only one."""
     memory = tuned.memory
     gpu, host = (number(sum(parts.values()) / GB) for parts in (memory.gpu_parts, memory.host_parts))
+    disk = f"+{number(memory.disk_bytes / GB)}" if memory.disk_bytes else ""
     if memory.one_memory:
-        only = f"{gpu}{_full(memory.gpu_share)}"
+        only = f"{gpu}{disk or _full(memory.gpu_share)}"
         return ["-", only] if tuned.cpu_only else [only, "-"]
-    return [gpu, f"{host}{_full(memory.host_share)}"]
+    return [gpu, f"{host}{disk or _full(memory.host_share)}"]
 
 
 def _full(share: float | None) -> str:

@@ -16,6 +16,7 @@ from trilane.output.pages.fit_engine import (
     ONE_TOKEN,
     PARTS,
     caveats,
+    disk_text,
     duration,
     error_text,
     gains_section,
@@ -146,8 +147,8 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     of_all = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
     whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
     if best.cpu_only or tuning.regime == "unified":
-        return [("memory", whole)]
-    return [("GPU memory", whole), ("host memory", host_text(memory.host_parts))]
+        return [("memory", f"{whole}{disk_text(memory.disk_bytes)}")]
+    return [("GPU memory", whole), ("host memory", host_text(memory.host_parts, memory.disk_bytes))]
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------

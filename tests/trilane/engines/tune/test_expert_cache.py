@@ -11,9 +11,10 @@ from sim.costs.engine import load_engine
 from sim.machine.hardware import load_hardware
 from traces.batches import LayerUse, layer_uses
 from trilane.common.units import MIB
+from trilane.engines.hit_curve import HitCurve, lru_hit_rates
 from trilane.engines.question import FitError, Question
 from trilane.engines.routing import routing_for
-from trilane.engines.tune.expert_cache import CachedSpeed, HitCurve, lru_hit_rates
+from trilane.engines.tune.expert_cache import CachedSpeed
 from trilane.study.cache_curve import CacheCurve
 
 # logged on an R9700: repository audiagentic/bigcherry, patch 1337 (docs/planning, BCOP39)

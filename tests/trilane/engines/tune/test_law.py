@@ -19,8 +19,8 @@ from traces.models.catalogue import load_model, model_names
 from traces.models.quantisation import quantisations_of
 from traces.models.shape import ShapeError
 from trilane.engines.gains import PARTS, better_numbers
+from trilane.engines.hit_curve import hit_curve
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
-from trilane.engines.tune.expert_cache import hit_curve
 from trilane.engines.tune.search import SettingSearch, quickest_threads, searched, with_cache
 from trilane.engines.tune.settings import (
     GOALS,

@@ -157,13 +157,14 @@ def test_memory_that_is_kept_free_has_no_experts() -> None:
 
 
 def test_a_model_without_room_is_refused_with_the_missing_memory() -> None:
-    with pytest.raises(FitError, match=r"qwen3-235b.*needs .* of host memory .* missing\nit runs with --ram-gb 192\n"):
+    ways = "it runs with --ram-gb 192, or with --disk nvme-4x4"
+    with pytest.raises(FitError, match=rf"qwen3-235b.*needs .* of host memory .* missing\n{ways}\n"):
         tune(question(model="qwen3-235b-a22b", gpu="rtx-3060", ram="ddr5-5600", ram_gb=32))
 
 
 def test_no_refusal_advises_more_memory_than_the_board_takes() -> None:
     """Four modules of DDR4 have 128 GiB, with room for fewer bits."""
-    with pytest.raises(FitError, match=r"missing\nit runs with --weights \w+ --ram-gb 128\n"):
+    with pytest.raises(FitError, match=r"missing\nit runs with --weights \w+ --ram-gb 128, or with --disk nvme-4x4\n"):
         tune(question(model="qwen3-235b-a22b", gpu="rtx-3060", ram="ddr4-3200", ram_gb=32))
 
 

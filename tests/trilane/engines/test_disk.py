@@ -1,0 +1,153 @@
+"""Experts that are read from a disk: hand-worked waits, and laws of questions with a disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.machine.disks import Disk, disk
+from sim.machine.sourced import Sourced
+from traces.models.catalogue import load_model
+from trilane.engines import disk as reads_of_disk
+from trilane.engines.disk import FAULT_BYTES, DiskReads
+from trilane.engines.hit_curve import HitCurve
+from trilane.engines.question import FitError, Question, engine_of
+from trilane.engines.shortage import NoRoomError
+from trilane.engines.speed import EngineSpeed, engine_answer
+from trilane.engines.tune.settings import TuneQuestion
+from trilane.engines.tune.tune import tune
+
+LARGE: dict[str, Any] = {"model": "gpt-oss-120b", "gpu": "rtx-3060", "ram": "ddr4-3200", "cpu": "ryzen-5-5600"}
+ASKED = Question(**LARGE, prompt_tokens=600, generated=16, ram_gb=32, disk="nvme-4x4")
+SHAPE = load_model("qwen3-30b-a3b")  # 48 layers of 128 experts, 8 chosen, three matrices each
+
+
+def speed_of(question: Question) -> EngineSpeed:
+    hardware = question.load_machine()
+    return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+
+
+def reads(monkeypatch: pytest.MonkeyPatch, *, room: float, first: float = 0.0, **question: Any) -> DiskReads:
+    """Of a disk that reads 1 GB/s, whatever is asked, through room for a share of the model's experts."""
+    numbers = (Sourced(value, "a test", "high") for value in (0.0, 1e9, 1e9, 1.0))
+    monkeypatch.setattr(reads_of_disk, "hit_curve", lambda asked: HitCurve((room,), (0.5,)))
+    monkeypatch.setattr(reads_of_disk, "first_uses", lambda asked: first)
+    return DiskReads(SHAPE, Disk("a disk", *numbers), round(room * SHAPE.routed_bytes), replace(ASKED, **question))
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_waits_for_the_misses_of_its_experts_and_for_what_is_read_around_them(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = SHAPE.routed_bytes * 8 / 128
+    around = 1 + FAULT_BYTES / 2 / (SHAPE.expert_bytes_by_layer[0] / 3)
+    assert float(reads(monkeypatch, room=0.25).decode_ns(48, 4)) == pytest.approx((1 - 0.5) * chosen * around)
+
+
+def test_an_expert_that_was_not_used_before_is_there_as_often_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    none, some = (reads(monkeypatch, room=0.25, first=first).decode_ns(48, 4) for first in (0.0, 0.4))
+    assert float(some) == pytest.approx(float(none) * (0.5 - 0.25 * 0.4) / 0.5)
+
+
+def test_a_prompts_copies_hide_as_much_reading_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = reads(monkeypatch, room=0.25)
+    read_ns = 2 * 0.75 * SHAPE.routed_bytes  # two pieces, each of which uses every expert
+    assert float(one.prompt_ns(48, 4, 8192, 4096, 0.0)) == pytest.approx(read_ns)
+    assert float(one.prompt_ns(48, 4, 8192, 4096, read_ns - 1e6)) == pytest.approx(1e6, rel=1e-3)
+    assert float(one.prompt_ns(48, 4, 8192, 4096, 2 * read_ns)) == 0
+
+
+def test_layers_of_the_gpu_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = reads(monkeypatch, room=0.25)
+    assert one.decode_ns(np.array([0, 12]), 4).tolist() == [0, 0]  # a quarter of the layers has room
+    assert float(one.decode_ns(24, 4)) < float(one.decode_ns(48, 4))
+
+
+def test_windows_reads_one_page_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    linux, windows = (reads(monkeypatch, room=0.25, system=system) for system in ("linux", "windows"))
+    slow = linux.disk._replace(latency_ns=Sourced(1e5, "a test", "high"))
+    assert replace(windows, disk=slow).decode_ns(48, 4) > replace(linux, disk=slow).decode_ns(48, 4)
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+
+@given(gib=st.sampled_from([64, 96, 128]), kind=st.sampled_from(["sata-ssd", "nvme-5x4"]))
+def test_with_room_in_memory_a_disk_changes_nothing(gib: int, kind: str) -> None:
+    asked = replace(ASKED, ram_gb=gib, disk=None)
+    with_disk = replace(asked, disk=kind)
+    answers = [engine_answer(one, one.model_shape, one.load_machine()) for one in (asked, with_disk)]
+    assert answers[0] == answers[1]
+
+
+def test_more_memory_and_a_faster_disk_are_no_slower() -> None:
+    by_memory = [speed_of(replace(ASKED, ram_gb=gib)).answer_ns for gib in (16, 24, 32, 48, 64)]
+    by_disk = [speed_of(replace(ASKED, disk=kind)).answer_ns for kind in ("sata-ssd", "nvme-3x4", "nvme-4x4", "50")]
+    assert by_memory == sorted(by_memory, reverse=True)
+    assert by_disk == sorted(by_disk, reverse=True)
+
+
+def test_a_fast_enough_disk_is_as_good_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Disk("", *(Sourced(value, "a test", "high") for value in (0.0, 1e18, 1e18, 1.0)))
+    monkeypatch.setattr("trilane.engines.speed.disk", lambda name: quick)
+    without = speed_of(replace(ASKED, ram_gb=None, disk=None))
+    assert speed_of(ASKED).answer_ns == pytest.approx(without.answer_ns, rel=1e-6)
+
+
+def test_without_a_disk_it_is_refused_and_the_refusal_names_one() -> None:
+    with pytest.raises(NoRoomError, match=r"--disk nvme-4x4"):
+        tune(TuneQuestion(replace(ASKED, disk=None)))
+
+
+def test_memory_for_less_than_what_every_token_needs_is_refused_with_a_disk_too() -> None:
+    with pytest.raises(FitError, match=r"host memory"):
+        speed_of(replace(ASKED, ram_gb=4)).decode  # noqa: B018
+
+
+def test_an_engine_that_loads_its_file_reads_no_disk() -> None:
+    with pytest.raises(FitError, match=r"host memory"):
+        speed_of(replace(ASKED, model="qwen3-235b-a22b", engine="ktransformers")).decode  # noqa: B018
+
+
+def test_one_memory_of_gpu_and_host_reads_no_disk() -> None:
+    with pytest.raises(FitError, match=r"memory"):
+        speed_of(Question("deepseek-v3", gpu="gb10", disk="nvme-4x4")).decode  # noqa: B018
+
+
+def test_the_best_setting_maps_its_file_and_has_the_disk_among_its_parts() -> None:
+    tuned = tune(TuneQuestion(ASKED))
+    assert not tuned.best.pinned
+    assert tuned.cached is None
+    assert tuned.best.decode_ms["disk"] > 0
+    assert tuned.error is None
+    assert tuned.best.memory.disk_bytes > 15e9
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "depth", "measured"), [(48, 1, 8.66), (48, 4096, 10.92), (44, 4096, 11.65)])
+def test_speeds_of_one_machine_are_within_40_percent(layers: int, depth: int, measured: float) -> None:
+    """Rushuna's record of Qwen3.8-Flash-Next on an RTX 3060: 31 GiB of DDR4-2133, an NVMe disk on PCIe 3.0."""
+    asked = Question(
+        "qwen3.8-flash-next", weights="ud-iq3_xxs", gpu="rtx-3060", ram="ddr4-2133", cpu="core-i7-7700", threads=4,
+        n_cpu_moe=layers, prompt_tokens=depth, generated=128, ram_gb=31, disk="nvme-3x4",
+    )
+    assert 1e9 / speed_of(asked).decode.total_ns == pytest.approx(measured, rel=0.4)
+
+
+def test_faults_read_as_many_bytes_as_were_counted() -> None:
+    """25 to 28 MiB a token were read there."""
+    asked = Question(
+        "qwen3.8-flash-next", weights="ud-iq3_xxs", gpu="rtx-3060", ram="ddr4-2133", cpu="core-i7-7700", threads=4,
+        n_cpu_moe=48, prompt_tokens=2343, generated=128, ram_gb=31, disk="nvme-3x4",
+    )
+    read_bytes = speed_of(asked).decode.disk_ns / 1e9 * disk("nvme-3x4").bytes_per_s(FAULT_BYTES, 4)
+    assert 16 < read_bytes / 2**20 < 30

@@ -1,0 +1,75 @@
+"""Times of experts that the host's memory has no room for, which an engine reads from a file that is mapped.
+
+The page cache keeps what was used last. Threads that compute an expert on the CPU fault its pages in, a share of a
+matrix each, and wait for them. A prompt's copies to the GPU go through whole tensors in order, so that the system reads
+ahead while they are under way: they wait for what takes longer than they do.
+
+Decoding, the page cache is an LRU cache of experts on the routing that answers the question. It is not empty at first:
+an expert that the routing has not used yet is there as often as there is room for any.
+Of a prompt's piece, which uses nearly all experts in turn, an LRU cache would keep none. Linux protects pages from
+their second use on (Helldez/BigMoeOnEdge docs/cache-sizing.md), so that the share stays for which there is room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.machine.disks import Disk
+from traces.models.shape import ExpertWork, ModelShape
+from trilane.engines.hit_curve import first_uses, hit_curve
+from trilane.engines.question import Question
+from trilane.engines.split_speed import Floats, Layers, Times
+
+# Of a page fault, Linux reads 256 KiB of a file that is read in order, of which half is there already, as the commit
+# "readahead: sequential mmap readahead" says, which measured it (torvalds/linux, 2009).
+FAULT_BYTES = 128 << 10
+FAULTS_ON_WINDOWS = 1  # at once: 0.35 to 0.6 reads were under way in prompts (nibor1896/Crow issue 39)
+
+
+@dataclass(frozen=True)
+class DiskReads:
+    """Reads of a question's experts through a page cache of ``room_bytes``."""
+
+    shape: ModelShape
+    disk: Disk
+    room_bytes: int
+    question: Question
+
+    def decode_ns(self, layers: Layers, threads: int, batch: int = 1) -> Floats:
+        """Time of a step's misses, with the experts of the first ``layers`` on the host, which ``threads`` compute."""
+        host = self._host_bytes(layers)
+        held, active = self._held(host), ExpertWork.of(self.shape, batch).active / self.shape.experts
+        missing = 1 - hit_curve(self.question).rates(held) - held * first_uses(self.question)
+        missed = (held < 1) * np.maximum(missing, 0.0) * active * host
+        return self._ns(missed, threads)
+
+    def prompt_ns(
+        self, layers: Layers, threads: int, tokens: int, piece_tokens: int, copies_ns: Times | None
+    ) -> Floats:
+        """Time that a prompt in pieces waits for its misses; ``copies_ns``: what its copies to the GPU take, None where
+        the CPU computes them."""
+        host, whole = self._host_bytes(layers), tokens // piece_tokens
+        pieces = [(piece_tokens, whole), (tokens % piece_tokens, 1)]
+        uses = sum(count * ExpertWork.of(self.shape, size).active for size, count in pieces if size and count)
+        missed = (1 - self._held(host)) * uses / self.shape.experts * host
+        if copies_ns is None:
+            return self._ns(missed, threads)
+        return np.maximum(missed / self.disk.in_order_bytes_per_s * 1e9 - copies_ns, 0.0)
+
+    def _host_bytes(self, layers: Layers) -> Floats:
+        """Bytes of the experts of the first layers."""
+        sums = np.cumsum([0, *self.shape.expert_bytes_by_layer]) * self.shape.experts
+        return np.asarray(sums[layers], np.float64)
+
+    def _held(self, host: Floats) -> Floats:
+        """Share of the host's experts for which the page cache has room."""
+        return np.minimum(self.room_bytes / np.maximum(host, 1), 1.0)
+
+    def _ns(self, missed: Floats, depth: int) -> Floats:
+        """Time to read so many bytes, with what faults read around an expert's matrices."""
+        depth = FAULTS_ON_WINDOWS if self.question.system == "windows" else depth
+        matrix = max(self.shape.expert_bytes_by_layer) / self.shape.matrices_per_expert
+        read = missed * (1 + FAULT_BYTES / 2 / matrix)
+        return read / self.disk.bytes_per_s(FAULT_BYTES, depth) * 1e9
