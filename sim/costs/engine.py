@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Calibrated, Factor, Ns, Rate, Share, Software, Spread
+from sim.costs.software import Bits, Calibrated, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -62,7 +62,9 @@ class GpuWork(NamedTuple):
     vendor_share: Mapping[str, Sourced[Factor]]  # times that, for other vendors' cards with memory of their own
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
     cache_bits: Mapping[Cached, Sourced[Factor]]  # keys and values of fewer than 16 take the time of so many, unpacked
-    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
+    four_bits: Mapping[Cached, Sourced[Factor]]  # times that, for those of four bits
+    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products; 1: they
+    # are unpacked once for a piece, before
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
     coded_products: Mapping[Coding, Sourced[Factor]]  # times these shares, for weights that are unpacked so
@@ -72,6 +74,16 @@ class GpuWork(NamedTuple):
     state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
     expert_ns: Sourced[Ns]  # of an expert's own kernels, where those of many rows are multiplied one after another
     vendor_product_share: Mapping[str, Sourced[Factor]]
+
+
+class CpuAttention(NamedTuple):
+    """Kernels of attention on the CPU: in tiles of queries, or of one query after another."""
+
+    tile_rows: Sourced[Annotated[int, at_least(1)]]  # fewer of a sequence are computed one after another
+    tile_bits: Sourced[Bits]  # so are keys and values of fewer
+    products_per_cycle: Sourced[Factor]  # as those of weights
+    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key
+    unpack_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of each element of fewer than 16 bits
 
 
 class CpuWork(NamedTuple):
@@ -94,7 +106,7 @@ class CpuWork(NamedTuple):
     cache_factor: Mapping[Cached, Sourced[Factor]]
     cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     ceiling_flops_per_s: Sourced[Rate]
-    attention_factor: Sourced[Factor]  # time of attention's products over that of as many others
+    flash: CpuAttention
     every_layer: Sourced[bool] | None = None  # whether it takes its turn in every layer, after the GPU's experts and
     # also without any of its own: ``layer_ns`` is then a wait of every layer
 
@@ -207,7 +219,7 @@ class CountedEngine(_Engine):
     """
 
     software: Software | None = None
-    spread: Mapping[str, Spread] = field(default_factory=dict)
+    spread: Mapping[str, NumberRange] = field(default_factory=dict)
     calibrated: tuple[Calibrated, ...] = ()
 
     def keys(self) -> list[str]:
@@ -392,10 +404,11 @@ def _bundled(name: str, depth: int) -> dict[str, Any]:
 
 
 def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """A mapping with some of its entries changed, section by section; a number is changed as a whole."""
+    """A mapping with some of its entries changed, section by section; a number is changed as a whole, and an empty
+    section stands for itself."""
     merged = dict(base)
     for key, value in changed.items():
         old = merged.get(key)
-        section = isinstance(value, dict) and "source" not in value and isinstance(old, dict)
+        section = isinstance(value, dict) and value and "source" not in value and isinstance(old, dict)
         merged[key] = _over(old, value) if section and old is not None else value
     return merged

@@ -3,7 +3,7 @@
 With R the rate at which a processor reads weights in this engine (``Processor``):
 
 ====================  ==============================================================================================
-attention, a layer    weights + max(keys and values / R x a factor, products of all rows of a sequence but one)
+attention, a layer    weights + max(keys and values / R x a factor, products; a GPU's of all rows but one a sequence)
                       + the state of linear attention / R + its reads for all rows but one + fixed time of the layer
 expert                weights; the first one of a layer on the CPU adds the time of handing over and of three regions
 others                weights; a step adds a fixed time
@@ -27,7 +27,7 @@ from policies.mechanism.views import ExpertCosts
 from sim.costs.cost_table import CostTable, StepCosts, by_layer
 from sim.costs.engine import FittedEngine, LatentProducts, NumaMode, PromptWork
 from sim.costs.kernel_costs import kernel_costs, split_costs
-from sim.costs.processors import CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
+from sim.costs.processors import AttentionWork, CpuProcessor, GpuProcessor, Processor, layer_kind, saturated
 from sim.costs.roofline_costs import ACTIVATION_BYTES, ROUTING_BYTES, attention_work
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import table_ns, time_ns, whole
@@ -36,6 +36,7 @@ from traces.models.attention import STATE_BYTES, Attention
 from traces.models.codings import codings_of
 from traces.models.shape import ModelShape
 
+UNPACKED_FROM = 128  # tokens: keys and values of all heads are made of a latent (ikawrakow/ik_llama.cpp, pp_opt)
 ROTARY_WIDTH = 64  # of a latent: elements that are keys and no values, in every DeepSeek and GLM
 _COPIES_POWER = 3  # how sharply copies saturate
 
@@ -143,10 +144,9 @@ class FittedSteps:
         cache_ns = main.cache_ns(read * kind.kv_width, self.shape.cache_bits, name)
         state_ns = main.cache_ns(2.0 * len(context) * kind.state_bytes, 8, "state")
         state_ns += main.state_ns(kind.state_bytes / STATE_BYTES, tokens - len(context))
-        scores_ns = main.attention_ns(
-            attention_flops(kind, self.engine.prompt.latent.value, pairs, read), self.shape.cache_bits, name, tokens,
-            len(context), main.cache_ns(pairs * kind.kv_width, self.shape.cache_bits, name),
-        )
+        flops = attention_flops(kind, self.engine.prompt.latent.value, tokens, pairs, read)
+        work = AttentionWork(flops, pairs * kind.heads, read * kind.kv_width, self.shape.cache_bits)
+        scores_ns = main.attention_ns(work, name, tokens, len(context))
         product_ns = self._product(kind.params, self.shape.bits.of_attention(kind), tokens)
         return product_ns + max(cache_ns, scores_ns) + state_ns + main.attention_fixed_ns(name)
 
@@ -158,17 +158,17 @@ class FittedSteps:
         return known
 
 
-def attention_flops(kind: Attention, latent: LatentProducts, pairs: float, read: float) -> float:
-    """Arithmetic within attention of a layer: so many pairs of positions, so many read.
+def attention_flops(kind: Attention, latent: LatentProducts, tokens: int, pairs: float, read: float) -> float:
+    """Arithmetic within attention of a layer, for so many tokens: so many pairs of positions, so many read.
 
     In llama.cpp all heads meet a latent as it is kept, whose whole width are keys and all but the rotary part values:
     two to three times what keys and values of heads need (ggml-org/llama.cpp src/models/deepseek2.cpp, which multiplies
-    queries and results by the matrices that unpack it). Others unpack all that is read for each piece.
+    queries and results by the matrices that unpack it). Others unpack all that is read for each large piece.
     """
     if layer_kind(kind) != "latent":
         return 4.0 * kind.heads * kind.head_dim * pairs
     values = kind.kv_width - ROTARY_WIDTH
-    if latent == "compressed":
+    if latent == "compressed" or tokens < UNPACKED_FROM:
         return 2.0 * kind.heads * (kind.kv_width + values) * pairs
     return 4.0 * kind.heads * (kind.head_dim * pairs + values * (kind.head_dim - ROTARY_WIDTH) * read)
 

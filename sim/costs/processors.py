@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,6 @@ WIDE_BITS = 16  # keys and values of fewer are unpacked
 FEW_ROWS = 4  # an expert of few is part of a small piece, whose tiles are half as wide (ggml-org/llama.cpp PR 28552)
 STATE_READ_BYTES = 8  # of an element of a state, and of each token: the 32-bit elements of its key and its query
 _THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
-_TILE_ROWS = 64  # fewer of a sequence are computed one by one on a CPU (ggml-org/llama.cpp ggml-cpu, GGML_FA_TILE_Q)
 _VECTOR_BITS = 512  # that a core computes in a cycle: two registers of AVX2, or four of NEON
 # A barrier takes the time of so many threads more than it has: 2.5 us with 4 threads and 3.2 with 8 of an EPYC
 # (ggml-org/llama.cpp PR 9598), a token of a tiny model 203, 294 and 366 us with 8, 16 and 24 of an i9-13900K (PR 7993).
@@ -67,15 +67,15 @@ class Processor(ABC):
         return size / (self.read_bytes_per_s * self.unpacked_share(bits)) * 1e9
 
     @abstractmethod
-    def cache_bits(self, kind: Cached) -> float:
-        """Bits whose reading takes as long as that of keys and values of fewer than 16."""
+    def cache_bits(self, kind: Cached, bits: float) -> float:
+        """Bits whose reading takes as long as that of keys and values of ``bits``, which are fewer than 16."""
 
     def cache_ns(self, elements: float, bits: float, kind: LayerKind) -> float:
         """Keys and values, or the state of linear attention, in the time of as many bytes of weights, or of a factor
         more."""
         factor = 1.0
         if kind != "state":
-            bits, factor = unpacked_bits(bits, self.cache_bits(kind)), self.work.cache_factor[kind].value
+            bits, factor = unpacked_bits(bits, self.cache_bits(kind, bits)), self.work.cache_factor[kind].value
         return elements * bits / 8 * factor / self.read_bytes_per_s * 1e9
 
     @abstractmethod
@@ -83,13 +83,9 @@ class Processor(ABC):
         """Weights of all but the routed experts, applied to so many rows; ``flops``: of one row."""
 
     @abstractmethod
-    def attention_ns(
-        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
-    ) -> float:
-        """Products of queries with keys and values of so many bits, of all rows but one of each of the ``sequences``.
-
-        ``alone_ns``: the time if each row reads anew what it attends to, which holds the products of a row alone.
-        """
+    def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
+        """Products of queries with keys and values, of so many rows of all ``sequences``. A GPU computes the first row
+        of each while it reads."""
 
     def state_ns(self, elements: float, rows: int) -> float:
         """Products with a state of so many elements, of so many rows; none on a CPU, whose other products take long."""
@@ -98,6 +94,16 @@ class Processor(ABC):
     @abstractmethod
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """One expert with each number of rows; ``flops``: of one row."""
+
+
+class AttentionWork(NamedTuple):
+    """Arithmetic of a layer's attention: operations, pairs of a query of a head and a key; elements and bits of keys
+    and values."""
+
+    flops: float
+    pairs: float
+    elements: float
+    bits: float
 
 
 def layer_kind(attention: Attention) -> LayerKind:
@@ -151,16 +157,18 @@ class GpuProcessor(Processor):
         row_ns = self._products(flops, self.work.product_share.value, self.codings.others)
         return read_ns + (rows - 1) * min(row_ns, read_ns)
 
-    def cache_bits(self, kind: Cached) -> float:
-        return self.work.cache_bits[kind].value
+    def cache_bits(self, kind: Cached, bits: float) -> float:
+        work = self.work
+        return work.cache_bits[kind].value * (work.four_bits[kind].value if bits < QUANTISED_BITS else 1.0)
 
-    def attention_ns(
-        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
-    ) -> float:
+    def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
         share = self.work.attention_share.value * self._factor(self.work.vendor_attention_share)
-        if kind != "state" and bits < WIDE_BITS:
-            flops *= self.work.unpacked_products[kind].value
-        return flops * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
+        factor, unpacking_ns = 1.0, 0.0
+        if kind != "state" and work.bits < WIDE_BITS:
+            factor = self.work.unpacked_products[kind].value
+            unpacked = work.elements if rows > sequences and factor == 1 else 0.0
+            unpacking_ns = unpacked * (work.bits + WIDE_BITS) / 8 / self.read_bytes_per_s * 1e9
+        return unpacking_ns + work.flops * factor * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
 
     def state_ns(self, elements: float, rows: int) -> float:
         """One row after another: each column of the state fetches the row's key and query anew, from caches."""
@@ -228,17 +236,17 @@ class CpuProcessor(Processor):
     def matrix_ns(self, size: float, bits: float, flops: float, rows: int) -> float:
         return max(self.read_ns(size, bits), rows * flops / self.flops_per_s(self.codings.others) * 1e9)
 
-    def cache_bits(self, kind: Cached) -> float:
+    def cache_bits(self, kind: Cached, bits: float) -> float:
         return self.work.cache_bits.value
 
-    def attention_ns(
-        self, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
-    ) -> float:
-        factor = (
-            self.work.attention_factor.value * unpacked_bits(bits, self.work.cache_bits.value) / min(bits, WIDE_BITS)
-        )
-        products_ns = flops * (rows - sequences) / rows * factor / self.flops_per_s(_PLAIN) * 1e9
-        return products_ns if rows >= _TILE_ROWS * sequences else min(products_ns, alone_ns)
+    def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
+        """Tiles of queries share what they prepare; of rows one by one, each pair takes its cycles in addition."""
+        flash, products = self.work.flash, work.flops / 2
+        cycles = products / flash.products_per_cycle.value
+        if rows < flash.tile_rows.value * sequences or work.bits < flash.tile_bits.value:
+            cycles += work.pairs * flash.pair_cycles.value
+            cycles += products * flash.unpack_cycles.value if work.bits < WIDE_BITS else 0.0
+        return cycles / self._cycles_per_s * 1e9
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         codings = self.codings.experts

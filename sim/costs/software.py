@@ -15,7 +15,7 @@ Ns = Annotated[float, between(0, 1e12)]
 Rate = Annotated[float, above(0), at_most(1e18)]
 
 
-class Spread(NamedTuple):
+class NumberRange(NamedTuple):
     """Values of a number in the quickest and the slowest of several programs."""
 
     quick: float

@@ -51,7 +51,7 @@ def router_of(shape: ModelShape) -> ModelRouter | None:
         return _MINI_MODELS[name]
     entry = catalogue_entry(name) or alike_in_counts(shape)
     if entry is not None:
-        return read_router(entry["router"], name)
+        return read_router(entry.get("router"), name)
     try:
         path = model_file(parted(shape.name).model)
     except ShapeError:  # a trace names a file of the machine that it was recorded on

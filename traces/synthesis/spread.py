@@ -6,15 +6,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from traces.models.shape import ModelShape
-from traces.synthesis.families import Basis, nearest_stored, relatives, traits_of
-from traces.synthesis.named import adapted
+from traces.synthesis.families import Basis, base_name, nearest_stored, relatives, traits_of
+from traces.synthesis.named import adapted, of_kind
 from traces.synthesis.published import choices, lru_at
+from traces.synthesis.routing_model import text_kinds
 
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the experts
 _TEXTS, _TOKENS = 2, 128  # that are simulated: an estimate in a tenth of a second a model
 
 
-class Spread(NamedTuple):
+class HitSpread(NamedTuple):
     """Hit rates of an LRU cache by layer at the same sizes, with the routing of each relative."""
 
     basis: Basis
@@ -28,25 +29,36 @@ class Spread(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def hit_spread(shape: ModelShape, shares: tuple[float, ...] = SHARES) -> Spread:
-    """The spread of hit rates of caches that hold these shares of the experts."""
+def hit_spread(shape: ModelShape, shares: tuple[float, ...] = SHARES) -> HitSpread:
+    """The spread of hit rates of caches that hold these shares of the experts: over the relatives of a model, or over
+    the kinds of text that are published for it."""
     stored = nearest_stored(shape)
-    made = [choices(adapted(shape, fit), _TEXTS, _TOKENS) for fit in relatives(shape)]
-    return Spread(stored.basis, stored.fit.name, tuple(lru_at(ids, shape.experts, shares) for ids in made))
+    kinds = text_kinds().get(base_name(shape), {}) if stored.basis == "own statistics" else {}
+    fits = [*(adapted(shape, fit) for fit in relatives(shape)), *(of_kind(shape, kind) for kind in kinds)]
+    made = [choices(fit, _TEXTS, _TOKENS) for fit in fits]
+    return HitSpread(stored.basis, stored.fit.name, tuple(lru_at(ids, shape.experts, shares) for ids in made))
 
 
 def in_words(shape: ModelShape, share: float) -> str:
-    """The routing that was taken for a model, and the hit rates of an LRU cache of that share that it leaves open."""
+    """The statistics of made-up routing, and the hit rates of an LRU cache of that share that they leave open."""
     spread = hit_spread(shape, (share,))
-    if spread.basis == "own statistics":
-        return f"routing of {spread.like}'s own statistics"
     low, high = spread.at(0)
     hits = f"an LRU cache of {100 * share:.0f} % of the experts hits {100 * low:.0f} to {100 * high:.0f} %"
-    traits = traits_of(shape)
-    if spread.basis == "nearest" or traits is None:
-        return f"routing of the nearest model alone, {spread.like}: with that of others {hits}"
-    about = f"balanced by {_BALANCE[traits.balance]}, {traits.scoring}"
-    return f"routing of its family ({about}), like {spread.like}: over its members {hits}"
+    return f"{basis_in_words(shape)}{f'; {_OVER[spread.basis]} {hits}' if len(spread.rates) > 1 else ''}"
 
 
+def basis_in_words(shape: ModelShape) -> str:
+    """The model whose statistics made-up routing has, and how it is related."""
+    stored, traits = nearest_stored(shape), traits_of(shape)
+    if stored.basis == "own statistics":
+        return f"the model's own statistics ({stored.fit.model})"
+    if stored.basis == "nearest" or traits is None:
+        return f"those of the nearest model alone ({stored.fit.model})"
+    return f"those of its family (balanced by {_BALANCE[traits.balance]}, {traits.scoring}), like {stored.fit.model}"
+
+
+_OVER = {
+    "own statistics": "over the kinds of text that are published", "family": "over its members",
+    "nearest": "with those of others",
+}
 _BALANCE = {"bias": "a bias", "loss": "a loss", "none": "a way not published"}

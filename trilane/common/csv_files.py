@@ -32,22 +32,37 @@ def read_csv(kind: type[T], path: str | Path, what: str, error: ErrorClass) -> l
         raise error(f"{path}: expected {what}: {fault}") from None
 
 
+def read_lines(path: str | Path, what: str, error: ErrorClass) -> list[dict[str, str]]:
+    """The lines of a file as texts by column, for files whose columns depend on their contents; errors as above."""
+    check_no_pipe(path, error)
+    try:
+        return [line for _, line in _lines(Path(path), ())]
+    except (OSError, csv.Error, ValueError) as fault:
+        raise error(f"{path}: expected {what}: {fault}") from None
+
+
 def _records(kind: type[T], path: Path) -> Iterator[T]:
+    hints: Mapping[str, Any] = hints_of(kind)  # type: ignore[arg-type]  # a class is hashable
+    required = [name for name, field in signature(kind).parameters.items() if field.default is field.empty]
+    for number, line in _lines(path, required):
+        yield from_dict(kind, _values(hints, line), f"line {number}", cells=True)
+
+
+def _lines(path: Path, required: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Numbers and cells of the lines below the first, which has the ``required`` columns."""
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise TrilaneError(f"at most {_MOST_BYTES:,} bytes, got {size:,}")
-    hints: Mapping[str, Any] = hints_of(kind)  # type: ignore[arg-type]  # a class is hashable
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file, strict=True)
-        required = [name for name, field in signature(kind).parameters.items() if field.default is field.empty]
         if missing := sorted({*required} - {*(lines.fieldnames or ())}):
             raise TrilaneError(f"its first line lacks the columns {', '.join(missing)}")
         for number, line in enumerate(lines, start=2):
             if None in line:
                 raise TrilaneError(f"line {number}: more cells than columns")
-            yield from_dict(kind, _values(hints, line), f"line {number}", cells=True)
+            yield number, {name: text for name, text in line.items() if text is not None}
 
 
-def _values(hints: Mapping[str, Any], line: Mapping[str, str | None]) -> dict[str, Any]:
+def _values(hints: Mapping[str, Any], line: Mapping[str, str]) -> dict[str, Any]:
     values = {name: _value(hint, text) for name, hint in hints.items() if (text := line.get(name)) is not None}
     return {name: value for name, value in values.items() if value != "" or str in plain_types(hints[name])}
 

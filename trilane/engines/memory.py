@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
-from trilane.common.units import GIB
+from trilane.common.units import GIB, MIB
 from trilane.engines.load_memory import Copied, LoadMemory, LoadSetting, load_memory
 from trilane.engines.question import Question
 from trilane.engines.shortage import Missing, NoRoomError, Shortage
@@ -25,6 +25,7 @@ from trilane.engines.split_speed import StaticSplit
 
 HOST_RESERVE_BYTES = 4_000_000_000  # estimate: operating system, the program, its buffers
 SYSTEM = "the system and the program"
+MARGIN_BYTES = 1024 * MIB  # of a card's reserve: what llama.cpp leaves free where it chooses itself (--fit-target)
 STAGED = 2  # slots with which ktransformers and best-exact stage experts
 ROUND = 1024  # tokens; a longer prompt is advised in whole 256
 
@@ -171,13 +172,14 @@ class SplitMemory:
 
 @dataclass(frozen=True)
 class Splitter:
-    """The splits of a model in one engine."""
+    """The splits of a model in one engine; ``named``: the user has named the one to use."""
 
     question: Question
     shape: ModelShape
     hardware: Hardware
     engine: FittedEngine
-    _known: dict[int, LoadMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
+    named: bool = False
+    _known: dict[tuple[int, Copied], LoadMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def piece_tokens(self) -> int:
@@ -227,7 +229,10 @@ class Splitter:
 
     def memory_of(self, cpu_layers: int, gpu_experts: int) -> SplitMemory:
         """Memory of the split with these numbers, in bytes."""
-        shape, all_on_gpu, own = self.shape, self._loaded(0), self._loaded(cpu_layers)
+        return self._memory_of(cpu_layers, gpu_experts, self._copied)
+
+    def _memory_of(self, cpu_layers: int, gpu_experts: int, copied: Copied) -> SplitMemory:
+        shape, all_on_gpu, own = self.shape, self._loaded(0, copied), self._loaded(cpu_layers, copied)
         host = sum(shape.expert_bytes_by_layer[:cpu_layers]) * (shape.experts - gpu_experts)
         one, table, inputs = self.hardware.one_memory, all_on_gpu.host_weights_bytes, own.host_compute_bytes
         memory = SplitMemory(
@@ -237,7 +242,7 @@ class Splitter:
             every_token_bytes=all_on_gpu.weights_bytes - shape.routed_bytes + one * table,
             kv_bytes=all_on_gpu.kv_bytes,
             compute_bytes=own.compute_bytes + one * inputs,
-            reserve_bytes=self.hardware.gpu.reserve_bytes,
+            reserve_bytes=self._reserve_bytes,
             experts_bytes=shape.routed_bytes - host,
             host_bytes=host,
             host_table_bytes=0 if one else table,
@@ -263,16 +268,23 @@ class Splitter:
         unified = self.hardware.one_memory and not self.hardware.cpu_only
         return self.question.disk is not None and self.engine.maps_files and not unified
 
-    def _loaded(self, cpu_layers: int) -> LoadMemory:
+    @property
+    def _reserve_bytes(self) -> int:
+        """Bytes that are kept free. A split that is named is refused only where it has no room at all: without the margin with
+        which one is chosen, next to buffers that are counted."""
+        reserve = self.hardware.gpu.reserve_bytes
+        return max(reserve - MARGIN_BYTES, 0) if self.named and not self.hardware.one_memory else reserve
+
+    def _loaded(self, cpu_layers: int, copied: Copied) -> LoadMemory:
         """Memory that is allocated with the experts of ``cpu_layers`` layers on the host."""
-        if cpu_layers not in self._known:
+        if (cpu_layers, copied) not in self._known:
             setting = LoadSetting(
                 context_tokens=self.question.batch * self.question.tokens, sequences=self.question.batch,
                 ubatch_tokens=self.piece_tokens, cpu_layers=cpu_layers, gpu=not self.hardware.cpu_only,
-                copied=self._copied,
+                copied=copied,
             )
-            self._known[cpu_layers] = load_memory(self.shape, setting)
-        return self._known[cpu_layers]
+            self._known[cpu_layers, copied] = load_memory(self.shape, setting)
+        return self._known[cpu_layers, copied]
 
     @cached_property
     def splits(self) -> tuple[StaticSplit, ...]:
@@ -294,11 +306,21 @@ class Splitter:
     def _split(self, cpu_layers: int, gpu_experts: int) -> StaticSplit:
         """Weights are put in the CPU's order of rows where it computes everything, and the engine can."""
         repacked = self.hardware.cpu_only and self.engine.prompt.repacked_products_per_cycle is not None
-        return StaticSplit(cpu_layers, gpu_experts, self.question.threads, self.piece_tokens, repacked)
+        computed = self._copied == "nothing"
+        asked = self.question.threads, self.piece_tokens, repacked
+        return StaticSplit(cpu_layers, gpu_experts, *asked, computed=computed)
 
-    @property
+    @cached_property
     def _copied(self) -> Copied:
-        """Part of a layer's experts on the host that prompts copy to the GPU at once."""
-        if self.engine.prompt.experts.value == "computed":
+        """Part of a layer's experts on the host that prompts copy to the GPU at once.
+
+        Under SGLang copying is an option (--kt-gpu-prefill-token-threshold): pieces of fewer tokens are computed
+        without the buffer for a layer, and so are all where the GPU has no room for it.
+        """
+        prompt, copied = self.engine.prompt, self.engine.copies_at_once
+        if prompt.experts.value == "computed":
             return "nothing"
-        return self.engine.copies_at_once
+        if self.engine.dialect != "sglang" or self.hardware.one_memory:
+            return copied
+        few = min(self.piece_tokens, self.question.prompt_tokens) < prompt.copies_from_tokens.value
+        return "nothing" if few or self._short(self._memory_of(*self._choices[-1], copied)) else copied

@@ -15,7 +15,7 @@ from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
 from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.host_memory import larger_ram_gib
-from trilane.engines.memory import longest_prompt, need_of, surely_runs
+from trilane.engines.memory import host_memory_of, longest_prompt, need_of, surely_runs
 from trilane.engines.question import Question, engine_of, reads, with_weights
 from trilane.engines.shortage import Missing, NoRoomError, Way
 from trilane.engines.speed import EngineSpeed
@@ -51,10 +51,9 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
     question, split = speed.question, speed.split
     if speed.splitter.memory(split).fullest <= FULL:
         return ()
-    if speed.hardware.cpu_only and question.machine is None:  # the CPU alone, also next to a GPU
-        question = replace(question, gpu=NO_GPU, pcie=None)
-    kept = max(speed.hardware.gpu.reserve_bytes - question.load_machine().gpu.reserve_bytes, 0)
-    room = _EngineRoom({}, kept)
+    room = _EngineRoom({}, 0, alone=speed.hardware.cpu_only)
+    kept = speed.hardware.gpu.reserve_bytes - room.machine(question).gpu.reserve_bytes
+    room = replace(room, keep_free_bytes=max(kept, 0))
 
     def rate(changed: Question, most: float) -> float:
         return room.tokens_per_s(changed, min(most, FULL))
@@ -86,6 +85,7 @@ class _EngineRoom:
 
     least: Changes
     keep_free_bytes: int
+    alone: bool = False  # the CPU, also next to a GPU
 
     def tokens_per_s(self, question: Question, most: float) -> float:
         """Speed with the question's own settings, or else with the least; see ``Rate``."""
@@ -97,11 +97,18 @@ class _EngineRoom:
         return 1e9 / speed.decode.total_ns
 
     def _speed(self, question: Question) -> EngineSpeed:
-        hardware = question.load_machine()
+        hardware, engine = self.machine(question), engine_of(question, question.load_machine())
         if self.keep_free_bytes:
             reserve = hardware.gpu.reserve_bytes + self.keep_free_bytes
             hardware = hardware.with_numbers({"gpu.reserve_bytes": reserve})
-        return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+        return EngineSpeed(question, question.model_shape, hardware, engine, question.n_cpu_moe is not None)
+
+    def machine(self, question: Question) -> Hardware:
+        """The machine of a question, of which the CPU may be alone."""
+        hardware = question.load_machine()
+        if not self.alone or hardware.cpu_only:
+            return hardware
+        return hardware.without_gpu(host_memory_of(question, hardware))
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------

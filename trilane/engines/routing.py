@@ -21,6 +21,7 @@ from traces.synthesis.named import with_lengths
 from traces.trace import Trace
 from trilane.engines.question import PROMPT_ROWS, Question
 
+USUAL_SHARE = 0.25  # of the experts, where a page is about no cache of another size
 CALIBRATION = (16, 8, 8)  # sequences and their tokens: enough to tell which experts are popular, and quickly made
 
 
@@ -32,6 +33,21 @@ class RoutingSource:
     calibration: str | None
     about: str  # on the page
     trace: Trace = field(repr=False)
+
+
+def statistics_text(question: Question, share: float | None = USUAL_SHARE) -> str:
+    """The statistics of made-up routing in words; empty for recorded routing and for a trace that was named.
+
+    ``share``: of the experts, for which the hit rates of other such statistics are given; None: without these, which
+    take a tenth of a second and more each.
+    """
+    shape = question.model_shape
+    recorded = bundled_trace(parted(shape.name).model)
+    if question.trace or (recorded and load_trace(recorded).forecasts):
+        return ""
+    from traces.synthesis.spread import basis_in_words, in_words
+
+    return basis_in_words(shape) if share is None else in_words(shape, share)
 
 
 def synthetic_names(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.costs.engine import FittedEngine
+from sim.machine.assembly import NO_GPU
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
@@ -28,7 +29,7 @@ from trilane.engines.gains import (
     ranked,
     reads_all_it_can,
 )
-from trilane.engines.memory import SplitMemory, Splitter
+from trilane.engines.memory import SplitMemory, Splitter, host_memory_of
 from trilane.engines.question import FitError, Question, check_engine, check_setting, engine_of
 from trilane.engines.split_speed import (
     DecodeTime,
@@ -63,17 +64,24 @@ class EngineGain(Gain):
 
 @dataclass(frozen=True)
 class EngineSpeed:
-    """A question on a machine with an engine. All but ``splitter`` and ``has_room`` raise FitError without room."""
+    """A question on a machine with an engine; ``named``: as ``Splitter`` has it. All but ``splitter`` and ``has_room``
+    raise FitError without room."""
 
     question: Question
     shape: ModelShape
     hardware: Hardware
     engine: FittedEngine
+    named: bool = False
+
+    @classmethod
+    def asked(cls, question: Question, shape: ModelShape, hardware: Hardware) -> EngineSpeed:
+        """The question of a user, who may have named a split."""
+        return cls(question, shape, hardware, engine_of(question, hardware), question.n_cpu_moe is not None)
 
     @cached_property
     def splitter(self) -> Splitter:
         """The splits that there are."""
-        return Splitter(self.question, self.shape, self.hardware, self.engine)
+        return Splitter(self.question, self.shape, self.hardware, self.engine, self.named)
 
     @cached_property
     def split(self) -> StaticSplit:
@@ -169,6 +177,12 @@ class EngineSpeed:
         """The command line."""
         return command_words(self.question, self.shape, self.engine, self.split, self.hardware)
 
+    @property
+    def without_device(self) -> tuple[str, ...]:
+        """Words of a command line on which the CPU computes everything next to a GPU."""
+        own = self.question.gpu == NO_GPU or not self.hardware.cpu_only
+        return () if own or "no_device" not in self.engine.options else ("-dev none",)
+
     def gains(self) -> Iterator[EngineGain]:
         """From each part of the machine 25 % better, with the split that it then has; none where times are measured.
 
@@ -255,16 +269,18 @@ class EngineAnswer:
 
 def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> EngineAnswer:
     """Raises FitError for what the engine has no room for, does not run on or does not read."""
-    speed = EngineSpeed(question, shape, hardware, engine_of(question, hardware))
+    speed = EngineSpeed.asked(question, shape, hardware)
     check_setting(question, speed.engine, hardware)
     check_engine(speed.engine, shape, hardware)
+    speed = where_it_fits(speed)
+    hardware = speed.hardware
     split, gains = speed.split, ranked(speed.gains())
     regime = regime_of(shape, hardware, speed.engine, split)
     piece = min(speed.splitter.piece_tokens, question.prompt_tokens)
     return EngineAnswer(
         engine=speed.engine.name,
         about=engine_about(speed.engine, hardware),
-        command=" ".join(speed.words),
+        command=" ".join([*speed.words, *speed.without_device]),
         cpu_layers=cpu_layers_of(shape, split.cpu_layers),
         layers=shape.expert_blocks[-1] + 1,
         gpu_experts=split.gpu_experts,
@@ -283,6 +299,16 @@ def engine_answer(question: Question, shape: ModelShape, hardware: Hardware) -> 
         error=speed.error_to_expect(regime),
         measured=speed.measured,
     )
+
+
+def where_it_fits(speed: EngineSpeed) -> EngineSpeed:
+    """Speeds of a machine, or of its CPU alone where a system keeps so much of one memory from the GPU that only the
+    CPU has room, as macOS does."""
+    hardware = speed.hardware
+    if hardware.gpu.kind != "unified" or "no_device" not in speed.engine.options or speed.has_room:
+        return speed
+    alone = replace(speed, hardware=hardware.without_gpu(host_memory_of(speed.question, hardware)))
+    return alone if alone.has_room else speed
 
 
 def engine_about(engine: FittedEngine, hardware: Hardware) -> str:

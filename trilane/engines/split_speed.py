@@ -36,10 +36,11 @@ class StaticSplit:
 
     ``cpu_layers``: MoE layers, from the first on, whose experts the CPU computes; ``gpu_experts``: how many of each of
     them the GPU has nevertheless, the same in all. ``threads``: None is one a core. ``piece_tokens``: None is the
-    engine's own. ``repacked``: weights are in the CPU's order of rows, and prompts are computed there. ``cache``: the
-    GPU computes the experts of those layers while decoding, out of a cache; the engine's ``spin_ns`` is then what a
-    layer waits for its routing. ``numa``: mode of ``--numa``; None: not given. ``by_card``: see
-    ``trilane.engines.layer_split``; None: one card.
+    engine's own. ``repacked``: weights are in the CPU's order of rows, and prompts are computed there; ``computed``:
+    only the experts of prompts are, by an engine that could copy them. ``cache``: the GPU computes the experts of those
+    layers while decoding, out of a cache; the engine's ``spin_ns`` is then what a layer waits for its routing.
+    ``numa``: mode of ``--numa``; None: not given. ``by_card``: blocks of each of several cards
+    (``trilane.engines.layer_split``); None: there is one.
     """
 
     cpu_layers: int
@@ -49,6 +50,7 @@ class StaticSplit:
     repacked: bool = False
     cache: ExpertCache | None = None
     numa: NumaMode | None = None
+    computed: bool = False
     by_card: ByCard | None = None
 
 
@@ -351,7 +353,8 @@ def _piece_experts(
     layer."""
     work, last = ExpertWork.of(shape, tokens), 1 if engine.measured_on(hardware) else tokens
     rows = [*[(work, tokens)] * (shape.moe_layers - 1), (ExpertWork.of(shape, last), last)]
-    always, least = split.repacked or engine.prompt.experts.value == "computed", engine.prompt.copies_from_tokens.value
+    always = split.repacked or split.computed or engine.prompt.experts.value == "computed"
+    least = engine.prompt.copies_from_tokens.value
     costs = costs or _costs(shape, hardware, engine, split, work)
     copied = shape.experts if engine.prompt.copied_experts.value == "all" else None
     return ExpertTimes.of(costs, [each for each, _ in rows], [always or few < least for _, few in rows], copied)

@@ -20,6 +20,7 @@ from trilane.engines.gains import WORTH_NAMING, Gain, limiting_part, ranked
 from trilane.engines.host_memory import channels_of, most_ram_gib
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
 from trilane.engines.question import Question
+from trilane.engines.routing import statistics_text
 from trilane.fit.policy_result import MemoryUse, PlayedPolicy, PolicyResult, memory_use
 from trilane.fit.prepared_question import RESIDENT, all_on_gpu, candidate_names, play_candidates, routing_of
 from trilane.fit.sensitivity import Evidence, evidence_of, gains_of, warm_window
@@ -60,6 +61,7 @@ class PolicyAnswer:
     """``best`` has the least time until the last token of the answer."""
 
     routing: str
+    statistics: str  # whose the routing has, and how far hit rates rest on that; empty for recorded routing
     engine: str  # of the policies; "measured" on a profile's machine
     memory: MemoryUse
     best: PolicyResult
@@ -98,6 +100,7 @@ def policy_answer(
     gains = ranked(gains_of(best.policy, warm_window(prepared, first), pool)) if better_parts else None
     return PolicyAnswer(
         routing=routing_of(question).about,
+        statistics=statistics_text(question),
         engine="measured" if prepared.hardware.measured else question.policy_engine,
         memory=memory_use(prepared.memory, prepared.shape, best.host_bytes),
         best=best,

@@ -15,10 +15,10 @@ from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
 from trilane.engines.memory import longest_prompt, need_of, surely_runs
-from trilane.engines.question import USUAL_POLICIES, FitError, Question, engine_of
+from trilane.engines.question import USUAL_POLICIES, FitError, Question
 from trilane.engines.refusals import check_fits, missing, roomier
 from trilane.engines.shortage import NoRoomError, Way
-from trilane.engines.speed import EngineAnswer, EngineSpeed, engine_answer
+from trilane.engines.speed import EngineAnswer, EngineSpeed, engine_answer, where_it_fits
 from trilane.study.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def engine_part(question: Question) -> Fit:
 
 
 def _roomier(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[Way, ...]:
-    return roomier(EngineSpeed(question, shape, hardware, engine_of(question, hardware)))
+    return roomier(where_it_fits(EngineSpeed.asked(question, shape, hardware)))
 
 
 def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoomError | None:
@@ -171,7 +171,7 @@ def with_longest_prompt(question: Question) -> Question:
         longer = replace(question, prompt_tokens=tokens)
         if not surely_runs(shape, hardware, longer):
             return False
-        return hardware.measured or EngineSpeed(longer, shape, hardware, engine_of(longer, hardware)).has_room
+        return hardware.measured or EngineSpeed.asked(longer, shape, hardware).has_room
 
     trained = trained_tokens(shape.name) or LONGEST + question.generated
     return replace(question, prompt_tokens=longest_prompt(runs, max(trained - question.generated, 1) + 1) or 1)

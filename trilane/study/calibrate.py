@@ -182,9 +182,9 @@ def value_in(run: Run, quantity: SpeedQuantity) -> float:
     """A quantity of a run. Raises CalibrationError for one without the steps that it is of."""
     metrics, batch = run.metrics, run.scenario.batch
     time_ms = metrics.tpot_ms if quantity in ("tpot_ms", "tokens_per_s") else metrics.ttft_ms
-    if not time_ms:
-        raise CalibrationError(f"{quantity}: expected a scenario with such steps, got one without")
     tokens = {"tokens_per_s": batch, "prompt_tokens_per_s": batch * (run.scenario.prompt_tokens or 0)}.get(quantity)
+    if not time_ms or tokens == 0:
+        raise CalibrationError(f"{quantity}: expected a scenario with such steps and their tokens (prompt_tokens)")
     return time_ms if tokens is None else tokens / time_ms * 1e3
 
 

@@ -89,35 +89,39 @@ def papers(
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Compare simulated with published figures of five papers on offloading.
+    """Compare simulated with published figures, of five papers on offloading and of further sources.
 
-    Each figure is asked in its paper's own setting: machine, program, model, weights, batch, lengths and cache. A play
-    is shared by all figures that need it. Figures that set a number of the simulator are shown, and not counted.
+    Each figure is asked in its source's own setting: machine, model, weights, batch, lengths and cache. It is asked in
+    three ways, by what is known of the program: with the engines that were set for it, with one number of it, and with
+    nothing but its kind. Figures that set a number, or follow from one that did, are shown apart. A play is shared by
+    all figures that need it.
     """
-    from trilane.output.pages.papers import board_page, figure_page, figures_page
+    from trilane.output.pages.paper_figure import figure_page
+    from trilane.output.pages.papers import board_page, figures_page
+    from trilane.study.papers.blind import read_record
+    from trilane.study.papers.board import scoreboard
     from trilane.study.papers.plays import add_plays, needed, read_plays, shipped_plays
-    from trilane.study.papers.scores import facts_of, scoreboard
-    from trilane.study.papers.sources import chosen_figures
+    from trilane.study.papers.sources import chosen_figures, sources
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all figures")
     check_targets(json, play, picture=plot)
-    figures = chosen_figures(paper, row, headlines)
+    figures = chosen_figures(paper, row, headlines, None if headlines else sources())
     if play is not None:
         with watching("playing") as watch:
             count = add_plays(Path(play), needed(figures), processes(jobs), watch)
         note(f"{play}: {count} plays were added")
     plays = shipped_plays() if play is None else read_plays(Path(play))
-    board = scoreboard(figures, plays)
+    board, record = scoreboard(figures, plays), read_record()
     if row is not None:
-        report(json, facts_of(board.scores[0]), *figure_page(board.scores[0], plays))
+        report(json, board.to_dict()["figures"][0], *figure_page(board, plays, record))
         return
-    lines = figures_page(board) if paper is not None or headlines else []
-    report(json, board.to_dict(), *lines, *board_page(board))
+    lines = figures_page(board, record) if paper is not None or headlines else []
+    report(json, board.to_dict(), *lines, *board_page(board, record))
     if plot is not None:
         from trilane.output.figures import plot_papers, save_figure
 
-        save_figure(plot_papers(board), plot)
+        save_figure(plot_papers(board, record), plot)
 
 
 # --- leaderboard ------------------------------------------------------------------------------------------------------

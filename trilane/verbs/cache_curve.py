@@ -71,7 +71,7 @@ def cache_curve(
     title = heading(f"hit rate by cache size, {routing}, {counted}")
     rows = [point._asdict() for point in points]
     record = {"trace": trace, "synthetic": curve.trace.provenance.get("synthetic"), "points": rows}
-    report(json, record, title, _table(curve, names, points))
+    report(json, record, title, _table(curve, names, points), *_statistics(trace, curve))
     if png:
         from trilane.output.figures import plot_hit_rate_curve, save_figure
         from trilane.output.figures.words import short_name
@@ -79,6 +79,14 @@ def cache_curve(
         about = f"routing of {trace_in_words(short_name(trace), curve.trace)}"
         save_figure(plot_hit_rate_curve(rows, about), png)
         note(f"picture: {png}")
+
+
+def _statistics(trace: str, curve: CacheCurve) -> list[str]:
+    """Sentence on whose statistics made-up routing has."""
+    from traces.synthesis.named import is_synthetic
+    from traces.synthesis.spread import in_words
+
+    return [f"\nstatistics of the routing: {in_words(curve.trace.shape, 0.25)}"] if is_synthetic(trace) else []
 
 
 def _sizes(curve: CacheCurve, pool: str | None) -> list[int]:

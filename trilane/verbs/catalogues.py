@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from trilane.common.units import GB
-from trilane.output.pages.output import JsonOption, Part, check_targets, heading, pairs, report, table
+from trilane.output.pages.output import (
+    JsonOption,
+    Part,
+    check_targets,
+    heading,
+    named_as,
+    note,
+    pairs,
+    report,
+    table,
+    working,
+)
 from trilane.verbs.inputs import policies_in, policy_files
-from trilane.verbs.options import OWN_POLICY, model_named
+from trilane.verbs.options import OWN_POLICY, OptionError, model_named
 
 if TYPE_CHECKING:
     from policies.protocols import Needs
@@ -135,7 +146,8 @@ def models(
     others = {} if name else {other: alias.model for other, alias in aliases().items()}
     shapes = [load_model(model) for model in ([name] if name else model_names()) if model not in others]
     if name:
-        page: list[Part] = [heading(name), pairs(_with_sources(shapes[0].to_dict(), shapes[0].sources))]
+        facts_of_name = [*_with_sources(shapes[0].to_dict(), shapes[0].sources), *_router(shapes[0])]
+        page: list[Part] = [heading(name), pairs(facts_of_name)]
     else:
         columns = ["name", "MoE layers", "experts", "top-k", "shared", "bits", "MB/expert", "experts GB", "rest GB"]
         same = heading("\nnames of models with the shape of another")
@@ -163,6 +175,19 @@ def _with_sources(values: Mapping[str, Any], sources: Mapping[str, str]) -> list
     absent: tuple[object, ...] = ([], (), None)
     shown = ((key, value) for key, value in values.items() if key not in ("name", "sources") and value not in absent)
     return [(key, str(value), sources.get(key, rest)) for key, value in shown]
+
+
+def _router(shape: ModelShape) -> list[tuple[str, str, str]]:
+    """How the router is balanced and scores, and whose statistics made-up routing has."""
+    from traces.models.routers import router_of
+    from traces.synthesis.spread import basis_in_words
+
+    router = router_of(shape)
+    known = [] if router is None else [
+        (key, str(value), router.source)
+        for key, value in (("balance", router.balance), ("scoring", router.scoring), ("expert_groups", router.groups))
+    ]
+    return [*known, ("routing", basis_in_words(shape), "docs/traces.md, Synthetic routing")]
 
 
 def hardware(
@@ -250,6 +275,8 @@ _NOTE = """
 fitted   its times of layers and shares of rates are fitted to speeds that other people measured (`trilane accuracy`)
 counted  its kernels are counted, with times of the machine; engines of papers add the overheads of their programs
 
+kind     its numbers have a spread over programs; times of your own program set them: --calibrate (--template)
+
 `trilane engines NAME` shows every number with its source, and how many machines' rows hold one that was fitted; a file
 like those in sim/costs/engines is an engine, too."""
 
@@ -258,29 +285,82 @@ def engines(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME|FILE]", help="One engine, with the sources of its numbers.")
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS.csv",
+                     help="Set numbers of NAME, a kind of programs such as eager, from one to three measured or "
+                          "published speeds in this file, and predict its other rows."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE.yaml", callback=named_as(".yaml", ".yml"),
+                     help="With --calibrate: write the engine, for --set engine=FILE.yaml."),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS.csv", callback=named_as(".csv"), help="Write an example of such rows."),
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Engines: the software that runs a model, as numbers that say how fast a machine is with it."""
     from sim.costs.engine import FittedEngine, engine_names, load_engine
 
-    check_targets(json, inputs=(name,))
+    check_targets(json, out, template, inputs=(name, calibrate))
+    if template is not None:
+        _write_template(template)
+    elif calibrate is not None:
+        _calibrate(name, calibrate, out, json)
+    if template is not None or calibrate is not None:
+        return
     chosen = [load_engine(one) for one in ([name] if name else engine_names())]
-    rows = [[one.name, "fitted" if isinstance(one, FittedEngine) else "counted", one.about] for one in chosen]
+    rows = [[one.name, _kind(one), one.about] for one in chosen]
     page = _page(chosen[0]) if name else [table(["name", "numbers", "what it is"], rows, 3), _NOTE]
     report(json, {"engines": [_facts(one, fitted=isinstance(one, FittedEngine)) for one in chosen]}, *page)
 
 
+def _kind(engine: InferenceEngine) -> str:
+    from sim.costs.engine import CountedEngine
+
+    return "fitted" if not isinstance(engine, CountedEngine) else "kind" if engine.spread else "counted"
+
+
+def _write_template(path: str) -> None:
+    from trilane.study.calibration_rows import write_template
+
+    write_template(path)
+    note(f"{path}: an example; put your own rows there, then: trilane engines eager --calibrate {path}")
+
+
+def _calibrate(name: str | None, rows_file: str, out: str | None, json: str | None) -> None:
+    from sim.costs.engine import engine_names
+    from trilane.output.pages.calibration import calibration_page
+    from trilane.study.calibration_rows import calibrate_rows, read_speed_rows, write_engine
+
+    if name not in engine_names():
+        raise OptionError("--calibrate: expected a kind of programs: trilane engines eager --calibrate ROWS.csv")
+    rows = read_speed_rows(rows_file, name)
+    with working(f"{len(rows)} rows on {name}"):
+        found = calibrate_rows(rows, name)
+    report(json, found.to_dict(), *calibration_page(found))
+    if out is not None:
+        write_engine(found, out, rows_file)
+        note(f"engine: {out}; use it with --set engine={out}")
+
+
 def _page(engine: InferenceEngine) -> list[Part]:
-    held = _held(engine)
-    columns = ("number", "value", *["held by"] * bool(held), "confidence", "source")
+    held, spread = _held(engine), getattr(engine, "spread", {})
+    columns = ("number", "value", *["range"] * bool(spread), *["held by"] * bool(held), "confidence", "source")
     numbers = [
         [key, f"{n.value:g}" if isinstance(n.value, int | float) else str(n.value),
+         *["{:g}..{:g}".format(*spread[key]) if key in spread else ""] * bool(spread),
          *[_holders(held.get(key))] * bool(held), n.confidence, n.source]
         for key, n in engine.flat().items()
     ]
     numbers_table = table(columns, numbers, len(columns), widest={"source": 90})
     facts = [("what it is", engine.about), *([("set by", ", ".join(engine.set_by))] if engine.set_by else [])]
     facts += [("fitted to", fit)] if (fit := getattr(engine, "fit", None)) else []
+    facts += [(f"times set, {place}.", f"{one.number}: {one.why}")
+              for place, one in enumerate(getattr(engine, "calibrated", ()), 1)]
     return [heading(engine.name), pairs(facts), "", *([numbers_table] if numbers else [])]
 
 
@@ -303,4 +383,6 @@ def _facts(engine: InferenceEngine, *, fitted: bool) -> dict[str, Any]:
     numbers = {key: {**number._asdict(), **held.get(key, {})} for key, number in engine.flat().items()}
     facts = {"name": engine.name, "about": engine.about, "fitted": fitted, "set_by": list(engine.set_by)}
     facts |= {"fitted_to": fit} if (fit := getattr(engine, "fit", None)) else {}
+    if spread := getattr(engine, "spread", {}):
+        facts["spread"] = {key: ends._asdict() for key, ends in spread.items()}
     return {**facts, "numbers": numbers}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.fit_published import error_of, fit_factors
+from tools.fit_published import START, error_of, fit_factors, fit_model
 from traces.layout import TraceError
 from traces.library import calibration_of, load_trace
 from traces.models.catalogue import load_model, model_names
@@ -81,7 +81,7 @@ def test_a_file_whose_router_is_not_known_gets_the_nearest_in_numbers(tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     shape = load_model(str(tmp_path / "config.json"))
     assert nearest_stored(shape) == (stored_models()["gpt-oss-20b"], "nearest")
-    assert "the nearest model alone" in in_words(shape, 0.25)
+    assert in_words(shape, 0.25).startswith("those of the nearest model alone (gpt-oss-20b); with those of others")
 
 
 # --- published statistics ---------------------------------------------------------------------------------------------
@@ -158,8 +158,17 @@ def test_the_spread_is_over_the_family_and_holds_what_was_taken(name: str) -> No
     for place in range(4):
         low, high = spread.at(place)
         assert 0 < low <= high <= 1
-    assert "over its members an LRU cache of 25 % of the experts hits" in in_words(shape, 0.25)
+    assert "; over its members an LRU cache of 25 % of the experts hits " in in_words(shape, 0.25)
 
 
-def test_own_statistics_have_no_spread_between_models() -> None:
-    assert in_words(load_model("glm-5.3-flash"), 0.25) == "routing of glm-5.3-flash's own statistics"
+def test_own_statistics_have_no_spread_between_models_but_one_over_kinds_of_text() -> None:
+    assert in_words(load_model("glm-5.3-flash"), 0.25) == "the model's own statistics (glm-5.3-flash)"
+    assert "; over the kinds of text that are published an LRU cache" in in_words(load_model("qwen3-30b-a3b"), 0.25)
+    assert len(hit_spread(load_model("qwen3-30b-a3b")).rates) == 1 + len(text_kinds()["qwen3-30b-a3b"])
+
+
+def test_refitting_a_model_gives_what_is_stored() -> None:
+    found, stored = fit_model("glm-4.7-flash", stored_models()[START]), stored_models()["glm-4.7-flash"]
+    np.testing.assert_allclose(found.preference_share, stored.preference_share, atol=0.005)
+    np.testing.assert_allclose(found.autocorrelation, stored.autocorrelation, atol=0.02)
+    assert found.source == stored.source

@@ -11,10 +11,12 @@ from sim.machine.hardware import load_hardware
 from tests.kit.depth import thinned
 from traces.models.catalogue import load_model
 from trilane.engines.memory import HOST_RESERVE_BYTES, need_of, surely_runs
-from trilane.engines.question import Question, engine_of
+from trilane.engines.question import Question
 from trilane.engines.refusals import FULL, MOST_WAYS, check_fits, missing, roomier
 from trilane.engines.shortage import Missing, NoRoomError, Shortage, Way
-from trilane.engines.speed import EngineSpeed
+from trilane.engines.speed import EngineSpeed, engine_answer
+from trilane.engines.tune.settings import TuneQuestion
+from trilane.engines.tune.tune import tune
 from trilane.fit.fit import fit
 
 OWNER: dict[str, Any] = {"gpu": "rtx-3060", "ram": "ddr4-3200", "ram_gb": 32}
@@ -29,7 +31,7 @@ def refused(question: Question, **numbers: Any) -> Missing:
 
 def answered(question: Question) -> EngineSpeed:
     hardware = load_hardware(question.hardware)
-    return EngineSpeed(question, question.model_shape, hardware, engine_of(question, hardware))
+    return EngineSpeed.asked(question, question.model_shape, hardware)
 
 
 def test_a_refusal_has_three_lines() -> None:
@@ -188,3 +190,27 @@ def test_one_memory_holds_all_experts() -> None:
     found = refused(asked)
     assert [one.memory for one in found.short] == ["only"]
     assert found.short[0].parts["experts"] == shape.routed_bytes
+
+
+MAC = Question("gpt-oss-120b", gpu="apple-m4-max", ram_gb=64, prompt_tokens=1000)
+
+
+def test_the_cpu_alone_answers_where_the_system_keeps_too_much_from_the_gpu() -> None:
+    own = MAC.load_machine()
+    answer = engine_answer(MAC, MAC.model_shape, own)
+    assert answer.cpu_only
+    assert answer.command.endswith("-dev none")
+    smaller = replace(MAC, ram_gb=48)  # 60.9 GB of experts
+    with pytest.raises(NoRoomError):
+        engine_answer(smaller, smaller.model_shape, smaller.load_machine())
+    larger = replace(MAC, ram_gb=96)
+    assert not engine_answer(larger, larger.model_shape, larger.load_machine()).cpu_only
+
+
+def test_ways_out_of_a_nearly_full_memory_keep_to_the_cpu_alone_of_one_memory() -> None:
+    done = tune(TuneQuestion(MAC))
+    assert done.best.cpu_only
+    assert done.best.memory.fullest > FULL
+    [way] = done.roomier
+    assert way.changes == {"ram_gb": 96}
+    assert way.tokens_per_s == pytest.approx(1000 / done.best.tpot_ms, rel=0.1)

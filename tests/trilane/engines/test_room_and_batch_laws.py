@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sim.costs.engine import FittedEngine, LayerKind
-from sim.costs.processors import CpuProcessor, GpuProcessor
+from sim.costs.processors import AttentionWork, CpuProcessor, GpuProcessor
 from sim.machine.hardware import Hardware, load_hardware
 from tests.kit.depth import DEEP
 from tests.kit.random_questions import random_questions
@@ -152,10 +152,8 @@ def test_a_twin_with_products_free_for_one_row_of_a_step_is_found(
 ) -> None:
     own: Callable[..., float] = processor.attention_ns
 
-    def broken(
-        self: CpuProcessor, flops: float, bits: float, kind: LayerKind, rows: int, sequences: int, alone_ns: float
-    ) -> float:
-        return own(self, flops, bits, kind, rows, 1, float("inf"))
+    def broken(self: CpuProcessor, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
+        return own(self, work, kind, rows, 1) if rows > 1 else 0.0
 
     assert out_of_bounds(SAMPLE // 4, **fixed) == []
     monkeypatch.setattr(processor, "attention_ns", broken)

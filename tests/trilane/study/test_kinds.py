@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sim.costs.engine import CountedEngine, engine_names, load_engine
@@ -51,3 +53,8 @@ def test_a_number_that_the_scenario_states_has_no_ends() -> None:
     assert ends.quick.engine_overrides["software.copy_ns"] == kind("eager").spread["software.copy_ns"].quick
     known = dict.fromkeys(kind("eager").spread, 1.0)
     assert ends_of(SHORT.with_(engine="eager", engine_overrides=known)) is None
+
+
+def test_an_empty_spread_leaves_none_of_the_kind_that_an_engine_is_like(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.yaml").write_text("like: eager\nabout: mine\nspread: {}\n")
+    assert ends_of(SHORT.with_(engine=str(file))) is None

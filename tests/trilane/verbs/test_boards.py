@@ -169,7 +169,7 @@ def test_a_picture_of_figures(trilane: Trilane) -> None:
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    (("--row", "none"), "there is no figure 'none'; `trilane papers --paper NAME` lists them all; NAME is"),
+    (("--row", "xyzzy"), "there is no figure 'xyzzy'; `trilane papers --paper NAME` lists them all; NAME is"),
     (("--row", "smoe-abs-tpot"), "this figure is not asked: repeats Section VI-B"),
     (("--paper", "dalli"), "there is no paper 'dalli'; did you mean 'DALI'"),
     (("--row", "daop-t2-c4", "--plot", "a.png"), "expected --row or --plot"),

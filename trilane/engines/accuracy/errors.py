@@ -75,12 +75,17 @@ class RegimeAccuracy(NamedTuple):
     machines: int
     rows: int
 
+    @property
+    def alone(self) -> bool:
+        """True for speeds that are too few by themselves: fewer than three, or those of one machine."""
+        return self.rows < _FEWEST_ROWS or self.machines == 1
+
 
 class ErrorToExpect(NamedTuple):
     """Errors of speeds that resemble a prediction. ``all_machines``: of every measured speed. ``like_machines``: of
     such machines, with all models; None: never measured. ``like_models``: of the model's architecture, on such machines
-    if any was measured there, else on all; None: never measured. ``like_card``: of its architecture with the machine's
-    own GPU."""
+    if several were measured there, else on all; None: never measured. ``like_card``: of its architecture with the
+    machine's own GPU, three speeds or more."""
 
     all_machines: RegimeAccuracy
     like_machines: RegimeAccuracy | None
@@ -97,8 +102,7 @@ class ErrorToExpect(NamedTuple):
         """Speeds are between predicted / (1 + band) and predicted * (1 + band), four fifths of them: the band of such
         machines; if they are few that of all, or if this architecture was measured on this GPU its own there, if wider.
         """
-        card = self.like_card if self.like_card and self.like_card.rows >= _FEWEST_ROWS else None
-        wider = (self.like_machines, card, self.all_machines if self.few else None)
+        wider = (self.like_machines, self.like_card, self.all_machines if self.few else None)
         return max(known.band for known in wider if known)
 
 
@@ -112,11 +116,13 @@ def error_to_expect(
     of_engine = errors.get((regime, "", engine.scored_as, ""))
     enough = of_engine and of_engine.machines >= FEWEST_MACHINES
     architecture = architecture_of(shape) or _UNKNOWN
+    here, anywhere = (errors.get((where, architecture, "", "")) for where in (regime, ""))
+    card = None if hardware.cpu_only else errors.get(("", architecture, "", hardware.gpu.name))
     return ErrorToExpect(
         errors[EVERYTHING],
         of_engine if enough else errors.get((regime, "", "", "")),
-        errors.get((regime, architecture, "", "")) or errors.get(("", architecture, "", "")),
-        None if hardware.cpu_only else errors.get(("", architecture, "", hardware.gpu.name)),
+        here if here and not here.alone else anywhere,
+        card if card and card.rows >= _FEWEST_ROWS else None,
     )
 
 

@@ -19,7 +19,7 @@ of a study
 - ``plot_engine(rows)``: predicted against measured times of an engine (``trilane validate --engine``);
 - ``plot_accuracy(scores)``: predicted against measured speeds of other people's machines (``trilane accuracy``);
 - ``plot_papers(board)``: simulated against published figures (``trilane papers``);
-- ``plot_leaderboard(standings)``: every policy in every setting (``trilane leaderboard``), as a ``Picture``;
+- ``plot_leaderboard(standings)``: the best policies in every setting (``trilane leaderboard``), as a ``Picture``;
 - ``plot_pays(gain_map)``: what an idea gains and where its break-even is (``trilane pays``), as a ``Picture``;
 - ``plot_measured_timeline(pairing)``: one decode step, measured and predicted, lane by lane;
 
@@ -49,15 +49,15 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.output.figures.figure_files import PictureError as PictureError
     from trilane.output.figures.figure_files import save_figure as save_figure
     from trilane.output.figures.figure_files import save_picture as save_picture
+    from trilane.output.figures.leaderboard import plot_leaderboard as plot_leaderboard
     from trilane.output.figures.lines import plot_hit_lines as plot_hit_lines
     from trilane.output.figures.lines import plot_hit_rate_curve as plot_hit_rate_curve
     from trilane.output.figures.lines import plot_tpot_lines as plot_tpot_lines
     from trilane.output.figures.maps import plot_heat_map as plot_heat_map
-    from trilane.output.figures.maps import plot_leaderboard as plot_leaderboard
     from trilane.output.figures.maps import plot_pays as plot_pays
+    from trilane.output.figures.papers import plot_papers as plot_papers
     from trilane.output.figures.perfetto import write_perfetto as write_perfetto
     from trilane.output.figures.published import plot_accuracy as plot_accuracy
-    from trilane.output.figures.published import plot_papers as plot_papers
     from trilane.output.figures.scatter import plot_agreement as plot_agreement
     from trilane.output.figures.scatter import plot_engine as plot_engine
     from trilane.output.figures.speedup_bars import plot_speedup_bars as plot_speedup_bars

@@ -1,9 +1,8 @@
-"""Maps of coloured cells: the fastest policy over two axes of a sweep, what an idea gains, and the leaderboard."""
+"""Maps of coloured cells: the fastest policy over two axes of a sweep, and what an idea gains."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,10 +13,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import PercentFormatter
 
-from policies.protocols import PolicyKind
-from trilane.output.figures.figure_files import Picture, PictureError, default_settings
+from trilane.output.figures.figure_files import Picture, default_settings
 from trilane.output.figures.marks import BLUE, INK, VERMILLION, marked
 from trilane.output.figures.pays_words import gain_text, remarks_of, row_text, shown_text, verdict_of, y_label
 from trilane.output.figures.style import (
@@ -32,12 +29,11 @@ from trilane.output.figures.style import (
 )
 from trilane.output.figures.sweep_means import SweepMeans, fastest_cells, left_to_gain
 from trilane.output.figures.words import tally, value_text
-from trilane.study.leaderboard.standings import TIE, BoardSetting, Standing, all_settings, leaderboard_settings
 from trilane.study.pays.gain_map import Cell, GainMap
 from trilane.study.sweep.axes import axis_label
 
 _SLOW_IS_DARK = colormaps["viridis_r"]  # readable in grey, and with any colour vision
-_DARK = 0.45  # luminance of a cell, and place on the leaderboard's scale, below which text is white
+_DARK = 0.45  # luminance of a cell, below which text is white
 
 
 def _draw_cells(
@@ -228,66 +224,3 @@ def _frame_machine(ax: Axes, column: int, row: int) -> None:
     ax.annotate("this machine", (column, row + 0.5), xytext=(0, -8), textcoords="offset points", ha="center",
                 va="center", fontsize=8.5, fontweight="bold", zorder=6,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})
-
-
-# --- the leaderboard --------------------------------------------------------------------------------------------------
-
-_SLOW_IS_LOW = colormaps["viridis"]  # of relative speeds
-_ROW = 0.27  # inches
-
-
-@default_settings
-def plot_leaderboard(standings: Sequence[Standing], own: Collection[str] = ()) -> Picture:
-    """Speeds over that of the fastest policy which keeps the routing, as colours and percentages: a row a policy, a
-    column a setting, the best policy at the top, the names of one's ``own`` in bold. The frame has a row a policy and
-    setting.
-
-    Raises PictureError without a policy that runs.
-    """
-    shown, settings = [one for one in standings if one.relative], all_settings()
-    if not shown:
-        raise PictureError("expected a policy that runs in some setting, there is none")
-    board, kinds = leaderboard_settings(), {PolicyKind(one.kind) for one in shown}
-    about = (
-        "time per token of policies that keep the routing is compared with the fastest of them; "
-        f"synthetic routing, engine {board.scenario['engine']}, {board.draws} draws"
-    )
-    figure, part = page(14, 2.6 + _ROW * len(shown), _best_of(shown), about, "; ".join(kinds_in_words(kinds)))
-    ax, norm = part.subplots(), Normalize(0.0, 1.0)
-    values = np.array([[one.relative.get(setting, np.nan) for setting in settings] for one in shown])
-    _draw_cells(ax, np.minimum(values, 1.0), (_SLOW_IS_LOW, norm), [f"{s.family}\nbatch {s.batch}" for s in settings],
-                [marked(one.policy, PolicyKind(one.kind)) for one in shown], "upper")
-    for row, column in np.argwhere(~np.isnan(values)).tolist():
-        ax.annotate(f"{100 * values[row, column]:.0f}", (column, row), ha="center", va="center", fontsize=8,
-                    color="white" if values[row, column] < _DARK else "black")
-    _name_machines(ax, settings)
-    for name, one in zip(ax.get_yticklabels(), shown, strict=True):
-        name.set_fontweight("bold" if one.policy in own else "normal")
-    bar = part.colorbar(ScalarMappable(norm, _SLOW_IS_LOW), ax=ax, pad=0.01, aspect=40, format=PercentFormatter(1.0))
-    bar.set_label("speed over that of the fastest policy that keeps the routing")
-    return Picture(figure, pd.DataFrame(
-        {**entry._asdict(), "relative": one.relative.get(setting), "score": one.score}
-        for one in shown for setting, entry in one.entries.items()
-    ))
-
-
-def _best_of(shown: Sequence[Standing]) -> str:
-    """The policies that are best most often, of those that keep the routing."""
-    best = Counter({one.policy: one.best_in for one in shown if one.kind == PolicyKind.KEEPS and one.best_in})
-    if not best:
-        return "No policy that keeps the routing runs in any setting"
-    named = [f"{policy} in {count}" for policy, count in best.most_common(3)]
-    return f"Fastest, or within {TIE:.0%} of it, of {len(all_settings())} settings: {', '.join(named)}"
-
-
-def _name_machines(ax: Axes, settings: Sequence[BoardSetting]) -> None:
-    """Name the machines above their columns, with a gap between two."""
-    machines = leaderboard_settings().machines
-    columns = len(settings) // len(machines)
-    ax.tick_params(axis="y", labelsize=9)
-    ax.tick_params(axis="x", labelsize=8.5)
-    for place, machine in enumerate(machines.values()):
-        ax.annotate(machine.about, (place * columns + (columns - 1) / 2, 1), xycoords=("data", "axes fraction"),
-                    xytext=(0, 6), textcoords="offset points", ha="center", fontweight="bold", color=INK)
-        if place:
-            ax.axvline(place * columns - 0.5, color="white", linewidth=4)

@@ -152,15 +152,14 @@ def remarks_of(found: GainMap) -> list[str]:
 
 
 def _first_copies(found: GainMap) -> list[str]:
-    """A line about the place at which the side without the idea begins to copy experts, if the map has it: it decides
-    by the times of a layer, so that all of its copies begin at once."""
+    """A line about the place at which the side without the idea begins to copy experts, if the map has it."""
     copies = [(cell.y, bool(cell.without.facts.get("pcie_bytes_per_token"))) for cell in found.own_column]
     begins = next(((some, none) for (some, last), (none, first) in pairwise(copies) if last != first), None)
     if begins is None:
         return []
     some, none = (shown_text(found.question.idea.y, value) for value in sorted(begins))
     return [f"{found.question.idea.over} copies experts where an upload takes {some} us, and none where it takes "
-            f"{none}: its speed jumps in between, and the gain with it"]
+            f"{none}: in between it begins to pay, and from there on a faster link helps that side, too"]
 
 
 def other_caches(found: GainMap) -> list[str]:

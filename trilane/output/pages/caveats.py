@@ -111,8 +111,8 @@ def fit_caveats(fit: Fit, played: PolicyAnswer) -> tuple[str, ...]:
     if room is not None:
         texts.append(
             f"The host must hold {in_gb(room.need_bytes)} GB, and {room.channels} channels of {room.memory} take about "
-            f"{room.most_gib} GiB ({room.modules} modules each): name a server's CPU or channels, or the memory that "
-            f"there is (--ram-gb)"
+            f"{room.most_gib} GiB, {in_gb(room.most_gib * GIB)} GB ({room.modules} modules each): name a server's CPU "
+            f"or channels, or the memory that there is in GiB (--ram-gb)"
         )
     if tokens is not None:
         texts.append(

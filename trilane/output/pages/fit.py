@@ -75,6 +75,7 @@ def _answer(question: Question, fit: PolicyAnswer) -> list[Part]:
         *_waits(best),
         ("decode steps played", _steps(question, fit)),
         ("routing", fit.routing),
+        *([("its statistics", fit.statistics)] if fit.statistics else []),
         ("engine of the policies", ran),
     ]
     return ["", heading("with the best policy"), pairs(facts)]

@@ -189,7 +189,10 @@ def error_text(
         return "not known: experts from a disk were measured on one machine, 10 to 40% slower than predicted"
     low, high = (number(speed) for speed in (tokens_per_s / (1 + error.band), tokens_per_s * (1 + error.band)))
     within = f"four of five such speeds are within {percent(error.band)}: {low} to {high} tokens/s"
-    return "; ".join((_like_models(error, regime), _like_machines(error, regime), within))
+    texts = [_like_models(error, regime), _like_machines(error, regime)]
+    if error.like_models and error.like_models.alone:
+        texts = [texts[1], f"{texts[0]}, too few to go by"]
+    return "; ".join((*texts, within))
 
 
 def _like_models(error: ErrorToExpect, regime: Regime) -> str:
@@ -197,7 +200,7 @@ def _like_models(error: ErrorToExpect, regime: Regime) -> str:
     own, card = error.like_models, error.like_card
     if own is None:
         return "models of this architecture were never measured"
-    where = f"on such machines ({regime})" if own.regime else f"on other machines, never on such ({regime})"
+    where = f"on such machines ({regime})" if own.regime else f"on all machines, few or none of them such ({regime})"
     text = f"{percent(own.median)} with {own.architecture} models, by {_speeds(own)} {where}{_bias(own)}"
     if card is None or card.machines == own.machines:
         return text

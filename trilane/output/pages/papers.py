@@ -1,178 +1,176 @@
-"""The scoreboard of published figures, and one of them explained, as text."""
+"""The scoreboard of published figures as text: shares by source and way, and what is furthest off."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from rich.table import Table
-
-from trilane.output.pages.output import (
-    Part,
-    heading,
-    legend,
-    number,
-    pairs,
-    percent,
-    reasons_table,
-    signed_percent,
-    table,
-)
-from trilane.study.papers.engine_question import EngineQuestion
-from trilane.study.papers.paper import PaperQuestion, reasons
-from trilane.study.papers.plays import Plays
+from trilane.output.pages.output import Part, heading, legend, number, percent, reasons_table, signed_percent, table
+from trilane.study.papers.blind import BlindRecord
+from trilane.study.papers.board import DEAD_BAND, Count, Scoreboard, ScoreSummary, summary
+from trilane.study.papers.paper import AskingWay
 from trilane.study.papers.quantities import QUANTITIES
-from trilane.study.papers.scores import (
-    DEAD_BAND,
-    FAR,
-    NEAR,
-    FigureScore,
-    PaperSummary,
-    Scoreboard,
-    case_values,
-    left_out,
-    mean_facts,
-)
+from trilane.study.papers.scores import FAR, NEAR, FigureScore
 
 _MOST_FAR = 12
+_WAYS = {AskingWay.STUDIED: "as studied", AskingWay.ONE_NUMBER: "one number", AskingWay.NOTHING: "nothing put in"}
 _MEANINGS = {
-    "figures": "published figures that were asked in their paper's own setting, without those that were put in",
-    "put in": "figures that set a number of the simulator, or an engine's: not counted",
-    "within": "simulated differs from published by at most this share of the published value",
+    "as studied": "asked with the engines that were set for the program, the scores known",
+    "one number": "asked with the kind of the program's engine, and one number that one figure of the source set",
+    "nothing": "asked with the kind of the program's engine alone; engines that people run are their own",
+    "in range": "published values between what the quickest and the slowest programs of the kind take, of times and "
+                "ratios, or, for engines that people run, within the error to expect",
+    "blind": "with one number, as it came out when the figure was first asked, after its question was written down",
+    "put in": "figures that set a number: not counted",
+    "follow": "figures that follow from one that was put in, and those of them within 30%: not counted with the others",
     "|ln|": "median of |ln(simulated / published)|; 0.14 is 15 %, 0.26 is 30 %",
-    "direction": "of speed-ups and differences, those that go the same way",
-    "in order": f"of figures that ask the same but for one thing, and differ by more than {DEAD_BAND:.0%} and than "
-                "those that the paper calls the same, pairs in the printed order",
-}
-_TIMES = {
-    "TPOT, ms": ("tpot_ms", 1.0), "TTFT, ms": ("ttft_ms", 1.0), "hits, %": ("decode_resident_hit_rate", 100.0),
-    "copies, %": ("h2d_busy_share", 100.0), "CPU, %": ("cpu_busy_share", 100.0), "GPU, %": ("gpu_busy_share", 100.0),
+    "direction": "of speed-ups and differences that were not put in, those that go the same way",
+    "in order": f"of figures that were not put in, ask the same but for one thing, and differ by more than "
+                f"{DEAD_BAND:.0%} and than those that the source calls the same, pairs in the printed order",
 }
 
 
-def board_page(board: Scoreboard) -> list[Part]:
-    """Scores by paper, the figures that are furthest off, and how many were not asked."""
+def board_page(board: Scoreboard, record: BlindRecord) -> list[Part]:
+    """Shares by source, scores over several, the figures that are furthest off, and how many were not asked."""
     parts: list[Part] = [
-        heading("Published figures, each asked of the simulator in its paper's own setting"),
-        table(_COLUMNS, map(_line, board.summaries())), "",
+        heading(f"Published figures within {NEAR:.0%} / {FAR:.0%}, of how many, by what is known of the program"),
+        table(["", "as studied", "one number", "nothing", "in range", "blind"], _by_source(board, record)), "",
+        heading("Over several sources"), table(_COLUMNS, _by_way(board, record)), "",
     ]
-    reasons = left_out(board.scores) if len(board.scores) > 1 else {}
-    title = f"{sum(reasons.values())} figures were not asked"
-    parts += [*_far(board.furthest()), *reasons_table(title, "figures", reasons)]
+    left_out = board.left_out if len(board.names) > 1 else {}
+    parts += [*_far(board), *reasons_table(f"{sum(left_out.values())} figures were not asked", "figures", left_out)]
     if missing := len(board.not_played):
         parts += [f"{missing} figures have no plays: `trilane papers --play FILE.csv` plays them.", ""]
+    if changed := record.changed():
+        parts += [f"{len(changed)} blind questions were changed after they were written: {', '.join(changed)}", ""]
     return [*parts, legend(_MEANINGS).lstrip("\n")]
 
 
-_COLUMNS = ("paper", "figures", "put in", f"within\n{NEAR:.0%}", f"within\n{FAR:.0%}", "median\n|ln|", "direction",
-            "pairs\nin order")
+# --- by source --------------------------------------------------------------------------------------------------------
 
 
-def _line(summary: PaperSummary) -> list[str]:
-    return [
-        summary.name, str(summary.figures), str(summary.put_in), percent(summary.near), percent(summary.far),
-        number(summary.median_log_ratio, 2), _of(summary.same_direction), _of(summary.in_order),
-    ]
+def _by_source(board: Scoreboard, record: BlindRecord) -> Iterable[list[str]]:
+    blind = record.scores(AskingWay.ONE_NUMBER)
+    for title, names in board.groups.items():
+        for name in names:
+            yield [name, *_shares(board, [name], blind)]
+        if len(names) > 1:
+            yield [title, *_shares(board, names, blind)]
+            yield ["  times and ratios", *_shares(board, names, blind, timed=True)]
 
 
-def _of(counts: tuple[int, int]) -> str:
-    return f"{counts[0]} of {counts[1]}" if counts[1] else "-"
+def _shares(
+    board: Scoreboard, names: Sequence[str], blind: Sequence[FigureScore], timed: bool = False
+) -> Iterable[str]:
+    found = board.summaries(names, timed)
+    yield from (_share(found.get(way)) for way in AskingWay)
+    ranges = found[AskingWay.NOTHING].in_range if AskingWay.NOTHING in found else Count(0, 0)
+    yield percent(ranges.those / ranges.of) if ranges.of else "-"
+    yield _share(summary([one for one in blind if one.paper.name in names and (one.timed or not timed)]))
 
 
-def _far(scores: Sequence[FigureScore]) -> Iterable[Part]:
-    if not scores:
-        return
-    yield heading(f"{len(scores)} go the wrong way or are off by more than {FAR:.0%}; the furthest are "
-                  "(`trilane papers --row ID` explains one)")
-    lines = [[*_cells(score), score.miss] for score in scores[:_MOST_FAR]]
-    yield table(["figure", "published", "simulated", "off", "", "why"], lines, widest={"why": 90})
-    yield ""
+def _share(found: ScoreSummary | None) -> str:
+    if found is None or not found.figures:
+        return "-"
+    return f"{100 * found.near:.0f}/{100 * found.far:.0f} of {found.figures}"
 
 
-def _cells(score: FigureScore) -> list[str]:
-    marks = ", ".join(["put in"] * bool(score.put_in) + ["wrong way"] * score.wrong_way)
-    return [score.figure.id, _published(score), _value(score, score.simulated), _off(score), marks]
+# --- over several -----------------------------------------------------------------------------------------------------
+
+_COLUMNS = ("", "figures", "put\nin", "follow", f"within\n{NEAR:.0%}", f"within\n{FAR:.0%}", "|ln|", "in\nrange",
+            "direction", "pairs\nin order")
 
 
-def _published(score: FigureScore) -> str:
-    return f"{score.figure.bound} {_value(score, score.figure.value)}".lstrip()
+def _by_way(board: Scoreboard, record: BlindRecord) -> Iterable[list[str]]:
+    for title, names in board.groups.items():
+        yield [title, *[""] * (len(_COLUMNS) - 1)]
+        for timed in (False, True):
+            of_those = ", times and ratios" if timed else ""
+            for way, found in board.summaries(names, timed).items():
+                yield [f"  {_WAYS[way]}{of_those}", *_cells_of(found)]
+    for batch in dict.fromkeys(line.batch for line in record.runs.values()):
+        yield [f"blind, batch {batch}", *[""] * (len(_COLUMNS) - 1)]
+        for way in (AskingWay.ONE_NUMBER, AskingWay.NOTHING):
+            scores = [one for one in record.scores(way) if record.runs[one.figure.id].batch == batch]
+            yield [f"  {_WAYS[way]}", *_cells_of(summary(scores))]
 
 
-def _value(score: FigureScore, value: float | None) -> str:
+def _cells_of(found: ScoreSummary) -> list[str]:
+    follow = f"{found.follow} ({found.follow_far})" if found.follow else "-"
+    return [str(found.figures), str(found.put_in), follow, percent(found.near), percent(found.far),
+            number(found.median_log_ratio, 2), _of(found.in_range), _of(found.same_direction), _of(found.in_order)]
+
+
+def _of(count: Count) -> str:
+    return f"{count.those} of {count.of}" if count.of else "-"
+
+
+# --- what is furthest off ---------------------------------------------------------------------------------------------
+
+
+def _far(board: Scoreboard) -> Iterable[Part]:
+    studied = board.furthest()
+    if studied:
+        yield heading(f"{len(studied)} as studied go the wrong way or are off by more than {FAR:.0%}; the furthest are "
+                      "(`trilane papers --row ID` explains one)")
+        lines = [[*_far_cells(score), score.miss] for score in studied[:_MOST_FAR]]
+        yield table(["figure", "published", "simulated", "off", "", "why"], lines, widest={"why": 90})
+        yield ""
+    known = {one.figure.id for one in board.scores[AskingWay.STUDIED]}
+    others = [one for one in board.furthest(AskingWay.ONE_NUMBER) if one.figure.id not in known]
+    if others:
+        yield heading(f"{len(others)} of other sources with one number; the furthest are")
+        yield table(["figure", "published", "simulated", "off", ""], map(_far_cells, others[:_MOST_FAR]))
+        yield ""
+
+
+def _far_cells(score: FigureScore) -> list[str]:
+    mark = "wrong way" * score.wrong_way
+    return [score.figure.id, published_text(score), value_text(score, score.simulated), off_text(score), mark]
+
+
+def published_text(score: FigureScore) -> str:
+    """The published value, with its sign where it is a bound."""
+    return f"{score.figure.bound} {value_text(score, score.figure.value)}".lstrip()
+
+
+def value_text(score: FigureScore, value: float | None) -> str:
+    """A value in the figure's unit."""
     return "-" if value is None else f"{value:.3g} {QUANTITIES[score.question.ask].unit}"
 
 
-def _off(score: FigureScore) -> str:
-    if score.simulated is not None and score.figure.meets_bound(score.simulated):
-        return "met"
+def off_text(score: FigureScore) -> str:
+    """By how much what came out differs."""
     if score.refused:
         return "refused"
+    if score.simulated is not None and score.figure.meets_bound(score.simulated):
+        return "met"
     if score.simulated is None or not math.isfinite(score.log_ratio):
         return "sign" if score.simulated is not None else "-"
     return signed_percent(math.exp(score.log_ratio) - 1)
 
 
-def figures_page(board: Scoreboard) -> list[Part]:
-    """Every figure of a board, a line each."""
-    return [table(["figure", "published", "simulated", "off", ""], map(_cells, board.scores)), ""]
+# --- a figure a line --------------------------------------------------------------------------------------------------
 
 
-# --- one figure -------------------------------------------------------------------------------------------------------
+def figures_page(board: Scoreboard, record: BlindRecord) -> list[Part]:
+    """Every figure of a board, a line each: by how much it is off in each way."""
+    scores = {way: {one.figure.id: one for one in own} for way, own in board.scores.items()}
+    blind = {one.figure.id: one for one in record.scores(AskingWay.ONE_NUMBER)}
+    columns = ["figure", "published", *_WAYS.values(), "in range", "blind"]
+    lines = [_figure(one, {**{way: own.get(one.figure.id) for way, own in scores.items()}}, blind.get(one.figure.id))
+             for one in board.scores[AskingWay.NOTHING]]
+    return [table(columns, lines), ""]
 
 
-def figure_page(score: FigureScore, plays: Plays) -> list[Part]:
-    """One figure: its place and question, what was played, and why it does not come out."""
-    figure, question, paper = score.figure, score.question, score.paper
-    over = f" over {' or '.join(question.baselines)}" if question.baselines else ""
-    quantity = QUANTITIES[question.ask]
-    facts = {
-        "paper": f"{paper.title} ({paper.source})", "place": figure.where,
-        "question": f"{quantity.meaning}: {question.method}{over}",
-        "published": f"{_published(score)} ({figure.kind.replace('_', ' ')})",
-        "simulated": f"{_value(score, score.simulated)}, {_off(score)}", "refused": score.refused,
-        "put in": score.put_in,
-        "contradiction": reasons(paper.contradictions, figure.id), "why it misses": score.miss,
-    }
-    return [
-        heading(f"figure {figure.id}"), pairs((name, text) for name, text in facts.items() if text), "",
-        heading("How the paper is read"), *(f"- {' '.join(reading.split())}" for reading in paper.readings), "",
-        *_asked(score, plays),
-    ]
+def _figure(one: FigureScore, by_way: Mapping[AskingWay, FigureScore | None], blind: FigureScore | None) -> list[str]:
+    inside = {True: "yes", False: "no", None: "-"}[one.in_range]
+    return [one.figure.id, published_text(one), *(_marked(by_way[way]) for way in _WAYS), inside, _marked(blind)]
 
 
-def _asked(score: FigureScore, plays: Plays) -> list[Part]:
-    """Methods that were played, or the options of ``trilane fit`` that ask the same."""
-    question = score.question
-    if isinstance(question, EngineQuestion):
-        return [heading("What was asked"), question.command]
-    return [heading("What was played"), _played(score, question, plays), "", *_setting(score, question)]
-
-
-def _played(score: FigureScore, question: PaperQuestion, plays: Plays) -> Table:
-    """A line for each method and case: means over the draws, and the quantity of the case."""
-    paper = score.paper
-    values = case_values(paper, question, plays)
-    lines = []
-    for method in (question.method, *question.baselines):
-        for case, value in zip(paper.cases(question, method), values, strict=True):
-            facts = mean_facts(case, plays)
-            cells = [number(facts[fact] * by) if fact in facts else "-" for fact, by in _TIMES.values()]
-            about = ", ".join(f"{name} {of}" for name, of in case.about.items())
-            own = "-" if value is None or method != question.method else f"{value:.3g}"
-            lines.append([method, about, *cells, own])
-    return table(["method", "case", *_TIMES, "quantity"], lines, text_columns=2)
-
-
-def _setting(score: FigureScore, question: PaperQuestion) -> list[Part]:
-    """Fields of the scenarios, by method, that the cases share."""
-    paper = score.paper
-    shown = {}
-    for method in (question.method, *question.baselines):
-        scenario = paper.cases(question, method)[0].draws[0].to_dict()
-        shown[method] = ", ".join(f"{name} {scenario[name]}" for name in _FIELDS if scenario[name] not in (None, {}))
-    draws = len(paper.cases(question, question.method)[0].draws)
-    return [heading(f"The first case of each method; {draws} draw{'s' * (draws > 1)}"), legend(shown).lstrip("\n")]
-
-
-_FIELDS = ("policy", "parameters", "model", "hardware", "engine", "trace", "batch", "cached_share", "prompt_tokens",
-           "generated_tokens", "sampled_steps")
+def _marked(score: FigureScore | None) -> str:
+    """How far off, and why it is not counted."""
+    if score is None:
+        return "-"
+    why = "put in" if score.put_in else "follows" if score.follows else ""
+    return f"{why} {off_text(score)}".strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.costs.engine import load_engine
+from trilane.engines.routing import statistics_text
 from trilane.output.figures.marks import marked
 from trilane.output.figures.pays_words import (
     NamedSide,
@@ -18,6 +19,7 @@ from trilane.output.figures.pays_words import (
     y_label,
 )
 from trilane.output.pages.output import Part, heading, mebibytes, number, pairs, percent, table
+from trilane.study.pays.dimensions import SHARE
 from trilane.study.pays.gain_map import GainMap, Mechanism
 from trilane.study.pays.played_map import PlayedSide
 
@@ -32,7 +34,7 @@ def pays_page(found: GainMap) -> list[Part]:
     sides = [_side("without", without_side(found), cell.without), _side("with it", using_side(found), cell.using)]
     return [
         *_plain(found), heading(answer_of(found)), _engines(found), _why(found), *remarks_of(found),
-        *other_caches(found), found.about, "",
+        *other_caches(found), found.about, *_statistics(found), "",
         pairs([("what decides", ", ".join(here)), *break_even(found)]), "",
         table(["here", *_COLUMNS], sides), "", *_map(found),
     ]
@@ -45,6 +47,13 @@ def _plain(found: GainMap) -> list[Part]:
     name = f"{plain.engine} as it is, in closed form like `trilane fit`"
     return [heading(f"{found.question.idea.subject}: {gain_text(plain.gain)} with {name}, "
                     f"{number(plain.tokens_per_s)} tokens/s now; simulated, with a cache if that is faster:")]
+
+
+def _statistics(found: GainMap) -> list[str]:
+    """Sentence on whose statistics the routing has, at the machine's share of the experts where there is one."""
+    idea, fit = found.question.idea, found.question.fit
+    text = statistics_text(fit, found.cell.x) if idea.x.axis == SHARE.axis else statistics_text(fit)
+    return [f"statistics of the routing: {text}"] if text else []
 
 
 def _engines(found: GainMap) -> str:

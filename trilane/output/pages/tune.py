@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trilane.common.units import GB, in_gb
+from trilane.common.units import GB, MIB, in_gb
 from trilane.engines.question import KV_BITS
+from trilane.engines.routing import statistics_text
 from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnswer, Drafted
 from trilane.engines.tune.settings import WORTH_CACHING, WORTH_FEWER_BITS, WORTH_SETTING
 from trilane.engines.tune.tune import Rival, TuneStart, Tuning
@@ -129,9 +130,14 @@ def _faster_cache(tuning: Tuning) -> list[tuple[str, str]]:
     rival = tuning.cached
     if rival is None or rival.reason.slower > -WORTH_CACHING / (1 + WORTH_CACHING):
         return []
-    return [("experimental", f"a cache of experts is predicted to be {_faster(rival.reason.slower)} {_by(tuning)}; its "
-                             f"costs are estimates, losses were measured, and its error is not known: "
-                             f"{rival.tuned.command}")]
+    fit, said = tuning.question.fit, f"{_faster(rival.reason.slower)} {_by(tuning)}"
+    share = min((rival.tuned.cache_mib or 0) * MIB / fit.model_shape.routed_bytes, 1.0)
+    statistics = statistics_text(fit, share)
+    return [
+        ("experimental", f"a cache of experts is predicted to be {said}; its costs are estimates, losses were "
+                         f"measured, and its error is not known: {rival.tuned.command}"),
+        *([("its hit rates", f"from {statistics}")] if statistics else []),
+    ]
 
 
 def _error(tuning: Tuning) -> str:
@@ -163,7 +169,7 @@ def _rivals(tuning: Tuning) -> list[Part]:
     ]
     best = ["best", *_numbers(tuning.best, tokens), "", ""]
     columns = ("setting", *_TIMES, "why it lost", "its arguments")
-    return ["", heading(about), table(columns, [best, *rows], _TEXTS, wrap=True), "", _rule(tuning)]
+    return ["", heading(about), table(columns, [best, *rows], _TEXTS, wrap=True), "", _rule(tuning), *_hits(tuning)]
 
 
 def _named(tuning: Tuning) -> dict[str, Rival]:
@@ -183,6 +189,14 @@ def _rule(tuning: Tuning) -> str:
     """Sentence on how settings are compared."""
     bits = f", where a KV cache of fewer bits must save {percent(WORTH_FEWER_BITS)}" if tuning.other_kv else ""
     return f"of all within {percent(WORTH_SETTING)} of the least time the nearest to the engine's own{bits}"
+
+
+def _hits(tuning: Tuning) -> list[str]:
+    """Sentence on the hit rate of the cache of experts, and whose statistics it rests on."""
+    if tuning.cached is None or tuning.cached.tuned.hit_rate is None:
+        return []
+    statistics = statistics_text(tuning.question.fit, None)
+    return [f"the cache hits {percent(tuning.cached.tuned.hit_rate)}{f' with {statistics}' if statistics else ''}"]
 
 
 def _by(tuning: Tuning) -> str:

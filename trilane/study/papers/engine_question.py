@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias
 
 from trilane.common.computer import System
 from trilane.common.hints import Count, Name, at_least
 from trilane.common.schema import to_dict
+from trilane.engines.accuracy.errors import errors_of, read_predictions
+from trilane.engines.accuracy.measured_rows import read_rows
 from trilane.engines.question import KvFormat, Question
 from trilane.engines.speed import engine_answer
 
@@ -17,7 +20,7 @@ EngineQuantity: TypeAlias = Literal["decode_tokens_per_s", "prompt_tokens_per_s"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineQuestion:
-    """A question to an engine that people run, on a machine. All but ``ask`` are options of ``trilane fit``, by their names.
+    """A question to an engine that people run. All but ``ask`` are options of ``trilane fit``, by their names.
 
     Tokens a second are those of all sequences of the batch together.
     """
@@ -81,9 +84,16 @@ class EngineQuestion:
         del options["ask"]
         return Question(system=options.pop("os"), prompt_tokens=options.pop("prompt"), **options)
 
+    @property
+    def band(self) -> str:
+        """The fact that has the band of such speeds."""
+        return "speed_band" if self.ask == "decode_tokens_per_s" else "prompt_band"
+
     def answered(self) -> dict[str, float]:
-        """Each ``EngineQuantity``, and ``speed_band``: four fifths of such decode speeds are between predicted /
-        (1 + band) and predicted * (1 + band). Raises FitError for what cannot run, and errors of unknown names."""
+        """Each ``EngineQuantity``, and two bands: four fifths of such decode speeds, and of all prompt speeds, are
+        between predicted / (1 + band) and predicted * (1 + band).
+
+        Raises FitError for what cannot run, and errors of unknown names."""
         question = self.question
         answer = engine_answer(question, question.model_shape, question.load_machine())
         prompt_tokens = self.batch * self.prompt
@@ -91,5 +101,15 @@ class EngineQuestion:
             "decode_tokens_per_s": 1e3 * self.batch / answer.tpot_ms,
             "prompt_tokens_per_s": 1e3 * prompt_tokens / answer.ttft_ms,
             "first_token_s": answer.ttft_ms / 1e3,
+            "prompt_band": _prompt_band(),
             **({"speed_band": answer.error.band} if answer.error else {}),
         }
+
+
+@cache
+def _prompt_band() -> float:
+    """The band of all prompt speeds that were measured, predicted without the row's machine."""
+    scored = [row for row in read_rows() if row.scored]
+    errors = errors_of(scored, read_predictions(), "prompts")
+    assert errors is not None
+    return errors.band

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,11 +14,13 @@ from trilane.common.csv_files import write_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.schema import from_dict
 from trilane.study.journal import Journal, Study, journal_next_to, journal_of
+from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PapersError
-from trilane.study.papers.paper import Paper
-from trilane.study.papers.quantities import FACTS, Facts, observed
+from trilane.study.papers.paper import AskingWay, Paper, PaperQuestion
+from trilane.study.papers.quantities import FACTS, TIMED, Facts, observed, subject_of
 from trilane.study.papers.sources import source_of
+from trilane.study.papers.ways import STUDIED, Asked, cases, is_studied, range_of_kinds
 from trilane.study.player import LastPrepared, Watch, play
 
 PLAYED = Path(__file__).with_name("plays.csv")
@@ -38,30 +41,48 @@ def key(scenario: Playable) -> str:
     return json.dumps({name: value for name, value in scenario.to_dict().items() if value != _DEFAULTS[name]})
 
 
-def needed(figure_ids: Iterable[str]) -> list[Playable]:
-    """The scenarios that figures need, with repetitions. Raises ScenarioError."""
-    return [one for figure_id in figure_ids for one in _needed(source_of(figure_id), figure_id)]
+def needed(
+    figure_ids: Iterable[str], ways: Container[AskingWay] = frozenset(AskingWay),
+    calibrations: Calibrations | None = None,
+) -> list[Playable]:
+    """The scenarios that figures need in some ways, with repetitions. ``calibrations``: None: those that come with the
+    program. Raises ScenarioError."""
+    return [
+        one
+        for figure_id in figure_ids
+        for paper in [source_of(figure_id)]
+        for question in [paper.asked[figure_id]]
+        for asked in ways_of(paper, question) if asked.way in ways
+        for one in plays_of(paper, question, asked._replace(calibrations=calibrations))
+    ]
 
 
-def _needed(paper: Paper, figure_id: str) -> Iterator[Playable]:
-    question = paper.asked[figure_id]
+def ways_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> Iterator[Asked]:
+    """The ways in which a figure is asked: of times, also the ends of what programs of its kinds take."""
+    yield from (Asked(way) for way in AskingWay if way is not AskingWay.STUDIED or is_studied(paper, question))
+    if isinstance(question, PaperQuestion) and subject_of(question.ask) in TIMED:
+        yield from range_of_kinds(paper, question)
+
+
+def plays_of(paper: Paper, question: PaperQuestion | EngineQuestion, asked: Asked = STUDIED) -> Iterator[Playable]:
+    """The scenarios of a figure in one way."""
     if isinstance(question, EngineQuestion):
         yield question
         return
     for method in (question.method, *question.baselines):
-        for case in paper.cases(question, method):
+        for case in cases(paper, question, method, asked):
             yield from case.draws
 
 
 def played(
-    scenarios: Iterable[Playable], jobs: int = 1, watch: Watch | None = None
+    scenarios: Iterable[Playable], jobs: int = 1, watch: Watch | None = None, any_error: bool = False
 ) -> Iterator[tuple[str, Facts | str]]:
     """Play each different scenario once, and give its key and facts, or why it was refused, as soon as they are there.
 
-    Scenarios of one trace are played one after the other.
+    Scenarios of one trace are played one after the other. ``any_error``: a fault of the program is a refusal, too.
     """
     tasks = sorted({key(scenario): scenario for scenario in scenarios}.items(), key=lambda task: _setting(task[1]))
-    for place, facts in play(_observed, [scenario for _, scenario in tasks], _setting, jobs, watch):
+    for place, facts in play(partial(_observed, any_error), [scenario for _, scenario in tasks], _setting, jobs, watch):
         yield tasks[place][0], facts
 
 
@@ -72,11 +93,20 @@ def _setting(scenario: Playable) -> tuple[str, str]:
     return scenario.trace, key(scenario.with_(policy="", parameters={}, engine=""))
 
 
-def _observed(prepared: LastPrepared, scenario: Playable) -> Facts | str:
+def observed_in(prepared: LastPrepared, scenario: Playable) -> Facts:
+    """Facts of a scenario. Raises TrilaneError for what cannot run."""
+    return scenario.answered() if isinstance(scenario, EngineQuestion) else observed(prepared.of(scenario))
+
+
+def _observed(any_error: bool, prepared: LastPrepared, scenario: Playable) -> Facts | str:
     try:
-        return scenario.answered() if isinstance(scenario, EngineQuestion) else observed(prepared.of(scenario))
+        return observed_in(prepared, scenario)
     except TrilaneError as error:
         return str(error)
+    except Exception as error:
+        if any_error:
+            return f"{type(error).__name__}: {error}"
+        raise
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -106,7 +136,9 @@ def _facts_in(line: Mapping[str, str]) -> Facts:
     return {name: float(line[name]) for name in FACTS if line.get(name)}
 
 
-def add_plays(path: Path, scenarios: Iterable[Playable], jobs: int = 1, watch: Watch | None = None) -> int:
+def add_plays(
+    path: Path, scenarios: Iterable[Playable], jobs: int = 1, watch: Watch | None = None, any_error: bool = False
+) -> int:
     """Play the scenarios that a file lacks, or that were refused, and add them. Each is kept in FILE.journal as soon as
     it is there, so that an interrupted run can go on.
 
@@ -117,11 +149,11 @@ def add_plays(path: Path, scenarios: Iterable[Playable], jobs: int = 1, watch: W
     with journal_of(journal_next_to(path), _PLAYS) as journal:
         plays |= _kept(journal)
         missing = [scenario for scenario in scenarios if isinstance(plays.get(key(scenario), ""), str)]
-        for name, facts in played(missing, jobs, watch):
+        for name, facts in played(missing, jobs, watch, any_error):
             journal.add(name, {_REFUSED: facts} if isinstance(facts, str) else facts)
             plays[name] = facts
         if plays != before:
-            write_csv(_lines(plays), path)
+            write_plays(plays, path)
             journal.discard()
     return len(plays) - len(before)
 
@@ -133,6 +165,11 @@ def _kept(journal: Journal) -> dict[str, Facts | str]:
     except PapersError as error:
         raise journal.damaged(str(error)) from None
     return {name: facts.get(_REFUSED) or facts for name, facts in kept.items()}
+
+
+def write_plays(plays: Plays, path: Path) -> None:
+    """The whole file. Raises OSError."""
+    write_csv(_lines(plays), path)
 
 
 def _lines(plays: Plays) -> Iterator[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -153,6 +153,23 @@ QUANTITIES: Mapping[str, PaperQuantity] = {
                                    lambda mine, base: mine["cpu_expert_ms"] / mine["copy_ms"]),
 }
 
+Subject: TypeAlias = Literal["times", "ratios", "hits", "forecasts", "shares of the time", "sizes"]
+TIMED: tuple[Subject, ...] = ("times", "ratios")
+_SUBJECTS: Mapping[Subject, tuple[str, ...]] = {
+    "hits": ("hit_rate", "hit_gain", "last_hits_max", "cache_ratio", "cache_ratio_improvement"),
+    "forecasts": ("top1_accuracy", "top2_accuracy", "recall", "recall_gain", "top_score_accuracy", "top_score_active",
+                  "phase_likeness"),
+    "shares of the time": ("copy_share", "compute_share", "plan_share", "no_load_share", "low_score_share",
+                           "top_score_share"),
+    "sizes": ("routed_gib", "other_gib", "model_gib"),
+}
+
+
+def subject_of(name: str) -> Subject:
+    """The kind of a quantity: of all others, those that compare are ratios (or differences) of times."""
+    named = next((subject for subject, names in _SUBJECTS.items() if name in names), None)
+    return named or ("ratios" if QUANTITIES[name].compares else "times")
+
 
 _OF_RUNS = (
     "tpot_ms", "ttft_ms", "decode_resident_hit_rate", "h2d_busy_share", "gpu_busy_share", "cpu_busy_share",
@@ -163,6 +180,7 @@ FACTS = (
     "cpu_expert_ms", "exchange_ms", "top1_accuracy", "top2_accuracy", "recall", "phase_likeness", "low_score_loads",
     "top_score_loads", "top_score_accuracy", "top_score_active", "stall_h2d_share", "prompt_j",
     "served_hit_rate", "last_hits_max", "decode_tokens_per_s", "prompt_tokens_per_s", "first_token_s", "speed_band",
+    "prompt_band",
 )
 LAST = 8  # tokens that DALI's Fig. 18d takes together
 _ALPHA = 0.25  # of Qwen2 (Section VI-B), whose loads SMoE's Table I shows, unless a policy has another one

@@ -40,6 +40,15 @@ def source_of(figure_id: str) -> Paper:
     return sources()[published()[figure_id].paper]
 
 
+def name_in(path: Path) -> str:
+    """The name of the further source in a file. Raises PapersError."""
+    document = read_yaml(path, PapersError)
+    name = document.get("name") if isinstance(document, dict) else None
+    if name not in further_sources():
+        raise PapersError(f"{path}: expected a further source: {unknown('source', str(name), further_sources())}")
+    return str(name)
+
+
 def chosen_figures(
     name: str | None = None, figure_id: str | None = None, headlines: bool = False,
     among: Mapping[str, Paper] | None = None,

@@ -208,9 +208,10 @@ def test_an_architecture_has_its_own_error_on_such_machines_or_else_on_all() -> 
         own = expected(model).like_models
         assert own is not None
         assert own[:4] == ("mixed", architecture, "", "")
-    elsewhere = expected("hunyuan-a13b@q6_k").like_models
-    assert elsewhere is not None
-    assert elsewhere[:4] == ("", "hunyuan-moe", "", "")
+    for model, architecture in (("hunyuan-a13b@q6_k", "hunyuan-moe"), ("deepseek-v2-lite", "deepseek2")):
+        elsewhere = expected(model).like_models  # never measured, or one speed, on such machines
+        assert elsewhere is not None
+        assert elsewhere[:4] == ("", architecture, "", "")
     assert expected("phi-3.5-moe").like_models is None
 
 
@@ -221,5 +222,21 @@ def test_the_band_is_no_narrower_than_on_the_card_itself() -> None:
     assert error.like_card[:4] == ("", "qwen35moe", "", "RTX 5060 Ti 16GB")
     assert error.band >= error.like_card.band
     assert error._replace(like_card=error.like_card._replace(band=9.0)).band == 9.0
-    assert error._replace(like_card=error.like_card._replace(band=9.0, rows=2)).band < 9.0
     assert expected("qwen3.5-35b-a3b", "rtx-4080").like_card is None
+
+
+def kept(regime: str, architecture: str, gpu: str, machines: int, rows: int) -> RegimeAccuracy:
+    return RegimeAccuracy(regime, architecture, "", gpu, 0.5, 0.5, 0.5, machines, rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("machines", "rows", "alone"), [(1, 1, True), (2, 2, True), (1, 9, True), (2, 3, False)])
+def test_fewer_than_three_speeds_or_one_machine_stand_behind_those_of_all_machines(
+    machines: int, rows: int, alone: bool
+) -> None:
+    everywhere = kept("", "deepseek2", "", 4, 30)
+    known = [kept("", "", "", 60, 400), kept("mixed", "", "", 9, 42), kept("mixed", "deepseek2", "", machines, rows),
+             everywhere, kept("", "deepseek2", "RTX 3060 12GB", 1, 2)]
+    shape, hardware = load_model("deepseek-v2-lite@q4_k_m"), load_hardware("rtx-3060+ddr4-3200")
+    error = error_to_expect(shape, hardware, "mixed", load_fitted("llama.cpp"), known)
+    assert error.like_models == (everywhere if alone else known[2])
+    assert error.like_card is None  # of two speeds

@@ -34,7 +34,6 @@ from trilane.engines.tune.settings import (
 QUESTIONS = 1000 if DEEP else 25
 DRAWN = 24  # settings of a question, some of them near the best one
 NEAR = 0.01  # of the time that is compared
-TILE_ROWS = 64  # a CPU alone is given no smaller pieces: their attention row by row was not measured
 CACHED = 10  # of so many questions one has its cache of experts examined, too
 ENGINES = (None, None, "llama.cpp", "llama.cpp-vulkan", "llama.cpp-rocm", "ik_llama.cpp", "ktransformers")
 KV: Sequence[Any] = (("f16",), ("f16", "q8_0"), ("f16", "q8_0", "q4_0"))
@@ -110,8 +109,6 @@ def drawn_setting(random: Random, done: SettingSearch) -> Setting:
         host = host if host is None else host + random.randint(-2, 2)
     whole = done.bench.hardware.one_memory or done.bench.engine.splits == "experts"
     gpu = best.cached or random.choice(space.gpu)
-    if not gpu or done.bench.hardware.cpu_only:
-        least = max(least, min(TILE_ROWS, most))
     return Setting(
         random.choice(space.kv), min(max(pieces, least), most), random.randint(1, done.bench.hardware.cpu.cores),
         None if host is None or whole or not gpu else min(max(host, 0), shape.moe_layers),

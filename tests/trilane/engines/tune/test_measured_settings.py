@@ -38,7 +38,7 @@ from trilane.engines.tune.tuned import Tuned, Workbench
 
 FILES = sorted((ROOT / "docs/validation/llama.cpp/tune").glob("*.csv"))
 WITHIN = 0.05
-TOO_LONG = {"deepseek-v2-lite": 0.294, "olmoe-1b-7b": 0.138, "qwen3-30b-a3b": 0.182}  # by parts, over what was measured
+TOO_LONG = {"deepseek-v2-lite": 0.220, "olmoe-1b-7b": 0.128, "qwen3-30b-a3b": 0.133}  # by parts, over what was measured
 PROFILE = str(ROOT / "docs/validation/llama.cpp/engine.yaml")  # of this machine
 each_way = pytest.mark.parametrize(
     ("path", "engine"), [(path, engine) for path in FILES for engine in (None, PROFILE)],
@@ -323,5 +323,5 @@ def test_speedups_that_were_measured_on_a_laptop_are_less_by_what_the_page_says(
     rows = ((1, 0.88, 1.20), (2, 0.866, 1.28), (3, 0.84, 1.21), (4, 0.83, 1.14))
     steps = {drafts: drafted_step(speed, drafts, active_experts(trace, 1 + drafts)) for drafts, _, _ in rows}
     less = [1 - measured * steps[drafts].token_ns(share) / speed.decode.total_ns for drafts, share, measured in rows]
-    assert less == pytest.approx([0.09, 0.12, 0.18, 0.22], abs=0.01)
+    assert less == pytest.approx([0.09, 0.11, 0.165, 0.2], abs=0.01)
     assert f"{min(less):.0%} to {max(less):.0%}" == MEASURED_LESS

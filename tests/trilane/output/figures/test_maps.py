@@ -1,4 +1,4 @@
-"""Maps of coloured cells: the fastest policy, what an idea gains, the leaderboard."""
+"""Maps of coloured cells: the fastest policy, what an idea gains."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import LogNorm
 
-from policies.protocols import PolicyKind
 from tests.kit.pictures import CHANGES, results, run, seer, texts
 from tests.kit.questions import hand_made_map, small_question
-from tests.kit.results import entries_of, some_entries
 from trilane.output.figures.figure_files import PictureError
-from trilane.output.figures.maps import plot_heat_map, plot_leaderboard, plot_pays
+from trilane.output.figures.maps import plot_heat_map, plot_pays
 from trilane.output.figures.sweep_means import SweepMeans, means_of
-from trilane.study.leaderboard.standings import standings
 
 # --- the fastest policy -----------------------------------------------------------------------------------------------
 
@@ -170,34 +167,3 @@ def test_the_data_behind_it_whole_of_an_idea() -> None:
         "0.25,300.0,,,,llama.cpp,15.0,llama-cache-lru,,False,too small",
         "0.5,300.0,-0.1,-0.1,-0.1,llama.cpp,15.0,llama-cache-lru,13.5,False,",
     ]
-
-
-# --- of the leaderboard -----------------------------------------------------------------------------------------------
-
-def test_rows_columns_and_speeds() -> None:
-    picture = plot_leaderboard(standings(some_entries()))
-    ax = picture.figure.axes[0]
-    [image] = ax.images
-    values = np.ma.asarray(image.get_array())
-    assert values.shape == (3, 16)
-    assert values[:, :3].tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 0.5], [0.5, None, 1.0]]  # at most 1 in colour
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["wild ~", "steady", "quick"]
-    assert [text.get_text() for text in ax.texts][:8] == ["200", "200", "100", "100", "100", "50", "50", "100"]
-    assert picture.figure.get_suptitle() == "Fastest, or within 2% of it, of 16 settings: steady in 2, quick in 1"
-
-
-def test_the_data_behind_it() -> None:
-    frame = plot_leaderboard(standings(some_entries())).frame
-    assert len(frame) == 9
-    assert frame[frame["policy"] == "quick"]["relative"].tolist()[::2] == [0.5, 1.0]
-
-
-def test_nothing_to_draw() -> None:
-    with pytest.raises(PictureError, match="expected a policy that runs"):
-        plot_leaderboard(standings(entries_of("never", None)))
-
-
-def test_without_a_policy_that_keeps_the_routing_the_title_says_so() -> None:
-    found = [replace(one, relative=dict.fromkeys(one.entries, 1.0)) for one in
-             standings(entries_of("wild", 20.0, kind=PolicyKind.CHANGES))]
-    assert plot_leaderboard(found).figure.get_suptitle() == "No policy that keeps the routing runs in any setting"

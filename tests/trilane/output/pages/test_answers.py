@@ -137,6 +137,7 @@ def test_the_page_whole() -> None:
         "llama.cpp@cache: llama.cpp's own cache (--moe-cache-mib, PR 29887), the one of `trilane tune`: +10% here, "
         "16.5 tokens/s; its map: --policy llama.cpp@cache",
         "model on machine: answers",
+        "statistics of the routing: the model's own statistics (mixtral-8x7b)",
         "",
         "what decides  experts on the GPU (share of all): 50% here, upload of an expert (us): 100 here",
         "break-even    experts on the GPU (share of all): it pays everywhere from 25% to 50%",
