@@ -67,6 +67,7 @@ class CardsMemory:
     hardware: Hardware
     setting: LoadSetting  # with no experts on the host
     copies: int
+    margin_bytes: int = 0  # of each card's reserve that need not be kept free
 
     def filled(self, cpu_layers: int) -> ByCard:
         """Blocks of each card, as many as it has room for; the last one takes the rest. All of them on the first card,
@@ -75,7 +76,7 @@ class CardsMemory:
             return alone
         needs, counts, start = self._needs(cpu_layers), list[int](), 0
         for number, card in enumerate(self.hardware.cards[:-1]):
-            room = card.gpu.memory_bytes - card.gpu.reserve_bytes - self._compute(number, cpu_layers, False, True)
+            room = card.gpu.memory_bytes - self._reserve(card) - self._compute(number, cpu_layers, False, True)
             end = int(np.searchsorted(needs, needs[start] + room, side="right")) - 1
             counts.append(max(end, start) - start)
             start = max(end, start)
@@ -111,7 +112,7 @@ class CardsMemory:
         return CardMemory(
             card.name, end - start, card.memory_bytes,
             round(self._weights[own].sum()) + head * self._head_bytes, round(self._kv[own].sum()),
-            self._compute(number, cpu_layers, head, several), card.reserve_bytes,
+            self._compute(number, cpu_layers, head, several), self._reserve(self.hardware.cards[number]),
             round(self._experts[own][host:].sum()),
         )
 
@@ -132,6 +133,9 @@ class CardsMemory:
         buffer = ComputeBuffer(self.shape, setting)
         more = self.copies - 1 if several and not cpu_layers else 0
         return buffer.size + more * buffer.inputs
+
+    def _reserve(self, card: Hardware) -> int:
+        return max(card.gpu.reserve_bytes - self.margin_bytes, 0)
 
     @property
     def _alone(self) -> ByCard:

@@ -88,7 +88,7 @@ class LayerSplit:
     copied: bool  # the host's experts are computed by the first card
 
     @classmethod
-    def of(
+    def on(
         cls, shape: ModelShape, hardware: Hardware, engine: FittedEngine, work: ExpertWork, rows: int,
         contexts: Sequence[Sequence[int]], *, threads: int | None, numa: NumaMode | None = None,
         head_rows: int | None = None, copied: bool = False,
@@ -140,7 +140,7 @@ class LayerSplit:
         returns = sum(count * ns for count, ns in zip(away, self.returns_ns, strict=True))
         return float(self.copies_ns[cpu_layers]) + returns
 
-    def step_parts(self, cpu_layers: int, by_card: ByCard) -> list[float]:
+    def parts(self, cpu_layers: int, by_card: ByCard) -> list[float]:
         """The parts of a decode step, as ``DecodeTime`` has them."""
         handing_ns = float(self.visits_ns[cpu_layers]) + self.hand_over_ns(by_card)
         return [*self.stages_ns(cpu_layers, by_card).sum(axis=0), float(self.cpu_ns[cpu_layers]), handing_ns, 0.0]
@@ -156,7 +156,7 @@ class PromptSplit:
     overlapped: bool
 
     @classmethod
-    def of(
+    def on(
         cls, shape: ModelShape, hardware: Hardware, engine: FittedEngine, sizes: Sequence[tuple[int, Sequence[int]]],
         *, threads: int | None, numa: NumaMode | None = None,
     ) -> PromptSplit:
@@ -165,7 +165,7 @@ class PromptSplit:
         for tokens, ends in sizes:
             copied = prompt.experts.value == "copied" and tokens >= prompt.copies_from_tokens.value
             work, contexts = ExpertWork.of(shape, tokens), [(end,) for end in ends]
-            pieces.append(LayerSplit.of(
+            pieces.append(LayerSplit.on(
                 shape, hardware, engine, work, tokens, contexts, threads=threads, numa=numa, copied=copied
             ))
         copies = engine.cards.copies.value if engine.cards else 1

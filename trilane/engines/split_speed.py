@@ -171,7 +171,7 @@ def decode_time(
     """
     if split.by_card is not None:
         several = step_on_cards(shape, hardware, engine, split, context, batch, drafts=drafts, active=active)
-        return DecodeTime(*map(round, several.step_parts(split.cpu_layers, split.by_card)))
+        return DecodeTime(*map(round, several.parts(split.cpu_layers, split.by_card)))
     costs = DecodeCosts.of(shape, hardware, engine, split, context, batch, drafts=drafts, active=active)
     layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     hit_rate = split.cache.hit_rate if split.cache and layers else None
@@ -184,7 +184,7 @@ def step_on_cards(
 ) -> LayerSplit:
     """Such a step on several cards, however they divide the layers."""
     rows, contexts = batch * (1 + drafts), [(max(context, 1 + drafts),) * batch]
-    return LayerSplit.of(
+    return LayerSplit.on(
         shape, hardware, engine, _step_work(shape, rows, active), rows, contexts, threads=split.threads,
         numa=split.numa, head_rows=rows,
     )
@@ -293,7 +293,7 @@ def prompt_on_cards(
 ) -> PromptSplit:
     """A prompt on several cards, however they divide the layers."""
     sizes = _piece_sizes(engine, split, tokens, before)
-    return PromptSplit.of(shape, hardware, engine, sizes, threads=split.threads, numa=split.numa)
+    return PromptSplit.on(shape, hardware, engine, sizes, threads=split.threads, numa=split.numa)
 
 
 def _piece_sizes(engine: FittedEngine, split: StaticSplit, tokens: int, before: int) -> list[tuple[int, list[int]]]:
