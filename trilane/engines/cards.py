@@ -79,7 +79,7 @@ def _together(name: str, machines: Sequence[Hardware]) -> Hardware:
     first, *others = sorted(machines, key=lambda one: -one.gpu.bandwidth_bytes_per_s)
     for one in (first, *others):
         if one.one_memory:
-            raise HardwareError(f"hardware {quoted(name)}: {one.gpu.name} reads the host's memory, next to no other card")
+            raise HardwareError(f"hardware {quoted(name)}: {one.gpu.name} has no memory of its own")
     counts = Counter(one.gpu.name for one in (first, *others))
     titles = ", ".join(title if count == 1 else f"{count} x {title}" for title, count in counts.items())
     notes = dict.fromkeys(note for one in (first, *others) for note in one.notes)

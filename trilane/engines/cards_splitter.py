@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from trilane.engines.card_memory import CardMemory, CardsMemory
+from trilane.engines.card_memory import CardsMemory
 from trilane.engines.layer_split import ByCard
 from trilane.engines.load_memory import LoadSetting
 from trilane.engines.memory import MARGIN_BYTES, SplitMemory, Splitter, shortages
@@ -59,11 +59,12 @@ class CardsSplitter(Splitter):
     def _together(self, cpu_layers: int, by_card: ByCard) -> SplitMemory:
         cards, one = self._cards.memories(cpu_layers, by_card), self.memory_of(cpu_layers, 0)
 
-        def whole(name: str) -> int:
-            return sum(getattr(card, name) for card in cards)
-
         memory = replace(
-            one, cards=cards, **{name: whole(name) for name in CardMemory._fields if name not in ("name", "blocks")}
+            one, cards=cards, gpu_bytes=sum(card.gpu_bytes for card in cards),
+            every_token_bytes=sum(card.every_token_bytes for card in cards),
+            kv_bytes=sum(card.kv_bytes for card in cards), compute_bytes=sum(card.compute_bytes for card in cards),
+            reserve_bytes=sum(card.reserve_bytes for card in cards),
+            experts_bytes=sum(card.experts_bytes for card in cards),
         )
         return replace(memory, disk_bytes=self._disk_bytes(memory)) if self.reads_disk else memory
 

@@ -3,8 +3,8 @@
 Dialects of 2025 are what builds from the spring to August 2025 take: ``--n-cpu-moe`` came in that month (llama.cpp PR
 15077, ik_llama.cpp PR 672), ``-fa on`` in place of ``-fa`` later (PRs 15434 and 944). Since then ik_llama.cpp fuses a
 mixture's products and uses the latent cache without being told (PRs 863 and 943). KTransformers' are those of
-kt-kernel/README.md. On several cards ik_llama.cpp's ``--n-cpu-moe`` takes the last layers of each (its PR 1464), so that
-the first layers of all are named.
+kt-kernel/README.md. On several cards ik_llama.cpp's ``--n-cpu-moe`` takes the last layers of each (its PR 1464), so
+that the first layers of all are named.
 """
 
 from __future__ import annotations

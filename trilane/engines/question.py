@@ -78,8 +78,8 @@ class Question:
     has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
     takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit. ``disk``: a kind
     of disk, or its GB/s, from which experts are read that the host's memory has no room for; None: they must have room.
-    ``gpu`` may be several cards (``trilane.engines.cards``), and ``ts`` the blocks of each, the quickest first, with the
-    output layer; None: chosen.
+    ``gpu`` may be several cards (``trilane.engines.cards``); ``ts``: blocks of each, the quickest first, with the
+    output layer, None: chosen.
     """
 
     model: str
@@ -284,7 +284,7 @@ def _check_division(ts: tuple[int, ...], shape: ModelShape, cards: int) -> None:
     if len(ts) != cards or cards == 1 or sum(ts) != blocks or not ts[0]:
         raise FitError(
             f"ts {','.join(map(str, ts))}: expected a number of layers for each of several cards, at least 1 on the "
-            f"first, together {blocks}, the output layer being one of them; the machine has {cards} GPU{'s' * (cards > 1)}"
+            f"first, together {blocks}, of which one is the output layer; GPUs: {cards}"
         )
 
 

@@ -77,7 +77,8 @@ class EngineSpeed:
     @classmethod
     def asked(cls, question: Question, shape: ModelShape, hardware: Hardware) -> EngineSpeed:
         """The question of a user, who may have named a split."""
-        return cls(question, shape, hardware, engine_of(question, hardware), (question.n_cpu_moe, question.ts) != (None, None))
+        named = question.n_cpu_moe is not None or question.ts is not None
+        return cls(question, shape, hardware, engine_of(question, hardware), named)
 
     @cached_property
     def splitter(self) -> Splitter:

@@ -81,7 +81,8 @@ class _Upgrades:
         own = self.bench.question.fit
         lists = [memory_steps(own), channel_steps(own), cpu_steps(own)]
         second = second_card_steps(own) if self.bench.engine.splits_cards else []
-        return (*self._cards(), *filter(None, map(self._with, second)), *self._ram(), *filter(None, map(self._first, lists)))
+        cards = (*self._cards(), *filter(None, map(self._with, second)))
+        return (*cards, *self._ram(), *filter(None, map(self._first, lists)))
 
     def _cards(self) -> Iterator[Upgrade]:
         """Cards of the present size, if one gains; of the next ones; and of the first with room for all experts."""

@@ -70,7 +70,8 @@ class Fit:
     @property
     def offloads(self) -> bool:
         """True if some experts are not on the GPU, so that policies have something to decide."""
-        return self.engine is not None and not (self.engine.cpu_only or self.engine.memory.cards) and self.engine.cpu_layers > 0
+        found = self.engine
+        return found is not None and not (found.cpu_only or found.memory.cards) and found.cpu_layers > 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

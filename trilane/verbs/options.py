@@ -256,8 +256,10 @@ class MachineParts:
     sockets: Annotated[
         int | None, typer.Option(min=1, metavar="2", help="Sockets of a server's CPU. Default: one.")
     ] = None
-    pcie: Annotated[str | None, typer.Option(metavar="4x16", help="PCIe slot, or one for each GPU: 4x16,4x4. Default: the "
-                                                                 "best of the parts.")] = None
+    pcie: Annotated[
+        str | None,
+        typer.Option(metavar="4x16", help="PCIe slot, or one for each GPU: 4x16,4x4. Default: the best of the parts."),
+    ] = None
     ram_gb: Annotated[
         int | None,
         typer.Option("--ram-gb", min=1, metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),

@@ -182,6 +182,7 @@ def pays(
     Simulates decoding with and without the idea while the two numbers that matter most are varied: whether it pays on
     the machine that was named, by how much, and from which values of these numbers on.
     """
+    from sim.machine.hardware import load_hardware
     from trilane.output.pages.pays import pays_page
     from trilane.study.pays.gain_map import gain_map
     from trilane.study.pays.ideas import PaysQuestion
@@ -190,6 +191,7 @@ def pays(
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
     parts, taken = machine_named(parts, *model_checks(model, workload.weights))
     asked = workload.question(model=model, **vars(parts), trace=trace)
+    load_hardware(asked.hardware)  # raises HardwareError for several GPUs, which no policy plays on
     with watching("simulating") as watch:
         found = gain_map(PaysQuestion(idea, asked, draws, named, x, y), processes(jobs), watch)
     report(json, {**found.to_dict(), **taken_record(taken)}, *pays_page(found))

@@ -86,7 +86,8 @@ class Setting(NamedTuple):
 
     def question(self, question: Question, shape: ModelShape) -> Question:
         blocks = None if self.host_layers is None else cpu_layers_of(shape, self.host_layers)
-        return replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads, n_cpu_moe=blocks, ts=self.ts)
+        named = replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads)
+        return replace(named, n_cpu_moe=blocks, ts=self.ts)
 
 
 @dataclass(frozen=True)
@@ -187,4 +188,5 @@ def _may_be_alone(hardware: Hardware, engine: FittedEngine) -> bool:
 
 
 def _may_cache(hardware: Hardware, engine: FittedEngine) -> bool:
-    return not (hardware.one_memory or hardware.further) and "expert_cache" in engine.options and not engine.measured_on(hardware)
+    one_card = not (hardware.one_memory or hardware.further)
+    return one_card and "expert_cache" in engine.options and not engine.measured_on(hardware)

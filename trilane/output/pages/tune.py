@@ -156,7 +156,8 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
     if best.cpu_only or tuning.regime == "unified":
         return [("memory", f"{whole}{disk_text(memory.disk_bytes)}")]
-    return [("GPU memory", whole), *cards_fact(memory), *_division(best), ("host memory", host_text(memory.host_parts, memory.disk_bytes))]
+    host = host_text(memory.host_parts, memory.disk_bytes)
+    return [("GPU memory", whole), *cards_fact(memory), *_division(best), ("host memory", host)]
 
 
 def _division(best: Tuned) -> list[tuple[str, str]]:
@@ -166,8 +167,8 @@ def _division(best: Tuned) -> list[tuple[str, str]]:
     if sum(bool(card.blocks) for card in best.memory.cards) == 1:
         return [("layers", "all on the quickest card: on others they would take longer")]
     if best.host_layers:
-        return [("layers", "as many as the quickest cards take, since experts of the first ones are on the CPU: with equal "
-                           "numbers the first card would be empty and the last full")]
+        return [("layers", "as many as the quickest cards take: experts of the first ones are on the CPU, so that with "
+                           "equal numbers the first card would be empty and the last full")]
     return [("layers", "-ts counts them with the output layer, the quickest card first, as CUDA numbers cards")]
 
 
