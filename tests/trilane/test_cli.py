@@ -262,6 +262,30 @@ def test_an_engine_says_which_machines_hold_its_numbers(trilane: Trilane) -> Non
     assert "held by" not in trilane("engines", "graphs").out
 
 
+def test_speeds_of_a_program_set_numbers_of_its_kind(trilane: Trilane, tmp_path: Path) -> None:
+    rows, engine = str(tmp_path / "rows.csv"), str(tmp_path / "mine.yaml")
+    assert "--calibrate" in trilane("engines", "--template", rows).err
+    answer = trilane("engines", "eager", "--calibrate", rows, "-o", engine, "--json", str(tmp_path / "found.json"))
+    assert "eager, set by half-cached" in answer.out
+    assert "put in" in answer.out
+    found = json.loads((tmp_path / "found.json").read_text())
+    page = trilane("engines", engine).out
+    assert f"{found['numbers']['software.layer_ns']:g}" in page
+    assert "range" in page
+    refused = trilane("engines", "--calibrate", rows)
+    assert refused.status == 2
+    assert "--calibrate: expected a kind of programs" in refused.err
+
+
+def test_a_kind_of_programs_has_a_range_in_comparisons(trilane: Trilane) -> None:
+    small = [f"--set={one}" for one in ("trace=mini-moe", "model=null", "cached_share=0.25", "generated_tokens=3")]
+    words = ["compare", "--policies", "fiddler,on-demand", "--draws", "1", "--jobs", "1", *small]
+    assert "of kind" in trilane(*words, "--set", "engine=eager").out
+    assert "of kind" not in trilane(*words).out
+    for verb in (["simulate", "--policy", "fiddler"], ["whatif", "--policies", "fiddler", "--vary", "batch=1,2"]):
+        assert "eager is a kind of programs" in trilane(*verb, *small, "--set", "engine=eager").err
+
+
 
 def test_every_number_of_a_machine_has_its_source(trilane: Trilane) -> None:
     for machine in trilane("hardware", "--json", "-").json["hardware"]:

@@ -6,7 +6,6 @@ passed over. Fields that a row leaves empty are those of the file in its column 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +71,9 @@ class PredictedRow(NamedTuple):
     simulated: float
 
     @property
-    def log_ratio(self) -> float:
-        """ln(simulated / measured time)."""
-        return log_error(self.row.play.quantity, self.simulated, self.row.play.value)
+    def error(self) -> float:
+        """Simulated over measured, minus 1."""
+        return self.simulated / self.row.play.value - 1
 
 
 class CalibratedRows(NamedTuple):
@@ -86,8 +85,8 @@ class CalibratedRows(NamedTuple):
 
     @property
     def median_error(self) -> float | None:
-        """Median of |simulated / measured - 1| of the times that set nothing; None without any."""
-        errors = [abs(math.expm1(each.log_ratio)) for each in self.rows if not each.row.put_in]
+        """Median of the absolute errors of rows that set nothing; None without any."""
+        errors = [abs(each.error) for each in self.rows if not each.row.put_in]
         return median(errors) if errors else None
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from sim.costs.engine import CountedEngine, load_engine
 from trilane.output.pages.output import Part, heading, legend, pairs, percent, signed_percent, table
 from trilane.study.calibration_rows import CalibratedRows, PredictedRow
@@ -30,7 +28,7 @@ def calibration_page(found: CalibratedRows) -> list[Part]:
 
 def _cells(each: PredictedRow) -> list[str]:
     low_high = "" if each.ends is None else f"{each.ends[0]:.4g}..{each.ends[1]:.4g}"
-    error = "put in" if each.row.put_in else signed_percent(each.simulated / each.row.play.value - 1)
+    error = "put in" if each.row.put_in else signed_percent(each.error)
     return [each.row.id, each.row.play.quantity, f"{each.row.play.value:.4g}", low_high, f"{each.before:.4g}",
             f"{each.simulated:.4g}", error]
 
@@ -40,6 +38,6 @@ def _summary(found: CalibratedRows) -> list[str]:
         return ["", "all rows were put in: none is predicted"]
     others = [each for each in found.rows if not each.row.put_in]
     inside = [each for each in others if each.ends and each.ends[0] <= each.row.play.value <= each.ends[1]]
-    near = sum(abs(math.expm1(each.log_ratio)) <= 0.15 for each in others)
+    near = sum(abs(each.error) <= 0.15 for each in others)
     return ["", f"{len(others)} rows predicted: median error {percent(found.median_error)}, {near} within 15 %; "
                 f"{len(inside)} are in the range of the kind"]

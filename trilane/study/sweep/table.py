@@ -22,6 +22,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.json_text import parse_json
 from trilane.common.parquet_files import read_parquet
 from trilane.common.schema import from_dict
+from trilane.study.policy_choice import policy_in, policy_label
 from trilane.study.sweep.axes import SCENARIO_KEYS, SweepError, key_value
 from trilane.study.sweep.grid import MOST_COMBINATIONS, Grid, canonical
 
@@ -98,14 +99,21 @@ def check_values(table: pa.Table) -> None:
 Row: TypeAlias = Mapping[str, Any]
 
 _MARK = b"trilane sweep"  # in the file's metadata: the names of its axes
+SETTING = "policy_setting"  # the policy as the grid names it, with the parameters that are given there
 
 
 def table_of(grid: Grid, axes: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> pa.Table:
     """Rows of points and, next to each, the point's values on the axes."""
     schema = _schema(grid)
-    values = [{**at, **row} for at, row in zip(axes, rows, strict=True)]
+    values = [{**at, **row, SETTING: _setting(at, row)} for at, row in zip(axes, rows, strict=True)]
     arrays = [pa.array([cell(f.type, each.get(f.name)) for each in values], f.type) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _setting(axes: Mapping[str, Any], row: Row) -> str:
+    """Policy of a row, such as ``dali{window: 8}``."""
+    policy, parameters = policy_in(axes.get("policy", row["policy"]))
+    return policy_label(policy, parameters) if policy == row["policy"] else str(row["policy"])
 
 
 def _schema(grid: Grid) -> pa.Schema:
@@ -113,7 +121,7 @@ def _schema(grid: Grid) -> pa.Schema:
     own = [name for name in grid.names if name not in SCENARIO_KEYS]
     axes = [(name, _type_of(value for each in grid.axes for value in each.get(name, ()))) for name in own]
     marked = {_MARK: json.dumps(grid.names).encode()}
-    return pa.schema([("point", TEXT), *axes, *COLUMNS.items()], metadata=marked)
+    return pa.schema([("point", TEXT), *axes, (SETTING, TEXT), *COLUMNS.items()], metadata=marked)
 
 
 def _type_of(values: Iterable[Any]) -> pa.DataType:
@@ -139,7 +147,7 @@ def read_table(path: str | Path) -> pa.Table:
         raise SweepError(f"{path}: {error.strerror or error}") from None
     if _MARK not in (table.schema.metadata or {}):
         raise _no_table(path, "this is some other table")
-    if missing := [name for name in ("point", *COLUMNS) if name not in table.column_names]:
+    if missing := [name for name in ("point", SETTING, *COLUMNS) if name not in table.column_names]:
         raise _no_table(path, f"of another version of Trilane: it lacks {', '.join(missing)}")
     try:
         _check_columns(table)
@@ -156,7 +164,7 @@ def _check_columns(table: pa.Table) -> None:
     except TrilaneError:
         raise SweepError("its metadata name no axes") from None
     axes = list(dict.fromkeys(name for name in varied if name not in SCENARIO_KEYS))
-    if table.column_names != ["point", *axes, *COLUMNS]:
+    if table.column_names != ["point", *axes, SETTING, *COLUMNS]:
         raise SweepError("its columns are not those of its axes")
     for field in table.schema:
         if field.type not in ((WHOLE, NUMBER, TEXT, TRUTH) if field.name in axes else (COLUMNS.get(field.name, TEXT),)):

@@ -23,7 +23,7 @@ from trilane.study.sweep.axes import SweepError
 from trilane.study.sweep.code_fingerprint import code_fingerprint, fingerprint_of, sources_in
 from trilane.study.sweep.grid import Grid, points
 from trilane.study.sweep.sweep import Player
-from trilane.study.sweep.table import COLUMNS, frame_of, read_results, read_table, table_of
+from trilane.study.sweep.table import COLUMNS, SETTING, frame_of, read_results, read_table, table_of
 
 
 def made(grid: Grid) -> pa.Table:
@@ -44,8 +44,17 @@ def test_columns_and_types_are_the_same_whether_points_fail_or_not() -> None:
     assert not any(good["error"].to_pylist())
     assert good.schema == bad.schema
     assert good.schema.metadata == bad.schema.metadata
-    assert good.column_names == ["point", "pcie_gbps", "link.copies", *COLUMNS]
+    assert good.column_names == ["point", "pcie_gbps", "link.copies", SETTING, *COLUMNS]
     assert pa.null() not in good.schema.types
+
+
+def test_settings_of_one_policy_have_names_of_their_own() -> None:
+    policies = ({"dali": {"window": 2}}, "dali{window: 8}", "dali", "fiddler")
+    table = made(Grid(Scenario.from_dict(SMALL), ({"policy": policies},)))
+    assert table[SETTING].to_pylist() == ["dali{window: 2}", "dali{window: 8}", "dali", "fiddler", "oracle"]
+    assert table["policy"].to_pylist() == ["dali", "dali", "dali", "fiddler", "oracle"]
+    alone = made(Grid(Scenario.from_dict(SMALL), ({"batch": (1,)},), clairvoyant=False))
+    assert alone[SETTING].to_pylist() == [Scenario.from_dict(SMALL).policy]
 
 
 def test_axes_have_the_narrowest_type_and_what_does_not_apply_is_empty() -> None:
