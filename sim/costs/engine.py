@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Bits, Calibrated, Factor, Ns, NumberRange, Rate, Share, Software
+from sim.costs.software import Bits, Calibrated, CardsWork, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -63,8 +63,7 @@ class GpuWork(NamedTuple):
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
     cache_bits: Mapping[Cached, Sourced[Factor]]  # keys and values of fewer than 16 take the time of so many, unpacked
     four_bits: Mapping[Cached, Sourced[Factor]]  # times that, for those of four bits
-    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products; 1: they
-    # are unpacked once for a piece, before
+    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
     coded_products: Mapping[Coding, Sourced[Factor]]  # times these shares, for weights that are unpacked so
@@ -126,14 +125,6 @@ class PromptWork(NamedTuple):
     repacked_products_per_cycle: Mapping[Instructions, Sourced[Factor]] | None = None  # of weights in the CPU's own
     # order of rows
     most_piece_tokens: Sourced[Annotated[int, at_least(1)]] | None = None  # of a piece that a GPU takes; None: any
-
-
-class CardsWork(NamedTuple):
-    """Several GPUs, each with a range of layers. ``copies``: of a prompt's inputs; with more than one its pieces follow
-    one another through the cards, if these have all experts."""
-
-    hand_over_ns: Sourced[Ns]  # of hidden states from one card to the next, through the host's memory
-    copies: Sourced[Annotated[int, between(1, 64)]]
 
 
 class EngineError(HardwareError):
@@ -300,11 +291,6 @@ class FittedEngine(_Engine):
         if copies is None:
             return self
         return replace(self, prompt=self.prompt._replace(copies=self.prompt.copies._replace(value=copies)))
-
-    @property
-    def splits_cards(self) -> bool:
-        """True if it divides layers over several GPUs."""
-        return self.cards is not None and self.splits == "layers" and not self.measured
 
     @property
     def maps_files(self) -> bool:

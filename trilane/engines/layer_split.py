@@ -34,6 +34,11 @@ ByCard = tuple[int, ...]  # blocks of each card, and with the last of them one m
 _RESULT_BYTES = 4  # of an element of the hidden states
 
 
+def splits_cards(engine: FittedEngine) -> bool:
+    """True if an engine divides layers over several GPUs."""
+    return engine.cards is not None and engine.splits == "layers" and not engine.measured
+
+
 class CardLayers(NamedTuple):
     """Layers of one card: those with experts from ``first`` to before ``end``, others, and whether the head is here."""
 
@@ -95,7 +100,7 @@ class LayerSplit:
     ) -> LayerSplit:
         """Steps of so many rows, one for each of ``contexts``: tokens in the KV cache of each sequence. ``head_rows``:
         of the head; None: one a sequence. Raises EngineError for an engine that takes one card."""
-        if engine.cards is None or not engine.splits_cards:
+        if engine.cards is None or not splits_cards(engine):
             raise EngineError(f"engine {engine.name!r}: expected one GPU, got {len(hardware.cards)}")
         tables = [
             fitted_costs(shape, card, engine, work.most_rows, threads=threads, numa=numa) for card in hardware.cards

@@ -22,7 +22,7 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
 from trilane.engines.cards import cards_in, load_machine, machine_name
-from trilane.engines.layer_split import blocks_of
+from trilane.engines.layer_split import blocks_of, splits_cards
 
 USUAL_WEIGHTS = "q4_k_m"
 KvFormat = Literal["f16", "q8_0", "q4_0"]
@@ -296,7 +296,7 @@ def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware)
     if refused:
         others = [name for name, other in fitted_engines().items() if all(map(other.runs_on, vendors))]
         raise FitError(f"{engine.name} does not run on {_TITLES[refused[0]]}'s GPUs; use {' or '.join(others)}")
-    if hardware.further and not (isinstance(engine, FittedEngine) and engine.splits_cards):
+    if hardware.further and not (isinstance(engine, FittedEngine) and splits_cards(engine)):
         raise FitError(f"{engine.name}: expected one GPU, got {len(hardware.cards)}; use llama.cpp or ik_llama.cpp")
     if weights is not None and not reads(engine, weights):
         others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from sim.machine.disks import disk, disks
 from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part
 from trilane.engines.host_memory import channels_of, larger_ram_gib
+from trilane.engines.layer_split import splits_cards
 from trilane.engines.model_formats import Bench
 from trilane.engines.question import Question
 from trilane.engines.recommend import Recommendation, Recommended, least_ram, recommended
@@ -80,7 +81,7 @@ class _Upgrades:
     def all(self) -> tuple[Upgrade, ...]:
         own = self.bench.question.fit
         lists = [memory_steps(own), channel_steps(own), cpu_steps(own)]
-        second = second_card_steps(own) if self.bench.engine.splits_cards else []
+        second = second_card_steps(own) if splits_cards(self.bench.engine) else []
         cards = (*self._cards(), *filter(None, map(self._with, second)))
         return (*cards, *self._ram(), *filter(None, map(self._first, lists)))
 

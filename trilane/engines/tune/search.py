@@ -296,7 +296,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class CardsPlacing(Placing):
-    """The same on several cards, whose division depends on the size of pieces, too."""
+    """Settings on several cards, whose division depends on the size of pieces, too."""
 
     def _decode(self, threads: int) -> list[Times]:
         return []  # depends on the division
