@@ -46,10 +46,10 @@ class MeasuredRow:
     ``cpu_layers``: MoE layers whose experts the CPU computes, of which the GPU has ``gpu_experts`` each; None only
     where the row is left out.
     ``depth_tokens`` are in the KV cache before the first token that was timed; ``prompt_depth_tokens`` before the
-    prompt. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24. ``copies``: host memory from which experts are copied, where the row states it; None, as the engine does by
+    prompt. ``copies``: host memory from which experts are copied, where the row states it; None, as the engine does by
     itself. ``numa``: the mode of ``--numa``. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``;
     C, for a sanity check. ``left_out``: why it is not asked. ``fault``: why it is asked, but counts in no score and no
-    fit.
+    fit. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24.
     """
 
     id: Name
