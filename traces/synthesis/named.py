@@ -48,9 +48,10 @@ _RELATED = {"own statistics": "", "family": ", of the same family of routers", "
 
 def nearest_routing(shape: ModelShape, fit: RoutingModel | None = None) -> RoutingModel:
     """Routing for ``shape``, from ``fit`` or the nearest stored model; ``source`` says where each part is from."""
+    related = "" if fit else _RELATED[nearest_stored(shape).basis]
     fit = fit or nearest_stored(shape).fit
     accuracy, about = _forecast_accuracy(shape, fit)
-    return replace(adapted(shape, fit), forecast_accuracy=accuracy, source=f"{_taken(shape, fit)}; {about}")
+    return replace(adapted(shape, fit), forecast_accuracy=accuracy, source=f"{_taken(shape, fit, related)}; {about}")
 
 
 def adapted(shape: ModelShape, fit: RoutingModel) -> RoutingModel:
@@ -80,10 +81,9 @@ def _forecast_accuracy(shape: ModelShape, fit: RoutingModel) -> tuple[Mapping[st
     return rounded, about if published else rest
 
 
-def _taken(shape: ModelShape, fit: RoutingModel) -> str:
+def _taken(shape: ModelShape, fit: RoutingModel, related: str) -> str:
     of = f"{fit.source}; {fit.moe_layers} layers, {fit.experts} experts, top-{fit.top_k}"
     made = f"made to the {shape.moe_layers} layers, {shape.experts} experts, top-{shape.top_k} of {shape.name}"
-    related = _RELATED[nearest_stored(shape).basis] if fit in stored_models().values() else ""
     return f"fitted to {fit.name}{related} ({of}), {made}"
 
 
