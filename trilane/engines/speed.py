@@ -174,8 +174,14 @@ class EngineSpeed:
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
-        return command_words(self.question, self.shape, self.engine, self.split, self.hardware)
+        """The command line.
+
+        Where the CPU computes everything, llama.cpp would copy the weights in its own order of rows, for which there is
+        no room next to a file that is mapped (ggml-org/llama.cpp issue 23603).
+        """
+        words = command_words(self.question, self.shape, self.engine, self.split, self.hardware)
+        copies = self.hardware.cpu_only and self.engine.dialect == "llama"
+        return [*words, "--no-repack"] if copies and self.splitter.memory(self.split).disk_bytes else words
 
     @property
     def without_device(self) -> tuple[str, ...]:
