@@ -282,6 +282,8 @@ def test_a_kind_of_programs_has_a_range_in_comparisons(trilane: Trilane) -> None
     words = ["compare", "--policies", "fiddler,on-demand", "--draws", "1", "--jobs", "1", *small]
     assert "of kind" in trilane(*words, "--set", "engine=eager").out
     assert "of kind" not in trilane(*words).out
+    for verb in (["simulate", "--policy", "fiddler"], ["whatif", "--policies", "fiddler", "--vary", "batch=1,2"]):
+        assert "eager is a kind of programs" in trilane(*verb, *small, "--set", "engine=eager").err
 
 
 

@@ -270,8 +270,8 @@ class Splitter:
 
     @property
     def _reserve_bytes(self) -> int:
-        """Bytes that are kept free. A split that is named is refused only where it has no room at all: without the margin with
-        which one is chosen, next to buffers that are counted."""
+        """Bytes that are kept free. A split that is named is refused only where it has no room at all: without the
+        margin with which one is chosen, next to buffers that are counted."""
         reserve = self.hardware.gpu.reserve_bytes
         return max(reserve - MARGIN_BYTES, 0) if self.named and not self.hardware.one_memory else reserve
 

@@ -87,6 +87,14 @@ def changes_of(changes: Sequence[str] | None) -> dict[str, Any]:
     return values
 
 
+def note_kind(scenario: Scenario) -> None:
+    """Say that times are those of a typical program, where the engine is a kind of programs."""
+    from trilane.study.kinds import ends_of
+
+    if ends_of(scenario) is not None:
+        note(f"{scenario.engine} is a kind of programs: times are those of a typical one; compare shows the range")
+
+
 def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
     """The file of a scenario, those that it names, and the files of loaded policies: no result may be written there."""
     return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model, *policy_files())

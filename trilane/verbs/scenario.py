@@ -22,7 +22,7 @@ from trilane.output.pages.output import (
 )
 from trilane.study import DRAWS
 from trilane.verbs import completion
-from trilane.verbs.inputs import DECODE_HINT, choices_in, describe, inputs_of, scenario_for, scenario_of
+from trilane.verbs.inputs import DECODE_HINT, choices_in, describe, inputs_of, note_kind, scenario_for, scenario_of
 from trilane.verbs.options import (
     OWN_POLICY,
     DrawsOption,
@@ -57,6 +57,7 @@ def simulate(
     check_targets(files.spans, files.perfetto, json, picture=files.gantt, inputs=inputs_of(scenario, chosen))
     with working(f"simulating {chosen.policy}"):
         run = run_scenario(chosen)
+    note_kind(chosen)
     about = describe(chosen)
     report(json, record_of(run), *run_page(about, run.to_dict()))
     files.write(run, about)
