@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.machine.disks import Disk, disk
+from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
 from trilane.engines import disk as reads_of_disk
@@ -34,8 +35,7 @@ def speed_of(question: Question) -> EngineSpeed:
 def reads(monkeypatch: pytest.MonkeyPatch, *, room: float, first: float = 0.0, **question: Any) -> DiskReads:
     """Of a disk that reads 1 GB/s, whatever is asked, through room for a share of the model's experts."""
     numbers = (Sourced(value, "a test", "high") for value in (0.0, 1e9, 1e9, 1.0))
-    monkeypatch.setattr(reads_of_disk, "hit_curve", lambda asked: HitCurve((room,), (0.5,)))
-    monkeypatch.setattr(reads_of_disk, "first_uses", lambda asked: first)
+    monkeypatch.setattr(reads_of_disk, "hit_curve", lambda asked: HitCurve((room,), (0.5,), first))
     return DiskReads(SHAPE, Disk("a disk", *numbers), round(room * SHAPE.routed_bytes), replace(ASKED, **question))
 
 
@@ -138,6 +138,32 @@ def test_the_best_setting_maps_its_file_and_has_the_disk_among_its_parts() -> No
     assert tuned.best.decode_ms["disk"] > 0
     assert tuned.error is None
     assert tuned.best.memory.disk_bytes > 15e9
+
+
+def test_the_limit_is_the_size_of_the_memory_where_more_of_it_gains_most() -> None:
+    for asked in (replace(ASKED, disk="sata-ssd"), replace(ASKED, gpu="none", ram_gb=48, disk="sata-ssd")):
+        answer = engine_answer(asked, asked.model_shape, asked.load_machine())
+        gains = {one.part: one.tpot for one in answer.gains}
+        more = speed_of(replace(asked, ram_gb=round(1.25 * (asked.ram_gb or 0)))).decode
+        assert gains["host memory"] == pytest.approx(answer.tpot_ms * 1e6 / more.total_ns - 1, rel=1e-6)
+        assert answer.limit == "host memory" == max(gains, key=lambda part: gains[part])
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_a_step_of_several_sequences_reads_no_less_than_one_and_no_more_than_each_by_itself(batch: int) -> None:
+    """Of the same split: sequences share experts."""
+    one, several = (speed_of(replace(ASKED, n_cpu_moe=36, batch=size)).decode.disk_ns for size in (1, batch))
+    assert one < several < batch * one
+
+
+def test_a_disk_of_a_host_whose_memory_is_not_stated_is_refused() -> None:
+    with pytest.raises(FitError, match=r"--ram-gb"):
+        replace(ASKED, ram_gb=None)
+
+
+def test_an_unknown_disk_is_refused_where_nothing_would_be_read_from_it() -> None:
+    with pytest.raises(HardwareError, match=r"there is no disk 'floppy'"):
+        replace(ASKED, ram_gb=96, disk="floppy")
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------
