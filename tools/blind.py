@@ -21,7 +21,7 @@ from trilane.study.papers.blind import RECORD, BlindError, append, read_record, 
 from trilane.study.papers.calibrating import add_calibrations, programs
 from trilane.study.papers.calibrations import CALIBRATED, read_calibrations, write_calibrations
 from trilane.study.papers.paper import AskingWay
-from trilane.study.papers.plays import PLAYED_FURTHER, add_plays, needed, read_plays, write_plays
+from trilane.study.papers.plays import PLAYED, add_plays, needed, read_plays, write_plays
 from trilane.study.papers.sources import name_in, source_of
 from trilane.study.player import Progress
 
@@ -49,7 +49,7 @@ def run(batch: str, jobs: int) -> int:
     found = read_calibrations(numbers)
     add_plays(plays, needed(figures, {AskingWay.ONE_NUMBER}, found), jobs, _watch, any_error=True)
     append(list(run_lines(figures, record, read_plays(plays), found, _today(), commit)))
-    write_plays({**read_plays(PLAYED_FURTHER), **read_plays(plays)}, PLAYED_FURTHER)
+    write_plays({**read_plays(PLAYED), **read_plays(plays)}, PLAYED)
     write_calibrations({**read_calibrations(CALIBRATED), **found}.values(), CALIBRATED)
     return len(figures)
 

@@ -18,7 +18,7 @@ from trilane.common.files import errors_name
 from trilane.common.quoting import printable, shortened
 from trilane.output.pages.output import STANDARD_OUTPUT
 from trilane.verbs.inputs import command_line
-from trilane.verbs.options import OneCard, help_of
+from trilane.verbs.options import AllCards, help_of
 
 _BAD_INPUT, _NOT_WRITTEN = 2, 74  # exit statuses; the second is EX_IOERR of sysexits.h
 _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended it
@@ -84,7 +84,7 @@ def app_of(names: Iterable[str] = _VERBS) -> typer.Typer:
             app.add_typer(module.app, name=name, rich_help_panel=group)
         else:
             verb = getattr(module, name.replace("-", "_"))
-            app.command(name, help=help_of(verb), cls=OneCard, rich_help_panel=group)(verb)
+            app.command(name, help=help_of(verb), cls=AllCards, rich_help_panel=group)(verb)
     return app
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Bits, Calibrated, Factor, Ns, NumberRange, Rate, Share, Software
+from sim.costs.software import Bits, Calibrated, CardsWork, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -63,8 +63,7 @@ class GpuWork(NamedTuple):
     cache_factor: Mapping[Cached, Sourced[Factor]]  # time to read keys and values over that of as many bytes of weights
     cache_bits: Mapping[Cached, Sourced[Factor]]  # keys and values of fewer than 16 take the time of so many, unpacked
     four_bits: Mapping[Cached, Sourced[Factor]]  # times that, for those of four bits
-    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products; 1: they
-    # are unpacked once for a piece, before
+    unpacked_products: Mapping[Cached, Sourced[Factor]]  # and in prompts so many times that of their products
     product_share: Sourced[Share]
     expert_product_share: Sourced[Share]
     coded_products: Mapping[Coding, Sourced[Factor]]  # times these shares, for weights that are unpacked so
@@ -254,6 +253,7 @@ class FittedEngine(_Engine):
     gpu: GpuWork
     cpu: CpuWork
     prompt: PromptWork
+    cards: CardsWork | None = None  # None: it takes one GPU
     kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
     split: SplitKernels | None = None  # experts that stay with the CPU next to it

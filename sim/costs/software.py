@@ -1,4 +1,5 @@
-"""Numbers of a program on a machine whose kernels are counted (formulas: ``sim.costs.engine_costs``)."""
+"""Numbers of a program on a machine whose kernels are counted (formulas: ``sim.costs.engine_costs``), and of one on
+several GPUs (``trilane.engines.layer_split``)."""
 
 from __future__ import annotations
 
@@ -57,3 +58,11 @@ class Software(NamedTuple):
     prompt_layer_ns: Sourced[Ns] | None = None  # the same in a prompt, in addition
     plan_factor: Sourced[Factor] | None = None  # time of decisions over the machine's
     serial: Sourced[bool] | None = None  # whether the CPU's experts of a layer wait for the GPU's, and for their copies
+
+
+class CardsWork(NamedTuple):
+    """Several GPUs, each with a range of layers. ``copies``: of a prompt's inputs; with more than one its pieces follow
+    one another through the cards, if these have all experts."""
+
+    hand_over_ns: Sourced[Ns]  # of hidden states from one card to the next, through the host's memory
+    copies: Sourced[Annotated[int, between(1, 64)]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sim.machine.part_names import HOW_TO_GET_ON, PartKind, slot
+from sim.machine.part_names import HOW_TO_GET_ON, ONE_GPU, PartKind, slot
 from sim.machine.parts import CpuPart, GpuPart, MemoryPart, UnifiedPart, kind_of, part, refused
 from sim.machine.plausibility import HardwareError
 from trilane.common.quoting import quoted
@@ -81,6 +81,8 @@ def parse_assembly(name: str) -> Assembly:
     words: dict[str, str] = {}
     for word in name.lower().split("+"):
         kind, value = _meaning(word, where)
+        if kind == "gpu" and kind in words:
+            raise HardwareError(f"{where}: {ONE_GPU}")
         if kind in words:
             raise HardwareError(f"{where}: two {kind} parts, {quoted(words[kind])} and {quoted(value)}; {_FORM}")
         words[kind] = value
@@ -106,6 +108,8 @@ def parse_assembly(name: str) -> Assembly:
 def _with_its_own(gpu: UnifiedPart, words: dict[str, str], where: str) -> dict[str, str]:
     """Add the memory and the CPU that come with a GPU. Raises HardwareError if others are named."""
     for kind in ("memory", "cpu", "channels", "sockets", "pcie"):
+        if kind == "gpu" and kind in words:
+            raise HardwareError(f"{where}: {ONE_GPU}")
         if kind in words:
             raise HardwareError(
                 f"{where}: {gpu.title} comes with its memory and CPU, got {quoted(words[kind])}; leave it out"

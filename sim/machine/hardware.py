@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -40,6 +40,16 @@ class Hardware(Devices):
     origins: Mapping[str, Origin] = field(default_factory=dict)
     profile: Profile | None = None
     notes: tuple[str, ...] = ()  # caveats for readers of results
+    further: tuple[Hardware, ...] = ()  # the same machine with each of its further GPUs, for closed forms alone
+
+    @property
+    def cards(self) -> tuple[Hardware, ...]:
+        """The machine with each of its GPUs alone."""
+        return (replace(self, further=()), *self.further) if self.further else (self,)
+
+    def on_cards(self, change: Callable[[Hardware], Hardware]) -> Hardware:
+        """The machine with a change of it with each of its GPUs."""
+        return replace(change(self), further=tuple(map(change, self.further)))
 
     @property
     def cpu_only(self) -> bool:
@@ -96,7 +106,7 @@ class Hardware(Devices):
             reserve_bytes=int(one_memory["reserve_bytes"].value), flops_per_s=cpu.flops_per_s, flops_fraction=1.0,
             bandwidth_bytes_per_s=cpu.dram_bytes_per_s, bandwidth_fraction=cpu.read_bytes_per_s / cpu.dram_bytes_per_s,
         )
-        return replace(self, gpu=gpu)
+        return replace(self, gpu=gpu, further=())
 
     def numbers(self) -> dict[str, Sourced[Any]]:
         """Every number by its dotted key, with its source; one that no file states is a default of low confidence."""

@@ -19,6 +19,7 @@ from trilane.common.quoting import quoted
 from trilane.common.units import GB, GIB
 
 PartKind = Literal["gpu", "memory", "cpu"]
+ONE_GPU = "expected one GPU here; several are answered by trilane fit, tune and recommend"
 LISTED_BY = "trilane hardware --parts"
 HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
 
@@ -82,8 +83,8 @@ def resolved(
 
     ``memory_bytes`` and ``gpu_cores``: as a driver reports them, where it does.
     """
-    if kind == "gpu" and "[" not in text and re.search(r"^\s*\d ?x ?[a-z]|,", text.lower()):
-        raise UnknownPartError(f"gpu {quoted(text)}: several cards are not modelled; name one", True)
+    if kind == "gpu" and "[" not in text and re.search(r"^\s*\d ?x[ -]?[a-z]|,", text.lower()):
+        raise UnknownPartError(f"gpu {quoted(text)}: {ONE_GPU}", True)
     texts = names_within(text)
     askings = [wording_of(one) for one in texts]
     if gpu_cores is not None:

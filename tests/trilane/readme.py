@@ -69,13 +69,11 @@ def command_line(output: str) -> str:
 
 
 def by_paper(output: str) -> str:
-    """The table of ``trilane papers`` alone."""
-    return output.split("\n\n")[0]
-
-
-def by_figure(output: str) -> str:
-    """``trilane papers`` without that table."""
-    return output.partition("\n\n")[2]
+    """The table of ``trilane papers`` alone, with further sources together."""
+    lines = output.split("\n\n")[0].splitlines()
+    papers = 1 + next(place for place, line in enumerate(lines) if line.startswith("  times and ratios"))
+    further = next(place for place, line in enumerate(lines) if line.startswith("further sources"))
+    return "\n".join([*lines[:papers], *lines[further:]])
 
 
 def without_meanings(output: str) -> str:
@@ -97,7 +95,7 @@ def whole(output: str) -> str:
 
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "recommend": recommendation, "tune": command_line, "fit": answer, "accuracy": over_all, "regimes": by_regime,
-    "models": by_model, "by-paper": by_paper, "papers": by_figure, "demo": without_meanings, "real": without_meanings,
+    "models": by_model, "by-paper": by_paper, "papers": whole, "demo": without_meanings, "real": without_meanings,
     "leaderboard": standings, "leaderboard-whole": whole,
 }
 

@@ -3,7 +3,8 @@
 Dialects of 2025 are what builds from the spring to August 2025 take: ``--n-cpu-moe`` came in that month (llama.cpp PR
 15077, ik_llama.cpp PR 672), ``-fa on`` in place of ``-fa`` later (PRs 15434 and 944). Since then ik_llama.cpp fuses a
 mixture's products and uses the latent cache without being told (PRs 863 and 943). KTransformers' are those of
-kt-kernel/README.md.
+kt-kernel/README.md. On several cards ik_llama.cpp's ``--n-cpu-moe`` takes the last layers of each (its PR 1464), so
+that the first layers of all are named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sim.costs.processors import layer_kind
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
+from trilane.engines.layer_split import ByCard
 from trilane.engines.question import Question
 from trilane.engines.split_speed import StaticSplit
 
@@ -42,7 +44,9 @@ def _llama_cpp(
 ) -> list[str]:
     layers, early = cpu_layers_of(shape, split.cpu_layers), dialect in _OF_2025
     arguments = ["llama-server", f"-m {_gguf(shape)}", "-ngl 0" if cpu_only else "-ngl 99"]
-    arguments += [_on_cpu(layers) if early else f"--n-cpu-moe {layers}"] if layers else []
+    arguments += _over_cards(split.by_card) if split.by_card else []
+    named = early or (split.by_card is not None and dialect == "ik")
+    arguments += [_on_cpu(layers) if named else f"--n-cpu-moe {layers}"] if layers else []
     arguments += [f"-c {question.batch * question.tokens}", "-fa" if early else "-fa on"]
     arguments += _ik_2025(shape) if dialect == "ik-2025" else []
     arguments += [f"-np {question.batch}"] if question.batch > 1 else []
@@ -50,6 +54,11 @@ def _llama_cpp(
     arguments += ["-rtr"] if split.repacked else []
     arguments += [f"-t {question.threads}"] if question.threads else []
     return arguments + ([f"-ctk {question.kv} -ctv {question.kv}"] if question.kv else [])
+
+
+def _over_cards(by_card: ByCard) -> list[str]:
+    """Blocks of each card; on the first alone, the others are not used."""
+    return [f"-sm layer -ts {','.join(map(str, by_card))}"] if any(by_card[1:]) else ["-sm none -mg 0"]
 
 
 def _pieces(ubatch: int) -> list[str]:

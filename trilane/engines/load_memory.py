@@ -57,6 +57,7 @@ class LoadSetting:
     cpu_layers: int = 0  # MoE layers whose experts are on the host, from the first on
     gpu: bool = True
     copied: Copied = "matrix"  # of these experts to the GPU, for prompts
+    output: bool = True  # the head is on this GPU
 
     @property
     def copies(self) -> bool:
@@ -91,7 +92,7 @@ class ComputeBuffer:
     def size(self) -> int:
         """The largest moment."""
         products = self._slots(self.shape.matrices_per_expert * self.shape.expert_width)
-        moments = [self._row(self.shape.vocab), self._late + products, *self._copies]
+        moments = [self._row(self.shape.vocab) * self.setting.output, self._late + products, *self._copies]
         if not self.setting.flash_attention:
             for kind, _ in self.shape.attention_counts:
                 moments += [self._late + self._scores(kind), self._late + self._scores_above_hole(kind)]
@@ -250,11 +251,14 @@ def load_memory(shape: ModelShape, setting: LoadSetting) -> LoadMemory:
 
 def kv_cache_bytes(shape: ModelShape, setting: LoadSetting) -> int:
     """Bytes of keys, values and states of all sequences."""
-    element_bytes, one = shape.cache_bits / 8, 0.0
-    for kind, layers in shape.attention_counts:
-        elements = setting.cells_of(kind) * _cached_width(shape, kind, setting)
-        one += layers * (elements * element_bytes + kind.state_bytes)
+    one = sum(layers * layer_cache_bytes(shape, kind, setting) for kind, layers in shape.attention_counts)
     return setting.sequences * round(one)
+
+
+def layer_cache_bytes(shape: ModelShape, kind: Attention, setting: LoadSetting) -> float:
+    """Bytes of one sequence's keys, values and state in one layer."""
+    elements = setting.cells_of(kind) * _cached_width(shape, kind, setting)
+    return elements * shape.cache_bits / 8 + kind.state_bytes
 
 
 def _cached_width(shape: ModelShape, kind: Attention, setting: LoadSetting) -> int:

@@ -18,6 +18,7 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB, MIB
+from trilane.engines.card_memory import CardMemory
 from trilane.engines.load_memory import Copied, LoadMemory, LoadSetting, load_memory
 from trilane.engines.question import Question
 from trilane.engines.shortage import Missing, NoRoomError, Shortage
@@ -125,6 +126,7 @@ class SplitMemory:
     host_table_bytes: int  # of embeddings
     host_compute_bytes: int  # inputs
     disk_bytes: int = 0
+    cards: tuple[CardMemory, ...] = ()  # of several cards, whose sums the others are then
 
     @property
     def gpu_parts(self) -> dict[str, int]:
@@ -146,13 +148,17 @@ class SplitMemory:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that the GPU lacks; at most 0 where all of it fits."""
+        """Bytes that the GPU lacks, or the one that lacks most; at most 0 where all of it fits."""
+        if self.cards:
+            return max(card.missing_bytes for card in self.cards)
         return sum(self.gpu_parts.values()) - self.gpu_bytes
 
     @property
     def gpu_share(self) -> float:
         """Share of the GPU's memory that is used. The reserve of a card is kept free; in one memory, the system has
-        it."""
+        it. Of several cards, that of the fullest."""
+        if self.cards:
+            return max(card.share for card in self.cards)
         return (self.gpu_bytes + self.missing_bytes - self.reserve_bytes * (not self.one_memory)) / self.gpu_bytes
 
     @property

@@ -87,7 +87,7 @@ class Bench:
     def answer_ms(self, setting: Setting) -> float:
         """Time until the last token with the memory of ``setting``, as few layers on the host as fit; infinite without
         room."""
-        speed = self._work.speed(setting._replace(host_layers=None))
+        speed = self._work.speed(setting._replace(host_layers=None, ts=None))
         return speed.answer_ns / 1e6 if speed.has_room else inf
 
     def with_parts(self, **parts: Any) -> Bench:

@@ -22,6 +22,8 @@ from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
+from trilane.engines.cards import cards_in, load_machine, machine_name
+from trilane.engines.layer_split import blocks_of, splits_cards
 
 USUAL_WEIGHTS = "q4_k_m"
 KvFormat = Literal["f16", "q8_0", "q4_0"]
@@ -33,6 +35,7 @@ _USUAL_LAYERS, _FEWEST_STEPS = 48, 20
 USUAL_ENGINE = "llama.cpp"
 USUAL_POLICIES = "usual"  # in place of the names of some policies
 _OF_VENDOR = {"amd": "llama.cpp-vulkan", "intel": "llama.cpp-vulkan", "apple": "llama.cpp-metal"}
+_OF_ANY_VENDOR = "llama.cpp-vulkan"  # of cards of several
 _UNSTATED: Vendor = "nvidia"  # of cards that state no vendor
 _THREADS_A_CORE = 2
 _TITLES: dict[Vendor, str] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
@@ -76,6 +79,8 @@ class Question:
     has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
     takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit. ``disk``: a kind
     of disk, or its GB/s, from which experts are read that the host's memory has no room for; None: they must have room.
+    ``gpu`` may be several cards (``trilane.engines.cards``); ``ts``: blocks of each, the quickest first, with the
+    output layer, None: chosen.
     """
 
     model: str
@@ -104,10 +109,13 @@ class Question:
     window: Count | None = None
     system: System | None = None
     disk: Name | None = None
+    ts: tuple[Annotated[int, at_least(0)], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.policies is not None:
             object.__setattr__(self, "policies", tuple(self.policies))
+        if self.ts is not None:
+            object.__setattr__(self, "ts", tuple(self.ts))
         check(self, FitError)
         object.__setattr__(self, "model", str(model_named(self.model).name))
         if parted(self.model).weights is not None and self.weights is not None:
@@ -121,7 +129,8 @@ class Question:
                 raise FitError(f"expected a machine or its parts, got machine {quoted(self.machine)} and {_and(parts)}")
             return
         if self.gpu and not self.ram and self.gpu != NO_GPU and not self._unified:
-            part("gpu", self.gpu)
+            for card in cards_in(self.gpu):
+                part("gpu", card)
         if not (self.gpu and (self.ram or self._unified)):
             raise FitError(
                 "expected gpu and ram (such as --gpu rtx-4080 --ram ddr5-5600), or machine, a preset or a profile's "
@@ -144,6 +153,9 @@ class Question:
         """The machine's name for ``load_hardware``. Raises HardwareError for an unknown part."""
         if self.machine is not None:
             return self.machine
+        if self.gpu and len(cards_in(self.gpu)) > 1:
+            others = {"cpu": self.cpu, "cores": self.cores, "channels": self.channels, "sockets": self.sockets}
+            return machine_name(self.gpu, self.ram, self.pcie, **others)
         return assembled_name(
             self.gpu or "", self.ram, self.cpu, cores=self.cores, channels=self.channels, pcie=self.pcie,
             sockets=self.sockets, ram_gib=self.ram_gb if self.gpu == NO_GPU or self._unified else None,
@@ -151,7 +163,7 @@ class Question:
 
     def load_machine(self) -> Hardware:
         """The machine, without the memory that its system keeps from the GPU. Raises HardwareError."""
-        hardware = load_hardware(self.hardware)
+        hardware = load_machine(self.hardware)
         share = self._gpu_share(hardware.gpu.memory_bytes)
         kept = 0 if share is None else round((1 - share) * hardware.gpu.memory_bytes)
         if kept <= hardware.gpu.reserve_bytes:
@@ -222,7 +234,7 @@ class Question:
     @property
     def on_profile(self) -> bool:
         """True if times are those of a measured profile."""
-        return self.machine is not None and load_hardware(self.machine).measured
+        return self.machine is not None and load_machine(self.machine).measured
 
 
 def most_steps(batch: int, layers: int) -> int:
@@ -252,7 +264,9 @@ def _and(names: list[str]) -> str:
 
 def engine_of(question: Question, hardware: Hardware) -> FittedEngine:
     """The engine that was asked for, or the usual one of the card. Raises FitError for one that was not fitted."""
-    engine = load_engine(question.engine or _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE))
+    vendors = {card.gpu.vendor for card in hardware.cards}
+    own = _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE) if len(vendors) == 1 else _OF_ANY_VENDOR
+    engine = load_engine(question.engine or own)
     if not serves_users(engine):
         raise FitError(
             f"engine {engine.name!r} serves policies, which are played on it: use `trilane fit --policy-engine "
@@ -267,6 +281,8 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"n_cpu_moe {question.n_cpu_moe}: all of {hardware.name} is in one memory; leave it out")
     if hardware.cpu_only and engine.needs_gpu:
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
+    if question.ts is not None:
+        _check_division(question.ts, load_model(question.shape), len(hardware.cards))
     if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
         raise FitError(
             f"threads {question.threads}: expected at most {_THREADS_A_CORE * hardware.cpu.cores}, "
@@ -274,12 +290,27 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         )
 
 
+def _check_division(ts: tuple[int, ...], shape: ModelShape, cards: int) -> None:
+    """Raises FitError for other numbers of cards or blocks, and for a first card without any, which would still receive
+    the experts of prompts."""
+    blocks = blocks_of(shape) + 1
+    if len(ts) != cards or cards == 1 or sum(ts) != blocks or not ts[0]:
+        raise FitError(
+            f"ts {','.join(map(str, ts))}: expected a number of layers for each of several cards, at least 1 on the "
+            f"first, together {blocks}, of which one is the output layer; GPUs: {cards}"
+        )
+
+
 def check_engine(engine: InferenceEngine, shape: ModelShape, hardware: Hardware) -> None:
     """Raises FitError for a card that the engine does not run on, and for weights that it does not read."""
-    vendor, weights = hardware.gpu.vendor or _UNSTATED, parted(shape.name).weights
-    if not hardware.cpu_only and not engine.runs_on(vendor):
-        others = [name for name, other in fitted_engines().items() if other.runs_on(vendor)]
-        raise FitError(f"{engine.name} does not run on {_TITLES[vendor]}'s GPUs; use {' or '.join(others)}")
+    vendors = dict.fromkeys(card.gpu.vendor or _UNSTATED for card in hardware.cards)
+    vendor, weights = next(iter(vendors)), parted(shape.name).weights
+    refused = [one for one in vendors if not hardware.cpu_only and not engine.runs_on(one)]
+    if refused:
+        others = [name for name, other in fitted_engines().items() if all(map(other.runs_on, vendors))]
+        raise FitError(f"{engine.name} does not run on {_TITLES[refused[0]]}'s GPUs; use {' or '.join(others)}")
+    if hardware.further and not (isinstance(engine, FittedEngine) and splits_cards(engine)):
+        raise FitError(f"{engine.name}: expected one GPU, got {len(hardware.cards)}; use llama.cpp or ik_llama.cpp")
     if weights is not None and not reads(engine, weights):
         others = [name for name, other in fitted_engines().items() if other.runs_on(vendor) and reads(other, weights)]
         use = f"; {' or '.join(others)} does" if others else "; choose other weights (trilane models --quantisations)"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from sim.machine.assembly import NO_GPU
 from sim.machine.parts import CardPart, GpuPart, part, unified_names
 from sim.machine.sourced import Sourced
+from trilane.engines.cards import cards_in
 from trilane.engines.question import Question
 
 NoUpgrades = Literal["laptop", "one memory", "preset"]
@@ -23,8 +24,13 @@ def no_upgrades(question: Question) -> NoUpgrades | None:
 
 
 def card_of(question: Question) -> GpuPart | None:
-    """The GPU of the catalogue; None where none is named."""
-    return None if question.gpu in (None, NO_GPU) else part("gpu", question.gpu or "")
+    """The GPU of the catalogue, of several the first; None where none is named."""
+    return None if question.gpu is None or question.gpu == NO_GPU else part("gpu", cards_in(question.gpu)[0])
+
+
+def has_several_cards(question: Question) -> bool:
+    """True if several GPUs are named."""
+    return question.gpu is not None and len(cards_in(question.gpu)) > 1
 
 
 def socket_of(question: Question) -> str | None:

@@ -17,6 +17,7 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.units import GIB
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
+from trilane.engines.cards_splitter import CardsSplitter
 from trilane.engines.command_line import command_words, cpu_layers_of
 from trilane.engines.disk import DiskReads
 from trilane.engines.gains import (
@@ -79,17 +80,25 @@ class EngineSpeed:
     @classmethod
     def asked(cls, question: Question, shape: ModelShape, hardware: Hardware) -> EngineSpeed:
         """The question of a user, who may have named a split."""
-        return cls(question, shape, hardware, engine_of(question, hardware), question.n_cpu_moe is not None)
+        named = question.n_cpu_moe is not None or question.ts is not None
+        return cls(question, shape, hardware, engine_of(question, hardware), named)
 
     @cached_property
     def splitter(self) -> Splitter:
         """The splits that there are."""
-        return Splitter(self.question, self.shape, self.hardware, self.engine, self.named)
+        splitter = CardsSplitter if self.hardware.further else Splitter
+        return splitter(self.question, self.shape, self.hardware, self.engine, self.named)
 
     @cached_property
     def split(self) -> StaticSplit:
-        """The one that is used."""
-        return self.splitter.best()
+        """The one that is used; of divisions over several cards the quickest for the whole answer."""
+        best = self.splitter.best()
+        alike = self.splitter.alike(best) if isinstance(self.splitter, CardsSplitter) else []
+        return min(alike, key=self._answer_with) if len(alike) > 1 else best
+
+    def _answer_with(self, split: StaticSplit) -> int:
+        prompt, decode = self._prompts(split, None), self.decode_with(split)
+        return prompt.total_ns + (self.question.generated - 1) * decode.total_ns
 
     @property
     def measured(self) -> bool:
@@ -171,7 +180,7 @@ class EngineSpeed:
     def error_to_expect(self, regime: Regime) -> ErrorToExpect | None:
         """The error of decode speeds that others measured; None where none of such were."""
         on_disk = self.splitter.memory(self.split).disk_bytes
-        if self.question.batch > 1 or self.measured or on_disk:
+        if self.question.batch > 1 or self.measured or on_disk or self.hardware.further:
             return None
         return error_to_expect(self.shape, self.hardware, regime, self.engine)
 
@@ -223,11 +232,14 @@ class EngineSpeed:
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
         """Return the speeds with some numbers of the machine 25 % better."""
-        known = [key for key in keys if key in self.hardware.flat()]
         threads = self.question.threads
         more = round(threads * BETTER) if threads and "cpu.cores" in keys else threads
-        hardware = self.hardware.with_numbers(better_numbers(self.hardware, known))
+        hardware = self.hardware.on_cards(lambda card: card.with_numbers(better_numbers(card, _known(card, keys))))
         return replace(self, hardware=hardware, question=replace(self.question, threads=more))
+
+
+def _known(hardware: Hardware, keys: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if key in hardware.flat()]
 
 
 def _quicker_disk(time: DecodeTime | PromptTime) -> float:

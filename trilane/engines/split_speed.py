@@ -22,6 +22,7 @@ from sim.costs.fitted_costs import fitted_costs
 from sim.machine.hardware import Hardware
 from traces.models.attention import Attention
 from traces.models.shape import ExpertWork, ModelShape
+from trilane.engines.layer_split import ByCard, LayerSplit, PromptSplit
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Layers: TypeAlias = int | npt.NDArray[np.int64]  # one number of layers, or several at once
@@ -38,7 +39,8 @@ class StaticSplit:
     engine's own. ``repacked``: weights are in the CPU's order of rows, and prompts are computed there; ``computed``:
     only the experts of prompts are, by an engine that could copy them. ``cache``: the GPU computes the experts of those
     layers while decoding, out of a cache; the engine's ``spin_ns`` is then what a layer waits for its routing.
-    ``numa``: mode of ``--numa``; None: not given.
+    ``numa``: mode of ``--numa``; None: not given. ``by_card``: blocks of each of several cards
+    (``trilane.engines.layer_split``); None: there is one.
     """
 
     cpu_layers: int
@@ -49,6 +51,7 @@ class StaticSplit:
     cache: ExpertCache | None = None
     numa: NumaMode | None = None
     computed: bool = False
+    by_card: ByCard | None = None
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,7 @@ class DecodeCosts:
         batch: int = 1, *, drafts: int = 0, active: float | None = None,
     ) -> DecodeCosts:
         """See ``decode_time``; of a split, threads and the order of rows matter."""
-        rows = batch * (1 + drafts)
-        work = ExpertWork.of(shape, rows)
-        if active is not None:
-            work = ExpertWork(active, max(rows * shape.top_k / active, 1.0))
+        rows, work = batch * (1 + drafts), _step_work(shape, batch * (1 + drafts), active)
         costs = _costs(shape, hardware, engine, split, work)
         step = costs.step(rows, (max(context, 1 + drafts),) * batch, head_rows=rows)
         layers = shape.moe_layers
@@ -169,10 +169,31 @@ def decode_time(
     ``drafts``: further tokens of each sequence that the step verifies. ``active``: experts of a layer that any of its
     tokens chooses; None: of tokens that choose independently. Raises what ``fitted_costs`` raises.
     """
+    if split.by_card is not None:
+        several = step_on_cards(shape, hardware, engine, split, context, batch, drafts=drafts, active=active)
+        return DecodeTime(*map(round, several.parts(split.cpu_layers, split.by_card)))
     costs = DecodeCosts.of(shape, hardware, engine, split, context, batch, drafts=drafts, active=active)
     layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     hit_rate = split.cache.hit_rate if split.cache and layers else None
     return DecodeTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, hit_rate)))
+
+
+def step_on_cards(
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, context: int, batch: int = 1,
+    *, drafts: int = 0, active: float | None = None,
+) -> LayerSplit:
+    """Such a step on several cards, however they divide the layers."""
+    rows, contexts = batch * (1 + drafts), [(max(context, 1 + drafts),) * batch]
+    return LayerSplit.on(
+        shape, hardware, engine, _step_work(shape, rows, active), rows, contexts, threads=split.threads,
+        numa=split.numa, head_rows=rows,
+    )
+
+
+def _step_work(shape: ModelShape, rows: int, active: float | None) -> ExpertWork:
+    if active is None:
+        return ExpertWork.of(shape, rows)
+    return ExpertWork(active, max(rows * shape.top_k / active, 1.0))
 
 
 def mean_decode_time(
@@ -230,10 +251,7 @@ class PromptCosts:
         before: int = 0,
     ) -> PromptCosts:
         """See ``prompt_time``; of a split, threads, the order of rows and the size of pieces matter."""
-        piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
-        whole, rest = divmod(tokens, piece)
-        sizes = [(piece, [before + piece * (number + 1) for number in range(whole)])]
-        sizes += [(rest, [before + tokens])] if rest else []
+        sizes = _piece_sizes(engine, split, tokens, before)
         return cls(tuple(PieceCosts.of(shape, hardware, engine, split, size, ends) for size, ends in sizes))
 
     def with_experts(
@@ -261,10 +279,29 @@ def prompt_time(
 
     ``costs``: where they are known already, ``PromptCosts.of`` all that precedes.
     """
+    if split.by_card is not None:
+        several = prompt_on_cards(shape, hardware, engine, split, tokens, before)
+        return PromptTime(*map(round, several.parts(split.cpu_layers, split.by_card)))
     costs = costs or PromptCosts.of(shape, hardware, engine, split, tokens, before)
     layers = 0 if hardware.cpu_only else min(split.cpu_layers, shape.moe_layers)
     held = split.cache.held if split.cache else 0.0
     return PromptTime(*(round(float(ns)) for ns in costs.parts(layers, split.gpu_experts / shape.experts, held)))
+
+
+def prompt_on_cards(
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, tokens: int, before: int = 0
+) -> PromptSplit:
+    """A prompt on several cards, however they divide the layers."""
+    sizes = _piece_sizes(engine, split, tokens, before)
+    return PromptSplit.on(shape, hardware, engine, sizes, threads=split.threads, numa=split.numa)
+
+
+def _piece_sizes(engine: FittedEngine, split: StaticSplit, tokens: int, before: int) -> list[tuple[int, list[int]]]:
+    """Sizes of a prompt's pieces, each with the tokens in the KV cache after each of them."""
+    piece = min(split.piece_tokens or engine.prompt.piece_tokens.value, tokens)
+    whole, rest = divmod(tokens, piece)
+    sizes = [(piece, [before + piece * (number + 1) for number in range(whole)])]
+    return sizes + ([(rest, [before + tokens])] if rest else [])
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,23 @@ from typing import Any, Literal
 from sim.machine.disks import disk, disks
 from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part
 from trilane.engines.host_memory import channels_of, larger_ram_gib
+from trilane.engines.layer_split import splits_cards
 from trilane.engines.model_formats import Bench
 from trilane.engines.question import Question
 from trilane.engines.recommend import Recommendation, Recommended, least_ram, recommended
-from trilane.engines.replaceable import card_of, no_upgrades, socket_of, value_of
+from trilane.engines.replaceable import card_of, has_several_cards, no_upgrades, socket_of, value_of
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tuned import Tuned
 
 WORTH_BUYING = 0.10  # of the time that is compared, a choice: less than most errors to expect
 NEXT_SIZES = 2
+SECOND_LANES, SLOT_GENERATION = 4, 4  # of a slot of the chipset on boards for desktops (techtactician.com, AM4 and AM5)
 RECENT_YEARS = 3  # of a first card
 _OLDER_YEARS = 1  # of a card next to the present one
 _FASTER_AGAIN = 0.10
 _WORKSTATION = re.compile(r"Quadro|TITAN|RTX A\d|Ada$|PRO |Pro ")
 _ONE_COUNTRY = " D"  # at the end of a title: sold in China alone
-UpgradePart = Literal["GPU", "host memory", "memory modules", "memory channels", "CPU", "disk"]
+UpgradePart = Literal["GPU", "second GPU", "host memory", "memory modules", "memory channels", "CPU", "disk"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ class _Upgrades:
     def all(self) -> tuple[Upgrade, ...]:
         own = self.bench.question.fit
         lists = [memory_steps(own), channel_steps(own), cpu_steps(own)]
-        return (*self._cards(), *self._ram(), *filter(None, map(self._first, lists)))
+        second = second_card_steps(own) if splits_cards(self.bench.engine) else []
+        cards = (*self._cards(), *filter(None, map(self._with, second)))
+        return (*cards, *self._ram(), *filter(None, map(self._first, lists)))
 
     def _cards(self) -> Iterator[Upgrade]:
         """Cards of the present size, if one gains; of the next ones; and of the first with room for all experts."""
@@ -139,12 +143,32 @@ class _Upgrades:
 
 def sized_cards(question: Question) -> Iterator[tuple[int, list[Step]]]:
     """Cards in place of the present one, by the bytes of their memory, each size by rising bandwidth."""
+    if has_several_cards(question):
+        return
     own = card_of(question)
     cards = [card for name in gpu_names() if _fits(card := part("gpu", name), own)]
     of_office = own is not None and bool(_WORKSTATION.search(own.title))
     told = [card for card in cards if of_office or not _WORKSTATION.search(card.title)]
     for size, same in groupby(sorted(told, key=_tier), key=lambda card: card.memory_bytes.value):
         yield size, [Step("GPU", card.title, {"gpu": card.name}, card.board_power_w.value) for card in same]
+
+
+def second_card_steps(question: Question) -> list[Step]:
+    """Another card like the only one, in a slot of four lanes, which most boards have next to the first."""
+    own, board = card_of(question), _board_generation(question)
+    if not isinstance(own, CardPart) or board is None or has_several_cards(question):
+        return []
+    slots = f"{question.pcie or f'{board}x16'},{board}x{SECOND_LANES}"
+    title = f"a second {own.title} at x{SECOND_LANES}"
+    return [Step("second GPU", title, {"gpu": f"2x-{own.name}", "pcie": slots}, own.board_power_w.value)]
+
+
+def _board_generation(question: Question) -> int | None:
+    """Generation of the board's PCIe slots."""
+    if question.ram is None:
+        return None
+    stated = part("cpu", question.cpu).pcie_generation if question.cpu else None
+    return min((stated or part("memory", question.ram).pcie_generation).value, SLOT_GENERATION)
 
 
 def _fits(card: GpuPart, own: GpuPart | None) -> bool:

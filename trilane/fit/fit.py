@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim.machine.hardware import Hardware
+from sim.machine.part_names import ONE_GPU
 from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
@@ -69,7 +70,8 @@ class Fit:
     @property
     def offloads(self) -> bool:
         """True if some experts are not on the GPU, so that policies have something to decide."""
-        return self.engine is not None and not self.engine.cpu_only and self.engine.cpu_layers > 0
+        found = self.engine
+        return found is not None and not (found.cpu_only or found.memory.cards) and found.cpu_layers > 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -88,7 +90,7 @@ def engine_part(question: Question) -> Fit:
     """The answer without policies. Raises FitError for what cannot run, saying by how many GB, and ChoiceError for a
     policy that does not exist."""
     shape, hardware = question.model_shape, question.load_machine()
-    _check_policies(question)
+    _check_policies(question, hardware)
     no_room = _no_room(question, shape, hardware)
     engine, refused = _engine(question, shape, hardware)
     if no_room is not None and engine is None:
@@ -108,7 +110,7 @@ def _roomier(question: Question, shape: ModelShape, hardware: Hardware) -> tuple
 def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoomError | None:
     """The refusal of policies, for which an engine may have room."""
     try:
-        if not hardware.cpu_only:
+        if not (hardware.cpu_only or hardware.further):
             check_fits(shape, hardware, question)
     except NoRoomError as error:
         return error
@@ -123,7 +125,7 @@ def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:
     if question.policies is None and (found.engine is None or of_policies):
         question = replace(question, policies=(USUAL_POLICIES,))
     shape, hardware = question.model_shape, question.load_machine()
-    if question.policies is None or hardware.cpu_only or found.policies_refused is not None:
+    if question.policies is None or hardware.cpu_only or hardware.further or found.policies_refused is not None:
         return found
     with workers(question, shape, hardware, jobs) as pool:
         from trilane.fit.answer import policy_answer  # here: the other processes import it meanwhile
@@ -131,7 +133,9 @@ def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:
         return replace(found, policies=policy_answer(question, shape, hardware, jobs, pool, better_parts))
 
 
-def _check_policies(question: Question) -> None:
+def _check_policies(question: Question, hardware: Hardware) -> None:
+    if hardware.further and (question.policies, question.trace, question.calibration) != (None, None, None):
+        raise FitError(f"fit: policies: {ONE_GPU}")
     if question.policies is not None:
         from policies.registry import system
 
@@ -155,7 +159,7 @@ def _engine(question: Question, shape: ModelShape, hardware: Hardware) -> tuple[
         return engine_answer(question, shape, hardware), None
     except FitError as error:
         told = NoRoomError(missing(question)) if isinstance(error, NoRoomError) else error
-        if named or hardware.cpu_only:
+        if named or hardware.cpu_only or hardware.further:
             raise told from None
         return None, str(told)
 
@@ -169,7 +173,7 @@ def with_longest_prompt(question: Question) -> Question:
 
     def runs(tokens: int) -> bool:
         longer = replace(question, prompt_tokens=tokens)
-        if not surely_runs(shape, hardware, longer):
+        if not hardware.further and not surely_runs(shape, hardware, longer):
             return False
         return hardware.measured or EngineSpeed.asked(longer, shape, hardware).has_room
 

@@ -100,19 +100,22 @@ def papers(
     from trilane.output.pages.papers import board_page, figures_page
     from trilane.study.papers.blind import read_record
     from trilane.study.papers.board import scoreboard
-    from trilane.study.papers.plays import add_plays, needed, read_plays, shipped_plays
+    from trilane.study.papers.plays import PLAYED, add_plays, needed, read_plays
     from trilane.study.papers.sources import chosen_figures, sources
 
     if row is not None and plot is not None:
         raise OptionError("expected --row or --plot, got both; --plot draws all figures")
     check_targets(json, play, picture=plot)
-    figures = chosen_figures(paper, row, headlines, None if headlines else sources())
+    figures, record = chosen_figures(paper, row, headlines, None if headlines else sources()), read_record()
     if play is not None:
+        waiting = [figure for figure in figures if figure in record.waiting()]
         with watching("playing") as watch:
-            count = add_plays(Path(play), needed(figures), processes(jobs), watch)
-        note(f"{play}: {count} plays were added")
-    plays = shipped_plays() if play is None else read_plays(Path(play))
-    board, record = scoreboard(figures, plays), read_record()
+            wanted = needed(figure for figure in figures if figure not in waiting)
+            count = add_plays(Path(play), wanted, processes(jobs), watch)
+        left = f"; {len(waiting)} figures wait for their first blind run (docs/papers.md)" if waiting else ""
+        note(f"{play}: {count} plays were added{left}")
+    plays = read_plays(PLAYED if play is None else Path(play))
+    board = scoreboard(figures, plays)
     if row is not None:
         report(json, board.to_dict()["figures"][0], *figure_page(board, plays, record))
         return

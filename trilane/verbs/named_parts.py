@@ -33,26 +33,26 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
     or a WrongNamesError with one sentence for each of several.
     """
     from sim.machine.assembly import NO_GPU
-    from sim.machine.part_names import slot
     from sim.machine.parts import taken
+    from trilane.engines.cards import cards_in, cards_name, slots_in
 
-    found: dict[str, TakenName] = {}
+    found: dict[str, list[TakenName]] = {}
     pcie, faults = parts.pcie, list[TrilaneError]()
     for option, kind in _KINDS.items():
         name = getattr(parts, option)
         if name is not None and name.lower() != NO_GPU:
             with _kept(faults):
-                found[option] = taken(kind, name)
+                found[option] = [taken(kind, one) for one in (cards_in(name) if kind == "gpu" else (name,))]
     with _kept(faults):
-        pcie = None if pcie is None else "x".join(map(str, slot(pcie)))
+        pcie = ",".join(slots_in(pcie)) or None
     for check in checks:
         with _kept(faults):
             check()
     _raise_all(faults)
-    others = [one for one in found.values() if not one.exact]
+    others = [one for names in found.values() for one in dict.fromkeys(names) if not one.exact]
     for one in others:
         note(f"{one.kind} {quoted(one.given)} taken as {one.described}")
-    names = {option: one.name for option, one in found.items()}
+    names = {option: cards_name([one.name for one in of_option]) for option, of_option in found.items()}
     return replace(parts, pcie=pcie, **cast("dict[str, Any]", names)), others
 
 

@@ -205,32 +205,37 @@ def print_remarks(machine: RealMachine) -> None:
 
 # --- a question: a machine by its parts, and a model with its weights and lengths -------------------------------------
 
-_ONE_CARD = "--gpu: expected one card, since several are not modelled, got {}; ask for one of them"
 
-
-class OneCard(TyperCommand):
-    """A command that refuses a second ``--gpu``, of which the parser would keep the last without a word."""
+class AllCards(TyperCommand):
+    """A command that takes every ``--gpu`` for a further card, where the parser would keep the last one alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words. Raises OptionError."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
-        if sum(parameter.name == "gpu" and not getattr(parameter, "is_flag", False) for parameter in order) > 1:
-            raise OptionError(_ONE_CARD.format("several"))
-        return super().parse_args(ctx, args)
+        """Parse the words, several cards as one value."""
+        several = any(one.name == "gpu" and not getattr(one, "is_flag", False) for one in self.params)
+        return super().parse_args(ctx, _joined(args) if several else args)
+
+
+def _joined(words: list[str]) -> list[str]:
+    """The words of a command with all values of --gpu in the first of them."""
+    places = [place for place, word in enumerate(words) if re.match("--gpu(=|$)", word)]
+    if len(places) < 2:
+        return words
+    spans = [(place, place + 1 + (words[place] == "--gpu")) for place in places]
+    values = [words[end - 1].removeprefix("--gpu=") for _, end in spans]
+    kept = [word for place, word in enumerate(words) if not any(first <= place < end for first, end in spans)]
+    return [*kept[:places[0]], f"--gpu={'+'.join(values)}", *kept[places[0]:]]
 
 
 @dataclass(frozen=True)
 class MachineParts:
-    """Parts that were named, None where none was; by the names of ``trilane.engines.question.Question``.
-
-    Raises OptionError for several cards.
-    """
+    """Parts that were named, None where none was; by the names of ``trilane.engines.question.Question``."""
 
     gpu: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", autocompletion=completion.gpus,
-            help="GPU, such as rtx-4080, or none; [bold]trilane hardware --parts[/] lists all parts.",
+            help="GPU, such as rtx-4080, or none; several as 2x-rtx-3090 or rtx-3090+rtx-3060; "
+                 "[bold]trilane hardware --parts[/] lists all parts.",
         ),
     ] = None
     ram: Annotated[
@@ -251,7 +256,10 @@ class MachineParts:
     sockets: Annotated[
         int | None, typer.Option(min=1, metavar="2", help="Sockets of a server's CPU. Default: one.")
     ] = None
-    pcie: Annotated[str | None, typer.Option(metavar="4x16", help="PCIe slot. Default: the best of the parts.")] = None
+    pcie: Annotated[
+        str | None,
+        typer.Option(metavar="4x16", help="PCIe slot, or one for each GPU: 4x16,4x4. Default: the best of the parts."),
+    ] = None
     ram_gb: Annotated[
         int | None,
         typer.Option("--ram-gb", min=1, metavar="N", help="Memory of the host, in GiB (2^30 bytes). Default: enough."),
@@ -271,12 +279,6 @@ class MachineParts:
                      help="Operating system: linux, windows or macos, which may limit what can be pinned and what the "
                           "GPU takes of a unified memory. Default: of this machine its own, of named parts none."),
     ] = None
-
-    def __post_init__(self) -> None:
-        parts = re.split(r"[,+&]", self.gpu or "")
-        several = len(parts) > 1 and all(re.search(r"\d", part) for part in parts)
-        if several or re.match(r"\s*\d+\s*x\s*\D", self.gpu or "", re.IGNORECASE):
-            raise OptionError(_ONE_CARD.format(quoted(self.gpu)))
 
 
 def model_named(text: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
 from trilane.common.gc_paused import gc_paused, leave_garbage
+from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_targets, note, report, show, watching, working, write_json
 from trilane.verbs import completion
 from trilane.verbs.inputs import policies_in, policy_files, policy_named
@@ -16,6 +18,7 @@ from trilane.verbs.options import (
     JobsOption,
     MachineParts,
     ModelOption,
+    OptionError,
     UpgradeOption,
     Workload,
     grouped,
@@ -50,6 +53,11 @@ def fit(
     ubatch: Annotated[
         int | None,
         typer.Option(metavar="N", help="Prompt tokens that are computed at once. Default: that of the engine."),
+    ] = None,
+    ts: Annotated[
+        str | None,
+        typer.Option("--ts", metavar="N,N", help="Layers on each of several GPUs, the quickest first, with the output "
+                                                 "layer. Default: chosen."),
     ] = None,
     trace: Annotated[
         str | None,
@@ -91,6 +99,7 @@ def fit(
     question = workload.question(
         model=model, **vars(parts), trace=trace, calibration=calibration, policies=names,
         policy_engine=policy_engine, engine=engine, threads=threads, kv=kv, n_cpu_moe=n_cpu_moe, ubatch=ubatch,
+        ts=_counts(ts),
     )
     with gc_paused():
         found = engine_part(question)
@@ -114,6 +123,15 @@ def fit(
         formats = KV_FORMATS if question.kv is None else (question.kv,)
         record["upgrades"] = upgraded(TuneQuestion(question, kv=formats), json)
     write_json(record, json)
+
+
+def _counts(text: str | None) -> tuple[int, ...] | None:
+    """Numbers of layers. Raises OptionError."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})+", text):
+        raise OptionError(f"--ts: expected a number of layers for each GPU, such as 25,24, got {quoted(text)}")
+    return tuple(map(int, text.split(",")))
 
 
 # --- pays -------------------------------------------------------------------------------------------------------------
@@ -164,6 +182,7 @@ def pays(
     Simulates decoding with and without the idea while the two numbers that matter most are varied: whether it pays on
     the machine that was named, by how much, and from which values of these numbers on.
     """
+    from sim.machine.hardware import load_hardware
     from trilane.output.pages.pays import pays_page
     from trilane.study.pays.gain_map import gain_map
     from trilane.study.pays.ideas import PaysQuestion
@@ -172,6 +191,7 @@ def pays(
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
     parts, taken = machine_named(parts, *model_checks(model, workload.weights))
     asked = workload.question(model=model, **vars(parts), trace=trace)
+    load_hardware(asked.hardware)  # raises HardwareError for several GPUs, which no policy plays on
     with watching("simulating") as watch:
         found = gain_map(PaysQuestion(idea, asked, draws, named, x, y), processes(jobs), watch)
     report(json, {**found.to_dict(), **taken_record(taken)}, *pays_page(found))

@@ -90,7 +90,7 @@ def test_a_size_that_contradicts_is_refused() -> None:
     ("gpu", "rtx-408", "there is no gpu 'rtx-408'; did you mean 'rtx-4080'?"),
     ("gpu", "RTX 1080", "there is no gpu 'RTX 1080'; did you mean 'gtx-1080'?"),
     ("gpu", "strix hallo", "did you mean 'strix-halo'?"),
-    ("gpu", "2x RTX 3060", "several cards are not modelled; name one"),
+    ("gpu", "2x RTX 3060", "expected one GPU here; several are answered by trilane fit, tune and recommend"),
     ("gpu", "M4 Max 64GB", "name it apple-m4-max, and its memory with --ram-gb 64"),
     ("cpu", "i9-13900KS", "others of that number: core-i9-13900hk, core-i9-13900k"),
     ("memory", "32", "the size is --ram-gb 32; --ram is kind and speed, such as ddr4-3200"),

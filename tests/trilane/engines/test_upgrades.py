@@ -48,8 +48,8 @@ def test_every_upgrade_is_as_fast_as_tune_says_of_the_machine_that_has_it(model:
 
 def test_an_rtx_3060_takes_the_next_cards_faster_modules_and_a_cpu_of_its_socket() -> None:
     assert [one.step.title for one in of("gpt-oss-20b", None)] == [
-        "RTX 4070", "RTX 4060 Ti 16GB", "RTX 5060 Ti 16GB", "RTX 3090", "RTX 4090", "DDR4-3600",
-        "Ryzen 7 5700X3D",
+        "RTX 4070", "RTX 4060 Ti 16GB", "RTX 5060 Ti 16GB", "RTX 3090", "RTX 4090",
+        "a second RTX 3060 12GB at x4", "DDR4-3600", "Ryzen 7 5700X3D",
     ]
 
 

@@ -83,7 +83,7 @@ def test_the_answer_as_json(trilane: Trilane, tmp_path: Path) -> None:
     record = json.loads(file.read_text())
     assert [row["model"] for row in record["runs"]] == ["gpt-oss-20b"]
     assert record["runs"][0]["tuned"]["arguments"][0] == "llama-server"
-    assert {one["step"]["part"] for one in record["upgrades"]} == {"GPU", "memory modules", "CPU"}
+    assert {one["step"]["part"] for one in record["upgrades"]} == {"GPU", "second GPU", "memory modules", "CPU"}
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -135,6 +135,8 @@ def _with_less_memory(speed: EngineSpeed, layer_bytes: int) -> EngineSpeed:
 def _why_not(question: TuneQuestion, bench: Workbench, shape: ModelShape) -> str | None:
     if "drafts" not in bench.engine.options:
         return f"expected llama.cpp, got {bench.engine.name}"
+    if bench.hardware.further:
+        return f"expected one GPU, got {len(bench.hardware.cards)}"
     if question.fit.batch > 1:
         return f"expected one sequence, got {question.fit.batch}"
     if shape.mtp_layers == 0:

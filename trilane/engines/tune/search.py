@@ -25,7 +25,15 @@ from trilane.engines.hit_curve import HitCurve
 from trilane.engines.memory import Splitter
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
-from trilane.engines.split_speed import DecodeCosts, Floats, PromptCosts, StaticSplit, Times
+from trilane.engines.split_speed import (
+    DecodeCosts,
+    Floats,
+    PromptCosts,
+    StaticSplit,
+    Times,
+    prompt_on_cards,
+    step_on_cards,
+)
 from trilane.engines.tune.expert_cache import cache_share
 from trilane.engines.tune.settings import (
     USUAL_PIECES,
@@ -48,7 +56,8 @@ def searched(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engi
     costs: dict[Setting, float] = {}
     for gpu, kv in product(space.gpu, space.kv):
         first = Setting(kv, space.piece_tokens[0], space.threads[0], gpu=gpu)
-        costs |= _with_threads(Placing(bench, space, first))
+        several = bench.hardware.further and gpu
+        costs |= _with_threads((CardsPlacing if several else Placing)(bench, space, first))
     return SettingSearch(bench, space, costs)
 
 
@@ -284,6 +293,40 @@ class Placing:
         split, batch = self._split(threads, self.first.piece_tokens), speed.question.batch
         asked = speed.shape, speed.hardware, speed.engine, split, speed.middle_tokens
         return DecodeCosts.of(*asked, batch).parts(*self._splits)
+
+
+@dataclass(frozen=True)
+class CardsPlacing(Placing):
+    """Settings on several cards, whose division depends on the size of pieces, too."""
+
+    def _decode(self, threads: int) -> list[Times]:
+        return []  # depends on the division
+
+    def _of_pieces(
+        self, tokens: int, threads: int, decode_ns: Sequence[Times]
+    ) -> tuple[dict[Setting, float], float]:
+        first, least = self._place(tokens) or 0, self._place(min(self.space.piece_tokens)) or 0
+        speed, found, floor = self._with_pieces(tokens), {}, inf
+        for pinned in self.space.pinned:
+            costs = self._costs(speed, threads, pinned)
+            number = self._best_with_room(speed.splitter, costs, first)
+            split = speed.splitter.splits[number]
+            setting = self.first._replace(
+                piece_tokens=tokens, threads=threads, host_layers=split.cpu_layers, pinned=pinned, ts=split.by_card
+            )
+            found[setting], floor = float(costs[number]), min(floor, float(costs[least:].min()))
+        return found, floor
+
+    def _costs(self, speed: EngineSpeed, threads: int, pinned: bool) -> Floats:
+        """Times in ms that are compared, of all splits."""
+        splits, asked = speed.splitter.splits, (speed.shape, speed.hardware, self.bench.reading(pinned))
+        one, fit = replace(splits[0], threads=threads), self.bench.question.fit
+        step = step_on_cards(*asked, one, speed.middle_tokens, fit.batch)
+        prompt = prompt_on_cards(*asked, one, fit.prompt_tokens)
+        places = [(split.cpu_layers, split.by_card or ()) for split in splits]
+        parts = [np.array([costs.parts(*place) for place in places]).T for costs in (step, prompt)]
+        waits = speed.disk_ns(np.array([split.cpu_layers for split in splits]), parts[1][-1], threads)
+        return self.bench.compared_ms(*([*times, wait] for times, wait in zip(parts, waits, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GB
 from trilane.engines.command_line import cpu_layers_of
-from trilane.engines.memory import Splitter
+from trilane.engines.layer_split import ByCard
 from trilane.engines.question import KV_BITS, FitError, KvFormat, Question
+from trilane.engines.speed import EngineSpeed
 
 Goal = Literal["decode", "prompt", "both"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
@@ -81,10 +82,12 @@ class Setting(NamedTuple):
     cached: bool = False
     pinned: bool = False
     gpu: bool = True
+    ts: ByCard | None = None  # blocks of each of several cards
 
     def question(self, question: Question, shape: ModelShape) -> Question:
         blocks = None if self.host_layers is None else cpu_layers_of(shape, self.host_layers)
-        return replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads, n_cpu_moe=blocks)
+        named = replace(question, kv=self.kv, ubatch=self.piece_tokens, threads=self.threads)
+        return replace(named, n_cpu_moe=blocks, ts=self.ts)
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class SettingSpace:
 def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engine: FittedEngine) -> SettingSpace:
     """Choices of an engine. What the question fixes is not chosen."""
     fit, of_experts = question.fit, engine.splits == "experts"
-    in_memory = not Splitter(fit, shape, hardware, engine).all_on_host.disk_bytes
+    in_memory = not EngineSpeed(fit, shape, hardware, engine).splitter.all_on_host.disk_bytes
     return SettingSpace(
         kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
         piece_tokens=_pieces(fit, engine, copied=not hardware.cpu_only),
@@ -185,4 +188,5 @@ def _may_be_alone(hardware: Hardware, engine: FittedEngine) -> bool:
 
 
 def _may_cache(hardware: Hardware, engine: FittedEngine) -> bool:
-    return not hardware.one_memory and "expert_cache" in engine.options and not engine.measured_on(hardware)
+    one_card = not (hardware.one_memory or hardware.further)
+    return one_card and "expert_cache" in engine.options and not engine.measured_on(hardware)

@@ -205,7 +205,7 @@ def _other_engines(start: TuneStart) -> tuple[tuple[Rival, ...], dict[str, str]]
 def single_tensors_ms(best: Tuned) -> float | None:
     """Time of a token, in ms, that single tensors of one more layer on the GPU would save at most: those that there is
     room for. None where that is too little, or no layer is on the host without a cache."""
-    if not best.host_layers or best.gpu_experts:
+    if not best.host_layers or best.gpu_experts or best.memory.cards:
         return None
     layer_bytes, layer_ms = best.memory.host_bytes / best.host_layers, best.decode_ms["cpu_experts"] / best.host_layers
     saved_ms = min(-best.memory.missing_bytes / layer_bytes, 1.0) * layer_ms

@@ -115,9 +115,10 @@ def _lines(ax: Axes, title: str, ways: Mapping[AskingWay, Scores]) -> None:
 
 
 def _clouds(groups: Mapping[str, Mapping[AskingWay, Scores]]) -> dict[str, Scores]:
-    """As studied and with one number, as far as there are figures to draw."""
+    """As studied and with one number, as far as there are figures to draw; of further sources the latter alone."""
     found = {f"{title}, {way.value}": [one for one in ways.get(way, ()) if _drawable(one)]
              for title, ways in groups.items() if title != _BLIND for way in (AskingWay.STUDIED, AskingWay.ONE_NUMBER)}
+    found.pop("further sources, as studied", None)
     return {title: scores for title, scores in found.items() if scores}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
+from trilane.engines.memory import SplitMemory
 from trilane.engines.question import USUAL_POLICIES, Question
 from trilane.engines.shortage import Way
 from trilane.engines.speed import EngineAnswer, EngineGain
@@ -85,6 +86,7 @@ def _answered(answer: EngineAnswer, fit: Fit) -> list[Part]:
         *_larger(answer, question),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
+        *cards_fact(answer.memory),
         *roomier_fact(fit.roomier),
     ]
     if question.generated > 1:
@@ -174,17 +176,21 @@ def parts_text(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
 
 
 def _error(answer: EngineAnswer, question: Question) -> str:
-    return error_text(answer.error, answer.regime, question.batch, 1e3 / answer.tpot_ms, answer.measured)
+    several = bool(answer.memory.cards)
+    return error_text(answer.error, answer.regime, question.batch, 1e3 / answer.tpot_ms, answer.measured, several)
 
 
 def error_text(
-    error: ErrorToExpect | None, regime: Regime, batch: int, tokens_per_s: float, measured: bool = False
+    error: ErrorToExpect | None, regime: Regime, batch: int, tokens_per_s: float, measured: bool = False,
+    several: bool = False,
 ) -> str:
     """Errors of decode speeds, in words, and where the speed then is; those of prompts are larger."""
     if measured:
         return "that of the engine's file on the machine where it was measured: trilane validate --engine llama.cpp"
     if batch > 1:
         return "not known: others measured one sequence at a time"
+    if several:
+        return "not known: layers over several GPUs were measured on few machines (docs/accuracy.md)"
     if error is None:
         return (
             "not known: speeds with experts from a disk were 10 to 32% below the prediction on one machine, 75% or more"
@@ -240,8 +246,17 @@ def _experts(answer: EngineAnswer) -> str:
     return f"those of {answer.cpu_layers} of {answer.layers} layers on the CPU"
 
 
+def cards_fact(memory: SplitMemory) -> list[tuple[str, str]]:
+    """Row on the layers and the memory of each of several cards."""
+    texts = [
+        f"{card.name}: {f'{card.blocks} layers, ' if card.blocks else 'unused, '}{in_gb(sum(card.parts.values()))} of "
+        f"{in_gb(card.gpu_bytes)}" for card in memory.cards
+    ]
+    return [("GPUs, GB", "; ".join(texts))] if texts else []
+
+
 def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
-    held = memory.gpu_bytes + memory.missing_bytes
+    held = sum(memory.gpu_parts.values())
     whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
     return f"{in_gb(held)} GB{whole} = {sizes_text(memory.gpu_parts)}{disk_text(memory.disk_bytes)}"

@@ -45,7 +45,7 @@ def figure_page(board: Scoreboard, plays: Plays, record: BlindRecord) -> list[Pa
 
 
 def _result(score: FigureScore) -> str:
-    parts = [value_text(score, score.simulated), off_text(score)]
+    parts = [value_text(score, score.simulated), off_text(score)] if score.played else ["not played"]
     if score.low is not None and score.high is not None:
         parts.append(f"between {value_text(score, score.low)} and {value_text(score, score.high)}")
     if score.way is AskingWay.ONE_NUMBER:

@@ -16,6 +16,7 @@ from trilane.output.pages.caveats import limit_fact, tune_caveats, tune_warnings
 from trilane.output.pages.fit_engine import (
     ONE_TOKEN,
     PARTS,
+    cards_fact,
     caveats,
     disk_text,
     duration,
@@ -143,7 +144,8 @@ def _faster_cache(tuning: Tuning) -> list[tuple[str, str]]:
 def _error(tuning: Tuning) -> str:
     """Error of decode."""
     rate = 1e3 / tuning.best.tpot_ms
-    return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured)
+    several = bool(tuning.best.memory.cards)
+    return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured, several)
 
 
 def _memory(tuning: Tuning) -> list[tuple[str, str]]:
@@ -154,7 +156,20 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
     if best.cpu_only or tuning.regime == "unified":
         return [("memory", f"{whole}{disk_text(memory.disk_bytes)}")]
-    return [("GPU memory", whole), ("host memory", host_text(memory.host_parts, memory.disk_bytes))]
+    host = host_text(memory.host_parts, memory.disk_bytes)
+    return [("GPU memory", whole), *cards_fact(memory), *_division(best), ("host memory", host)]
+
+
+def _division(best: Tuned) -> list[tuple[str, str]]:
+    """Row on why the layers are divided so over several cards."""
+    if not best.memory.cards:
+        return []
+    if sum(bool(card.blocks) for card in best.memory.cards) == 1:
+        return [("layers", "all on the quickest card: on others they would take longer")]
+    if best.host_layers:
+        return [("layers", "as many as the quickest cards take: experts of the first ones are on the CPU, so that with "
+                           "equal numbers the first card would be empty and the last full")]
+    return [("layers", "-ts counts them with the output layer, the quickest card first, as CUDA numbers cards")]
 
 
 # --- what it was chosen from ------------------------------------------------------------------------------------------

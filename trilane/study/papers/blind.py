@@ -68,9 +68,10 @@ class BlindRecord:
         """The first run of each question."""
         return {line.figure: line for line in self.lines if line.event == "run"}
 
-    def waiting(self, batch: str) -> list[str]:
-        """Questions of a batch that have not been run."""
-        return [line.figure for line in self.written.values() if line.batch == batch and line.figure not in self.runs]
+    def waiting(self, batch: str | None = None) -> list[str]:
+        """Questions of a batch, or of all, that have not been run."""
+        chosen = [line for line in self.written.values() if batch in (None, line.batch)]
+        return [line.figure for line in chosen if line.figure not in self.runs]
 
     def changed(self, figures: Iterable[str] | None = None) -> list[str]:
         """Recorded questions, of all or of some, that are not what was written down."""

@@ -24,7 +24,6 @@ from trilane.study.papers.ways import STUDIED, Asked, cases, is_studied, range_o
 from trilane.study.player import LastPrepared, Watch, play
 
 PLAYED = Path(__file__).with_name("plays.csv")
-PLAYED_FURTHER = Path(__file__).with_name("further_plays.csv")
 _DIGITS = 6
 _REFUSED = "refused"  # column of the messages of scenarios that cannot be played
 _PLAYS = Study("scoreboard", PapersError)
@@ -110,11 +109,6 @@ def _observed(any_error: bool, prepared: LastPrepared, scenario: Playable) -> Fa
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
-
-
-def shipped_plays() -> dict[str, Facts | str]:
-    """The plays of both files that come with the program. Raises PapersError."""
-    return {**read_plays(PLAYED), **read_plays(PLAYED_FURTHER)}
 
 
 def read_plays(path: Path = PLAYED) -> dict[str, Facts | str]:

@@ -36,8 +36,11 @@ def cases(paper: Paper, question: PaperQuestion, method: str, asked: Asked = STU
     stated = paper.cases(question, method)
     if asked.way is AskingWay.STUDIED:
         return stated
-    program = paper.program_of(method)
-    return [case._replace(draws=tuple(_asked(draw, paper, program, asked) for draw in case.draws)) for case in stated]
+    program, draws = paper.program_of(method), None if asked.ends is None else 1  # an end does not need the mean
+    return [
+        case._replace(draws=tuple(_asked(draw, paper, program, asked) for draw in case.draws[:draws]))
+        for case in stated
+    ]
 
 
 def _asked(scenario: Scenario, paper: Paper, program: str, asked: Asked) -> Scenario:

@@ -65,6 +65,7 @@ def test_questions_are_written_once_and_then_wait(tmp_path: Path) -> None:
     assert write(path) == []
     assert read_record(path).waiting("a") == ["toy-speed", "toy-hits"]
     assert read_record(path).waiting("b") == []
+    assert read_record(path).waiting() == ["toy-speed", "toy-hits"]
 
 
 @pytest.mark.usefixtures("toy")

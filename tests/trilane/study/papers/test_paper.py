@@ -22,7 +22,7 @@ from trilane.fit.fit import engine_part
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PapersError, askable, published, read_figures
 from trilane.study.papers.paper import AskingWay, Paper, PaperQuestion
-from trilane.study.papers.plays import PLAYED_FURTHER, key, needed, read_plays
+from trilane.study.papers.plays import key, needed, read_plays
 from trilane.study.papers.quantities import FACTS, QUANTITIES, observed
 from trilane.study.papers.sources import chosen_figures, further_sources, papers_in, read_papers, source_of, sources
 
@@ -372,12 +372,7 @@ RENEW = "remove trilane/study/papers/plays.csv, and: trilane papers --play trila
 
 def test_the_file_holds_what_figures_need_and_nothing_else() -> None:
     assert set(read_plays()) >= {key(scenario) for scenario in needed(chosen_figures(), {AskingWay.STUDIED})}, RENEW
-    assert set(read_plays()) <= {key(scenario) for scenario in needed(chosen_figures())}, RENEW
-
-
-def test_the_file_of_further_plays_holds_nothing_that_no_figure_needs() -> None:
-    asked = {key(scenario) for scenario in needed(chosen_figures(among=further_sources()))}
-    assert set(read_plays(PLAYED_FURTHER)) <= asked
+    assert set(read_plays()) <= {key(scenario) for scenario in needed(chosen_figures(among=sources()))}, RENEW
 
 
 @pytest.mark.parametrize("figure_id", [

@@ -1,0 +1,187 @@
+"""Memory of several cards, each with a range of the model's blocks, and the division that fills the quickest first.
+
+Of a division with the experts of the first layers on the host, a share for each card by its memory would leave the
+first one empty and the last one without room (ggml-org/llama.cpp issues 15136, 15263). So the cards, quickest first,
+take as many blocks as they have room for: no other division gives the quickest more. A second one is compared with it
+where all experts are on the cards, by the cards' arithmetic, so that the pieces of a prompt take as long on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.machine.hardware import Hardware
+from traces.models.attention import Attention
+from traces.models.shape import ModelShape
+from trilane.engines.layer_split import ByCard, blocks_of
+from trilane.engines.load_memory import ComputeBuffer, LoadSetting, kv_cache_bytes, layer_cache_bytes
+
+_INTEGER_RATIO = 2  # 8-bit integer operations over 16-bit ones, of a card that does not state them
+
+
+class CardMemory(NamedTuple):
+    """Memory of one card, in bytes. ``blocks``: with the output layer, as -ts counts them; 0: nothing is on it."""
+
+    name: str
+    blocks: int
+    gpu_bytes: int
+    every_token_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    reserve_bytes: int
+    experts_bytes: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by name, as ``SplitMemory.gpu_parts`` has them."""
+        return {
+            "weights that every token needs": self.every_token_bytes, "KV cache": self.kv_bytes,
+            "compute buffers": self.compute_bytes, "reserve": self.reserve_bytes, "experts": self.experts_bytes,
+        }
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that it lacks; at most 0 where all of it fits."""
+        return sum(self.parts.values()) - self.gpu_bytes
+
+    @property
+    def share(self) -> float:
+        """Share of it that is used, without what is kept free."""
+        return (sum(self.parts.values()) - self.reserve_bytes) / self.gpu_bytes
+
+
+@dataclass(frozen=True)
+class CardsMemory:
+    """Memory of a model on several cards, with one setting. ``copies``: of the inputs of pieces, where these follow one
+    another through the cards."""
+
+    shape: ModelShape
+    hardware: Hardware
+    setting: LoadSetting  # with no experts on the host
+    copies: int
+    margin_bytes: int = 0  # of each card's reserve that need not be kept free
+
+    def filled(self, cpu_layers: int) -> ByCard:
+        """Blocks of each card, as many as it has room for; the last one takes the rest. All of them on the first card,
+        where they have room: it then needs no copies of inputs."""
+        if self.memories(cpu_layers, alone := self._alone)[0].missing_bytes <= 0:
+            return alone
+        needs, counts, start = self._needs(cpu_layers), list[int](), 0
+        for number, card in enumerate(self.hardware.cards[:-1]):
+            room = card.gpu.memory_bytes - self._reserve(card) - self._compute(number, cpu_layers, False, True)
+            end = int(np.searchsorted(needs, needs[start] + room, side="right")) - 1
+            counts.append(max(end, start) - start)
+            start = max(end, start)
+        return self._with_head(cpu_layers, (*counts, self._blocks - start))
+
+    def _with_head(self, cpu_layers: int, blocks: ByCard) -> ByCard:
+        """Put the output layer behind the last block, or where it has no room there, on the next card."""
+        last = max(number for number, count in enumerate(blocks) if count)
+        behind = _one_more(blocks, last)
+        full = self.memories(cpu_layers, behind)[last].missing_bytes > 0
+        return _one_more(blocks, last + 1) if full and last + 1 < len(blocks) else behind
+
+    @property
+    def even(self) -> ByCard:
+        """Blocks of each card by its arithmetic: of equal cards as many, as the engine itself divides them."""
+        rates = [one.gpu.integer_ops_per_s or _INTEGER_RATIO * one.gpu.flops_per_s for one in self.hardware.cards]
+        ends = [ceil((self._blocks + 1) * until / sum(rates) - 1e-9) for until in accumulate(rates)]
+        return tuple(end - start for start, end in pairwise([0, *ends]))
+
+    def memories(self, cpu_layers: int, by_card: ByCard) -> tuple[CardMemory, ...]:
+        """Memory of each card."""
+        several, ends = sum(map(bool, by_card)) > 1, [0, *accumulate(by_card)]
+        return tuple(
+            self._memory(number, cpu_layers, *span, several) for number, span in enumerate(pairwise(ends))
+        )
+
+    def _memory(self, number: int, cpu_layers: int, start: int, end: int, several: bool) -> CardMemory:
+        card = self.hardware.cards[number].gpu
+        if start == end:
+            return CardMemory(card.name, 0, card.memory_bytes, 0, 0, 0, 0, 0)
+        head, own = end > self._blocks, slice(start, min(end, self._blocks))
+        host = sum(block < self._host_end(cpu_layers) for block in range(start, own.stop))
+        return CardMemory(
+            card.name, end - start, card.memory_bytes,
+            round(self._weights[own].sum()) + head * self._head_bytes, round(self._kv[own].sum()),
+            self._compute(number, cpu_layers, head, several), self._reserve(self.hardware.cards[number]),
+            round(self._experts[own][host:].sum()),
+        )
+
+    def _needs(self, cpu_layers: int) -> npt.NDArray[np.float64]:
+        """Bytes of the first blocks on a card: of none, of one, and so on."""
+        held = np.arange(self._blocks) >= self._host_end(cpu_layers)
+        return np.cumsum([0.0, *(self._weights + self._kv + self._experts * held)])
+
+    def _host_end(self, cpu_layers: int) -> int:
+        """The first block whose experts are not on the host."""
+        return self.shape.expert_blocks[cpu_layers - 1] + 1 if cpu_layers else 0
+
+    def _compute(self, number: int, cpu_layers: int, head: bool, several: bool) -> int:
+        """Compute buffers of a card. Only the first one receives copies of experts; logits are where the head is; where
+        pieces follow one another there are more inputs."""
+        copied = self.setting.copied if number == 0 else "nothing"
+        setting = replace(self.setting, cpu_layers=cpu_layers, copied=copied, output=head)
+        buffer = ComputeBuffer(self.shape, setting)
+        more = self.copies - 1 if several and not cpu_layers else 0
+        return buffer.size + more * buffer.inputs
+
+    def _reserve(self, card: Hardware) -> int:
+        return max(card.gpu.reserve_bytes - self.margin_bytes, 0)
+
+    @property
+    def _alone(self) -> ByCard:
+        return (self._blocks + 1, *[0] * (len(self.hardware.cards) - 1))
+
+    @cached_property
+    def _blocks(self) -> int:
+        return blocks_of(self.shape)
+
+    @property
+    def _head_bytes(self) -> int:
+        return round(self.shape.vocab * self.shape.hidden * self.shape.bits.head / 8)
+
+    @cached_property
+    def _weights(self) -> npt.NDArray[np.float64]:
+        """Bytes of each block without routed experts; what a file has in addition, such as norms, is shared alike."""
+        shape, bits = self.shape, self.shape.bits
+        mixture = shape.hidden * shape.experts * bits.router + shape.shared_params * bits.shared
+        own = np.array([
+            (kind.params * bits.of_attention(kind) + (mixture if experts else shape.dense_ffn_params * bits.dense)) / 8
+            for kind, experts in self._kinds
+        ])
+        table = 0 if shape.tied_embeddings else shape.embedding_bytes
+        rest = shape.non_expert_bytes - table - self._head_bytes
+        return own * rest / own.sum() if own.sum() else own
+
+    @cached_property
+    def _kv(self) -> npt.NDArray[np.float64]:
+        """Bytes of each block's keys, values and states, of all sequences."""
+        own = np.array([layer_cache_bytes(self.shape, kind, self.setting) for kind, _ in self._kinds])
+        return own * kv_cache_bytes(self.shape, self.setting) / own.sum() if own.sum() else own
+
+    @cached_property
+    def _experts(self) -> npt.NDArray[np.float64]:
+        """Bytes of each block's routed experts."""
+        sizes = dict(zip(self.shape.expert_blocks, self.shape.expert_bytes_by_layer, strict=True))
+        return np.array([float(sizes.get(block, 0) * self.shape.experts) for block in range(self._blocks)])
+
+    @cached_property
+    def _kinds(self) -> list[tuple[Attention, bool]]:
+        """Attention of each block, and whether it has experts; blocks beyond the known layers are like the first."""
+        kinds, numbers = [kind for kind, _ in self.shape.attention_counts], self.shape.attention_layers or ()
+        numbers = (*numbers, *[0] * (self._blocks - len(numbers)))
+        blocks: Mapping[int, bool] = dict.fromkeys(self.shape.expert_blocks, True)
+        return [(kinds[number], blocks.get(block, False)) for block, number in enumerate(numbers)]
+
+
+def _one_more(blocks: ByCard, number: int) -> ByCard:
+    return tuple(count + (place == number) for place, count in enumerate(blocks))

@@ -1,0 +1,89 @@
+"""Machines with several GPUs, by name: ``2x-rtx-3090+ddr4-3200``, ``rtx-3090+rtx-3060+ddr4-3200+pcie-4x16+pcie-4x4``.
+
+Cards are in the order in which CUDA numbers them by itself, the quickest first; a slot follows its card.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from sim.machine.assembly import assembled_name
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.part_names import slot
+from sim.machine.parts import kind_of, taken
+from sim.machine.plausibility import HardwareError
+from trilane.common.quoting import quoted
+
+MOST_CARDS = 16
+_BETWEEN = re.compile(r"\s*[,+&]\s*")
+_COUNTED = re.compile(r"(\d{1,3})\s*x[\s-]*(\D.*)", re.IGNORECASE)
+
+
+def cards_in(text: str) -> tuple[str, ...]:
+    """The names in "rtx-3090+rtx-3060", "2x RTX 3090" or one card's own. Raises HardwareError for too many."""
+    words = _BETWEEN.split(text.strip())
+    if not all(re.search(r"\d", word) for word in words):
+        words = [text]
+    cards: list[str] = []
+    for word in words:
+        counted = _COUNTED.fullmatch(word)
+        cards += [word] if counted is None else [counted[2]] * min(int(counted[1]), MOST_CARDS + 1)
+    if not 1 <= len(cards) <= MOST_CARDS:
+        raise HardwareError(f"gpu {quoted(text)}: expected 1 to {MOST_CARDS} cards")
+    return tuple(cards)
+
+
+def cards_name(cards: Sequence[str]) -> str:
+    """One name for several cards, in which equal ones are counted: ``2x-rtx-3090+rtx-3060``."""
+    counts = Counter(cards)
+    return "+".join(card if count == 1 else f"{count}x-{card}" for card, count in counts.items())
+
+
+def slots_in(text: str | None) -> tuple[str, ...]:
+    """The slots in "4x16,4x4", as they are written: none, one for all cards, or one for each. Raises HardwareError."""
+    if text is None:
+        return ()
+    return tuple("x".join(map(str, slot(word))) for word in text.split(","))
+
+
+def machine_name(gpu: str, ram: str | None, pcie: str | None, **others: object) -> str:
+    """The name of a machine with several cards; ``others``: of ``assembled_name``. Raises HardwareError."""
+    cards = [taken("gpu", card).name for card in cards_in(gpu)]
+    first, *rest = assembled_name(cards[0], ram, **others).split("+")  # type: ignore[arg-type]
+    return "+".join([cards_name([first, *cards[1:]]), *rest, *(f"pcie-{one}" for one in slots_in(pcie))])
+
+
+@cache
+def load_machine(name: str) -> Hardware:
+    """A machine with one card or several, whose further ones are in ``Hardware.further``. Raises HardwareError."""
+    words = [card for word in name.split("+") for card in cards_in(word)] if "+" in name else [name]
+    cards = [word for word in words if kind_of(word) == "gpu"]
+    if len(cards) < 2:
+        return load_hardware(name)
+    slots = [word for word in words if word.startswith("pcie")]
+    if len(slots) not in (0, 1, len(cards)):
+        raise HardwareError(f"hardware {quoted(name)}: expected a slot for all cards or for each, got {len(slots)}")
+    rest = [word for word in words if word not in (*cards, *slots)]
+    slots = slots * len(cards) if len(slots) == 1 else slots
+    return _together(name, [
+        load_hardware("+".join([card, *rest, *slots[number : number + 1]])) for number, card in enumerate(cards)
+    ])
+
+
+def _together(name: str, machines: Sequence[Hardware]) -> Hardware:
+    """One machine with the cards of several that differ in nothing else."""
+    first, *others = sorted(machines, key=lambda one: -one.gpu.bandwidth_bytes_per_s)
+    for one in (first, *others):
+        if one.one_memory:
+            raise HardwareError(f"hardware {quoted(name)}: {one.gpu.name} has no memory of its own")
+    counts = Counter(one.gpu.name for one in (first, *others))
+    titles = ", ".join(title if count == 1 else f"{count} x {title}" for title, count in counts.items())
+    notes = dict.fromkeys(note for one in (first, *others) for note in one.notes)
+    return replace(
+        first, name=name, about=first.about.replace(first.gpu.name, titles, 1), notes=tuple(notes),
+        further=tuple(others),
+    )

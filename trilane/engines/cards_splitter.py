@@ -1,0 +1,102 @@
+"""Splits of a model over several cards: for each number of layers with experts on the host one division, and where all
+experts are on the cards a second one, by their arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from trilane.engines.card_memory import CardsMemory
+from trilane.engines.layer_split import ByCard
+from trilane.engines.load_memory import LoadSetting
+from trilane.engines.memory import MARGIN_BYTES, SplitMemory, Splitter, shortages
+from trilane.engines.shortage import Missing, NoRoomError, Shortage
+from trilane.engines.split_speed import StaticSplit
+
+
+@dataclass(frozen=True)
+class CardsSplitter(Splitter):
+    """The splits of a model in an engine that divides its layers over several cards."""
+
+    @property
+    def best_number(self) -> int:
+        """The place of the first split with room. Raises NoRoomError."""
+        found = next((number for number, split in enumerate(self.splits) if self._fits_cards(split)), -1)
+        if short := self._lacks(self.splits[found]):
+            raise NoRoomError(Missing(f"{self.shape.name} in {self.engine.name}", short))
+        return found
+
+    def best(self) -> StaticSplit:
+        return self.splits[self.best_number]
+
+    def alike(self, split: StaticSplit) -> list[StaticSplit]:
+        """Splits with room that differ from one in their division alone."""
+        return [one for one in self.splits if one.cpu_layers == split.cpu_layers and self.has_room(one)]
+
+    def has_room(self, split: StaticSplit) -> bool:
+        return not self._lacks(split)
+
+    def _fits_cards(self, split: StaticSplit) -> bool:
+        return all(card.missing_bytes <= 0 for card in self.memory(split).cards)
+
+    def _lacks(self, split: StaticSplit) -> tuple[Shortage, ...]:
+        """Cards without room, and the host."""
+        memory = self.memory(split)
+        cards = [Shortage("GPU", f"the {_th(number)} card, {card.name},", card.gpu_bytes, card.parts)
+                 for number, card in enumerate(memory.cards, 1) if card.missing_bytes > 0]
+        host = shortages(self.hardware, memory.ram_bytes, {}, memory.host_parts)
+        return (*cards, *host)
+
+    def memory(self, split: StaticSplit) -> SplitMemory:
+        """Memory of all cards together, and of each."""
+        by_card = split.by_card or self._cards.filled(split.cpu_layers)
+        key = split.cpu_layers, by_card
+        if key not in self._memories:
+            self._memories[key] = self._together(*key)
+        return self._memories[key]
+
+    def _together(self, cpu_layers: int, by_card: ByCard) -> SplitMemory:
+        cards, one = self._cards.memories(cpu_layers, by_card), self.memory_of(cpu_layers, 0)
+
+        memory = replace(
+            one, cards=cards, gpu_bytes=sum(card.gpu_bytes for card in cards),
+            every_token_bytes=sum(card.every_token_bytes for card in cards),
+            kv_bytes=sum(card.kv_bytes for card in cards), compute_bytes=sum(card.compute_bytes for card in cards),
+            reserve_bytes=sum(card.reserve_bytes for card in cards),
+            experts_bytes=sum(card.experts_bytes for card in cards),
+        )
+        return replace(memory, disk_bytes=self._disk_bytes(memory)) if self.reads_disk else memory
+
+    @cached_property
+    def _memories(self) -> dict[tuple[int, ByCard], SplitMemory]:
+        return {}
+
+    @cached_property
+    def splits(self) -> tuple[StaticSplit, ...]:
+        """Splits to choose from, most experts on the GPUs first."""
+        return tuple(self._divided())
+
+    def _divided(self) -> Iterator[StaticSplit]:
+        ts = self.question.ts
+        for cpu_layers, _ in self._choices:
+            one = self._split(cpu_layers, 0)
+            if ts is None and not cpu_layers:
+                even = replace(one, by_card=self._cards.even)
+                if self._fits_cards(even):
+                    yield even
+            yield replace(one, by_card=ts or self._cards.filled(cpu_layers))
+
+    @cached_property
+    def _cards(self) -> CardsMemory:
+        question, engine = self.question, self.engine
+        setting = LoadSetting(
+            context_tokens=question.batch * question.tokens, sequences=question.batch, ubatch_tokens=self.piece_tokens,
+            copied=self._copied,
+        )
+        copies = engine.cards.copies.value if engine.cards else 1
+        return CardsMemory(self.shape, self.hardware, setting, copies, MARGIN_BYTES if self.named else 0)
+
+
+def _th(number: int) -> str:
+    return f"{number}{dict(zip((1, 2, 3), ('st', 'nd', 'rd'), strict=True)).get(number, 'th')}"
