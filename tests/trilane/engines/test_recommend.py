@@ -122,7 +122,7 @@ def test_every_row_is_the_answer_of_tune_to_the_digit(machine: dict[str, Any], u
 
 def test_a_disk_adds_models_and_changes_none_of_the_others() -> None:
     models = ("qwen3-30b-a3b", "hunyuan-a13b", "gpt-oss-120b")
-    without, with_disk = (recommend(models=models, **OWNER, ram_gb=32, disk=disk) for disk in (None, "nvme-4x4"))
+    without, with_disk = (recommend(models=models, **OWNER, disk=disk) for disk in (None, "nvme-4x4"))
     assert {one.model for one in without.runs} == {"qwen3-30b-a3b", "hunyuan-a13b"}
     assert [one for one in with_disk.runs if one.model != "gpt-oss-120b"] == list(without.runs)
     assert row(with_disk, "gpt-oss-120b").tuned.memory.disk_bytes > 0
