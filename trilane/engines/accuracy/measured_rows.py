@@ -6,6 +6,7 @@ split on its own machine, with its own engine and lengths.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,12 +15,15 @@ from typing import Annotated
 
 from sim.costs.engine import FittedEngine, NumaMode, load_fitted
 from sim.costs.kernel_costs import Copies
-from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
+from trilane.common.quoting import quoted
+from trilane.engines.cards import load_machine
+from trilane.engines.layer_split import blocks_of
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
 BUNDLED = Path(__file__).with_name("measured_speeds.csv")
@@ -45,7 +49,7 @@ class MeasuredRow:
     prompt. ``copies``: host memory from which experts are copied, where the row states it; None, as the engine does by
     itself. ``numa``: the mode of ``--numa``. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``;
     C, for a sanity check. ``left_out``: why it is not asked. ``fault``: why it is asked, but counts in no score and no
-    fit.
+    fit. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24.
     """
 
     id: Name
@@ -60,6 +64,7 @@ class MeasuredRow:
     kv_bits: Annotated[float, above(0), at_most(64)] | None = None
     copies: Copies | None = None
     numa: NumaMode | None = None
+    ts: Name = ""
     depth_tokens: _Tokens = 0
     generated_tokens: _Tokens = 64
     decode_tokens_per_s: _Speed | None = None
@@ -78,6 +83,8 @@ class MeasuredRow:
     def __post_init__(self) -> None:
         if self.cpu_layers is None and not self.left_out:
             raise RowsError("cpu_layers: expected a number of layers, got none")
+        if not re.fullmatch(r"(\d{1,4}(,\d{1,4})+)?", self.ts):
+            raise RowsError(f"ts: expected numbers of layers, such as 25,24, got {quoted(self.ts)}")
         if self.prompt_tokens and self.piece_tokens and self.prompt_tokens > _MOST_PIECES * self.piece_tokens:
             raise RowsError(f"piece_tokens: expected at most {_MOST_PIECES:,} pieces of the prompt")
 
@@ -141,8 +148,12 @@ def predict(row: MeasuredRow, engines: Mapping[str, FittedEngine] | None = None)
     for key, own in (("cpu_layers", shape.moe_layers), ("gpu_experts", shape.experts)):
         if (getattr(row, key) or 0) > own:
             raise RowsError(f"row {row.id}: {key}: expected at most {own}, the model's own, got {getattr(row, key)}")
+    hardware = machine_of(row.machine)
+    by_card, layers = _by_card(row), blocks_of(shape) + 1
+    if len(by_card or (layers,)) != len(hardware.cards) or sum(by_card or (layers,)) != layers:
+        raise RowsError(f"row {row.id}: ts: expected {layers} layers on {len(hardware.cards)} GPUs")
     engine = ((engines or {}).get(row.engine) or load_fitted(row.engine)).copying_from(row.copies)
-    return predict_on(row, machine_of(row.machine), engine)
+    return predict_on(row, hardware, engine)
 
 
 def predict_on(row: MeasuredRow, hardware: Hardware, engine: FittedEngine) -> Prediction:
@@ -159,8 +170,13 @@ def predict_on(row: MeasuredRow, hardware: Hardware, engine: FittedEngine) -> Pr
 
 def split_of(row: MeasuredRow) -> StaticSplit:
     return StaticSplit(
-        row.cpu_layers or 0, row.gpu_experts, row.threads, row.piece_tokens, row.repacked, numa=row.numa
+        row.cpu_layers or 0, row.gpu_experts, row.threads, row.piece_tokens, row.repacked, numa=row.numa,
+        by_card=_by_card(row),
     )
+
+
+def _by_card(row: MeasuredRow) -> tuple[int, ...] | None:
+    return tuple(map(int, row.ts.split(","))) if row.ts else None
 
 
 def context_of(row: MeasuredRow) -> int:
@@ -178,4 +194,4 @@ def shape_of(row: MeasuredRow) -> ModelShape:
 @cache
 def machine_of(name: str) -> Hardware:
     """A machine, read once."""
-    return load_hardware(name)
+    return load_machine(name)

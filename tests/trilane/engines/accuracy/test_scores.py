@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -13,8 +14,9 @@ from sim.machine.hardware import load_hardware
 from tests.kit.results import row
 from traces.models.catalogue import load_model
 from trilane.engines.accuracy import measured_rows
-from trilane.engines.accuracy.errors import QUANTITIES, Speeds, error_table, factor, measured
+from trilane.engines.accuracy.errors import QUANTITIES, Speeds, error_of, error_table, factor, measured
 from trilane.engines.accuracy.measured_rows import (
+    BUNDLED,
     COLUMNS,
     MeasuredRow,
     RowsError,
@@ -274,3 +276,25 @@ def test_how_a_row_was_run_is_said_in_known_words(column: str, cell: str, words:
     (tmp_path / "mine.csv").write_text(f"{HEAD.strip()},{column}\n{line}")
     with pytest.raises(RowsError, match=words):
         scores_of(str(tmp_path / "mine.csv"))
+
+
+def test_rows_of_several_gpus_are_asked_with_the_first_errors_that_are_told() -> None:
+    scores = scores_of(str(BUNDLED.with_name("several_gpus.csv")))
+    assert len(scores.rows) == 24
+    errors = {
+        quantity: [abs(error) for row in scores.rows if (error := error_of(row, scores.first, quantity)) is not None]
+        for quantity in QUANTITIES
+    }
+    assert {quantity: round(median(each), 2) for quantity, each in errors.items()} == {"decode": 0.29, "prompts": 0.28}
+
+
+@pytest.mark.parametrize(("ts", "message"), [
+    ("25", "ts: expected numbers of layers, such as 25,24, got '25'"), ("25,25", "expected 49 layers on 2 GPUs"),
+    ("", "expected 49 layers on 2 GPUs"),
+])
+def test_a_division_that_is_none_is_refused(ts: str, message: str) -> None:
+    with pytest.raises(RowsError, match=message):
+        predict(MeasuredRow(
+            id="1", model="qwen3-30b-a3b", weights="q4_k_m", machine="2x-rtx-3090+ddr4-3200", engine="llama.cpp",
+            cpu_layers=0, ts=ts, decode_tokens_per_s=100.0,
+        ))
