@@ -13,12 +13,13 @@ their second use on (Helldez/BigMoeOnEdge docs/cache-sizing.md), so that the sha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from sim.machine.disks import Disk
 from traces.models.shape import ExpertWork, ModelShape
-from trilane.engines.hit_curve import first_uses, hit_curve
+from trilane.engines.hit_curve import HitCurve, hit_curve
 from trilane.engines.question import Question
 from trilane.engines.split_speed import Floats, Layers, Times
 
@@ -41,7 +42,7 @@ class DiskReads:
         """Time of a step's misses, with the experts of the first ``layers`` on the host, which ``threads`` compute."""
         host = self._host_bytes(layers)
         held, active = self._held(host), ExpertWork.of(self.shape, batch).active / self.shape.experts
-        missing = 1 - hit_curve(self.question).rates(held) - held * first_uses(self.question)
+        missing = 1 - self._curve.rates(held) - held * self._curve.first_uses
         missed = (held < 1) * np.maximum(missing, 0.0) * active * host
         return self._ns(missed, threads)
 
@@ -57,6 +58,10 @@ class DiskReads:
         if copies_ns is None:
             return self._ns(missed, threads)
         return np.maximum(missed / self.disk.in_order_bytes_per_s * 1e9 - copies_ns, 0.0)
+
+    @cached_property
+    def _curve(self) -> HitCurve:
+        return hit_curve(self.question)
 
     def _host_bytes(self, layers: Layers) -> Floats:
         """Bytes of the experts of the first layers."""

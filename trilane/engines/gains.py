@@ -53,6 +53,8 @@ PARTS = (
     ScaledPart("decisions", "the host program, which decides", program=("plan_factor",)),
 )
 CPU_CORES = ScaledPart("CPU cores", "the CPU's cores", ("cpu.cores",), short="CPU cores")  # of engines alone
+HOST_MEMORY = ScaledPart("host memory", "the size of the host's memory", short="RAM GB")  # where a disk is read
+DISK = ScaledPart("disk", "the disk's rate", short="disk")
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def ranked(gains: Iterable[G]) -> tuple[G, ...]:
 
 def in_short(part: str | None) -> str:
     """The owner of a part in few letters; nothing for no part."""
-    return next((one.short for one in (*PARTS, CPU_CORES) if one.name == part), part or "")
+    return next((one.short for one in (*PARTS, CPU_CORES, HOST_MEMORY, DISK) if one.name == part), part or "")
 
 
 def limiting_part(gains: Sequence[Gain]) -> str | None:

@@ -27,10 +27,14 @@ _SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)  # of the experts that the ho
 
 @dataclass(frozen=True)
 class HitCurve:
-    """Hit rates of decode steps, by the share of the experts for which there is room; straight lines in between."""
+    """Hit rates of decode steps, by the share of the experts for which there is room; straight lines in between.
+
+    ``first_uses``: share of the experts of these steps that were not used before.
+    """
 
     known_shares: tuple[float, ...]
     known_rates: tuple[float, ...]
+    first_uses: float = 0.0
 
     def rates(self, held: Floats) -> Floats:
         """The hit rates with room for these shares; 0 without room."""
@@ -42,29 +46,24 @@ def hit_curve(question: Question) -> HitCurve:
     return _replayed(routing_for(question).trace)
 
 
-def first_uses(question: Question) -> float:
-    """Share of the experts of decode steps that were not used before, in the routing that answers a question."""
-    return _first_uses(routing_for(question).trace)
-
-
 @lru_cache(maxsize=4)
-def _first_uses(trace: Trace) -> float:
+def _replayed(trace: Trace) -> HitCurve:
+    """Hit rates of a trace, whatever the machine and the goal are."""
+    shape, uses = trace.shape, [*layer_uses(trace)]
+    least = max(shape.expert_bytes_by_layer)
+    sizes = [max(round(share * shape.routed_bytes), least) for share in _SHARES]
+    rates = lru_hit_rates(uses, shape.expert_bytes_by_layer, sizes)
+    return HitCurve(_SHARES, tuple(rates), _first_uses(uses))
+
+
+def _first_uses(uses: Iterable[LayerUse]) -> float:
     used, first, lookups = set[tuple[int, int]](), 0, 0
-    for use in layer_uses(trace):
+    for use in uses:
         keys = {(use.layer, expert) for expert in use.active}
         if use.phase == "decode":
             first, lookups = first + len(keys - used), lookups + len(keys)
         used |= keys
     return first / lookups if lookups else 0.0
-
-
-@lru_cache(maxsize=4)
-def _replayed(trace: Trace) -> HitCurve:
-    """Hit rates of a trace, whatever the machine and the goal are."""
-    shape = trace.shape
-    least = max(shape.expert_bytes_by_layer)
-    sizes = [max(round(share * shape.routed_bytes), least) for share in _SHARES]
-    return HitCurve(_SHARES, tuple(lru_hit_rates(layer_uses(trace), shape.expert_bytes_by_layer, sizes)))
 
 
 class _Lookup(NamedTuple):

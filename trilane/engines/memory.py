@@ -310,8 +310,10 @@ class Splitter:
         return tuple((count, 0) for count in range(layers + 1))
 
     def _split(self, cpu_layers: int, gpu_experts: int) -> StaticSplit:
-        """Weights are put in the CPU's order of rows where it computes everything, and the engine can."""
-        repacked = self.hardware.cpu_only and self.engine.prompt.repacked_products_per_cycle is not None
+        """Weights are put in the CPU's order of rows where it computes everything, and the engine can: not those of a
+        file that is mapped, which they would take the place of (ikawrakow/ik_llama.cpp PR 147)."""
+        can = self.hardware.cpu_only and self.engine.prompt.repacked_products_per_cycle is not None
+        repacked = can and not self.memory_of(cpu_layers, gpu_experts).disk_bytes
         computed = self._copied == "nothing"
         asked = self.question.threads, self.piece_tokens, repacked
         return StaticSplit(cpu_layers, gpu_experts, *asked, computed=computed)

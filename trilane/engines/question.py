@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.assembly import NO_GPU, assembled_name
+from sim.machine.disks import disk
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.parts import UnifiedPart, Vendor, is_unified, part, rules
 from traces.models.catalogue import load_model, model_named
@@ -121,6 +122,7 @@ class Question:
             raise FitError(f"model {quoted(self.model)} with weights {quoted(self.weights)} names its weights twice")
         if self.weights is not None:
             object.__setattr__(self, "weights", format_named(self.weights))
+        self._check_disk()
         if self.machine is not None:
             parts = [name for name in _PARTS if getattr(self, name) is not None]
             if parts:
@@ -133,6 +135,17 @@ class Question:
             raise FitError(
                 "expected gpu and ram (such as --gpu rtx-4080 --ram ddr5-5600), or machine, a preset or a profile's "
                 "file (--machine)"
+            )
+
+    def _check_disk(self) -> None:
+        """Raises HardwareError for an unknown kind, FitError for one of a machine whose memory is not stated."""
+        if self.disk is None:
+            return
+        disk(self.disk)
+        if self.ram_gb is None and self.machine is None and not self._unified:
+            raise FitError(
+                f"disk {self.disk}: expected the size of the host's memory with it (ram_gb, --ram-gb): where none is "
+                f"named there is room for all experts, and nothing is read"
             )
 
     @property

@@ -76,8 +76,11 @@ class RecommendQuestion:
         return 1e3 * PATIENCE_S[self.use]
 
     def best_format(self, model: str) -> Bench | None:
-        """The format of ``best_format``; None where a model does not run."""
-        return best_format(self.benches(model), self.patience_ms)
+        """The format of ``best_format``; with experts on a disk only where a model does not run without. None where it
+        does not run."""
+        disks = dict.fromkeys((None, self.machine.get("disk")))
+        benches = ([bench.with_parts(disk=disk) for bench in self.benches(model)] for disk in disks)
+        return next(filter(None, (best_format(each, self.patience_ms) for each in benches)), None)
 
     def benches(self, model: str) -> list[Bench]:
         """The questions of all formats of a model to choose from, most bits first."""

@@ -85,8 +85,9 @@ def routing_for(
     calibrated = forecasts if question.policies else ()  # no default candidate reads how good forecasts were
     counted, others = synthetic_names(question.model, lengths, forecasts, calibrated)
     calibration = question.calibration or others
-    names = (counted, calibration) if with_calibration else (counted,)
-    with ThreadPoolExecutor(len(names)) as threads:  # numpy draws numbers without the interpreter's lock
-        trace, *_ = threads.map(load_trace, names)
+    if with_calibration:
+        with ThreadPoolExecutor(2) as threads:  # numpy draws numbers without the interpreter's lock
+            [*threads.map(load_trace, (counted, calibration))]
+    trace = load_trace(counted)
     about = f"synthetic, like {model}: {trace.provenance['synthetic']}"
     return RoutingSource(counted, calibration, about, trace)

@@ -15,6 +15,7 @@ from sim.machine.assembly import NO_GPU
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
+from trilane.common.units import GIB
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, error_to_expect, regime_of
 from trilane.engines.cards_splitter import CardsSplitter
 from trilane.engines.command_line import command_words, cpu_layers_of
@@ -23,6 +24,8 @@ from trilane.engines.gains import (
     BETTER,
     CPU_CORES,
     CPU_READS,
+    DISK,
+    HOST_MEMORY,
     PARTS,
     Gain,
     better_numbers,
@@ -183,8 +186,14 @@ class EngineSpeed:
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
-        return command_words(self.question, self.shape, self.engine, self.split, self.hardware)
+        """The command line.
+
+        Where the CPU computes everything, llama.cpp would copy the weights in its own order of rows, for which there is
+        no room next to a file that is mapped (ggml-org/llama.cpp issue 23603).
+        """
+        words = command_words(self.question, self.shape, self.engine, self.split, self.hardware)
+        copies = self.hardware.cpu_only and self.engine.dialect == "llama"
+        return [*words, "--no-repack"] if copies and self.splitter.memory(self.split).disk_bytes else words
 
     @property
     def without_device(self) -> tuple[str, ...]:
@@ -203,13 +212,23 @@ class EngineSpeed:
         for part, (owner, keys) in _SCALED.items():
             if (self.hardware.cpu_only and part in _ON_GPU) or (part == CPU_READS and not at_ceiling):
                 continue
-            better = self._with(keys)
-            gains = (
-                self.decode.total_ns / better.decode.total_ns - 1, self.prompt.total_ns / better.prompt.total_ns - 1
-            )
+            gains = self._gains_of(self._with(keys))
             yield EngineGain(part, owner, *(max(gain, 0.0) if part == CPU_CORES.name else gain for gain in gains))
         if self.decode.disk_ns:
-            yield EngineGain("disk", "the disk's rate", *(_quicker_disk(time) for time in (self.decode, self.prompt)))
+            yield EngineGain(HOST_MEMORY.name, HOST_MEMORY.owner, *self._gains_of(self._with_host_memory))
+            yield EngineGain(DISK.name, DISK.owner, *(_quicker_disk(time) for time in (self.decode, self.prompt)))
+
+    def _gains_of(self, better: EngineSpeed) -> tuple[float, float]:
+        """Gains of other speeds in decoding and in prompts."""
+        return self.decode.total_ns / better.decode.total_ns - 1, self.prompt.total_ns / better.prompt.total_ns - 1
+
+    @property
+    def _with_host_memory(self) -> EngineSpeed:
+        """Return the speeds with 25 % more memory of the host, which is known."""
+        if self.hardware.cpu_only:
+            return self._with(("gpu.memory_bytes",))
+        more = round((host_memory_of(self.question, self.hardware) or 0) * BETTER / GIB)
+        return replace(self, question=replace(self.question, ram_gb=more))
 
     def _with(self, keys: tuple[str, ...]) -> EngineSpeed:
         """Return the speeds with some numbers of the machine 25 % better."""

@@ -120,6 +120,14 @@ def test_every_row_is_the_answer_of_tune_to_the_digit(machine: dict[str, Any], u
         assert one.tuned == by_tune(answer.question, one.model, one.weights)
 
 
+def test_a_disk_adds_models_and_changes_none_of_the_others() -> None:
+    models = ("qwen3-30b-a3b", "hunyuan-a13b", "gpt-oss-120b")
+    without, with_disk = (recommend(models=models, **OWNER, disk=disk) for disk in (None, "nvme-4x4"))
+    assert {one.model for one in without.runs} == {"qwen3-30b-a3b", "hunyuan-a13b"}
+    assert [one for one in with_disk.runs if one.model != "gpt-oss-120b"] == list(without.runs)
+    assert row(with_disk, "gpt-oss-120b").tuned.memory.disk_bytes > 0
+
+
 def test_a_model_in_few_bits_is_told_as_it_is_published() -> None:
     assert row(recommend(models=["gpt-oss-20b"], **OWNER), "gpt-oss-20b").bits == 4.25
 

@@ -252,7 +252,7 @@ class Placing:
     def _prompts_with(self, tokens: int, threads: int) -> Iterator[tuple[bool, PromptCosts]]:
         """The prompt in pieces of one size, with the file mapped, and with it in pinned memory."""
         speed = self._speed
-        asked, split = (speed.shape, speed.hardware), replace(self._split(threads), piece_tokens=tokens)
+        asked, split = (speed.shape, speed.hardware), self._split(threads, tokens)
         mapped = self._mapped(tokens, split)
         yield False, mapped
         if self.first.gpu and True in self.space.pinned:
@@ -284,14 +284,15 @@ class Placing:
     def _speed(self) -> EngineSpeed:
         return self.bench.speed(self.first)
 
-    def _split(self, threads: int) -> StaticSplit:
-        return replace(self._speed.splitter.splits[0], threads=threads)
+    def _split(self, threads: int, tokens: int) -> StaticSplit:
+        return replace(self._splitter(tokens).splits[0], threads=threads)
 
     def _decode(self, threads: int) -> list[Times]:
         """The parts of a token's time with each split."""
         speed = self._speed
-        asked = speed.shape, speed.hardware, speed.engine, self._split(threads), speed.middle_tokens
-        return DecodeCosts.of(*asked, speed.question.batch).parts(*self._splits)
+        split, batch = self._split(threads, self.first.piece_tokens), speed.question.batch
+        asked = speed.shape, speed.hardware, speed.engine, split, speed.middle_tokens
+        return DecodeCosts.of(*asked, batch).parts(*self._splits)
 
 
 @dataclass(frozen=True)

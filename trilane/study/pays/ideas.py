@@ -221,6 +221,8 @@ class PaysQuestion:
     def __post_init__(self) -> None:
         check(self, PaysError)
         idea_named(self.name)
+        if self.fit.disk is not None:
+            raise PaysError(f"pays: disk {self.fit.disk}: policies are simulated without one; leave --disk out")
         if self.policy is not None:
             self._check_policy(system(self.policy).name)
 

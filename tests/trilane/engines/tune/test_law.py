@@ -39,6 +39,7 @@ ENGINES = (None, None, "llama.cpp", "llama.cpp-vulkan", "llama.cpp-rocm", "ik_ll
 KV: Sequence[Any] = (("f16",), ("f16", "q8_0"), ("f16", "q8_0", "q4_0"))
 MODELS = [name for name in model_names() if not name.startswith("mini")]
 BETTER = ("PCIe", "DRAM", "CPU compute", "GPU bandwidth", "GPU compute", "GPU memory")
+DISKS = ("sata-ssd", "nvme-3x4", "nvme-5x4")
 NAMES = {kind: [part.name for part in all_parts() if part.kind == kind] for kind in ("gpu", "memory", "cpu")}
 
 
@@ -69,9 +70,9 @@ def asked(question: Question, goal: Any = "both", kv: Any = ("f16", "q8_0")) -> 
     return Asked(tuned, hardware, engine)
 
 
-def drawn_question(random: Random) -> Asked | None:
-    """Parts are drawn one by one; None where they do not go together."""
-    model, (prompt, generated) = random.choice(MODELS), (round(2 ** random.uniform(0, most)) for most in (15, 10))
+def drawn_question(random: Random, models: Sequence[str] = MODELS, **fixed: Any) -> Asked | None:
+    """Parts are drawn one by one; None where they do not go together. ``fixed``: fields of the question."""
+    model, (prompt, generated) = random.choice(models), (round(2 ** random.uniform(0, most)) for most in (15, 10))
     try:
         question = Question(
             model=model, weights=random.choice([None, *quantisations_of(load_model(model))]),
@@ -80,6 +81,7 @@ def drawn_question(random: Random) -> Asked | None:
             prompt_tokens=prompt, generated=generated, batch=random.choice([1, 1, 1, 2, 8]),
             window=random.choice([None, None, 8192, 65536]), engine=random.choice(ENGINES),
         )
+        question = replace(question, **fixed)
         return asked(question, random.choice(GOALS), random.choice(KV))
     except (FitError, HardwareError, ShapeError):
         return None
@@ -160,6 +162,36 @@ def test_a_better_part_makes_no_answer_slower_by_more_than_one_percent(part: str
             slower.append((one.question, done.best, better.best))
     print(f"{QUESTIONS // 2} questions with a better part: {part}")
     assert slower == []
+
+
+@cache
+def searches_of_disks() -> list[tuple[Asked, SettingSearch]]:
+    """Questions whose best setting reads experts from a disk."""
+    random, answered, large = Random(41), [], [name for name in MODELS if load_model(name).params > 40e9]
+    while len(answered) < QUESTIONS // 2:
+        one = drawn_question(random, large, ram_gb=random.choice([16, 32, 64, 128]), disk=random.choice(DISKS))
+        done = one and one.search()
+        if one and done and done.costs and done.bench.tuned(done.best).memory.disk_bytes:
+            answered.append((one, done))
+    return answered
+
+
+def test_with_a_disk_every_time_of_the_search_is_that_of_the_answer_and_no_setting_is_better() -> None:
+    random = Random(2)
+    for one, done in searches_of_disks():
+        goal = one.question.goal
+        assert {setting: done.bench.tuned(setting).cost(goal) for setting in done.costs} == pytest.approx(
+            done.costs, rel=1e-4, abs=1e-5
+        )
+        assert not [*better_settings(random, done)]
+
+
+def test_with_a_disk_more_memory_makes_no_answer_slower() -> None:
+    random = Random(3)
+    for one, done in searches_of_disks():
+        more = (one.question.fit.ram_gb or 0) + random.choice([1, 8, 64])
+        better = asked(replace(one.question.fit, ram_gb=more), one.question.goal, one.question.kv).search()
+        assert min(map(better.score, better.costs)) <= (1 + 1e-5) * min(map(done.score, done.costs))
 
 
 H2 = Question(
