@@ -153,8 +153,8 @@ def by_ratio(values: Sequence[Any]) -> bool:
 
 
 def round_ticks(axis: Axis, low: float, high: float, name: str = "") -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, of a long one at these alone, as plain numbers or as
-    values of an axis."""
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, of a long one at these alone, as plain numbers or
+    as values of an axis."""
     digits = (1, 2, 5) if high < _LONG * low else (1,)
     every = [digit * 10.0**power for power in range(-6, 16) for digit in digits]
     axis.set_ticks([value for value in every if low <= value <= high])
