@@ -81,7 +81,7 @@ def parse_assembly(name: str) -> Assembly:
     words: dict[str, str] = {}
     for word in name.lower().split("+"):
         kind, value = _meaning(word, where)
-        if kind == "gpu" and kind in words:
+        if kind == "gpu" and kind in words and NO_GPU not in (value, words[kind]):
             raise HardwareError(f"{where}: {ONE_GPU}")
         if kind in words:
             raise HardwareError(f"{where}: two {kind} parts, {quoted(words[kind])} and {quoted(value)}; {_FORM}")
@@ -108,8 +108,6 @@ def parse_assembly(name: str) -> Assembly:
 def _with_its_own(gpu: UnifiedPart, words: dict[str, str], where: str) -> dict[str, str]:
     """Add the memory and the CPU that come with a GPU. Raises HardwareError if others are named."""
     for kind in ("memory", "cpu", "channels", "sockets", "pcie"):
-        if kind == "gpu" and kind in words:
-            raise HardwareError(f"{where}: {ONE_GPU}")
         if kind in words:
             raise HardwareError(
                 f"{where}: {gpu.title} comes with its memory and CPU, got {quoted(words[kind])}; leave it out"

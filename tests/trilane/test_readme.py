@@ -293,7 +293,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 39_500  # of the pages for users together
+MOST_WORDS = 40_000  # of the pages for users together
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))

@@ -31,6 +31,7 @@ def test_a_model_without_a_format_is_plain_unless_it_is_published_in_four_bits()
 def test_two_of_three_matrices_of_an_expert_are_gate_and_up(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = WeightBlocks.uniform("q4_k")._replace(gate_up={"iq2_xxs": 0.75, "q2_k": 0.25})
     monkeypatch.setattr(codings, "blocks_of", lambda shape: blocks)
+    monkeypatch.setattr(codings, "_known_codings", codings._codings)  # which keeps what was found before
     found = codings_of(load_model("qwen3-30b-a3b@q2_k"))
     assert found.experts == pytest.approx({"codebook": 0.5, "k_quant": 0.5})
     assert found.others == {"k_quant": 1}

@@ -32,6 +32,7 @@ _LETTER = 0.6  # width of a bold letter over its size, with some to spare
 _POINTS = 72  # an inch
 _LOG_FROM = 4.0  # highest over lowest value, from which on values that grow by ratios are drawn so
 _TICKS = 10  # up to this number every value has a tick
+_LONG = 1e4  # of a logarithmic axis, the highest value over the lowest
 _CROWDED = 0.05  # of an axis: of ticks nearer to each other than that not all are written
 
 
@@ -152,8 +153,10 @@ def by_ratio(values: Sequence[Any]) -> bool:
 
 
 def round_ticks(axis: Axis, low: float, high: float, name: str = "") -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers or as values of an axis."""
-    every = [digit * 10.0**power for power in range(-6, 16) for digit in (1, 2, 5)]
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, of a long one at these alone, as plain numbers or
+    as values of an axis."""
+    digits = (1, 2, 5) if high < _LONG * low else (1,)
+    every = [digit * 10.0**power for power in range(-6, 16) for digit in digits]
     axis.set_ticks([value for value in every if low <= value <= high])
     axis.set_minor_locator(NullLocator())
     plain = StrMethodFormatter("{x:,g}")

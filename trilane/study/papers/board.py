@@ -43,6 +43,11 @@ class ScoreSummary:
     same_direction: Count
     in_order: Count
 
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; shares of no figures are null."""
+        shares = {name: value for name, value in vars(self).items() if isinstance(value, float)}
+        return {**vars(self), **{name: None if math.isnan(value) else value for name, value in shares.items()}}
+
 
 def summary(scores: Sequence[FigureScore]) -> ScoreSummary:
     """Directions and pairs are those of all figures that were not put in."""
@@ -120,7 +125,7 @@ class Scoreboard:
                 facts = by_figure.setdefault(one.figure.id, {**facts_of(one), "ways": {}})
                 facts["ways"][way.value] = result_of(one)
         return {
-            "scores": {title: {way.value: vars(one) for way, one in self.summaries(names).items()}
+            "scores": {title: {way.value: one.to_dict() for way, one in self.summaries(names).items()}
                        for title, names in by_group.items()},
             "figures": list(by_figure.values()), "left_out": self.left_out,
         }
