@@ -38,7 +38,7 @@ from traces.models.shape import ModelShape
 
 UNPACKED_FROM = 128  # tokens: keys and values of all heads are made of a latent (ikawrakow/ik_llama.cpp, pp_opt)
 ROTARY_WIDTH = 64  # of a latent: elements that are keys and no values, in every DeepSeek and GLM
-_COPIES_POWER = 3  # how sharply copies saturate
+_COPIES_POWER = 3  # estimate: how sharply copies saturate
 
 
 def fitted_costs(

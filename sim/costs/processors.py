@@ -23,13 +23,13 @@ QUANTISED_BITS = 8  # weights of fewer are unpacked by other kernels
 WIDE_BITS = 16  # keys and values of fewer are unpacked
 FEW_ROWS = 4  # an expert of few is part of a small piece, whose tiles are half as wide (ggml-org/llama.cpp PR 28552)
 STATE_READ_BYTES = 8  # of an element of a state, and of each token: the 32-bit elements of its key and its query
-_THREADS_POWER = 3  # how sharply a rate saturates; 1 would be as slow as one after the other
+_THREADS_POWER = 3  # estimate: how sharply a rate saturates; 1 would be as slow as one after the other
 _VECTOR_BITS = 512  # that a core computes in a cycle: two registers of AVX2, or four of NEON
 # A barrier takes the time of so many threads more than it has: 2.5 us with 4 threads and 3.2 with 8 of an EPYC
 # (ggml-org/llama.cpp PR 9598), a token of a tiny model 203, 294 and 366 us with 8, 16 and 24 of an i9-13900K (PR 7993).
 _BARRIER_THREADS = 12
 _USUAL_THREADS = 16  # for which ``region_ns`` is stated
-_USUAL_HZ = 4e9  # of a machine that states no clock
+_USUAL_HZ = 4e9  # estimate: of a machine that states no clock
 _ALL_PLAIN = Codings()
 _PLAIN = _ALL_PLAIN.others
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -12,6 +13,11 @@ from trilane.study.papers.paper import AskingWay, Paper, PutIn
 from trilane.study.papers.quantities import TIMED, subject_of
 from trilane.study.papers.ways import Asked, programs_of, scenarios
 
+_STEPS = ("step_s", "steps_per_s")
+_TIMES_OF: Mapping[str, tuple[str, ...]] = {  # of ratios
+    "speedup": _STEPS, "gain": _STEPS, "reduction": _STEPS, "prefill_speedup": ("prefill_s",),
+    "answer_speedup": ("answer_tokens_per_s",),
+}
 _PICTURED = re.compile(r"\b(table|tab|fig|figure)\b", re.IGNORECASE)
 
 
@@ -27,12 +33,15 @@ class FigureTraits(NamedTuple):
 def follows(paper: Paper, figure_id: str, way: AskingWay) -> str:
     """The figure that was put in and from which this one follows, or nothing.
 
-    It follows if the number that was put in is of an engine or program of its own, and either
+    A ratio follows if the times of all its methods, in its setting, were put in: nothing is left of it. Any other
+    follows if the number that was put in is of an engine or program of its own, and either
 
     - both are the same ratio, of the same methods, and have a model and a machine in common; or
     - both are in one table or picture, are times or ratios (or both hits, ...), and it has no engine, model or machine
       that the other one lacks.
     """
+    if (time := _ratio_of_given(paper, figure_id, way)):
+        return time
     for number in paper.numbers[way]:
         if _has(paper, figure_id, way, number):
             for given in number.figures:
@@ -40,6 +49,19 @@ def follows(paper: Paper, figure_id: str, way: AskingWay) -> str:
                                              or _same_table(paper, figure_id, given, way)):
                     return given
     return ""
+
+
+def _ratio_of_given(paper: Paper, figure_id: str, way: AskingWay) -> str:
+    """The put-in time of a ratio's own method, if those of its baselines were put in, too; else nothing."""
+    mine = paper.asked[figure_id]
+    if isinstance(mine, EngineQuestion) or not mine.baselines:
+        return ""
+    given = {
+        other.method: name for name, other in paper.questions.items()
+        if other.ask in _TIMES_OF.get(mine.ask, ()) and (other.at, other.set) == (mine.at, mine.set)
+        and paper.put_in_by(name, way)
+    }
+    return given[mine.method] if {mine.method, *mine.baselines} <= {*given} else ""
 
 
 def _has(paper: Paper, figure_id: str, way: AskingWay, number: PutIn) -> bool:

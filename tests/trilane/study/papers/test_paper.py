@@ -16,6 +16,8 @@ from sim.runs.scenario import Scenario
 from sim.simulate import play
 from tests.kit.depth import deep
 from tests.kit.results import VALUES, figure, toy_paper
+from traces.models.names import parted
+from traces.synthesis.published import published_routing
 from trilane.common.schema import SchemaError
 from trilane.common.yaml_files import yaml_text
 from trilane.fit.fit import engine_part
@@ -25,6 +27,7 @@ from trilane.study.papers.paper import AskingWay, Paper, PaperQuestion
 from trilane.study.papers.plays import key, needed, read_plays
 from trilane.study.papers.quantities import FACTS, QUANTITIES, observed
 from trilane.study.papers.sources import chosen_figures, further_sources, papers_in, read_papers, source_of, sources
+from trilane.study.papers.ways import scenarios
 
 
 def test_values_in_lists_make_cases_each_with_draws_of_other_sequences() -> None:
@@ -237,6 +240,20 @@ def test_further_sources_say_which_figure_sets_each_program() -> None:
         for program in source.programs.values():
             if program.calibrated_by is not None:
                 assert published()[program.calibrated_by].unit != "x", f"{source.name}: expected a time, not a ratio"
+
+
+def test_hits_to_which_a_models_routing_is_fitted_are_put_in() -> None:
+    fitted = {(one.model, round(float(share), 3), round(100 * hits, 1)) for one in published_routing()
+              if one.fitted and one.quantity == "lru" and not one.kind for share, hits in one.values.items()}
+    found = 0
+    for source in sources().values():
+        for name, asked in source.questions.items():
+            for drawn in scenarios(source, asked) if asked.ask == "hit_rate" else ():
+                share = round(drawn.cached_share or 0.0, 3)
+                if (parted(str(drawn.model)).model, share, published()[name].value) in fitted:
+                    found += 1
+                    assert source.put_in_by(name, AskingWay.NOTHING), f"{name}: expected it to be put in"
+    assert found
 
 
 # --- the facts of a play and the quantities that are made of them -----------------------------------------------------

@@ -178,6 +178,15 @@ def test_the_same_ratio_follows_whatever_the_table(monkeypatch: pytest.MonkeyPat
     assert followers(paper, AskingWay.STUDIED) == {"toy-prompt": "toy-speed"}
 
 
+def test_a_ratio_of_two_times_that_were_put_in_follows_and_of_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follows, "published", ToyFigures)
+    both = {**PROGRAMS, "Theirs": {"methods": ["theirs"], "calibrated_by": "toy-their"}}
+    paper = toy(questions=MORE, programs=both)
+    assert followers(paper, AskingWay.ONE_NUMBER) == {"toy-speed": "toy-step"}  # of prompts nothing was put in
+    assert followers(paper, AskingWay.STUDIED) == {}
+    assert followers(toy(questions=MORE), AskingWay.ONE_NUMBER) == {}
+
+
 def test_what_follows_from_a_number_of_another_engine_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follows, "published", OneTable)
     paper = toy(questions=MORE, put_in=[{**put_in("toy-step")[0], "engine": "native"}])
