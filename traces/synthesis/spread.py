@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
 
 from traces.models.shape import ModelShape
 from traces.synthesis.families import Basis, base_name, nearest_stored, relatives, traits_of
 from traces.synthesis.named import adapted, of_kind
 from traces.synthesis.published import choices, lru_at
-from traces.synthesis.routing_model import text_kinds
+from traces.synthesis.routing_model import RoutingModel, text_kinds
 
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the experts
-_TEXTS, _TOKENS = 2, 128  # that are simulated: an estimate in a tenth of a second a model
+_TEXTS, _TOKENS, _LAYERS = 2, 128, 8  # that are simulated: an estimate in some hundredths of a second a model
 
 
 class HitSpread(NamedTuple):
@@ -35,8 +38,15 @@ def hit_spread(shape: ModelShape, shares: tuple[float, ...] = SHARES) -> HitSpre
     stored = nearest_stored(shape)
     kinds = text_kinds().get(base_name(shape), {}) if stored.basis == "own statistics" else {}
     fits = [*(adapted(shape, fit) for fit in relatives(shape)), *(of_kind(shape, kind) for kind in kinds)]
-    made = [choices(fit, _TEXTS, _TOKENS) for fit in fits]
+    made = [choices(_thinned(fit), _TEXTS, _TOKENS) for fit in fits]
     return HitSpread(stored.basis, stored.fit.name, tuple(lru_at(ids, shape.experts, shares) for ids in made))
+
+
+def _thinned(fit: RoutingModel) -> RoutingModel:
+    """The routing of some layers, from those of the least to those of the most preference: each has its own cache."""
+    count = min(_LAYERS, fit.moe_layers)
+    chosen = np.quantile(fit.preference_share, (np.arange(count) + 0.5) / count)
+    return replace(fit, moe_layers=count, preference_share=tuple(map(float, chosen)))
 
 
 def in_words(shape: ModelShape, share: float) -> str:

@@ -39,7 +39,7 @@ def statistics_text(question: Question, share: float | None = USUAL_SHARE) -> st
     """The statistics of made-up routing in words; empty for recorded routing and for a trace that was named.
 
     ``share``: of the experts, for which the hit rates of other such statistics are given; None: without these, which
-    take a tenth of a second and more each.
+    take time.
     """
     shape = question.model_shape
     recorded = bundled_trace(parted(shape.name).model)
