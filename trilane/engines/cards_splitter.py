@@ -49,7 +49,7 @@ class CardsSplitter(Splitter):
         return (*cards, *host)
 
     def memory(self, split: StaticSplit) -> SplitMemory:
-        """Memory of all cards together, and of each."""
+        """Memory of all cards together, and of each; the host's is that of one card."""
         by_card = split.by_card or self._cards.filled(split.cpu_layers)
         key = split.cpu_layers, by_card
         if key not in self._memories:
@@ -58,15 +58,13 @@ class CardsSplitter(Splitter):
 
     def _together(self, cpu_layers: int, by_card: ByCard) -> SplitMemory:
         cards, one = self._cards.memories(cpu_layers, by_card), self.memory_of(cpu_layers, 0)
-
-        memory = replace(
+        return replace(
             one, cards=cards, gpu_bytes=sum(card.gpu_bytes for card in cards),
             every_token_bytes=sum(card.every_token_bytes for card in cards),
             kv_bytes=sum(card.kv_bytes for card in cards), compute_bytes=sum(card.compute_bytes for card in cards),
             reserve_bytes=sum(card.reserve_bytes for card in cards),
             experts_bytes=sum(card.experts_bytes for card in cards),
         )
-        return replace(memory, disk_bytes=self._disk_bytes(memory)) if self.reads_disk else memory
 
     @cached_property
     def _memories(self) -> dict[tuple[int, ByCard], SplitMemory]:
