@@ -264,7 +264,7 @@ class Splitter:
     @property
     def all_on_host(self) -> SplitMemory:
         """Memory of the split with the fewest experts on the GPU."""
-        return self.memory(self.splits[-1])
+        return self.memory(self._split(*self._choices[-1]))
 
     def _disk_bytes(self, memory: SplitMemory) -> int:
         """Bytes of the experts on the host that it has no room for."""
