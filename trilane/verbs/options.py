@@ -308,7 +308,7 @@ UpgradeOption = Annotated[
 
 
 @dataclass(frozen=True)
-class ModelName:
+class ModelArgument:
     """A model, by its place on the command line or by an option."""
 
     model: Annotated[

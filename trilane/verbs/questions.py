@@ -17,7 +17,7 @@ from trilane.verbs.options import (
     OWN_POLICY,
     JobsOption,
     MachineParts,
-    ModelName,
+    ModelArgument,
     OptionError,
     UpgradeOption,
     Workload,
@@ -30,7 +30,7 @@ from trilane.verbs.tune import upgraded
 @grouped
 def fit(
     *,
-    name: ModelName,
+    name: ModelArgument,
     parts: MachineParts,
     workload: Workload,
     engine: Annotated[
@@ -146,7 +146,7 @@ def pays(
                                             "memory: a GPU with a quarter more memory."),
     ],
     *,
-    name: ModelName,
+    name: ModelArgument,
     parts: MachineParts,
     workload: Workload,
     policy: Annotated[

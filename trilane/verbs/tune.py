@@ -14,7 +14,7 @@ from trilane.verbs.inputs import names_in
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
 from trilane.verbs.options import (
     MachineParts,
-    ModelName,
+    ModelArgument,
     OptionError,
     UpgradeOption,
     grouped,
@@ -32,7 +32,7 @@ OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was m
 @grouped
 def tune(
     *,
-    name: ModelName,
+    name: ModelArgument,
     parts: MachineParts,
     weights: Annotated[
         str | None,
