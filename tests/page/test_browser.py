@@ -127,7 +127,7 @@ def test_a_report_opens_from_the_disk(opened: Opened, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("trilane.page.machine_views.shapes_of", lambda models: {"gpt-oss-20b": (), "kimi-k2": ()})
     query = {"gpu": "rtx-3060", "ram": "ddr4-3200", "ram_gb": "32", "use": "chat"}
-    write_report(query, tmp_path / "r.html", 1, lambda done, of: None)
+    write_report(query, tmp_path / "r.html", None, 1, lambda done, of: None)
     page = opened("", base=(tmp_path / "r.html").as_uri())
     done(page)
     page.get_by_role("link", name="gpt-oss-20b").click()

@@ -17,18 +17,21 @@ from trilane.study.pool import WorkerPool
 Watch = Callable[[int, int], None]
 
 
-def write_report(query: Mapping[str, str], path: str | Path, jobs: int, watch: Watch) -> int:
-    """Write the answers for one machine into a file, and return its size in bytes. ``watch`` is called with the number
-    of answers that are done, and of all. Raises PageError for a machine that cannot be answered for."""
-    answers = {address_of("machine", query): machine_records(query)}
-    models = [record["model"] for record in answers[address_of("machine", query)] if record["kind"] == "runs"]
+def write_report(query: Mapping[str, str], path: str | Path, model: str | None, jobs: int, watch: Watch) -> int:
+    """Write the answers for one machine into a file, and return its size in bytes. ``model``: that alone is opened,
+    None: each that runs. ``watch`` is called with the number of models that are done, and of all. Raises PageError for
+    a machine that cannot be answered for."""
+    all_models = machine_records(query)
+    answers = {address_of("machine", query): all_models}
+    models = [record["model"] for record in all_models if record["kind"] == "runs"] if model is None else [model]
     queries = [{**query, "model": model} for model in models]
     with WorkerPool(jobs, _nothing) as pool:
         futures = [pool.submit(_records, "model", each) for each in queries]
         for done, _ in enumerate(pool.as_completed(futures), 1):
             watch(done, len(futures))
     answers |= {address_of("model", each): future.result() for each, future in zip(queries, futures, strict=True)}
-    text = report(answers, f"#/machine?{urlencode(query)}").encode()
+    first = address_of("machine", query) if model is None else address_of("model", queries[0])
+    text = report(answers, f"#/{first}").encode()
     with atomic_path(path) as aside:
         aside.write_bytes(text)
     return len(text)

@@ -14,6 +14,7 @@ from trilane.common.files import ending_of
 from trilane.output.pages.output import note, number, working, writable
 from trilane.verbs.named_parts import machine_named
 from trilane.verbs.options import JobsOption, MachineParts, OptionError, grouped, processes
+from trilane.verbs.recommend import use_and_model
 from trilane.verbs.tune import parts_of
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -66,9 +67,12 @@ def report(
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="The file to write.")] = "trilane.html",
     *,
     parts: MachineParts,
-    use: Annotated[
-        str, typer.Option("--for", metavar="USE", help="chat, code or documents; see [bold]trilane recommend[/].")
-    ] = "chat",
+    wanted: Annotated[
+        list[str] | None,
+        typer.Option("--for", metavar="USE|MODEL", help="chat (default), code or documents; see [bold]trilane "
+                                                        "recommend[/]. Or a model, which alone is opened. Give it "
+                                                        "twice for both."),
+    ] = None,
     jobs: JobsOption = None,
 ) -> None:
     """Write what every model does on a machine as one HTML file, which needs no server and no network.
@@ -83,11 +87,13 @@ def report(
     target = writable(out)
     if parts.machine is not None:
         raise OptionError("--machine: expected parts (--gpu, --ram, --cpu), which the page can show")
+    use, model = use_and_model(wanted or [])
     parts, _ = machine_named(parts)
     named = {name: str(value) for name, value in parts_of(parts).items() if value is not None}
     query = {"os" if name == "system" else name: value for name, value in named.items()}
     with working("working out all models") as say:
         size = write_report(
-            {**query, "use": use}, target, processes(jobs), lambda done, of: say(f"{done} of {of} models are done")
+            {**query, "use": use}, target, model, processes(jobs),
+            lambda done, of: say(f"{done} of {of} models are done"),
         )
     note(f"{target}: {number(size / 1e6)} MB")

@@ -27,7 +27,7 @@ def embedded(text: str) -> dict[str, dict[str, list[dict[str, object]]]]:
 def test_the_file_holds_the_answers_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trilane.page.machine_views.shapes_of", lambda models: {"gpt-oss-20b": (), "kimi-k2": ()})
     told: list[tuple[int, int]] = []
-    size = write_report(OWNER, tmp_path / "r.html", 1, lambda done, of: told.append((done, of)))
+    size = write_report(OWNER, tmp_path / "r.html", None, 1, lambda done, of: told.append((done, of)))
     text = (tmp_path / "r.html").read_text()
     answers = embedded(text)["answers"]
     opened = {**OWNER, "model": "gpt-oss-20b"}
@@ -35,6 +35,16 @@ def test_the_file_holds_the_answers_of_the_page(tmp_path: Path, monkeypatch: pyt
     assert answers.keys() == {address_of("machine", OWNER), address_of("model", opened)}
     assert answers[address_of("model", opened)] == list(records(VIEWS["model"], opened))
     assert told == [(1, 1)]
+
+
+def test_a_report_for_one_model_opens_it(trilane: Trilane, tmp_path: Path) -> None:
+    target = tmp_path / "r.html"
+    done = trilane("report", "--gpu", "rtx-3060", "--ram", "ddr4-3200", "--for", "olmoe", "-o", str(target))
+    known = embedded(target.read_text())
+    query = {"gpu": "rtx-3060", "ram": "ddr4-3200", "use": "chat", "model": "olmoe-1b-7b"}
+    assert known["address"] == f"#/{address_of('model', query)}"
+    assert len(known["answers"]) == 2
+    assert done.err.rstrip().endswith(" MB")
 
 
 def test_a_report_loads_nothing() -> None:
@@ -63,7 +73,7 @@ def test_the_colours_are_those_of_the_pictures() -> None:
 
 @pytest.mark.parametrize(("words", "expected"), [
     (("-o", "r.txt"), "r.txt: expected"), (("--machine", "rtx3090-ddr4"), "expected parts"),
-    (("--for", "poems"), "use: expected"),
+    (("--for", "poems"), "--for: expected chat, code, documents or a model"),
 ])
 def test_what_cannot_be_written_is_refused(words: tuple[str, ...], expected: str, trilane: Trilane) -> None:
     done = trilane("report", *words, *(() if "--machine" in words else ("--gpu", "rtx-3060", "--ram", "ddr4-3200")))
