@@ -31,7 +31,7 @@ def script() -> str:
         "families": [family._asdict() for family in FAMILIES], "lanes": LANE_NAMES,
         "stepParts": [part._asdict() for part in STEP_PARTS],
     }
-    parts = [(_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    parts = [_ASSETS.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     return "\n".join(['"use strict";', f"const WORDS = {json.dumps(words)};", *parts])
 
 
@@ -39,17 +39,17 @@ def script() -> str:
 def style() -> str:
     """The style sheet, with the colours of the pictures as variables."""
     colours = "".join(f"--{name}:{colour};" for name, colour in _COLOURS.items())
-    return f":root{{{colours}}}\n{(_ASSETS / 'page.css').read_text(encoding='utf-8')}"
+    return f":root{{{colours}}}\n{_ASSETS.joinpath('page.css').read_text(encoding='utf-8')}"
 
 
 @cache
 def icon() -> str:
-    return (_ASSETS / "icon.svg").read_text(encoding="utf-8")
+    return _ASSETS.joinpath("icon.svg").read_text(encoding="utf-8")
 
 
 @cache
 def _markup() -> str:
-    return (_ASSETS / "page.html").read_text(encoding="utf-8")
+    return _ASSETS.joinpath("page.html").read_text(encoding="utf-8")
 
 
 def document() -> str:

@@ -29,7 +29,7 @@ from trilane.output.pages.caveats import assumption_text
 Query = Mapping[str, str]
 PARTS = ("gpu", "cpu", "ram", "ram_gb", "cores", "channels", "sockets", "pcie", "disk", "os")
 _LONGEST, _MOST_KEYS, _DIGITS = 200, 40, 9
-_MOST_TOKENS = 2**20
+_MOST_TOKENS, _MOST_WINDOW = 1_048_576, 4_194_304
 
 
 class PageError(TrilaneError):
@@ -101,7 +101,7 @@ def _system(query: Query) -> System | None:
 # --- numbers and other names ------------------------------------------------------------------------------------------
 
 
-def whole(query: Query, name: str, least: int = 1, most: int = 10**6) -> int | None:
+def whole(query: Query, name: str, least: int = 1, most: int = 1_000_000) -> int | None:
     """A whole number; None where it is not named. Raises PageError."""
     text = query.get(name, "")
     if not text:
@@ -155,7 +155,7 @@ def tune_question(query: Query) -> TuneQuestion:
     lengths = USES[question.use]._asdict()
     named = {
         "prompt_tokens": whole(query, "prompt", 1, _MOST_TOKENS), "generated": whole(query, "generated", 2, 65536),
-        "window": whole(query, "context", 1, 4 * _MOST_TOKENS), "batch": whole(query, "batch", 1, 256),
+        "window": whole(query, "context", 1, _MOST_WINDOW), "batch": whole(query, "batch", 1, 256),
     }
     given = {name: value for name, value in named.items() if value is not None}
     return TuneQuestion(

@@ -57,6 +57,6 @@ def explained(words: Iterable[str]) -> list[ExplainedWord]:
 
 
 def about_word(word: str) -> str:
-    """What an argument does, by its first word; those of several arguments one after the other."""
+    """Words for what an argument does, by its first word; of several arguments, one after the other."""
     names = [name.partition("=")[0] for name in word.split() if name.partition("=")[0] in _MEANINGS]
     return "; ".join(_MEANINGS[name] for name in names)
