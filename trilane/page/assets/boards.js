@@ -14,11 +14,11 @@ function paysView(query, main) {
 
 function heatMap(map) {
   const cells = new Map(map.cells.map((cell) => [`${cell.x}/${cell.y}`, cell]));
-  const colour = (gain) => (gain === null ? "var(--track)" : gain > 0 ? `color-mix(in srgb, var(--blue) ${Math.min(gain / 0.6, 1) * 100}%, #ffffff)` : `color-mix(in srgb, var(--vermillion) ${Math.min(-gain / 0.6, 1) * 100}%, #ffffff)`);
+  const colour = (gain) => (gain === null ? "var(--track)" : gain > 0 ? `color-mix(in srgb, var(--blue) ${Math.min(gain / 0.6, 1) * 60}%, #ffffff)` : `color-mix(in srgb, var(--vermillion) ${Math.min(-gain / 0.6, 1) * 60}%, #ffffff)`);
   const rows = [...map.ys].reverse(), all = [];
   const body = rows.map((y) => h("tr", {}, h("th", { scope: "row" }, y.text), map.xs.map((x) => {
     const cell = cells.get(`${x.value}/${y.value}`);
-    const element = withTip(h("td", { class: cell.here ? "cell here" : "cell", style: { background: colour(cell.gain), color: cell.gain !== null && Math.abs(cell.gain) > 0.4 ? "#ffffff" : "#111111" } }, cell.text), `${cell.text}: ${cell.why}${cell.here ? "\nthis machine" : ""}`);
+    const element = withTip(h("td", { class: cell.here ? "cell here" : "cell", style: { background: colour(cell.gain), color: cell.gain === null ? "var(--ink)" : "#111111" } }, cell.text), `${cell.text}: ${cell.why}${cell.here ? "\nthis machine" : ""}`);
     all.push(element);
     return element;
   })));
