@@ -28,7 +28,7 @@ from traces.batches import compose as compose_batch
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace
-from traces.windows import drawn_windows, verifying_steps
+from traces.windows import RejectedDrafts, drawn_windows, verifying_steps
 from trilane.testing.log import Log, Routings, log_of
 
 
@@ -111,6 +111,7 @@ class World:
     prefill_chunk_tokens: int | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
     draft_shares: tuple[float, ...] = ()  # accepted, by position, of drafts that decode steps verify; batch 1
+    rejected: RejectedDrafts = "recorded"
 
     def __repr__(self) -> str:
         """The text of a failing example."""
@@ -126,7 +127,7 @@ class World:
         if self.draft_shares:
             prefill, decode = ([s for s in steps if s.phase == phase] for phase in ("prefill", "decode"))
             windows = drawn_windows(self.draft_shares, self.seed)
-            steps = [*prefill, *verifying_steps(decode, len(decode), windows, self.seed, again=True)]
+            steps = [*prefill, *verifying_steps(decode, len(decode), windows, self.seed, True, self.rejected)]
         return demand_of(self.trace, steps, needs)
 
     @property
