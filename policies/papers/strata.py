@@ -72,8 +72,8 @@ class Strata(Policy):
 
 def share_of_link(costs: Sequence[ExpertCosts]) -> float:
     """The share of engines 0.1.37 to 0.1.41: less on links below 20 GB/s, in proportion."""
-    rates = [expert.expert_bytes / expert.copy_ns for expert in costs]
-    return BASE_SHARE * min(1.0, sum(rates) / len(rates) / FULL_BYTES_PER_NS) if rates else BASE_SHARE
+    size_bytes, copy_ns = (sum(getattr(expert, name) for expert in costs) for name in ("expert_bytes", "copy_ns"))
+    return BASE_SHARE * min(1.0, size_bytes / copy_ns / FULL_BYTES_PER_NS) if copy_ns else BASE_SHARE
 
 
 class TailSkip(TrueRouter):
