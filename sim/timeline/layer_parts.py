@@ -59,7 +59,7 @@ class LayerParts:
         self.gpu, self.d2h = gpu, d2h
         memory, recorder = SharedMemory(clock), d2h.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: gpu.free_ns)
-        permille = costs.phase_permille
+        permille = costs.permille_before_barrier
         phases = None if permille is None else Phases(permille, costs.barrier_ns, costs.scale)
         self.cpu = CpuLane(clock, memory, recorder, costs.experts, gpu_at_work, self._end_batch, phases)
         gpu_until_ns = (lambda: gpu.free_ns) if costs.serial_copies or costs.kernel_copies else None

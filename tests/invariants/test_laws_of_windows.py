@@ -66,7 +66,7 @@ def test_law_9_scaling(world: World, seed: int, c: int) -> None:
 def _world() -> World:
     """A policy that loads some experts and leaves others to the CPU."""
     world = Size("twins", top_k=6, cache_bytes=6 * SLOT).world(SYSTEMS["strata"], pcie_share=0.6)
-    return replace(world, costs=replace(world.costs, kernel_copies=True, phase_permille=600, barrier_ns=2))
+    return replace(world, costs=replace(world.costs, kernel_copies=True, permille_before_barrier=600, barrier_ns=2))
 
 
 def test_the_world_of_the_twins_has_a_pool_and_copies_by_the_gpu() -> None:
@@ -91,7 +91,7 @@ def test_a_pool_without_a_barrier_is_caught(order: tuple[int, ...]) -> None:
 def test_spans_of_a_pool_where_there_is_none_are_caught() -> None:
     world = _world()
     with pytest.raises(AssertionError, match="law 2: there is no pool"):
-        law_2_phases(play(world).spans, replace(world.costs, phase_permille=None))
+        law_2_phases(play(world).spans, replace(world.costs, permille_before_barrier=None))
 
 
 @pytest.mark.parametrize("more_ns", [None, 1], ids=["the GPU stays free", "it takes longer"])

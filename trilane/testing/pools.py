@@ -12,7 +12,7 @@ def law_2_phases(spans: Spans, costs: CostTable) -> None:
     waiting: list[tuple[object, ...]] = []  # experts whose first products are done, in order
     second = False
     for span in log_of(spans).lanes["cpu"]:
-        if costs.phase_permille is None:
+        if costs.permille_before_barrier is None:
             assert span.kind != "gate_up", f"law 2: there is no pool, but {span}"
         elif span.kind == "gate_up":
             assert not (second and waiting), f"law 2: the pool begins with {span} before {waiting} are computed"

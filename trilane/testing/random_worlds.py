@@ -132,7 +132,7 @@ def with_pool(world: World, rng: random.Random) -> World:
     """The world with a pool of threads on the CPU and with copies that the GPU makes itself, or with one of both."""
     both = rng.randint(0, 2)
     costs = replace(
-        world.costs, kernel_copies=both != 1, phase_permille=None if both == 2 else rng.randint(1, 1000),
+        world.costs, kernel_copies=both != 1, permille_before_barrier=None if both == 2 else rng.randint(1, 1000),
         barrier_ns=rng.randint(0, 9), step_ns=rng.choice((0, rng.randint(1, 40))),
     )
     return replace(world, costs=costs)

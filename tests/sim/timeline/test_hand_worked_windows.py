@@ -81,7 +81,7 @@ def test_a_window_with_a_pool_and_copies_by_the_gpu() -> None:
     """Four rows, one layer. Experts 0 and 1 are there. Of the missed 2, 3, 4 and 5, with 2, 1, 1 and 1 tokens, half
     are copied: the last ones by tokens, then by number."""
     costs = uniform_costs(1, cpu_ns=21, first_cpu_ns=4, first_gpu_ns=3, expert_launch_ns=0, first_expert_launch_ns=1)
-    costs = replace(costs, kernel_copies=True, phase_permille=620, barrier_ns=2, step_ns=8)
+    costs = replace(costs, kernel_copies=True, permille_before_barrier=620, barrier_ns=2, step_ns=8)
     demand = step({0: 2, 1: 1, 2: 2, 3: 1, 4: 1, 5: 1})
     demand = demand._replace(context=(9,), drafted=3, generated=2)
     placed = Placed(((0, 1),))
@@ -127,7 +127,7 @@ cpu:
 
 def test_deferred_experts_are_a_batch_of_their_own() -> None:
     """Both on the CPU; the second of layer 0 is deferred. Layer 1 has its experts on the GPU."""
-    costs = replace(uniform_costs(2, cpu_ns=14), phase_permille=500)
+    costs = replace(uniform_costs(2, cpu_ns=14), permille_before_barrier=500)
     placed = Placed(((), (0, 1)))
     policy = replace(policy_of(placed, 0.0), assigner=DefersLast(), needs=Needs(changes_routing=True))
     spans = played(policy, step({0: 1, 1: 1}, {0: 1, 1: 1}), placed, costs)
