@@ -1,8 +1,8 @@
 """Train a mini model on a folder of text, on one CPU thread, within a number of minutes or of steps.
 
 ``python -m tools.mini_train --model mini-moe --corpus FOLDER -o DIR --minutes 50``. Run again to resume: DIR holds the
-checkpoint, the log (``log.jsonl``) and, in ``DIR/model``, the model as the Hugging Face library loads it. The models have
-real routing topologies, and are small enough for one core.
+checkpoint, the log (``log.jsonl``) and, in ``DIR/model``, the model as the Hugging Face library loads it. The models
+have real routing topologies, and are small enough for one core.
 """
 
 from __future__ import annotations

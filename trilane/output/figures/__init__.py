@@ -58,8 +58,8 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.output.figures.maps import plot_pays as plot_pays
     from trilane.output.figures.papers import plot_papers as plot_papers
     from trilane.output.figures.perfetto import write_perfetto as write_perfetto
-    from trilane.output.figures.quality import plot_quality as plot_quality
     from trilane.output.figures.published import plot_accuracy as plot_accuracy
+    from trilane.output.figures.quality import plot_quality as plot_quality
     from trilane.output.figures.scatter import plot_agreement as plot_agreement
     from trilane.output.figures.scatter import plot_engine as plot_engine
     from trilane.output.figures.speedup_bars import plot_speedup_bars as plot_speedup_bars

@@ -10,7 +10,7 @@ from trilane.study.policy_choice import policy_label
 
 FRONTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "kt-deferral": [{"deferred": count} for count in (1, 2, 4)],
-    "smoe": [{"alpha": alpha} for alpha in (0.05, 0.1, 0.15, 0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.9)],
+    "smoe": [{"alpha": alpha} for alpha in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)],
     "cache-prior": [{"bonus": bonus} for bonus in (0.05, 0.1, 0.4, 0.8)],
     "buddy": [{"entropy": 0.9}, {"keep": 0}],
     "hobbit": [{"narrow_above": 0.3, "skip_above": 0.6}, {"narrow_above": 0.9, "skip_above": 0.9}],
