@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +70,7 @@ def quality(
     texts: Texts,
     fronts: Annotated[
         bool, typer.Option("--fronts", help="Measure each policy at several values of the parameter that says how much "
-                                            "it may change, too.")
+                                            "it may change, too. Without --model: show all of these.")
     ] = False,
     changes: SetOption = None,
     output: Annotated[
@@ -82,6 +82,10 @@ def quality(
     plot: Annotated[
         str | None, typer.Option(metavar="FILE.png", help="Draw time per token against KL (.png, .svg or .pdf).")
     ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Show what published measurements of large models say, how far mini "
+                                               "models rank them alike, and the curve from moved routing weight to KL.")
+    ] = False,
     json: JsonOption = None,
 ) -> None:
     """Measure what changing the routing costs in quality, beside the time per token.
@@ -92,22 +96,46 @@ def quality(
 
     Small models tell which policy hurts more, not by how much a large one would be hurt: see docs/quality.md.
     """
-    from trilane.output.pages.quality import quality_page
+    from trilane.output.pages.quality import overview_page, quality_page
     from trilane.study.quality.table import BUNDLED, read_table, write_table
 
+    as_page = quality_page
+    if published:
+        _show_published(model, json)
+        return
     if model.model is None:
         _refuse_without_model(texts, output, policies)
         check_targets(json, picture=plot)
-        found, about = read_table(BUNDLED), "measured for Trilane on mini models (docs/quality.md)"
+        found = [each for each in read_table(BUNDLED) if each.cached_share == HALF]
+        about = "measured for Trilane on mini models, half of the experts cached"
+        as_page = quality_page if fronts else overview_page
     else:
         found, about = _measured(model, texts, policies, fronts, changes, output, (json, plot))
-    report(json, {"about": about, "rows": [each.to_dict() for each in found]}, *quality_page(found, about))
+    report(json, {"about": about, "rows": [each.to_dict() for each in found]}, *as_page(found, about))
     if output is not None:
         write_table(found, output)
     if plot is not None:
         from trilane.output.figures import plot_quality, save_figure
 
         save_figure(plot_quality(found), plot)
+
+
+def _show_published(model: Model, json: str | None) -> None:
+    from trilane.output.pages.quality_published import published_page
+    from trilane.study.quality.curve import bundled_curve
+    from trilane.study.quality.published import published
+    from trilane.study.quality.table import BUNDLED, read_table
+    from trilane.study.quality.trends import trends
+
+    if model.model is not None:
+        raise OptionError("--published: expected no --model, which is for measurements of your own")
+    check_targets(json)
+    measured, curve = read_table(BUNDLED), bundled_curve()
+    record = {
+        "trends": [trend.to_dict() for trend in trends(measured)], "curve": asdict(curve),
+        "values": [asdict(value) for value in published()],
+    }
+    report(json, record, *published_page(measured, curve))
 
 
 def _refuse_without_model(texts: Texts, output: str | None, policies: str | None) -> None:

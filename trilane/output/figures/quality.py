@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from trilane.output.figures.figure_files import PictureError, default_settings
 from trilane.output.figures.marks import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
-from trilane.output.figures.style import legend_of, page, tidy
+from trilane.output.figures.style import legend_of, page, round_ticks, tidy
 from trilane.study.policy_choice import policy_in
 from trilane.study.quality.summary import Quality, front
 
@@ -67,6 +67,8 @@ def _panel(ax: Axes, found: Sequence[Quality], looks: Mapping[str, tuple[str, st
         ax.errorbar(times, nats, yerr=ends, color=colour, marker=marker, linewidth=0.8, markersize=5, elinewidth=0.8)
     top = 1.3 * max(q.kl.high for q in found)
     ax.set_yscale("symlog", linthresh=LEAST_NATS, linscale=0.5)
+    ax.set_xscale("log")
+    round_ticks(ax.xaxis, *ax.get_xlim())
     ax.set(xlabel="ms per token, simulated", ylabel="KL, nats a token", ylim=(-LEAST_NATS / 3, top or 1.0))
     ax.set_yticks([tick for tick in _TICKS if tick <= (top or 1.0)], [f"{t:g}" for t in _TICKS if t <= (top or 1.0)])
     tidy(ax)

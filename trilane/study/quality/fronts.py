@@ -11,7 +11,10 @@ from trilane.study.policy_choice import policy_label
 FRONTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "kt-deferral": [{"deferred": count} for count in (1, 2, 4)],
     "smoe": [{"alpha": alpha} for alpha in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)],
-    "cache-prior": [{"bonus": bonus} for bonus in (0.05, 0.1, 0.4, 0.8)],
+    "cache-prior": [
+        *({"bonus": bonus, "keep": 0} for bonus in (0.15, 0.3, 0.6)),
+        *({"bonus": bonus, "unit": "probability"} for bonus in (0.005, 0.01, 0.02, 0.05)),
+    ],
     "buddy": [{"entropy": 0.9}, {"keep": 0}],
     "hobbit": [{"narrow_above": 0.3, "skip_above": 0.6}, {"narrow_above": 0.9, "skip_above": 0.9}],
     "best-approx": [{"substitution": share} for share in (0.05, 0.4, 0.8)],

@@ -172,7 +172,7 @@ def _row(setting: Setting, scenario: Scenario, played: PlayedModel, number: int,
     told = run.to_dict()
     return {
         "model": setting.model.loaded.name, "policy": choice.policy, "parameters": dict(choice.parameters),
-        "text": number, "tpot_ms": told["tpot_ms"],
+        "cached_share": scenario.cached_share, "text": number, "tpot_ms": told["tpot_ms"],
         **{name: told.get(name) or 0.0 for name in SHARES},
         "kl": found.kl.tolist(), "agrees": found.agrees.astype(int).tolist(), "nats": found.nats.tolist(),
         "exact_nats": found.exact_nats.tolist(), "drift_by_layer": found.drift.mean(0).tolist(),

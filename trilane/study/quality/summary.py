@@ -29,14 +29,16 @@ class Interval(NamedTuple):
 class Quality(NamedTuple):
     """One policy on one model. ``choice`` is the policy with its parameters; times and shares are means over texts.
 
-    ``kl``: nats a token; ``agreement``: share of tokens whose likeliest one is the same; ``perplexity_change``: of the
-    text under the policy, over that of the exact run, minus 1. ``kl_by_position``: of the first quarter of the tokens
-    to the last; ``drift_by_layer``: share of each router's own choices that differ from the exact run's.
-    ``shares``: of the routing weight, by what becomes of it (docs/design.md, Metrics: approximation).
+    ``cached_share``: of the experts, on the GPU, as in a scenario. ``kl``: nats a token; ``agreement``: share of tokens
+    whose likeliest one is the same; ``perplexity_change``: of the text under the policy, over that of the exact run,
+    minus 1. ``kl_by_position``: of the first quarter of the tokens to the last; ``drift_by_layer``: share of each
+    router's own choices that differ from the exact run's. ``shares``: of the routing weight, by what becomes of it
+    (docs/design.md, Metrics: approximation).
     """
 
     model: str
     choice: str
+    cached_share: float | None
     texts: int
     tokens: int  # of each text that are scored
     kl: Interval
@@ -75,9 +77,10 @@ def summaries(rows: Sequence[Mapping[str, Any]]) -> list[Quality]:
 def _summary(model: str, choice: str, rows: Sequence[Mapping[str, Any]]) -> Quality:
     kl, agrees, nats, exact = (_array(rows, name) for name in ("kl", "agrees", "nats", "exact_nats"))
     change = resampled(nats.mean(1) - exact.mean(1))
-    shares = {name: float(np.mean([row[name] for row in rows])) for name in rows[0] if name.endswith("_share")}
+    shares = {name: float(np.mean([row[name] for row in rows])) for name in rows[0] if name.endswith("_weight_share")}
     return Quality(
-        model, choice, len(rows), kl.shape[1], resampled(kl.mean(1)), resampled(agrees.mean(1)),
+        model, choice, rows[0]["cached_share"], len(rows), kl.shape[1],
+        resampled(kl.mean(1)), resampled(agrees.mean(1)),
         Interval(*(float(np.expm1(value)) for value in change)), float(np.exp(exact.mean())),
         float(np.mean([row["tpot_ms"] for row in rows])), shares,
         tuple(float(part.mean()) for part in np.array_split(kl, 4, axis=1)),

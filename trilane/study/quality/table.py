@@ -15,7 +15,7 @@ _INTERVALS = ("kl", "agreement", "perplexity_change")
 _ENDS = ("", "_low", "_high")
 _LISTS = ("kl_by_position", "drift_by_layer")
 COLUMNS = (
-    "model", "choice", "texts", "tokens", *(f"{name}{end}" for name in _INTERVALS for end in _ENDS),
+    "model", "choice", "cached_share", "texts", "tokens", *(f"{name}{end}" for name in _INTERVALS for end in _ENDS),
     "exact_perplexity", "tpot_ms", *SHARES, *_LISTS,
 )
 BUNDLED = Path(__file__).with_name("measured.csv")
@@ -46,9 +46,10 @@ def read_table(path: str | Path) -> list[Quality]:
 
 def _cells(quality: Quality) -> dict[str, str]:
     told = quality.to_dict()
-    numbers = {name: f"{told[name]:.6g}" for name in COLUMNS[4:] if name in told and name not in _LISTS}
+    numbers = {name: f"{told[name]:.6g}" for name in COLUMNS[5:] if name in told and name not in _LISTS}
     return {
         "model": quality.model, "choice": quality.choice, "texts": str(quality.texts), "tokens": str(quality.tokens),
+        "cached_share": "" if quality.cached_share is None else f"{quality.cached_share:g}",
         **numbers, **{name: f"{quality.shares.get(name, 0.0):.6g}" for name in SHARES},
         **{name: ";".join(f"{value:.6g}" for value in told[name]) for name in _LISTS},
     }
@@ -58,7 +59,8 @@ def _quality(row: Mapping[str, str]) -> Quality:
     intervals = {name: Interval(*(float(row[f"{name}{end}"]) for end in _ENDS)) for name in _INTERVALS}
     by_position, by_layer = (tuple(map(float, row[name].split(";"))) for name in _LISTS)
     return Quality(
-        row["model"], row["choice"], int(row["texts"]), int(row["tokens"]), **intervals,
+        row["model"], row["choice"], float(row["cached_share"]) if row["cached_share"] else None,
+        int(row["texts"]), int(row["tokens"]), **intervals,
         exact_perplexity=float(row["exact_perplexity"]), tpot_ms=float(row["tpot_ms"]),
         shares={name: float(row[name]) for name in SHARES}, kl_by_position=by_position, drift_by_layer=by_layer,
     )

@@ -20,7 +20,7 @@ from trilane.study.quality.texts import QualityError
 def row(text: int, kl: float, policy: str = "smoe", tpot_ms: float = 4.0) -> dict[str, Any]:
     """Of five tokens, four of which are scored against the text."""
     return {
-        "model": "mini", "policy": policy, "parameters": {}, "text": text, "tpot_ms": tpot_ms,
+        "model": "mini", "policy": policy, "parameters": {}, "cached_share": 0.5, "text": text, "tpot_ms": tpot_ms,
         **dict.fromkeys(SHARES, 0.0), "dropped_weight_share": 0.1, "stale_weight_share": 0.2,
         "kl": [kl] * 5, "agrees": [1, 1, 1, 1, 0], "nats": [2.5] * 4, "exact_nats": [2.0] * 4,
         "drift_by_layer": [0.0, 0.5],
