@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from realrun.quality.played_model import Said, Text
+from realrun.quality.played_model import GivenText, Said
 
 
 class Differences(NamedTuple):
-    """Of one text, whose n tokens are given one by one: [1 + n], the first after the prompt; nats are natural logs.
+    """Differences on one text, whose n tokens are given one by one: [1 + n], the first after the prompt.
 
     ``kl``: divergence of the next token's distribution under the policy from the exact one, in nats. ``agrees``: the
     likeliest token is the same. ``nats`` and ``exact_nats`` [n]: -log probability of the token that follows in the
@@ -27,7 +27,7 @@ class Differences(NamedTuple):
     drift: NDArray[np.float64]
 
 
-def differences(exact: Said, said: Said, text: Text) -> Differences:
+def differences(exact: Said, said: Said, text: GivenText) -> Differences:
     """The differences of ``said`` from ``exact``, of one text."""
     true, other = (run.logits.double().log_softmax(-1) for run in (exact, said))
     following = torch.tensor(text.tokens[text.prompt_tokens :], dtype=torch.int64)

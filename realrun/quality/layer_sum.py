@@ -1,5 +1,5 @@
-"""What a layer's experts add up to under a plan: substitutes, dropped experts, results from the layer before or for
-the next one, and narrow copies.
+"""The sum of a layer's experts under a plan: substitutes, dropped experts, results from the layer before or for the
+next one, and narrow copies.
 
 Nothing here depends on where an expert runs, only on which experts run, with which weights and on which activations.
 """

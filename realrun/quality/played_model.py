@@ -33,7 +33,7 @@ from traces.capture.record import probabilities
 
 
 @dataclass(frozen=True)
-class Text:
+class GivenText:
     """Tokens of a text: a prompt of ``prompt_tokens``, and those that the model is given one by one."""
 
     tokens: tuple[int, ...]
@@ -56,7 +56,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Said:
-    """What a model said of a text: ``logits`` [1 + given, V] of the next token, and the experts ``ids``
+    """The output of a model for a text: ``logits`` [1 + given, V] of the next token, and the experts ``ids``
     [1 + given, L, k] that its routers chose for the token before."""
 
     logits: Tensor
@@ -99,7 +99,7 @@ class LiveStep:
         )
 
 
-def steps_for(text: Text, layers: int) -> list[LiveStep]:
+def steps_for(text: GivenText, layers: int) -> list[LiveStep]:
     """The steps of a text: its prompt, then token by token."""
     prompt = text.prompt_tokens
     given = (LiveStep(1 + n, prompt + n, 1, layers) for n in range(text.given_tokens))
@@ -128,7 +128,7 @@ class PlayedModel:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def on(self, text: Text) -> PlayedText:
+    def on(self, text: GivenText) -> PlayedText:
         """The model on one text."""
         return PlayedText(self, text)
 
@@ -136,7 +136,7 @@ class PlayedModel:
 class PlayedText:
     """One text. ``demand`` is that of a simulation, whose session has this object as its listener."""
 
-    def __init__(self, played: PlayedModel, text: Text) -> None:
+    def __init__(self, played: PlayedModel, text: GivenText) -> None:
         self._played, self._text = played, text
         self._steps = steps_for(text, len(played.model.loaded.layers))
         self._step = self._steps[0]
@@ -155,7 +155,7 @@ class PlayedText:
         self._turns.resume(planned)
 
     def said(self) -> Said:
-        """What the model said, after the last step."""
+        """The output of the model, after the last step."""
         self._turns.resume()
         return self._heard.said()
 
@@ -247,8 +247,8 @@ class Heard:
         return Said(torch.stack(self._logits), torch.stack([torch.stack(ids) for ids in self._ids[:-1]]))
 
 
-def said_exactly(model: HostedModel, text: Text) -> Said:
-    """What a model says of a text with the routing of its own routers, in the same passes."""
+def said_exactly(model: HostedModel, text: GivenText) -> Said:
+    """The output of a model for a text with the routing of its own routers, in the same passes."""
     heard, exact = Heard(), computed_in_place(model.loaded.layers, model.store)
 
     def call(layer: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ FOR_A_GPU = {  # minutes of compiling for CUDA; test_build_llama.py runs the scr
     "examples/build_llama.sh build/llama.cpp",
     "export LLAMA_LIBRARY=$PWD/build/llama.cpp/bin/libllama.so CUDA_VISIBLE_DEVICES=0",
 }
-TORCH = ("trace capture", "profile", "measure", "validate", "smoke", "machine.yaml", "quality smoe")  # in commands that need torch
+TORCH = (  # in commands that need torch
+    "trace capture", "profile", "measure", "validate", "smoke", "machine.yaml", "quality smoe",
+)
 
 SMALL = {  # replacements: a model that takes seconds for one that takes minutes
     "trace=mini-deepseek:6": "trace=mini-moe:2",

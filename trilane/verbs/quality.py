@@ -1,4 +1,4 @@
-"""``trilane quality``: what policies that change the routing do to the text, beside their times."""
+"""``trilane quality``: effects of policies that change the routing on the text, with their times."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trilane.verbs.options import OWN_POLICY, OptionError, SetOption, grouped, m
 
 if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
-    from trilane.study.quality.measure import Setting
+    from trilane.study.quality.measure import QualitySetting
 
 HALF = 0.5  # of the experts, cached on the GPU
 
 
 @dataclass(frozen=True)
-class Texts:
+class Passages:
     """The texts that are read."""
 
     text: Annotated[
@@ -67,7 +67,7 @@ def quality(
     ] = None,
     *,
     model: Model,
-    texts: Texts,
+    texts: Passages,
     fronts: Annotated[
         bool, typer.Option("--fronts", help="Measure each policy at several values of the parameter that says how much "
                                             "it may change, too. Without --model: show all of these.")
@@ -88,7 +88,7 @@ def quality(
     ] = False,
     json: JsonOption = None,
 ) -> None:
-    """Measure what changing the routing costs in quality, beside the time per token.
+    """Measure what changing the routing costs in quality, with the time per token.
 
     The model reads the same texts under its own routing and under every policy, token by token. The policy is
     simulated at the same time, so that what it finds on the GPU, and what it changes, are those of the machine in the
@@ -138,7 +138,7 @@ def _show_published(model: Model, json: str | None) -> None:
     report(json, record, *published_page(measured, curve))
 
 
-def _refuse_without_model(texts: Texts, output: str | None, policies: str | None) -> None:
+def _refuse_without_model(texts: Passages, output: str | None, policies: str | None) -> None:
     if texts.text or output or policies:
         raise OptionError(
             "expected --model MODEL, and --text FILE for it to read, to measure policies; without any of them the "
@@ -147,7 +147,7 @@ def _refuse_without_model(texts: Texts, output: str | None, policies: str | None
 
 
 def _measured(
-    model: Model, texts: Texts, policies: str | None, fronts: bool, changes: list[str] | None, output: str | None,
+    model: Model, texts: Passages, policies: str | None, fronts: bool, changes: list[str] | None, output: str | None,
     targets: tuple[str | None, str | None],
 ) -> tuple[list[Any], str]:
     from trilane.study.quality.fronts import changing, with_fronts
@@ -173,9 +173,9 @@ def _scenario(changes: list[str] | None) -> Scenario:
     return chosen.with_(cached_share=HALF) if without else chosen
 
 
-def _setting(model: Model, texts: Texts, scenario: Scenario) -> Setting:
+def _setting(model: Model, texts: Passages, scenario: Scenario) -> QualitySetting:
     from realrun.quality.models import model_on_cpu
-    from trilane.study.quality.measure import Setting
+    from trilane.study.quality.measure import QualitySetting
     from trilane.study.quality.texts import passages
 
     if not texts.text:
@@ -184,4 +184,4 @@ def _setting(model: Model, texts: Texts, scenario: Scenario) -> Setting:
         hosted = model_on_cpu(str(model.model))
         cut = passages(texts.text, hosted.loaded.tokenizer, texts.passages, texts.prompt_tokens, texts.given_tokens)
     sizes = None if model.sizes_of is None else model_named(model.sizes_of)
-    return Setting(hosted, cut, scenario, sizes, model.vectors)
+    return QualitySetting(hosted, cut, scenario, sizes, model.vectors)

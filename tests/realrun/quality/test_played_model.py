@@ -16,24 +16,27 @@ from realrun.machine.host_lanes import HostLanes
 from realrun.quality import played_model
 from realrun.quality.differences import differences
 from realrun.quality.layer_sum import LayerSums, narrowed
-from realrun.quality.played_model import Said, Text, said_exactly
+from realrun.quality.played_model import GivenText, Said, said_exactly
 from realrun.quality.turns import Turns
 from realrun.smoke.generation_checks import output_of_executor
 from sim.runs.scenario import Scenario
 from tests.kit.depth import thinned
 from tests.kit.generating import MINI_VECTORS, following, hosted
 from trilane.study.quality.fronts import changing
-from trilane.study.quality.measure import Row, Setting, measure
+from trilane.study.quality.measure import QualitySetting, Row, measure
 
-TEXTS = (Text((5, 17, 33, 60, 9, 41, 77, 12, 301, 7, 1200, 44), 6), Text((3, 8, 21, 90, 55, 14, 2, 30, 9, 9, 8, 7), 6))
+TEXTS = (
+    GivenText((5, 17, 33, 60, 9, 41, 77, 12, 301, 7, 1200, 44), 6),
+    GivenText((3, 8, 21, 90, 55, 14, 2, 30, 9, 9, 8, 7), 6),
+)
 ROUNDING_NATS = 1e-9
 KEEPING = [n for n, s in SYSTEMS.items() if s.needs.live and not s.needs.changes_routing]
 
 
-def setting(cached_share: float = 0.5) -> Setting:
+def setting(cached_share: float = 0.5) -> QualitySetting:
     """Mini-moe with the sizes of a large model, on an RTX 3090 with some of its experts."""
     scenario = Scenario(cached_share=cached_share, calibration="mini-moe-calibration")
-    return Setting(hosted("mini-moe"), TEXTS, scenario, "qwen3-30b-a3b", str(MINI_VECTORS))
+    return QualitySetting(hosted("mini-moe"), TEXTS, scenario, "qwen3-30b-a3b", str(MINI_VECTORS))
 
 
 def kl(rows: list[Row]) -> float:

@@ -1,4 +1,4 @@
-"""The page of ``trilane quality``: what policies do to the text, beside their times."""
+"""The page of ``trilane quality``: effects of policies on the text, with their times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from policies.registry import system
 from trilane.output.figures.marks import marked
 from trilane.output.pages.output import Part, heading, legend, number, percent, signed_percent, table
-from trilane.study.quality.summary import Interval, Quality, front
+from trilane.study.quality.summary import Quality, TextMean, front
 
 YARDSTICK, HALF = "best-exact", 0.5  # the policy that speeds are relative to; the cached share of the overview
 _COLUMNS = ("", "policy", "ms/token", "KL\nnats", "\n95%", "same first\ntoken", "\n95%", "perplexity", "\n95%",
@@ -42,7 +42,8 @@ def overview_page(found: Sequence[Quality], about: str) -> list[Part]:
     names = [name for name in dict.fromkeys(q.choice for q in found) if all((m, name) in half for m in models)]
     shown = sorted((name for name in names if "{" not in name), key=lambda name: _mean_nats(name, models, half))
     rows = [
-        [marked(name, system(name).needs.kind), *(cell for m in models for cell in _cells(half[m, name], half[m, YARDSTICK])),
+        [marked(name, system(name).needs.kind),
+         *(cell for m in models for cell in _cells(half[m, name], half[m, YARDSTICK])),
          percent(float(np.mean([half[m, name].agreement.mean for m in models])), 1)]
         for name in shown
     ]
@@ -80,6 +81,6 @@ def nats(value: float) -> str:
     return "0" if value < 1e-7 else f"{value:.4f}" if value < 0.1 else f"{value:.3f}"
 
 
-def _range(interval: Interval, text: Callable[[float], str]) -> str:
+def _range(interval: TextMean, text: Callable[[float], str]) -> str:
     low, high = text(interval.low), text(interval.high)
     return low if low == high else f"{low} to {high}"

@@ -19,7 +19,7 @@ import numpy as np
 
 from trilane.study.policy_choice import policy_in
 from trilane.study.quality.published import PublishedQuality, published
-from trilane.study.quality.summary import Interval, Quality
+from trilane.study.quality.summary import Quality, TextMean
 from trilane.study.quality.table import BUNDLED, read_table
 
 CAUSES = ("substituted", "speculated_wrongly", "degraded", "dropped", "stale", "deferred", "narrowed")
@@ -27,7 +27,7 @@ LEAST_SHARE, LEAST_NATS = 1e-3, 1e-6  # below, a point says nothing
 BAND = 0.8  # share of the left-out points inside the band
 
 
-class Point(NamedTuple):
+class MovedPoint(NamedTuple):
     """A measured run: ``share`` of the weight is moved, most of it by ``cause``."""
 
     policy: str
@@ -62,16 +62,16 @@ class Curve:
         """The estimate, nats a token; 0 if nothing is moved."""
         return exp(self.levels.get(cause, self.level) + self.power * log(share)) if share > 0 else 0.0
 
-    def estimate(self, cause: str, share: float) -> Interval:
+    def estimate(self, cause: str, share: float) -> TextMean:
         """The estimate with its band."""
         middle = self.nats(cause, share)
-        return Interval(middle, middle * self.low, middle * self.high)
+        return TextMean(middle, middle * self.low, middle * self.high)
 
 
-def points_of(measured: Iterable[Quality]) -> list[Point]:
+def points_of(measured: Iterable[Quality]) -> list[MovedPoint]:
     """The points of a fit."""
     return [
-        Point(policy_in(q.choice)[0], q.model, leading(q.shares), q.moved_share, q.kl.mean)
+        MovedPoint(policy_in(q.choice)[0], q.model, leading(q.shares), q.moved_share, q.kl.mean)
         for q in measured if q.moved_share >= LEAST_SHARE and q.kl.mean >= LEAST_NATS
     ]
 
@@ -81,7 +81,7 @@ def leading(shares: Mapping[str, float | None]) -> str:
     return max(CAUSES, key=lambda cause: shares.get(f"{cause}_weight_share") or 0.0)
 
 
-def fitted(points: Sequence[Point]) -> Curve:
+def fitted(points: Sequence[MovedPoint]) -> Curve:
     """The curve through some points, by least squares of logarithms."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for point in points:
@@ -96,7 +96,7 @@ def fitted(points: Sequence[Point]) -> Curve:
     return Curve(power, level, levels)
 
 
-def left_out_errors(points: Sequence[Point]) -> list[tuple[Point, float]]:
+def left_out_errors(points: Sequence[MovedPoint]) -> list[tuple[MovedPoint, float]]:
     """ln(measured / estimated) of every point, by the curve through the points of all other policies."""
     errors = []
     for policy in dict.fromkeys(point.policy for point in points):
@@ -106,7 +106,7 @@ def left_out_errors(points: Sequence[Point]) -> list[tuple[Point, float]]:
     return errors
 
 
-def by_cause(points: Sequence[Point]) -> list[LeftOut]:
+def by_cause(points: Sequence[MovedPoint]) -> list[LeftOut]:
     """Errors of left-out policies, by kind of change."""
     kinds = defaultdict(list)
     for point, error in left_out_errors(points):
@@ -118,7 +118,7 @@ def by_cause(points: Sequence[Point]) -> list[LeftOut]:
     ]
 
 
-def banded(points: Sequence[Point]) -> Curve:
+def banded(points: Sequence[MovedPoint]) -> Curve:
     """The curve through all points, with the band of left-out policies."""
     curve, errors = fitted(points), [error for _, error in left_out_errors(points)]
     low, high = np.quantile(errors, ((1 - BAND) / 2, (1 + BAND) / 2)).tolist()
@@ -136,7 +136,7 @@ class AgainstPublished(NamedTuple):
 
     value: PublishedQuality
     nats: float
-    estimate: Interval
+    estimate: TextMean
 
     @property
     def inside(self) -> bool:

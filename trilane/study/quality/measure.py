@@ -26,7 +26,7 @@ from trilane.study.sweep.code_fingerprint import code_fingerprint, own_source
 
 if TYPE_CHECKING:
     from realrun.generation.hosted_model import HostedModel
-    from realrun.quality.played_model import PlayedModel, Said, Text
+    from realrun.quality.played_model import GivenText, PlayedModel, Said
 
 Row = dict[str, Any]  # of one text under one policy, JSON-ready
 
@@ -38,12 +38,12 @@ SHARES = (
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What all policies have in common. ``sizes_of``: a model of the catalogue, of whose layers and experts times are;
-    None: the model's own. ``vectors``: file for forecasts that need one."""
+class QualitySetting:
+    """Model, texts and scenario, common to all policies. ``sizes_of``: a model of the catalogue, of whose layers and
+    experts times are; None: the model's own. ``vectors``: file for forecasts that need one."""
 
     model: HostedModel
-    texts: Sequence[Text]
+    texts: Sequence[GivenText]
     scenario: Scenario
     sizes_of: str | None = None
     vectors: str | None = None
@@ -59,7 +59,7 @@ class Setting:
         return replace(load_model(self.sizes_of), **topology, **one_kind)
 
     def said_exactly(self, number: int) -> Said:
-        """What the model says of a text with its own routing."""
+        """The output of the model for a text with its own routing."""
         from realrun.quality.played_model import said_exactly
 
         if number not in self.exact:
@@ -67,7 +67,7 @@ class Setting:
         return self.exact[number]
 
 
-class Choice(NamedTuple):
+class PolicyAt(NamedTuple):
     """A policy and its own parameters."""
 
     policy: str
@@ -75,12 +75,12 @@ class Choice(NamedTuple):
 
 
 def measure(
-    setting: Setting, policies: Sequence[PolicyChoice], output: Path | None = None, watch: Watch | None = None
+    setting: QualitySetting, policies: Sequence[PolicyChoice], output: Path | None = None, watch: Watch | None = None
 ) -> list[Row]:
     """One row for every text under every policy. With ``output``, rows are kept in its journal until all are there,
     and those that it has are not measured again. Raises QualityError, and what a simulation raises.
     """
-    choices = [Choice(name, own) for name, own in map(policy_in, policies)]
+    choices = [PolicyAt(name, own) for name, own in map(policy_in, policies)]
     for choice in choices:
         check(choice)
     if output is None:
@@ -94,7 +94,7 @@ def journal_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.journal")
 
 
-def check(choice: Choice) -> None:
+def check(choice: PolicyAt) -> None:
     """Raises QualityError for a policy that cannot run with a model that runs, ChoiceError for its parameters."""
     needs = system(choice.policy).needs
     system(choice.policy).parse(choice.parameters)
@@ -106,7 +106,7 @@ def check(choice: Choice) -> None:
 
 
 def _rows(
-    setting: Setting, choices: Sequence[Choice], journal: Journal | None, watch: Watch | None
+    setting: QualitySetting, choices: Sequence[PolicyAt], journal: Journal | None, watch: Watch | None
 ) -> Iterator[Row]:
     kept = {} if journal is None else journal.entries
     keys = {(c, n): key_of(setting, choices[c], n) for c in range(len(choices)) for n in range(len(setting.texts))}
@@ -127,7 +127,7 @@ def _rows(
             yield row
 
 
-def key_of(setting: Setting, choice: Choice, number: int) -> str:
+def key_of(setting: QualitySetting, choice: PolicyAt, number: int) -> str:
     """A digest of all that a row depends on."""
     model, scenario = setting.model.loaded, setting.scenario
     facts = (
@@ -138,7 +138,7 @@ def key_of(setting: Setting, choice: Choice, number: int) -> str:
     return checksum_of(*(fact.encode() for fact in facts))
 
 
-def _measured(setting: Setting, choice: Choice, numbers: Sequence[int]) -> Iterator[Row]:
+def _measured(setting: QualitySetting, choice: PolicyAt, numbers: Sequence[int]) -> Iterator[Row]:
     """Rows of some texts under one policy."""
     from realrun.generation.generate import GenerateRequest
     from realrun.quality.played_model import PlayedModel
@@ -153,7 +153,7 @@ def _measured(setting: Setting, choice: Choice, numbers: Sequence[int]) -> Itera
             yield _row(setting, scenario, played, number, choice)
 
 
-def _row(setting: Setting, scenario: Scenario, played: PlayedModel, number: int, choice: Choice) -> Row:
+def _row(setting: QualitySetting, scenario: Scenario, played: PlayedModel, number: int, choice: PolicyAt) -> Row:
     """One text under one policy: the differences, token by token, and what the run took and changed."""
     from realrun.quality.differences import differences
     from realrun.quality.played_model import DrivingSession
@@ -179,7 +179,7 @@ def _row(setting: Setting, scenario: Scenario, played: PlayedModel, number: int,
     }
 
 
-def _prepared(setting: Setting, scenario: Scenario, text: Text) -> Prepared:
+def _prepared(setting: QualitySetting, scenario: Scenario, text: GivenText) -> Prepared:
     """The scenario over a text whose routing is not known yet."""
     from policies.protocols import Needs
     from realrun.generation.generate import blank_trace

@@ -62,7 +62,7 @@ class PublishedQuality:
 
     @property
     def nats(self) -> float | None:
-        """What the method costs in nats a token: the divergence over that of the baseline or, where perplexity is all
+        """Cost of the method in nats a token: the divergence over that of the baseline or, where perplexity is all
         that is known, the change of its logarithm. None for other measures."""
         if self.measure == "kl":
             return self.value - (self.baseline or 0.0)

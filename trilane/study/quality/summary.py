@@ -1,4 +1,4 @@
-"""What a policy does to a model, over texts: means, and how far they would differ with other texts.
+"""Effects of a policy on a model, over texts: means, and how far they would differ with other texts.
 
 Intervals are those of a bootstrap over texts, not over tokens: the tokens of a text are not independent.
 """
@@ -18,7 +18,7 @@ RESAMPLES, LOW, HIGH, SEED = 2000, 2.5, 97.5, 17
 Floats = NDArray[np.float64]
 
 
-class Interval(NamedTuple):
+class TextMean(NamedTuple):
     """A mean over texts, and the middle 95 % of those of resampled texts."""
 
     mean: float
@@ -41,9 +41,9 @@ class Quality(NamedTuple):
     cached_share: float | None
     texts: int
     tokens: int  # of each text that are scored
-    kl: Interval
-    agreement: Interval
-    perplexity_change: Interval
+    kl: TextMean
+    agreement: TextMean
+    perplexity_change: TextMean
     exact_perplexity: float
     tpot_ms: float
     shares: Mapping[str, float]
@@ -81,18 +81,18 @@ def _summary(model: str, choice: str, rows: Sequence[Mapping[str, Any]]) -> Qual
     return Quality(
         model, choice, rows[0]["cached_share"], len(rows), kl.shape[1],
         resampled(kl.mean(1)), resampled(agrees.mean(1)),
-        Interval(*(float(np.expm1(value)) for value in change)), float(np.exp(exact.mean())),
+        TextMean(*(float(np.expm1(value)) for value in change)), float(np.exp(exact.mean())),
         float(np.mean([row["tpot_ms"] for row in rows])), shares,
         tuple(float(part.mean()) for part in np.array_split(kl, 4, axis=1)),
         tuple(_array(rows, "drift_by_layer").mean(0).tolist()),
     )
 
 
-def resampled(of_texts: Floats) -> Interval:
+def resampled(of_texts: Floats) -> TextMean:
     """The mean of one number a text, with the interval of its bootstrap."""
     draws = np.random.default_rng(SEED).integers(len(of_texts), size=(RESAMPLES, len(of_texts)))
     low, high = np.percentile(of_texts[draws].mean(1), (LOW, HIGH)).tolist()
-    return Interval(float(of_texts.mean()), low, high)
+    return TextMean(float(of_texts.mean()), low, high)
 
 
 def _array(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
@@ -100,7 +100,7 @@ def _array(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
 
 
 def front(found: Sequence[Quality]) -> list[Quality]:
-    """Those than which no other is both as fast and as faithful, fastest first."""
+    """The policies than which no other is both as fast and as faithful, fastest first."""
     best: list[Quality] = []
     for each in sorted(found, key=lambda quality: (quality.tpot_ms, quality.kl.mean)):
         if not best or each.kl.mean < best[-1].kl.mean:

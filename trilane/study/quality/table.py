@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trilane.common.files import atomic_path, plain_target
 from trilane.study.quality.measure import SHARES
-from trilane.study.quality.summary import Interval, Quality
+from trilane.study.quality.summary import Quality, TextMean
 from trilane.study.quality.texts import QualityError
 
 _INTERVALS = ("kl", "agreement", "perplexity_change")
@@ -56,7 +56,7 @@ def _cells(quality: Quality) -> dict[str, str]:
 
 
 def _quality(row: Mapping[str, str]) -> Quality:
-    intervals = {name: Interval(*(float(row[f"{name}{end}"]) for end in _ENDS)) for name in _INTERVALS}
+    intervals = {name: TextMean(*(float(row[f"{name}{end}"]) for end in _ENDS)) for name in _INTERVALS}
     by_position, by_layer = (tuple(map(float, row[name].split(";"))) for name in _LISTS)
     return Quality(
         row["model"], row["choice"], float(row["cached_share"]) if row["cached_share"] else None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trilane.common.errors import TrilaneError
 
 if TYPE_CHECKING:
-    from realrun.quality.played_model import Text
+    from realrun.quality.played_model import GivenText
 
 
 class QualityError(TrilaneError):
@@ -22,9 +22,9 @@ _MOST_BYTES = 2**28  # of a file
 
 def passages(
     files: Sequence[str], tokenizer: Any, passages_per_file: int, prompt_tokens: int, given_tokens: int
-) -> list[Text]:
+) -> list[GivenText]:
     """``passages_per_file`` passages of every file, evenly spread and apart. Raises QualityError for a short file."""
-    from realrun.quality.played_model import Text
+    from realrun.quality.played_model import GivenText
 
     length = prompt_tokens + given_tokens
     texts = []
@@ -38,11 +38,11 @@ def passages(
             )
         gap = (len(tokens) - length) // max(1, passages_per_file - 1)
         starts = (number * gap for number in range(passages_per_file))
-        texts += [Text(tuple(tokens[start : start + length]), prompt_tokens) for start in starts]
+        texts += [GivenText(tuple(tokens[start : start + length]), prompt_tokens) for start in starts]
     return texts
 
 
-def digest_of(texts: Iterable[Text]) -> str:
+def digest_of(texts: Iterable[GivenText]) -> str:
     """A digest of the tokens of texts."""
     said = "\n".join(f"{text.prompt_tokens}:{','.join(map(str, text.tokens))}" for text in texts)
     return f"sha256:{hashlib.sha256(said.encode()).hexdigest()[:16]}"

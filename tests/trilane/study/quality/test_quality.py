@@ -11,7 +11,7 @@ import pytest
 from trilane.study.journal import journal_of
 from trilane.study.player import Progress
 from trilane.study.quality.fronts import FRONTS, changing, with_fronts
-from trilane.study.quality.measure import SHARES, STUDY, Choice, check, journal_path
+from trilane.study.quality.measure import SHARES, STUDY, PolicyAt, check, journal_path
 from trilane.study.quality.summary import Quality, front, resampled, summaries
 from trilane.study.quality.table import COLUMNS, read_table, write_table
 from trilane.study.quality.texts import QualityError
@@ -81,7 +81,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
 @pytest.mark.parametrize("policy", ["oracle", "pre-gated", "seqmoe"])
 def test_policies_that_see_the_future_are_refused(policy: str) -> None:
     with pytest.raises(QualityError, match="not known while a model"):
-        check(Choice(policy, {}))
+        check(PolicyAt(policy, {}))
 
 
 def test_fronts_are_of_policies_that_change_the_routing() -> None:
@@ -90,7 +90,7 @@ def test_fronts_are_of_policies_that_change_the_routing() -> None:
     for choice in with_fronts([*FRONTS]):
         from trilane.study.policy_choice import policy_in
 
-        check(Choice(*policy_in(choice)))
+        check(PolicyAt(*policy_in(choice)))
 
 
 def test_every_text_is_kept_and_not_measured_again(tmp_path: Path, mini: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,13 +132,13 @@ def mini() -> Any:
     """Mini-moe on two short texts."""
     pytest.importorskip("transformers")
     from realrun.quality.models import model_on_cpu
-    from realrun.quality.played_model import Text
+    from realrun.quality.played_model import GivenText
     from sim.runs.scenario import Scenario
     from tests.kit.generating import MINI
-    from trilane.study.quality.measure import Setting
+    from trilane.study.quality.measure import QualitySetting
 
-    texts = (Text((5, 17, 33, 60, 9, 41, 77, 12), 4), Text((3, 8, 21, 90, 55, 14, 2, 30), 4))
-    return Setting(model_on_cpu(MINI), texts, Scenario(cached_share=0.5), "qwen3-30b-a3b")
+    texts = (GivenText((5, 17, 33, 60, 9, 41, 77, 12), 4), GivenText((3, 8, 21, 90, 55, 14, 2, 30), 4))
+    return QualitySetting(model_on_cpu(MINI), texts, Scenario(cached_share=0.5), "qwen3-30b-a3b")
 
 
 def test_quality_is_a_named_tuple_of_plain_numbers() -> None:
