@@ -11,6 +11,7 @@ import pytest
 from sim.costs.engine import FittedEngine, load_fitted
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.plausibility import HardwareError
+from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.engines.card_memory import CardsMemory
 from trilane.engines.cards import cards_in, cards_name, load_machine
