@@ -65,7 +65,7 @@ def accuracy_page(scores: Scores, own: str | None = None) -> list[Part]:
             parts += [heading(_TITLES[quantity]), table(columns, lines), ""]
     reasons = dict(Counter(scores.left_out.values()).most_common())
     not_asked = reasons_table(f"{len(scores.left_out)} rows were not asked", "rows", reasons)
-    parts += [*_apart(scores), *_pairs(scores), *_far(scores), *not_asked]
+    parts += [*_pairs(scores), *_far(scores), *_apart(scores), *not_asked]
     return [*parts, legend({**_MEANINGS, **{name: _NAMES[name] for name in scores.predictions}}).lstrip("\n")]
 
 
