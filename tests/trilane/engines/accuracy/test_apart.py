@@ -10,6 +10,8 @@ from trilane.engines.accuracy.errors import Speeds, factor
 from trilane.engines.accuracy.measured_rows import RowsError, read_rows
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
+from trilane.output.pages.fit_engine import ON_DISK as WITH_A_DISK
+from trilane.output.pages.fit_engine import ON_SEVERAL as ON_SEVERAL_GPUS
 
 DISK_ROWS = read_csv(DiskRow, ON_DISK, "a CSV file of speeds with a disk", RowsError)
 
@@ -43,6 +45,15 @@ def test_each_kind_of_rows_has_a_line_for_each_kind_of_speed() -> None:
     near = [factor(row.speeds.decode / row.decode_tokens_per_s - 1) <= WITHIN for row in DISK_ROWS
             if row.decode_tokens_per_s and row.speeds.decode]
     assert disk.within == sum(near) / len(near) == 1.0
+
+
+def test_answers_say_what_errors_such_rows_have() -> None:
+    on_several, _, on_disk, _ = (line.errors for line in apart_lines())
+    assert f"{on_several.by_machine:.0%} in the median of {on_several.machines} machines" in ON_SEVERAL_GPUS
+    assert f"({on_several.rows} speeds)" in ON_SEVERAL_GPUS
+    assert on_several.bias > 0
+    assert f"{on_disk.rows} speeds of one machine" in WITH_A_DISK
+    assert f"{on_disk.bias:.0%} too fast" in WITH_A_DISK
 
 
 @pytest.mark.parametrize(("group", "quantity", "median"), [
