@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.costs.software import Bits, Calibrated, CardsWork, Factor, Ns, NumberRange, Rate, Share, Software
+from sim.costs.window_work import WindowWork
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -37,7 +38,7 @@ CopiedExperts = Literal["used", "all"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
-Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang"]  # of command lines
+Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang", "strata"]  # of command lines
 _DEEPEST = 8  # of files that are like others, which are like others
 BackEnd = Literal["vulkan", "metal", "rocm"]
 Option = Literal["whole_files", "drafts", "expert_cache", "no_device", "hidden_device"]
@@ -254,6 +255,7 @@ class FittedEngine(_Engine):
     cpu: CpuWork
     prompt: PromptWork
     cards: CardsWork | None = None  # None: it takes one GPU
+    window: WindowWork | None = None  # None: a step computes one token of each sequence
     kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
     split: SplitKernels | None = None  # experts that stay with the CPU next to it

@@ -330,5 +330,5 @@ def fitted_engines() -> dict[str, FittedEngine]:
 
 def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:
     """True if it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
-    not every layer has a part on the CPU."""
-    return isinstance(engine, FittedEngine) and not engine.decides and not engine.cpu_in_turn
+    not every layer has a part on the CPU, or rows of drafts."""
+    return isinstance(engine, FittedEngine) and not (engine.decides or engine.cpu_in_turn or engine.window)
