@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Bits, Calibrated, CardsWork, Factor, Ns, NumberRange, Rate, Share, Software
+from sim.costs.software import Bits, Calibrated, CardsWork, CpuAttention, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.costs.window_work import WindowWork
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
@@ -74,16 +74,7 @@ class GpuWork(NamedTuple):
     state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
     expert_ns: Sourced[Ns]  # of an expert's own kernels, where those of many rows are multiplied one after another
     vendor_product_share: Mapping[str, Sourced[Factor]]
-
-
-class CpuAttention(NamedTuple):
-    """Kernels of attention on the CPU: in tiles of queries, or of one query after another."""
-
-    tile_rows: Sourced[Annotated[int, at_least(1)]]  # fewer of a sequence are computed one after another
-    tile_bits: Sourced[Bits]  # so are keys and values of fewer
-    products_per_cycle: Sourced[Factor]  # as those of weights
-    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key
-    unpack_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of each element of fewer than 16 bits
+    vendor_layers: Mapping[str, Sourced[Factor]] | None = None  # fixed times over those that ``layer_ns`` gives
 
 
 class CpuWork(NamedTuple):
@@ -107,6 +98,7 @@ class CpuWork(NamedTuple):
     cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     ceiling_flops_per_s: Sourced[Rate]
     flash: CpuAttention
+    instructions: Mapping[Instructions, Sourced[Factor]] | None = None  # times what a core does in a cycle
     every_layer: Sourced[bool] | None = None  # whether it takes its turn in every layer, after the GPU's experts and
     # also without any of its own: ``layer_ns`` is then a wait of every layer
 

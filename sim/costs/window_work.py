@@ -1,9 +1,8 @@
 """Numbers of an engine whose steps are windows: a token and its drafts, verified together, with a pool of threads that
-computes experts beside the GPU, layer by layer (formulas: ``trilane.engines.strata.window``)."""
+computes experts next to the GPU, layer by layer (formulas: ``trilane.engines.strata.window``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 from sim.costs.software import Factor, Ns, Rate, Share
@@ -26,15 +25,14 @@ class WindowWork(NamedTuple):
     most_pcie_experts: Sourced[Annotated[int, at_least(1)]]  # of a layer
     row_ns: Sourced[Ns]  # of a layer on the GPU, for each row but the first
     handshake_ns: Sourced[Ns]  # of a layer: the routing to the host, the plan, flags back to the GPU
-    vendor_layers: Mapping[str, Sourced[Factor]]  # fixed times of the GPU over those of NVIDIA's
     group_ns: Sourced[Ns]  # of a grouped call for some experts, with those that quantise
     group_read_share: Sourced[Share]  # of the card's bandwidth, that such a call reaches
     group_row_share: Sourced[Annotated[float, between(0, 4)]]  # of an expert's time, for each row but the first
     fetch_share: Sourced[Share]  # of the link's rate, that a copying kernel reaches
     pool_ns: Sourced[Ns]  # of a layer with experts on the CPU: activations, jobs, barriers
-    pool_row_share: Sourced[Annotated[float, between(0, 4)]]  # of an expert's time, for each row but the first
     draft_ns: Sourced[Ns]  # of each draft, in addition to reading its weights
     draft_bytes: Sourced[Annotated[float, between(0, 1e12)]]  # that each draft reads: its layer and its head
     commit_ns: Sourced[Ns]  # of a window: states of the rows that are kept
     host_ns: Sourced[Ns]  # of a window: rows of the n-gram table, tokens
+    selected_tokens: Sourced[Annotated[int, at_least(1)]]  # of the context, that sparse attention reads
     repeated: Sourced[Annotated[float, between(0, 1)]]  # of a further row's experts, that earlier rows chose
