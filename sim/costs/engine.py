@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Bits, Calibrated, CardsWork, CpuAttention, Factor, Ns, NumberRange, Rate, Share, Software
+from sim.costs.software import Calibrated, CardsWork, CpuAttention, Factor, Ns, NumberRange, Rate, Share, Software
 from sim.costs.window_work import WindowWork
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor

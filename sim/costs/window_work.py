@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from sim.costs.software import Factor, Ns, Rate, Share
+from sim.costs.software import Ns, Rate, Share
 from sim.machine.sourced import Sourced
 from trilane.common.hints import at_least, between
 
@@ -32,6 +32,8 @@ class WindowWork(NamedTuple):
     pool_ns: Sourced[Ns]  # of a layer with experts on the CPU: activations, jobs, barriers
     draft_ns: Sourced[Ns]  # of each draft, in addition to reading its weights
     draft_bytes: Sourced[Annotated[float, between(0, 1e12)]]  # that each draft reads: its layer and its head
+    prompt_token_ns: Sourced[Ns]  # of each token of a prompt's first piece: rows of the n-gram table
+    borrowed_bytes: Sourced[Annotated[float, between(0, 1e12)]]  # of the cache, by a prompt, and filled again after it
     commit_ns: Sourced[Ns]  # of a window: states of the rows that are kept
     host_ns: Sourced[Ns]  # of a window: rows of the n-gram table, tokens
     selected_tokens: Sourced[Annotated[int, at_least(1)]]  # of the context, that sparse attention reads

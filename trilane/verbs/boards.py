@@ -30,6 +30,12 @@ def accuracy(
         typer.Option(metavar="FILE.csv", callback=named_as(".csv"),
                      help="Write a file for rows of your own, with all columns and an example."),
     ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Score requests of Strata: a CSV file, or a log of its engine (.log). With "
+                                          "--template, write the requests of a log as a CSV file, in which the parts "
+                                          "of the machine can be filled in."),
+    ] = None,
     plot: Annotated[
         str | None,
         typer.Option(metavar="FILE.png", help="Draw predicted against measured speeds (.png, .svg or .pdf)."),
@@ -41,6 +47,11 @@ def accuracy(
     The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Each is
     predicted from the machine, split, threads and lengths that its source states.
     """
+    if requests is not None:
+        if row is not None or check is not None or plot is not None:
+            raise OptionError("expected --requests without --row, --check and --plot")
+        _strata_requests(requests, template, json)
+        return
     from trilane.engines.accuracy.measured_rows import write_template
     from trilane.engines.accuracy.scores import bundled_scores, explain, row_of, scores_of
     from trilane.engines.accuracy.slow_machines import slow_causes_of_row
@@ -65,6 +76,22 @@ def accuracy(
         from trilane.output.figures import plot_accuracy, save_figure
 
         save_figure(plot_accuracy(scores), plot)
+
+
+def _strata_requests(path: str, rows: str | None, json: str | None) -> None:
+    from trilane.engines.strata.engine_log import is_log, read_log, write_requests
+    from trilane.engines.strata.predictions import predictions
+    from trilane.engines.strata.requests import read_requests
+    from trilane.output.pages.strata import record_of, strata_page
+
+    check_targets(json, rows, inputs=(path,))
+    requests = read_log(path) if is_log(path) else read_requests(path)
+    if rows is not None:
+        write_requests(requests, rows)
+        note(f"{rows}: {len(requests)} requests; fill in gpu, cpu and ram, then: trilane accuracy --requests {rows}")
+        return
+    found = predictions(requests)
+    report(json, record_of(found), *strata_page(found, path))
 
 
 # --- papers -----------------------------------------------------------------------------------------------------------

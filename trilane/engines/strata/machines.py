@@ -26,14 +26,16 @@ def machine_of(request: StrataRequest) -> Hardware:
     named, a usual one of the CPU. Raises HardwareError for a GPU or a memory that is not known.
     """
     vram = None if request.gpu_vram_gb is None else round(request.gpu_vram_gb * GIB)
-    hardware = load_hardware(_assembled(request.gpu, vram, request.cpu, request.ram, request.workers))
+    slot = re.search(rf"{request.gpu.split()[-1]} at PCIe ([345])\.0 x(\d+)", request.note)
+    pcie = f"{slot[1]}x{slot[2]}" if slot else None
+    hardware = load_hardware(_assembled(request.gpu, vram, request.cpu, request.ram, request.workers, pcie))
     if request.pcie_gb_s is None or hardware.one_memory:
         return hardware
     return hardware.with_numbers({"link.h2d_bytes_per_s": request.pcie_gb_s * GB_PER_S})
 
 
 @cache
-def _assembled(gpu: str, vram: int | None, cpu: str, ram: str, workers: int | None) -> str:
+def _assembled(gpu: str, vram: int | None, cpu: str, ram: str, workers: int | None, pcie: str | None) -> str:
     card = taken("gpu", gpu, vram).name
     if is_unified(card):
         return assembled_name(card)
@@ -42,9 +44,8 @@ def _assembled(gpu: str, vram: int | None, cpu: str, ram: str, workers: int | No
     named = _RAM.search(ram)
     channels = int(match[1]) if (match := _CHANNELS.search(ram)) else None
     cores = workers + 1 if workers and (name is None or part("cpu", name).most_cores) else None
-    return assembled_name(
-        card, named[0].lower() if named else usual_ram(name), name, cores=cores, sockets=sockets, channels=channels
-    )
+    memory = named[0].lower() if named else usual_ram(name)
+    return assembled_name(card, memory, name, cores=cores, sockets=sockets, channels=channels, pcie=pcie)
 
 
 def _cpu(title: str) -> str | None:

@@ -51,6 +51,7 @@ class StrataRequest:
     stat: Literal["request", "median", "prompt"] = "request"
     source: str = ""
     engine_version: str = ""
+    os: str = ""
     model: Name = "qwen3.8-flash-next"
     quant: Name
     gpu: str
@@ -91,6 +92,25 @@ class StrataRequest:
         """The machine in words, under which its rows are counted."""
         cards = f"{self.n_gpus}x " if self.n_gpus > 1 else ""
         return f"{cards}{self.gpu}, {self.cpu or 'CPU not named'}"
+
+    @property
+    def read_tokens(self) -> int | None:
+        """Tokens of the prompt that were read; the others were known from an earlier request."""
+        if self.pp_tok_s is not None and self.prompt_ms is not None:
+            return round(self.pp_tok_s * self.prompt_ms / 1000)
+        return self.prompt_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens in the KV cache in the middle of the answer."""
+        return (self.prompt_tokens or 0) + (self.gen_tokens or 0) // 2
+
+    @property
+    def read_ms(self) -> float | None:
+        """Time of the prompt's tokens that were read."""
+        if self.prompt_ms is not None or self.pp_tok_s is None or not self.prompt_tokens:
+            return self.prompt_ms
+        return self.prompt_tokens / self.pp_tok_s * 1000
 
     @cached_property
     def windows(self) -> int | None:

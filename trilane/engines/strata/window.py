@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, exp, floor
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +53,7 @@ class WindowTime:
 
     @property
     def total_ns(self) -> float:
-        return sum(vars(self).values())
+        return float(sum(vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,19 @@ class WindowCosts:
     @cached_property
     def expert_bytes(self) -> float:
         """Bytes of an expert, in the mean over layers."""
-        return sum(self.shape.expert_bytes_by_layer) / self.shape.moe_layers
+        return fmean(self.shape.expert_bytes_by_layer)
 
     @cached_property
     def fetch_ns(self) -> float:
         """Copy of an expert by a kernel."""
         rate = self.hardware.link.h2d_bytes_per_s * self.work.fetch_share.value
         return self.expert_bytes / rate * _NS
+
+    @cached_property
+    def row_ns(self) -> float:
+        """A layer's further row outside the routed experts, as much longer than stated as the layer's fixed time is."""
+        fixed = self.engine.gpu.layer_ns["state"].value
+        return self.work.row_ns.value * self.gpu.attention_fixed_ns("state") / fixed
 
     def pool_expert_ns(self, rows: float) -> float:
         """An expert of the pool, with so many rows."""
@@ -127,7 +134,7 @@ def window_time(costs: WindowCosts, counts: Counts, context: int, pcie_share: fl
     work, layers = costs.work, costs.shape.moe_layers
     step = costs.step(counts.rows, context)
     routing = step.attention_ns + costs.index_ns(context) + step.gate_ns + work.handshake_ns.value
-    routing += work.row_ns.value * (counts.rows - 1) + step.combine_ns
+    routing += costs.row_ns * (counts.rows - 1) + step.combine_ns
     distinct = distinct_share(counts.rows, work.repeated.value)
     hits_ns = float(costs.call_ns(counts.hits * distinct, 1 / distinct))
     missed = (counts.cpu + counts.pcie) * distinct
@@ -175,7 +182,7 @@ def between_rows(of: Callable[[int], float], rows: float) -> float:
     return (1 - share) * of(low) + (share * of(low + 1) if share else 0.0)
 
 
-def index_width(kind: Attention) -> float:
+def index_width(kind: Attention) -> int:
     """Elements a token and layer of the keys by which sparse attention selects."""
     return max(kind.kv_width - 2 * kind.head_dim * _kv_heads(kind), 0) if kind.reach == "full" else 0
 
