@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trilane.common.csv_files import write_csv
-from trilane.engines.strata.cache import RATES, HitRates, simulated
+from trilane.engines.strata.cache import RATES, SwapTierRates, simulated
 
 if __name__ == "__main__":
-    write_csv([HitRates._fields, *simulated()], RATES)
+    write_csv([SwapTierRates._fields, *simulated()], RATES)

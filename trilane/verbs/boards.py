@@ -32,9 +32,9 @@ def accuracy(
     ] = None,
     requests: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Score requests of Strata: a CSV file, or a log of its engine (.log). With "
-                                          "--template, write the requests of a log as a CSV file, in which the parts "
-                                          "of the machine can be filled in."),
+        typer.Option(metavar="FILE", help="Score requests of Strata: a CSV file, a log of its engine (.log), or "
+                                          "[bold]bundled[/], those that come with the program. With --template, write "
+                                          "them as a CSV file, in which the parts of the machine can be filled in."),
     ] = None,
     plot: Annotated[
         str | None,
@@ -48,9 +48,9 @@ def accuracy(
     predicted from the machine, split, threads and lengths that its source states.
     """
     if requests is not None:
-        if row is not None or check is not None or plot is not None:
-            raise OptionError("expected --requests without --row, --check and --plot")
-        _strata_requests(requests, template, json)
+        if row is not None or check is not None:
+            raise OptionError("expected --requests without --row and --check")
+        _strata_requests(requests, template, plot, json)
         return
     from trilane.engines.accuracy.measured_rows import write_template
     from trilane.engines.accuracy.scores import bundled_scores, explain, row_of, scores_of
@@ -78,20 +78,25 @@ def accuracy(
         save_figure(plot_accuracy(scores), plot)
 
 
-def _strata_requests(path: str, rows: str | None, json: str | None) -> None:
+def _strata_requests(path: str, rows: str | None, plot: str | None, json: str | None) -> None:
     from trilane.engines.strata.engine_log import is_log, read_log, write_requests
     from trilane.engines.strata.predictions import predictions
-    from trilane.engines.strata.requests import read_requests
+    from trilane.engines.strata.requests import BUNDLED, read_requests
     from trilane.output.pages.strata import record_of, strata_page
 
-    check_targets(json, rows, inputs=(path,))
-    requests = read_log(path) if is_log(path) else read_requests(path)
+    own = path != "bundled"
+    check_targets(json, rows, picture=plot, inputs=(path,) if own else ())
+    requests = read_log(path) if is_log(path) else read_requests(path if own else BUNDLED)
     if rows is not None:
         write_requests(requests, rows)
         note(f"{rows}: {len(requests)} requests; fill in gpu, cpu and ram, then: trilane accuracy --requests {rows}")
         return
     found = predictions(requests)
     report(json, record_of(found), *strata_page(found, path))
+    if plot is not None:
+        from trilane.output.figures import plot_requests, save_figure
+
+        save_figure(plot_requests(found), plot)
 
 
 # --- papers -----------------------------------------------------------------------------------------------------------

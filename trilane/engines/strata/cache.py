@@ -35,7 +35,7 @@ _Ids = npt.NDArray[np.int16]
 _Ranking = npt.NDArray[np.intp]
 
 
-class HitRates(NamedTuple):
+class SwapTierRates(NamedTuple):
     """Shares of the entries of windows of so many rows that hit in a cache of ``share`` of all experts, which was
     swapped for another text, or for the first part of the same."""
 
@@ -61,11 +61,11 @@ def hit_rate(share: float, rows: float) -> float:
 
 @cache
 def _curve(rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    known = [one for one in read_csv(HitRates, RATES, "rates of hits", TrilaneError) if one.rows == rows]
+    known = [one for one in read_csv(SwapTierRates, RATES, "rates of hits", TrilaneError) if one.rows == rows]
     return tuple(one.share for one in known), tuple(one.usual for one in known)
 
 
-def simulated(shares: Iterable[float] = SHARES, rows: Iterable[int] = ROWS) -> Iterator[HitRates]:
+def simulated(shares: Iterable[float] = SHARES, rows: Iterable[int] = ROWS) -> Iterator[SwapTierRates]:
     """Yield the rates anew."""
     texts = load_trace(f"synthetic:{_MODEL}/{_TEXTS}")
     calibration = load_trace(f"synthetic:{_MODEL}-calibration/{_CALIBRATION}")
@@ -76,7 +76,7 @@ def simulated(shares: Iterable[float] = SHARES, rows: Iterable[int] = ROWS) -> I
     for number in rows:
         for share in shares:
             asked = ranking, round(share * ranking.size), experts, number
-            yield HitRates(number, share, *(round(answered_hits(text, *asked), 4) for text in (others, same)))
+            yield SwapTierRates(number, share, *(round(answered_hits(text, *asked), 4) for text in (others, same)))
 
 
 def profile(trace: Trace) -> _Ranking:

@@ -14,7 +14,7 @@ from trilane.common.errors import TrilaneError
 from trilane.engines.strata.cache import hit_rate
 from trilane.engines.strata.machines import machine_of
 from trilane.engines.strata.prompt import prompt_ms
-from trilane.engines.strata.requests import Counts, StrataRequest
+from trilane.engines.strata.requests import StrataRequest, WindowCounts
 from trilane.engines.strata.window import WindowCosts, WindowTime, window_time
 
 ENGINE = "strata"
@@ -37,8 +37,8 @@ class Predicted:
         return None if counts is None else window_time(self.costs, counts, self.request.context_tokens)
 
     @cached_property
-    def counts(self) -> Counts | None:
-        """Counts of a window by the slots of the cache; rows are those of the log, or usual ones."""
+    def counts(self) -> WindowCounts | None:
+        """WindowCounts of a window by the slots of the cache; rows are those of the log, or usual ones."""
         request, known = self.request, self.request.counts
         if request.cache_slots is None:
             return None
@@ -46,7 +46,7 @@ class Predicted:
         rows = 1 + drafts if known is None else known.rows
         entries = rows * request.shape.top_k
         hits = entries * hit_rate(self.held_share, rows)
-        return Counts(rows, drafts, hits, entries - hits, 0.0)
+        return WindowCounts(rows, drafts, hits, entries - hits, 0.0)
 
     @cached_property
     def by_slots(self) -> WindowTime | None:
@@ -152,8 +152,13 @@ def grouped(asked: Iterable[Predicted]) -> dict[str, list[Predicted]]:
     """Requests by machine and weights."""
     groups: dict[str, list[Predicted]] = {}
     for one in asked:
-        groups.setdefault(f"{one.request.machine}, {one.request.quant}", []).append(one)
+        groups.setdefault(group_of(one), []).append(one)
     return groups
+
+
+def group_of(one: Predicted) -> str:
+    """The machine and the weights."""
+    return f"{one.request.machine}, {one.request.quant}"
 
 
 def _null_model(group: Sequence[Predicted]) -> dict[str, float]:

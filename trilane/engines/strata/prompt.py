@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trilane.engines.split_speed import StaticSplit, prompt_time
-from trilane.engines.strata.requests import Counts
+from trilane.engines.strata.requests import WindowCounts
 from trilane.engines.strata.window import WindowCosts, index_width, window_time
 
 INDEX_HEADS = 4  # of queries by which sparse attention selects: indexer_n_heads of config.json
@@ -30,7 +30,7 @@ def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float) -
 def _through_windows(costs: WindowCosts, tokens: int, before: int, held_share: float) -> float:
     rows = costs.work.rows.value
     entries = float(rows * costs.shape.top_k)
-    window = Counts(float(rows), 0.0, held_share * entries, (1 - held_share) * entries, 0.0)
+    window = WindowCounts(float(rows), 0.0, held_share * entries, (1 - held_share) * entries, 0.0)
     share = costs.work.pcie_share.value
     return -(-tokens // rows) * window_time(costs, window, before + tokens, share).total_ns / 1e6
 

@@ -18,6 +18,7 @@ from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, at_least, at_most, between
 from trilane.engines.question import KV_BITS
 
+BUNDLED = Path(__file__).with_name("requests.csv")
 FEWEST_WINDOWS = 20  # of a request that tells times: fewer are those of a short answer
 _Number = Annotated[float, between(0, 1e12)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
@@ -29,7 +30,7 @@ class RequestsError(TrilaneError):
     """A file of requests that cannot be read; the message says where and why."""
 
 
-class Counts(NamedTuple):
+class WindowCounts(NamedTuple):
     """Mean counts of a window. Entries are pairs of a row and an expert that it chose, of a layer."""
 
     rows: float
@@ -134,20 +135,20 @@ class StrataRequest:
         return self.decode_ms / self.windows
 
     @property
-    def counts(self) -> Counts | None:
-        """Counts of a window and, of entries, a layer; None where ``window_ms`` is, or no hits are known."""
+    def counts(self) -> WindowCounts | None:
+        """WindowCounts of a window and, of entries, a layer; None where ``window_ms`` is, or no hits are known."""
         if self.window_ms is None or self.hits is None or not self.windows:
             return None
         hits, lookups, offered = self.hits, self.lookups or 0, self.offered or 0
         layers, rows = self.shape.moe_layers, self.windows + offered
         entries = rows * layers * self.shape.top_k
         each = self.windows * layers
-        return Counts(
+        return WindowCounts(
             rows / self.windows, offered / self.windows, hits / each, (lookups - hits) / each,
             max(entries - lookups, 0) / each,
         )
 
 
-def read_requests(path: str | Path) -> list[StrataRequest]:
+def read_requests(path: str | Path = BUNDLED) -> list[StrataRequest]:
     """The rows of a CSV file; columns that are not known are passed over. Raises RequestsError."""
     return read_csv(StrataRequest, path, "a CSV file of Strata's requests", RequestsError)

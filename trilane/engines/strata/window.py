@@ -32,7 +32,7 @@ from traces.models.attention import Attention
 from traces.models.codings import codings_of
 from traces.models.shape import ModelShape
 from trilane.engines.question import FitError
-from trilane.engines.strata.requests import Counts
+from trilane.engines.strata.requests import WindowCounts
 
 INDEX_BITS = 16  # of the keys by which sparse attention selects
 _MOST_ROWS = 8
@@ -58,7 +58,7 @@ class WindowTime:
 
 @dataclass(frozen=True)
 class WindowCosts:
-    """What a window costs on a machine, with a pool of so many ``threads``, that of the host among them."""
+    """Costs of a window on a machine, with a pool of so many ``threads``, that of the host among them."""
 
     shape: ModelShape
     hardware: Hardware
@@ -125,7 +125,7 @@ class WindowCosts:
         return self.gpu.read_ns(elements * INDEX_BITS / 8, INDEX_BITS)
 
 
-def window_time(costs: WindowCosts, counts: Counts, context: int, pcie_share: float | None = None) -> WindowTime:
+def window_time(costs: WindowCosts, counts: WindowCounts, context: int, pcie_share: float | None = None) -> WindowTime:
     """The time of a window with so many tokens in the KV cache.
 
     ``pcie_share``: of missed experts, by the engine's rule, rounded down in each layer; None: as many in each layer as

@@ -10,7 +10,7 @@ from sim.costs.engine import load_fitted
 from sim.machine.hardware import Hardware, load_hardware
 from traces.models.catalogue import load_model
 from trilane.engines.question import FitError
-from trilane.engines.strata.requests import Counts
+from trilane.engines.strata.requests import WindowCounts
 from trilane.engines.strata.window import (
     WindowCosts,
     between_rows,
@@ -24,7 +24,7 @@ from trilane.engines.strata.window import (
 ENGINE = load_fitted("strata")
 SHAPE = replace(load_model("qwen3.8-flash-next@gsq-iq3_s"), kv_bits=8.5)
 MACHINE = load_hardware("rtx-4090+ddr5-5600+ryzen-9-7950x")
-COUNTS = Counts(rows=3.0, drafts=2.0, hits=20.0, cpu=6.0, pcie=4.0)
+COUNTS = WindowCounts(rows=3.0, drafts=2.0, hits=20.0, cpu=6.0, pcie=4.0)
 CONTEXT = 4096
 
 
@@ -33,12 +33,12 @@ def costs(hardware: Hardware = MACHINE, threads: int = 16, **changed: float) -> 
     return WindowCosts(SHAPE, hardware, engine, threads)
 
 
-def total_ms(of: WindowCosts, counts: Counts = COUNTS, share: float | None = None) -> float:
+def total_ms(of: WindowCosts, counts: WindowCounts = COUNTS, share: float | None = None) -> float:
     return window_time(of, counts, CONTEXT, share).total_ns / 1e6
 
 
 def test_a_window_without_misses_is_worked_by_hand() -> None:
-    counts, of = Counts(1.0, 0.0, 10.0, 0.0, 0.0), costs()
+    counts, of = WindowCounts(1.0, 0.0, 10.0, 0.0, 0.0), costs()
     step, work, layers = of.step(1.0, CONTEXT), ENGINE.window, SHAPE.moe_layers
     assert work is not None
     call = work.group_ns.value + 10 * of.expert_bytes / (1008e9 * work.group_read_share.value) * 1e9
@@ -69,7 +69,7 @@ def test_a_better_part_never_takes_more_time(key: str) -> None:
 
 def test_a_layer_waits_for_the_longer_of_gpu_and_pool() -> None:
     """Each is hidden behind the other where that is much longer."""
-    few, many = Counts(3.0, 0.0, 29.0, 1.0, 0.0), Counts(3.0, 0.0, 5.0, 25.0, 0.0)
+    few, many = WindowCounts(3.0, 0.0, 29.0, 1.0, 0.0), WindowCounts(3.0, 0.0, 5.0, 25.0, 0.0)
     assert window_time(costs(pool_ns=0), few, CONTEXT).waiting_ns < 0.05 * window_time(costs(), few, CONTEXT).total_ns
     quick = MACHINE.with_numbers({"gpu.bandwidth_bytes_per_s": 2e12})
     lost = window_time(costs(), many, CONTEXT).gpu_experts_ns - window_time(costs(quick), many, CONTEXT).gpu_experts_ns
