@@ -73,6 +73,7 @@ class CpuAttention(NamedTuple):
 
     tile_rows: Sourced[Annotated[int, at_least(1)]]  # fewer of a sequence are computed one after another
     tile_bits: Sourced[Bits]  # so are keys and values of fewer
-    products_per_cycle: Sourced[Factor]  # as those of weights
-    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key
+    products_per_cycle: Sourced[Factor]  # of tiles, as those of weights
+    row_products_per_cycle: Sourced[Factor]  # of one query after another
+    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key, of any width
     unpack_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of each element of fewer than 16 bits

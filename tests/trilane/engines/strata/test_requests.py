@@ -43,7 +43,8 @@ def test_windows_and_rows_follow_from_the_entries() -> None:
     assert ROW.windows == 83
     assert ROW.window_ms == pytest.approx(6886 / 83)
     each = 83 * 48
-    assert ROW.counts == pytest.approx(WindowCounts(238 / 83, 155 / 83, 73346 / each, (109681 - 73346) / each, 4559 / each))
+    entries = 73346 / each, (109681 - 73346) / each, 4559 / each
+    assert ROW.counts == pytest.approx(WindowCounts(238 / 83, 155 / 83, *entries))
 
 
 def test_without_reads_windows_are_tokens_less_accepted_drafts() -> None:
