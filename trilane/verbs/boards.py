@@ -82,7 +82,8 @@ def _strata_requests(path: str, rows: str | None, plot: str | None, json: str | 
     from trilane.engines.strata.engine_log import is_log, read_log, write_requests
     from trilane.engines.strata.predictions import predictions
     from trilane.engines.strata.requests import BUNDLED, read_requests
-    from trilane.output.pages.strata import record_of, strata_page
+    from trilane.engines.strata.sweeps import sweeps
+    from trilane.output.pages.strata import record_of, strata_page, sweeps_part
 
     own = path != "bundled"
     check_targets(json, rows, picture=plot, inputs=(path,) if own else ())
@@ -92,7 +93,9 @@ def _strata_requests(path: str, rows: str | None, plot: str | None, json: str | 
         note(f"{rows}: {len(requests)} requests; fill in gpu, cpu and ram, then: trilane accuracy --requests {rows}")
         return
     found = predictions(requests)
-    report(json, record_of(found), *strata_page(found, path))
+    settings = [] if own else sweeps()
+    record = {**record_of(found), "settings": [vars(each) | {"cost": each.cost} for each in settings]}
+    report(json, record, *strata_page(found, path), *(sweeps_part(settings) if settings else ()))
     if plot is not None:
         from trilane.output.figures import plot_requests, save_figure
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from trilane.engines.strata.predictions import QUANTITIES, Predicted, Predictions, grouped
+from trilane.engines.strata.sweeps import Sweep
 from trilane.output.pages.output import Part, heading, legend, table
 
+_NEAR = 0.05
 _MEANINGS = {
     "hits given": "the log's hits and reads over the link; the times alone are predicted",
     "hits predicted": "by the slots of the cache, and by the engine's rule for the link",
@@ -36,6 +38,17 @@ def strata_page(found: Predictions, path: str) -> list[Part]:
         reasons = sorted({*found.left_out.values()})
         lines += ["", f"{len(found.left_out)} rows are not asked: {'; '.join(reasons)}"]
     return lines
+
+
+def sweeps_part(found: Sequence[Sweep]) -> list[Part]:
+    """For each setting that was varied, the value measured best, the predicted one, and what that costs."""
+    rows = [
+        [each.machine, each.knob, str(len(each.measured)), f"{each.best:g}", f"{each.chosen:g}", f"{each.cost:.1%}"]
+        for each in found
+    ]
+    near = sum(each.cost <= _NEAR for each in found)
+    title = heading(f"Best settings: {near} of {len(found)} cost at most {_NEAR:.0%} of the best measured speed")
+    return ["", title, table(["machine", "setting", "values", "best", "predicted", "cost"], rows, 2)]
 
 
 def _totals(found: Predictions) -> list[list[str]]:
