@@ -22,7 +22,7 @@ BUNDLED = Path(__file__).with_name("requests.csv")
 FEWEST_WINDOWS = 20  # of a request that tells times: fewer are those of a short answer
 _Number = Annotated[float, between(0, 1e12)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
-_STRATA_WEIGHTS = ("iq3_s", "iq3_xxs", "iq2_xs", "q2_0")  # published for Strata; unsloth's keep their names
+STRATA_WEIGHTS = ("iq3_s", "iq3_xxs", "iq2_xs", "q2_0")  # published for Strata; unsloth's keep their names
 _USUAL_KV = KV_BITS["q8_0"]
 
 
@@ -85,7 +85,7 @@ class StrataRequest:
     @cached_property
     def shape(self) -> ModelShape:
         """The model in its weights, with its KV cache."""
-        weights = f"gsq-{self.quant}" if self.quant in _STRATA_WEIGHTS else self.quant
+        weights = f"gsq-{self.quant}" if self.quant in STRATA_WEIGHTS else self.quant
         return replace(load_model(f"{self.model}@{weights}"), kv_bits=_USUAL_KV)
 
     @property

@@ -52,7 +52,7 @@ def test_workers_that_are_tried() -> None:
 
 
 def test_predicted_best_settings_cost_little_where_settings_were_varied() -> None:
-    """One fails: with 0.1.38 a V100 decoded at a quarter of the speed that it has with 0.1.39, for a reason not known."""
+    """One fails: with 0.1.38 a V100 decoded at a quarter of the speed that it has with 0.1.39; why is not known."""
     found = sweeps()
     dear = [(each.engine_version, each.knob) for each in found if each.cost > 0.05]
     assert len(found) == 10
@@ -60,7 +60,8 @@ def test_predicted_best_settings_cost_little_where_settings_were_varied() -> Non
 
 
 def test_a_twin_that_chooses_the_worst_value_would_be_found() -> None:
-    wrong = [replace(each, predicted={value: 1 / speed for value, speed in each.predicted.items()}) for each in sweeps()]
+    turned = ({value: 1 / speed for value, speed in each.predicted.items()} for each in sweeps())
+    wrong = [replace(each, predicted=speeds) for each, speeds in zip(sweeps(), turned, strict=True)]
     assert sum(each.cost > 0.05 for each in wrong) >= 5, [each.cost for each in wrong]
 
 
