@@ -66,8 +66,8 @@ def tune(
         str | None,
         typer.Option(metavar="NAME|FILE", autocompletion=completion.engines,
                      help="Engine, such as ik_llama.cpp or strata, or an engine file of trilane profile --engine "
-                          f"llama.cpp. Default: on this machine without a GPU the file that {OWN_ENGINE} in the environment "
-                          "names; else llama.cpp, for AMD and Intel cards llama.cpp-vulkan."),
+                          f"llama.cpp. Default: on this machine without a GPU the file that {OWN_ENGINE} in the "
+                          "environment names; else llama.cpp, for AMD and Intel cards llama.cpp-vulkan."),
     ] = None,
     draft_acceptance: Annotated[
         float | None,

@@ -33,7 +33,7 @@ from trilane.engines.strata.window import WindowCosts
 MODEL, USUAL_WEIGHTS = "qwen3.8-flash-next", "gsq-iq3_s"
 
 
-class Choice(NamedTuple):
+class ChosenValue(NamedTuple):
     """One setting, its best value, the engine's own, and how much longer a token takes with that."""
 
     name: str
@@ -47,6 +47,7 @@ class StrataTuning:
     """The answer. Times in ms; ``usual``: the engine's own setting."""
 
     question: Question
+    engine: str
     model: str
     machine: str
     about: str
@@ -54,7 +55,7 @@ class StrataTuning:
     cache_bytes: int
     best: StrataSpeed
     usual: StrataSpeed
-    choices: tuple[Choice, ...]
+    choices: tuple[ChosenValue, ...]
     ttft_ms: float
     tokens_by_share: Mapping[float, float]  # tokens a second with the other shares
 
@@ -72,7 +73,7 @@ class StrataTuning:
         """JSON-ready."""
         times = {name.removesuffix("_ns"): ns / 1e6 for name, ns in vars(self.best.window).items()}
         return {
-            "engine": "strata", "command": " ".join(self.arguments), "model": self.model, "machine": self.machine,
+            "engine": self.engine, "command": " ".join(self.arguments), "model": self.model, "machine": self.machine,
             "setting": vars(self.best.setting), "window_ms": times, "rows": self.best.counts.rows,
             "tokens_per_window": self.best.tokens, "hit_rate": self.best.hit_rate, "tpot_ms": self.best.token_ms,
             "ttft_ms": self.ttft_ms, "cache_bytes": self.cache_bytes,
@@ -99,7 +100,7 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
     tuned = replace(costs, threads=best.setting.workers + 1)
     pairs = shape.moe_layers * shape.experts
     return StrataTuning(
-        question=question, model=shape.name, machine=hardware.name, about=hardware.about, context=context,
+        question=question, engine=engine.name, model=shape.name, machine=hardware.name, about=hardware.about, context=context,
         cache_bytes=round(slots * shape.routed_bytes / pairs), best=best, usual=strata_speed(costs, own, middle),
         choices=tuple(_choices(costs, best, own, middle)),
         ttft_ms=prompt_ms(tuned, question.prompt_tokens, 0, slots / pairs),
@@ -149,13 +150,13 @@ def _fewest_workers(speeds: Mapping[StrataSetting, StrataSpeed]) -> StrataSpeed:
     return min(near, key=lambda speed: speed.setting.workers)
 
 
-def _choices(costs: WindowCosts, best: StrataSpeed, own: StrataSetting, context: int) -> list[Choice]:
+def _choices(costs: WindowCosts, best: StrataSpeed, own: StrataSetting, context: int) -> list[ChosenValue]:
     """Each setting by itself: with the engine's own value instead of the best one."""
     found = []
     for name in ("pcie_share", "workers", "min_draft_probability"):
         usual = getattr(own, name)
         other = strata_speed(costs, replace(best.setting, **{name: usual}), context)
-        found.append(Choice(name, getattr(best.setting, name), usual, other.token_ms / best.token_ms - 1))
+        found.append(ChosenValue(name, getattr(best.setting, name), usual, other.token_ms / best.token_ms - 1))
     return found
 
 
