@@ -25,6 +25,7 @@ _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 _GROUPS = {  # of --help, in its order: verbs with their modules
+    "Look at answers in the browser": {"explore": "explore", "report": "explore"},
     "Choose a model, a machine and settings": {
         "recommend": "recommend", "tune": "tune", "fit": "questions", "pays": "questions",
     },

@@ -21,8 +21,8 @@ from trilane.output.pages.output import WIDTH
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers",
-              "recommend", "tune", "pays", "leaderboard", "strata", "notes/accuracy", "notes/leaderboard",
-              "notes/papers")
+              "recommend", "tune", "explore", "pays", "leaderboard", "strata", "notes/accuracy",
+              "notes/leaderboard", "notes/papers")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png", "strata.png")
 REQUESTS = "trilane accuracy --requests"

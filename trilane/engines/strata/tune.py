@@ -100,7 +100,8 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
     tuned = replace(costs, threads=best.setting.workers + 1)
     pairs = shape.moe_layers * shape.experts
     return StrataTuning(
-        question=question, engine=engine.name, model=shape.name, machine=hardware.name, about=hardware.about, context=context,
+        question=question, engine=engine.name, model=shape.name, machine=hardware.name, about=hardware.about,
+        context=context,
         cache_bytes=round(slots * shape.routed_bytes / pairs), best=best, usual=strata_speed(costs, own, middle),
         choices=tuple(_choices(costs, best, own, middle)),
         ttft_ms=prompt_ms(tuned, question.prompt_tokens, 0, slots / pairs),
