@@ -3,6 +3,7 @@ several GPUs (``trilane.engines.layer_split``), and of attention on the CPU (``s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 from sim.costs.kernel_costs import Copies
@@ -66,6 +67,8 @@ class CardsWork(NamedTuple):
 
     hand_over_ns: Sourced[Ns]  # of hidden states from one card to the next, through the host's memory
     copies: Sourced[Annotated[int, between(1, 64)]]
+    turn_share: Mapping[str, Sourced[Share]]  # of a card's speed that it has in turns, while it decodes, by vendor
+    launches_ns: Sourced[Ns] | None = None  # of a layer, in addition: with copies, its kernels are started one by one
 
 
 class CpuAttention(NamedTuple):
