@@ -26,7 +26,10 @@ from tests.trilane.readme import (
     PAGES,
     PAPERS,
     PICTURES,
+    PUBLISHED,
+    QUALITY,
     README,
+    REQUESTS,
     ROOT,
     WIDEST,
     block,
@@ -58,7 +61,9 @@ FOR_A_GPU = {  # minutes of compiling for CUDA; test_build_llama.py runs the scr
     "examples/build_llama.sh build/llama.cpp",
     "export LLAMA_LIBRARY=$PWD/build/llama.cpp/bin/libllama.so CUDA_VISIBLE_DEVICES=0",
 }
-TORCH = ("trace capture", "profile", "measure", "validate", "smoke", "machine.yaml")  # in commands that need torch
+TORCH = (  # in commands that need torch
+    "trace capture", "profile", "measure", "validate", "smoke", "machine.yaml", "quality smoe",
+)
 
 SMALL = {  # replacements: a model that takes seconds for one that takes minutes
     "trace=mini-deepseek:6": "trace=mini-moe:2",
@@ -248,7 +253,7 @@ def test_python_examples_run(
 @pytest.mark.parametrize("name", [
     *(pytest.param(each, marks=deep) for each in ("demo", "real")),
     *("fit", "accuracy", "regimes", "models", "papers", "by-paper", "recommend", "tune", "leaderboard",
-      "leaderboard-whole"),
+      "leaderboard-whole", "quality", "published", "requests"),
 ])
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, printed: dict[str, str], monkeypatch: pytest.MonkeyPatch,
@@ -256,7 +261,8 @@ def test_blocks_are_what_the_commands_print(
 ) -> None:
     papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
     boards = dict.fromkeys(("leaderboard", "leaderboard-whole"), command_with(LEADERBOARD))
-    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, "recommend": TABLE, **papers, **boards}
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, "recommend": TABLE, **papers, **boards,
+             "quality": command_with(QUALITY), "published": PUBLISHED, "requests": command_with(REQUESTS)}
     command = known.get(name, command_with(ACCURACY))
     if command not in printed:
         monkeypatch.setenv(WIDTH, str(WIDEST))
@@ -296,7 +302,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 41_500  # of the pages for users together; 40,000 before the page in the browser and its door had pages
+MOST_WORDS = 44_700  # of the pages for users together; 40,000 before the browser, quality and Strata had pages
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
