@@ -39,7 +39,7 @@ def test_a_bar_is_the_sum_of_its_parts() -> None:
 
 
 def test_a_policy_that_cannot_run_says_why() -> None:
-    [_, row] = answers("policies", policies="fiddler", setting="gpt-oss-20b")
+    [_, row] = answers("policies", policies="fiddler", setting="gpt-oss-20b", share="95")
     assert row["kind"] == "cannot"
     assert "GB are missing" in row["reason"]
 
