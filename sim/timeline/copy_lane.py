@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import simpy
@@ -52,6 +52,7 @@ class CopyLane:
         self._slot_since_ns = dict.fromkeys(self._slots, 0)  # when there last was one again
         self._resting = False  # whether the free lane has found no work that could start
         self._in_turn = session.policy.writes_back == "in turn"
+        self.read_ns: Mapping[ExpertId, int] = {}  # when each expert was last read from a disk
 
     def start_queued(self, kind: Literal["demand", "prefetch"]) -> None:
         """Note that the session may have new copies of this kind, which may start."""
@@ -169,7 +170,7 @@ class CopyLane:
         if copy.into == "staging":
             self._slots[copy.kind] -= 1
             queued_ns = max(queued_ns, self._slot_since_ns[copy.kind])
-        return now_ns if self._resting else queued_ns
+        return now_ns if self._resting else max(queued_ns, self.read_ns.get(copy.key, 0))
 
     def _end(self, ends_ns: list[int]) -> None:
         copy, (ready_ns, start_ns, step, phase), (now_ns,) = self._copy, self._begin, ends_ns

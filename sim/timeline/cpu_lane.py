@@ -37,11 +37,11 @@ class CpuBatch(NamedTuple):
 
 
 class CpuLane:
-    """Serves batches in order; ``ended(joins)`` is called at the end of each."""
+    """Serves batches in order; ``ended(batch)`` is called at the end of each."""
 
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
-        gpu: Neighbour, ended: Callable[[int], None],
+        gpu: Neighbour, ended: Callable[[CpuBatch], None],
     ) -> None:
         self._gpu = gpu
         self._clock, self._memory, self._recorder, self._costs, self._ended = clock, memory, recorder, costs, ended
@@ -147,7 +147,7 @@ class CpuLane:
         batch, recorder, ends_ns = self._running, self._recorder, self._ends_ns
         assert batch is not None
         self._running = None
-        ready_ns, kind, layer, target, joins, experts, counts, _ = batch
+        ready_ns, kind, layer, target, _, experts, counts, _ = batch
         phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
         starts_ns = [self._start_ns, *ends_ns[:-1]]
@@ -156,4 +156,4 @@ class CpuLane:
              for start_ns, end_ns, expert, tokens in zip(starts_ns, ends_ns, experts, counts, strict=True)]
         )
         self._serve()
-        self._ended(joins)
+        self._ended(batch)

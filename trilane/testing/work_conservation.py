@@ -55,12 +55,18 @@ def _ready(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int |
             own = log.of(layer, "expert", "deferred", lane="cpu")
             return max(_end(log, layer, "attention"), _end(log, layer, "plan" if own else "foresee"))
         case "cpu", "precompute":
-            return _end(log, layer, "activations", "foresee")
+            return max(_end(log, layer, "activations", "foresee"), _read_by(log, span))
         case "cpu", "expert" | "deferred":
-            return _end(log, layer, "activations")
+            return max(_end(log, layer, "activations"), _read_by(log, span))
         case "h2d", "result":
             return max([_end(log, layer, "plan"), *(s.end_ns for s in log.joining(layer))])
     return None
+
+
+def _read_by(log: Log, span: Span) -> int:
+    """Time in ns from which on the host holds the expert that a span reads there; 0 where there is no disk."""
+    stay = log.held_by_host(span)
+    return 0 if stay is None else stay.readable
 
 
 def _ready_on_gpu(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
@@ -139,7 +145,10 @@ def _link_serves_demand(log: Log, demand_slots: int | None) -> None:
     """Between its plan and the start of a demand load the link idles only for lack of a staging slot."""
     staged = log.staged("demand")
     for free, span in log.transfers():
-        if span.kind != "demand" or span.start_ns <= (idle_from := max(free, log.planned((span.step, home(span))))):
+        if span.kind != "demand":
+            continue
+        idle_from = max(free, log.planned((span.step, home(span))), _read_by(log, span))
+        if span.start_ns <= idle_from:
             continue
         own = next(s for s in log.stays[home(span), span.expert] if s.copy is span)
         holders = [s for s in staged if s.came <= idle_from and s.left >= span.start_ns and s is not own]
@@ -178,7 +187,7 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
                 in_the_way = _full(log.staged("prefetch"), session.policy.prefetch_slots, span)
         else:
             continue
-        idle_from = max(free, wanted)
+        idle_from = max(free, wanted, _read_by(log, span))
         reached = _covered(in_the_way, idle_from, span.start_ns)
         assert reached >= span.start_ns, (
             f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the {span.kind} of {key} waits since "
