@@ -1,8 +1,8 @@
 """The host's memory as a level between a disk, which holds all experts, and the devices that use them.
 
-A state machine like the session, of which it is a part: no clock, no input and output. What a layer needs from the host
-(the experts that the CPU computes and those that are copied to the GPU) is held, or read first, one expert at a time. An
-expert stays from the moment at which a layer needs it until its use has ended. What is not in use makes room:
+A state machine like the session, of which it is a part: no clock, no input and output. What a layer needs from the
+host (the experts that the CPU computes and those that are copied to the GPU) is held, or read first, one expert at a
+time. An expert stays from the moment at which a layer needs it until its use has ended. What is not in use makes room:
 
 - "experts": the least recently used one, as engines with a cache of their own keep them;
 - "pages": as Linux keeps pages of a file. What was used once leaves before what was used again, and of the latter the
@@ -35,15 +35,15 @@ class Read(NamedTuple):
 
 
 class HostTier:
-    """Experts in ``capacity_bytes`` of the host's memory: at first ``residents``, the oldest first, and ``pinned``."""
+    """Experts in ``capacity_bytes`` of the host's memory. ``ranking``: all experts, in the order in which it would hold
+    them at first."""
 
     def __init__(
-        self, capacity_bytes: int, costs: Sequence[ExpertCosts], keeping: Keeping = "experts",
-        residents: Iterable[ExpertId] = (), pinned: Collection[ExpertId] = (),
+        self, capacity_bytes: int, costs: Sequence[ExpertCosts], keeping: Keeping, ranking: Sequence[ExpertId]
     ) -> None:
-        self._costs, self._pages = costs, keeping == "pages"
+        self._costs, self._keeping, self._ranking = costs, keeping, ranking
         self._often_at_most = max(isqrt(10 * (capacity_bytes >> 30)), 1)  # times the bytes that were used once
-        self._pinned = frozenset(pinned)
+        self._pinned = frozenset[ExpertId]()
         self._once = OrderedDict[ExpertId, None]()  # the next to leave first
         self._often = OrderedDict[ExpertId, None]()
         self._bytes = {"once": 0, "often": 0}
@@ -54,12 +54,21 @@ class HostTier:
         self.reading: Read | None = None
         self.held: set[ExpertId] = set()
         self._free = capacity_bytes
-        self.least_bytes = 2 * max(self._size_of(ExpertId(layer, 0)) for layer in range(len(costs)))
-        if capacity_bytes < self.least_bytes:
+        self._buffers = 2 * max(map(self._size_of, ranking))  # one for the CPU, one for the link
+        if capacity_bytes < self._buffers:
             raise PolicyError(
-                f"host memory of {capacity_bytes} bytes for experts: expected room for two, {self.least_bytes} bytes"
+                f"host memory of {capacity_bytes} bytes for experts: expected room for two, {self._buffers} bytes"
             )
-        for key in (*pinned, *residents):
+
+    def fill(self, on_gpu: Sequence[Collection[int]]) -> None:
+        """Hold the first of the ranking that are not ``on_gpu`` (by layer), as many as have room; pinned, but for the
+        last two, where experts are."""
+        wanted = (key for key in self._ranking if key.expert not in on_gpu[key.layer])
+        for key in wanted:
+            if self._size_of(key) > self._free:
+                break
+            if self._keeping == "pinned" and self._free - self._size_of(key) >= self._buffers:
+                self._pinned |= {key}
             self._keep(key)
 
     def holds(self, key: ExpertId) -> bool:
@@ -165,7 +174,7 @@ class HostTier:
             self._often.move_to_end(key)
         elif key in self._once:
             self._once.move_to_end(key)
-            if self._pages:
+            if self._keeping == "pages":
                 self._move(key, "once", "often")
                 while self._bytes["often"] > self._often_at_most * self._bytes["once"]:
                     self._move(next(iter(self._often)), "often", "once")
@@ -181,29 +190,14 @@ class HostTier:
         return self._costs[key.layer].of(key.expert).expert_bytes
 
 
-def first_residents(capacity_bytes: int, expert_bytes: Sequence[int], experts: int) -> list[ExpertId]:
-    """Experts that are in the host's memory before the first token: of every layer as many, from the first on."""
-    residents, free = list[ExpertId](), capacity_bytes
-    for expert in range(experts):
-        for layer, size in enumerate(expert_bytes):
-            if size > free:
-                return residents
-            residents.append(ExpertId(layer, expert))
-            free -= size
-    return residents
+def in_turn(layers: int, experts: int) -> list[ExpertId]:
+    """A ranking of experts by their numbers, which say nothing about their use, of every layer in turn."""
+    return [ExpertId(layer, expert) for expert in range(experts) for layer in range(layers)]
 
 
-def most_popular(
-    capacity_bytes: int, expert_bytes: Sequence[int], popularity: Sequence[Sequence[float]]
-) -> list[ExpertId]:
-    """The experts that are used most often, as many as have room; ties to the lower layer, then to the lower expert."""
+def by_popularity(popularity: Sequence[Sequence[float]]) -> list[ExpertId]:
+    """A ranking of experts by their share of uses; ties to the lower layer, then to the lower expert."""
     ranked = sorted(
         (-share, layer, expert) for layer, shares in enumerate(popularity) for expert, share in enumerate(shares)
     )
-    chosen, free = list[ExpertId](), capacity_bytes
-    for _, layer, expert in ranked:
-        if expert_bytes[layer] > free:
-            break
-        chosen.append(ExpertId(layer, expert))
-        free -= expert_bytes[layer]
-    return chosen
+    return [ExpertId(layer, expert) for _, layer, expert in ranked]

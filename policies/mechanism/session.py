@@ -55,6 +55,8 @@ class Session:
         narrow = [layer.narrow.costs.expert_bytes for layer in costs if layer.narrow is not None]
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots, narrow)
         self._copies = CopyQueue(policy, self.residency, host)
+        if host is not None:
+            host.fill(self.residency.resident)
         self._pinned: set[ExpertId] = set()
         self._protected: frozenset[ExpertId] = frozenset()
         self._staying: Set[ExpertId] | None = frozenset()  # no background copy displaces them; None: to be united again

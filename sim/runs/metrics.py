@@ -85,7 +85,7 @@ _FLAT = {
     "stall_share": "stall_{}_share", "disk": "{}",
 }
 DISK_METRICS = (
-    "ram_hit_rate",  # of the experts that the CPU computed or that were copied on demand, those held when routed; decode
+    "ram_hit_rate",  # in decode, of experts that the CPU computed or that were copied on demand, those held when routed
     "disk_bytes_per_token",  # read in decode steps / tokens generated there, whole batch
     "disk_ahead_bytes_per_token",  # of these, for copies that no layer waited for yet
 )

@@ -86,8 +86,8 @@ def gaps_of(c: Columns, cells: Cells) -> Gaps:
 
 
 def _read_by(c: Columns, cells: Cells, waiter: Columns, cpu_until: Ints) -> Ints:
-    """Last end, in ns, of reads that ``waiter`` waited for: of an expert until its copy, of a layer until the CPU's end;
-    -1 without one."""
+    """Last end, in ns, of reads that ``waiter`` waited for: of an expert until its copy, of a layer until the end of
+    its CPU experts; -1 without one."""
     reads = c.where(c.of(*READS))
     expert = waiter.of("expert")
     keys = np.sort(cells.at(cells.expert(reads.home, reads.expert), reads.end))

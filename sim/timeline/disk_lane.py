@@ -1,4 +1,4 @@
-"""The disk lane: one read of an expert into the host's memory after another; and the CPU's experts that wait for theirs.
+"""The disk lane: one read of an expert into the host's memory after another; the CPU's experts that wait for theirs.
 
 The CPU computes the experts of a layer that are held when its share begins, and then the others as they have been read.
 """

@@ -70,6 +70,7 @@ class LayerParts:
                 clock, recorder, costs.experts, session, self.cpu, self.h2d.wake, self._end_share
             )
             self.h2d.read_ns = self.disk.arrived_ns
+        self._on_cpu = self.disk or self.cpu  # what experts for the CPU are given to
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.state = LayerState(-1)
         self._cpu_until_ns = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
@@ -117,7 +118,7 @@ class LayerParts:
         state = self.state
         ready_ns = max(now_ns, self._send_activations(state, now_ns))
         self._cpu_batches[state.layer + 1] += 1
-        (self.disk or self.cpu).add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
+        self._on_cpu.add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
         if self.disk is not None:
             self.disk.start_queued("read")
 
@@ -203,9 +204,9 @@ class LayerParts:
         ready_ns = self._send_activations(state, max(now_ns, self.gpu.free_ns) if self.costs.serial else now_ns)
         immediate = plan.immediate
         if immediate:
-            (self.disk or self.cpu).add("expert", immediate, workload, ready_ns, plan.layer)
+            self._on_cpu.add("expert", immediate, workload, ready_ns, plan.layer)
         if plan.deferred:
-            (self.disk or self.cpu).add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
+            self._on_cpu.add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
 
     def _send_activations(self, state: LayerState, ready_ns: int) -> int:
         """Copy this layer's hidden states to the CPU, once; returns when they have arrived, in ns."""

@@ -62,8 +62,9 @@ class Timeline:
                 self.recorder.instant(0, "place", layer, -1, expert, self._bytes(layer, expert))
         if self.disk is not None:
             self.disk.start()
-        self.clock.process(self._steps())
+        course = self.clock.process(self._steps())
         self.clock.play()
+        assert not course.is_alive, "the run has stopped: what it waits for never comes"
 
     def _neighbours(self) -> Sequence[Neighbour]:
         """Lanes with which the GPU of this machine shares memory or cores."""

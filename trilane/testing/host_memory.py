@@ -10,7 +10,7 @@ from trilane.testing.log import Expert, Log, Spans, Stay, home, log_of
 
 
 def law_13_host_memory(spans: Spans, host_bytes: int) -> None:
-    """Held and arriving bytes never exceed the host's memory; what a copy or the CPU reads is there until it has ended."""
+    """Held and arriving bytes never exceed the host's memory; what a copy or the CPU reads is there until its end."""
     log = log_of(spans)
     stays = [(expert, stay) for expert, some in log.host_stays.items() for stay in some]
     changes = [(stay.came, 1, stay.copy.bytes, expert) for expert, stay in stays]
@@ -65,5 +65,5 @@ def _no_room(read: Span, now: int, host_bytes: int, stays: list[tuple[Expert, St
     present = [(expert, stay.copy.bytes) for expert, stay in stays if stay.came <= now < stay.left]
     used = sum(size for expert, size in present if any(since <= now < end for since, end in uses.get(expert, ())))
     assert used + read.bytes > host_bytes, (
-        f"law 5: the disk rests at {now} ns although the read of {read} waits and {used} of {host_bytes} bytes are in use"
+        f"law 5: the disk rests at {now} ns although {read} waits and {used} of {host_bytes} bytes are in use"
     )

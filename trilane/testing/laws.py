@@ -25,8 +25,8 @@ def check_all(
     spans: Spans, routings: Routings, budget_bytes: int, batch: int, demand_slots: int | None = None,
     costs: CostTable | None = None, host_bytes: int | None = None,
 ) -> None:
-    """All laws that spans alone can show, and with ``costs`` those of launches; with ``host_bytes``, of the host's memory
-    above a disk, those of both."""
+    """All laws that spans alone can show, and with ``costs`` those of launches; with ``host_bytes``, the bytes of the
+    host's memory above a disk, those of both."""
     spans = log_of(spans)
     law_3_exclusivity(spans)
     law_1_conservation(spans, routings)
@@ -37,7 +37,7 @@ def check_all(
     law_4_capacity(spans, budget_bytes)
     law_5_work_conservation(spans, demand_slots, costs)
     law_12_accounting(spans, batch)
-    if host_bytes is not None:
+    if host_bytes is not None and "disk" in spans.lanes:  # else nothing was ever in the host's memory
         law_13_host_memory(spans, host_bytes)
         law_5_reads(spans, host_bytes)
 

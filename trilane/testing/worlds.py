@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from policies.calibration import Calibration
-from policies.mechanism.host_tier import HostTier, Keeping, first_residents, most_popular
+from policies.mechanism.host_tier import HostTier, Keeping, by_popularity, in_turn
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan, Swap, Updates, Upload
@@ -113,7 +113,7 @@ class World:
     prefill_chunk_tokens: int | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
     draft_shares: tuple[float, ...] = ()  # accepted, by position, of drafts that decode steps verify; batch 1
-    host_bytes: int | None = None  # of the host's memory, above a disk that holds all experts; None: it has room for all
+    host_bytes: int | None = None  # of the host's memory, above a disk that holds all experts; None: there is no disk
     keeping: Keeping = "experts"
 
     def __repr__(self) -> str:
@@ -181,13 +181,12 @@ def host_of(world: World) -> HostTier | None:
     """The host's memory above a disk, where the world has one."""
     if world.host_bytes is None:
         return None
-    sizes, shape = [costs.expert_bytes for costs in world.costs.experts], world.trace.shape
-    room = world.host_bytes - 2 * max(sizes)
-    taste = np.random.default_rng(world.seed).random((shape.moe_layers, shape.experts))
-    pinned = most_popular(room, sizes, taste.tolist()) if world.keeping == "pinned" else []
-    left = world.host_bytes - sum(sizes[key.layer] for key in pinned)
-    residents = [key for key in first_residents(left, sizes, shape.experts) if key not in pinned]
-    return HostTier(world.host_bytes, world.costs.experts, world.keeping, residents, pinned)
+    shape, ranking = world.trace.shape, None
+    if world.keeping == "pinned":
+        taste = np.random.default_rng(world.seed).random((shape.moe_layers, shape.experts))
+        ranking = by_popularity(taste.tolist())
+    ranking = ranking or in_turn(shape.moe_layers, shape.experts)
+    return HostTier(world.host_bytes, world.costs.experts, world.keeping, ranking)
 
 
 def digest(played: PlayedWorld) -> str:
