@@ -130,7 +130,7 @@ class HostTier:
 
     def end_read(self, read: Read) -> None:
         """The read has ended: its expert can be used. Raises PolicyError for another one than that under way."""
-        if read is not self.reading:
+        if read != self.reading:
             raise PolicyError(f"end_read: expected {self.reading}, got {read}")
         self.reading = None
         self._free += read.expert_bytes  # ``_keep`` takes it

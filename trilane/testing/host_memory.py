@@ -31,7 +31,7 @@ def law_5_reads(spans: Spans, host_bytes: int) -> None:
     uses = _uses(log)
     stays = [(expert, stay) for expert, some in log.host_stays.items() for stay in some]
     for free, span in log.in_order("disk"):
-        if span.kind == "read" and (span.step, span.layer) in log.layers and span.phase == "decode":
+        if span.kind == "read" and (span.step, span.layer) in log.layers:
             idle_from = max(free, span.ready_ns, log.planned((span.step, span.layer)))
             for now in [idle_from, *sorted({end for some in uses.values() for _, end in some if idle_from < end})]:
                 if now >= span.start_ns:

@@ -142,7 +142,8 @@ class Log:
     def transfers(self) -> Iterator[tuple[int, Span]]:
         """Spans on the link to the GPU, each after the time from which on the link was free: once the span before had
         ended, and what was written back in turn from then on."""
-        backs = {span.ready_ns: span.end_ns for span in self.lanes.get("d2h", ()) if span.kind == "writeback"}
+        written_back = (span for span in self.lanes.get("d2h", ()) if span.kind == "writeback")
+        backs = {span.ready_ns: span.end_ns for span in written_back if span.end_ns > span.ready_ns}
         written = 0
         for free, span in self.in_order("h2d"):
             yield (written if written <= span.start_ns else free), span  # else copies run alongside write-backs
