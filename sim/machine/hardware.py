@@ -158,7 +158,7 @@ def hardware_keys() -> tuple[str, ...]:
 
 
 def load_hardware(
-    name_or_path: str | Path, overrides: Mapping[str, float | str] | None = None, disk: str | None = None
+    name_or_path: str | Path, overrides: Mapping[str, float | str] | None = None, disk: str | float | None = None,
 ) -> Hardware:
     """Load a preset by name, a file of the same form, or a machine of parts such as ``rtx-4080+ddr5-5600``.
 
@@ -180,7 +180,7 @@ def _made_of_parts(name: str) -> Hardware:
     return _loaded(name, {}, None)
 
 
-def _loaded(name_or_path: str | Path, overrides: Mapping[str, float | str], disk: str | None) -> Hardware:
+def _loaded(name_or_path: str | Path, overrides: Mapping[str, float | str], disk: str | float | None) -> Hardware:
     document = _document_of(name_or_path)
     where = f"hardware {quoted(str(document['name']))}"
     for key in document:
@@ -189,7 +189,7 @@ def _loaded(name_or_path: str | Path, overrides: Mapping[str, float | str], disk
     rest = {key: value for key, value in document.items() if key not in _SECTIONS}
     text = from_dict(_Text, rest, where, HardwareError)
     _check_overrides(overrides, text.measured is not None, f"{where}, overrides")
-    numbers = _numbers(document, where) | ({} if disk is None else disk_numbers(disk))
+    numbers = _numbers(document, where) | ({} if disk is None else disk_numbers(str(disk)))
     numbers |= {key: Sourced(value, "override", "high") for key, value in overrides.items()}
     devices = from_dict(Devices, _nested({key: n.value for key, n in numbers.items()}), where, HardwareError)
     hardware = Hardware(

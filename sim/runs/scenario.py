@@ -48,7 +48,7 @@ class Scenario:
     cached_share: Share | None = None
     host_expert_gb: Annotated[float, above(0), at_most(1e6)] | None = None
     host_keeps: Keeping = "experts"
-    disk: Name | None = None  # None: the machine's own, if it has one
+    disk: Name | float | None = None  # None: the machine's own, if it has one
     batch: Count = 1
     prompt_tokens: Count | None = None
     generated_tokens: Count | None = None

@@ -79,8 +79,7 @@ def test_law_8_no_run_beats_the_bound_that_knows_the_disk(world: World, seed: in
 @some
 @given(worlds(), seeds)
 def test_a_host_with_room_for_all_experts_changes_no_other_span(world: World, seed: int) -> None:
-    """Where the GPU holds none of them at first: those that it holds are not in the host's memory, until they are needed
-    there."""
+    """Where the GPU holds none of them at first: the host does not hold those before they are needed there."""
     sizes = [costs.expert_bytes for costs in world.costs.experts]
     total = max(sum(sizes) * world.trace.shape.experts, 2 * max(sizes))  # there is room for two at least
     world = replace(above_disk(world, seed), cache_bytes=0, keeping="experts", host_bytes=total)
@@ -97,7 +96,7 @@ def test_a_host_with_room_for_all_experts_changes_no_other_span(world: World, se
 
 SMALL = [  # memories of the host for two to four experts
     replace(above_disk(fixed_world(policy), seed), host_bytes=320 + 40 * seed, keeping="experts")
-    for policy in ("fiddler", "on-demand", "dali") for seed in range(4)
+    for policy in ("naive-cpu", "fiddler", "on-demand", "dali") for seed in range(4)
 ]
 SMALL += [  # and a quick disk, which waits for the CPU to be done with experts
     replace(world, costs=world.costs.map_experts(lambda costs: costs._replace(read_ns=1))) for world in SMALL[:4]

@@ -1,4 +1,4 @@
-"""A timeline worked out by hand in which experts cross three links: from the disk, to the GPU and, as results, back to it.
+"""A timeline worked out by hand in which experts cross three links: from the disk, to the GPU, and as results to it.
 
 Notation and costs: ``hand_worked``; a read takes 50, and the host's memory has room for two experts. It begins with the
 first expert of each layer.

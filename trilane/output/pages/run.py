@@ -71,8 +71,8 @@ def _disk(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     read, ahead = row["disk_bytes_per_token"], row["disk_ahead_bytes_per_token"]
     return [
-        ("host memory", f"held {percent(row['ram_hit_rate'], 1)} of the experts that the CPU computed or that were copied "
-                        f"on demand, decode"),
+        ("host memory", f"held {percent(row['ram_hit_rate'], 1)} of the experts that the CPU computed or a layer had "
+                        f"copied, decode"),
         ("read per token", f"{mebibytes(read)} MiB from the disk, of which {mebibytes(ahead)} ahead"),
     ]
 
