@@ -36,7 +36,8 @@ class Room:
 
 
 ROOMS: Mapping[str, Room] = {
-    "trilane.verbs": Room(10, 5.0, 4.6, "the command line", ("trilane.cli",)),
+    "trilane.verbs": Room(11, 5.0, 4.6, "the command line", ("trilane.cli",)),
+    "trilane.page": Room(10, 5.0, 4.6, "the page in the browser, and the report"),
     "trilane.output": Room(9, 5.0, 4.6, "pages and figures: every sentence and picture"),
     "trilane.fit": Room(8, 5.0, 4.6, "an engine and the best policy, side by side"),
     "trilane.study": Room(7, 5.0, 4.6, "many simulated runs: compare, sweep, pays, papers"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,44 +14,13 @@ from matplotlib.patches import Patch, Rectangle
 from sim.runs.metrics import step_times
 from sim.runs.run import Run
 from sim.runs.vocabulary import READS, Link, lanes_with
+from trilane.output.figures.families import COLOURS, FAMILIES, IDLE, LANE_NAMES
 from trilane.output.figures.figure_files import PictureError, default_settings, save_figure
-from trilane.output.figures.marks import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from trilane.output.figures.style import legend_of, page
 from trilane.study.validation.comparison import RunComparison
 
 _DOTS = 1200  # across a panel: no bar is drawn narrower than one, or it would vanish
 _EDGED = 8  # dots of a bar, from which on it has a white edge, which would hide narrower ones
-
-
-class Family(NamedTuple):
-    """Kinds of spans that share a colour."""
-
-    label: str
-    colour: str
-    kinds: tuple[str, ...]
-
-
-FAMILIES = (
-    Family("expert on GPU or CPU", BLUE, ("expert", "deferred")),
-    Family("attention, gate, shared experts, combine", "#9A9A9A", ("attention", "gate", "shared", "combine")),
-    Family("load that the layer waits for", VERMILLION, ("demand", "read")),
-    Family("prefetch", GREEN, ("prefetch", "read_ahead")),
-    Family("cache swap, write-back", PURPLE, ("swap", "writeback")),
-    Family("routing, activations, results", SKY, ("routing", "activations", "result")),
-    Family("planning", ORANGE, ("plan", "foresee", "observe")),
-    Family("speculation", "#F0E442", ("speculate", "precompute", "draft")),
-    Family("launch", "#C8C8C8", ("launch", "program")),
-    Family("host waits for the routing", "#EDEDED", ("wait",)),
-)
-_COLOURS = {kind: family.colour for family in FAMILIES for kind in family.kinds}
-LANE_NAMES = {
-    "host": "host thread",
-    "gpu": "GPU",
-    "cpu": "CPU experts",
-    "h2d": "copies to GPU",
-    "d2h": "copies to host",
-    "disk": "reads from disk",
-}
 
 
 class StepSpans:
@@ -110,7 +79,7 @@ def draw_spans(ax: Axes, spans: pd.DataFrame, row: float, half: float, origin: i
         lengths = ((group["end_ns"] - group["start_ns"]) / 1e6).clip(lower=dot)
         edges = [0.8 if length > _EDGED * dot else 0.0 for length in lengths]
         ax.broken_barh(list(zip(starts, lengths, strict=True)), (row - half, 2 * half),
-                       facecolors=_COLOURS[str(kind)], edgecolor="white", linewidth=edges)
+                       facecolors=COLOURS[str(kind)], edgecolor="white", linewidth=edges)
 
 
 def family_handles(kinds: Collection[str]) -> list[Patch]:
@@ -120,7 +89,6 @@ def family_handles(kinds: Collection[str]) -> list[Patch]:
 
 # --- one step of a run ------------------------------------------------------------------------------------------------
 
-_IDLE = "#FBE3D6"  # the GPU does nothing, which is what offloading policies try to avoid
 _NUMBERED = ("expert", "deferred", "demand", "prefetch", "swap", "precompute", *READS)
 _LETTER = 1 / 150  # of a panel's width: one letter on a bar
 
@@ -146,7 +114,7 @@ def plot_gantt(run: Run, step: int | None = None, zoom_layers: int = 3, about: s
     detail = "numbers are experts; layer/expert on copies and on work for another layer"
     above.set_title(f"the whole step, {len(shown.layers)} MoE layers", fontsize=10, loc="left")
     below.set_title(f"layers {inside[0]} to {inside[-1]} in detail; {detail}", fontsize=10, loc="left")
-    legend_of(part, [*family_handles(set(shown.spans["kind"])), Patch(facecolor=_IDLE, label="GPU idle")], 5)
+    legend_of(part, [*family_handles(set(shown.spans["kind"])), Patch(facecolor=IDLE, label="GPU idle")], 5)
     return figure
 
 
@@ -174,7 +142,7 @@ def _draw(ax: Axes, step: StepSpans, window: tuple[int, int], *, detailed: bool)
     origin, width, spans = step.begin, window[1] - window[0], within(step.spans, window)
     lanes = step.lanes
     corner = ((window[0] - origin) / 1e6, lanes.index("gpu") - 0.4)
-    ax.add_patch(Rectangle(corner, width / 1e6, 0.8, facecolor=_IDLE, linewidth=0))  # its spans cover it
+    ax.add_patch(Rectangle(corner, width / 1e6, 0.8, facecolor=IDLE, linewidth=0))  # its spans cover it
     for row, lane in enumerate(lanes):
         of_lane = spans[spans["lane"] == lane]
         draw_spans(ax, of_lane, row, 0.4, origin, width)

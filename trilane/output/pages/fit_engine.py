@@ -196,7 +196,7 @@ def error_text(
             "not known: speeds with experts from a disk were 10 to 32% below the prediction on one machine, 75% or more"
             " on another"
         )
-    low, high = (number(speed) for speed in (tokens_per_s / (1 + error.band), tokens_per_s * (1 + error.band)))
+    low, high = map(number, error.within(tokens_per_s))
     within = f"four of five such speeds are within {percent(error.band)}: {low} to {high} tokens/s"
     texts = [_like_models(error, regime), _like_machines(error, regime)]
     if error.like_models and error.like_models.alone:
