@@ -107,7 +107,7 @@ class Drive:
     """A disk that holds the experts, where the host's memory has no room for all of them.
 
     A read of s bytes that is alone takes ``latency_ns`` + s / ``alone_bytes_per_s``. ``request_bytes`` of one request,
-    ``depth`` at once; None: as whoever keeps experts in the host's memory asks (``sim.costs.disk_costs``).
+    ``depth`` at once; None: as the kind of the host's memory asks for them (``sim.costs.disk_costs``).
     """
 
     name: str

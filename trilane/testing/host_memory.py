@@ -67,3 +67,21 @@ def _no_room(read: Span, now: int, host_bytes: int, stays: list[tuple[Expert, St
     assert used + read.bytes > host_bytes, (
         f"law 5: the disk rests at {now} ns although {read} waits and {used} of {host_bytes} bytes are in use"
     )
+
+
+def slow_disk_metrics(log: Log, tokens: int) -> dict[str, float | None]:
+    """All of ``DISK_METRICS``."""
+    loads = {(s.step, home(s), s.expert) for s in log.spans if s.kind == "demand"}
+    needed = held = 0
+    for layer in log.routed_layers():
+        for span in log.computed(layer):
+            if span.phase == "decode" and (span.lane == "cpu" or (*layer, span.expert) in loads):
+                needed += 1
+                stays = log.host_stays.get((layer[1], span.expert), ())
+                held += any(stay.readable <= log.routed(layer) <= stay.left for stay in stays)
+    read = {kind: sum(s.bytes for s in log.lanes["disk"] if (s.kind, s.phase) == (kind, "decode")) for kind in READS}
+    return {
+        "ram_hit_rate": held / needed if needed else None,
+        "disk_bytes_per_token": sum(read.values()) / tokens if tokens else None,
+        "disk_ahead_bytes_per_token": read["read_ahead"] / tokens if tokens else None,
+    }

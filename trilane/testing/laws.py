@@ -16,7 +16,7 @@ from sim.runs.metrics import metrics_of
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import stalls_of
 from sim.runs.vocabulary import COPIES, INSTANT, READS
-from trilane.testing.host_memory import law_5_reads, law_13_host_memory
+from trilane.testing.host_memory import law_5_reads, law_13_host_memory, slow_disk_metrics
 from trilane.testing.log import NEVER, Layer, Log, Routings, Spans, Stay, home, log_of
 from trilane.testing.work_conservation import law_2_launches, law_5_work_conservation
 
@@ -324,23 +324,6 @@ def slow_metrics(log: Log, batch: int) -> dict[str, Value]:
         values |= {f"stall_{cause}_ms": _share(ns / 1e6, tokens), f"stall_{cause}_share": _share(ns, end - begin)}
     planning = [s for s in log.lanes["host"] if s.kind in ("plan", "foresee") and s.phase == "decode"]
     return values | {"plan_overhead_share": _share(sum(s.end_ns - s.start_ns for s in planning), end - begin)}
-
-
-def slow_disk_metrics(log: Log, tokens: int) -> dict[str, Value]:
-    """All of ``DISK_METRICS``."""
-    loads = {(s.step, home(s), s.expert) for s in log.spans if s.kind == "demand"}
-    needed = held = 0
-    for layer in log.routed_layers():
-        for span in log.computed(layer):
-            if span.phase == "decode" and (span.lane == "cpu" or (*layer, span.expert) in loads):
-                needed += 1
-                stays = log.host_stays.get((layer[1], span.expert), ())
-                held += any(stay.readable <= log.routed(layer) <= stay.left for stay in stays)
-    read = {kind: sum(s.bytes for s in log.lanes["disk"] if (s.kind, s.phase) == (kind, "decode")) for kind in READS}
-    return {
-        "ram_hit_rate": _share(held, needed), "disk_bytes_per_token": _share(sum(read.values()), tokens),
-        "disk_ahead_bytes_per_token": _share(read["read_ahead"], tokens),
-    }
 
 
 def _share(part: float, whole: float) -> Value:
