@@ -107,7 +107,8 @@ def whole(output: str) -> str:
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "recommend": recommendation, "tune": command_line, "fit": answer, "accuracy": over_all, "regimes": by_regime,
     "models": by_model, "by-paper": by_paper, "papers": whole, "demo": without_meanings, "real": without_meanings,
-    "leaderboard": standings, "leaderboard-whole": whole, "quality": whole, "requests": whole, "published": without_values,
+    "leaderboard": standings, "leaderboard-whole": whole, "quality": whole, "requests": whole,
+    "published": without_values,
 }
 
 
