@@ -71,7 +71,7 @@ def recommend(
 
 
 def _strata(answered: Recommendation) -> list[Part]:
-    """What Strata gives for its model, if that is asked about, or all are."""
+    """Lines on Strata, if its model is asked about, or all are."""
     from dataclasses import replace
 
     from trilane.engines.strata.tune import MODEL

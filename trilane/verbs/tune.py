@@ -139,7 +139,7 @@ def tune(
 
 
 def strata_part(question: Question) -> list[Part]:
-    """What Strata gives, on the page of another engine."""
+    """Lines on Strata for the page of another engine."""
     from trilane.engines.strata.tune import strata_next_to
     from trilane.output.pages.strata_tune import next_to_part
 
