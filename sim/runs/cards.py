@@ -22,7 +22,7 @@ from traces.models.shape import ModelShape
 from trilane.common.units import GB
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """Layers of one GPU: from ``first`` up to ``end``, which is the next one's."""
 
     first: int
@@ -33,7 +33,7 @@ class Block(NamedTuple):
         return self.end - self.first
 
 
-def blocks_of(scenario: Scenario, layers: int) -> list[Block]:
+def blocks_of(scenario: Scenario, layers: int) -> list[LayerBlock]:
     """The layers of each GPU, at least one each. Raises ScenarioError where there are fewer layers."""
     gpus = scenario.gpus
     if layers < gpus:
@@ -43,7 +43,7 @@ def blocks_of(scenario: Scenario, layers: int) -> list[Block]:
     for number in range(gpus):  # one layer at least for it, and for each after it
         before = ends[number - 1] if number else 0
         ends[number] = min(max(ends[number], before + 1), layers - (gpus - 1 - number))
-    return [Block(*ends) for ends in pairwise([0, *ends])]
+    return [LayerBlock(*ends) for ends in pairwise([0, *ends])]
 
 
 def check_cards(scenario: Scenario, measured: bool, policy: Composition) -> None:
@@ -59,7 +59,7 @@ def check_cards(scenario: Scenario, measured: bool, policy: Composition) -> None
             raise ScenarioError(f"gpus {scenario.gpus} are not simulated with {what}")
 
 
-def memory_of_block(whole: MemoryPlan, block: Block, shape: ModelShape, share: float | None) -> MemoryPlan:
+def memory_of_block(whole: MemoryPlan, block: LayerBlock, shape: ModelShape, share: float | None) -> MemoryPlan:
     """The memory of a GPU whose layers are a block, from ``whole``: that of one without any cached expert.
 
     ``share``: of the block's experts, for which there are slots; None: as many as have room. Raises BudgetError.
@@ -86,7 +86,7 @@ def sum_of(plans: Sequence[MemoryPlan]) -> MemoryPlan:
     return MemoryPlan(*(sum(values) for values in zip(*(vars(plan).values() for plan in plans), strict=True)))
 
 
-def demand_of_block(demand: Sequence[StepDemand], block: Block) -> list[StepDemand]:
+def demand_of_block(demand: Sequence[StepDemand], block: LayerBlock) -> list[StepDemand]:
     """The steps with the layers of a block alone, numbered from 0, and the forecasts that are made and wanted in it."""
     layers = slice(block.first, block.end)
 
@@ -101,8 +101,8 @@ def demand_of_block(demand: Sequence[StepDemand], block: Block) -> list[StepDema
     return list(map(own, demand))
 
 
-def calibration_of_block(calibration: Calibration, block: Block) -> Calibration:
-    """What a calibration has counted in the layers of a block."""
+def calibration_of_block(calibration: Calibration, block: LayerBlock) -> Calibration:
+    """Counts of a calibration in the layers of a block."""
     layers = slice(block.first, block.end)
     return Calibration(
         calibration.source, calibration.activations[:, layers], calibration.decode_activations[:, layers],
@@ -120,7 +120,7 @@ class _WithoutDense:
         return self.steps.step(tokens, context)._replace(dense_ns=0)
 
 
-def costs_of_block(costs: CostTable, block: Block) -> CostTable:
+def costs_of_block(costs: CostTable, block: LayerBlock) -> CostTable:
     """The costs of a GPU whose layers are a block."""
     own = replace(costs, experts=costs.experts[block.first : block.end])
     return own if block.first == 0 else replace(own, steps=_WithoutDense(costs.steps), dense_launch_ns=0)

@@ -27,7 +27,7 @@ from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
 from sim.runs.cards import (
-    Block,
+    LayerBlock,
     blocks_of,
     calibration_of_block,
     check_cards,
@@ -155,7 +155,7 @@ class Prepared:
             raise ScenarioError(f"gpus {self.scenario.gpus}: expected a policy by its name, got a composition")
         return [self._session_of_card(*of_card) for of_card in zip(self.blocks, self.card_memory, strict=True)]
 
-    def _session_of_card(self, block: Block, memory: MemoryPlan) -> Session:
+    def _session_of_card(self, block: LayerBlock, memory: MemoryPlan) -> Session:
         policy, shape = self.scenario.policy, self.shape
         whole = self._calibration
         calibration = None if whole is None else calibration_of_block(whole, block)
@@ -172,7 +172,7 @@ class Prepared:
             return Session(composition, Budget(shape.experts, tuple(sizes), memory.cache_bytes, popularity), costs)
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[LayerBlock]:
         """The layers of each GPU."""
         return blocks_of(self.scenario, self.shape.moe_layers)
 

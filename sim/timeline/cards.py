@@ -13,7 +13,7 @@ import simpy
 
 from policies.mechanism.session import Session
 from sim.costs.cost_table import CostTable
-from sim.runs.cards import Block, costs_of_block, demand_of_block
+from sim.runs.cards import LayerBlock, costs_of_block, demand_of_block
 from sim.runs.demand import StepDemand
 from sim.runs.spans import Row
 from sim.runs.vocabulary import CARD_LANES
@@ -26,7 +26,7 @@ class CardsTimeline:
     """One run of one session a GPU over a demand."""
 
     def __init__(
-        self, sessions: Sequence[Session], blocks: Sequence[Block], costs: CostTable, demand: Sequence[StepDemand],
+        self, sessions: Sequence[Session], blocks: Sequence[LayerBlock], costs: CostTable, demand: Sequence[StepDemand],
         token_bytes: TokenBytes,
     ) -> None:
         self._clock, self._blocks, self._demand, self._costs = Clock(), blocks, demand, costs

@@ -15,7 +15,7 @@ from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 
 
 class CpuResult(NamedTuple):
-    """What goes to the GPU ahead of experts: the sum of a layer's CPU experts, or the input of its first layer
+    """A transfer to the GPU ahead of experts: the sum of a layer's CPU experts, or the input of its first layer
     ("hand_over"). ``done`` is called when it has arrived."""
 
     layer: int

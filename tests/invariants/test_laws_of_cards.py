@@ -20,7 +20,7 @@ from policies.mechanism.session import Session
 from policies.protocols import Budget, Needs
 from policies.registry import SYSTEMS, policy_names
 from sim.runs.bounds import LowerBounds
-from sim.runs.cards import Block, blocks_of, calibration_of_block, costs_of_block, demand_of_block
+from sim.runs.cards import LayerBlock, blocks_of, calibration_of_block, costs_of_block, demand_of_block
 from sim.runs.columns import columns_of_rows
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.metrics import metrics_of
@@ -56,7 +56,7 @@ class PlayedCards:
 
     rows: list[Row]
     world: World
-    blocks: Sequence[Block]
+    blocks: Sequence[LayerBlock]
     demand: list[StepDemand]
     budgets: list[int]
 
@@ -71,7 +71,7 @@ class PlayedCards:
         return log_of(Span(lane, *row[1:]) for lane, row in zip(alike, self.rows, strict=True))
 
 
-def sessions(world: World, blocks: Sequence[Block]) -> list[Session]:
+def sessions(world: World, blocks: Sequence[LayerBlock]) -> list[Session]:
     """A session for each block of layers."""
     context = world.context
     made = []
@@ -117,7 +117,7 @@ def check(played: PlayedCards) -> None:
     accounting(played)
 
 
-def hand_overs(log: Log, blocks: Sequence[Block]) -> None:
+def hand_overs(log: Log, blocks: Sequence[LayerBlock]) -> None:
     """A layer on another GPU than the one before begins when its input has crossed both links."""
     for step in sorted({span.step for span in log.spans if span.step >= 0}):
         for number, block in enumerate(blocks[1:], 1):
@@ -184,7 +184,7 @@ def test_all_of_them_hold_with_four_gpus(policy: str) -> None:
 @some
 @given(worlds(KEEPS_ROUTING))
 def test_one_gpu_by_itself_gives_the_same_spans(world: World) -> None:
-    block = [Block(0, world.trace.shape.moe_layers)]
+    block = [LayerBlock(0, world.trace.shape.moe_layers)]
     [session] = sessions(world, block)
     demand = world.demand(session.policy.needs)
     alone = Timeline(session, world.costs, demand, BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.mechanism.session import Session
 from policies.protocols import Budget
 from policies.registry import BuildContext, compose
-from sim.runs.cards import Block
+from sim.runs.cards import LayerBlock
 from sim.runs.spans import Span
 from sim.timeline.cards import CardsTimeline
 from sim.timeline.layer_parts import TokenBytes
@@ -105,7 +105,7 @@ d2h1, step 1:
 
 def test_two_gpus_work_in_turn_each_with_its_own_slots_and_links() -> None:
     """Each has one cache slot. A hand-over takes 1 down and 1 up."""
-    costs, blocks = uniform_costs(LAYERS), [Block(0, 1), Block(1, 2)]
+    costs, blocks = uniform_costs(LAYERS), [LayerBlock(0, 1), LayerBlock(1, 2)]
     sessions = [
         Session(
             compose("on-demand", {}, context=BuildContext("toy", EXPERTS, 1)),
