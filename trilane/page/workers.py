@@ -15,13 +15,15 @@ from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trilane.page.questions import Query
-from trilane.page.records import Record
 from trilane.page.view import Task, ViewPlan, planned
 from trilane.page.views import VIEWS
 from trilane.study.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from trilane.page.questions import Query
+    from trilane.page.records import Record
 
 _JOBS = 2  # of each kind
 _AT_ONCE = 2  # tasks of one question
