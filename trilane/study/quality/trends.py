@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from trilane.study.quality.published import PublishedQuality, groups
 from trilane.study.quality.summary import Quality
-
-HALF = 0.5  # of the experts, cached where a published value does not say
+from trilane.study.quality.table import HALF
 
 
 class Trend(NamedTuple):
