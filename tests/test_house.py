@@ -201,10 +201,11 @@ def literals_of_engines(modules: dict[str, ast.Module], names: frozenset[str]) -
 
 
 def test_what_an_engine_does_is_asked_of_its_traits_alone() -> None:
-    """Defaults are named: the plain engine, that of policies in a question, and the usual ones of cards."""
+    """Defaults are named: the plain engine, that of policies in a question, the usual ones of cards, and the one that
+    made the requests of a file."""
     assert list(comparisons_of_engines(parsed(), ENGINES)) == []
     rooms = {name: tree for name, tree in parsed().items() if name.startswith(("sim.", "trilane.engines."))}
-    defaults = {"sim.costs.engine", "trilane.engines.question"}
+    defaults = {"sim.costs.engine", "trilane.engines.question", "trilane.engines.strata.predictions"}
     assert literals_of_engines(rooms, ENGINES) <= defaults
 
 

@@ -40,12 +40,14 @@ class CopyQueue:
         """How many copies wait for the lane."""
         return len(self.loads) + len(self.prefetches) + len(self.swaps)
 
+    @property
+    def load_may_start(self) -> bool:
+        """True if there is a demand load, and the first one's slot is free, or will be when it starts."""
+        return bool(self.loads) and (self.loads[0].into == "cache" or self._residency.staging["demand"] > 0)
+
     def start_load(self) -> Copy | None:
         """Start the first demand load; None: it has no staging slot, and blocks the rest."""
-        load = self.loads[0]
-        if load.into == "staging" and self._residency.staging["demand"] < 1:
-            return None
-        return self._start(self.loads.popleft())
+        return self._start(self.loads.popleft()) if self.load_may_start else None
 
     def start_background(self, pinned: Set[ExpertId]) -> Copy | None:
         """Start the next prefetch or cache update, if one can start. ``pinned`` experts are not displaced."""

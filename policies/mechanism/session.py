@@ -143,6 +143,11 @@ class Session:
         return copies.start_background(self._staying)
 
     @property
+    def load_may_start(self) -> bool:
+        """True if a demand load is queued, and has a slot."""
+        return self._copies.load_may_start
+
+    @property
     def queued_copies(self) -> int:
         """How many copies wait for the copy lane; some of them may still be withdrawn."""
         return self._copies.queued

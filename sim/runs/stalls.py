@@ -107,7 +107,7 @@ def _cpu_part(c: Columns, cells: Cells, combine: Columns) -> tuple[Ints, Ints]:
     layers = cells.layer(combine.step, combine.layer)[place]
     cpu_end, part_end = np.full((2, len(layers)), -1, dtype=np.int64)
     ready = combine.ready[place]
-    on_cpu, copied = c.where(c.on("cpu")), c.where(c.of("result", "demand"))
+    on_cpu, copied = c.where(c.on("cpu") & ~c.of("gate_up")), c.where(c.of("result", "demand"))
     _latest(cpu_end, layers, ready, on_cpu, cells.layer(on_cpu.step, on_cpu.home) + on_cpu.of("deferred"))
     _latest(part_end, layers, ready, copied, cells.layer(copied.step, copied.home))
     part_end = np.maximum(part_end, cpu_end)

@@ -37,7 +37,7 @@ LANES = tuple(lane.value for lane in (*Device, *Link))
 SPAN_KINDS = (  # docs/design.md, Time model, says when each starts
     "launch", "program", "plan", "foresee", "observe", "wait", "draft", "attention", "gate", "shared", "expert",
     "combine", "speculate", "precompute", "deferred", "demand", "prefetch", "swap", "writeback", "activations",
-    "result", "routing", "place", "evict", "release", "withdraw",
+    "gate_up", "fetch", "result", "routing", "place", "evict", "release", "withdraw",
 )
 COPIES = ("demand", "swap", "prefetch")  # of experts, to the GPU
 INSTANT = ("place", "evict", "release", "withdraw")  # of no length

@@ -74,6 +74,16 @@ class GpuLane:
         )
         return end_ns
 
+    def fetch(self, start_ns: int, end_ns: int, layer: int, expert: int, size_bytes: int) -> None:
+        """Record that the GPU, having nothing else to do, has copied an expert itself."""
+        recorder = self.recorder
+        recorder.rows.append(
+            ("gpu", start_ns, start_ns, end_ns, "fetch", recorder.phase, recorder.step, layer, -1, expert, 0,
+             size_bytes)
+        )
+        self._last = len(recorder.rows) - 1, end_ns, 0  # nothing slows it down
+        self.free_ns = end_ns
+
     def run_group(self, ready_ns: int, layer: int, experts: Sequence[int], workload: Mapping[int, int]) -> list[int]:
         """``launch`` and ``run`` experts of a layer one after another, which share kernels of the first; return their
         ends in ns.

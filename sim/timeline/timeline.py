@@ -77,6 +77,8 @@ class Timeline:
             self.session.begin_step(step.index)
             self._scores = None if step.scores is None else StepScores(step.scores)
             self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context, step.head_rows))
+            if self.costs.step_ns:
+                self.host.reserve(clock.now, self.costs.step_ns, "program", -1)
             if step.drafted:
                 self._draft(step)
             for layer in range(len(step.routings)):

@@ -17,6 +17,7 @@ from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import stalls_of
 from sim.runs.vocabulary import COPIES, INSTANT, LANES
 from trilane.testing.log import NEVER, Layer, Log, Routings, Spans, Stay, home, log_of
+from trilane.testing.pools import law_2_phases, law_3_kernel_copies
 from trilane.testing.work_conservation import law_2_launches, law_5_work_conservation
 
 
@@ -31,6 +32,8 @@ def check_all(
     law_2_causality(spans)
     if costs is not None:
         law_2_launches(spans, costs)
+        law_2_phases(spans, costs)
+        law_3_kernel_copies(spans, costs)
         law_4_sizes(spans, costs)
     law_4_capacity(spans, budget_bytes)
     law_5_work_conservation(spans, demand_slots, costs)
@@ -66,12 +69,12 @@ def law_2_causality(spans: Spans) -> None:
     for layer in log.routed_layers():
         _inputs_before_layer(log, layer)
         _chain_within_layer(log, layer)
-        for span in log.of(layer, "expert", "deferred", "precompute"):
+        for span in log.of(layer, "expert", "deferred", "precompute", "gate_up"):
             _expert_after_inputs(log, layer, span)
         if log.of(layer, "deferred"):
             assert (layer[0], layer[1] + 1) in log.layers, f"law 2: step, layer {layer}, the last one, defers experts"
     for span in log.lanes["cpu"]:
-        assert span.kind in ("expert", "deferred", "precompute"), f"law 2: {span.kind} on the cpu lane"
+        assert span.kind in ("expert", "deferred", "precompute", "gate_up"), f"law 2: {span.kind} on the cpu lane"
 
 
 def _after(later: Span, earlier: Iterable[Span], why: str) -> None:
@@ -137,7 +140,7 @@ def _own_wait(log: Log, layer: Layer) -> Span:
 
 
 def _expert_after_inputs(log: Log, layer: Layer, span: Span) -> None:
-    if span.kind == "precompute":
+    if span.kind == "precompute" or span.target_layer >= 0:
         assert home(span) == layer[1] + 1, f"law 2: a precompute of layer {layer[1]} is for layer {home(span)}"
         _after(span, log.of(layer, "foresee"), "computing ahead needs the forecast")
     else:

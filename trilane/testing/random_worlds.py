@@ -128,6 +128,16 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
     return Trace.from_tensors(shape, tensors, trace.provenance)
 
 
+def with_pool(world: World, rng: random.Random) -> World:
+    """The world with a pool of threads on the CPU and with copies that the GPU makes itself, or with one of both."""
+    both = rng.randint(0, 2)
+    costs = replace(
+        world.costs, kernel_copies=both != 1, permille_before_barrier=None if both == 2 else rng.randint(1, 1000),
+        barrier_ns=rng.randint(0, 9), step_ns=rng.choice((0, rng.randint(1, 40))),
+    )
+    return replace(world, costs=costs)
+
+
 def with_drafts(world: World) -> World:
     """The world with a batch of 1, of which steps verify two drafts, and compute tokens again where one is rejected."""
     costs = replace(world.costs, draft=DraftWork(1, world.trace.shape.top_k))

@@ -25,10 +25,10 @@ from sim.runs.spans import spans_frame
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
 from traces.batches import compose as compose_batch
-from traces.batches import verifying_steps
 from traces.layout import ForecastKey
 from traces.models.shape import ModelShape
 from traces.trace import Trace
+from traces.windows import RejectedDrafts, drawn_windows, verifying_steps
 from trilane.testing.log import Log, Routings, log_of
 
 
@@ -111,6 +111,7 @@ class World:
     prefill_chunk_tokens: int | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
     draft_shares: tuple[float, ...] = ()  # accepted, by position, of drafts that decode steps verify; batch 1
+    rejected: RejectedDrafts = "recorded"
 
     def __repr__(self) -> str:
         """The text of a failing example."""
@@ -125,7 +126,8 @@ class World:
         steps = compose_batch(self.trace, batch=self.batch, prefill_chunk_tokens=self.prefill_chunk_tokens)
         if self.draft_shares:
             prefill, decode = ([s for s in steps if s.phase == phase] for phase in ("prefill", "decode"))
-            steps = [*prefill, *verifying_steps(decode, len(decode), self.draft_shares, self.seed, again=True)]
+            windows = drawn_windows(self.draft_shares, self.seed)
+            steps = [*prefill, *verifying_steps(decode, len(decode), windows, self.seed, True, self.rejected)]
         return demand_of(self.trace, steps, needs)
 
     @property

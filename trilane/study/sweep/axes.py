@@ -58,6 +58,7 @@ _LABELS: Mapping[str, str] = {
     "noisy_forecast_recall": "recall of synthetic forecasts",
     "draft_tokens": "drafts a step (tokens)",
     "draft_acceptance": "acceptance of drafts",
+    "draft_offered": "steps with a further draft",
     "draft_layers": "layers that draft",
     "draft_again": "tokens computed again",
     "draft_ns": "a draft (ns)",

@@ -10,6 +10,8 @@ from trilane.engines.accuracy.errors import Speeds, factor
 from trilane.engines.accuracy.measured_rows import RowsError, read_rows
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
+from trilane.output.pages.fit_engine import ON_DISK as WITH_A_DISK
+from trilane.output.pages.fit_engine import ON_SEVERAL as ON_SEVERAL_GPUS
 
 DISK_ROWS = read_csv(DiskRow, ON_DISK, "a CSV file of speeds with a disk", RowsError)
 
@@ -36,7 +38,7 @@ def test_a_row_with_a_disk_is_the_question_of_its_machine() -> None:
 def test_each_kind_of_rows_has_a_line_for_each_kind_of_speed() -> None:
     lines = {(line.group, line.quantity): line for line in apart_lines()}
     assert {key: (line.errors.rows, line.errors.machines) for key, line in lines.items()} == {
-        ("several GPUs", "decode"): (15, 4), ("several GPUs", "prompts"): (23, 3),
+        ("several GPUs", "decode"): (20, 4), ("several GPUs", "prompts"): (28, 3),
         ("experts on a disk", "decode"): (12, 1), ("experts on a disk", "prompts"): (6, 1),
     }
     disk = lines["experts on a disk", "decode"]
@@ -45,8 +47,17 @@ def test_each_kind_of_rows_has_a_line_for_each_kind_of_speed() -> None:
     assert disk.within == sum(near) / len(near) == 1.0
 
 
+def test_answers_say_what_errors_such_rows_have() -> None:
+    on_several, _, on_disk, _ = (line.errors for line in apart_lines())
+    assert f"{on_several.by_machine:.0%} in the median of {on_several.machines} machines" in ON_SEVERAL_GPUS
+    assert f"({on_several.rows} speeds)" in ON_SEVERAL_GPUS
+    assert f"up to {on_several.p90:.0%}" in ON_SEVERAL_GPUS
+    assert f"{on_disk.rows} speeds of one machine" in WITH_A_DISK
+    assert f"{on_disk.bias:.0%} too fast" in WITH_A_DISK
+
+
 @pytest.mark.parametrize(("group", "quantity", "median"), [
-    ("several GPUs", "decode", 0.07), ("several GPUs", "prompts", 0.22),
+    ("several GPUs", "decode", 0.12), ("several GPUs", "prompts", 0.28),
     ("experts on a disk", "decode", 0.31), ("experts on a disk", "prompts", 0.53),
 ])
 def test_medians_are_those_that_the_page_tells(group: str, quantity: str, median: float) -> None:
