@@ -35,7 +35,7 @@ def _trends(found: Sequence[Trend]) -> list[Part]:
         for group, own in by_group.items()
     ]
     about = "published against measured here: Kendall's tau (1: the same order, -1: the opposite order)"
-    columns = ["table", "values", *models, "most often contradicts (better, worse by the source)"]
+    columns = ["table", "values", *models, "of the pairs that contradict (better, worse by the source)"]
     means = ["mean", "", *(number(float(np.mean([t.tau for t in found if t.model == m and t.tau is not None])), 2)
                            for m in models), ""]
     return [heading(about), table(columns, [*rows, means], (0, len(columns) - 1), wrap=True)]
@@ -47,7 +47,7 @@ def _contradiction(own: dict[str, Trend]) -> str:
     if not pairs:
         return ""
     better, worse = max(dict.fromkeys(pairs), key=pairs.count)
-    return f"{better.rpartition('-')[2]}, {worse.rpartition('-')[2]} ({len(set(pairs))} pairs)"
+    return f"{better}, {worse} ({len(set(pairs))} pairs)"
 
 
 def _curve(curve: Curve, errors: Sequence[LeftOut]) -> list[Part]:
