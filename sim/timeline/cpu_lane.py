@@ -59,11 +59,11 @@ class Phases(NamedTuple):
 
 
 class CpuLane:
-    """Serves batches in order; ``ended(joins)`` is called at the end of each."""
+    """Serves batches in order; ``ended(batch)`` is called at the end of each."""
 
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
-        gpu: Neighbour, ended: Callable[[int], None], phases: Phases | None = None,
+        gpu: Neighbour, ended: Callable[[CpuBatch], None], phases: Phases | None = None,
     ) -> None:
         self._gpu, self._phases = gpu, phases
         self._clock, self._memory, self._recorder, self._costs, self._ended = clock, memory, recorder, costs, ended
@@ -172,7 +172,7 @@ class CpuLane:
         batch, recorder, ends_ns = self._running, self._recorder, self._ends_ns
         assert batch is not None
         self._running = None
-        ready_ns, kind, layer, target, joins, experts, counts, _ = batch
+        ready_ns, kind, layer, target, _, experts, counts, _ = batch
         phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
         starts_ns = [self._start_ns, *ends_ns[:-1]]
@@ -185,4 +185,4 @@ class CpuLane:
             rows[:first] = [(*row[:4], "gate_up", *row[5:-1], 0) for row in rows[:first]]
         recorder.rows.extend(rows)
         self._serve()
-        self._ended(joins)
+        self._ended(batch)
