@@ -27,7 +27,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     for place, one in enumerate(running, 1):
         name = f"{marked(one.policy, PolicyKind(one.kind)) if one.kind else one.policy}{' <' * (one.policy in own)}"
         shares = [percent(one.score), percent(one.lowest)]
-        lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative)), _cost(one)])
+        lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative)), cost_of(one)])
     batches = " and ".join(map(str, settings.batches))
     about = f"{len(settings.machines)} machines x {len(settings.families)} families of routing x batch {batches}"
     idle = len(found) - len(running)
@@ -42,7 +42,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     ]
 
 
-def _cost(one: Standing) -> str:
+def cost_of(one: Standing) -> str:
     """The measured divergence of a policy that changes the routing, over the mini models."""
     if not one.kind or PolicyKind(one.kind) is not PolicyKind.CHANGES:
         return ""
