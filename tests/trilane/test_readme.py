@@ -302,7 +302,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 44_700  # of the pages for users together; 40,000 before the browser, quality and Strata had pages
+MOST_WORDS = 46_000  # of the pages for users together; 40,000 before the browser, quality and Strata had pages
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))

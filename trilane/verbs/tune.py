@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
+from trilane.output.pages.output import JsonOption, Part, check_targets, note, show, working, write_json
 from trilane.verbs import completion
 from trilane.verbs.inputs import names_in
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
@@ -131,6 +131,7 @@ def tune(
     with working("comparing with other engines"):
         tuning = completed(start)
     show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
+    show(json, *strata_part(question))
     record = {**tune_record(tuning), **taken_record(taken)}
     if accept_kl is not None:
         record["accepted"] = accepted_formats(tune_question, accept_kl, json)
@@ -155,6 +156,14 @@ def accepted_formats(question: TuneQuestion, most_nats: float, json: str | None)
     show(json, *bargains_part(found, most_nats))
     return [{"weights": one.weights, "kl": one.value.value, "source": one.value.source, "command": one.tuned.command,
              "tokens_per_s": one.tuned.tokens_per_s, "ttft_ms": one.tuned.ttft_ms} for one in found]
+
+
+def strata_part(question: Question) -> list[Part]:
+    """Lines on Strata for the page of another engine."""
+    from trilane.engines.strata.tune import strata_next_to
+    from trilane.output.pages.strata_tune import next_to_part
+
+    return next_to_part(strata_next_to(question, question.load_machine()))
 
 
 def _of_windows(question: Question, json: str | None) -> bool:
