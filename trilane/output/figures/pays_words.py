@@ -149,7 +149,7 @@ def remarks_of(found: GainMap) -> list[str]:
         remarks += _first_copies(found)
     if using_side(found).kind is PolicyKind.CHANGES:
         policy = found.cell.using.policy
-        remarks.append(f"this gain costs quality: {policy} ~ changes the output, {cost_text(policy)}")
+        remarks.append(f"{policy} ~ changes the output, which costs quality: {cost_text(policy)}")
     return remarks
 
 
