@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.costs.software import Bits, Calibrated, CardsWork, Factor, Ns, NumberRange, Rate, Share, Software
@@ -241,6 +242,9 @@ class FittedEngine(_Engine):
     routing as this one does with a cache of experts. ``fit``: the measured speeds to which ``tools/fit_engines.py``
     fitted the numbers whose source says from which value.
     """
+
+    spread: ClassVar[Mapping[str, NumberRange]] = MappingProxyType({})  # it is one program
+    calibrated: ClassVar[tuple[Calibrated, ...]] = ()  # no single times set its numbers
 
     program: str = ""
     superseded_by: Name | None = None

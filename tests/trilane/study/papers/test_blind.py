@@ -95,7 +95,7 @@ def test_a_second_run_in_the_file_would_be_found(tmp_path: Path) -> None:
     write(path)
     run(path, "toy-hits")
     path.write_text(path.read_text() + path.read_text().splitlines()[-1].replace("40.0", "50.0") + "\n")
-    with pytest.raises(BlindError, match="toy-hits: expected one first run, got 2"):
+    with pytest.raises(BlindError, match=r"blind.csv: toy-hits: its first run was on 2026-11-28 at abc, and stays"):
         read_record(path)
 
 

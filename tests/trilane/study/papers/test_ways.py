@@ -18,9 +18,9 @@ from trilane.study.papers.calibrations import ProgramNumber, read_calibrations
 from trilane.study.papers.figures import PublishedFigure
 from trilane.study.papers.follows import follows as follows_from
 from trilane.study.papers.paper import AskingWay, Paper
-from trilane.study.papers.plays import key, plays_of, ways_of
+from trilane.study.papers.plays import key, plays_of
 from trilane.study.papers.scores import FigureScore, score_of, value_of
-from trilane.study.papers.ways import Asked, cases, is_studied, range_of_kinds
+from trilane.study.papers.ways import Asked, all_asked, cases, is_studied, range_of_kinds, ways_of
 
 LAYER = "software.layer_ns"
 PROGRAMS = {"Ours": {"methods": ["ours", "third"], "calibrated_by": "toy-step"}, "Theirs": {"methods": ["theirs"]}}
@@ -96,15 +96,14 @@ def test_for_a_ratio_one_part_of_a_program_is_quick_while_the_others_are_slow() 
 
 def test_hit_rates_are_not_asked_at_the_ends() -> None:
     paper = toy()
-    assert [each.way for each in ways_of(paper, paper.questions["toy-hits"])] == list(AskingWay)
-    assert len(list(ways_of(paper, paper.questions["toy-step"]))) == len(AskingWay) + 2
+    assert [each.way for each in all_asked(paper, paper.questions["toy-hits"])] == list(AskingWay)
+    assert len(all_asked(paper, paper.questions["toy-step"])) == len(AskingWay) + 2
 
 
 def test_a_source_whose_engine_is_a_kind_was_not_studied() -> None:
     of_kind = toy(setting={**toy().setting, "engine": "eager"}, kinds={})
     assert not is_studied(of_kind, of_kind.questions["toy-step"])
-    ways = [one.way for one in ways_of(of_kind, of_kind.questions["toy-hits"])]
-    assert ways == [AskingWay.ONE_NUMBER, AskingWay.NOTHING]
+    assert ways_of(of_kind, of_kind.questions["toy-hits"]) == [AskingWay.ONE_NUMBER, AskingWay.NOTHING]
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
