@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
@@ -190,9 +189,7 @@ class _Engine:
         for key in changed:
             if key not in self.flat():
                 raise EngineError(f"engine {self.name!r}: {unknown('key', key, self.flat())}")
-        return self._map(
-            {key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed}
-        )
+        return self._map({key: self.flat()[key]._replace(value=value) for key, value in changed.items()})
 
     def with_sources(self, sources: Mapping[str, str]) -> Self:
         """The engine with other sources for some dotted keys."""
@@ -243,9 +240,8 @@ class FittedEngine(_Engine):
     fitted the numbers whose source says from which value.
     """
 
-    spread: ClassVar[Mapping[str, NumberRange]] = MappingProxyType({})  # it is one program
+    spread: ClassVar[Mapping[str, NumberRange]] = {}  # it is one program
     calibrated: ClassVar[tuple[Calibrated, ...]] = ()  # no single times set its numbers
-
     program: str = ""
     superseded_by: Name | None = None
     back_end: BackEnd | None = None

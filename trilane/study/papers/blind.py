@@ -55,7 +55,7 @@ class BlindLine(NamedTuple):
 
     @property
     def question(self) -> tuple[str, str, float]:
-        """What was written down of it."""
+        """Batch, hash and published value of the question that it is about."""
         return self.batch, self.sha256, self.published
 
 
