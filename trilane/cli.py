@@ -103,8 +103,7 @@ def main() -> None:
     """
     _check_streams()
     try:
-        named = sys.argv[1] if sys.argv[1:] and sys.argv[1] in _VERBS else None
-        status = command(named)(prog_name="trilane", standalone_mode=False) or 0
+        status = command(_named_verb())(prog_name="trilane", standalone_mode=False) or 0
         with errors_name(STANDARD_OUTPUT):
             sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
@@ -118,6 +117,11 @@ def main() -> None:
             raise
     _drop_unwritten()
     sys.exit(status)
+
+
+def _named_verb() -> str | None:
+    """The verb of the command line, if there is such a one."""
+    return sys.argv[1] if sys.argv[1:] and sys.argv[1] in _VERBS else None
 
 
 def _check_streams() -> None:
@@ -158,7 +162,7 @@ def _sentence(error: Exception) -> str | None:
     if hasattr(error, "format_message"):  # the parser's: an unknown verb or option, or no verb at all
         text = error.format_message()
         context = getattr(error, "ctx", None)
-        verb = context.command_path if context else "trilane"
+        verb = context.command_path if context else " ".join(filter(None, ["trilane", _named_verb()]))
         return f"{text.rstrip('.')}; see `{verb} --help`" if text else ""
     if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
         limit = " (the limit on the size of files; see `ulimit -f`)" if error.errno == errno.EFBIG else ""

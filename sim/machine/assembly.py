@@ -125,6 +125,8 @@ def _meaning(word: str, where: str) -> tuple[str, str]:
     if kind := kind_of(word):
         return kind, part(kind, word).name
     if near := refused(word):
+        if ONE_GPU in near.sentence:
+            raise HardwareError(f"{where}: {ONE_GPU}")
         raise HardwareError(f"{where}: {near.sentence}; {_FORM}; {HOW_TO_GET_ON}")
     raise HardwareError(f"{where}: there is no part {quoted(word)}; {_FORM}; {HOW_TO_GET_ON}")
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, read_file
 from trilane.common.names import unknown
+from trilane.common.units import GB
 
 _FILE = Path(str(files("sim.machine"))) / "presets" / "parts" / "disks.yaml"
 _SLOWEST_GBPS, _FASTEST_GBPS = 0.05, 100.0
-_GB = 1e9
 
 
 class Disk(NamedTuple):
@@ -38,10 +38,10 @@ class Disk(NamedTuple):
         depths of 4 to 128, which did not set its numbers, this is off by 17 % at most in reads of 256 KiB, and by 49 %
         in those of 64 KiB, whose own ceiling is lower.
         """
-        ceiling = self.ceiling_bytes_per_s.value / _GB  # bytes per ns
+        ceiling = self.ceiling_bytes_per_s.value / GB  # bytes per ns
         alone_ns = self.latency_ns.value + size / self.alone_bytes_per_s.value * 1e9
         beyond = max(alone_ns / size - 1 / ceiling, 0.0)
-        return _GB / (beyond / depth + 1 / ceiling)
+        return GB / (beyond / depth + 1 / ceiling)
 
 
 @cache
@@ -64,6 +64,6 @@ def disk(name: str) -> Disk:
         raise HardwareError(f"{unknown('disk', name, kinds)}; or GB/s, such as 3.5") from None
     if not _SLOWEST_GBPS <= rate <= _FASTEST_GBPS:
         raise HardwareError(f"disk {name}: expected a rate of {_SLOWEST_GBPS:g} to {_FASTEST_GBPS:g} GB/s")
-    nearest = min(kinds.values(), key=lambda kind: abs(kind.ceiling_bytes_per_s.value - rate * _GB))
-    ceiling = Sourced(rate * _GB, "stated with the question", "high")
+    nearest = min(kinds.values(), key=lambda kind: abs(kind.ceiling_bytes_per_s.value - rate * GB))
+    ceiling = Sourced(rate * GB, "stated with the question", "high")
     return nearest._replace(title=f"disk of {rate:g} GB/s", ceiling_bytes_per_s=ceiling)

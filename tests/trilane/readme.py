@@ -60,7 +60,7 @@ def _errors(output: str) -> list[str]:
 
 def recommendation(output: str) -> str:
     """The table of ``trilane recommend``, without what does not run."""
-    return output.partition("\nwhat does not run\n")[0]
+    return output.partition("\nwhat does not run")[0]
 
 
 def command_line(output: str) -> str:

@@ -139,7 +139,7 @@ class ModelShape:
         """All layers, dense ones included."""
         return self.moe_layers + self.dense_layers
 
-    @property
+    @cached_property
     def expert_blocks(self) -> tuple[int, ...]:
         """The number of each MoE layer among the blocks of the model's file: after the dense layers, where these are
         not between them."""

@@ -10,6 +10,11 @@ def in_gb(size: float) -> str:
     return f"{size / GB:.1f}"
 
 
+def in_gb_and_gib(size: float) -> str:
+    """Bytes of a memory in GB, and in the GiB by which it is sold."""
+    return f"{in_gb(size)} ({round(size / GIB, 1):g} GiB)"
+
+
 def gb(size_bytes: float) -> str:
     """A size in GB with its unit, for messages."""
     return f"{size_bytes / GB:.2f} GB"

@@ -72,11 +72,12 @@ class CardsMemory:
     def filled(self, cpu_layers: int) -> ByCard:
         """Blocks of each card, as many as it has room for; the last one takes the rest. All of them on the first card,
         where they have room: it then needs no copies of inputs."""
-        if self.memories(cpu_layers, alone := self._alone)[0].missing_bytes <= 0:
-            return alone
+        if self._memory(0, cpu_layers, 0, self._blocks + 1, several=False).missing_bytes <= 0:
+            return self._blocks + 1, *[0] * (len(self._cards) - 1)
         needs, counts, start = self._needs(cpu_layers), list[int](), 0
-        for number, card in enumerate(self.hardware.cards[:-1]):
-            room = card.gpu.memory_bytes - self._reserve(card) - self._compute(number, cpu_layers, False, True)
+        for number, card in enumerate(self._cards[:-1]):
+            buffers = self._compute(number, cpu_layers, head=False, several=True)
+            room = card.gpu.memory_bytes - self._reserve(card) - buffers
             end = int(np.searchsorted(needs, needs[start] + room, side="right")) - 1
             counts.append(max(end, start) - start)
             start = max(end, start)
@@ -85,14 +86,14 @@ class CardsMemory:
     def _with_head(self, cpu_layers: int, blocks: ByCard) -> ByCard:
         """Put the output layer behind the last block, or where it has no room there, on the next card."""
         last = max(number for number, count in enumerate(blocks) if count)
-        behind = _one_more(blocks, last)
-        full = self.memories(cpu_layers, behind)[last].missing_bytes > 0
-        return _one_more(blocks, last + 1) if full and last + 1 < len(blocks) else behind
+        start, several = sum(blocks[:last]), sum(map(bool, blocks)) > 1
+        full = self._memory(last, cpu_layers, start, self._blocks + 1, several=several).missing_bytes > 0
+        return _one_more(blocks, last + (full and last + 1 < len(blocks)))
 
     @property
     def even(self) -> ByCard:
         """Blocks of each card by its arithmetic: of equal cards as many, as the engine itself divides them."""
-        rates = [one.gpu.integer_ops_per_s or _INTEGER_RATIO * one.gpu.flops_per_s for one in self.hardware.cards]
+        rates = [one.gpu.integer_ops_per_s or _INTEGER_RATIO * one.gpu.flops_per_s for one in self._cards]
         ends = [ceil((self._blocks + 1) * until / sum(rates) - 1e-9) for until in accumulate(rates)]
         return tuple(end - start for start, end in pairwise([0, *ends]))
 
@@ -100,19 +101,19 @@ class CardsMemory:
         """Memory of each card."""
         several, ends = sum(map(bool, by_card)) > 1, [0, *accumulate(by_card)]
         return tuple(
-            self._memory(number, cpu_layers, *span, several) for number, span in enumerate(pairwise(ends))
+            self._memory(number, cpu_layers, *span, several=several) for number, span in enumerate(pairwise(ends))
         )
 
-    def _memory(self, number: int, cpu_layers: int, start: int, end: int, several: bool) -> CardMemory:
-        card = self.hardware.cards[number].gpu
+    def _memory(self, number: int, cpu_layers: int, start: int, end: int, *, several: bool) -> CardMemory:
+        card = self._cards[number].gpu
         if start == end:
             return CardMemory(card.name, 0, card.memory_bytes, 0, 0, 0, 0, 0)
         head, own = end > self._blocks, slice(start, min(end, self._blocks))
-        host = sum(block < self._host_end(cpu_layers) for block in range(start, own.stop))
+        host = max(min(self._host_end(cpu_layers), own.stop) - start, 0)  # blocks whose experts are there
         return CardMemory(
             card.name, end - start, card.memory_bytes,
             round(self._weights[own].sum()) + head * self._head_bytes, round(self._kv[own].sum()),
-            self._compute(number, cpu_layers, head, several), self._reserve(self.hardware.cards[number]),
+            self._compute(number, cpu_layers, head=head, several=several), self._reserve(self._cards[number]),
             round(self._experts[own][host:].sum()),
         )
 
@@ -125,21 +126,31 @@ class CardsMemory:
         """The first block whose experts are not on the host."""
         return self.shape.expert_blocks[cpu_layers - 1] + 1 if cpu_layers else 0
 
-    def _compute(self, number: int, cpu_layers: int, head: bool, several: bool) -> int:
-        """Compute buffers of a card. Only the first one receives copies of experts; logits are where the head is; where
-        pieces follow one another there are more inputs."""
-        copied = self.setting.copied if number == 0 else "nothing"
-        setting = replace(self.setting, cpu_layers=cpu_layers, copied=copied, output=head)
-        buffer = ComputeBuffer(self.shape, setting)
+    def _compute(self, number: int, cpu_layers: int, *, head: bool, several: bool) -> int:
+        """Compute buffers of a card. Where pieces follow one another there are more inputs."""
+        size, inputs = self._buffer(0 if number else cpu_layers, head)
         more = self.copies - 1 if several and not cpu_layers else 0
-        return buffer.size + more * buffer.inputs
+        return size + more * inputs
+
+    def _buffer(self, copied_layers: int, head: bool) -> tuple[int, int]:
+        """Bytes of a card's buffer and of its inputs. Only the first card receives copies of experts; logits are where
+        the head is."""
+        if (copied_layers, head) not in self._buffers:
+            setting = replace(self.setting, cpu_layers=copied_layers, output=head)
+            buffer = ComputeBuffer(self.shape, setting)
+            self._buffers[copied_layers, head] = buffer.size, buffer.inputs
+        return self._buffers[copied_layers, head]
 
     def _reserve(self, card: Hardware) -> int:
         return max(card.gpu.reserve_bytes - self.margin_bytes, 0)
 
-    @property
-    def _alone(self) -> ByCard:
-        return (self._blocks + 1, *[0] * (len(self.hardware.cards) - 1))
+    @cached_property
+    def _cards(self) -> tuple[Hardware, ...]:
+        return self.hardware.cards
+
+    @cached_property
+    def _buffers(self) -> dict[tuple[int, bool], tuple[int, int]]:
+        return {}
 
     @cached_property
     def _blocks(self) -> int:

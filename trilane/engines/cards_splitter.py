@@ -22,17 +22,27 @@ class CardsSplitter(Splitter):
     @property
     def best_number(self) -> int:
         """The place of the first split with room. Raises NoRoomError."""
-        found = next((number for number, split in enumerate(self.splits) if self._fits_cards(split)), -1)
-        if short := self._lacks(self.splits[found]):
+        number, split = self._first
+        if short := self._lacks(split):
             raise NoRoomError(Missing(f"{self.shape.name} in {self.engine.name}", short))
-        return found
+        return number
 
     def best(self) -> StaticSplit:
-        return self.splits[self.best_number]
+        _ = self.best_number
+        return self._first[1]
+
+    @cached_property
+    def _first(self) -> tuple[int, StaticSplit]:
+        """Place of the first split for which the cards have room, and the split; or the last one."""
+        last = 0, self._split(0, 0)
+        for last in enumerate(self._divided()):
+            if self._fits_cards(last[1]):
+                break
+        return last
 
     def alike(self, split: StaticSplit) -> list[StaticSplit]:
         """Splits with room that differ from one in their division alone."""
-        return [one for one in self.splits if one.cpu_layers == split.cpu_layers and self.has_room(one)]
+        return [one for one in self._of_layers(split.cpu_layers) if self.has_room(one)]
 
     def has_room(self, split: StaticSplit) -> bool:
         return not self._lacks(split)
@@ -49,24 +59,21 @@ class CardsSplitter(Splitter):
         return (*cards, *host)
 
     def memory(self, split: StaticSplit) -> SplitMemory:
-        """Memory of all cards together, and of each."""
-        by_card = split.by_card or self._cards.filled(split.cpu_layers)
-        key = split.cpu_layers, by_card
+        """Memory of all cards together, and of each; the host's is that of one card."""
+        key = split.cpu_layers, split.by_card or self.question.ts or self._filled(split.cpu_layers)
         if key not in self._memories:
             self._memories[key] = self._together(*key)
         return self._memories[key]
 
     def _together(self, cpu_layers: int, by_card: ByCard) -> SplitMemory:
         cards, one = self._cards.memories(cpu_layers, by_card), self.memory_of(cpu_layers, 0)
-
-        memory = replace(
+        return replace(
             one, cards=cards, gpu_bytes=sum(card.gpu_bytes for card in cards),
             every_token_bytes=sum(card.every_token_bytes for card in cards),
             kv_bytes=sum(card.kv_bytes for card in cards), compute_bytes=sum(card.compute_bytes for card in cards),
             reserve_bytes=sum(card.reserve_bytes for card in cards),
             experts_bytes=sum(card.experts_bytes for card in cards),
         )
-        return replace(memory, disk_bytes=self._disk_bytes(memory)) if self.reads_disk else memory
 
     @cached_property
     def _memories(self) -> dict[tuple[int, ByCard], SplitMemory]:
@@ -78,14 +85,26 @@ class CardsSplitter(Splitter):
         return tuple(self._divided())
 
     def _divided(self) -> Iterator[StaticSplit]:
-        ts = self.question.ts
         for cpu_layers, _ in self._choices:
-            one = self._split(cpu_layers, 0)
-            if ts is None and not cpu_layers:
-                even = replace(one, by_card=self._cards.even)
-                if self._fits_cards(even):
-                    yield even
-            yield replace(one, by_card=ts or self._cards.filled(cpu_layers))
+            yield from self._of_layers(cpu_layers)
+
+    def _of_layers(self, cpu_layers: int) -> Iterator[StaticSplit]:
+        """Yield the divisions with the experts of so many layers on the host."""
+        one, ts = self._split(cpu_layers, 0), self.question.ts
+        if ts is None and not cpu_layers:
+            even = replace(one, by_card=self._cards.even)
+            if self._fits_cards(even):
+                yield even
+        yield replace(one, by_card=ts or self._filled(cpu_layers))
+
+    def _filled(self, cpu_layers: int) -> ByCard:
+        if cpu_layers not in self._known_filled:
+            self._known_filled[cpu_layers] = self._cards.filled(cpu_layers)
+        return self._known_filled[cpu_layers]
+
+    @cached_property
+    def _known_filled(self) -> dict[int, ByCard]:
+        return {}
 
     @cached_property
     def _cards(self) -> CardsMemory:

@@ -14,6 +14,7 @@ the same times, the last one is done after one's sum over all cards and m - 1 ti
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -56,7 +57,7 @@ def blocks_of(shape: ModelShape) -> int:
 def layers_of(shape: ModelShape, by_card: ByCard) -> list[CardLayers]:
     """The layers of each card."""
     ends, blocks = [0, *accumulate(by_card)], blocks_of(shape)
-    experts = [sum(block < end for block in shape.expert_blocks) for end in ends]
+    experts = [bisect_left(shape.expert_blocks, end) for end in ends]
     dense = [round((min(end, blocks) - few) * shape.dense_layers / max(blocks - shape.moe_layers, 1))
              for end, few in zip(ends, experts, strict=True)]
     return [

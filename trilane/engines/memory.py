@@ -170,6 +170,11 @@ class SplitMemory:
         return sum(self.host_parts.values()) / self.ram_bytes
 
     @property
+    def cards_alone(self) -> bool:
+        """True if several cards hold the model, and a disk nothing of it."""
+        return bool(self.cards) and not self.disk_bytes
+
+    @property
     def fullest(self) -> float:
         """The larger of both shares; a memory that the page cache fills leaves room for others."""
         host = 0.0 if self.disk_bytes else self.host_share or 0.0
@@ -259,7 +264,7 @@ class Splitter:
     @property
     def all_on_host(self) -> SplitMemory:
         """Memory of the split with the fewest experts on the GPU."""
-        return self.memory(self.splits[-1])
+        return self.memory(self._split(*self._choices[-1]))
 
     def _disk_bytes(self, memory: SplitMemory) -> int:
         """Bytes of the experts on the host that it has no room for."""

@@ -123,6 +123,8 @@ class Question:
         if self.weights is not None:
             object.__setattr__(self, "weights", format_named(self.weights))
         self._check_disk()
+        if self.ts is not None and len(cards_in(self.gpu or "")) < 2:
+            raise FitError(f"ts {','.join(map(str, self.ts))}: expected several GPUs with it, as --gpu 2x-rtx-3090")
         if self.machine is not None:
             parts = [name for name in _PARTS if getattr(self, name) is not None]
             if parts:

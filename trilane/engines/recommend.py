@@ -134,7 +134,8 @@ class Unable(ModelFacts):
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Everything on the page of ``trilane recommend``, largest models first."""
+    """Everything on the page of ``trilane recommend``: the largest models that run first, of others the one that lacks
+    least."""
 
     question: RecommendQuestion
     machine: str
@@ -210,7 +211,7 @@ def recommend(
     single = question.models is not None and len(question.models) == 1
     return Recommendation(
         question, hardware.name, hardware.about, tuple(sorted(runs, key=_largest_first)),
-        tuple(sorted(unable, key=_largest_first)), _formats(question, next(iter(shapes))) if single else (),
+        tuple(sorted(unable, key=_least_missing_first)), _formats(question, next(iter(shapes))) if single else (),
         hardware.notes,
     )
 
@@ -231,6 +232,12 @@ def _alike(model: str) -> tuple[str, ...]:
 
 def _largest_first(one: ModelFacts) -> tuple[int, str]:
     return -one.params, one.model
+
+
+def _least_missing_first(one: Unable) -> tuple[bool, int, int, str]:
+    """First by the size of RAM with which a model runs, then, where none is enough, by what its memory is short of."""
+    missing = one.short.missing_bytes if one.short is not None else 0
+    return one.ram_gib is None, one.ram_gib or missing, *_largest_first(one)
 
 
 def recommended(bench: Bench, model: str, also: tuple[str, ...]) -> Recommended:

@@ -274,7 +274,6 @@ def _machine_facts(machine: Hardware) -> dict[str, Any]:
 _NOTE = """
 fitted   its times of layers and shares of rates are fitted to speeds that other people measured (`trilane accuracy`)
 counted  its kernels are counted, with times of the machine; engines of papers add the overheads of their programs
-
 kind     its numbers have a spread over programs; times of your own program set them: --calibrate (--template)
 
 `trilane engines NAME` shows every number with its source, and how many machines' rows hold one that was fitted; a file
@@ -305,6 +304,8 @@ def engines(
     """Engines: the software that runs a model, as numbers that say how fast a machine is with it."""
     from sim.costs.engine import FittedEngine, engine_names, load_engine
 
+    if out is not None and calibrate is None:
+        raise OptionError(f"--out {out}: expected --calibrate with it, whose engine it writes")
     check_targets(json, out, template, inputs=(name, calibrate))
     if template is not None:
         _write_template(template)
@@ -333,11 +334,14 @@ def _write_template(path: str) -> None:
 
 def _calibrate(name: str | None, rows_file: str, out: str | None, json: str | None) -> None:
     from sim.costs.engine import engine_names
+    from trilane.common.names import unknown
     from trilane.output.pages.calibration import calibration_page
     from trilane.study.calibration_rows import calibrate_rows, read_speed_rows, write_engine
 
-    if name not in engine_names():
+    if name is None:
         raise OptionError("--calibrate: expected a kind of programs: trilane engines eager --calibrate ROWS.csv")
+    if name not in engine_names():
+        raise OptionError(f"--calibrate: {unknown('engine', name, engine_names())}")
     rows = read_speed_rows(rows_file, name)
     with working(f"{len(rows)} rows on {name}"):
         found = calibrate_rows(rows, name)

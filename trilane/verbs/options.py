@@ -305,11 +305,31 @@ UpgradeOption = Annotated[
     bool,
     typer.Option("--upgrade", help="Show real parts that this machine takes in place of its own, and what each gives."),
 ]
-ModelOption = Annotated[
-    str,
-    typer.Option("--model", "-m", metavar="NAME|FILE", autocompletion=completion.models,
-                 help="Model; see [bold]trilane models[/]. Or a config.json, or a GGUF file."),
-]
+
+
+@dataclass(frozen=True)
+class ModelArgument:
+    """A model, by its place on the command line or by an option."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", autocompletion=completion.models,
+                       help="A model (see [bold]trilane models[/]), a GGUF file, or a config.json."),
+    ] = None
+    model_option: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="MODEL", autocompletion=completion.models,
+                     help="The model, in place of the argument."),
+    ] = None
+
+    @property
+    def text(self) -> str:
+        """The name as it was given. Raises OptionError unless there is one."""
+        given = [name for name in (self.model, self.model_option) if name is not None]
+        if len(given) != 1:
+            got = f"both {quoted(given[0])} and --model {quoted(given[1])}" if given else "none"
+            raise OptionError(f"expected a model, such as qwen3-30b-a3b (`trilane models` lists them), got {got}")
+        return given[0]
 
 
 @dataclass(frozen=True)

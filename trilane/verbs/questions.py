@@ -17,7 +17,7 @@ from trilane.verbs.options import (
     OWN_POLICY,
     JobsOption,
     MachineParts,
-    ModelOption,
+    ModelArgument,
     OptionError,
     UpgradeOption,
     Workload,
@@ -29,8 +29,8 @@ from trilane.verbs.tune import upgraded
 
 @grouped
 def fit(
-    model: ModelOption,
     *,
+    name: ModelArgument,
     parts: MachineParts,
     workload: Workload,
     engine: Annotated[
@@ -93,7 +93,7 @@ def fit(
     from trilane.fit.fit import engine_part, with_policies
     from trilane.output.pages.fit_engine import explained_part, first_part, last_part
 
-    names = None if policies is None else tuple(policies_in(policies))
+    model, names = name.text, None if policies is None else tuple(policies_in(policies))
     check_targets(json, inputs=(trace, calibration, parts.machine, *policy_files()))
     parts, taken = machine_named(parts, *model_checks(model, workload.weights, engine))
     question = workload.question(
@@ -146,7 +146,7 @@ def pays(
                                             "memory: a GPU with a quarter more memory."),
     ],
     *,
-    model: ModelOption,
+    name: ModelArgument,
     parts: MachineParts,
     workload: Workload,
     policy: Annotated[
@@ -187,7 +187,7 @@ def pays(
     from trilane.study.pays.gain_map import gain_map
     from trilane.study.pays.ideas import PaysQuestion
 
-    named = None if policy is None else policy_named(policy)
+    model, named = name.text, None if policy is None else policy_named(policy)
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
     parts, taken = machine_named(parts, *model_checks(model, workload.weights))
     asked = workload.question(model=model, **vars(parts), trace=trace)

@@ -12,7 +12,15 @@ from trilane.output.pages.output import JsonOption, check_targets, note, show, w
 from trilane.verbs import completion
 from trilane.verbs.inputs import names_in
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
-from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named, weights_named
+from trilane.verbs.options import (
+    MachineParts,
+    ModelArgument,
+    OptionError,
+    UpgradeOption,
+    grouped,
+    model_named,
+    weights_named,
+)
 
 if TYPE_CHECKING:
     from trilane.engines.question import KvFormat
@@ -23,12 +31,8 @@ OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was m
 
 @grouped
 def tune(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", autocompletion=completion.models,
-                       help="A GGUF file, a model (see [bold]trilane models[/]), or a config.json."),
-    ],
     *,
+    name: ModelArgument,
     parts: MachineParts,
     weights: Annotated[
         str | None,
@@ -95,6 +99,7 @@ def tune(
     from trilane.output.pages.caveats import tune_record
     from trilane.output.pages.tune import check_page, explained_page, facts_part, line_part
 
+    model = name.text
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")

@@ -88,6 +88,8 @@ def test_other_machines_are_refused(name: str, message: str) -> None:
 def test_simulated_machines_have_one_gpu() -> None:
     with pytest.raises(HardwareError, match="expected one GPU here; several are answered by trilane fit, tune"):
         load_hardware("rtx-3090+rtx-3060+ddr4-3200")
+    with pytest.raises(HardwareError, match=r"tune and recommend$"):
+        load_hardware("2x-rtx-3090+ddr4-3200")
 
 
 # --- memory by hand ---------------------------------------------------------------------------------------------------
@@ -276,6 +278,22 @@ def test_a_refusal_names_the_card_that_is_full() -> None:
     asked = replace(LARGE, ts=(19, 18), n_cpu_moe=12)
     with pytest.raises(NoRoomError, match=r"needs .* GB of GPU memory .* and the 2nd card, RTX 3090, has 24 GiB"):
         engine_answer(asked, asked.model_shape, asked.load_machine())
+
+
+def test_layers_are_divided_over_several_cards_alone() -> None:
+    with pytest.raises(FitError, match="ts 20,17: expected several GPUs with it"):
+        replace(LARGE, gpu="rtx-3090", ts=(20, 17))
+
+
+def test_a_disk_has_what_the_host_has_no_room_for_next_to_several_cards_too() -> None:
+    """Bytes on the disk were taken off twice, so that the cards were left unused."""
+    asked = replace(LARGE, gpu="2x-rtx-3060", ram_gb=16, disk="nvme-3x4", n_cpu_moe=33)
+    two, one = (speed_of(question) for question in (asked, replace(asked, gpu="rtx-3060")))
+    memories = [speed.splitter.memory(speed.split) for speed in (two, one)]
+    assert memories[0].disk_bytes == memories[1].disk_bytes > 0
+    assert memories[0].host_parts == memories[1].host_parts
+    assert two.decode.disk_ns == one.decode.disk_ns > 0
+    assert best(replace(asked, n_cpu_moe=None)).memory.cards
 
 
 def test_recommend_adds_up_the_cards() -> None:

@@ -61,12 +61,10 @@ def test_rates_are_those_of_a_list(uses: list[LayerUse], sizes: list[int], rooms
 
 @given(USES, SIZES)
 def test_with_room_for_all_only_first_uses_miss(uses: list[LayerUse], sizes: list[int]) -> None:
-    seen, misses, lookups = set[tuple[int, int]](), 0, 0
-    for use in uses:
-        asked = {(use.layer, expert) for expert in use.active}
-        if use.phase == "decode":
-            misses, lookups = misses + len(asked - seen), lookups + len(asked)
-        seen |= asked
+    places = [[(use.layer, expert) for expert in set(use.active)] for use in uses]
+    first = {key: uses[index].phase for index in reversed(range(len(uses))) for key in places[index]}
+    misses = sum(phase == "decode" for phase in first.values())
+    lookups = sum(len(keys) for use, keys in zip(uses, places, strict=True) if use.phase == "decode")
     [rate] = lru_hit_rates(uses, sizes, [LAYERS * EXPERTS * max(sizes)])
     assert rate == (pytest.approx(1 - misses / lookups) if lookups else 0.0)
 

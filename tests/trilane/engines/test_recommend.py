@@ -186,6 +186,15 @@ def test_what_does_not_run_has_the_least_memory_with_which_it_would_and_its_spee
     assert recommend(models=["gpt-oss-120b"], **{**OWNER, "ram_gb": 48}).unable
 
 
+def test_of_what_does_not_run_the_least_missing_is_first() -> None:
+    models = ("kimi-k2", "deepseek-v3", "gpt-oss-120b", "glm-4.5-air")
+    unable = recommend(models=models, **{**OWNER, "ram_gb": 16}).unable
+    assert [one.model for one in unable] == ["gpt-oss-120b", "glm-4.5-air", "deepseek-v3", "kimi-k2"]
+    sizes = [one.ram_gib for one in unable]
+    assert sizes[2:] == [None, None]
+    assert sorted(filter(None, sizes)) == sizes[:2]
+
+
 def test_no_more_memory_is_advised_than_the_board_takes() -> None:
     question = RecommendQuestion(OWNER).of("kimi-k2").fit
     assert most_ram_gib(question) == 2 * 2 * 32  # channels, modules of each, GiB of the largest

@@ -266,6 +266,14 @@ def test_what_cannot_be_answered_is_a_sentence(trilane: Trilane, arguments: tupl
     assert sentence in done.err
 
 
+@pytest.mark.parametrize("verb", [("fit",), ("tune",), ("pays", "cache")])
+def test_a_model_is_named_by_its_place_or_by_an_option(trilane: Trilane, verb: tuple[str, ...]) -> None:
+    refused = [trilane(*verb, *model, "--gpu", "abacus") for model in (["eliza"], ["-m", "eliza"], ["--model=eliza"])]
+    assert {done.status for done in refused} == {2}
+    assert len({done.err for done in refused}) == 1
+    assert "there is no model 'eliza'" in refused[0].err
+
+
 def test_a_preset_is_a_machine_and_json_can_be_printed(trilane: Trilane) -> None:
     done = trilane(*MINI[:7], "--machine", "rtx3090-ddr4", "--prompt", "64", "--policies", "fiddler", "--json", "-")
     assert done.json["machine"] == "rtx3090-ddr4"

@@ -22,6 +22,7 @@ from sim.costs.engine import FittedEngine
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.engines.hit_curve import HitCurve
+from trilane.engines.layer_split import LayerSplit, PromptSplit
 from trilane.engines.memory import Splitter
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
@@ -307,26 +308,34 @@ class CardsPlacing(Placing):
     ) -> tuple[dict[Setting, float], float]:
         first, least = self._place(tokens) or 0, self._place(min(self.space.piece_tokens)) or 0
         speed, found, floor = self._with_pieces(tokens), {}, inf
+        splits, steps = speed.splitter.splits, self._steps(speed, threads)
         for pinned in self.space.pinned:
-            costs = self._costs(speed, threads, pinned)
+            costs = self._costs(speed, threads, pinned, steps)
             number = self._best_with_room(speed.splitter, costs, first)
-            split = speed.splitter.splits[number]
             setting = self.first._replace(
-                piece_tokens=tokens, threads=threads, host_layers=split.cpu_layers, pinned=pinned, ts=split.by_card
+                piece_tokens=tokens, threads=threads, host_layers=splits[number].cpu_layers, pinned=pinned,
+                ts=splits[number].by_card,
             )
             found[setting], floor = float(costs[number]), min(floor, float(costs[least:].min()))
         return found, floor
 
-    def _costs(self, speed: EngineSpeed, threads: int, pinned: bool) -> Floats:
+    def _steps(self, speed: EngineSpeed, threads: int) -> Floats:
+        """The parts of a token's time with each split."""
+        asked, one = (speed.shape, speed.hardware, speed.engine), replace(speed.splitter.splits[0], threads=threads)
+        return _parts(step_on_cards(*asked, one, speed.middle_tokens, speed.question.batch), speed.splitter.splits)
+
+    def _costs(self, speed: EngineSpeed, threads: int, pinned: bool, decode_ns: Floats) -> Floats:
         """Times in ms that are compared, of all splits."""
         splits, asked = speed.splitter.splits, (speed.shape, speed.hardware, self.bench.reading(pinned))
-        one, fit = replace(splits[0], threads=threads), self.bench.question.fit
-        step = step_on_cards(*asked, one, speed.middle_tokens, fit.batch)
-        prompt = prompt_on_cards(*asked, one, fit.prompt_tokens)
-        places = [(split.cpu_layers, split.by_card or ()) for split in splits]
-        parts = [np.array([costs.parts(*place) for place in places]).T for costs in (step, prompt)]
+        one, prompt_tokens = replace(splits[0], threads=threads), self.bench.question.fit.prompt_tokens
+        parts = decode_ns, _parts(prompt_on_cards(*asked, one, prompt_tokens), splits)
         waits = speed.disk_ns(np.array([split.cpu_layers for split in splits]), parts[1][-1], threads)
         return self.bench.compared_ms(*([*times, wait] for times, wait in zip(parts, waits, strict=True)))
+
+
+def _parts(costs: LayerSplit | PromptSplit, splits: Sequence[StaticSplit]) -> Floats:
+    """A row for each part of a time, with each of the splits."""
+    return np.array([costs.parts(split.cpu_layers, split.by_card or ()) for split in splits]).T
 
 
 @dataclass(frozen=True)

@@ -98,5 +98,6 @@ def _best_of(shown: Sequence[Standing]) -> str:
     best = Counter({one.policy: one.best_in for one in shown if one.kind == PolicyKind.KEEPS and one.best_in})
     if not best:
         return "No policy that keeps the routing runs in any setting"
-    named = [f"{policy} in {count}" for policy, count in best.most_common(3)]
-    return f"Fastest, or within {TIE:.0%} of it, of {len(all_settings())} settings: {', '.join(named)}"
+    (first, most), *others = best.most_common(3)
+    named = [f"{first} in {most} of {len(all_settings())} settings", *(f"{name} in {count}" for name, count in others)]
+    return f"Fastest, or within {TIE:.0%} of it: {', '.join(named)}"

@@ -73,9 +73,9 @@ def _handles() -> list[Any]:
 def _headline(lines: Mapping[str, Mapping[AskingWay, Scores]]) -> str:
     """Shares of the last group: the blind figures where there are any, else further sources."""
     title, ways = list(lines.items())[-1]
-    shares = (f"{_share(scores, FAR):.0%} of {len(_counted(scores))} {way.value}"
+    shares = (f"{_share(scores, FAR):.0%} of {len(_counted(scores))} figures ({way.value})"
               for way, scores in ways.items() if _counted(scores))
-    return f"Within {FAR:.0%} of what is published, {title}: {', '.join(shares)}"
+    return f"{title[:1].upper()}{title[1:]}: within {FAR:.0%} come {', '.join(shares)}"
 
 
 def _about(groups: Mapping[str, Mapping[AskingWay, Scores]]) -> str:

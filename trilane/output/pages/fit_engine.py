@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trilane.common.units import in_gb
+from trilane.common.units import in_gb, in_gb_and_gib
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
 from trilane.engines.memory import SplitMemory
 from trilane.engines.question import USUAL_POLICIES, Question
@@ -176,8 +176,8 @@ def parts_text(parts: Mapping[str, float], unit: Callable[[float], str]) -> str:
 
 
 def _error(answer: EngineAnswer, question: Question) -> str:
-    several = bool(answer.memory.cards)
-    return error_text(answer.error, answer.regime, question.batch, 1e3 / answer.tpot_ms, answer.measured, several)
+    rate, several = 1e3 / answer.tpot_ms, answer.memory.cards_alone
+    return error_text(answer.error, answer.regime, question.batch, rate, answer.measured, several)
 
 
 def error_text(
@@ -250,7 +250,7 @@ def cards_fact(memory: SplitMemory) -> list[tuple[str, str]]:
     """Row on the layers and the memory of each of several cards."""
     texts = [
         f"{card.name}: {f'{card.blocks} layers, ' if card.blocks else 'unused, '}{in_gb(sum(card.parts.values()))} of "
-        f"{in_gb(card.gpu_bytes)}" for card in memory.cards
+        f"{in_gb_and_gib(card.gpu_bytes)}" for card in memory.cards
     ]
     return [("GPUs, GB", "; ".join(texts))] if texts else []
 
@@ -258,5 +258,5 @@ def cards_fact(memory: SplitMemory) -> list[tuple[str, str]]:
 def _memory(answer: EngineAnswer) -> str:
     memory = answer.memory
     held = sum(memory.gpu_parts.values())
-    whole = "" if answer.cpu_only else f" of {in_gb(memory.gpu_bytes)}"
+    whole = "" if answer.cpu_only else f" of {in_gb_and_gib(memory.gpu_bytes)}"
     return f"{in_gb(held)} GB{whole} = {sizes_text(memory.gpu_parts)}{disk_text(memory.disk_bytes)}"

@@ -122,7 +122,7 @@ def _unable(unable: Sequence[Unable]) -> list[Part]:
         return []
     rows = [[one.model, number(one.params / GB), one.weights, _lack(one)] for one in unable]
     columns = (*_COLUMNS[:3], "\nwhat it lacks")
-    return ["", heading("what does not run"), table(columns, rows, (0, 2, 3), wrap=True)]
+    return ["", heading("what does not run, the least missing first"), table(columns, rows, (0, 2, 3), wrap=True)]
 
 
 def _lack(one: Unable) -> str:

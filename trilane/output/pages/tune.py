@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trilane.common.units import GB, MIB, in_gb
+from trilane.common.units import GB, MIB, in_gb, in_gb_and_gib
 from trilane.engines.question import KV_BITS
 from trilane.engines.routing import statistics_text
 from trilane.engines.tune.drafts import MEASURED_LESS, WORTH_DRAFTING, DraftAnswer, Drafted
@@ -144,7 +144,7 @@ def _faster_cache(tuning: Tuning) -> list[tuple[str, str]]:
 def _error(tuning: Tuning) -> str:
     """Error of decode."""
     rate = 1e3 / tuning.best.tpot_ms
-    several = bool(tuning.best.memory.cards)
+    several = tuning.best.memory.cards_alone
     return error_text(tuning.error, tuning.regime, tuning.question.fit.batch, rate, tuning.measured, several)
 
 
@@ -152,7 +152,7 @@ def _memory(tuning: Tuning) -> list[tuple[str, str]]:
     """By kind, of the GPU and of the host; of all where there is no GPU."""
     best, memory = tuning.best, tuning.best.memory
     parts = memory.gpu_parts
-    of_all = f" of {in_gb(memory.gpu_bytes)}" if tuning.memory_known else ""
+    of_all = f" of {in_gb_and_gib(memory.gpu_bytes)}" if tuning.memory_known else ""
     whole = f"{in_gb(sum(parts.values()))} GB{of_all} = {sizes_text(parts)}"
     if best.cpu_only or tuning.regime == "unified":
         return [("memory", f"{whole}{disk_text(memory.disk_bytes)}")]
@@ -252,7 +252,7 @@ def _other_engines(tuning: Tuning) -> list[Part]:
     rows = [[rival.tuned.engine, *_numbers(rival.tuned, tokens), _compared(rival)] for rival in tuning.others]
     lines = ((f"{rival.tuned.engine}:", rival.tuned.command) for rival in tuning.others)
     commands = [part for engine, line in lines for part in ("", engine, Command(line))]
-    refused = [f"{name}: {why}" for name, why in tuning.refused.items()]
+    refused = [f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in tuning.refused.items()]
     if not rows:
         return ["", *refused] if refused else []
     columns = ("other engines", *_TIMES, f"than {tuning.best.engine}")

@@ -34,7 +34,7 @@ def test_a_bar_for_the_score_a_point_for_each_setting_and_grey_points_for_those_
     }
     assert [round(bar.get_width(), 3) for bar in ax.patches] == [round(0.5 ** (1 / 3), 3), round(0.5 ** 0.5, 3)]
     assert [text.get_text() for text in ax.texts] == ["79%", "71%"]
-    assert picture.figure.get_suptitle() == "Fastest, or within 2% of it, of 16 settings: steady in 2, quick in 1"
+    assert picture.figure.get_suptitle() == "Fastest, or within 2% of it: steady in 2 of 16 settings, quick in 1"
 
 
 def many(count: int) -> list[Standing]:

@@ -93,7 +93,7 @@ def test_the_headline_counts_what_is_not_drawn_too() -> None:
     picture = plot_papers(board(*SCORES, given=["toy-put-in"]), NO_RECORD)
     text = " ".join(each.get_text() for each in picture.findobj(lambda each: hasattr(each, "get_text")))
     text = " ".join(text.split())
-    assert "Within 30% of what is published, Toy: 33% of 3 as studied" in text
+    assert "Toy: within 30% come 33% of 3 figures (as studied)" in text
     assert "1 refused, of another sign than published, or 0" in text
 
 

@@ -107,8 +107,8 @@ def test_what_limits_decode_is_told_as_that_where_more_is_asked() -> None:
 
 def test_memory_that_was_not_named_has_no_size() -> None:
     assert " GB = weights" in facts(tuned(gpu="none"))["memory"]
-    assert " GB of 34.4 = weights" in facts(tuned(gpu="none", ram_gb=32))["memory"]
-    assert " GB of 8.6 = weights" in facts(tuned())["GPU memory"]
+    assert " GB of 34.4 (32 GiB) = weights" in facts(tuned(gpu="none", ram_gb=32))["memory"]
+    assert " GB of 8.6 (8 GiB) = weights" in facts(tuned())["GPU memory"]
 
 
 # --- the page of an idea ----------------------------------------------------------------------------------------------
