@@ -298,7 +298,7 @@ def test_systems_of_papers_say_what_they_were_set_by(name: str) -> None:
 
 
 def test_other_engines_were_set_by_no_published_figure() -> None:
-    kinds_of_prototypes = ("eager", "eager-4bit")  # among whose programs are those of papers
+    kinds_of_prototypes = ("eager", "eager-4bit", "eager-cpp")  # among whose programs are those of papers
     known = (*PAPERS, *RELEASED, *kinds_of_prototypes)
     assert not any(load_engine(name).set_by for name in engine_names() if name not in known)
 
