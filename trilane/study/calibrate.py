@@ -1,8 +1,8 @@
 """Numbers of an engine from times that a program took: as many as there are times, so that simulated plays take these.
 
-One number is found by bracketing, several by least squares, both in logarithms of numbers and times. A kind of programs
-says which numbers its times set, in which order: the first are set with which all times are met, between the ends that
-programs of the kind have; where none are, up to ``BEYOND`` times below and above these.
+One number is found by bracketing, several by least squares, both in logarithms of numbers and times. A number is looked
+for up to ``BEYOND`` times below and above those that programs of its kind have. A kind of programs says which numbers
+its times set, in which order: the first with which all times are met, are set.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -82,17 +82,15 @@ def calibrated(timed: Sequence[TimedPlay], keys: Sequence[str] | None = None) ->
 
 
 def set_in_order(errors: LogErrors, engine: str, times: int) -> dict[str, float]:
-    """The first ``times`` numbers in the order of a kind of programs with which all errors are 0, within its ends if
-    possible.
+    """The first ``times`` numbers in the order of a kind of programs with which all errors are 0.
 
     Raises CalibrationError for an engine that states no order, or for fewer numbers than times; UnreachedError with the
     values that come nearest.
     """
     nearest: UnreachedError | None = None
-    choices = list(combinations(order_of(engine, times), times))
-    for beyond, keys in product((1.0, BEYOND), choices):
+    for keys in combinations(order_of(engine, times), times):
         try:
-            return solved(errors, {key: bounds_of(engine, key, beyond) for key in keys})
+            return solved(errors, {key: bounds_of(engine, key) for key in keys})
         except UnreachedError as error:
             nearest = error if nearest is None or abs(error.worst) < abs(nearest.worst) else nearest
     assert nearest is not None
@@ -150,15 +148,14 @@ def _several(errors: LogErrors, bounds: Mapping[str, Bounds]) -> dict[str, float
     return at(solution.x)
 
 
-def bounds_of(engine: str, key: str, beyond: float = BEYOND) -> Bounds:
-    """Ends between which a number of an engine is looked for, ``beyond`` times those that programs of its kind have.
-    Raises CalibrationError for one that has no value."""
+def bounds_of(engine: str, key: str) -> Bounds:
+    """Ends between which a number of an engine is looked for. Raises CalibrationError for one that has no value."""
     loaded = load_engine(engine)
     number = loaded.flat().get(key)
     if number is None or not isinstance(number.value, int | float) or number.value <= 0:
         raise CalibrationError(f"engine {engine!r}: expected a value above 0 of {key}, around which to look for it")
     spread = loaded.spread.get(key)
-    ends = (number.value / ANY, number.value * ANY) if spread is None else (min(spread) / beyond, max(spread) * beyond)
+    ends = (number.value / ANY, number.value * ANY) if spread is None else (min(spread) / BEYOND, max(spread) * BEYOND)
     return Bounds(*(_allowed(engine, key, end, number.value if spread is None else max(spread)) for end in ends))
 
 

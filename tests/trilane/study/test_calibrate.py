@@ -33,16 +33,6 @@ def test_a_time_that_no_value_gives_says_how_far_the_nearest_is() -> None:
     assert error.value.nearest == pytest.approx({LAYER: 800_000 / calibrate.ANY})
 
 
-def test_a_number_within_the_ends_of_its_kind_goes_before_one_beyond_them() -> None:
-    planted = timed("tpot_ms", {"software.link_share": 0.35}, engine="eager", cached_share=0.2)
-    assert list(calibrated([planted])) == ["software.link_share"]  # layer_ns, the first, would be beyond 2 ms
-
-
-def test_a_time_that_no_number_gives_within_the_ends_is_met_beyond_them() -> None:
-    beyond = timed("tpot_ms", {LAYER: 5e6}, engine="eager", cached_share=0.7)
-    assert calibrated([beyond]) == pytest.approx({LAYER: 5e6}, rel=0.01)
-
-
 def test_as_many_numbers_as_times() -> None:
     with pytest.raises(CalibrationError, match="expected as many numbers as times, got 1 for 2"):
         calibrated([TimedPlay(SHORT, "tpot_ms", 9.0)] * 2, [LAYER])

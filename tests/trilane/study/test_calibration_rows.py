@@ -77,7 +77,7 @@ def test_a_time_that_only_other_numbers_explain_names_these(tmp_path: Path) -> N
 
 
 def test_the_engine_that_is_written_plays_the_same_and_its_range_is_narrower(tmp_path: Path) -> None:
-    rows = read_speed_rows(rows_file(tmp_path, {"software.layer_ns": 1.1e6}), "eager")
+    rows = read_speed_rows(rows_file(tmp_path, PLANTED), "eager")
     found = calibrate_rows(rows, "eager")
     write_engine(found, path := tmp_path / "mine.yaml", "rows.csv")
     mine = load_engine(str(path))
