@@ -64,12 +64,13 @@ class Linear(NamedTuple):
 
 
 def observations_of(rows: Iterable[MeasuredRow]) -> list[Observation]:
-    """The speeds of rows that can be predicted."""
+    """The speeds of rows that can be predicted, and are not put in."""
     return [
         Observation(row, quantity)
         for row in rows
         for quantity in QUANTITIES
         if measured(row).of(quantity) is not None and (quantity == "decode" or row.prompt_tokens is not None)
+        and not row.sets(quantity)
     ]
 
 

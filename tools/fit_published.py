@@ -5,8 +5,8 @@ what is published of a kind of text.
 
 Fitted are the share of the preferences and the autocorrelation of what changes, each times a factor: both factors to
 several hit rates of LRU caches, one and the same for both to a single statistic. To the popularity over all texts the
-share of preferences common to them is fitted. The rest is that of ``STARTS``, the most alike of the models that have a
-trace or statistics of whole texts; all layers are equally skewed.
+share of preferences common to them is fitted. The rest is that of the statistic's ``start``, the most alike of the
+models that have a trace or statistics of whole texts; all layers are equally skewed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from traces.synthesis.routing_model import KINDS, PUBLISHED, Residual, RoutingMo
 from trilane.common.files import atomic_path
 
 _HEAD = "# Made by `python -m tools.fit_published`: see there.\n"
-STARTS: Mapping[str, str] = {"olmoe-1b-7b": "qwen"}
-START = "deepseek-v2-lite"  # fine-grained experts next to shared ones
 OTHER_SEED = 10_000  # of the texts that residuals are taken from
 STEPS = (0.4, 0.2, 0.1, 0.05, 0.025, 0.0125)  # of the logarithms of factors
 MOST = 0.98  # of the preferences, common to all texts
@@ -36,8 +34,8 @@ MOST = 0.98  # of the preferences, common to all texts
 
 def main() -> None:
     """Fit, and write the files aside and rename them."""
-    models = dict.fromkeys(one.model for one in published_routing() if one.fitted and not one.kind)
-    fits = [fit_model(model, stored_models()[STARTS.get(model, START)]).to_dict() for model in models]
+    starts = {one.model: one.start for one in published_routing() if one.start}
+    fits = [fit_model(model, stored_models()[start]).to_dict() for model, start in starts.items()]
     _write(PUBLISHED, {fit.pop("name"): fit for fit in fits})
     stored_models.cache_clear()
     _write(KINDS, fit_kinds())

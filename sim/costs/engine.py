@@ -46,10 +46,9 @@ Option = Literal["whole_files", "drafts", "expert_cache", "no_device", "hidden_d
 class GpuWork(NamedTuple):
     """The GPU, in an engine that was fitted to measured speeds.
 
-    Times of a layer hold for a card of ``layer_ops_per_s`` and grow as (that / its own) ** ``layer_exponent``. Rates of
-    products with weights are shares of the card's 8-bit integer rate, those within attention of its 16-bit rate, since
-    weights are multiplied by 8-bit activations and keys by 16-bit queries; of the rows of a step, all but the first
-    take time in addition to reading the weights.
+    Times of a layer hold for a card of ``layer_ops_per_s`` and grow as (that / its own) ** ``layer_exponent``. Products
+    of weights are with 8-bit activations, at shares of the card's 8-bit integer rate; those within attention at ones of
+    its 16-bit rate. Of a step's rows, all but the first take time in addition to reading the weights.
     """
 
     layer_ns: Mapping[LayerKind, Sourced[Ns]]
@@ -80,8 +79,9 @@ class CpuAttention(NamedTuple):
 
     tile_rows: Sourced[Annotated[int, at_least(1)]]  # fewer of a sequence are computed one after another
     tile_bits: Sourced[Bits]  # so are keys and values of fewer
-    products_per_cycle: Sourced[Factor]  # as those of weights
-    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key
+    products_per_cycle: Sourced[Factor]  # of tiles, as those of weights
+    row_products_per_cycle: Sourced[Factor]  # of one query after another
+    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key, of any width
     unpack_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of each element of fewer than 16 bits
 
 
@@ -106,8 +106,7 @@ class CpuWork(NamedTuple):
     cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     ceiling_flops_per_s: Sourced[Rate]
     flash: CpuAttention
-    every_layer: Sourced[bool] | None = None  # whether it takes its turn in every layer, after the GPU's experts and
-    # also without any of its own: ``layer_ns`` is then a wait of every layer
+    every_layer: Sourced[bool] | None = None  # whether every layer waits ``layer_ns``, after the GPU's experts
 
 
 class PromptWork(NamedTuple):
@@ -140,8 +139,8 @@ class _Engine:
     and let the experts of a layer share kernels. ``decides``: whether the host waits for the routing and decides in
     every layer. ``splits``: whether the GPU has all experts of some layers, or some experts of every layer. ``set_by``:
     published figures, by their ids in ``trilane papers``, from which numbers of the engine or of its machine were
-    taken; a file that is ``like`` another one and has more of them repeats the other's. ``vendors``: those of GPUs that
-    it runs on; None: any. ``reads``: files of weights (``traces.models.quantisation``); None: any.
+    taken; those of a file that it is ``like``, too. ``vendors``: those of GPUs that it runs on; ``reads``: files of
+    weights (``traces.models.quantisation``); None: any.
     """
 
     name: Name
@@ -390,11 +389,12 @@ def _bundled(name: str, depth: int) -> dict[str, Any]:
 
 
 def _over(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """A mapping with some of its entries changed, section by section; a number is changed as a whole, and an empty
-    section stands for itself."""
+    """A mapping with some of its entries changed, section by section; a number is changed as a whole, an empty section
+    stands for itself, and what set the base set numbers of this one, too."""
     merged = dict(base)
     for key, value in changed.items():
         old = merged.get(key)
         section = isinstance(value, dict) and value and "source" not in value and isinstance(old, dict)
-        merged[key] = _over(old, value) if section and old is not None else value
+        both = [*(old or ()), *value] if key == "set_by" and isinstance(value, list) else value
+        merged[key] = _over(old, value) if section and old is not None else both
     return merged

@@ -240,12 +240,13 @@ class CpuProcessor(Processor):
         return self.work.cache_bits.value
 
     def attention_ns(self, work: AttentionWork, kind: LayerKind, rows: int, sequences: int) -> float:
-        """Tiles of queries share what they prepare; of rows one by one, each pair takes its cycles in addition."""
+        """Tiles of queries share what they prepare; of rows one by one, each pair takes its cycles in addition: its
+        exponential, the sum over a vector, calls."""
         flash, products = self.work.flash, work.flops / 2
-        cycles = products / flash.products_per_cycle.value
-        if rows < flash.tile_rows.value * sequences or work.bits < flash.tile_bits.value:
-            cycles += work.pairs * flash.pair_cycles.value
-            cycles += products * flash.unpack_cycles.value if work.bits < WIDE_BITS else 0.0
+        if rows >= flash.tile_rows.value * sequences and work.bits >= flash.tile_bits.value:
+            return products / flash.products_per_cycle.value / self._cycles_per_s * 1e9
+        cycles = products / flash.row_products_per_cycle.value + work.pairs * flash.pair_cycles.value
+        cycles += products * flash.unpack_cycles.value if work.bits < WIDE_BITS else 0.0
         return cycles / self._cycles_per_s * 1e9
 
     def expert_ns(self, size: float, bits: float, flops: float, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

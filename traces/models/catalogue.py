@@ -26,7 +26,7 @@ from trilane.common.yaml_files import read_bundled, read_yaml
 
 _FILE = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
-_MINI_MODELS = ("mini-deepseek", "mini-moe")
+MINI_MODELS = ("mini-deepseek", "mini-moe")
 _CONFIG, _GGUF = "config.json", ".gguf"
 _NOT_SHAPE = ("gguf_arch", "published_params", "router")  # keys of models.yaml about the model rather than its shape
 _LENGTHS = Path(__file__).with_name("trained_lengths.yaml")
@@ -36,7 +36,7 @@ _Text = Annotated[str, NOT_EMPTY]
 
 def model_names() -> list[str]:
     """All names that ``load_model`` accepts; a mini model only if its trace is bundled."""
-    return sorted([*_entries(), *aliases(), *(name for name in _MINI_MODELS if bundled_trace(name))])
+    return sorted([*_entries(), *aliases(), *(name for name in MINI_MODELS if bundled_trace(name))])
 
 
 def load_model(name: str) -> ModelShape:
@@ -99,7 +99,7 @@ def _meant(name: str) -> str:
 
 @cache
 def _known() -> frozenset[str]:
-    return frozenset((*_entries(), *aliases(), *_MINI_MODELS))
+    return frozenset((*_entries(), *aliases(), *MINI_MODELS))
 
 
 @lru_cache(maxsize=256)
@@ -116,7 +116,7 @@ def _load(parts: ModelName, path: Path | None, changed_ns: int) -> ModelShape:
         return replace(load_model(aliases()[name].model), name=name)
     if name in _entries():
         return _shape(name, _entries()[name])
-    if trace := name in _MINI_MODELS and bundled_trace(name):
+    if trace := name in MINI_MODELS and bundled_trace(name):
         return replace(read_trace(find_trace(trace)).shape, name=name)
     raise ShapeError(unknown("model", name, model_names(), "trilane models"))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from traces.models.catalogue import alike_in_counts, catalogue_entry, model_file
+from traces.models.catalogue import MINI_MODELS, alike_in_counts, catalogue_entry, model_file
 from traces.models.hf_config import ConfigKeys
 from traces.models.names import parted
 from traces.models.shape import ModelShape, ShapeError
@@ -39,7 +39,6 @@ class ModelRouter:
 
 
 _MINI = ModelRouter("loss", "softmax", _TRAINING)
-_MINI_MODELS = {"mini-deepseek": _MINI, "mini-moe": _MINI}
 
 
 def router_of(shape: ModelShape) -> ModelRouter | None:
@@ -47,8 +46,8 @@ def router_of(shape: ModelShape) -> ModelRouter | None:
     model's file says. None: not known. Raises ShapeError for an entry or a file that is faulty.
     """
     name = parted(shape.name).model.lower()
-    if name in _MINI_MODELS:
-        return _MINI_MODELS[name]
+    if name in MINI_MODELS:
+        return _MINI
     entry = catalogue_entry(name) or alike_in_counts(shape)
     if entry is not None:
         return read_router(entry.get("router"), name)

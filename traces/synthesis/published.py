@@ -35,6 +35,7 @@ class PublishedRouting:
     source: Name
     note: Name
     kind: str = ""  # of text, to which alone it belongs
+    start: str = ""  # stored routing whose other numbers a fit to it keeps
 
     @property
     def sizes(self) -> tuple[float, ...]:

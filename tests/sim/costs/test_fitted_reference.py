@@ -32,7 +32,7 @@ NUMBERS = {
     "gpu.unpacked_products.latent": 2.5, "gpu.attention_share": 0.05, "gpu.expert_product_share": 0.2,
     "gpu.expert_ns": 900, "gpu.tile_rows": 10, "gpu.coded_products.table": 0.5,
     "cpu.cache_factor.grouped": 4, "cpu.cache_factor.latent": 6, "cpu.cache_bits": 14, "cpu.state_ns": 31_000,
-    "cpu.flash.pair_cycles": 70,
+    "cpu.flash.row_products_per_cycle": 0.8, "cpu.flash.pair_cycles": 70,
 }
 ENGINE_USED = ENGINE.with_numbers(NUMBERS)
 # Of ENGINE on machine(), see there: reading, 8-bit and 16-bit products, caches; the CPU's
@@ -62,7 +62,7 @@ def on_cpu(kind: Attention, rows: int, cached: float, states: int, pairs: float)
     """A layer's attention on the CPU, in s: three parallel regions."""
     fixed = 3 * 2e-6 + (31e-6 if kind.reach == "state" else 0)
     cache = cached * kind.kv_width * 14 / 8 * (6 if kind.reach == "full" else 4) / READ_CPU
-    cycles = a_pair(kind) / 2 * (1 / 1 + 3) + kind.heads * 70  # keys and values of 8.5 bits are not tiled
+    cycles = a_pair(kind) / 2 * (1 / 0.8 + 3) + kind.heads * 70  # keys and values of 8.5 bits are not tiled
     scores = cycles * pairs / (10 * 2.5e9)
     return matrix_on_cpu(kind.params, rows) + max(cache, scores) + 2 * states * kind.state_bytes / READ_CPU + fixed
 

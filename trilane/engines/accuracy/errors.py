@@ -221,12 +221,12 @@ def errors_of(
     rows: Iterable[MeasuredRow], predictions: Predictions, quantity: Quantity,
     inside: Mapping[str, bool] | None = None,
 ) -> Errors | None:
-    """Statistics of the rows that have this speed, measured and predicted; None if there are none."""
+    """Statistics of the rows that have this speed, measured and predicted, and not put in; None if there are none."""
     by_machine: dict[str, list[float]] = {}
     in_band: list[bool] = []
     for row in rows:
         error = error_of(row, predictions, quantity)
-        if error is not None:
+        if error is not None and not row.sets(quantity):
             by_machine.setdefault(row.machine, []).append(error)
             in_band += [inside[row.id]] if inside and row.id in inside else []
     errors = [error for own in by_machine.values() for error in own]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from sim.costs.engine import FittedEngine, NumaMode, load_fitted
 from sim.costs.kernel_costs import Copies
@@ -49,7 +49,8 @@ class MeasuredRow:
     prompt. ``copies``: host memory from which experts are copied, where the row states it; None, as the engine does by
     itself. ``numa``: the mode of ``--numa``. ``quality``: A, the setting is fully stated; B, one thing is ``assumed``;
     C, for a sanity check. ``left_out``: why it is not asked. ``fault``: why it is asked, but counts in no score and no
-    fit. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24.
+    fit. ``put_in``: its speeds of which the same is true, since a number of its engine that is not fitted was taken
+    from them. ``ts``: layers of each of several GPUs, the quickest first, as -ts counts them: 25,24.
     """
 
     id: Name
@@ -75,6 +76,7 @@ class MeasuredRow:
     quality: Name = ""
     left_out: Name = ""
     fault: Name = ""
+    put_in: Literal["", "decode", "prompts", "both"] = ""
     source: str = ""
     date: Name = ""
     setting: str = ""
@@ -93,6 +95,10 @@ class MeasuredRow:
         """True if it counts in scores and fits."""
         return not self.left_out and not self.fault and self.quality in SCORED_QUALITIES
 
+    def sets(self, quantity: Literal["decode", "prompts"]) -> bool:
+        """True if its speed of this kind is put in."""
+        return self.put_in in (quantity, "both")
+
     @property
     def shape_name(self) -> str:
         """The model in its weights, as ``load_model`` takes it."""
@@ -104,7 +110,7 @@ def read_rows(path: str | Path = BUNDLED) -> list[MeasuredRow]:
     return read_csv(MeasuredRow, path, "a CSV file of measured speeds", RowsError)
 
 
-COLUMNS = tuple(field.name for field in fields(MeasuredRow) if field.name not in ("left_out", "fault"))
+COLUMNS = tuple(field.name for field in fields(MeasuredRow) if field.name not in ("left_out", "fault", "put_in"))
 
 
 def write_template(path: str | Path) -> None:

@@ -81,11 +81,12 @@ def pairs_of(rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[
 
 
 def _pair(quantity: Quantity, one: MeasuredRow, other: MeasuredRow, predictions: Predictions) -> Pair | None:
-    """The pair; None if the rows differ in more or nothing, have no such speeds, or none that differ enough."""
+    """The pair; None if the rows differ in more or nothing, have no such speeds, or none that differ enough,
+    or one is put in."""
     speeds = [measured(row).of(quantity) for row in (one, other)]
     predicted = [predictions.get(row.id, Speeds()).of(quantity) for row in (one, other)]
     differences = [name for name in SETTINGS[quantity] if getattr(one, name) != getattr(other, name)]
-    if len(differences) != 1 or differences[0] in _LENGTHS:
+    if len(differences) != 1 or differences[0] in _LENGTHS or one.sets(quantity) or other.sets(quantity):
         return None
     match speeds, predicted:
         case [float(a), float(b)], [float(p), float(q)] if max(a, b) > (1 + MOVED) * min(a, b):

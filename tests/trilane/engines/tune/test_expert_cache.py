@@ -31,11 +31,11 @@ def speed(question: Question = ASKED, memory_gib: float = 12) -> CachedSpeed:
 
 
 def test_hit_rates_are_near_those_that_were_logged() -> None:
-    """Of a short answer from an empty cache, where a long run was logged; the routing is fitted to what was logged."""
+    """Below them: of a short answer from an empty cache. Logged was a long run; the routing is fitted to it."""
     curve = CacheCurve(routing_for(Question(model="qwen3.8-flash-next", gpu="rtx-3060", ram="ddr4-3200")).trace)
     size = curve.trace.shape.routed_bytes
     for share, logged in FLASH_NEXT.items():
-        assert curve.point("lru", round(share * size)).hit_rate_decode == pytest.approx(logged, abs=0.08)
+        assert 0.05 < logged - curve.point("lru", round(share * size)).hit_rate_decode < 0.075
 
 
 def test_rates_between_two_sizes_are_on_a_straight_line() -> None:

@@ -38,7 +38,7 @@ from trilane.engines.tune.tuned import Tuned, Workbench
 
 FILES = sorted((ROOT / "docs/validation/llama.cpp/tune").glob("*.csv"))
 WITHIN = 0.05
-TOO_LONG = {"deepseek-v2-lite": 0.210, "olmoe-1b-7b": 0.113, "qwen3-30b-a3b": 0.121}  # by parts, over what was measured
+TOO_LONG = {"deepseek-v2-lite": 0.227, "olmoe-1b-7b": 0.132, "qwen3-30b-a3b": 0.139}  # by parts, over what was measured
 PROFILE = str(ROOT / "docs/validation/llama.cpp/engine.yaml")  # of this machine
 each_way = pytest.mark.parametrize(
     ("path", "engine"), [(path, engine) for path in FILES for engine in (None, PROFILE)],
