@@ -5,11 +5,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test test-llama test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
+.PHONY: help demo test test-page test-llama test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
 
 help:
 	@echo "make demo    compare policies on two bundled scenarios; pictures and a timeline of the first go to out/"
 	@echo "make test    lint, types, import rules and all tests (installs torch and transformers)"
+	@echo "make test-page  the page in a browser (installs the extra page and Playwright, and with apt-get Chromium)"
 	@echo "make test-llama  the tests that run llama.cpp (installs the package xllamacpp)"
 	@echo "make test-deep  the same with more examples, whole cross products, and the notebooks"
 	@echo "make mutation  plant 300 faults (SEED=2 for others), print those that the tests do not find, and the score (an hour and a half)"
@@ -44,12 +45,19 @@ demo: $(VENV)/simulator.stamp
 test: lint types
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Chromium is Debian's or Ubuntu's; TRILANE_CHROMIUM names another. Root may install it, others with sudo.
+test-page: $(VENV)/page.stamp
+	@command -v chromium >/dev/null || [ -n "$$TRILANE_CHROMIUM" ] || ! command -v apt-get >/dev/null || \
+	  { $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -qy chromium; }
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/page
+
 test-llama: $(VENV)/llama.stamp
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m llama
 
 test-deep: lint types
 	TRILANE_TESTS=deep PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+AS_ROOT = $$([ "$$(id -u)" = 0 ] || echo sudo)
 SEED ?= 1
 
 mutation: $(VENV)/tests.stamp
@@ -112,6 +120,10 @@ $(VENV)/tests.stamp: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/llama.stamp: $(VENV)/tests.stamp
 	$(PIP) -e '.[llama]'
+	@touch $@
+
+$(VENV)/page.stamp: $(VENV)/tests.stamp
+	$(PIP) -e '.[page,browser]'
 	@touch $@
 
 $(BIN)/pip:

@@ -24,6 +24,7 @@ __all__ = [
 MODULES = (  # a module's policies are listed in the order of their definition
     "policies.baselines.static",
     "policies.papers.llama_cpp",
+    "policies.papers.strata",
     "policies.papers.ktransformers",
     "policies.papers.moe_lightning",
     "policies.papers.deepspeed",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from realrun.llama_cpp.abi import has_library
+from tests.kit.browser import has_page
 from tests.kit.depth import DEEP, left_out
 from trilane.common.gc_paused import collect_seldom
 
@@ -39,6 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     for item in items:
+        if item.get_closest_marker("page") and not has_page():
+            item.add_marker(pytest.mark.skip(reason="needs the extra page, Playwright and Chromium: make test-page"))
         if item.get_closest_marker("llama") and not has_library():
             item.add_marker(pytest.mark.skip(reason="needs the package xllamacpp: make test-llama"))
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("policies", "realrun", "sim", "tools", "traces", "trilane")
 SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
-MOST_LINES_OF_SIM, MOST_LINES_OF_A_FILE = 8_200, 400
+MOST_LINES_OF_SIM, MOST_LINES_OF_A_FILE = 8_600, 400
 ENGINES = frozenset(path.stem for path in (ROOT / "sim" / "costs" / "engines").glob("*.yaml"))
 MATCHING = ("startswith", "endswith", "removesuffix", "removeprefix", "match", "search", "fullmatch", "sub", "get")
 ELLIPTIC = re.compile(r"(Of|What(?! if )|Whether|Where|Those|The same)\b")
@@ -201,10 +201,11 @@ def literals_of_engines(modules: dict[str, ast.Module], names: frozenset[str]) -
 
 
 def test_what_an_engine_does_is_asked_of_its_traits_alone() -> None:
-    """Defaults are named: the plain engine, that of policies in a question, and the usual ones of cards."""
+    """Defaults are named: the plain engine, that of policies in a question, the usual ones of cards, and the one that
+    made the requests of a file."""
     assert list(comparisons_of_engines(parsed(), ENGINES)) == []
     rooms = {name: tree for name, tree in parsed().items() if name.startswith(("sim.", "trilane.engines."))}
-    defaults = {"sim.costs.engine", "trilane.engines.question"}
+    defaults = {"sim.costs.engine", "trilane.engines.question", "trilane.engines.strata.predictions"}
     assert literals_of_engines(rooms, ENGINES) <= defaults
 
 
@@ -220,3 +221,33 @@ def test_a_comparison_of_an_engines_name_would_be_found(text: str) -> None:
 def test_labels_are_compared_as_members_of_their_enum() -> None:
     outside = [(path, text) for path, text in SOURCES.items() if path.name != "vocabulary.py"]
     assert lines_with(r"""["'](clairvoyant|changes routing|synthetic trace)["']( (not )?in\b|\s*==)""", outside) == []
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+OF_THE_SERVER = {"trilane.page.server", "trilane.page.workers"}  # bytes that it keeps
+OF_THE_PAGE = {"trilane.verbs.explore", "trilane.verbs.share"}
+
+
+def arithmetic(modules: dict[str, ast.Module]) -> list[str]:
+    return [f"{module}:{node.lineno}" for module, tree in modules.items() for node in ast.walk(tree)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ARITHMETIC)]
+
+
+def test_the_page_computes_nothing() -> None:
+    """Its records hold numbers of the same functions as the verbs' answers."""
+    page = {name: tree for name, tree in parsed().items() if name.startswith("trilane.page")}
+    assert arithmetic({name: tree for name, tree in page.items() if name not in OF_THE_SERVER}) == []
+
+
+def test_arithmetic_would_be_found() -> None:
+    assert arithmetic({"a": ast.parse("x = 1000 / tpot_ms")}) == ["a:1"]
+
+
+def test_no_other_verb_imports_the_page() -> None:
+    others = {name: tree for name, tree in parsed().items() if not name.startswith("trilane.page")}
+    importing = {name for name, tree in others.items() if any(
+        each.startswith("trilane.page") for each in imported(name, tree, parsed())
+    )}
+    assert importing <= OF_THE_PAGE

@@ -1,6 +1,7 @@
 """The two drawings of the documentation: a token's way through one layer, and the packages with their imports.
 
-``python -m tools.draw_docs`` writes them into ``docs/``. The same sources give the same bytes.
+``python -m tools.draw_docs`` writes them into ``docs/``, and the first into the page, too. The same sources give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trilane.output.figures.figure_files import default_settings
 from trilane.output.figures.marks import BLUE, GREEN, INK, ORANGE
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS.parent / "trilane" / "page" / "assets"
 _GPU, _HOST, _LINK, _PAPER = "#E3EEF7", "#E3F3ED", "#FBF0DA", "#FFFFFF"  # paler than the colours of the lanes
 Point = tuple[float, float]
 
@@ -36,7 +38,8 @@ class Room:
 
 
 ROOMS: Mapping[str, Room] = {
-    "trilane.verbs": Room(10, 5.0, 4.6, "the command line", ("trilane.cli",)),
+    "trilane.verbs": Room(11, 5.0, 4.6, "the command line", ("trilane.cli",)),
+    "trilane.page": Room(10, 5.0, 4.6, "the page in the browser, and the report"),
     "trilane.output": Room(9, 5.0, 4.6, "pages and figures: every sentence and picture"),
     "trilane.fit": Room(8, 5.0, 4.6, "an engine and the best policy, side by side"),
     "trilane.study": Room(7, 5.0, 4.6, "many simulated runs: compare, sweep, pays, papers"),
@@ -254,3 +257,4 @@ def drawing(name: str) -> bytes:
 if __name__ == "__main__":
     for name in DRAWINGS:
         (DOCS / name).write_bytes(drawing(name))
+    (PAGE / "token.svg").write_bytes(drawing("token.svg"))

@@ -1,8 +1,8 @@
 """Train a mini model on a folder of text, on one CPU thread, within a number of minutes or of steps.
 
 ``python -m tools.mini_train --model mini-moe --corpus FOLDER -o DIR --minutes 50``. Run again to resume: DIR holds the
-checkpoint, the log (``log.jsonl``) and, in ``DIR/model``, the model as the Hugging Face library loads it. The two
-models have real routing topologies, and are small enough for one core.
+checkpoint, the log (``log.jsonl``) and, in ``DIR/model``, the model as the Hugging Face library loads it. The models
+have real routing topologies, and are small enough for one core.
 """
 
 from __future__ import annotations
@@ -55,16 +55,25 @@ def deepseek_config(vocab: int = VOCAB, layers: int = 27) -> DeepseekV2Config:
     )
 
 
-def moe_config(vocab: int = VOCAB, layers: int = 8) -> Qwen3MoeConfig:
-    """A model to run in tests and on small machines: 8 MoE layers, 16 experts, top-2 renormalised, 5.5 M weights."""
+def moe_config(vocab: int = VOCAB, layers: int = 8, finer: int = 1) -> Qwen3MoeConfig:
+    """A model to run in tests and on small machines: 8 MoE layers, 16 experts, top-2 renormalised, 5.5 M weights.
+
+    ``finer``: the same weights in so many times the experts, of which a token gets so many times more.
+    """
     return Qwen3MoeConfig(
-        vocab_size=vocab, num_hidden_layers=layers, intermediate_size=256, moe_intermediate_size=96, num_experts=16,
-        num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], num_key_value_heads=2,
+        vocab_size=vocab, num_hidden_layers=layers, intermediate_size=256, moe_intermediate_size=96 // finer,
+        num_experts=16 * finer, num_experts_per_tok=2 * finer, norm_topk_prob=True, decoder_sparse_step=1,
+        mlp_only_layers=[], num_key_value_heads=2,
         **{"head_dim": 32, **COMMON},
     )
 
 
-MODELS = {"mini-deepseek": (DeepseekV2ForCausalLM, deepseek_config), "mini-moe": (Qwen3MoeForCausalLM, moe_config)}
+MODELS: Mapping[str, tuple[Any, Callable[..., Any]]] = {
+    "mini-deepseek": (DeepseekV2ForCausalLM, deepseek_config),
+    "mini-deepseek-8": (DeepseekV2ForCausalLM, partial(deepseek_config, layers=9)),  # 8 MoE layers, to be run often
+    "mini-moe": (Qwen3MoeForCausalLM, moe_config),
+    "mini-moe-32": (Qwen3MoeForCausalLM, partial(moe_config, finer=2)),  # 32 experts, top-4, as gpt-oss-20b
+}
 
 
 def build_model(name: str, seed: int, **sizes: int) -> PreTrainedModel:

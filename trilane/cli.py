@@ -25,6 +25,7 @@ _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 _GROUPS = {  # of --help, in its order: verbs with their modules
+    "Look at answers in the browser": {"explore": "explore", "report": "explore"},
     "Choose a model, a machine and settings": {
         "recommend": "recommend", "tune": "tune", "fit": "questions", "pays": "questions",
     },
@@ -33,7 +34,7 @@ _GROUPS = {  # of --help, in its order: verbs with their modules
         "plot": "sweeps", "cache-curve": "cache_curve", "leaderboard": "boards", "papers": "boards",
     },
     "Measure on this machine": {
-        "smoke": "smoke", "profile": "profile", "measure": "measure", "validate": "validate",
+        "smoke": "smoke", "profile": "profile", "measure": "measure", "validate": "validate", "quality": "quality",
     },
     "Look up": {
         "accuracy": "boards", "policies": "catalogues", "models": "catalogues", "hardware": "catalogues",

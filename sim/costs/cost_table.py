@@ -110,6 +110,10 @@ class CostTable:
     prompt_layer_ns: Ns = 0  # the same in a prompt, in addition
     serial: bool = False  # the CPU's experts of a layer wait for the GPU's, and for their copies
     serial_copies: bool = False  # a copy that a layer waits for begins when the GPU has done what it was given
+    kernel_copies: bool = False  # the GPU makes such copies itself: it does nothing else, then runs what it has copied
+    permille_before_barrier: Permille | None = None  # of a CPU expert's time, in a pool of threads
+    barrier_ns: Ns = 0  # at that barrier; a part of ``first_cpu_ns``
+    step_ns: Ns = 0  # of the host before each step, while nothing is launched
     draft: DraftWork = NO_DRAFTS
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
-from sim.costs.software import Bits, Calibrated, CardsWork, Factor, Ns, NumberRange, Rate, Share, Software
+from sim.costs.software import Calibrated, CardsWork, CpuAttention, Factor, Ns, NumberRange, Rate, Share, Software
+from sim.costs.window_work import WindowWork
 from sim.machine.hardware import Hardware
 from sim.machine.parts import Instructions, Vendor
 from sim.machine.plausibility import HardwareError
@@ -37,7 +38,7 @@ CopiedExperts = Literal["used", "all"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
-Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang"]  # of command lines
+Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang", "strata"]  # of command lines
 _DEEPEST = 8  # of files that are like others, which are like others
 BackEnd = Literal["vulkan", "metal", "rocm"]
 Option = Literal["whole_files", "drafts", "expert_cache", "no_device", "hidden_device"]
@@ -72,17 +73,7 @@ class GpuWork(NamedTuple):
     state_reads: Sourced[Factor]  # linear attention of prompts: rate of reading keys and queries over the memory's
     expert_ns: Sourced[Ns]  # of an expert's own kernels, where those of many rows are multiplied one after another
     vendor_product_share: Mapping[str, Sourced[Factor]]
-
-
-class CpuAttention(NamedTuple):
-    """Kernels of attention on the CPU: in tiles of queries, or of one query after another."""
-
-    tile_rows: Sourced[Annotated[int, at_least(1)]]  # fewer of a sequence are computed one after another
-    tile_bits: Sourced[Bits]  # so are keys and values of fewer
-    products_per_cycle: Sourced[Factor]  # of tiles, as those of weights
-    row_products_per_cycle: Sourced[Factor]  # of one query after another
-    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key, of any width
-    unpack_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of each element of fewer than 16 bits
+    vendor_layers: Mapping[str, Sourced[Factor]] | None = None  # fixed times over those that ``layer_ns`` gives
 
 
 class CpuWork(NamedTuple):
@@ -106,6 +97,7 @@ class CpuWork(NamedTuple):
     cache_bits: Sourced[Factor]  # as the GPU's, of both kinds
     ceiling_flops_per_s: Sourced[Rate]
     flash: CpuAttention
+    instructions: Mapping[Instructions, Sourced[Factor]] | None = None  # times what a core does in a cycle
     every_layer: Sourced[bool] | None = None  # whether every layer waits ``layer_ns``, after the GPU's experts
 
 
@@ -253,6 +245,7 @@ class FittedEngine(_Engine):
     cpu: CpuWork
     prompt: PromptWork
     cards: CardsWork | None = None  # None: it takes one GPU
+    window: WindowWork | None = None  # None: a step computes one token of each sequence
     kernels: Kernels | None = None  # measured on one machine: those of machines without a GPU, in place of the others
     gpu_kernels: Kernels | None = None  # measured on one GPU: those of machines with one, in place of the others
     split: SplitKernels | None = None  # experts that stay with the CPU next to it

@@ -138,6 +138,7 @@ class GpuProcessor(Processor):
     def attention_fixed_ns(self, kind: LayerKind) -> float:
         work = self.work
         slower = math.pow(work.layer_ops_per_s.value / self._stated_ops_per_s, work.layer_exponent.value)
+        slower *= self._factor(work.vendor_layers or {})
         return work.layer_ns[kind].value * slower + (work.launches_ns.value if self.gpu.launches == "single" else 0.0)
 
     @property
@@ -291,6 +292,8 @@ class CpuProcessor(Processor):
         cpu = self.cpu
         slow = min(max(self.threads - cpu.fast_cores, 0), cpu.efficiency_cores or 0)
         cores = min(self.threads, cpu.fast_cores) + slow * self.work.efficiency_core.value
+        own = (self.work.instructions or {}).get(cpu.instructions or "avx2")
+        cores *= own.value if own else 1.0
         return cores * (cpu.clock_hz or _USUAL_HZ) * (cpu.vector_bits or _VECTOR_BITS) / _VECTOR_BITS
 
 

@@ -1,8 +1,9 @@
-"""Numbers of a program on a machine whose kernels are counted (formulas: ``sim.costs.engine_costs``), and of one on
-several GPUs (``trilane.engines.layer_split``)."""
+"""Numbers of a program on a machine whose kernels are counted (formulas: ``sim.costs.engine_costs``), of one on
+several GPUs (``trilane.engines.layer_split``), and of attention on the CPU (``sim.costs.processors``)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 from sim.costs.kernel_costs import Copies
@@ -65,3 +66,16 @@ class CardsWork(NamedTuple):
 
     hand_over_ns: Sourced[Ns]  # of hidden states from one card to the next, through the host's memory
     copies: Sourced[Annotated[int, between(1, 64)]]
+    turn_share: Mapping[str, Sourced[Share]]  # of a card's speed that it has in turns, while it decodes, by vendor
+    launches_ns: Sourced[Ns] | None = None  # of a layer, in addition: with copies, its kernels are started one by one
+
+
+class CpuAttention(NamedTuple):
+    """Kernels of attention on the CPU: in tiles of queries, or of one query after another."""
+
+    tile_rows: Sourced[Annotated[int, at_least(1)]]  # fewer of a sequence are computed one after another
+    tile_bits: Sourced[Bits]  # so are keys and values of fewer
+    products_per_cycle: Sourced[Factor]  # of tiles, as those of weights
+    row_products_per_cycle: Sourced[Factor]  # of one query after another
+    pair_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of a query of one head and a key, of any width
+    unpack_cycles: Sourced[Annotated[float, between(0, 1e6)]]  # then, of each element of fewer than 16 bits

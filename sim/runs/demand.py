@@ -26,8 +26,8 @@ class StepDemand(NamedTuple):
     phase: Phase
     tokens: int
     context: tuple[int, ...]
-    routings: tuple[Routing, ...]  # by layer
-    forecasts: tuple[tuple[Forecast, ...], ...]  # by layer at which they are known
+    routings: Sequence[Routing]  # by layer
+    forecasts: Sequence[Sequence[Forecast]]  # by layer at which they are known
     scores: np.ndarray | None  # [tokens, layers, experts]
     sequences: tuple[int, ...] = ()  # of each token; empty unless the policy needs tokens
     drafted: int = 0  # tokens that the step verifies (``traces.batches``)

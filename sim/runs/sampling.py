@@ -12,15 +12,16 @@ is that of P tokens repeated n times: the same active experts, n times their wor
 all of them, since policies read their mean. Attention, KV cache and copies see all n x P tokens, which is N but for a
 remainder below n. A policy that reads every token plays the P tokens alone; its run has no time to first token.
 
-With drafts (``traces.batches``) a step makes several tokens: S are the tokens that are played.
+With drafts (``traces.windows``) a step makes several tokens: S are the tokens that are played.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -29,8 +30,17 @@ from numpy.typing import NDArray
 from policies.mechanism.views import Forecast, Routing
 from sim.runs.demand import StepDemand
 from sim.runs.scenario import Scenario, ScenarioError
-from traces.batches import StepRows, accepted_shares, compose, verifying_steps
+from traces.batches import StepRows, compose
 from traces.trace import Trace
+from traces.windows import (
+    Window,
+    accepted_shares,
+    drawn_windows,
+    offered_shares,
+    recorded_windows,
+    tokens_per_step,
+    verifying_steps,
+)
 
 Workload = TypeVar("Workload", Routing, Forecast)
 
@@ -49,8 +59,8 @@ class SampledSteps(NamedTuple):
 def steps_of(scenario: Scenario, trace: Trace) -> SampledSteps:
     """The steps that a scenario plays. Raises BatchError for a batch that the trace cannot fill, and ScenarioError for
     drafts whose acceptance is not stated."""
-    shares = _accepted_shares(scenario)
-    lengths = _lengths(scenario, trace, len(shares))
+    lengths = _lengths(scenario, trace, scenario.draft_tokens)
+    windows = _windows(scenario) if scenario.draft_tokens else None
     steps = compose(
         trace, batch=scenario.batch, prompt_tokens=lengths.prompt, generated_tokens=lengths.composed,
         sequences=scenario.sequences, prefill_chunk_tokens=scenario.prefill_chunk_tokens,
@@ -61,8 +71,10 @@ def steps_of(scenario: Scenario, trace: Trace) -> SampledSteps:
     if scenario.sampled:
         for number, place in enumerate(answer_places(played, answer)):
             decode[number] = _moved(decode[number], number, place, lengths.prompt_left_out)
-    if shares:
-        decode = verifying_steps(decode, played, shares, scenario.seed, scenario.draft_again)
+    if windows is not None:
+        decode = verifying_steps(
+            decode, played, windows, scenario.seed, scenario.draft_again, scenario.rejected_drafts
+        )
     return SampledSteps((*steps, *decode), lengths.prompt_repeats, answer)
 
 
@@ -96,16 +108,33 @@ def _lengths(scenario: Scenario, trace: Trace, drafts: int) -> _Lengths:
     return lengths
 
 
-def _accepted_shares(scenario: Scenario) -> tuple[float, ...]:
-    """Shares of drafts that are accepted, by position in a step. Raises ScenarioError where they are not stated."""
-    drafts, acceptance = scenario.draft_tokens, scenario.draft_acceptance
+def _windows(scenario: Scenario) -> Iterator[Window]:
+    """The drafts that each step makes and accepts. Raises ScenarioError where shares are not stated."""
+    drafts, acceptance, offered = scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_offered
+    if scenario.draft_windows is not None:
+        return recorded_windows(scenario.draft_windows)
     shares = () if acceptance is None else accepted_shares(drafts, acceptance)
     if len(shares) < drafts:
         raise ScenarioError(
             f"draft_tokens {drafts}: expected the acceptance of each of these drafts, got {len(shares)}; state it, "
             f"such as `--set draft_acceptance=0.8`, each after the one before, or a list by position"
         )
-    return shares
+    if isinstance(offered, tuple) and len(offered) < drafts:
+        raise ScenarioError(f"draft_tokens {drafts}: expected as many shares in draft_offered, got {len(offered)}")
+    return drawn_windows(shares, scenario.seed, None if offered is None else offered_shares(drafts, offered))
+
+
+def tokens_a_step(scenario: Scenario) -> float | None:
+    """Tokens that a step with drafts makes, in the mean; None without drafts, or where their shares are not stated."""
+    drafts, acceptance, offered = scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_offered
+    if not drafts or (acceptance is None and scenario.draft_windows is None):
+        return None
+    if scenario.draft_windows is not None:
+        return 1 + fmean(accepted for _, accepted in scenario.draft_windows)
+    assert acceptance is not None
+    shares = accepted_shares(drafts, acceptance)
+    made = shares if offered is None else offered_shares(drafts, offered)
+    return tokens_per_step(drafts, [min(pair) for pair in zip(shares, made, strict=True)], scenario.draft_again)
 
 
 def _recorded_tokens(scenario: Scenario, trace: Trace) -> tuple[int, int]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from policies.mechanism.host_tier import Keeping
 from sim.costs.engine import PLAIN
+from traces.windows import RejectedDrafts
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import NOT_EMPTY, Count, Name, Share, above, at_least, at_most, between
 from trilane.common.schema import check, from_dict, to_dict
@@ -24,15 +26,19 @@ class Scenario:
 
     ``cached_share`` is the share of all routed experts for which the GPU has cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
-    memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
+    memory. ``host_expert_gb``: the host's memory for experts, where it has no room for all of them and a ``disk`` (a
+    kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_tier``). ``None`` lengths
+    mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
     forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
     has one). ``engine``: the software, by name or file (``sim.costs.engine``), of which ``engine_overrides`` replaces
     numbers by dotted key. ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and a
     long prompt from the routing of few tokens; then both may be longer than the trace (``sim.runs.sampling``).
     ``draft_tokens``: speculative decoding of one sequence, of which every decode step verifies so many drafts;
-    ``draft_acceptance``: the share accepted at each position, or one number (``traces.batches``; default: that of the
-    trace's header). A draft is made by ``draft_layers`` layers like the model's, whose experts are all on the GPU, and
-    its head, or takes ``draft_ns``.
+    ``draft_acceptance``: the share accepted at each position, or one number (``traces.windows``; default: that of the
+    trace's header); ``draft_offered``: the share of steps that have a draft at each position, or one number, where
+    unsure drafts end a step's; ``draft_windows``: [drafted, accepted] of one step after the other, in place of both.
+    ``rejected_drafts``: the experts that these are computed with. A draft is made by ``draft_layers`` layers like the
+    model's, whose experts are all on the GPU, and its head, or takes ``draft_ns``.
     """
 
     trace: str = "mini-deepseek"
@@ -43,6 +49,9 @@ class Scenario:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     gpu_memory_gb: Annotated[float, above(0), at_most(1e6)] | None = None
     cached_share: Share | None = None
+    host_expert_gb: Annotated[float, above(0), at_most(1e6)] | None = None
+    host_keeps: Keeping = "experts"
+    disk: Name | float | None = None  # None: the machine's own, if it has one
     batch: Count = 1
     prompt_tokens: Count | None = None
     generated_tokens: Count | None = None
@@ -57,14 +66,17 @@ class Scenario:
     sampled_prompt_tokens: Count | None = None  # tokens of each prompt that are routed one by one at most; None: all
     draft_tokens: Annotated[int, between(0, 64)] = 0
     draft_acceptance: Share | Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
+    draft_offered: Share | Annotated[tuple[Share, ...], NOT_EMPTY] | None = None  # None: as many as draft_tokens
+    draft_windows: Annotated[tuple[tuple[int, int], ...], NOT_EMPTY] | None = None
+    rejected_drafts: RejectedDrafts = "recorded"
     draft_layers: Annotated[float, at_least(0), at_most(1000)] = 1.0  # 0: looked up in the text, which costs nothing
     draft_again: bool = False  # kept tokens are computed again after a rejected draft: states cannot be rolled back
     draft_ns: Annotated[int, at_least(0)] | None = None  # of the GPU, a draft; None: what ``draft_layers`` take
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "noisy_forecast_recall", "draft_acceptance"):
+        for name in ("sequences", "noisy_forecast_recall", "draft_acceptance", "draft_offered", "draft_windows"):
             if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(value))
+                object.__setattr__(self, name, tuple(tuple(one) if isinstance(one, list) else one for one in value))
         check(self, ScenarioError)
         if self.gpu_memory_gb is not None and self.cached_share is not None:
             raise ScenarioError("give gpu_memory_gb or cached_share, not both")
@@ -72,11 +84,18 @@ class Scenario:
             raise ScenarioError("give prefill_chunk_tokens or sampled_prompt_tokens, not both")
         if self.draft_tokens and self.batch > 1:
             raise ScenarioError(f"draft_tokens: expected batch 1, whose drafts a step verifies, got {self.batch}")
-        if isinstance(shares := self.draft_acceptance, tuple) and list(shares) != sorted(shares, reverse=True):
-            raise ScenarioError(
-                f"draft_acceptance: expected shares that do not rise from one position to the next, since a draft is "
-                f"accepted only if all before it are, got {', '.join(f'{share:g}' for share in shares)}"
-            )
+        for name, does in (("draft_acceptance", "is accepted"), ("draft_offered", "is made")):
+            if isinstance(shares := getattr(self, name), tuple) and list(shares) != sorted(shares, reverse=True):
+                raise ScenarioError(
+                    f"{name}: expected shares that do not rise from one position to the next, since a draft {does} "
+                    f"only if all before it are, got {', '.join(f'{share:g}' for share in shares)}"
+                )
+        for drafted, accepted in self.draft_windows or ():
+            if not 0 <= accepted <= drafted <= self.draft_tokens:
+                raise ScenarioError(
+                    f"draft_windows: expected 0 <= accepted <= drafted <= draft_tokens ({self.draft_tokens}), got "
+                    f"[{drafted}, {accepted}]"
+                )
 
     @property
     def sampled(self) -> bool:

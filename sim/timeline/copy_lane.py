@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import simpy
@@ -32,17 +32,17 @@ class CopyLane:
     with CPU experts, as far as these are known when they start: with the copy or, in turn, at its end, and then the
     next copy waits for them. A copy could have started when it was queued or, where the lane had to rest until a slot
     came free or a pin was lifted, when that happened. With ``gpu_until_ns`` a demand load starts no earlier than the
-    GPU has done what it was given.
+    GPU has done what it was given, and ``by_gpu`` could start no earlier, since the GPU makes it.
     """
 
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
         session: Session, d2h: Lane, cpu_until_ns: Callable[[], int], arrived: Callable[[Copy], None],
-        gpu_until_ns: Callable[[], int] | None = None,
+        gpu_until_ns: Callable[[], int] | None = None, by_gpu: bool = False,
     ) -> None:
         self._clock, self._memory, self._recorder, self._costs = clock, memory, recorder, costs
         self._session, self._d2h, self._cpu_until_ns, self._arrived = session, d2h, cpu_until_ns, arrived
-        self._gpu_until_ns = gpu_until_ns
+        self._gpu_until_ns, self._by_gpu = gpu_until_ns, by_gpu
         self._result: CpuResult | None = None
         self._busy = False
         self._demand_may_start = True
@@ -52,6 +52,9 @@ class CopyLane:
         self._slot_since_ns = dict.fromkeys(self._slots, 0)  # when there last was one again
         self._resting = False  # whether the free lane has found no work that could start
         self._in_turn = session.policy.writes_back == "in turn"
+        self.read_ns: Mapping[ExpertId, int] = {}  # when each expert was last read from a disk
+        self.began_ns = 0  # when the running copy, or the last one, began
+        self._gpu_since_ns = 0  # from when on the GPU had nothing to do, for which a copy has waited
 
     def start_queued(self, kind: Literal["demand", "prefetch"]) -> None:
         """Note that the session may have new copies of this kind, which may start."""
@@ -131,11 +134,13 @@ class CopyLane:
     def _gpu_done(self, event: simpy.Event) -> None:
         copy = event.value
         assert isinstance(copy, Copy)
+        self._gpu_since_ns = self._clock.now
         self._begin_copy(copy)
 
     def _start(self, copy: Copy) -> None:
         self._busy = True
-        now_ns, recorder = self._clock.now, self._recorder
+        self.began_ns = now_ns = self._clock.now
+        recorder = self._recorder
         layer, expert = copy.key
         copy_ns = self._costs[layer].of(expert).copy_ns
         for victim in copy.victims:
@@ -169,7 +174,9 @@ class CopyLane:
         if copy.into == "staging":
             self._slots[copy.kind] -= 1
             queued_ns = max(queued_ns, self._slot_since_ns[copy.kind])
-        return now_ns if self._resting else queued_ns
+        if self._by_gpu and copy.kind == "demand":
+            queued_ns = max(queued_ns, self._gpu_since_ns)
+        return now_ns if self._resting else max(queued_ns, self.read_ns.get(copy.key, 0))
 
     def _end(self, ends_ns: list[int]) -> None:
         copy, (ready_ns, start_ns, step, phase), (now_ns,) = self._copy, self._begin, ends_ns

@@ -1,5 +1,8 @@
 """The CPU lane: experts one after another, each on all threads, slower while copies read the same DRAM.
 
+In a *pool* of threads a batch has two phases: all of its experts' first products (gate and up), a barrier, and then all
+of their second ones (down). The span of an expert is that of the second, which gives its result, with all its bytes.
+
 On a machine whose GPU is a core of the same processor, they are also slower while that core computes.
 """
 
@@ -36,14 +39,33 @@ class CpuBatch(NamedTuple):
     works_ns: list[int]
 
 
+class Phases(NamedTuple):
+    """A pool's phases: permille of an expert's time before the barrier, time at the barrier, unit of time (in ns)."""
+
+    permille: int
+    barrier_ns: int
+    unit_ns: int
+
+    def split(self, works_ns: Sequence[int], first_ns: int) -> list[int]:
+        """The first parts of all works, then the second ones. The first work has ``first_ns`` more than its own; of
+        these the barrier comes before its second part."""
+        own_ns = [works_ns[0] - first_ns, *works_ns[1:]]
+        before = [work_ns // self.unit_ns * self.permille // 1000 * self.unit_ns for work_ns in own_ns]
+        after = [work_ns - part_ns for work_ns, part_ns in zip(own_ns, before, strict=True)]
+        barrier_ns = min(self.barrier_ns, first_ns)
+        before[0] += first_ns - barrier_ns
+        after[0] += barrier_ns
+        return [*before, *after]
+
+
 class CpuLane:
-    """Serves batches in order; ``ended(joins)`` is called at the end of each."""
+    """Serves batches in order; ``ended(batch)`` is called at the end of each."""
 
     def __init__(
         self, clock: Clock, memory: SharedMemory, recorder: SpanRecorder, costs: Sequence[ExpertCosts],
-        gpu: Neighbour, ended: Callable[[int], None],
+        gpu: Neighbour, ended: Callable[[CpuBatch], None], phases: Phases | None = None,
     ) -> None:
-        self._gpu = gpu
+        self._gpu, self._phases = gpu, phases
         self._clock, self._memory, self._recorder, self._costs, self._ended = clock, memory, recorder, costs, ended
         self._batches: deque[CpuBatch] = deque()
         self._running: CpuBatch | None = None
@@ -64,6 +86,9 @@ class CpuLane:
         works_ns = self.works_ns(tokens, target)
         if follows:
             works_ns[0] -= self._costs[target].first_cpu_ns
+        if self._phases is not None:
+            works_ns = self._phases.split(works_ns, 0 if follows else self._costs[target].first_cpu_ns)
+            experts, tokens = (*experts, *experts), tokens * 2
         self._batches.append(CpuBatch(ready_ns, kind, layer, target, layer + joins_ahead, experts, tokens, works_ns))
         if self._running is None:
             self._wait_for(ready_ns)
@@ -147,13 +172,17 @@ class CpuLane:
         batch, recorder, ends_ns = self._running, self._recorder, self._ends_ns
         assert batch is not None
         self._running = None
-        ready_ns, kind, layer, target, joins, experts, counts, _ = batch
+        ready_ns, kind, layer, target, _, experts, counts, _ = batch
         phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
         starts_ns = [self._start_ns, *ends_ns[:-1]]
-        recorder.rows.extend(
-            [("cpu", ready_ns, start_ns, end_ns, kind, phase, step, layer, ahead, expert, tokens, size_bytes)
-             for start_ns, end_ns, expert, tokens in zip(starts_ns, ends_ns, experts, counts, strict=True)]
-        )
+        rows = [
+            ("cpu", ready_ns, start_ns, end_ns, kind, phase, step, layer, ahead, expert, tokens, size_bytes)
+            for start_ns, end_ns, expert, tokens in zip(starts_ns, ends_ns, experts, counts, strict=True)
+        ]
+        if self._phases is not None:
+            first = len(rows) // 2
+            rows[:first] = [(*row[:4], "gate_up", *row[5:-1], 0) for row in rows[:first]]
+        recorder.rows.extend(rows)
         self._serve()
-        self._ended(joins)
+        self._ended(batch)

@@ -74,6 +74,16 @@ class GpuLane:
         )
         return end_ns
 
+    def fetch(self, start_ns: int, end_ns: int, layer: int, expert: int, size_bytes: int) -> None:
+        """Record that the GPU, having nothing else to do, has copied an expert itself."""
+        recorder = self.recorder
+        recorder.rows.append(
+            ("gpu", start_ns, start_ns, end_ns, "fetch", recorder.phase, recorder.step, layer, -1, expert, 0,
+             size_bytes)
+        )
+        self._last = len(recorder.rows) - 1, end_ns, 0  # nothing slows it down
+        self.free_ns = end_ns
+
     def run_group(self, ready_ns: int, layer: int, experts: Sequence[int], workload: Mapping[int, int]) -> list[int]:
         """``launch`` and ``run`` experts of a layer one after another, which share kernels of the first; return their
         ends in ns.
@@ -115,9 +125,12 @@ class GpuLane:
     def slow_down(self, now_ns: int) -> None:
         """Neighbours may have been given work since the last span was reserved: time what is left of it anew.
 
-        That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin.
+        That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin. A
+        forecast stays as it is: its copy to the host has been reserved.
         """
         place, start_ns, own_ns = self._last
+        if self.recorder.rows[place][4] == "speculate":
+            return
         begin_ns = max(now_ns, start_ns)
         left_ns = self.free_ns - begin_ns
         if left_ns > 0:

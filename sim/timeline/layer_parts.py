@@ -13,7 +13,8 @@ from policies.mechanism.views import Commitment, Copy, Plan
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.timeline.clock import Clock
 from sim.timeline.copy_lane import CopyLane
-from sim.timeline.cpu_lane import CpuLane
+from sim.timeline.cpu_lane import CpuBatch, CpuLane, Phases
+from sim.timeline.disk_lane import DiskLane
 from sim.timeline.gpu_lane import GpuLane
 from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 
@@ -46,6 +47,7 @@ class LayerState:
     def __init__(self, layer: int) -> None:
         self.layer = layer
         self.pending: list[PendingExpert] = []  # in the order of their copies
+        self.copied: list[tuple[PendingExpert, Copy]] = []  # by the GPU, whose call for them is yet to come
 
 
 class LayerParts:
@@ -58,11 +60,21 @@ class LayerParts:
         self.gpu, self.d2h = gpu, d2h
         memory, recorder = SharedMemory(clock), d2h.recorder
         gpu_at_work = Neighbour(costs.cpu_with_gpu_permille, lambda: gpu.free_ns)
-        self.cpu = CpuLane(clock, memory, recorder, costs.experts, gpu_at_work, self._end_batch)
-        gpu_until_ns = (lambda: gpu.free_ns) if costs.serial_copies else None
+        permille = costs.permille_before_barrier
+        phases = None if permille is None else Phases(permille, costs.barrier_ns, costs.scale)
+        self.cpu = CpuLane(clock, memory, recorder, costs.experts, gpu_at_work, self._end_batch, phases)
+        gpu_until_ns = (lambda: gpu.free_ns) if costs.serial_copies or costs.kernel_copies else None
         self.h2d = CopyLane(
-            clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy, gpu_until_ns
+            clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy, gpu_until_ns,
+            costs.kernel_copies,
         )
+        self.disk: DiskLane | None = None
+        if session.host is not None:
+            self.disk = DiskLane(
+                clock, recorder, costs.experts, session, self.cpu, self.h2d.wake, self._end_share
+            )
+            self.h2d.read_ns = self.disk.arrived_ns
+        self._on_cpu = self.disk or self.cpu  # what experts for the CPU are given to
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.state = LayerState(-1)
         self._cpu_until_ns = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
@@ -102,13 +114,17 @@ class LayerParts:
                 self._end_cpu_share()
         self._deferred = bool(plan.deferred)
         self.h2d.start_queued("demand")
+        if self.disk is not None:
+            self.disk.start_queued("read")
 
     def precompute(self, commit: Commitment, now_ns: int) -> None:
         """Start experts of the next layer on the CPU, with this layer's activations."""
         state = self.state
         ready_ns = max(now_ns, self._send_activations(state, now_ns))
         self._cpu_batches[state.layer + 1] += 1
-        self.cpu.add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
+        self._on_cpu.add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
+        if self.disk is not None:
+            self.disk.start_queued("read")
 
     def cpu_until_ns(self) -> int:
         """End in ns of all CPU work, including that of the plan that is being put into effect."""
@@ -152,15 +168,21 @@ class LayerParts:
             for expert, end_ns in zip(plan.gpu, ends_ns, strict=False):
                 if expert in staged:
                     self.h2d.free_staged_at(end_ns, ids[expert])
+        alone_launch_ns = self.costs.expert_launch_ns + self.costs.first_expert_launch_ns
         for expert in plan.gpu[arrived:]:
-            alone_launch_ns = self.costs.expert_launch_ns + self.costs.first_expert_launch_ns
             launch = gpu.launch(planned_ns, alone_launch_ns, layer, expert)
             state.pending.append((expert, workload[expert], launch))
+            if self.costs.kernel_copies:
+                alone_launch_ns = self.costs.expert_launch_ns
         state.combine_first_ns, state.combine_launched_ns = gpu.launch(planned_ns, self.costs.combine_launch_ns, layer)
 
     def _end_copy(self, copy: Copy) -> None:
         """Handle the end of a copy: if the current layer waits for it, its expert may run."""
+        if self.disk is not None:
+            self.disk.wake()
         state, (layer, expert) = self.state, copy.key
+        if self.costs.kernel_copies and copy.kind == "demand":
+            self.gpu.fetch(self.h2d.began_ns, self.clock.now, layer, expert, copy.expert_bytes)
         if layer != state.layer:
             return
         if expert in state.streamed:
@@ -168,19 +190,25 @@ class LayerParts:
             self._put_together_after(state, self.clock.now)
             self._end_part(state)
         elif state.pending and expert == state.pending[0][0]:
-            self._run_pending(state, state.pending.pop(0), copy)
-            self._end_part(state)
+            state.copied.append((state.pending.pop(0), copy))
+            if not (self.costs.kernel_copies and self.session.load_may_start):
+                self._run_copied(state)
 
-    def _run_pending(self, state: LayerState, pending: PendingExpert, copy: Copy) -> None:
-        """Run the expert that has just been copied, by itself."""
-        expert, tokens, (first_ns, launched_ns) = pending
-        costs, now_ns = self.costs.experts[state.layer].of(expert), self.clock.now
-        end_ns = self.gpu.run(
-            first_ns if first_ns > now_ns else now_ns, launched_ns, costs.gpu_ns[tokens] + costs.first_gpu_ns, "expert",
-            state.layer, expert, tokens, costs.expert_bytes,
-        )
-        if copy.into == "staging":
-            self.h2d.free_staged_at(end_ns, copy.key)
+    def _run_copied(self, state: LayerState) -> None:
+        """Run the expert that has just been copied, or all that the GPU has copied, which share kernels."""
+        now_ns, shared_ns, end_ns = self.clock.now, 0, 0
+        copied, state.copied = state.copied, []
+        for (expert, tokens, (first_ns, launched_ns)), copy in copied:
+            costs = self.costs.experts[state.layer].of(expert)
+            end_ns = self.gpu.run(
+                first_ns if first_ns > now_ns else now_ns, launched_ns,
+                costs.gpu_ns[tokens] + costs.first_gpu_ns - shared_ns, "expert", state.layer, expert, tokens,
+                costs.expert_bytes,
+            )
+            shared_ns = costs.first_gpu_ns
+            if copy.into == "staging":
+                self.h2d.free_staged_at(end_ns, copy.key)
+            self._end_part(state)
         if state.later is not None and not state.pending:
             self._start_cpu(state, state.later, end_ns, state.later.routing.workload())
             state.later = None
@@ -190,9 +218,9 @@ class LayerParts:
         ready_ns = self._send_activations(state, max(now_ns, self.gpu.free_ns) if self.costs.serial else now_ns)
         immediate = plan.immediate
         if immediate:
-            self.cpu.add("expert", immediate, workload, ready_ns, plan.layer)
+            self._on_cpu.add("expert", immediate, workload, ready_ns, plan.layer)
         if plan.deferred:
-            self.cpu.add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
+            self._on_cpu.add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
 
     def _send_activations(self, state: LayerState, ready_ns: int) -> int:
         """Copy this layer's hidden states to the CPU, once; returns when they have arrived, in ns."""
@@ -204,8 +232,14 @@ class LayerParts:
             )
         return state.activations_at_ns
 
-    def _end_batch(self, joins: int) -> None:
-        """Handle the end of a batch, whose results the layer ``joins`` adds; that layer may not be planned yet."""
+    def _end_batch(self, batch: CpuBatch) -> None:
+        if self.disk is None:
+            self._end_share(batch.joins)
+        else:
+            self.disk.end_batch(batch)
+
+    def _end_share(self, joins: int) -> None:
+        """Handle the end of CPU experts whose results the layer ``joins`` adds; that layer may not be planned yet."""
         self._cpu_batches[joins] -= 1
         state = self.state
         if joins == state.layer and state.plan is not None and not self._cpu_batches[joins]:

@@ -39,6 +39,7 @@ VALUES: Mapping[tuple[str, str], list[object]] = {
     **{(policy, "threshold"): [1.5, 3.0] for policy in ("daop", "daop@impl")},
     ("llama-cache-heat", "margin"): [1.25, 3.0],
     ("hobbit", "skip_above"): [0.75, 1.0],  # at least narrow_above
+    ("strata@tail-skip", "tail_rank"): [3, 5],
     ("buddy", "buddies"): [1, 2],  # of the few that were used together
 }
 
@@ -244,6 +245,13 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("hobbit", "demand_slots", 2, "ours"),
     ("least-stale", "prefetch", None, "open: top-k of the model"),
     ("least-stale", "demand_slots", 2, "ours"),
+    ("strata strata@tail-skip", "pcie_share", "auto", "release 0.1.42: found at the start"),
+    ("strata strata@tail-skip", "most_copies", 16, "include/strata/core/verify.hpp: kStagingBlobs"),
+    ("strata strata@tail-skip", "every", 4, "--adapt-every"),
+    ("strata strata@tail-skip", "swaps", 96, "--adapt-swaps"),
+    ("strata strata@tail-skip", "decay", 0.7, "--adapt-decay"),
+    ("strata strata@tail-skip", "stream_from_tokens", 64, "ours: --short-read has no number"),
+    ("strata@tail-skip", "tail_rank", 7, "STRATA_ROUTE_TAIL_SKIP"),
     ("prescope", "lookahead", 2, "4.4: two layers, as others quote it"),
     ("prescope", "start", "random", "ours"),
     ("prescope", "demand_slots", 2, "ours"),

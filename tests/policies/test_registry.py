@@ -264,6 +264,8 @@ NEEDS = {
     "layer-wise naive-cpu llama.cpp llama.cpp@impl llama.cpp@cache ktransformers@layer-wise random-prefetch": Needs(),
     "llama-cache-lru llama-cache-lru@impl llama-cache-heat llama-cache-pool": Needs(),
     "llama-cache-static": Needs(calibration=True),
+    "strata": Needs(calibration=True),
+    "strata@tail-skip": Needs(tokens=True, calibration=True, changes_routing=True, max_batch=1),
     "kt-deferral": Needs(tokens=True, calibration=True, changes_routing=True),
     "cache-prior": Needs(scores=True, tokens=True, gpu_only=True, changes_routing=True),
     "buddy": Needs(tokens=True, forecasts=GATE, calibration=True, gpu_only=True, changes_routing=True),

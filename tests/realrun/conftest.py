@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from realrun.machine.host_lanes import HostLanes
     from tests.kit.fake_cuda import FakeCuda
 
-TORCH_FOLDERS = ("execution", "experts", "generation", "machine", "profiling", "replay", "smoke")
+TORCH_FOLDERS = ("execution", "experts", "generation", "machine", "profiling", "quality", "replay", "smoke")
 collect_ignore = [] if find_spec("torch") and find_spec("transformers") else [*TORCH_FOLDERS, "test_robustness.py"]
 
 SLACK = Path("/proc/self/timerslack_ns")  # by how much the main thread's sleeps may be longer

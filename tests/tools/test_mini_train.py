@@ -62,7 +62,7 @@ def test_the_mini_moe_fits_in_12_megabytes() -> None:
 
 
 def test_an_unknown_model_is_named() -> None:
-    with pytest.raises(KeyError, match=r"no mini model 'big'; known: \['mini-deepseek', 'mini-moe'\]"):
+    with pytest.raises(KeyError, match=r"no mini model 'big'; known: \['mini-deepseek', 'mini-deepseek-8', 'mini-moe'"):
         build_model("big", seed=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -21,9 +22,10 @@ from sim.simulate import play, simulate
 from tests.kit.hand_worked import LAYERS, Placed, lines, registered, step, told
 from tests.kit.hand_worked import play as play_by_hand
 from tests.kit.toys import uniform_costs
-from traces.batches import StepRows, accepted_shares, tokens_per_step, verifying_steps
+from traces.batches import StepRows
 from traces.library import load_trace
 from traces.trace import Trace
+from traces.windows import accepted_shares, drawn_windows, tokens_per_step, verifying_steps
 from trilane.study.draws import draws_of
 from trilane.testing.laws import law_12_accounting
 from trilane.verbs.inputs import describe
@@ -35,6 +37,13 @@ DRAFTS: dict[str, Any] = {"draft_tokens": 3, "draft_acceptance": (0.7, 0.5, 0.4)
 def decode_of(tokens: int) -> list[StepRows]:
     """Steps of one token each, whose rows are 100, 101, ..., after a prompt of 4 tokens and a prefill."""
     return [StepRows(1 + i, "decode", np.array([100 + i]), (0,), (1,), (4 + i,)) for i in range(tokens)]
+
+
+def verified(
+    decode: list[StepRows], tokens: int, shares: Sequence[float], seed: int, again: bool = False
+) -> list[StepRows]:
+    """Steps that make ``tokens`` tokens with these shares of accepted drafts."""
+    return verifying_steps(decode, tokens, drawn_windows(shares, seed), seed, again)
 
 
 # --- acceptance -------------------------------------------------------------------------------------------------------
@@ -60,7 +69,7 @@ def test_the_mean_of_a_rate_is_the_published_closed_form(drafts: int, rate: floa
 @pytest.mark.parametrize("acceptance", [0.6, (0.696, 0.445, 0.326, 0.212), (0.9, 0.0), (1.0, 1.0)])
 def test_steps_make_as_many_tokens_as_expected(acceptance: Any) -> None:
     shares = accepted_shares(len(acceptance) if isinstance(acceptance, tuple) else 3, acceptance)
-    steps = verifying_steps(decode_of(20_000), 15_000, shares, seed=3)
+    steps = verified(decode_of(20_000), 15_000, shares, seed=3)
     made = [step.generated for step in steps]
     assert fmean(made) == pytest.approx(tokens_per_step(len(shares), acceptance), rel=1e-3)
     for place, share in enumerate(shares):
@@ -71,7 +80,7 @@ def test_steps_make_as_many_tokens_as_expected(acceptance: Any) -> None:
 def test_few_steps_have_the_stated_shares_whatever_the_seed(acceptance: Any) -> None:
     """Within 3 of up to 100 steps; independent draws miss one by more for some of these seeds."""
     shares = accepted_shares(3, acceptance) if isinstance(acceptance, float) else acceptance
-    answers = [verifying_steps(decode_of(204), 100, shares, seed) for seed in range(200)]
+    answers = [verified(decode_of(204), 100, shares, seed) for seed in range(200)]
     for steps in answers:
         for place, share in enumerate(shares):
             assert abs(sum(step.generated > 1 + place for step in steps) - share * len(steps)) <= 3
@@ -87,7 +96,7 @@ def facts(steps: list[StepRows]) -> list[tuple[Any, ...]]:
 
 
 def test_steps_whose_drafts_are_all_accepted_follow_one_another() -> None:
-    assert facts(verifying_steps(decode_of(7), 7, (1.0, 1.0), seed=0)) == [
+    assert facts(verified(decode_of(7), 7, (1.0, 1.0), seed=0)) == [
         (1, [100, 101, 102], (3,), (4,), 2, 3),
         (2, [103, 104, 105], (3,), (7,), 2, 3),
         (3, [106], (1,), (10,), 0, 1),
@@ -95,17 +104,17 @@ def test_steps_whose_drafts_are_all_accepted_follow_one_another() -> None:
 
 
 def test_rejected_drafts_are_computed_and_the_next_step_begins_behind_what_was_kept() -> None:
-    assert facts(verifying_steps(decode_of(4), 4, (1.0, 0.0), seed=0)) == [
+    assert facts(verified(decode_of(4), 4, (1.0, 0.0), seed=0)) == [
         (1, [100, 101, 102], (3,), (4,), 2, 2),
         (2, [102, 103], (2,), (6,), 1, 2),
     ]
-    one = verifying_steps(decode_of(3), 3, (0.0,), seed=0)
+    one = verified(decode_of(3), 3, (0.0,), seed=0)
     assert [step.rows.tolist() for step in one] == [[100, 101], [101, 102], [102]]
 
 
 def test_kept_tokens_are_computed_again_where_drafts_were_rejected() -> None:
     """In a step that makes no token; not after one whose drafts are all accepted."""
-    assert facts(verifying_steps(decode_of(5), 5, (1.0, 0.0), seed=0, again=True)) == [
+    assert facts(verified(decode_of(5), 5, (1.0, 0.0), seed=0, again=True)) == [
         (1, [100, 101, 102], (3,), (4,), 2, 2),
         (2, [100, 101], (2,), (4,), 0, 0),
         (3, [102, 103, 104], (3,), (6,), 2, 2),
@@ -116,7 +125,7 @@ def test_kept_tokens_are_computed_again_where_drafts_were_rejected() -> None:
 
 @pytest.mark.parametrize("shares", [(0.6,), (0.7, 0.4), (1.0, 1.0)])
 def test_the_mean_counts_the_steps_that_compute_again(shares: tuple[float, ...]) -> None:
-    steps = verifying_steps(decode_of(20_000), 15_000, shares, seed=1, again=True)
+    steps = verified(decode_of(20_000), 15_000, shares, seed=1, again=True)
     expected = tokens_per_step(len(shares), shares, again=True)
     assert fmean(step.generated for step in steps) == pytest.approx(expected, rel=0.02)
 
@@ -139,12 +148,12 @@ SHARES = st.lists(st.floats(0, 1), min_size=1, max_size=5).map(lambda shares: tu
 
 @given(st.integers(1, 40), SHARES, st.integers(0, 2**32))
 def test_the_answer_has_its_length_and_every_token_is_kept_once(answer: int, shares: Any, seed: int) -> None:
-    steps = verifying_steps(decode_of(answer), answer, shares, seed)
+    steps = verified(decode_of(answer), answer, shares, seed)
     kept = [row for step in steps for row in step.rows[: step.generated].tolist()]
     assert kept == [100 + token for token in range(answer)]
     assert all(len(step.rows) == step.tokens[0] == 1 + step.drafted for step in steps)
     assert all(step.generated - 1 <= step.drafted <= len(shares) for step in steps)
-    assert steps == [] or facts(verifying_steps(decode_of(answer), answer, shares, seed)) == facts(steps)
+    assert steps == [] or facts(verified(decode_of(answer), answer, shares, seed)) == facts(steps)
 
 
 @pytest.mark.parametrize("policy", ["mixtral-offloading", "dali", "best-exact", "daop"])

@@ -21,12 +21,18 @@ from trilane.output.pages.output import WIDTH
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers",
-              "recommend", "tune", "pays", "leaderboard", "notes/accuracy", "notes/leaderboard", "notes/papers")
+              "recommend", "tune", "explore", "pays", "leaderboard", "quality", "strata", "notes/accuracy",
+              "notes/leaderboard", "notes/papers")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
-PICTURES = ("tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png")
+PICTURES = (
+    "tpot.png", "gantt-dali.png", "cache.png", "accuracy.png", "papers.png", "leaderboard.png", "quality.png",
+    "strata.png",
+)
+REQUESTS = "trilane accuracy --requests"
 ACCURACY = "trilane accuracy --plot"
 PAPERS = "trilane papers --plot"
 LEADERBOARD = "trilane leaderboard"
+QUALITY, PUBLISHED = "trilane quality --plot", "trilane quality --published"
 WIDEST = 120  # characters of a line in a block
 
 
@@ -88,6 +94,11 @@ def standings(output: str) -> str:
     return "\n".join([*table.splitlines()[:17], "...", "", *said])
 
 
+def without_values(output: str) -> str:
+    """What ``trilane quality --published`` prints above the list of values."""
+    return output.rpartition("\n\n")[0]
+
+
 def whole(output: str) -> str:
     """All of what was printed."""
     return output
@@ -96,7 +107,8 @@ def whole(output: str) -> str:
 SHOWN: dict[str, Callable[[str], str]] = {  # by the mark around the block
     "recommend": recommendation, "tune": command_line, "fit": answer, "accuracy": over_all, "regimes": by_regime,
     "models": by_model, "by-paper": by_paper, "papers": whole, "demo": without_meanings, "real": without_meanings,
-    "leaderboard": standings, "leaderboard-whole": whole,
+    "leaderboard": standings, "leaderboard-whole": whole, "quality": whole, "requests": whole,
+    "published": without_values,
 }
 
 
@@ -146,11 +158,13 @@ def update() -> None:
         accuracy = _run(command_with(ACCURACY).replace("accuracy.png", f"{folder}/accuracy.png"))
         papers = _run(command_with(PAPERS).replace("papers.png", f"{folder}/papers.png"))
         board = _run(command_with(LEADERBOARD).replace("leaderboard.png", f"{folder}/leaderboard.png"))
+        requests = _run(command_with(REQUESTS).replace("strata.png", f"{folder}/strata.png"))
         outputs = {"demo": _run(f"{demo()} --out {folder}"), "real": _run(demo("REAL")),
                    "fit": _run(command_with("trilane fit")), "tune": _run(command_with("trilane tune")),
-                   "recommend": _run(command_with("trilane recommend")),
+                   "recommend": _run(command_with("trilane recommend")), "published": _run(PUBLISHED),
+                   "quality": _run(command_with(QUALITY).replace("quality.png", f"{folder}/quality.png")),
                    **dict.fromkeys(("accuracy", "regimes", "models"), accuracy),
-                   **dict.fromkeys(("papers", "by-paper"), papers),
+                   **dict.fromkeys(("papers", "by-paper"), papers), "requests": requests,
                    **dict.fromkeys(("leaderboard", "leaderboard-whole"), board)}
         _run(command_with("--png cache.png").replace("cache.png", f"{folder}/cache.png"))
         for name in PICTURES:

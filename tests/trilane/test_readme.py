@@ -26,7 +26,10 @@ from tests.trilane.readme import (
     PAGES,
     PAPERS,
     PICTURES,
+    PUBLISHED,
+    QUALITY,
     README,
+    REQUESTS,
     ROOT,
     WIDEST,
     block,
@@ -43,20 +46,24 @@ from trilane.output.pages.output import WIDTH
 
 OURS = [command for command in commands() if command.startswith("trilane ")]
 FIT, TUNE, TABLE = map(command_with, ("trilane fit", "trilane tune", "trilane recommend"))
-MAKE = {"make demo": "demo", "make test": "test", "make gpu": "gpu"}
+MAKE = {"make demo": "demo", "make test": "test", "make test-page": "test-page", "make gpu": "gpu"}
 MEASURING = ("measure", "profile", "validate")
-LONG = (  # many minutes, or a GPU
+LONG = (  # many minutes, a GPU, or until Ctrl-C
+    "trilane explore",
     "profile --engine llama.cpp", "validate examples/validation-llama.yaml", "validate examples/gpu-llama.yaml",
     "--engine mine.yaml",
 )
 INSTALLATION = {
     "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
+    "pip install '.[page]'",
 }
 FOR_A_GPU = {  # minutes of compiling for CUDA; test_build_llama.py runs the script with compilers that do nothing
     "examples/build_llama.sh build/llama.cpp",
     "export LLAMA_LIBRARY=$PWD/build/llama.cpp/bin/libllama.so CUDA_VISIBLE_DEVICES=0",
 }
-TORCH = ("trace capture", "profile", "measure", "validate", "smoke", "machine.yaml")  # in commands that need torch
+TORCH = (  # in commands that need torch
+    "trace capture", "profile", "measure", "validate", "smoke", "machine.yaml", "quality smoe",
+)
 
 SMALL = {  # replacements: a model that takes seconds for one that takes minutes
     "trace=mini-deepseek:6": "trace=mini-moe:2",
@@ -66,6 +73,7 @@ SMALL = {  # replacements: a model that takes seconds for one that takes minutes
     "--model qwen3-30b-a3b --gpu rtx-3060":
         "--model mixtral-8x7b:2 --weights bf16 --prompt 64 --generated 4 --draws 1 --gpu gtx-1650-super",
     "validate examples": "validate --set trace=mini-moe:2 --set model=mini-moe:2 --repeats 1 examples",
+    "trilane report": "trilane report --for olmoe-1b-7b",
     "trilane smoke": "trilane smoke --lanes host-lanes",
 }
 ONCE = {"compare": ("--draws", "--jobs"), "ablate": ("--draws", "--jobs"), "whatif": ("--jobs",), "sweep": ("--jobs",),
@@ -245,7 +253,7 @@ def test_python_examples_run(
 @pytest.mark.parametrize("name", [
     *(pytest.param(each, marks=deep) for each in ("demo", "real")),
     *("fit", "accuracy", "regimes", "models", "papers", "by-paper", "recommend", "tune", "leaderboard",
-      "leaderboard-whole"),
+      "leaderboard-whole", "quality", "published", "requests"),
 ])
 def test_blocks_are_what_the_commands_print(
     name: str, folder: Path, printed: dict[str, str], monkeypatch: pytest.MonkeyPatch,
@@ -253,7 +261,8 @@ def test_blocks_are_what_the_commands_print(
 ) -> None:
     papers = dict.fromkeys(("papers", "by-paper"), command_with(PAPERS))
     boards = dict.fromkeys(("leaderboard", "leaderboard-whole"), command_with(LEADERBOARD))
-    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, "recommend": TABLE, **papers, **boards}
+    known = {"demo": demo(), "real": demo("REAL"), "fit": FIT, "tune": TUNE, "recommend": TABLE, **papers, **boards,
+             "quality": command_with(QUALITY), "published": PUBLISHED, "requests": command_with(REQUESTS)}
     command = known.get(name, command_with(ACCURACY))
     if command not in printed:
         monkeypatch.setenv(WIDTH, str(WIDEST))
@@ -293,7 +302,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 40_000  # of the pages for users together
+MOST_WORDS = 44_700  # of the pages for users together; 40,000 before the browser, quality and Strata had pages
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))

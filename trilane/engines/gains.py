@@ -89,9 +89,17 @@ def ranked(gains: Iterable[G]) -> tuple[G, ...]:
     return tuple(sorted(gains, key=lambda one: -one.tpot))
 
 
+_LIMITING_PARTS = (*PARTS, CPU_CORES, HOST_MEMORY, DISK)
+
+
 def in_short(part: str | None) -> str:
     """The owner of a part in few letters; nothing for no part."""
-    return next((one.short for one in (*PARTS, CPU_CORES, HOST_MEMORY, DISK) if one.name == part), part or "")
+    return next((one.short for one in _LIMITING_PARTS if one.name == part), part or "")
+
+
+def owner_of(part: str | None) -> str:
+    """The owner of a part in words; nothing for no part."""
+    return next((one.owner for one in _LIMITING_PARTS if one.name == part), "")
 
 
 def limiting_part(gains: Sequence[Gain]) -> str | None:

@@ -1,9 +1,9 @@
 """Times of layers that are divided over several cards, in closed form: llama.cpp's split by layers.
 
 Each card has a range of the model's blocks, with its part of the KV cache; the last one also has the head. While it
-decodes one card is at work at a time, so that times add up, each at the rates of the layer's own card, and the hidden
-states are handed over at each change of card. Of the first layers the host keeps the experts, whichever card they
-belong to.
+decodes one card is at work at a time, so that times add up, each at the rates of the layer's own card, or at a share of
+them where cards that wait lower their clocks, and the hidden states are handed over at each change of card. Of the
+first layers the host keeps the experts, whichever card they belong to.
 
 Of a prompt, the first card computes all experts of the host, which cross its link (ggml-org/llama.cpp
 ggml/src/ggml-backend.cpp, cause "1.off": the first device that takes the operation). Hidden states then go there and
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.engine import EngineError, FittedEngine, NumaMode
 from sim.costs.fitted_costs import fitted_costs
+from sim.costs.software import CardsWork
 from sim.machine.devices import HostLink
 from sim.machine.hardware import Hardware
 from traces.models.shape import ExpertWork, ModelShape
@@ -91,6 +92,8 @@ class LayerSplit:
     copies_ns: Floats
     hand_overs_ns: tuple[float, ...]
     returns_ns: tuple[float, ...]
+    turn_shares: tuple[float, ...]  # of each card's speed, where several decode in turns
+    launches_ns: float  # where several do, without experts on the host
     copied: bool  # the host's experts are computed by the first card
 
     @classmethod
@@ -118,7 +121,9 @@ class LayerSplit:
             count * _sums([work.ns(expert.cpu_ns) for expert in host]),
             count * _sums([expert.first_cpu_ns for expert in host]),
             count * _sums([everything * expert.copy_ns for expert in host]),
-            (0.0, *(count * ns for ns in hand_overs)), (0.0, *(count * ns for ns in returns)), copied,
+            (0.0, *(count * ns for ns in hand_overs)), (0.0, *(count * ns for ns in returns)),
+            tuple(_turn_share(engine.cards, card) for card in hardware.cards),
+            count * shape.layers * (engine.cards.launches_ns.value if engine.cards.launches_ns else 0.0), copied,
         )
 
     def stages_ns(self, cpu_layers: int, by_card: ByCard) -> Floats:
@@ -148,8 +153,11 @@ class LayerSplit:
 
     def parts(self, cpu_layers: int, by_card: ByCard) -> list[float]:
         """The parts of a decode step, as ``DecodeTime`` has them."""
+        in_turns = sum(map(bool, by_card)) > 1
+        stages_ns = self.stages_ns(cpu_layers, by_card) / (np.array(self.turn_shares)[:, None] if in_turns else 1.0)
         handing_ns = float(self.visits_ns[cpu_layers]) + self.hand_over_ns(by_card)
-        return [*self.stages_ns(cpu_layers, by_card).sum(axis=0), float(self.cpu_ns[cpu_layers]), handing_ns, 0.0]
+        handing_ns += self.launches_ns if in_turns and not cpu_layers else 0.0
+        return [*stages_ns.sum(axis=0), float(self.cpu_ns[cpu_layers]), handing_ns, 0.0]
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,11 @@ def _crossing_ns(source: HostLink, target: HostLink, shape: ModelShape, rows: in
     """Time of hidden states from one card to another, through the host's memory."""
     size = rows * shape.hidden * _RESULT_BYTES
     return own_ns + size * (1 / source.d2h_bytes_per_s + 1 / target.h2d_bytes_per_s) * 1e9
+
+
+def _turn_share(cards: CardsWork, card: Hardware) -> float:
+    own = cards.turn_share.get(card.gpu.vendor or "")
+    return own.value if own else 1.0
 
 
 def _card_times(table: CostTable, steps: Sequence[StepCosts], work: ExpertWork, shape: ModelShape) -> CardTimes:

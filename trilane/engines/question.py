@@ -269,6 +269,8 @@ def engine_of(question: Question, hardware: Hardware) -> FittedEngine:
     vendors = {card.gpu.vendor for card in hardware.cards}
     own = _OF_VENDOR.get(hardware.gpu.vendor or "", USUAL_ENGINE) if len(vendors) == 1 else _OF_ANY_VENDOR
     engine = load_engine(question.engine or own)
+    if isinstance(engine, FittedEngine) and engine.window:
+        raise FitError(f"engine {engine.name!r} has settings of its own: use `trilane tune --engine {engine.name}`")
     if not serves_users(engine):
         raise FitError(
             f"engine {engine.name!r} serves policies, which are played on it: use `trilane fit --policy-engine "
@@ -332,5 +334,5 @@ def fitted_engines() -> dict[str, FittedEngine]:
 
 def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:
     """True if it splits a model once and for all, with times that were fitted: no policy decides while it runs, and
-    not every layer has a part on the CPU."""
-    return isinstance(engine, FittedEngine) and not engine.decides and not engine.cpu_in_turn
+    not every layer has a part on the CPU, or rows of drafts."""
+    return isinstance(engine, FittedEngine) and not (engine.decides or engine.cpu_in_turn or engine.window)

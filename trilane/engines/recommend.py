@@ -75,6 +75,12 @@ class RecommendQuestion:
         """Time until the first token that its use has patience for."""
         return 1e3 * PATIENCE_S[self.use]
 
+    def has_drawback(self, tuned: Tuned) -> bool:
+        """True for what nearly fills a memory, reads a disk, or takes longer to its first token than there is patience
+        for."""
+        memory = tuned.memory
+        return memory.fullest > FULL or memory.disk_bytes > 0 or tuned.ttft_ms > self.patience_ms
+
     def best_format(self, model: str) -> Bench | None:
         """The format of ``best_format``; with experts on a disk only where a model does not run without. None where it
         does not run."""
@@ -162,10 +168,6 @@ class Recommendation:
         hardware = fit.load_machine()
         return hardware.gpu.kind == "unified" or host_memory_of(fit, hardware) is not None
 
-    def tries_patience(self, one: Recommended) -> bool:
-        """True if the first token takes longer than the use has patience for."""
-        return one.tuned.ttft_ms > self.question.patience_ms
-
     def sorted_by(self, sort: Sort) -> list[Recommended]:
         """Models that run: the largest, the fastest, or the soonest first; last those that nearly fill a memory or try
         the patience."""
@@ -173,11 +175,7 @@ class Recommendation:
             "size": lambda one: -one.params, "speed": lambda one: one.tuned.tpot_ms,
             "first": lambda one: one.tuned.ttft_ms,
         }
-        return sorted(self.runs, key=lambda one: (self._has_drawback(one), keys[sort](one)))
-
-    def _has_drawback(self, one: Recommended) -> bool:
-        memory = one.tuned.memory
-        return memory.fullest > FULL or memory.disk_bytes > 0 or self.tries_patience(one)
+        return sorted(self.runs, key=lambda one: (self.question.has_drawback(one.tuned), keys[sort](one)))
 
     @property
     def reads_disk(self) -> bool:
@@ -204,7 +202,7 @@ def recommend(
             watch(done, len(shapes))
         best = question.best_format(model)
         if best is None:
-            unable.append(_unable(from_usual(question.benches(model)), model, also))
+            unable.append(lacking(from_usual(question.benches(model)), model, also))
         else:
             runs.append(recommended(best, model, also))
     hardware = question.of(next(iter(shapes))).hardware
@@ -272,8 +270,8 @@ def _weights(shape: ModelShape) -> str:
 # --- what does not run ------------------------------------------------------------------------------------------------
 
 
-def _unable(benches: Sequence[Bench], model: str, also: tuple[str, ...]) -> Unable:
-    """Memory that is missing in the first format with which more host memory is enough."""
+def lacking(benches: Sequence[Bench], model: str, also: tuple[str, ...]) -> Unable:
+    """Return the memory that is missing in the first format with which more host memory is enough."""
     found = next(((bench, larger) for bench in benches if (larger := least_ram(bench))), None)
     if found is None:
         facts = _facts(benches[-1], model, also)

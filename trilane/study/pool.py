@@ -85,7 +85,8 @@ class WorkerPool(Generic[S]):
     # --- for callers --------------------------------------------------------------------------------------------------
 
     def submit(self, function: Callable[..., Result], *args: Any, setting: Hashable = None) -> Future[Result]:
-        """Call ``function(state, *args)`` in one of the processes.
+        """Call ``function(state, *args)`` in one of the processes. A future that is cancelled while it waits is passed
+        over.
 
         The future raises what the call raises; WorkerError if the worker is killed, or processes cannot be started, or
         the result cannot be pickled. Of an error of another process that cannot be pickled it raises the text: as a
@@ -129,6 +130,8 @@ class WorkerPool(Generic[S]):
         if call is None:
             return False
         self._last = call.setting
+        if not call.future.set_running_or_notify_cancel():
+            return True
         try:
             call.future.set_result(call.function(self.state, *call.args))
         except Exception as error:
@@ -143,6 +146,8 @@ class WorkerPool(Generic[S]):
         try:
             while call := self._wait_for_call(last):
                 last = call.setting
+                if not call.future.set_running_or_notify_cancel():
+                    continue
                 try:
                     result, error = self._worker(place).run(call.function, call.args, self._state_of_a_worker)
                 except WorkerDiedError as died:

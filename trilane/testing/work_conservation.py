@@ -16,6 +16,7 @@ from policies.mechanism.views import ExpertCosts, ExpertId, Upload
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.runs.spans import Span
 from trilane.testing.log import NEVER, Layer, Log, Spans, Stay, home, log_of
+from trilane.testing.pools import call_of
 from trilane.testing.worlds import RecordingSession
 
 
@@ -54,13 +55,19 @@ def _ready(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int |
         case "d2h", "activations":
             own = log.of(layer, "expert", "deferred", lane="cpu")
             return max(_end(log, layer, "attention"), _end(log, layer, "plan" if own else "foresee"))
-        case "cpu", "precompute":
-            return _end(log, layer, "activations", "foresee")
-        case "cpu", "expert" | "deferred":
-            return _end(log, layer, "activations")
+        case "cpu", "precompute" | "gate_up" if span.target_layer >= 0:
+            return max(_end(log, layer, "activations", "foresee"), _read_by(log, span))
+        case "cpu", "expert" | "deferred" | "gate_up":
+            return max(_end(log, layer, "activations"), _read_by(log, span))
         case "h2d", "result":
             return max([_end(log, layer, "plan"), *(s.end_ns for s in log.joining(layer))])
     return None
+
+
+def _read_by(log: Log, span: Span) -> int:
+    """Time in ns from which on the host holds the expert that a span reads there; 0 where there is no disk."""
+    stay = log.held_by_host(span)
+    return 0 if stay is None else stay.readable
 
 
 def _ready_on_gpu(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
@@ -68,7 +75,9 @@ def _ready_on_gpu(log: Log, layer: Layer, span: Span, costs: CostTable | None) -
         case "attention" | "gate" | "speculate" | "shared":
             return first_ns(launch_of(log, layer, span), costs)
         case "expert":
-            return max(first_ns(launch_of(log, layer, span), costs), _stay_at(log, layer, span).readable)
+            call = call_of(log, layer, span) if costs is not None and costs.kernel_copies else []
+            there = max(_stay_at(log, layer, each).readable for each in (span, *call))
+            return max(first_ns(launch_of(log, layer, span), costs), there)
         case "combine":
             parts = log.of(layer, "result") or log.joining(layer)
             used = {s.expert for s in log.computed(layer)}
@@ -91,7 +100,7 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
         case "foresee":
             return _forecast_read(log, layer, span)
         case "program":
-            before = (step, place - 1) if place else (step - 1, -1)
+            before = (step, place - 1) if place > 0 else (step - 1, -1)
             return log.ended(before) if before in log.layers else None
         case "observe":
             return _end(log, layer, "plan")
@@ -138,8 +147,14 @@ def _arrival_order(log: Log, layer: Layer) -> None:
 def _link_serves_demand(log: Log, demand_slots: int | None) -> None:
     """Between its plan and the start of a demand load the link idles only for lack of a staging slot."""
     staged = log.staged("demand")
+    made = {span.start_ns: free for free, span in log.in_order("gpu") if span.kind == "fetch"}
     for free, span in log.transfers():
-        if span.kind != "demand" or span.start_ns <= (idle_from := max(free, log.planned((span.step, home(span))))):
+        if span.kind != "demand":
+            continue
+        idle_from = max(
+            free, log.planned((span.step, home(span))), made.get(span.start_ns, 0), _read_by(log, span)
+        )
+        if span.start_ns <= idle_from:
             continue
         own = next(s for s in log.stays[home(span), span.expert] if s.copy is span)
         holders = [s for s in staged if s.came <= idle_from and s.left >= span.start_ns and s is not own]
@@ -178,7 +193,7 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
                 in_the_way = _full(log.staged("prefetch"), session.policy.prefetch_slots, span)
         else:
             continue
-        idle_from = max(free, wanted)
+        idle_from = max(free, wanted, _read_by(log, span))
         reached = _covered(in_the_way, idle_from, span.start_ns)
         assert reached >= span.start_ns, (
             f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the {span.kind} of {key} waits since "
@@ -282,7 +297,8 @@ def first_ns(launch: Span, costs: CostTable | None) -> int:
 
 
 def _on_gpu(log: Log) -> list[tuple[Layer, Span]]:
-    return [((span.step, span.layer), span) for span in log.lanes["gpu"]]
+    """Spans with kernels of their own, by layer: not the copies, whose kernels come with those of the experts."""
+    return [((span.step, span.layer), span) for span in log.lanes["gpu"] if span.kind != "fetch"]
 
 
 def _ends(
@@ -327,7 +343,9 @@ def _own_times(log: Log, layer: Layer, span: Span, costs: CostTable) -> list[int
             return [step.attention_ns + step.speculate_ns] if partial else [step.speculate_ns, step.estimator_ns]
         case "expert":
             expert = costs.experts[span.layer].of(span.expert)
-            return [expert.gpu_ns[span.tokens] + extra_ns for extra_ns in _extra_times(log, layer, span, expert)]
+            call = call_of(log, layer, span) if costs.kernel_copies else []
+            extra = [0] if span in call[1:] else _extra_times(log, layer, span, expert)
+            return [expert.gpu_ns[span.tokens] + extra_ns for extra_ns in extra]
         case "draft":
             return [span.tokens * costs.draft_costs(1).gpu_ns]
         case "combine":

@@ -30,6 +30,12 @@ def accuracy(
         typer.Option(metavar="FILE.csv", callback=named_as(".csv"),
                      help="Write a file for rows of your own, with all columns and an example."),
     ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Score requests of Strata: a CSV file, a log of its engine (.log), or "
+                                          "[bold]bundled[/], those that come with the program. With --template, write "
+                                          "them as a CSV file, in which the parts of the machine can be filled in."),
+    ] = None,
     plot: Annotated[
         str | None,
         typer.Option(metavar="FILE.png", help="Draw predicted against measured speeds (.png, .svg or .pdf)."),
@@ -41,6 +47,11 @@ def accuracy(
     The bundled rows are speeds of llama.cpp, ik_llama.cpp and KTransformers from public sources. Each is
     predicted from the machine, split, threads and lengths that its source states.
     """
+    if requests is not None:
+        if row is not None or check is not None:
+            raise OptionError("expected --requests without --row and --check")
+        _strata_requests(requests, template, plot, json)
+        return
     from trilane.engines.accuracy.measured_rows import write_template
     from trilane.engines.accuracy.scores import bundled_scores, explain, row_of, scores_of
     from trilane.engines.accuracy.slow_machines import slow_causes_of_row
@@ -65,6 +76,30 @@ def accuracy(
         from trilane.output.figures import plot_accuracy, save_figure
 
         save_figure(plot_accuracy(scores), plot)
+
+
+def _strata_requests(path: str, rows: str | None, plot: str | None, json: str | None) -> None:
+    from trilane.engines.strata.engine_log import is_log, read_log, write_requests
+    from trilane.engines.strata.predictions import predictions
+    from trilane.engines.strata.requests import BUNDLED, read_requests
+    from trilane.engines.strata.sweeps import sweeps
+    from trilane.output.pages.strata import record_of, strata_page, sweeps_part
+
+    own = path != "bundled"
+    check_targets(json, rows, picture=plot, inputs=(path,) if own else ())
+    requests = read_log(path) if is_log(path) else read_requests(path if own else BUNDLED)
+    if rows is not None:
+        write_requests(requests, rows)
+        note(f"{rows}: {len(requests)} requests; fill in gpu, cpu and ram, then: trilane accuracy --requests {rows}")
+        return
+    found = predictions(requests)
+    settings = [] if own else sweeps()
+    record = {**record_of(found), "settings": [vars(each) | {"cost": each.cost} for each in settings]}
+    report(json, record, *strata_page(found, path), *(sweeps_part(settings) if settings else ()))
+    if plot is not None:
+        from trilane.output.figures import plot_requests, save_figure
+
+        save_figure(plot_requests(found), plot)
 
 
 # --- papers -----------------------------------------------------------------------------------------------------------

@@ -214,15 +214,14 @@ def describe(scenario: Scenario) -> str:
 
 def _shortened(scenario: Scenario) -> list[str]:
     """Steps and tokens that stand for others, and drafts."""
-    from traces.batches import tokens_per_step
+    from sim.runs.sampling import tokens_a_step
 
     texts = []
     if scenario.sampled_steps is not None:
         texts.append(f"at most {scenario.sampled_steps} decode steps simulated")
     if scenario.sampled_prompt_tokens is not None:
         texts.append(f"prompts from the routing of at most {scenario.sampled_prompt_tokens} tokens")
-    if scenario.draft_tokens and scenario.draft_acceptance is not None:
-        mean = tokens_per_step(scenario.draft_tokens, scenario.draft_acceptance, scenario.draft_again)
+    if (mean := tokens_a_step(scenario)) is not None:
         texts.append(f"drafts of {scenario.draft_tokens} tokens (mtp; {mean:.2f} tokens a step expected)")
     return texts
 

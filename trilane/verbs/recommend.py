@@ -54,7 +54,7 @@ def recommend(
     if sort not in SORTS:
         raise OptionError(f"--sort: expected {', '.join(SORTS[:-1])} or {SORTS[-1]}, got {quoted(sort)}")
     parts, taken = machine_named(parts)
-    use, model = _use_and_model(wanted or [])
+    use, model = use_and_model(wanted or [])
     with working("reading the catalogue") as say:
         answered = answer(
             use, None if model is None else [model],
@@ -91,7 +91,7 @@ def _upgrades(answered: Recommendation, say: Callable[[str], None]) -> _Bought:
     return _Bought(of_all, table_upgrade_parts(of_all, none))
 
 
-def _use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
+def use_and_model(wanted: list[str]) -> tuple[Use, str | None]:
     """Read the values of --for. Raises OptionError for two of one kind."""
     from trilane.engines.recommend import USES
 

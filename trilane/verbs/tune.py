@@ -23,7 +23,7 @@ from trilane.verbs.options import (
 )
 
 if TYPE_CHECKING:
-    from trilane.engines.question import KvFormat
+    from trilane.engines.question import KvFormat, Question
     from trilane.engines.tune.settings import TuneQuestion
 
 OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was measured on this machine
@@ -65,9 +65,9 @@ def tune(
     engine: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", autocompletion=completion.engines,
-                     help="Engine, such as ik_llama.cpp, or an engine file of trilane profile --engine llama.cpp. "
-                          f"Default: on this machine without a GPU the file that {OWN_ENGINE} in the environment "
-                          "names; else llama.cpp, for AMD and Intel cards llama.cpp-vulkan."),
+                     help="Engine, such as ik_llama.cpp or strata, or an engine file of trilane profile --engine "
+                          f"llama.cpp. Default: on this machine without a GPU the file that {OWN_ENGINE} in the "
+                          "environment names; else llama.cpp, for AMD and Intel cards llama.cpp-vulkan."),
     ] = None,
     draft_acceptance: Annotated[
         float | None,
@@ -111,6 +111,8 @@ def tune(
         batch=batch, window=context, engine=engine or _own_engine(parts, machine["gpu"]), threads=threads,
         ubatch=ubatch,
     )
+    if _of_windows(question, json):
+        return
     tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
         from trilane.output.pages.slow_machine import slow_part
@@ -133,6 +135,20 @@ def tune(
         show(json, *check_page(measured), *slow_part(causes))
         record |= {"checked": [to_dict(one) for one in measured], "slow_causes": [one._asdict() for one in causes]}
     write_json(record, json)
+
+
+def _of_windows(question: Question, json: str | None) -> bool:
+    """Answer for an engine whose steps are windows; False for another one."""
+    from trilane.engines.strata.tune import strata_tuning, window_engine
+    from trilane.output.pages.output import report
+    from trilane.output.pages.strata_tune import strata_tune_page
+
+    engine = window_engine(question.engine)
+    if engine is None:
+        return False
+    found = strata_tuning(question, engine, question.load_machine())
+    report(json, found.to_dict(), *strata_tune_page(found))
+    return True
 
 
 def upgraded(question: TuneQuestion, json: str | None) -> list[Any]:

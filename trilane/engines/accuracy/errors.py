@@ -105,6 +105,10 @@ class ErrorToExpect(NamedTuple):
         wider = (self.like_machines, self.like_card, self.all_machines if self.few else None)
         return max(known.band for known in wider if known)
 
+    def within(self, tokens_per_s: float) -> tuple[float, float]:
+        """Lowest and highest of the speeds around a predicted one, between which four fifths are."""
+        return tokens_per_s / (1 + self.band), tokens_per_s * (1 + self.band)
+
 
 def error_to_expect(
     shape: ModelShape, hardware: Hardware, regime: Regime, engine: FittedEngine,

@@ -19,6 +19,7 @@ from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
+from trilane.engines.accuracy.apart import ApartLine, apart_lines
 from trilane.engines.accuracy.coverage import inside_of_kept, inside_of_others
 from trilane.engines.accuracy.errors import (
     QUANTITIES,
@@ -114,12 +115,14 @@ HELD_OUT, SHIPPED, DATA_SHEET, LLMFIT = "held out", "shipped", "data sheet", "ll
 
 @dataclass(frozen=True)
 class Scores:
-    """Rows that can be asked, and predictions of them by their names, of which the first count."""
+    """Rows that can be asked, and predictions of them by their names, of which the first count. ``apart``: errors of
+    rows that are not among them, to which nothing was fitted."""
 
     rows: Sequence[MeasuredRow]
     predictions: Mapping[str, Predictions]
     left_out: Mapping[str, str]  # why other rows were not asked, by their ids
     inside: Mapping[str, bool]  # whether a row's decode speed is inside the band that is printed with it, by their ids
+    apart: tuple[ApartLine, ...] = ()
 
     @property
     def first(self) -> Predictions:
@@ -158,7 +161,8 @@ class Scores:
         ]
         pairs = [one._asdict() for one in self.pairs()]
         rows = [self.facts(row) for row in self.rows]
-        return {"errors": lines, "pairs": pairs, "rows": rows, "left_out": dict(self.left_out)}
+        apart = [{**one._asdict(), "errors": vars(one.errors)} for one in self.apart]
+        return {"errors": lines, "pairs": pairs, "apart": apart, "rows": rows, "left_out": dict(self.left_out)}
 
     def facts(self, row: MeasuredRow) -> dict[str, Any]:
         """A row's setting and speeds."""
@@ -179,7 +183,7 @@ def bundled_scores() -> Scores:
     reasons = {row.id: row.left_out for row in rows if row.left_out}
     held_out = read_predictions()
     inside = inside_of_others(scored, held_out)
-    return Scores(scored, {HELD_OUT: held_out, **_predictions(scored)}, reasons, inside)
+    return Scores(scored, {HELD_OUT: held_out, **_predictions(scored)}, reasons, inside, apart_lines())
 
 
 def scores_of(path: str) -> Scores:

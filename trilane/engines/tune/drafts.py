@@ -20,10 +20,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from sim.costs.cost_table import DraftWork
 from sim.costs.fitted_costs import fitted_costs
-from traces.batches import tokens_per_step
 from traces.layout import DECODE
 from traces.models.shape import ModelShape
 from traces.trace import Trace
+from traces.windows import tokens_per_step
 from trilane.engines.question import FitError
 from trilane.engines.routing import routing_for
 from trilane.engines.speed import EngineSpeed

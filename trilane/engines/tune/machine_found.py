@@ -75,7 +75,7 @@ def found_machine(named_cpu: str | None = None) -> MachineFound:
         return MachineFound(gpu, None, None, None, None, ram_gb, (), operating_system())
     known = named_cpu or _cpu(own_cpu)
     cpu = known or _generic_cpu(cores)
-    ram = _usual_ram(known)
+    ram = usual_ram(known)
     assumed = [] if len(cards) == 1 else [Assumption("gpu", number=len(cards))]
     assumed.append(Assumption("ram", ram))
     if known is None:
@@ -123,7 +123,7 @@ def _generic_cpu(cores: int) -> str | None:
     return "server" if most is not None and cores > most.value else None
 
 
-def _usual_ram(cpu: str | None) -> str:
+def usual_ram(cpu: str | None) -> str:
     """The usual memory of the family that the CPU takes."""
     if cpu is None:
         return _UNKNOWN_CPUS_RAM

@@ -144,7 +144,7 @@ def completed(start: TuneStart) -> Tuning:
         runner_up=_rival(start, search.behind()),
         other_kv=_rival(start, search.best_other_kv),
         usual=_rival(start, usual if usual in search.costs else None),
-        cached=_cached(start),
+        cached=best_cached(start),
         others=others,
         refused=refused,
         settings=search.space.count(speed.shape.moe_layers),
@@ -169,8 +169,8 @@ def _rival(start: TuneStart, setting: Setting | None) -> Rival | None:
     return Rival(other, why_lost(start.best, other, start.question))
 
 
-def _cached(start: TuneStart) -> Rival | None:
-    """The best setting with a cache of experts; None where there is no room, and without routing for its hit rate."""
+def best_cached(start: TuneStart) -> Rival | None:
+    """Return the best setting with a cache of experts; None without room, and without routing for its hit rate."""
     if not start.search.space.cached:
         return None
     try:

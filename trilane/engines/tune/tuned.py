@@ -49,6 +49,11 @@ class Tuned:
     answer_ms: float
 
     @property
+    def tokens_per_s(self) -> float:
+        """Decode speed of one sequence."""
+        return 1e3 / self.tpot_ms
+
+    @property
     def command(self) -> str:
         """The line to paste."""
         return " ".join(self.arguments)

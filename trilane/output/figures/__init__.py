@@ -18,9 +18,11 @@ of a study
 - ``plot_agreement(agreement)``: predicted against measured times (``trilane.validate``);
 - ``plot_engine(rows)``: predicted against measured times of an engine (``trilane validate --engine``);
 - ``plot_accuracy(scores)``: predicted against measured speeds of other people's machines (``trilane accuracy``);
+- ``plot_requests(predictions)``: predicted against measured windows of Strata (``trilane accuracy --requests``);
 - ``plot_papers(board)``: simulated against published figures (``trilane papers``);
 - ``plot_leaderboard(standings)``: the best policies in every setting (``trilane leaderboard``), as a ``Picture``;
 - ``plot_pays(gain_map)``: what an idea gains and where its break-even is (``trilane pays``), as a ``Picture``;
+- ``plot_quality(found)``: time per token against what it costs in quality (``trilane quality``);
 - ``plot_measured_timeline(pairing)``: one decode step, measured and predicted, lane by lane;
 
 of a sweep, from ``means_of(results)``, with ``results`` of ``trilane.sweep`` or ``trilane.read_results``
@@ -58,9 +60,11 @@ if TYPE_CHECKING:  # the table of public names, read by ``lazy_names``
     from trilane.output.figures.papers import plot_papers as plot_papers
     from trilane.output.figures.perfetto import write_perfetto as write_perfetto
     from trilane.output.figures.published import plot_accuracy as plot_accuracy
+    from trilane.output.figures.quality import plot_quality as plot_quality
     from trilane.output.figures.scatter import plot_agreement as plot_agreement
     from trilane.output.figures.scatter import plot_engine as plot_engine
     from trilane.output.figures.speedup_bars import plot_speedup_bars as plot_speedup_bars
+    from trilane.output.figures.strata import plot_requests as plot_requests
     from trilane.output.figures.sweep_means import means_of as means_of
     from trilane.output.figures.timelines import median_decode_step as median_decode_step
     from trilane.output.figures.timelines import plot_gantt as plot_gantt

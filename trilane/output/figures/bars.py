@@ -15,8 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from policies.protocols import PolicyKind
+from trilane.output.figures.families import STEP_PARTS, step_parts_ms
 from trilane.output.figures.figure_files import PictureError, default_settings
-from trilane.output.figures.marks import BLUE, GREY, ORANGE, PURPLE, VERMILLION, WHISKER, kind_of_row, marked
+from trilane.output.figures.marks import BLUE, GREY, PURPLE, VERMILLION, WHISKER, kind_of_row, marked
 from trilane.output.figures.style import kind_handles, legend_of, page, tidy
 from trilane.study.ablate import Ablation
 
@@ -57,12 +58,6 @@ def whisker_handle(label: str) -> Line2D:
 
 # --- a comparison -----------------------------------------------------------------------------------------------------
 
-_PARTS = (
-    ("GPU works", "gpu", BLUE),
-    ("GPU waits for copies", "h2d", VERMILLION),
-    ("GPU waits for the CPU", "cpu", ORANGE),
-    ("GPU waits for the host", "host", GREY),
-)
 _NULL = PURPLE
 _CUT = 2.5  # the axis is at most this many times as long as the median bar
 _MOST = 24  # bars in a picture
@@ -112,7 +107,7 @@ def _slower(rows: Sequence[Row]) -> str:
 
 
 def _handles(shown: Sequence[Row]) -> list[Patch | Line2D]:
-    handles: list[Patch | Line2D] = [Patch(facecolor=colour, label=label) for label, _, colour in _PARTS]
+    handles: list[Patch | Line2D] = [Patch(facecolor=colour, label=label) for label, _, colour in STEP_PARTS]
     if any(row.get("lower_bound_tpot_ms") is not None for row in shown):
         label = "lower bound of policies that keep the routing"
         handles.append(Line2D([], [], color="black", linewidth=2, label=label))
@@ -135,8 +130,7 @@ def _bar(ax: Axes, place: int, row: Row, end: float) -> None:
     """One run: its time, split, its reference marks, and the number."""
     clairvoyant = kind_of_row(row) is PolicyKind.CLAIRVOYANT
     left = 0.0
-    stalls = [row[f"stall_{lane}_ms"] or 0.0 for _, lane, _ in _PARTS[1:]]  # the GPU's work is what none of them takes
-    for width, (_, _, colour) in zip((row["tpot_ms"] - sum(stalls), *stalls), _PARTS, strict=True):
+    for width, (_, _, colour) in zip(step_parts_ms(row), STEP_PARTS, strict=True):
         ax.barh(place, width, left=left, height=0.62, color=colour, alpha=0.4 if clairvoyant else 1.0, linewidth=0)
         left += width
     if (bound := row.get("lower_bound_tpot_ms")) is not None:

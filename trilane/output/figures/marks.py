@@ -60,7 +60,7 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     GREEN: ("best-exact", "best-approx", "mix"),
     ORANGE: (
         "fiddler", "ktransformers", "llama.cpp", "layer-wise", "moe-lightning", "naive-cpu", "fiddler@impl",
-        "ktransformers@layer-wise", "llama.cpp@impl", "llama-cache-static",
+        "ktransformers@layer-wise", "llama.cpp@impl", "llama-cache-static", "strata",
     ),
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
@@ -69,7 +69,7 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",
         "router-pf@exact", "est-pf@exact", "hybrid-pf@exact", "cache-prior", "buddy", "kt-deferral",
-        "hobbit",
+        "hobbit", "strata@tail-skip",
     ),
 }
 _LOOKS = {

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from trilane.engines.accuracy.apart import WITHIN
 from trilane.engines.accuracy.errors import QUANTITIES, Quantity, Speeds, error_of, factor, measured, regime_of_row
 from trilane.engines.accuracy.measured_rows import MeasuredRow
 from trilane.engines.accuracy.pairs import MOVED
@@ -64,7 +65,7 @@ def accuracy_page(scores: Scores, own: str | None = None) -> list[Part]:
             parts += [heading(_TITLES[quantity]), table(columns, lines), ""]
     reasons = dict(Counter(scores.left_out.values()).most_common())
     not_asked = reasons_table(f"{len(scores.left_out)} rows were not asked", "rows", reasons)
-    parts += [*_pairs(scores), *_far(scores), *not_asked]
+    parts += [*_pairs(scores), *_far(scores), *_apart(scores), *not_asked]
     return [*parts, legend({**_MEANINGS, **{name: _NAMES[name] for name in scores.predictions}}).lstrip("\n")]
 
 
@@ -84,6 +85,20 @@ def _lines(scores: Scores, quantity: Quantity) -> Iterator[list[str]]:
             percent(own.by_machine), percent(own.p90), signed_percent(own.bias), percent(own.inside),
             *(percent(errors[other].median) if other in errors else "-" for other in others),
         ]
+
+
+def _apart(scores: Scores) -> list[Part]:
+    """Errors of rows to which nothing was fitted."""
+    lines = [
+        [one.group, one.quantity, str(one.errors.rows), str(one.errors.machines), percent(one.errors.median),
+         percent(one.errors.by_machine), percent(one.errors.p90), signed_percent(one.errors.bias), percent(one.within)]
+        for one in scores.apart
+    ]
+    if not lines:
+        return []
+    columns = ["", "speed", "rows", "machines", "median", "machine", "p90", "bias", f"within {WITHIN:g}x"]
+    title = "Rows to which nothing was fitted, with the engines as shipped"
+    return [heading(title), table(columns, lines, text_columns=2), ""]
 
 
 def _pairs(scores: Scores) -> list[Part]:

@@ -120,12 +120,13 @@ def _mark(drawback: bool) -> str:
 def _unable(unable: Sequence[Unable]) -> list[Part]:
     if not unable:
         return []
-    rows = [[one.model, number(one.params / GB), one.weights, _lack(one)] for one in unable]
+    rows = [[one.model, number(one.params / GB), one.weights, lack_text(one)] for one in unable]
     columns = (*_COLUMNS[:3], "\nwhat it lacks")
     return ["", heading("what does not run, the least missing first"), table(columns, rows, (0, 2, 3), wrap=True)]
 
 
-def _lack(one: Unable) -> str:
+def lack_text(one: Unable) -> str:
+    """Memory that is missing, and the speed with it."""
     if one.short is not None:
         kind, there = _MEMORIES[one.short.memory], f"of {in_gb(one.short.there_bytes)}"
         return f"needs {in_gb(one.short.needed_bytes)} GB of {kind}, {_NO_MORE if kind == 'RAM' else there}"

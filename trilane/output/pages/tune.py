@@ -85,8 +85,13 @@ def _title(tuning: TuneStart | Tuning) -> list[Part]:
 
 
 def _best(tuning: Tuning) -> list[Part]:
+    return [pairs(tune_facts(tuning))]
+
+
+def tune_facts(tuning: Tuning) -> list[tuple[str, str]]:
+    """Names and sentences: speeds, memory, limit, error to expect."""
     best = tuning.best
-    facts = [
+    return [
         ("decode", _decode(tuning)),
         ("first token", f"{duration(best.ttft_ms)}: {parts_text(best.prompt_ms, duration)}"),
         ("last token", duration(best.answer_ms)),
@@ -97,7 +102,6 @@ def _best(tuning: Tuning) -> list[Part]:
         *_faster_engine(tuning),
         *_faster_cache(tuning),
     ]
-    return [pairs(facts)]
 
 
 def _of_decode(tuning: Tuning) -> list[tuple[str, str]]:

@@ -58,6 +58,7 @@ _LABELS: Mapping[str, str] = {
     "noisy_forecast_recall": "recall of synthetic forecasts",
     "draft_tokens": "drafts a step (tokens)",
     "draft_acceptance": "acceptance of drafts",
+    "draft_offered": "steps with a further draft",
     "draft_layers": "layers that draft",
     "draft_again": "tokens computed again",
     "draft_ns": "a draft (ns)",
@@ -120,7 +121,7 @@ def vary(scenario: Scenario, name: str, value: object) -> Scenario:
 
 def machine_of(scenario: Scenario) -> Hardware:
     """The machine that a scenario names, with its overrides."""
-    return load_hardware(scenario.hardware, scenario.hardware_overrides)
+    return load_hardware(scenario.hardware, scenario.hardware_overrides, scenario.disk)
 
 
 def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf) -> Scenario:

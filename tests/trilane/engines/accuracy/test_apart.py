@@ -1,0 +1,65 @@
+"""Rows to which nothing was fitted: they are read, asked as users ask, and have lines of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from trilane.common.csv_files import read_csv
+from trilane.engines.accuracy.apart import ON_DISK, SEVERAL_GPUS, WITHIN, DiskRow, apart_lines
+from trilane.engines.accuracy.errors import Speeds, factor
+from trilane.engines.accuracy.measured_rows import RowsError, read_rows
+from trilane.engines.question import Question
+from trilane.engines.speed import EngineSpeed
+from trilane.output.pages.fit_engine import ON_DISK as WITH_A_DISK
+from trilane.output.pages.fit_engine import ON_SEVERAL as ON_SEVERAL_GPUS
+
+DISK_ROWS = read_csv(DiskRow, ON_DISK, "a CSV file of speeds with a disk", RowsError)
+
+
+def test_no_row_is_among_those_that_engines_are_fitted_to() -> None:
+    fitted = read_rows()
+    for row in (*read_rows(SEVERAL_GPUS), *DISK_ROWS):
+        assert row.id not in {one.id for one in fitted if not one.left_out}
+        assert row.source
+        assert row.scored
+
+
+def test_a_row_with_a_disk_is_the_question_of_its_machine() -> None:
+    row = next(one for one in DISK_ROWS if one.id == "t3t-8")
+    asked = Question(
+        "qwen3.8-flash-next", weights="ud-iq3_xxs", gpu="rtx-3060", ram="ddr4-2133", cpu="core-i7-7700", threads=4,
+        generated=128, ram_gb=31, disk="nvme-3x4", n_cpu_moe=48, prompt_tokens=2343, engine="llama.cpp",
+    )
+    speed = EngineSpeed.asked(asked, asked.model_shape, asked.load_machine())
+    assert speed.decode.disk_ns > 5e6
+    assert row.speeds == Speeds(1e9 / speed.decode.total_ns, 2343e9 / speed.prompt.total_ns)
+
+
+def test_each_kind_of_rows_has_a_line_for_each_kind_of_speed() -> None:
+    lines = {(line.group, line.quantity): line for line in apart_lines()}
+    assert {key: (line.errors.rows, line.errors.machines) for key, line in lines.items()} == {
+        ("several GPUs", "decode"): (20, 4), ("several GPUs", "prompts"): (28, 3),
+        ("experts on a disk", "decode"): (12, 1), ("experts on a disk", "prompts"): (6, 1),
+    }
+    disk = lines["experts on a disk", "decode"]
+    near = [factor(row.speeds.decode / row.decode_tokens_per_s - 1) <= WITHIN for row in DISK_ROWS
+            if row.decode_tokens_per_s and row.speeds.decode]
+    assert disk.within == sum(near) / len(near) == 1.0
+
+
+def test_answers_say_what_errors_such_rows_have() -> None:
+    on_several, _, on_disk, _ = (line.errors for line in apart_lines())
+    assert f"{on_several.by_machine:.0%} in the median of {on_several.machines} machines" in ON_SEVERAL_GPUS
+    assert f"({on_several.rows} speeds)" in ON_SEVERAL_GPUS
+    assert f"up to {on_several.p90:.0%}" in ON_SEVERAL_GPUS
+    assert f"{on_disk.rows} speeds of one machine" in WITH_A_DISK
+    assert f"{on_disk.bias:.0%} too fast" in WITH_A_DISK
+
+
+@pytest.mark.parametrize(("group", "quantity", "median"), [
+    ("several GPUs", "decode", 0.12), ("several GPUs", "prompts", 0.28),
+    ("experts on a disk", "decode", 0.31), ("experts on a disk", "prompts", 0.53),
+])
+def test_medians_are_those_that_the_page_tells(group: str, quantity: str, median: float) -> None:
+    [line] = [one for one in apart_lines() if (one.group, one.quantity) == (group, quantity)]
+    assert round(line.errors.median, 2) == median

@@ -1,0 +1,128 @@
+"""Requests of Strata: files, logs, what they say of windows, machines by their titles, and predictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.machine.plausibility import HardwareError
+from trilane.engines.strata.engine_log import read_log, write_requests
+from trilane.engines.strata.machines import machine_of
+from trilane.engines.strata.predictions import QUANTITIES, predictions
+from trilane.engines.strata.requests import RequestsError, StrataRequest, WindowCounts, read_requests
+
+LOG = """\
+strata generate: PCIe probe: 24.0 GB/s host->device (best of 20.1 24.0) -> pcie_frac 0.35 (default 0.55)
+strata generate: 1466 MiB of weights loaded from /data/packs/iq2_xs (302 canonical tensors skipped)
+strata generate: GPU 0: AMD Radeon RX 6700 XT (gfx1030)
+strata generate: expert cache 4580 slots, 6.15 GiB of VRAM; policy is
+strata generate: 7 expert-pool workers + the host thread
+strata generate: session is up (engine 0.1.39)
+strata serve: prompt 19 tokens = 0 reused + 19 read in 500 ms (38.0 tok/s), 8 generated in 400 ms (20 tok/s), \
+drafts accepted 4 of 6, 1 checkpoints
+strata serve: decode expert cache hit rate: 50.0% (100 hits / 200 lookups)
+strata serve: prompt 36265 tokens = 0 reused + 36265 read in 120403 ms (301.2 tok/s), 211 generated in 6886 ms \
+(30.6 tok/s), drafts accepted 128 of 155, 3 checkpoints
+strata serve: decode expert cache hit rate: 66.9% (73346 hits / 109681 lookups); 4559 more read by the GPU over PCIe \
+or from another GPU (4.0% of all 114240 routed)
+strata serve: prompt 37370 tokens = 36475 reused + 895 read in 4837 ms (185.0 tok/s), 153 generated in 3956 ms \
+(38.7 tok/s), drafts accepted 104 of 113, 4 checkpoints
+strata serve: decode expert cache hit rate: 68.6% (51225 hits / 74623 lookups); 3137 more read by the GPU over PCIe
+"""
+ROW = StrataRequest(
+    id="one", quant="iq2_xs", gpu="RX 6700 XT", workers=7, cache_slots=4580, prompt_tokens=36265, gen_tokens=211,
+    prompt_ms=120403, pp_tok_s=301.2, decode_ms=6886, accepted=128, offered=155, hits=73346, lookups=109681,
+    pcie_reads=4559,
+)
+
+
+def test_windows_and_rows_follow_from_the_entries() -> None:
+    """114,240 entries of 48 layers and 10 experts a row are 238 rows, 155 of which were drafts."""
+    assert ROW.windows == 83
+    assert ROW.window_ms == pytest.approx(6886 / 83)
+    each = 83 * 48
+    entries = 73346 / each, (109681 - 73346) / each, 4559 / each
+    assert ROW.counts == pytest.approx(WindowCounts(238 / 83, 155 / 83, *entries))
+
+
+def test_without_reads_windows_are_tokens_less_accepted_drafts() -> None:
+    row = replace(ROW, pcie_reads=None)
+    assert row.windows == 83
+    assert row.counts is not None
+    assert ROW.counts is not None
+    assert row.counts.pcie == pytest.approx(ROW.counts.pcie)
+
+
+def test_a_short_answer_tells_no_time() -> None:
+    row = replace(ROW, gen_tokens=30, accepted=15, pcie_reads=None)
+    assert (row.windows, row.window_ms, row.counts) == (15, None, None)
+
+
+def test_a_log_is_read_start_by_start_without_its_first_request(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(LOG)
+    first, second = read_log(path)
+    assert (first.gpu, first.quant, first.workers, first.cache_slots) == ("RX 6700 XT", "iq2_xs", 7, 4580)
+    assert (first.engine_version, first.pcie_frac, first.pcie_gb_s) == ("0.1.39", 0.35, 24.0)
+    assert first.counts == ROW.counts
+    assert (second.prompt_tokens, second.read_tokens, second.pcie_reads) == (37370, 895, 3137)
+
+
+def test_a_log_becomes_a_file_of_requests_and_back(tmp_path: Path) -> None:
+    (tmp_path / "engine.log").write_text(LOG)
+    found = read_log(tmp_path / "engine.log")
+    write_requests(found, tmp_path / "rows.csv")
+    assert read_requests(tmp_path / "rows.csv") == found
+
+
+@pytest.mark.parametrize("text", ["", "strata generate: session is up (engine 0.1.39)"])
+def test_a_log_without_requests_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.log").write_text(text)
+    with pytest.raises(RequestsError, match=r"expected a log of Strata.s engine .*, got none"):
+        read_log(tmp_path / "a.log")
+
+
+def test_machines_are_found_by_the_titles_of_their_parts() -> None:
+    row = StrataRequest(
+        id="a", quant="iq3_s", gpu="RTX 4090 Laptop", cpu="Core i9-13900HX", ram="DDR5-5600", pcie_gb_s=19.3, workers=23
+    )
+    machine = machine_of(row)
+    assert (machine.cpu.cores, machine.cpu.efficiency_cores) == (24, 16)
+    assert machine.link.h2d_bytes_per_s == 19.3e9
+    assert machine_of(ROW).cpu.cores == 8  # not named: one for each thread of the pool
+    slow = StrataRequest(id="b", quant="iq3_s", gpu="RTX 3090", cpu="Ryzen 7 9700X", note="3090 at PCIe 4.0 x4")
+    assert machine_of(slow).link.theory_bytes_per_s < 8e9
+    with pytest.raises(HardwareError, match="ddr3-1867"):
+        machine_of(StrataRequest(id="c", quant="iq3_s", gpu="RTX 3060", gpu_vram_gb=12, ram="DDR3-1867"))
+
+
+def test_predictions_say_why_a_row_is_not_asked() -> None:
+    rows = [ROW, replace(ROW, id="two", n_gpus=2), replace(ROW, id="x", gpu="Voodoo 2")]
+    found = predictions(rows)
+    assert [one.request.id for one in found.asked] == ["one"]
+    assert found.left_out["two"] == "several GPUs"
+    assert "Voodoo" in found.left_out["x"]
+
+
+def test_a_prediction_has_windows_prompt_and_hits() -> None:
+    (one,) = predictions([ROW]).asked
+    assert set(one.pairs) == {QUANTITIES[0], QUANTITIES[1], QUANTITIES[3]}
+    assert one.given is not None
+    assert one.given.total_ns / 1e6 == one.pairs[QUANTITIES[0]][0]
+    predicted, measured = one.hit_rates or (0.0, 0.0)
+    assert measured == pytest.approx(73346 / 114240)
+    assert 0 < predicted < 1
+
+
+def test_the_null_model_of_three_requests_on_a_line_has_no_error() -> None:
+    rows = []
+    for number, hits in enumerate((70000, 75000, 80000)):
+        each = replace(ROW, id=str(number), hits=hits)
+        assert each.counts is not None
+        assert each.windows is not None
+        ms = (20 + 3 * each.counts.cpu) * each.windows
+        rows.append(replace(each, decode_ms=ms))
+    null = predictions(rows).null_ms
+    assert [null[row.id] for row in rows] == pytest.approx([row.window_ms for row in rows])

@@ -1,0 +1,77 @@
+"""Settings of Strata: drafts by a threshold, slots, and sweeps whose predicted best values cost little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sim.costs.engine import load_fitted
+from sim.machine.hardware import load_hardware
+from traces.models.catalogue import load_model
+from trilane.engines.strata.settings import StrataSetting, cache_slots, drafts_of, strata_speed, worker_numbers
+from trilane.engines.strata.sweeps import sweeps
+from trilane.engines.strata.window import WindowCosts
+
+SHAPE = replace(load_model("qwen3.8-flash-next@gsq-iq3_s"), kv_bits=8.5)
+MACHINE = load_hardware("rtx-4090+ddr5-5600+ryzen-9-7950x")
+COSTS = WindowCosts(SHAPE, MACHINE, load_fitted("strata"), 16)
+SETTING = StrataSetting(pcie_share=0.3, workers=15, min_draft_probability=0.5, slots=8000)
+
+
+def test_a_higher_threshold_makes_fewer_drafts_of_which_more_are_accepted() -> None:
+    low, high = drafts_of(0.3, 4), drafts_of(0.7, 4)
+    assert low.made > high.made
+    assert low.accepted > high.accepted
+    assert low.accepted / low.made < high.accepted / high.made
+
+
+def test_all_drafts_are_made_without_a_threshold_and_one_with_the_highest() -> None:
+    assert drafts_of(0.0, 4).made == pytest.approx(3)
+    assert drafts_of(0.0, 4).accepted == pytest.approx(0.75 + 0.75**2 + 0.75**3)
+    assert drafts_of(1.0, 4) == pytest.approx((1.0, 0.75))
+
+
+def test_slots_are_what_the_card_has_room_for() -> None:
+    short, long = (cache_slots(SHAPE, MACHINE, context) for context in (4096, 262144))
+    assert 0 < long < short < 48 * 512
+    gained = (short - long) * SHAPE.routed_bytes / (48 * 512)
+    assert gained == pytest.approx(SHAPE.cache_bytes(262144) - SHAPE.cache_bytes(4096), rel=0.01)
+
+
+def test_more_slots_hit_more_and_are_faster() -> None:
+    few, many = (strata_speed(COSTS, replace(SETTING, slots=slots), 4096) for slots in (3000, 12000))
+    assert few.hit_rate < many.hit_rate
+    assert few.token_ms > many.token_ms
+
+
+def test_workers_that_are_tried() -> None:
+    assert worker_numbers(MACHINE) == (15, 10, 7, 3)
+    two = load_hardware("v100+ddr4-2133+xeon-e5-v3+36-cores+2-sockets")
+    assert 17 in worker_numbers(two)
+
+
+def test_predicted_best_settings_cost_little_where_settings_were_varied() -> None:
+    """One fails: with 0.1.38 a V100 decoded at a quarter of the speed that it has with 0.1.39; why is not known."""
+    found = sweeps()
+    dear = [(each.engine_version, each.knob) for each in found if each.cost > 0.05]
+    assert len(found) == 10
+    assert dear == [("0.1.38", "pcie_share")]
+
+
+def test_a_twin_that_chooses_the_worst_value_would_be_found() -> None:
+    turned = ({value: 1 / speed for value, speed in each.predicted.items()} for each in sweeps())
+    wrong = [replace(each, predicted=speeds) for each, speeds in zip(sweeps(), turned, strict=True)]
+    assert sum(each.cost > 0.05 for each in wrong) >= 5, [each.cost for each in wrong]
+
+
+def test_large_moves_of_the_share_go_in_the_measured_direction() -> None:
+    """Of values a fifth apart or more whose measured speeds differ by 3 %."""
+    right = total = 0
+    for each in (one for one in sweeps() if one.knob == "pcie_share" and one.engine_version != "0.1.38"):
+        for low, high in ((a, b) for a in each.measured for b in each.measured if b - a >= 0.2):
+            moved = each.measured[high] / each.measured[low] - 1
+            if abs(moved) >= 0.03:
+                total += 1
+                right += (each.predicted[high] > each.predicted[low]) == (moved > 0)
+    assert (right, total) == (6, 11)  # small shares gain less here than they do; large ones lose more

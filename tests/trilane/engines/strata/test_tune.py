@@ -1,0 +1,75 @@
+"""``trilane tune --engine strata``: the best setting, its arguments, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.engine import load_fitted
+from trilane.engines.question import FitError, Question, engine_of
+from trilane.engines.strata.settings import SHARES
+from trilane.engines.strata.tune import StrataTuning, strata_shape, strata_tuning, window_engine
+
+ENGINE = load_fitted("strata")
+PARTS = {"gpu": "rtx-4090-laptop", "ram": "ddr5-5600", "cpu": "core-i9-13900hx"}
+
+
+def tuned(**changed: object) -> StrataTuning:
+    question = Question("qwen3.8-flash-next", **{**PARTS, **changed})  # type: ignore[arg-type]
+    return strata_tuning(question, ENGINE, question.load_machine())
+
+
+def test_no_other_setting_is_quicker_by_more_than_workers_are_worth() -> None:
+    found = tuned()
+    assert found.best.token_ms <= found.usual.token_ms
+    assert min(1000 / speed for speed in found.tokens_by_share.values()) == pytest.approx(found.best.token_ms)
+    assert all(choice.slower >= -0.001 for choice in found.choices)
+    assert set(found.tokens_by_share) == set(SHARES)
+
+
+def test_the_arguments_are_those_of_the_setting() -> None:
+    found = tuned(window=131072)
+    assert "--max-context 131072" in found.arguments
+    assert f"--pcie-frac {found.best.setting.pcie_share:g}" in found.arguments
+    assert found.to_dict()["command"] == " ".join(found.arguments)
+    assert tuned(threads=7).best.setting.workers == 7
+
+
+def test_a_longer_context_leaves_fewer_slots_and_a_better_link_takes_a_larger_share() -> None:
+    short, long = tuned(window=8192), tuned(window=262144)
+    assert long.best.setting.slots < short.best.setting.slots
+    assert long.best.hit_rate < short.best.hit_rate
+    slow, quick = (tuned(gpu="rtx-5070-ti", cpu="ryzen-5-7600", pcie=slot) for slot in ("3x4", "5x16"))
+    assert slow.best.setting.pcie_share < quick.best.setting.pcie_share
+
+
+def test_weights_are_stratas_own_unless_others_are_named() -> None:
+    names = {strata_shape(Question("qwen3.8-flash-next", weights=name, **PARTS)).name for name in (None, "iq3_s")}
+    assert names == {"qwen3.8-flash-next@gsq-iq3_s"}
+    other = Question("qwen3.8-flash-next", weights="ud-q4_k_xl", **PARTS)
+    assert strata_shape(other).name == "qwen3.8-flash-next@ud-q4_k_xl"
+
+
+@pytest.mark.parametrize(("changed", "expected"), [
+    ({"gpu": "arc-b580"}, "strata does not run on Intel's GPUs"),
+    ({"gpu": "gb10", "ram": None, "cpu": None}, "expected a machine with a GPU that has its own memory"),
+    ({"ram_gb": 16}, r"the host lacks \d+\.\d GB for the experts"),
+    ({"gpu": "gtx-1060-3gb"}, "has no room for a cache of experts"),
+])
+def test_what_cannot_run_is_refused(changed: dict[str, object], expected: str) -> None:
+    with pytest.raises(FitError, match=expected):
+        tuned(**changed)
+
+
+def test_other_models_and_verbs_are_refused() -> None:
+    question = Question("qwen3-30b-a3b", engine="strata", **PARTS)
+    with pytest.raises(FitError, match=r"expected qwen3.8-flash-next"):
+        strata_tuning(question, ENGINE, question.load_machine())
+    with pytest.raises(FitError, match=r"trilane tune --engine strata"):
+        engine_of(question, question.load_machine())
+
+
+def test_engines_of_windows_are_known_by_their_section() -> None:
+    assert window_engine("strata") is not None
+    assert window_engine("llama.cpp") is None
+    assert window_engine("graphs") is None
+    assert window_engine(None) is None

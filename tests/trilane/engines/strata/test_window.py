@@ -1,0 +1,115 @@
+"""Strata's windows in closed form: one worked by hand, and laws that every window obeys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sim.costs.engine import load_fitted
+from sim.machine.hardware import Hardware, load_hardware
+from traces.models.catalogue import load_model
+from trilane.engines.question import FitError
+from trilane.engines.strata.requests import WindowCounts
+from trilane.engines.strata.window import (
+    WindowCosts,
+    between_rows,
+    distinct_share,
+    draft_ns,
+    spread,
+    window_time,
+    with_selected,
+)
+
+ENGINE = load_fitted("strata")
+SHAPE = replace(load_model("qwen3.8-flash-next@gsq-iq3_s"), kv_bits=8.5)
+MACHINE = load_hardware("rtx-4090+ddr5-5600+ryzen-9-7950x")
+COUNTS = WindowCounts(rows=3.0, drafts=2.0, hits=20.0, cpu=6.0, pcie=4.0)
+CONTEXT = 4096
+
+
+def costs(hardware: Hardware = MACHINE, threads: int = 16, **changed: float) -> WindowCosts:
+    engine = ENGINE.with_numbers({f"window.{name}": value for name, value in changed.items()})
+    return WindowCosts(SHAPE, hardware, engine, threads)
+
+
+def total_ms(of: WindowCosts, counts: WindowCounts = COUNTS, share: float | None = None) -> float:
+    return window_time(of, counts, CONTEXT, share).total_ns / 1e6
+
+
+def test_a_window_without_misses_is_worked_by_hand() -> None:
+    counts, of = WindowCounts(1.0, 0.0, 10.0, 0.0, 0.0), costs()
+    step, work, layers = of.step(1.0, CONTEXT), ENGINE.window, SHAPE.moe_layers
+    assert work is not None
+    call = work.group_ns.value + 10 * of.expert_bytes / (1008e9 * work.group_read_share.value) * 1e9
+    layer = step.attention_ns + of.index_ns(CONTEXT) + step.gate_ns + step.combine_ns + step.shared_ns
+    by_hand = layers * (layer + work.handshake_ns.value + call) + step.head_ns
+    by_hand += work.commit_ns.value + work.host_ns.value
+    assert window_time(of, counts, CONTEXT).total_ns == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_parts_of_a_window_add_up_and_none_is_negative() -> None:
+    time = window_time(costs(), COUNTS, CONTEXT)
+    assert min(vars(time).values()) >= 0
+    assert time.drafts_ns == pytest.approx(COUNTS.drafts * draft_ns(costs()))
+    assert sum(vars(time).values()) == time.total_ns
+
+
+@pytest.mark.parametrize("more", ["rows", "drafts", "hits", "cpu", "pcie"])
+def test_more_of_anything_never_takes_less_time(more: str) -> None:
+    larger = COUNTS._replace(**{more: getattr(COUNTS, more) * 1.5})
+    assert total_ms(costs(), larger) >= total_ms(costs()) - 1e-9
+
+
+@pytest.mark.parametrize("key", ["cpu.read_bytes_per_s", "link.h2d_bytes_per_s", "gpu.bandwidth_bytes_per_s"])
+def test_a_better_part_never_takes_more_time(key: str) -> None:
+    better = MACHINE.with_numbers({key: 2 * MACHINE.flat()[key]})
+    assert total_ms(costs(better)) <= total_ms(costs())
+
+
+def test_a_layer_waits_for_the_longer_of_gpu_and_pool() -> None:
+    """Each is hidden behind the other where that is much longer."""
+    few, many = WindowCounts(3.0, 0.0, 29.0, 1.0, 0.0), WindowCounts(3.0, 0.0, 5.0, 25.0, 0.0)
+    assert window_time(costs(pool_ns=0), few, CONTEXT).waiting_ns < 0.05 * window_time(costs(), few, CONTEXT).total_ns
+    quick = MACHINE.with_numbers({"gpu.bandwidth_bytes_per_s": 2e12})
+    lost = window_time(costs(), many, CONTEXT).gpu_experts_ns - window_time(costs(quick), many, CONTEXT).gpu_experts_ns
+    longer = window_time(costs(quick), many, CONTEXT).waiting_ns - window_time(costs(), many, CONTEXT).waiting_ns
+    assert longer == pytest.approx(lost, rel=0.02)  # what the GPU saves, it waits
+
+
+def test_a_share_moves_misses_from_the_pool_to_the_link_and_rounds_down_in_each_layer() -> None:
+    none, half, all_of_them = (window_time(costs(), COUNTS, CONTEXT, share) for share in (0.0, 0.5, 1.0))
+    assert none.copies_ns == 0
+    assert 0 < half.copies_ns < all_of_them.copies_ns
+    assert all_of_them.waiting_ns == 0
+    number, chance = spread((COUNTS.cpu + COUNTS.pcie) * distinct_share(3.0, 0.4))
+    mean = float(chance @ (number * 0.5 // 1))
+    assert half.copies_ns == pytest.approx(SHAPE.moe_layers * mean * costs().fetch_ns, rel=1e-6)
+
+
+def test_numbers_of_missed_experts_are_spread_around_their_mean() -> None:
+    for mean in (0.0, 0.3, 4.0, 25.0):
+        number, chance = spread(mean)
+        assert chance.sum() == pytest.approx(1)
+        assert float(chance @ number) == pytest.approx(mean, abs=1e-3)
+
+
+def test_rows_share_experts() -> None:
+    assert distinct_share(1.0, 0.4) == 1
+    assert distinct_share(2.0, 0.4) == pytest.approx(0.8)
+    assert distinct_share(3.0, 1.0) == pytest.approx(1 / 3)
+    assert between_rows(lambda number: number**2, 2.5) == 6.5
+
+
+def test_sparse_attention_reads_a_bounded_part_of_the_context() -> None:
+    selected = with_selected(SHAPE, 2048)
+    kinds = {kind.reach: kind for kind in selected.attention or ()}
+    assert set(kinds) == {"state", "window"}
+    assert (kinds["window"].span, kinds["window"].kv_width) == (2048, 1024)
+    short, long = (window_time(costs(), COUNTS, context).routing_ns for context in (4096, 131072))
+    assert 0 < long - short < 0.1 * short  # the keys by which it selects
+
+
+def test_an_engine_without_windows_is_refused() -> None:
+    with pytest.raises(FitError, match=r"llama.cpp: expected an engine of windows"):
+        _ = WindowCosts(SHAPE, MACHINE, load_fitted("llama.cpp"), 8).work

@@ -1,0 +1,56 @@
+"""Machines of Strata's requests, by the titles of their parts."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from sim.machine.assembly import assembled_name
+from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.parts import is_unified, part, taken
+from sim.machine.plausibility import HardwareError
+from trilane.common.units import GIB
+from trilane.engines.strata.requests import StrataRequest
+from trilane.engines.tune.machine_found import usual_ram
+
+_RAM = re.compile(r"(lp)?ddr\dx?-\d+", re.IGNORECASE)
+_CHANNELS = re.compile(r"(\d+) channels")
+_SOCKETS = re.compile(r"2 ?x (.*)")
+GB_PER_S = 1e9
+
+
+def machine_of(request: StrataRequest) -> Hardware:
+    """The machine of a request, with the link's rate that the engine read at its start.
+
+    A CPU that is not named, or not known, is a usual one with a core for each of the pool's threads; memory that is not
+    named, a usual one of the CPU. Raises HardwareError for a GPU or a memory that is not known.
+    """
+    vram = None if request.gpu_vram_gb is None else round(request.gpu_vram_gb * GIB)
+    slot = re.search(rf"{request.gpu.split()[-1]} at PCIe ([345])\.0 x(\d+)", request.note)
+    pcie = f"{slot[1]}x{slot[2]}" if slot else None
+    hardware = load_hardware(_assembled(request.gpu, vram, request.cpu, request.ram, request.workers, pcie))
+    if request.pcie_gb_s is None or hardware.one_memory:
+        return hardware
+    return hardware.with_numbers({"link.h2d_bytes_per_s": request.pcie_gb_s * GB_PER_S})
+
+
+@cache
+def _assembled(gpu: str, vram: int | None, cpu: str, ram: str, workers: int | None, pcie: str | None) -> str:
+    card = taken("gpu", gpu, vram).name
+    if is_unified(card):
+        return assembled_name(card)
+    sockets, title = (2, match[1]) if (match := _SOCKETS.fullmatch(cpu)) else (None, cpu)
+    name = _cpu(re.sub(r"\(.*\)", "", title).strip())
+    named = _RAM.search(ram)
+    channels = int(match[1]) if (match := _CHANNELS.search(ram)) else None
+    cores = workers + 1 if workers and (name is None or part("cpu", name).most_cores) else None
+    memory = named[0].lower() if named else usual_ram(name)
+    return assembled_name(card, memory, name, cores=cores, sockets=sockets, channels=channels, pcie=pcie)
+
+
+def _cpu(title: str) -> str | None:
+    """Name of the CPU's part; None for one that is not in the catalogue."""
+    try:
+        return taken("cpu", title).name if title else None
+    except HardwareError:
+        return None

@@ -1,0 +1,43 @@
+"""The time of a prompt in Strata, in closed form: pieces, whose missing experts come over the link while others run."""
+
+from __future__ import annotations
+
+from trilane.engines.split_speed import StaticSplit, prompt_time
+from trilane.engines.strata.requests import WindowCounts
+from trilane.engines.strata.window import WindowCosts, index_width, window_time
+
+INDEX_HEADS = 4  # of queries by which sparse attention selects: indexer_n_heads of config.json
+
+
+def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float) -> float:
+    """Time of ``tokens`` of a prompt after ``before`` others, with a share of all experts in the cache.
+
+    Very short ones are read through windows, all of whose experts are taken for missed ones of the usual share.
+    """
+    if tokens < costs.engine.prompt.copies_from_tokens.value:
+        return _through_windows(costs, tokens, before, held_share)
+    shape, piece = costs.shape, min(tokens, costs.engine.prompt.piece_tokens.value)
+    borrowed = piece / costs.engine.prompt.piece_tokens.value * costs.work.borrowed_bytes.value
+    borrowed = min(borrowed, held_share * shape.routed_bytes)
+    held = held_share - borrowed / shape.routed_bytes
+    split = StaticSplit(shape.moe_layers, round(held * shape.experts), costs.threads)
+    time = prompt_time(costs.sparse, costs.hardware, costs.engine, split, tokens, before)
+    start_ns = piece * costs.work.prompt_token_ns.value
+    refill_ns = borrowed / costs.hardware.link.h2d_bytes_per_s * 1e9
+    return (time.total_ns + start_ns + refill_ns + _index_ns(costs, tokens, before)) / 1e6
+
+
+def _through_windows(costs: WindowCosts, tokens: int, before: int, held_share: float) -> float:
+    rows = costs.work.rows.value
+    entries = float(rows * costs.shape.top_k)
+    window = WindowCounts(float(rows), 0.0, held_share * entries, (1 - held_share) * entries, 0.0)
+    share = costs.work.pcie_share.value
+    return -(-tokens // rows) * window_time(costs, window, before + tokens, share).total_ns / 1e6
+
+
+def _index_ns(costs: WindowCosts, tokens: int, before: int) -> float:
+    """Scores of all earlier keys, by which the blocks are selected."""
+    pairs = tokens * (before + tokens / 2)
+    width = costs.shape.mean_of_layers(index_width) * costs.shape.layers
+    rate = costs.hardware.gpu.flops_per_s * costs.engine.gpu.attention_share.value
+    return 2.0 * INDEX_HEADS * width * pairs / rate * 1e9

@@ -1,0 +1,59 @@
+"""The page of ``trilane tune --engine strata``: arguments, what they give, and why these."""
+
+from __future__ import annotations
+
+from trilane.common.units import GB
+from trilane.engines.strata.tune import StrataTuning
+from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
+from trilane.output.pages.widths import Command
+
+_NAMES = {
+    "pcie_share": "share of misses over the link", "workers": "workers of the pool",
+    "min_draft_probability": "least probability of a draft",
+}
+_PARTS = {
+    "routing_ns": "attention, routers, head", "gpu_experts_ns": "experts on the GPU",
+    "copies_ns": "experts over the link", "waiting_ns": "waiting for the pool", "drafts_ns": "drafts",
+    "host_ns": "host, commit",
+}
+
+
+def strata_tune_page(found: StrataTuning) -> list[Part]:
+    """Everything that is printed."""
+    best = found.best
+    facts = {
+        "decode": f"{1000 / best.token_ms:.1f} tokens/s: a window of {number(best.window.total_ns / 1e6)} ms gives "
+                  f"{best.tokens:.2f} tokens, of {best.counts.drafts:.1f} drafts",
+        "first token": f"{found.ttft_ms / 1000:.1f} s for {found.question.prompt_tokens:,} tokens",
+        "cache": f"{best.setting.slots:,} experts, {found.cache_bytes / GB:.1f} GB; {percent(best.hit_rate)} of what "
+                 f"windows ask for",
+        "engine's own setting": f"{1000 / found.usual.token_ms:.1f} tokens/s",
+    }
+    return [
+        heading(f"{found.model} in strata on {found.machine}"), found.about, "",
+        Command(" ".join(found.arguments)), "", pairs(facts.items()), "",
+        heading("Why this setting"), _choices(found), "",
+        heading("Tokens a second by the share of misses over the link"), _shares(found), "",
+        heading("One window"), _window(found), "",
+        "drafts and hits depend on the text: those of a usual one are taken (docs/strata.md has the errors)",
+    ]
+
+
+def _choices(found: StrataTuning) -> Part:
+    rows = [
+        [_NAMES[choice.name], f"{choice.best:g}", f"{choice.usual:g}", signed_percent(choice.slower)]
+        for choice in found.choices
+    ]
+    return table(["", "best", "engine's own", "a token then"], rows)
+
+
+def _shares(found: StrataTuning) -> Part:
+    return table(["share", *(f"{share:g}" for share in found.tokens_by_share)],
+                 [["tokens/s", *(number(speed) for speed in found.tokens_by_share.values())]])
+
+
+def _window(found: StrataTuning) -> Part:
+    times = vars(found.best.window)
+    whole = found.best.window.total_ns
+    rows = [[_PARTS[name], number(ns / 1e6), percent(ns / whole)] for name, ns in times.items()]
+    return table(["part", "ms", "share"], rows)

@@ -1,0 +1,81 @@
+// What if: sliders for the numbers of the machine and of the question.
+
+const WHAT_IF_LENGTHS = [
+  ["prompt", "prompt (tokens)", 64, 131072], ["context", "window (tokens)", 512, 262144], ["batch", "sequences together", 1, 32], ["ram_gb", "RAM (GiB)", 8, 1024],
+];
+
+function whatIfView(query, main) {
+  const machine = { ...machineOf(query), use: query.use, model: query.model || "qwen3-30b-a3b", weights: query.weights };
+  const state = { ...machine, ...without(query, ...Object.keys(machine)) };
+  const sliders = h("div", { class: "sliders" }), place = h("div", {}), headline = h("div", { class: "big held" }), trouble = h("div", {});
+  put(main, h("h1", { tabindex: "-1" }, "What if?"),
+    machineForm(machine, (asked) => address.go("what-if", asked), [field("model", "model", machine.model, { list: "names-model" }), field("weights", "format", machine.weights, { placeholder: "the best" })]),
+    headline, h("form", { "aria-label": "Numbers to turn", onsubmit: (event) => event.preventDefault() }, sliders,
+      h("div", { class: "row" }, h("button", { type: "button", onclick: () => address.go("what-if", machine) }, "back to the machine as it is"))), trouble, place);
+  const ask = source.asker();
+  let own = null, built = false, busy = false, again = false;
+  source.asker()("what-if", machine, (record) => { own = record; });
+  const answer = () => {
+    if (busy) { again = true; return; }  // one question at a time: the next one is of the latest values
+    busy = true;
+    headline.setAttribute("aria-busy", "true");
+    ask("what-if", state, (record) => {
+      put(trouble);
+      if (record.kind !== "what if") { put(trouble, refusal(record)); return; }
+      if (!built) { built = true; buildSliders(record, sliders, state, answer); }
+      drawWhatIf(record, own, headline, place);
+      say(`${record.speed} tokens per second`);
+    }, null).finally(() => {
+      busy = false;
+      headline.setAttribute("aria-busy", "false");
+      if (again) { again = false; answer(); }
+    });
+  };
+  answer();
+}
+
+function buildSliders(record, place, state, answer) {
+  const turn = (name, value) => { state[name] = value; address.replace("what-if", state); answer(); };
+  const knobs = record.knobs.map((knob) => slider({ ...knob, whole: knob.name === "cpu_cores", turn: (value) => turn(knob.name, value) }));
+  const lengths = WHAT_IF_LENGTHS.filter(([name]) => record.lengths[name] !== null).map(([name, label, low, high]) => {
+    const value = record.lengths[name];
+    return slider({ label, low: Math.min(low, value), high: Math.max(high, value), value, text: axisText(value), whole: true, turn: (other) => turn(name, other) });
+  });
+  const share = state.draft_acceptance || 0.3;
+  const drafts = record.drafts ? [slider({
+    label: "share of drafts accepted (files with layers that draft)", low: 0.3, high: 0.99, value: share, text: share, turn: (value) => turn("draft_acceptance", value),
+  })] : [];
+  put(place, ...knobs, ...lengths, ...drafts);
+}
+
+// A slider that grows by ratios, from `low` to `high`; at the machine's own number nothing is turned.
+function slider({ label, low, high, value, text, own, own_text, whole, turn }) {
+  const steps = 200, ratio = high / low;
+  const at = (number) => Math.round((steps * Math.log(number / low)) / Math.log(ratio));
+  const valueAt = (step) => { const number = low * ratio ** (step / steps); return String(whole ? Math.round(number) : Number(number.toPrecision(3))); };
+  const shown = h("span", { class: "turned" }, text);
+  const input = h("input", { type: "range", min: 0, max: steps, value: at(value), "aria-label": label, "aria-valuetext": text });
+  input.addEventListener("input", () => {
+    const asItIs = own && Number(input.value) === at(own), number = asItIs ? "" : valueAt(Number(input.value));
+    shown.textContent = asItIs ? own_text : axisText(Number(number));
+    input.setAttribute("aria-valuetext", shown.textContent);
+    turn(number);
+  });
+  return h("div", {}, h("div", { class: "label", "aria-hidden": "true" }, h("span", {}, label), shown), input);
+}
+
+function drawWhatIf(record, own, headline, place) {
+  const rows = [{ ...record, name: "now", about: "" }, ...(own && own.kind === "what if" ? [{ ...own, name: "the machine as it is", about: "" }] : []), ...record.more];
+  const end = Math.max(...rows.map((one) => one.high || one.tokens_per_s));
+  put(headline,
+      h("div", {}, h("strong", { id: "what-if-speed" }, record.speed), "tokens/s", h("div", { class: "soft small" }, `four of five such: ${record.band}`)),
+      h("div", {}, h("strong", {}, record.first), "to the first token"), h("div", {}, h("strong", {}, record.answer), "to the last token"));
+  put(place,
+    h("p", {}, `Limited by: ${record.limit}.`),
+    h("ol", { class: "bars" }, rows.map((one, number) => h("li", {}, h("div", { class: "name" }, one.name, one.about ? h("small", {}, one.about) : []),
+      track({ parts: [{ size: one.tokens_per_s, colour: number === 1 ? "var(--grey)" : number ? "var(--purple)" : "var(--blue)" }], end, low: one.low, high: one.high, text: `${one.name}: ${one.speed} tokens/s` }),
+      h("div", { class: "value" }, h("strong", {}, one.speed), " tokens/s")))),
+    h("div", { class: "panels" }, h("section", {}, h("h2", {}, "Memory"), memoryBars(record.memory)),
+      h("section", {}, h("h2", {}, "What takes the time of a token"), timeBar(record.decode))),
+    h("h2", {}, "Command line"), commandLine(record));
+}
