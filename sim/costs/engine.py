@@ -210,7 +210,7 @@ class CountedEngine(_Engine):
         small = self.software or Software()
         share, rate = small.small_batch_flops_share, small.small_batch_flops_per_s
         few = small.small_batch_tokens, share or rate
-        if None in few and any((*few, small.cpu_token_ns)):
+        if None in few and any((*few, small.cpu_token_ns and small.cpu_token_ns.value)):
             yield "software: expected small_batch_tokens and small_batch_flops_share, or _per_s, together"
         if share and rate:
             yield "software: expected small_batch_flops_share or small_batch_flops_per_s, got both"

@@ -34,12 +34,12 @@ NUMBER = Asked(AskingWay.ONE_NUMBER, calibrations={("Toy", "Ours"): FOUND})
 
 
 def toy(**changes: Any) -> Paper:
-    """Studied on smoe-2025, whose kind is eager."""
-    setting = {"trace": "mini-moe", "hardware": "rtx3090-ddr4", "engine": "smoe-2025", "cached_share": 0.5,
+    """Studied on dali-2025, whose kind is eager."""
+    setting = {"trace": "mini-moe", "hardware": "rtx3090-ddr4", "engine": "dali-2025", "cached_share": 0.5,
                "prompt_tokens": 8, "generated_tokens": 4}
     methods = {"ours": {"policy": "on-demand"}, "theirs": {"policy": "naive-cpu"}, "third": {"policy": "fiddler"}}
     return toy_paper(**{"setting": setting, "methods": methods, "questions": QUESTIONS, "programs": PROGRAMS,
-                        "kinds": {"smoe-2025": "eager"}, "headlines": [], "variants": {}, "draws": 1, **changes})
+                        "kinds": {"dali-2025": "eager"}, "headlines": [], "variants": {}, "draws": 1, **changes})
 
 
 def asked(paper: Paper, way: Asked, method: str = "ours") -> Scenario:
@@ -50,7 +50,7 @@ def asked(paper: Paper, way: Asked, method: str = "ours") -> Scenario:
 
 def test_a_figure_is_asked_as_studied_with_one_number_and_with_nothing_but_the_kind() -> None:
     paper = toy()
-    assert asked(paper, Asked()).engine == "smoe-2025"
+    assert asked(paper, Asked()).engine == "dali-2025"
     nothing, one = asked(paper, Asked(AskingWay.NOTHING)), asked(paper, NUMBER)
     assert (nothing.engine, nothing.engine_overrides) == ("eager", {})
     assert (one.engine, one.engine_overrides) == ("eager", {LAYER: 7e5})
@@ -248,4 +248,4 @@ def test_a_program_that_cannot_run_says_why(one_source: Paper, tmp_path: Path, m
 
 def test_an_engine_without_such_numbers_is_refused(one_source: Paper) -> None:
     with pytest.raises(CalibrationError, match="engine 'graphs': expected a kind of programs"):
-        calibrated(toy(kinds={"smoe-2025": "graphs"}), "Ours")
+        calibrated(toy(kinds={"dali-2025": "graphs"}), "Ours")
