@@ -94,6 +94,8 @@ class PageAnswers:
     def _heavy(self) -> WorkerPool[None]:
         if self._slow is None:
             self._slow = WorkerPool(_JOBS, _stand_back, caller_works=False, imports=_HEAVY_IMPORTS)
+            for _ in range(_JOBS):
+                self._slow.submit(_warm)
         return self._slow
 
 
@@ -120,6 +122,13 @@ def _stand_back() -> None:
 
 def _planned(state: None, name: str, query: Query) -> ViewPlan:
     return planned(VIEWS[name], query)
+
+
+def _warm(state: None) -> None:
+    """Prepare the setting that is shown first."""
+    from trilane.page.policies_views import kept_setting, scenario_of
+
+    kept_setting().of(scenario_of({}))
 
 
 def _shared(state: None, text: str, query: Query) -> Record:
