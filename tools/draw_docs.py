@@ -1,6 +1,7 @@
 """The two drawings of the documentation: a token's way through one layer, and the packages with their imports.
 
-``python -m tools.draw_docs`` writes them into ``docs/``. The same sources give the same bytes.
+``python -m tools.draw_docs`` writes them into ``docs/``, and the first into the page, too. The same sources give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trilane.output.figures.figure_files import default_settings
 from trilane.output.figures.marks import BLUE, GREEN, INK, ORANGE
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS.parent / "trilane" / "page" / "assets"
 _GPU, _HOST, _LINK, _PAPER = "#E3EEF7", "#E3F3ED", "#FBF0DA", "#FFFFFF"  # paler than the colours of the lanes
 Point = tuple[float, float]
 
@@ -255,3 +257,4 @@ def drawing(name: str) -> bytes:
 if __name__ == "__main__":
     for name in DRAWINGS:
         (DOCS / name).write_bytes(drawing(name))
+    (PAGE / "token.svg").write_bytes(drawing("token.svg"))

@@ -6,12 +6,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools.draw_docs import DOCS, DRAWINGS, GROUND, ROOMS, arrows, drawing, imports, room_of, upward
+from tools.draw_docs import DOCS, DRAWINGS, GROUND, PAGE, ROOMS, arrows, drawing, imports, room_of, upward
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_the_script_reproduces_the_file(name: str) -> None:
     assert drawing(name) == (DOCS / name).read_bytes(), "renew it with: .venv/bin/python -m tools.draw_docs"
+
+
+def test_the_page_has_the_same_drawing() -> None:
+    assert (PAGE / "token.svg").read_bytes() == (DOCS / "token.svg").read_bytes()
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

@@ -20,6 +20,9 @@ VIEWS = {
     "machine": f"machine?{MACHINE}",
     "model": f"model?{MACHINE}&model=qwen3-30b-a3b",
     "what-if": f"what-if?{MACHINE}&model=qwen3-30b-a3b",
+    "policies": "policies?setting=small&policies=on-demand,fiddler,dali,oracle",
+    "timeline": "timeline?setting=small&share=50&policies=on-demand,mixtral-offloading",
+    "pays": "pays", "accuracy": "accuracy", "leaderboard": "leaderboard", "learn": "learn",
 }
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 SHOTS = os.environ.get("TRILANE_SHOTS")  # a folder that keeps the screenshots
@@ -102,6 +105,65 @@ def test_a_slider_changes_the_answer_the_address_and_survives_a_reload(opened: O
     page.reload()
     done(page)
     assert speed.inner_text() == after
+
+
+def test_a_step_is_played_by_keyboard_and_says_why_the_gpu_waits(opened: Opened) -> None:
+    page = done(opened(VIEWS["timeline"]))
+    page.get_by_role("button", name="Next event").focus()
+    for _ in range(4):
+        page.keyboard.press("Enter")
+    assert float(page.locator(".clock").inner_text().split()[0]) > 0
+    page.get_by_role("button", name="Play").press("Enter")
+    page.get_by_role("button", name="Pause").wait_for()
+    idle = page.locator('rect[fill="var(--idle)"]').last
+    idle.focus()
+    assert re.match(r"the GPU waits [\d.]+ ms (in layer \d+ )?for ", page.locator("#tip").inner_text())
+
+
+def test_a_step_is_saved_for_perfetto(opened: Opened, tmp_path: Path) -> None:
+    page = done(opened(VIEWS["timeline"]))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save for ui.perfetto.dev").click()
+    download.value.save_as(tmp_path / "step.json")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2}
+
+
+def test_a_policy_leads_to_its_step(opened: Opened) -> None:
+    page = done(opened(VIEWS["policies"]))
+    page.get_by_role("link", name="fiddler").click()
+    page.get_by_role("heading", name=re.compile("^fiddler: ")).wait_for()
+
+
+def test_points_are_filtered_and_explained_by_keyboard(opened: Opened) -> None:
+    page = done(opened(VIEWS["accuracy"]))
+    every = page.locator("circle").count()
+    page.get_by_label("kind of machine").select_option("laptop")
+    page.wait_for_timeout(1500)
+    assert page.locator("circle").count() < every
+    page.locator("circle").first.press("Enter")
+    page.get_by_role("heading", name=re.compile("^Row ")).wait_for()
+
+
+def test_a_column_of_the_leaderboard_sorts_it(opened: Opened) -> None:
+    page = done(opened(VIEWS["leaderboard"]))
+    assert page.locator("tbody tr").count() == 12
+    page.get_by_role("button", name="policy", exact=True).click()
+    page.get_by_role("button", name="policy", exact=True, pressed=True).wait_for()
+    names = page.locator("tbody td:first-child").all_inner_texts()
+    assert names == sorted(names)
+
+
+def test_a_cell_says_its_reasons(opened: Opened) -> None:
+    page = done(opened(VIEWS["pays"]))
+    page.locator("td.here").first.hover()
+    assert "tokens/s with llama-cache-lru" in page.locator("#tip").inner_text()
+
+
+def test_a_question_can_be_tried(opened: Opened) -> None:
+    page = done(opened(VIEWS["learn"]))
+    page.get_by_role("link", name="Try it").nth(3).click()
+    page.get_by_role("heading", name="What runs on my machine?").wait_for()
 
 
 def test_back_leads_to_the_question_before(opened: Opened) -> None:

@@ -13,7 +13,8 @@ from trilane.page.records import Record
 
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = (  # in the order in which they need each other
-    "elements", "source", "address", "charts", "questions", "machine", "model", "what_if", "learn", "app",
+    "elements", "source", "address", "charts", "questions", "machine", "model", "what_if", "policies",
+    "timeline", "boards", "learn", "app",
 )
 _COLOURS = {"blue": BLUE, "vermillion": VERMILLION, "green": GREEN, "orange": ORANGE, "sky": SKY, "purple": PURPLE,
             "grey": GREY, "idle": IDLE}
@@ -45,6 +46,12 @@ def style() -> str:
 @cache
 def icon() -> str:
     return _ASSETS.joinpath("icon.svg").read_text(encoding="utf-8")
+
+
+@cache
+def token_drawing() -> str:
+    """The way of a token through a layer, as in the README (``tools.draw_docs``)."""
+    return _ASSETS.joinpath("token.svg").read_text(encoding="utf-8")
 
 
 @cache

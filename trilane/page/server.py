@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trilane.page.document import document, icon, script, style
+from trilane.page.document import document, icon, script, style, token_drawing
 from trilane.page.views import VIEWS
 from trilane.page.workers import PageAnswers
 
@@ -25,6 +25,10 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+}
+_ASSETS = {
+    "page.js": (script, "text/javascript"), "page.css": (style, "text/css"), "icon.svg": (icon, "image/svg+xml"),
+    "token.svg": (token_drawing, "image/svg+xml"),
 }
 _SECONDS_TO_END = 1
 
@@ -36,9 +40,8 @@ def application(token: str, hosts: frozenset[str] | None) -> Starlette:
         return Response(document(), media_type="text/html; charset=utf-8", headers=_HEADERS)
 
     async def asset(request: Request) -> Response:
-        text, kind = {"page.js": (script(), "text/javascript"), "page.css": (style(), "text/css"),
-                      "icon.svg": (icon(), "image/svg+xml")}[request.path_params["name"]]
-        return Response(text, media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
+        made, kind = _ASSETS[request.path_params["name"]]
+        return Response(made(), media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
 
     async def answer(request: Request) -> Response:
         answers: PageAnswers = request.app.state.answers
@@ -50,7 +53,7 @@ def application(token: str, hosts: frozenset[str] | None) -> Starlette:
             if hosts is not None and (request.url.hostname or "") not in hosts:
                 return PlainTextResponse("expected the address that trilane explore printed", 421, _HEADERS)
             known, name = compare_digest(request.path_params["token"], token), request.path_params.get("name")
-            if not known or (name is not None and name not in (*VIEWS, "page.js", "page.css", "icon.svg")):
+            if not known or (name is not None and name not in (*VIEWS, *_ASSETS)):
                 return PlainTextResponse("nothing here; trilane explore printed the address of its page", 404, _HEADERS)
             return await endpoint(request)
 

@@ -1,13 +1,28 @@
-"""The views of the page by name."""
+"""The views of the page by name; their modules are imported when they are first asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import cast
 
-from trilane.page.machine_views import machine, model, names
-from trilane.page.view import View
-from trilane.page.what_if_view import what_if
+from trilane.page.questions import Query
+from trilane.page.view import View, ViewPlan
+
+
+def _later(module: str, name: str) -> Callable[[Query], ViewPlan]:
+    """The function of a module of this package, which is imported with the first question."""
+
+    def plan(query: Query) -> ViewPlan:
+        return cast("ViewPlan", getattr(import_module(f"trilane.page.{module}"), name)(query))
+
+    return plan
+
 
 VIEWS: Mapping[str, View] = {
-    "names": View(names), "machine": View(machine), "model": View(model), "what-if": View(what_if),
+    **{name: View(_later("machine_views", name)) for name in ("names", "machine", "model")},
+    "what-if": View(_later("what_if_view", "what_if")),
+    **{name: View(_later("policies_views", name), heavy=True) for name in ("policies", "timeline", "perfetto")},
+    **{name: View(_later("boards_views", name), heavy=True) for name in ("accuracy", "row", "leaderboard", "pays")},
+    "learn": View(_later("learn_view", "learn")),
 }

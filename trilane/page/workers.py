@@ -27,6 +27,8 @@ _JOBS = 2  # of each kind
 _AT_ONCE = 2  # tasks of one question
 _KEPT_BYTES = 32 * 2**20
 _NICE = 10
+_IMPORTS = ("trilane.page.machine_views", "trilane.page.what_if_view")
+_HEAVY_IMPORTS = ("trilane.page.policies_views", "trilane.page.boards_views")
 _BUG = "a bug in Trilane; please report it with this address"
 
 
@@ -34,7 +36,7 @@ class PageAnswers:
     """PageAnswers of all views, as lines of JSON."""
 
     def __init__(self) -> None:
-        self._quick = WorkerPool(_JOBS, _nothing, caller_works=False, imports=("trilane.page.views",))
+        self._quick = WorkerPool(_JOBS, _nothing, caller_works=False, imports=_IMPORTS)
         self._slow: WorkerPool[None] | None = None
         self._kept = KeptAnswers()
 
@@ -64,11 +66,12 @@ class PageAnswers:
             yield _line({"kind": "failed", "text": f"{_BUG}: {type(error).__name__}: {error}"})
         else:
             self._kept.add(key, lines)
+            _ = self._heavy  # started once the first answer is there, so that it is warm when it is asked
 
     async def _records(self, name: str, query: Query) -> AsyncIterator[Record]:
-        plan: ViewPlan = await _result(self._quick.submit(_planned, name, dict(query)))
-        yield plan.head
         pool = self._heavy if VIEWS[name].heavy else self._quick
+        plan: ViewPlan = await _result(pool.submit(_planned, name, dict(query)))
+        yield plan.head
         waiting: list[Future[Record]] = []
         try:
             for task in plan.tasks:
@@ -84,7 +87,7 @@ class PageAnswers:
     @property
     def _heavy(self) -> WorkerPool[None]:
         if self._slow is None:
-            self._slow = WorkerPool(_JOBS, _stand_back, caller_works=False, imports=("trilane.page.views",))
+            self._slow = WorkerPool(_JOBS, _stand_back, caller_works=False, imports=_HEAVY_IMPORTS)
         return self._slow
 
 

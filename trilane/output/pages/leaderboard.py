@@ -9,7 +9,7 @@ from trilane.output.figures.marks import marked, meanings
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
 from trilane.study.leaderboard.standings import TIE, BoardSetting, Entry, Standing, all_settings, leaderboard_settings
 
-_MEANINGS = {
+MEANINGS = {
     "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
     "lowest": "the same in the setting that suits the policy least",
     "best in": f"settings in which no policy that keeps the routing is more than {percent(TIE)} faster",
@@ -32,7 +32,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     return [
         heading(f"{whole} in {len(all_settings())} settings: {about}, {settings.draws} draws each"),
         table(["", "policy", "score", "lowest", "best in", "runs in"], lines, text_columns=2),
-        legend({**_MEANINGS, **marks, **({"<": "yours"} if own else {})}),
+        legend({**MEANINGS, **marks, **({"<": "yours"} if own else {})}),
         *(f"{one.policy} runs in no setting: {_reason(one)}" for one in found if not one.relative),
         *(f"\n{_standing(one, running)}" for one in running if one.policy in own),
     ]

@@ -4,6 +4,12 @@ const VIEWS = {
   machine: ["My machine", machineView, "machine"],
   model: [null, modelView, "model"],
   "what-if": ["What if", whatIfView, "what-if"],
+  policies: ["Policies", policiesView, "policies"],
+  timeline: ["One token", timelineView, "timeline"],
+  pays: ["Does it pay", paysView, "pays"],
+  accuracy: ["Accuracy", accuracyView, "accuracy"],
+  leaderboard: ["Leaderboard", leaderboardView, "leaderboard"],
+  learn: ["Learn", learnView, "learn"],
 };
 
 function show() {
