@@ -119,8 +119,8 @@ class Prepared:
             check_needs(composition.name, composition.needs, self.scenario, self.shape)
             if self.costs.kernel_copies and any(kind in FROM_EXPERTS for kind, _ in composition.needs.forecasts):
                 raise ScenarioError(
-                    f"policy {composition.name!r} needs forecasts from a partial forward pass, for which the GPU has no "
-                    f"time on engine {self.scenario.engine!r}, where it copies experts itself; choose another engine"
+                    f"policy {composition.name!r} needs forecasts from a partial forward pass, for which the GPU has "
+                    f"no time on engine {self.scenario.engine!r}, where it copies experts itself; choose another engine"
                 )
         return composition
 

@@ -48,7 +48,8 @@ def test_numbers_of_the_engine_reach_the_lanes() -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_call_is_that_of_the_closed_form(experts: int, rows: int) -> None:
     own = COSTS.experts[0]
-    assert own.first_gpu_ns + experts * own.gpu_ns[rows] == pytest.approx(float(CLOSED.call_ns(experts, rows)), rel=1e-4)
+    call_ns = own.first_gpu_ns + experts * own.gpu_ns[rows]
+    assert call_ns == pytest.approx(float(CLOSED.call_ns(experts, rows)), rel=1e-4)
 
 
 def test_further_rows_take_time_as_far_as_a_window_has_any() -> None:
@@ -81,7 +82,7 @@ def test_a_scenario_takes_the_engines_draft_unless_it_states_its_own() -> None:
 def test_forecasts_from_a_partial_pass_have_no_place_in_a_stream_that_copies() -> None:
     """They would have to wait for the copies, and for the experts that these are for."""
     question = QUESTION.with_(policy="smoe", parameters={}, noisy_forecast_recall=(0.9,))
-    with pytest.raises(ScenarioError, match="'smoe' needs forecasts from a partial forward pass, .* engine 'strata'"):
+    with pytest.raises(ScenarioError, match=r"'smoe' needs forecasts from a partial forward pass, .* engine 'strata'"):
         _ = prepare(question).composition
 
 
