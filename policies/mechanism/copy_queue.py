@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from typing import Literal, TypeAlias
 
 from policies.mechanism.checks import check_update
+from policies.mechanism.host_tier import HostTier
 from policies.mechanism.residency import Residency
 from policies.mechanism.victims import Slots, Victims, victims_in_time
 from policies.mechanism.views import Copy, Eviction, ExpertId, PolicyError, Swap, Updates, Upload
@@ -24,12 +25,13 @@ class CopyQueue:
 
     ``in_flight``: copies that have started and not arrived, oldest first. The first is on the link; a second one may be
     submitted behind it, so that a real link does not idle until the host notices the first one's end.
+    ``host``: where not all experts are in the host's memory; a copy starts only while its expert is.
     """
 
-    def __init__(self, policy: Composition, residency: Residency) -> None:
+    def __init__(self, policy: Composition, residency: Residency, host: HostTier | None = None) -> None:
         self.in_flight: list[Copy] = []
         self.flying: tuple[ExpertId, ...] = ()  # the experts of ``in_flight``
-        self._policy, self._residency = policy, residency
+        self._policy, self._residency, self._host = policy, residency, host
         self.loads: deque[Copy] = deque()
         self.prefetches: list[ExpertId] = []  # best first
         self.swaps: dict[ExpertId, Swap | Upload] = {}  # by incoming expert, oldest first
@@ -42,11 +44,13 @@ class CopyQueue:
 
     @property
     def load_may_start(self) -> bool:
-        """True if there is a demand load, and the first one's slot is free, or will be when it starts."""
-        return bool(self.loads) and (self.loads[0].into == "cache" or self._residency.staging["demand"] > 0)
+        """True if there is a demand load, and the first one is held by the host and has a slot when it starts."""
+        if not self.loads or (self._host is not None and not self._host.holds(self.loads[0].key)):
+            return False
+        return self.loads[0].into == "cache" or self._residency.staging["demand"] > 0
 
     def start_load(self) -> Copy | None:
-        """Start the first demand load; None: it has no staging slot, and blocks the rest."""
+        """Start the first demand load; None: it has no staging slot, or is yet to be read, and blocks the rest."""
         return self._start(self.loads.popleft()) if self.load_may_start else None
 
     def start_background(self, pinned: Set[ExpertId]) -> Copy | None:
@@ -125,6 +129,15 @@ class CopyQueue:
             self.swaps.pop(key, None)
             self.loads.append(Copy(key, "demand", "staging", (), self._residency.size_of(key)))
 
+    def held_first(self, host: HostTier) -> list[ExpertId]:
+        """Put demand loads that the host holds before the others, and return all in order."""
+        self.loads = deque(sorted(self.loads, key=lambda load: not host.holds(load.key)))
+        return [load.key for load in self.loads]
+
+    def waits(self, key: ExpertId) -> bool:
+        """True if a prefetch or cache update of ``key`` is queued."""
+        return key in self.swaps or key in self.prefetches
+
     def take_prefetches_of(self, layer: int, loads: Sequence[int]) -> tuple[ExpertId, ...]:
         """Drop what is queued for ``layer``: ``loads`` become demand loads, the others (returned) are withdrawn."""
         mine = [key for key in self.prefetches if key.layer <= layer]
@@ -194,18 +207,25 @@ class CopyQueue:
         prefetches = self.prefetches
         while prefetches and (residency.holds(prefetches[0]) or prefetches[0] in self.flying):
             prefetches.pop(0)  # a swap has copied it since, or is copying it
-        if not prefetches or prefetcher is None:
+        key = self._first_held(prefetches)
+        if key is None or prefetcher is None:
             return None
-        key = prefetches[0]
         if prefetcher.into == "cache" and self._overcommitted():
             return None
         victims = residency.promise(key, pinned) if prefetcher.into == "cache" else None
         if victims is None and residency.staging["prefetch"] < 1:
             return None
-        prefetches.pop(0)
+        prefetches.remove(key)
         if victims is None:
             return Copy(key, "prefetch", "staging", (), residency.size_of(key))
         return Copy(key, "prefetch", "cache", victims, residency.size_of(key))
+
+    def _first_held(self, prefetches: Sequence[ExpertId]) -> ExpertId | None:
+        """The first prefetch that can be copied: where some are yet to be read, the first that the host holds."""
+        if self._host is None:
+            return prefetches[0] if prefetches else None
+        held = (key for key in prefetches if self._host.holds(key))
+        return next((key for key in held if not self._residency.holds(key) and key not in self.flying), None)
 
     def _overcommitted(self) -> bool:
         """True if victims of queued loads still hold memory that counts as free (only if sizes differ in a group).
@@ -228,6 +248,8 @@ class CopyQueue:
             layer, new = key
             if new in residency.resident[layer] or (isinstance(swap, Swap) and self._gone(swap.outgoing)):
                 dropped.append(key)
+            elif self._host is not None and not self._host.holds(key):
+                continue
             elif new not in residency.staged[layer] and key not in self.flying:
                 victims = self._victims_of(swap, pinned)
                 if victims is not None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from policies.mechanism.call_order import CallOrder
 from policies.mechanism.checks import check_assignment, check_composition, check_kind, check_prefetches
 from policies.mechanism.copy_queue import MOST_IN_FLIGHT, CopyQueue
+from policies.mechanism.host_tier import HostTier, Read
 from policies.mechanism.residency import Residency
 from policies.mechanism.views import (
     Assignment,
@@ -35,22 +36,27 @@ from policies.protocols import Budget, Composition, InitialPlacement
 
 
 class Session:
-    """One run of one policy. ``costs`` are the planner's, by layer.
+    """One run of one policy. ``costs`` are the planner's, by layer. ``host``: the host's memory, if it has no room for
+    all experts and a disk holds them.
 
     Why an expert stays: the layer at work *pins* its active experts and the victims of its queued loads, the last
     foresight *protects* residents; *staying* is the union. What the layer waits for: *awaited* copies, among them
     *streamed* ones without workload. A copy that arrives after its layer is *too late* and frees its staging slot.
     """
 
-    def __init__(self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]) -> None:
+    def __init__(
+        self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts], host: HostTier | None = None
+    ) -> None:
         check_composition(policy, costs)
-        self.policy, self.costs = policy, costs
+        self.policy, self.costs, self.host = policy, costs, host
         self.looks_ahead = policy.prefetcher is not None or bool(policy.needs.forecasts)
         placement = policy.placement.place(budget)
         check_kind(policy, policy.placement.place, InitialPlacement, placement)
         narrow = [layer.narrow.costs.expert_bytes for layer in costs if layer.narrow is not None]
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots, narrow)
-        self._copies = CopyQueue(policy, self.residency)
+        self._copies = CopyQueue(policy, self.residency, host)
+        if host is not None:
+            host.fill(self.residency.resident)
         self._pinned: set[ExpertId] = set()
         self._protected: frozenset[ExpertId] = frozenset()
         self._staying: Set[ExpertId] | None = frozenset()  # no background copy displaces them; None: to be united again
@@ -81,7 +87,7 @@ class Session:
         policy, self._layer = self.policy, given.layer
         routed = self._view_of(given)
         policy.cache.observe(routed)
-        swaps = self._copies.update(policy.cache.swaps(routed, "routed")).queued
+        swaps = self._updated(self._copies.update(policy.cache.swaps(routed, "routed"))).queued
         precomputed, view = self._leave_out_precomputed(routed) if self.committed else ((), routed)
         assignment = policy.assigner.assign(view)
         check_assignment(policy, view, assignment, len(self.residency.ids[given.layer]))
@@ -94,6 +100,8 @@ class Session:
         view, policy = self._view, self.policy
         assert view is not None
         commit = self.committed = policy.router.commit(view, forecasts)
+        if self.host is not None and commit is not None:
+            self.host.need([self.residency.ids[self._layer + 1][expert] for expert in commit.precompute])
         if policy.prefetcher is None:
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
@@ -103,6 +111,8 @@ class Session:
         ranked = policy.prefetcher.rank(view, forecasts, self._assignment)
         check_prefetches(policy, ranked, self._layer, len(self.costs))
         queued, withdrawn = self._copies.replace_prefetches(ranked)
+        if self.host is not None:
+            self.host.read_ahead([*queued, *self._copies.swaps])
         return Foresight(queued, commit, self._protected), withdrawn
 
     def end_layer(self) -> Updates:
@@ -112,7 +122,7 @@ class Session:
         self._order.enter("end_layer")
         assert self._view is not None
         self._pinned, self._staying = set(), self._protected
-        return self._copies.update(self.policy.cache.swaps(self._view, "layer_end"), self._protected)
+        return self._updated(self._copies.update(self.policy.cache.swaps(self._view, "layer_end"), self._protected))
 
     def end_step(self) -> Updates:
         """The forward pass is over; returns what becomes of the cache updates due."""
@@ -121,7 +131,13 @@ class Session:
             raise PolicyError(f"end_step: after layer {self._layer}, expected layer {len(self.costs) - 1} before it")
         assert self._view is not None
         self._too_late.update(self._copies.flying)
-        return self._copies.update(self.policy.cache.swaps(self._view, "step_end"), self._protected)
+        return self._updated(self._copies.update(self.policy.cache.swaps(self._view, "step_end"), self._protected))
+
+    def _updated(self, updates: Updates) -> Updates:
+        """Let experts of new cache updates be read ahead."""
+        if self.host is not None and updates.queued:
+            self.host.read_ahead([update.incoming for update in updates.queued], more=True)
+        return updates
 
     # --- the copy lane --------------------------------------------------------------------------------------------
 
@@ -140,7 +156,10 @@ class Session:
             return None
         if self._staying is None:
             self._staying = self._pinned | self._protected
-        return copies.start_background(self._staying)
+        copy = copies.start_background(self._staying)
+        if self.host is not None and copy is not None:
+            self.host.need([copy.key])
+        return copy
 
     @property
     def load_may_start(self) -> bool:
@@ -163,6 +182,8 @@ class Session:
         """The oldest copy in flight has arrived. False: it is no longer needed, and its staging slot is free again."""
         self._copies.end(copy)
         layer, expert = key = copy.key
+        if self.host is not None:
+            self.host.end_use(key)
         too_late = key in self._too_late
         if too_late:
             self._too_late.remove(key)
@@ -186,6 +207,25 @@ class Session:
             raise PolicyError(f"computed: {key} is not in a staging slot")
         self.residency.release(key)
 
+    # --- the disk lane, where the host's memory has no room for all experts -----------------------------------------
+
+    def next_read(self, in_effect: bool = True) -> Read | None:
+        """The read that the disk starts now, being free, or None. ``in_effect`` False: the plan is not yet, so only
+        what was needed before it, or is to be copied ahead, may be read."""
+        assert self.host is not None
+        return self.host.next_read(in_effect, self._copies.waits)
+
+    def has_read(self, read: Read) -> None:
+        """The read under way has ended."""
+        assert self.host is not None
+        self.host.end_read(read)
+
+    def computed_on_cpu(self, keys: Sequence[ExpertId]) -> None:
+        """The CPU has computed these experts, and no longer reads them."""
+        assert self.host is not None
+        for key in keys:
+            self.host.end_use(key)
+
     # --- planning -------------------------------------------------------------------------------------------------
 
     def _put_in_force(
@@ -195,6 +235,8 @@ class Session:
         """Queue what the assignment loads, pin what the layer needs, and release what it does not."""
         layer, active, ready = view.layer, view.routing.active, view.ready_ns
         gpu, loads, copies, residency = assignment.gpu, assignment.loads, self._copies, self.residency
+        if self.host is not None:
+            loads = self._held_first(layer, loads)
         awaited = self._in_flight_for(layer, gpu) if view.flying else ()
         streamed = assignment.streamed and copies.still_absent(layer, assignment.streamed, precomputed)
         withdrawn = copies.take_prefetches_of(layer, (*streamed, *loads)) if copies.prefetches else ()
@@ -204,6 +246,9 @@ class Session:
         if streamed or loads:
             self._queue_loads(layer, streamed, loads)
         self._staying = None
+        if self.host is not None:
+            copied = self._copies.held_first(self.host)
+            self.host.need([*copied, *map(residency.ids[layer].__getitem__, assignment.cpu)], by_plan=True)
         resident = active
         if awaited or loads or len(gpu) < len(active):
             resident = tuple([e for e in active if ready[e] == 0 and e not in awaited])
@@ -213,6 +258,12 @@ class Session:
             layer, routing, gpu, assignment.cpu, loads, awaited, precomputed, withdrawn, released, swaps, resident,
             assignment.makespan_ns, streamed, assignment.deferred,
         )
+
+    def _held_first(self, layer: int, loads: tuple[int, ...]) -> tuple[int, ...]:
+        """Loads that the host holds before those that are yet to be read."""
+        host, ids = self.host, self.residency.ids[layer]
+        assert host is not None
+        return tuple(sorted(loads, key=lambda expert: not host.holds(ids[expert])))
 
     def _queue_loads(self, layer: int, streamed: tuple[int, ...], loads: tuple[int, ...]) -> None:
         """Queue the copies that the layer waits for, with the victims that make room."""

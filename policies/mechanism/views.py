@@ -103,6 +103,7 @@ class ExpertCosts(NamedTuple):
     first_gpu_ns: int = 0
     both_ways_permille: int = 1000
     narrow: NarrowCopies | None = None
+    read_ns: int = 0  # one read from the disk, where the host's memory has no room for all experts
 
     def of(self, expert: int) -> ExpertCosts:
         """The costs of an expert by its number, which may be that of a narrow copy."""

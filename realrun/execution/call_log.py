@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
+from policies.mechanism.host_tier import HostTier
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertCosts, Plan
 from policies.protocols import Budget, Composition
 from sim.runs.demand import StepDemand
 
-LOGGED = ("begin_step", "plan_layer", "foresee", "end_layer", "end_step", "next_copy", "copied", "computed")
+LOGGED = ("begin_step", "plan_layer", "foresee", "end_layer", "end_step", "next_copy", "copied", "computed",
+          "next_read", "has_read", "computed_on_cpu")
 
 
 class Call(NamedTuple):
@@ -27,8 +29,10 @@ class Call(NamedTuple):
 class LoggedSession(Session):
     """A session that logs the calls of its methods in ``LOGGED``, in their order."""
 
-    def __init__(self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]) -> None:
-        super().__init__(policy, budget, costs)
+    def __init__(
+        self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts], host: HostTier | None = None
+    ) -> None:
+        super().__init__(policy, budget, costs, host)
         self.log: list[Call] = []
 
     def plans(self) -> dict[tuple[int, int], Plan]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.optimize import nnls
 
+from policies.mechanism.host_tier import HostTier
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, ExpertId, Forecast, Foresight, LayerInput, Plan, PolicyError
 from policies.protocols import Budget, Composition
@@ -48,9 +49,10 @@ class TimedSession(LoggedSession):
     """A session that measures the time of its decisions in decode steps."""
 
     def __init__(
-        self, times: DecisionTimes, rest_s: float, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts]
+        self, times: DecisionTimes, rest_s: float, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts],
+        host: HostTier | None = None,
     ) -> None:
-        super().__init__(policy, budget, costs)
+        super().__init__(policy, budget, costs, host)
         self._times, self._given = times, LayerInput(-1, -1, "prefill", None)  # type: ignore[arg-type]
         self._rest_s = rest_s
         self._other = np.zeros(OTHER_BYTES // 8, np.int64)

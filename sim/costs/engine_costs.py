@@ -233,6 +233,7 @@ def _narrowed(
         copy_ns=max(1, _of_bytes(costs.copy_ns, share, copy_latency_ns)),
         writeback_ns=_of_bytes(costs.writeback_ns, share, back_latency_ns),
         expert_bytes=max(1, round(costs.expert_bytes * share)),
+        read_ns=_of_bytes(costs.read_ns, share, 0),
     )
 
 

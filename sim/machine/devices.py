@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.machine.disks import rate_of_reads
 from sim.machine.parts import Instructions, Launches, Vendor
 
 ResultPath = Literal["direct", "h2d"]
@@ -102,6 +103,26 @@ class HostLink:
 
 
 @dataclass(frozen=True)
+class Drive:
+    """A disk that holds the experts, where the host's memory has no room for all of them.
+
+    A read of s bytes that is alone takes ``latency_ns`` + s / ``alone_bytes_per_s``. ``request_bytes`` of one request,
+    ``depth`` at once; None: as the kind of the host's memory asks for them (``sim.costs.disk_costs``).
+    """
+
+    name: str
+    latency_ns: float
+    alone_bytes_per_s: float
+    ceiling_bytes_per_s: float  # of however many at once
+    request_bytes: int | None = None
+    depth: int | None = None
+
+    def bytes_per_s(self, size: float, depth: float) -> float:
+        """Rate of reads of ``size`` bytes, ``depth`` at a time."""
+        return rate_of_reads(self.latency_ns, self.alone_bytes_per_s, self.ceiling_bytes_per_s, size, depth)
+
+
+@dataclass(frozen=True)
 class Host:
     """The thread that launches, waits and plans."""
 
@@ -139,3 +160,4 @@ class Devices:
     host: Host
     contention: Contention
     power: Power | None = None
+    disk: Drive | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced, read_file
@@ -15,6 +15,10 @@ from trilane.common.units import GB
 
 _FILE = Path(str(files("sim.machine"))) / "presets" / "parts" / "disks.yaml"
 _SLOWEST_GBPS, _FASTEST_GBPS = 0.05, 100.0
+# Of a page fault, Linux reads 256 KiB of a file that is read in order, of which half is there already, as the commit
+# "readahead: sequential mmap readahead" says, which measured it (torvalds/linux, 2009).
+FAULT_BYTES = 128 << 10
+DIRECT_DEPTH = 8  # requests at once of engines with readers of their own (JustVugg/colibri README, antirez/ds4 PR 1082)
 
 
 class Disk(NamedTuple):
@@ -32,16 +36,24 @@ class Disk(NamedTuple):
         return self.ceiling_bytes_per_s.value * self.in_order_share.value
 
     def bytes_per_s(self, size: float, depth: float) -> float:
-        """Rate of reads of ``size`` bytes, ``depth`` at a time.
+        """Rate of reads of ``size`` bytes, ``depth`` at a time."""
+        latency, alone, ceiling = self.latency_ns, self.alone_bytes_per_s, self.ceiling_bytes_per_s
+        return rate_of_reads(latency.value, alone.value, ceiling.value, size, depth)
 
-        What a read takes beyond its share of the ceiling is divided by the depth. Of the rates of a Phison E27T at
-        depths of 4 to 128, which did not set its numbers, this is off by 17 % at most in reads of 256 KiB, and by 49 %
-        in those of 64 KiB, whose own ceiling is lower.
-        """
-        ceiling = self.ceiling_bytes_per_s.value / GB  # bytes per ns
-        alone_ns = self.latency_ns.value + size / self.alone_bytes_per_s.value * 1e9
-        beyond = max(alone_ns / size - 1 / ceiling, 0.0)
-        return GB / (beyond / depth + 1 / ceiling)
+
+def rate_of_reads(
+    latency_ns: float, alone_bytes_per_s: float, ceiling_bytes_per_s: float, size: float, depth: float
+) -> float:
+    """Rate in bytes per second of reads of ``size`` bytes, ``depth`` at a time.
+
+    What a read takes beyond its share of the ceiling is divided by the depth. Of the rates of a Phison E27T at depths
+    of 4 to 128, which did not set its numbers, this is off by 17 % at most in reads of 256 KiB, and by 49 % in those of
+    64 KiB, whose own ceiling is lower.
+    """
+    ceiling = ceiling_bytes_per_s / GB  # bytes per ns
+    alone_ns = latency_ns + size / alone_bytes_per_s * 1e9
+    beyond = max(alone_ns / size - 1 / ceiling, 0.0)
+    return GB / (beyond / depth + 1 / ceiling)
 
 
 @cache
@@ -67,3 +79,10 @@ def disk(name: str) -> Disk:
     nearest = min(kinds.values(), key=lambda kind: abs(kind.ceiling_bytes_per_s.value - rate * GB))
     ceiling = Sourced(rate * GB, "stated with the question", "high")
     return nearest._replace(title=f"disk of {rate:g} GB/s", ceiling_bytes_per_s=ceiling)
+
+
+def disk_numbers(name: str) -> dict[str, Sourced[Any]]:
+    """A kind of disk, or one of so many GB/s, as numbers of a machine by dotted key. Raises HardwareError."""
+    kind = disk(name)
+    rates = {key: getattr(kind, key) for key in ("latency_ns", "alone_bytes_per_s", "ceiling_bytes_per_s")}
+    return {f"disk.{key}": number for key, number in {"name": Sourced(kind.title, name, "high"), **rates}.items()}

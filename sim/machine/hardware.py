@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 from sim.machine.assembly import is_assembly, parse_assembly
 from sim.machine.devices import Devices, Gpu
+from sim.machine.disks import disk_numbers
 from sim.machine.part_rules import assembled
 from sim.machine.parts import rules
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
@@ -139,10 +140,10 @@ _SECTIONS: Mapping[str, Any] = {  # by name: the class of a section, which may b
 _KEYS = tuple(f"{section}.{name}" for section, kind in _SECTIONS.items() for name in hints_of(kind))
 _PRESETS = Path(str(files("sim.machine"))) / "presets"
 _FILE_KEYS = ("name", "about", *_SECTIONS, "measured", "notes")
-_DESCRIPTIVE = ("gpu.name", "gpu.kind", "cpu.name", "cpu.sockets", "cpu.cores")
+_DESCRIPTIVE = ("gpu.name", "gpu.kind", "cpu.name", "cpu.sockets", "cpu.cores", "disk.name")
 _NOT_IN_TABLES = (  # what the tables of a profile do not decide
     "gpu.memory_bytes", "gpu.reserve_bytes", "link.result_path", "host.plan_factor", "cpu.ram_bytes",
-    *(key for key in _KEYS if key.startswith("power.")),
+    *(key for key in _KEYS if key.startswith(("power.", "disk."))),
 )
 
 
@@ -156,26 +157,30 @@ def hardware_keys() -> tuple[str, ...]:
     return tuple(key for key in _KEYS if key not in _DESCRIPTIVE)
 
 
-def load_hardware(name_or_path: str | Path, overrides: Mapping[str, float | str] | None = None) -> Hardware:
+def load_hardware(
+    name_or_path: str | Path, overrides: Mapping[str, float | str] | None = None, disk: str | float | None = None,
+) -> Hardware:
     """Load a preset by name, a file of the same form, or a machine of parts such as ``rtx-4080+ddr5-5600``.
 
     A file states every number of a machine, or names its ``parts`` and states what is known better.
     ``overrides`` replaces values by dotted key, such as ``{"link.h2d_bytes_per_s": 12e9, "link.copies": "pageable"}``.
+    ``disk``: a kind of disk in place of the machine's, or the GB/s of its reads.
     Raises HardwareError for an unknown name, part or key, a missing or wrongly typed number, an override of what a
     profile has measured, and anything that no machine has (see ``sim.machine.plausibility``).
     """
     name = str(name_or_path)
-    if not overrides and is_assembly(name) and not Path(name).is_file() and name not in hardware_names():
+    as_it_is = not overrides and disk is None
+    if as_it_is and is_assembly(name) and not Path(name).is_file() and name not in hardware_names():
         return _made_of_parts(name)
-    return _loaded(name_or_path, overrides or {})
+    return _loaded(name_or_path, overrides or {}, disk)
 
 
 @cache
 def _made_of_parts(name: str) -> Hardware:
-    return _loaded(name, {})
+    return _loaded(name, {}, None)
 
 
-def _loaded(name_or_path: str | Path, overrides: Mapping[str, float | str]) -> Hardware:
+def _loaded(name_or_path: str | Path, overrides: Mapping[str, float | str], disk: str | float | None) -> Hardware:
     document = _document_of(name_or_path)
     where = f"hardware {quoted(str(document['name']))}"
     for key in document:
@@ -184,7 +189,7 @@ def _loaded(name_or_path: str | Path, overrides: Mapping[str, float | str]) -> H
     rest = {key: value for key, value in document.items() if key not in _SECTIONS}
     text = from_dict(_Text, rest, where, HardwareError)
     _check_overrides(overrides, text.measured is not None, f"{where}, overrides")
-    numbers = _numbers(document, where)
+    numbers = _numbers(document, where) | ({} if disk is None else disk_numbers(str(disk)))
     numbers |= {key: Sourced(value, "override", "high") for key, value in overrides.items()}
     devices = from_dict(Devices, _nested({key: n.value for key, n in numbers.items()}), where, HardwareError)
     hardware = Hardware(

@@ -33,12 +33,16 @@ overlap at any event, and keeping, event by event, those that end first (Belady 
 start) gives the most of them. Of the requests that are left, n on the CPU take at least the n shortest CPU times,
 between synchronisation and combine, so in addition to all other links of the chain; the rest take one copy each on the
 serial link. The least over n of the longer of the two bounds.
+
+*Disk.* Where a disk holds what the host has no room for, a run is a hit if its expert was in the memory of the host or
+of the GPU all of that time, and else can be charged with a read of its own. By the same argument both memories together
+are one cache, and its misses take one read each on the serial disk.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +63,11 @@ class LowerBound(NamedTuple):
 
 
 def lower_bound(
-    demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, answer_tokens: int | None = None
+    demand: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, answer_tokens: int | None = None,
+    host_bytes: int | None = None,
 ) -> LowerBound:
     """The lower bound at one capacity; see ``LowerBounds``."""
-    return LowerBounds(demand, costs, answer_tokens).at(capacity_bytes)
+    return LowerBounds(demand, costs, answer_tokens, host_bytes).at(capacity_bytes)
 
 
 class LowerBounds:
@@ -70,18 +75,22 @@ class LowerBounds:
 
     ``answer_tokens``: see ``sim.runs.sampling``. The bound holds for any steps that follow each other, whatever came
     before: so for those that stand for themselves and for the others, and for the same mean of both as TPOT.
+    ``host_bytes``: of the host's memory for experts, above a disk; None: it has room for all of them.
     """
 
-    def __init__(self, demand: Sequence[StepDemand], costs: CostTable, answer_tokens: int | None = None) -> None:
+    def __init__(
+        self, demand: Sequence[StepDemand], costs: CostTable, answer_tokens: int | None = None,
+        host_bytes: int | None = None,
+    ) -> None:
         prefill = [step for step in demand if step.phase == "prefill"]
         decode = [step for step in demand if step.phase == "decode"]
         made = [step.generated for step in decode]
         self._answer = answer_tokens or sum(made)
         weights = weights_of([step.index for step in decode], self._answer, made)
-        self._prefill = [_BoundedSteps(prefill, costs)] if prefill else []
+        self._prefill = [_BoundedSteps(prefill, costs, host_bytes)] if prefill else []
         alone = sum(step.index < weights.late_step for step in decode)
         parts = ((decode[:alone], 1), (decode[alone:], weights.later))
-        self._decode = [(_BoundedSteps(steps, costs), weight) for steps, weight in parts if steps]
+        self._decode = [(_BoundedSteps(steps, costs, host_bytes), weight) for steps, weight in parts if steps]
         self._known: dict[int, LowerBound] = {}
 
     def at(self, capacity_bytes: int) -> LowerBound:
@@ -98,14 +107,19 @@ class LowerBounds:
 class _BoundedSteps:
     """Bound of a run of consecutive steps."""
 
-    def __init__(self, steps: Sequence[StepDemand], costs: CostTable) -> None:
-        self._steps, self._costs = steps, costs
+    def __init__(self, steps: Sequence[StepDemand], costs: CostTable, host_bytes: int | None) -> None:
+        self._steps, self._costs, self._host_bytes = steps, costs, host_bytes
         self._least_chain_ns = _chain_ns(steps, costs)
 
     def least_ns(self, capacity_bytes: int) -> int:
         """Least duration of the steps in ns, with ``capacity_bytes`` of GPU memory for experts."""
         fixed_ns = sum(_fixed_ns(step, self._costs) for step in self._steps)
-        return max(self._least_chain_ns, _traffic_ns(self._steps, self._costs, capacity_bytes, fixed_ns))
+        traffic_ns = _traffic_ns(self._steps, self._costs, capacity_bytes, fixed_ns)
+        disk_ns = 0
+        if self._host_bytes is not None:
+            reads = _misses(self._steps, self._costs, capacity_bytes + self._host_bytes)
+            disk_ns = reads * min(expert.read_ns for expert in self._costs.experts)
+        return max(self._least_chain_ns, traffic_ns, disk_ns)
 
 
 # --- chain ------------------------------------------------------------------------------------------------------------
@@ -234,14 +248,19 @@ def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
 
 def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, fixed_ns: int) -> int:
     """Least time in ns that the misses of ``steps`` take; ``fixed_ns``: duration of their chain without experts."""
-    layers = range(len(costs.experts))
-    events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
-    misses = least_misses(events, capacity_bytes // min(expert.expert_bytes for expert in costs.experts))
+    layers, misses = range(len(costs.experts)), _misses(steps, costs, capacity_bytes)
     tables = [expert.cpu_ns for expert in costs.experts]
     cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
     on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + fixed_ns
     on_link = np.arange(misses, -1, -1) * min(expert.copy_ns for expert in costs.experts)
     return int(np.maximum(on_cpu, on_link).min())
+
+
+def _misses(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int) -> int:
+    """Requests that no cache of so many bytes can serve."""
+    layers = range(len(costs.experts))
+    events = [[layer << 20 | e for e in step.routings[layer].active] for step in steps for layer in layers]
+    return least_misses(events, capacity_bytes // min(expert.expert_bytes for expert in costs.experts))
 
 
 def least_misses(events: Sequence[Sequence[int]], capacity: int) -> int:
@@ -301,15 +320,19 @@ def step_bytes(steps: Sequence[StepDemand], shape: ModelShape, answer_tokens: in
     return StepBytes(*(float(np.average(values, weights=weights)) for values in (experts, cache, made)))
 
 
-def null_model(shape: ModelShape, hardware: Hardware, read: StepBytes, cached_share: float, gpu_only: bool) -> float:
+def null_model(
+    shape: ModelShape, hardware: Hardware, read: StepBytes, cached_share: float, gpu_only: bool,
+    disk_s: Callable[[float], float] = lambda size: 0.0,
+) -> float:
     """Seconds a token from bandwidths and bytes alone, as if everything in a decode step happened one after the other.
 
     Every non-expert weight, the KV cache and the cached share of the active experts is read at the GPU's bandwidth, the
     other experts at the CPU's, or at the link's where the policy computes on the GPU alone. The idea is llmfit's
     closed form (AlexsJones/llmfit, llmfit-core/src/fit.rs), which adds the same two terms; the effective bandwidths are
-    the hardware profile's own. Drafts, where a step verifies some, are made in no time.
+    the hardware profile's own. Drafts, where a step verifies some, are made in no time. ``disk_s``: seconds to read
+    what the host has no room for, of so many bytes of experts.
     """
     on_gpu = shape.product_bytes + read.cache + cached_share * read.experts
     slow = hardware.link.expert_bytes_per_s if gpu_only else hardware.cpu.read_bytes_per_s
     step_s = on_gpu / hardware.gpu.read_bytes_per_s + (1 - cached_share) * read.experts / slow
-    return step_s / read.tokens
+    return (step_s + disk_s((1 - cached_share) * read.experts)) / read.tokens

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.runs.spans import NUMBERS, Row, read_rows
-from sim.runs.vocabulary import LANES, SPAN_KINDS
+from sim.runs.vocabulary import FURTHER_LANES, LANES, SPAN_KINDS, lanes_with
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_LANE = {name: code for code, name in enumerate(LANES)}
+_LANE = {name: code for code, name in enumerate((*LANES, *FURTHER_LANES))}
 _KIND = {name: code for code, name in enumerate(SPAN_KINDS)}
 _PHASE = {"prefill": 0, "decode": 1}
 _CODES = {"lane": _LANE, "kind": _KIND, "phase": _PHASE}
@@ -29,7 +29,7 @@ class Columns(NamedTuple):
     ``home`` is the layer whose weights or results a span is about: its target layer, or its layer where it has none.
     """
 
-    lane: NDArray[np.int8]  # place in LANES
+    lane: NDArray[np.int8]  # place in LANES and FURTHER_LANES
     kind: NDArray[np.int8]  # place in SPAN_KINDS
     decode: Bools
     ready: Ints
@@ -45,6 +45,11 @@ class Columns(NamedTuple):
     def on(self, lane: str) -> Bools:
         """Which spans are on ``lane``."""
         return np.asarray(self.lane == _LANE[lane])
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The lanes of the run."""
+        return lanes_with([lane for lane in FURTHER_LANES if self.on(lane).any()])
 
     def of(self, *kinds: str) -> Bools:
         """Which spans are of one of ``kinds``."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after, routed_at
+from sim.runs.vocabulary import READS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +64,15 @@ class HitRates(NamedTuple):
 
 def memory_of(c: Columns, cells: Cells) -> Occupancy:
     """Arrivals (placed, or a copy's end) and departures (evicted or released)."""
-    came, left = c.of("place", "demand", "prefetch", "swap"), c.of("evict", "release")
+    return _occupancy(c, cells, c.of("place", "demand", "prefetch", "swap"), c.of("evict", "release"))
+
+
+def held_by_host(c: Columns, cells: Cells) -> Occupancy:
+    """Arrivals in the host's memory (held at first, or a read's end) and departures."""
+    return _occupancy(c, cells, c.of("keep", *READS), c.of("drop"))
+
+
+def _occupancy(c: Columns, cells: Cells, came: Bools, left: Bools) -> Occupancy:
     return Occupancy(*(np.sort(cells.at(cells.expert(c.home[x], c.expert[x]), c.end[x])) for x in (came, left)))
 
 

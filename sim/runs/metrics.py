@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 
-from sim.runs.columns import Bools, Columns, Ints, cells_of, columns_of
-from sim.runs.hits import Prefetches, Uses, hit_rates, prefetches_of, share, uses_of
+from sim.runs.columns import Bools, Cells, Columns, Ints, cells_of, columns_of
+from sim.runs.hits import Prefetches, Uses, held_by_host, hit_rates, prefetches_of, share, uses_of
 from sim.runs.sampling import Weights, weights_of
-from sim.runs.stalls import STALL_LANES, Gaps, gaps_of
-from sim.runs.vocabulary import LANES
+from sim.runs.stalls import STALL_LANES, STALL_LANES_WITH_DISK, Gaps, gaps_of
+from sim.runs.vocabulary import FURTHER_LANES, LANES, READS, Link
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +67,7 @@ class Metrics:
     stall_ms: ByLane  # a token of the answer, by the lane that the GPU waited for; see sim.runs.stalls
     stall_share: ByLane  # of the window
     plan_overhead_share: float | None  # plan and foresee / window
+    disk: ByLane  # ``DISK_METRICS``; empty where the host has room for all experts
 
     def to_dict(self) -> dict[str, float | int | None]:
         """Flat and JSON-ready, in the order above; keys and types are those of ``METRIC_TYPES``."""
@@ -81,15 +82,26 @@ class Metrics:
 
 _FLAT = {
     "busy_share": "{}_busy_share", "run_busy_share": "run_{}_busy_share", "stall_ms": "stall_{}_ms",
-    "stall_share": "stall_{}_share",
+    "stall_share": "stall_{}_share", "disk": "{}",
+}
+DISK_METRICS = (
+    "ram_hit_rate",  # in decode, of experts that the CPU computed or that were copied on demand, those held when routed
+    "disk_bytes_per_token",  # read in decode steps / tokens generated there, whole batch
+    "disk_ahead_bytes_per_token",  # of these, for copies that no layer waited for yet
+)
+
+
+_KEYS: Mapping[str, Sequence[str]] = {  # of the mappings, in runs with all that a run may have
+    **dict.fromkeys(("busy_share", "run_busy_share"), (*LANES, *FURTHER_LANES)),
+    **dict.fromkeys(("stall_ms", "stall_share"), STALL_LANES_WITH_DISK), "disk": DISK_METRICS,
 }
 
 
 def _metric_types() -> dict[str, Any]:
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(Metrics).items():
-        lanes = () if name not in _FLAT else STALL_LANES if name.startswith("stall") else LANES
-        types.update({_FLAT[name].format(lane): float | None for lane in lanes} if lanes else {name: hint})
+        keys = [_FLAT[name].format(key) for key in _KEYS[name]] if name in _FLAT else ()
+        types.update(dict.fromkeys(keys, float | None) if keys else {name: hint})
     return types
 
 
@@ -163,17 +175,17 @@ class Answer(NamedTuple):
 
     def busy(self, c: Columns) -> ByLane:
         """Share of the duration in which each lane is busy."""
-        ns = dict.fromkeys(LANES, 0.0)
+        ns = dict.fromkeys(c.lanes, 0.0)
         for begin, end, weight in self.windows:
             within = c.within(begin, end)
-            for lane in LANES:
+            for lane in ns:
                 ns[lane] += int(within[c.on(lane)].sum()) * weight
         return {lane: share(busy_ns, self.duration_ns) for lane, busy_ns in ns.items()}
 
-    def stalls(self, gaps: Gaps) -> dict[str, ByLane]:
+    def stalls(self, gaps: Gaps, lanes: Sequence[str]) -> dict[str, ByLane]:
         """Idle time of the GPU by the lane that it waits for: ms a token of the answer, and share of the duration."""
         stalled = [(gaps.within(begin, end), weight) for begin, end, weight in self.windows]
-        ns = {lane: sum(stalls[i] * weight for stalls, weight in stalled) for i, lane in enumerate(STALL_LANES)}
+        ns = {lane: sum(stalls[i] * weight for stalls, weight in stalled) for i, lane in enumerate(lanes)}
         return {
             "stall_ms": {lane: share(of / 1e6, self.tokens) for lane, of in ns.items()},
             "stall_share": {lane: share(of, self.duration_ns) for lane, of in ns.items()},
@@ -210,8 +222,9 @@ def metrics_of(
         **_prefetches(c, prefetches),
         **_link(c, prefetches, weights, answer.tokens * batch),
         "busy_share": answer.busy(c), "run_busy_share": Answer([Stretch(0, makespan_ns, 1)], 1).busy(c),
-        **answer.stalls(gaps_of(c, cells)),
+        **answer.stalls(gaps_of(c, cells), STALL_LANES_WITH_DISK if Link.DISK in c.lanes else STALL_LANES),
         "plan_overhead_share": answer.share_of(c.where(c.of("plan", "foresee"))),
+        "disk": _disk(c, cells, uses, weights, answer.tokens * batch) if Link.DISK in c.lanes else {},
     }
     return Metrics(**values)
 
@@ -241,6 +254,18 @@ def _prefetches(c: Columns, prefetches: Prefetches) -> dict[str, int | float | N
         "prefetches_withdrawn": int(c.of("withdraw").sum()),
         "prefetch_accuracy": share(int(prefetches.active.sum()), len(prefetches.active)),
     }
+
+
+def _disk(c: Columns, cells: Cells, uses: Uses, weights: Weights, tokens: int) -> ByLane:
+    """``DISK_METRICS``."""
+    held = held_by_host(c, cells).readable(cells, cells.expert(uses.layer, uses.expert), uses.routed)
+    needed = weights.of(uses.step) * uses.decode * (~uses.on_gpu | uses.loaded)
+    read = c.size_bytes * weights.of(c.step) * c.decode
+    values = (
+        share(needed[held].sum().item(), needed.sum().item()), share(read[c.of(*READS)].sum().item(), tokens),
+        share(read[c.of("read_ahead")].sum().item(), tokens),
+    )
+    return dict(zip(DISK_METRICS, values, strict=True))
 
 
 def _link(c: Columns, prefetches: Prefetches, weights: Weights, tokens: int) -> dict[str, float | None]:

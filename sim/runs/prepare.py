@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from policies.calibration import Calibration
 from policies.mechanism.session import Session
-from policies.mechanism.views import ExpertCosts, PolicyError
+from policies.mechanism.views import PolicyError
 from policies.parts.future import Future
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
@@ -27,6 +27,7 @@ from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
+from sim.runs.host_memory import costs_with_reads, host_bytes_of, host_tier
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
@@ -40,8 +41,9 @@ from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
-# All that lower bounds depend on: routing, steps, how often the prompt is repeated, tokens of the answer, costs
-_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, int, CostTable]
+# All that lower bounds depend on: routing, steps, how often the prompt is repeated, tokens of the answer, costs, the
+# host's memory above a disk
+_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, int, CostTable, int | None]
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,12 @@ class Prepared:
         """A fresh session, for one play. Raises what ``checked`` raises."""
         return self.session_of(Session)
 
-    def session_of(self, kind: Callable[[Composition, Budget, Sequence[ExpertCosts]], S]) -> S:
+    def session_of(self, kind: Callable[..., S]) -> S:
         """A fresh session of a class that also logs or times its calls."""
         self.checked()
         with told_with_line(self.scenario.policy):
-            return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts)
+            host = host_tier(self.scenario, self.shape, self.played_costs, self._calibration)
+            return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts, host)
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
@@ -207,13 +210,14 @@ class Prepared:
     @property
     def lower_bounds(self) -> LowerBounds:
         """Lower bounds by capacity, worked out once for all variants that differ in policy alone."""
+        host_bytes = host_bytes_of(self.scenario, self.shape)
         if self.given_demand is not None:
-            return LowerBounds(self.demand, self.costs, self.answer_tokens)
-        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, self.costs)
+            return LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes)
+        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, self.costs, host_bytes)
         for known, bounds in self.known_bounds:
             if known == key:
                 return bounds
-        self.known_bounds.append((key, LowerBounds(self.demand, self.costs, self.answer_tokens)))
+        self.known_bounds.append((key, LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes)))
         return self.known_bounds[-1][1]
 
     @property
@@ -261,7 +265,7 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     shape = trace.shape if scenario.model is None else load_model(scenario.model)
     check_topology(scenario, trace.shape, shape)
     memory = {} if scenario.gpu_memory_gb is None else {"gpu.memory_bytes": round(scenario.gpu_memory_gb * 1e9)}
-    hardware = load_hardware(scenario.hardware, {**scenario.hardware_overrides, **memory})
+    hardware = load_hardware(scenario.hardware, {**scenario.hardware_overrides, **memory}, scenario.disk)
     check_calibration(scenario, trace)
     steps, repeats, answer_tokens = steps_of(scenario, trace)
     costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps) * repeats)
@@ -273,7 +277,7 @@ def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tok
     costs = costs_on(hardware, shape, max_tokens, engine, scenario.threads)
     draft_ns = costs.draft.ns if scenario.draft_ns is None and scenario.draft_layers else scenario.draft_ns
     draft = DraftWork(scenario.draft_layers, shape.top_k, draft_ns) if scenario.draft_tokens else NO_DRAFTS
-    return replace(costs, draft=draft)
+    return costs_with_reads(scenario, hardware, shape, replace(costs, draft=draft))
 
 
 def check_needs(policy: str, needs: Needs, scenario: Scenario, shape: ModelShape) -> None:

@@ -13,6 +13,7 @@ from sim.machine.devices import Power
 from sim.runs.bounds import null_model, step_bytes
 from sim.runs.calibration import calibration_name
 from sim.runs.demand import lacking
+from sim.runs.host_memory import read_seconds
 from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.prepare import Prepared
 from sim.runs.scenario import Scenario
@@ -186,5 +187,6 @@ def bounds_of(prepared: Prepared) -> dict[str, float]:
         values["lower_bound_tpot_ms"] = bound.tpot_ns / 1e6
     shape, decode = prepared.shape, [step for step in prepared.demand if step.phase == "decode"]
     read, share = step_bytes(decode, shape, prepared.answer_tokens), memory.cache_bytes / shape.routed_bytes
-    values["null_model_tpot_ms"] = null_model(shape, prepared.hardware, read, share, needs.gpu_only) * 1e3
+    disk_s = read_seconds(prepared.scenario, shape, prepared.costs, share)
+    values["null_model_tpot_ms"] = null_model(shape, prepared.hardware, read, share, needs.gpu_only, disk_s) * 1e3
     return values

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from policies.mechanism.host_tier import Keeping
 from sim.costs.engine import PLAIN
 from traces.windows import RejectedDrafts
 from trilane.common.errors import TrilaneError
@@ -25,7 +26,9 @@ class Scenario:
 
     ``cached_share`` is the share of all routed experts for which the GPU has cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
-    memory. ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
+    memory. ``host_expert_gb``: the host's memory for experts, where it has no room for all of them and a ``disk`` (a
+    kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_tier``). ``None`` lengths
+    mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
     forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
     has one). ``engine``: the software, by name or file (``sim.costs.engine``), of which ``engine_overrides`` replaces
     numbers by dotted key. ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and a
@@ -46,6 +49,9 @@ class Scenario:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     gpu_memory_gb: Annotated[float, above(0), at_most(1e6)] | None = None
     cached_share: Share | None = None
+    host_expert_gb: Annotated[float, above(0), at_most(1e6)] | None = None
+    host_keeps: Keeping = "experts"
+    disk: Name | float | None = None  # None: the machine's own, if it has one
     batch: Count = 1
     prompt_tokens: Count | None = None
     generated_tokens: Count | None = None

@@ -15,7 +15,8 @@ What each span waits for, and how long it lasts: docs/design.md, Time model. Wha
 Zero-length spans on h2d say what became of memory: `place` (resident before the first token: step -1; later: a cache
 update found the expert in a staging slot that was free again, and no copy is needed), `evict`
 (left its cache slot), `release` (left its staging slot), `withdraw` (a prefetch that never started). An expert holds
-memory from its `place`, or the start of its copy, until its `evict` or `release`.
+memory from its `place`, or the start of its copy, until its `evict` or `release`. On disk, `keep` (held before the
+first token) and `drop` (left) say the same of the host's memory, which an expert holds from the start of its `read`.
 """
 
 from __future__ import annotations

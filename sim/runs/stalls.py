@@ -10,9 +10,12 @@ to what the waiter waited for last, read off its ``ready_ns``:
   else ``host``;
 - the time after the last gpu span: ``host``.
 
+Of what is charged to a copy or to the CPU, the part before the end of the read from the disk that it had to wait for is
+``disk`` instead: the last one of the expert, or of the layer.
+
 A span that lasts as long as the host launches it is no stall, although the GPU waits between its kernels.
 A tie (launch and copy end in the same ns) is charged to the copy or the CPU. A gap that straddles the edge of a window
-counts with the part inside. So in every window the three sum exactly, in whole ns, to the GPU's idle time.
+counts with the part inside. So in every window they sum exactly, in whole ns, to the GPU's idle time.
 """
 
 from __future__ import annotations
@@ -23,26 +26,30 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sim.runs.columns import Bools, Cells, Columns, Ints, among, cells_of, columns_of, first_at_or_after
-from sim.runs.vocabulary import Device, Link
+from sim.runs.vocabulary import READS, Device, Link
 
 if TYPE_CHECKING:
     import pandas as pd
 
-STALL_LANES = (Link.H2D.value, Device.CPU.value, Device.HOST.value)  # that the GPU may wait for
+STALL_LANES = (Link.H2D.value, Device.CPU.value, Device.HOST.value)  # that the GPU may wait for,
+STALL_LANES_WITH_DISK = (*STALL_LANES, Link.DISK.value)  # and where there is a disk
 
 
 class Stalls(NamedTuple):
-    """GPU idle time in ns by the lane that it waited for, in the order of ``STALL_LANES``."""
+    """GPU idle time in ns by the lane that it waited for, in the order of ``STALL_LANES_WITH_DISK``."""
 
     h2d_ns: int
     cpu_ns: int
     host_ns: int
+    disk_ns: int = 0
 
 
 class Gaps(NamedTuple):
-    """Idle gaps of the gpu lane in ns: cpu up to ``cpu_until``, from there h2d up to ``h2d_until``, then host."""
+    """Idle gaps of the gpu lane in ns: disk up to ``disk_until``, from there cpu up to ``cpu_until``, then h2d up to
+    ``h2d_until``, then host."""
 
     begin: Ints
+    disk_until: Ints
     cpu_until: Ints
     h2d_until: Ints
     end: Ints
@@ -50,8 +57,8 @@ class Gaps(NamedTuple):
     def within(self, begin_ns: int, end_ns: int) -> Stalls:
         """Idle time between two times, by cause."""
         edges = [np.clip(edge, begin_ns, end_ns) for edge in self]
-        cpu, h2d, host = (int((after - before).sum()) for before, after in pairwise(edges))
-        return Stalls(h2d, cpu, host)
+        disk, cpu, h2d, host = (int((after - before).sum()) for before, after in pairwise(edges))
+        return Stalls(h2d, cpu, host, disk)
 
 
 def stalls_of(spans: pd.DataFrame) -> Stalls:
@@ -70,9 +77,28 @@ def gaps_of(c: Columns, cells: Cells) -> Gaps:
     begin, end = free[rows], starts[rows]
     tail = rows == len(gpu)
     waiter = c.where(gpu[rows[~tail]])
-    cpu_until, h2d_until = begin.copy(), begin.copy()
+    disk_until, cpu_until, h2d_until = begin.copy(), begin.copy(), begin.copy()
     cpu_until[~tail], h2d_until[~tail] = _edges(c, cells, waiter, begin[~tail], end[~tail])
-    return Gaps(begin, cpu_until, h2d_until, end)
+    if c.on("disk").any():
+        disk_until[~tail] = np.clip(_read_by(c, cells, waiter, cpu_until[~tail]), begin[~tail], h2d_until[~tail])
+        cpu_until = np.maximum(disk_until, cpu_until)
+    return Gaps(begin, disk_until, cpu_until, h2d_until, end)
+
+
+def _read_by(c: Columns, cells: Cells, waiter: Columns, cpu_until: Ints) -> Ints:
+    """Last end, in ns, of reads that ``waiter`` waited for: of an expert until its copy, of a layer until the end of
+    its CPU experts; -1 without one."""
+    reads = c.where(c.of(*READS))
+    expert = waiter.of("expert")
+    keys = np.sort(cells.at(cells.expert(reads.home, reads.expert), reads.end))
+    wanted = cells.at(cells.expert(waiter.home, np.maximum(waiter.expert, 0)), waiter.ready)
+    last = np.append(keys, -1)[np.searchsorted(keys, wanted, "right") - 1]
+    read = np.where(expert & (last // cells.horizon == wanted // cells.horizon), last % cells.horizon, -1)
+    needed = c.where(c.of("read"))
+    layers = np.sort(cells.at(cells.layer(needed.step, needed.home), needed.end))
+    own = cells.at(cells.layer(waiter.step, waiter.home), cpu_until)
+    last = np.append(layers, -1)[np.searchsorted(layers, own, "right") - 1]
+    return np.where(waiter.of("combine") & (last // cells.horizon == own // cells.horizon), last % cells.horizon, read)
 
 
 def _edges(c: Columns, cells: Cells, waiter: Columns, begin: Ints, end: Ints) -> tuple[Ints, Ints]:

@@ -22,13 +22,20 @@ class Device(StrEnum):
 
 
 class Link(StrEnum):
-    """One direction of the connection between the memories of host and GPU; each link is a lane."""
+    """One direction of the connection between two memories; each link is a lane."""
 
     H2D = "h2d"
     D2H = "d2h"
+    DISK = "disk"  # into the host's memory, of machines whose host has no room for all experts
 
 
-LANES = tuple(lane.value for lane in (*Device, *Link))
+LANES = tuple(lane.value for lane in (*Device, Link.H2D, Link.D2H))  # of every run
+FURTHER_LANES = (Link.DISK.value,)  # of some runs
+
+
+def lanes_with(present: Collection[str]) -> tuple[str, ...]:
+    """The lanes of a run with spans on those that are ``present``."""
+    return (*LANES, *(lane for lane in FURTHER_LANES if lane in present))
 
 
 # --- spans ------------------------------------------------------------------------------------------------------------
@@ -37,10 +44,12 @@ LANES = tuple(lane.value for lane in (*Device, *Link))
 SPAN_KINDS = (  # docs/design.md, Time model, says when each starts
     "launch", "program", "plan", "foresee", "observe", "wait", "draft", "attention", "gate", "shared", "expert",
     "combine", "speculate", "precompute", "deferred", "demand", "prefetch", "swap", "writeback", "activations",
-    "gate_up", "fetch", "result", "routing", "place", "evict", "release", "withdraw",
+    "gate_up", "fetch", "result", "routing", "place", "evict", "release", "withdraw", "read", "read_ahead", "keep",
+    "drop",
 )
 COPIES = ("demand", "swap", "prefetch")  # of experts, to the GPU
-INSTANT = ("place", "evict", "release", "withdraw")  # of no length
+READS = ("read", "read_ahead")  # of experts, from the disk
+INSTANT = ("place", "evict", "release", "withdraw", "keep", "drop")  # of no length
 
 # --- forecasts --------------------------------------------------------------------------------------------------------
 

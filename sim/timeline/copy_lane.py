@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import simpy
@@ -52,6 +52,7 @@ class CopyLane:
         self._slot_since_ns = dict.fromkeys(self._slots, 0)  # when there last was one again
         self._resting = False  # whether the free lane has found no work that could start
         self._in_turn = session.policy.writes_back == "in turn"
+        self.read_ns: Mapping[ExpertId, int] = {}  # when each expert was last read from a disk
         self.began_ns = 0  # when the running copy, or the last one, began
         self._gpu_since_ns = 0  # from when on the GPU had nothing to do, for which a copy has waited
 
@@ -175,7 +176,7 @@ class CopyLane:
             queued_ns = max(queued_ns, self._slot_since_ns[copy.kind])
         if self._by_gpu and copy.kind == "demand":
             queued_ns = max(queued_ns, self._gpu_since_ns)
-        return now_ns if self._resting else queued_ns
+        return now_ns if self._resting else max(queued_ns, self.read_ns.get(copy.key, 0))
 
     def _end(self, ends_ns: list[int]) -> None:
         copy, (ready_ns, start_ns, step, phase), (now_ns,) = self._copy, self._begin, ends_ns

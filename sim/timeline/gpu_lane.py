@@ -125,9 +125,12 @@ class GpuLane:
     def slow_down(self, now_ns: int) -> None:
         """Neighbours may have been given work since the last span was reserved: time what is left of it anew.
 
-        That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin.
+        That span is mostly of shared experts, during which a layer is planned, its copies and CPU experts begin. A
+        forecast stays as it is: its copy to the host has been reserved.
         """
         place, start_ns, own_ns = self._last
+        if self.recorder.rows[place][4] == "speculate":
+            return
         begin_ns = max(now_ns, start_ns)
         left_ns = self.free_ns - begin_ns
         if left_ns > 0:

@@ -13,7 +13,8 @@ from policies.mechanism.views import Commitment, Copy, Plan
 from sim.costs.cost_table import CostTable, StepCosts
 from sim.timeline.clock import Clock
 from sim.timeline.copy_lane import CopyLane
-from sim.timeline.cpu_lane import CpuLane, Phases
+from sim.timeline.cpu_lane import CpuBatch, CpuLane, Phases
+from sim.timeline.disk_lane import DiskLane
 from sim.timeline.gpu_lane import GpuLane
 from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 
@@ -67,6 +68,13 @@ class LayerParts:
             clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy, gpu_until_ns,
             costs.kernel_copies,
         )
+        self.disk: DiskLane | None = None
+        if session.host is not None:
+            self.disk = DiskLane(
+                clock, recorder, costs.experts, session, self.cpu, self.h2d.wake, self._end_share
+            )
+            self.h2d.read_ns = self.disk.arrived_ns
+        self._on_cpu = self.disk or self.cpu  # what experts for the CPU are given to
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.state = LayerState(-1)
         self._cpu_until_ns = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
@@ -106,13 +114,17 @@ class LayerParts:
                 self._end_cpu_share()
         self._deferred = bool(plan.deferred)
         self.h2d.start_queued("demand")
+        if self.disk is not None:
+            self.disk.start_queued("read")
 
     def precompute(self, commit: Commitment, now_ns: int) -> None:
         """Start experts of the next layer on the CPU, with this layer's activations."""
         state = self.state
         ready_ns = max(now_ns, self._send_activations(state, now_ns))
         self._cpu_batches[state.layer + 1] += 1
-        self.cpu.add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
+        self._on_cpu.add("precompute", commit.precompute, commit.routing.workload(), ready_ns, state.layer)
+        if self.disk is not None:
+            self.disk.start_queued("read")
 
     def cpu_until_ns(self) -> int:
         """End in ns of all CPU work, including that of the plan that is being put into effect."""
@@ -166,6 +178,8 @@ class LayerParts:
 
     def _end_copy(self, copy: Copy) -> None:
         """Handle the end of a copy: if the current layer waits for it, its expert may run."""
+        if self.disk is not None:
+            self.disk.wake()
         state, (layer, expert) = self.state, copy.key
         if self.costs.kernel_copies and copy.kind == "demand":
             self.gpu.fetch(self.h2d.began_ns, self.clock.now, layer, expert, copy.expert_bytes)
@@ -204,9 +218,9 @@ class LayerParts:
         ready_ns = self._send_activations(state, max(now_ns, self.gpu.free_ns) if self.costs.serial else now_ns)
         immediate = plan.immediate
         if immediate:
-            self.cpu.add("expert", immediate, workload, ready_ns, plan.layer)
+            self._on_cpu.add("expert", immediate, workload, ready_ns, plan.layer)
         if plan.deferred:
-            self.cpu.add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
+            self._on_cpu.add("deferred", plan.deferred, workload, ready_ns, plan.layer, follows=bool(immediate))
 
     def _send_activations(self, state: LayerState, ready_ns: int) -> int:
         """Copy this layer's hidden states to the CPU, once; returns when they have arrived, in ns."""
@@ -218,8 +232,14 @@ class LayerParts:
             )
         return state.activations_at_ns
 
-    def _end_batch(self, joins: int) -> None:
-        """Handle the end of a batch, whose results the layer ``joins`` adds; that layer may not be planned yet."""
+    def _end_batch(self, batch: CpuBatch) -> None:
+        if self.disk is None:
+            self._end_share(batch.joins)
+        else:
+            self.disk.end_batch(batch)
+
+    def _end_share(self, joins: int) -> None:
+        """Handle the end of CPU experts whose results the layer ``joins`` adds; that layer may not be planned yet."""
         self._cpu_batches[joins] -= 1
         state = self.state
         if joins == state.layer and state.plan is not None and not self._cpu_batches[joins]:

@@ -50,6 +50,7 @@ class Timeline:
         self.gpu = GpuLane(self.host, costs, self._neighbours())
         self.parts = LayerParts(self.clock, self.gpu, self.d2h, session, costs, token_bytes)
         self.h2d: CopyLane = self.parts.h2d
+        self.disk = self.parts.disk
         self._scores: StepScores | None = None  # of the step
         self._launch_ns = costs.launch_ns
         self._before_gate_ns = costs.gate_launch_ns + costs.shared_launch_ns  # of launches that end with the layer's
@@ -59,8 +60,11 @@ class Timeline:
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
                 self.recorder.instant(0, "place", layer, -1, expert, self._bytes(layer, expert))
-        self.clock.process(self._steps())
+        if self.disk is not None:
+            self.disk.start()
+        course = self.clock.process(self._steps())
         self.clock.play()
+        assert not course.is_alive, "the run has stopped: what it waits for never comes"
 
     def _neighbours(self) -> Sequence[Neighbour]:
         """Lanes with which the GPU of this machine shares memory or cores."""
@@ -144,6 +148,8 @@ class Timeline:
         if plan.swaps:
             h2d.note_swaps(plan.swaps)
         h2d.hold_demand()
+        if self.disk is not None:
+            self.disk.hold()
         return plan
 
     def _compute_gate(self, state: LayerState, forecasts: Sequence[Forecast], committed: bool) -> int | None:
@@ -216,6 +222,8 @@ class Timeline:
         if commit is not None and commit.precompute:
             self.parts.precompute(commit, now_ns)
         self.h2d.start_queued("prefetch")
+        if self.disk is not None:
+            self.disk.start_queued("read_ahead")
 
     def _update_cache(self, updates: Updates) -> None:
         """Perform cache updates: some exchange slots at once, the others wait for the link."""
@@ -228,6 +236,8 @@ class Timeline:
         if updates.queued:
             self.h2d.note_swaps(updates.queued)
         self.h2d.wake()
+        if self.disk is not None:
+            self.disk.start_queued("read_ahead")
 
     def _bytes(self, layer: int, expert: int) -> int:
         return self.costs.experts[layer].of(expert).expert_bytes

@@ -133,7 +133,7 @@ def test_law_12_finds_busy_time_that_counts_twice() -> None:
 
 def test_law_12_finds_stalls_that_do_not_sum_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laws, "stalls_of", lambda _: Stalls(8, 3, 23))
-    _refused(lambda: law_12_accounting(RUN, 1), "law 12: stalls Stalls(h2d_ns=8, cpu_ns=3, host_ns=23)")
+    _refused(lambda: law_12_accounting(RUN, 1), "law 12: stalls Stalls(h2d_ns=8, cpu_ns=3, host_ns=23, disk_ns=0)")
 
 
 @pytest.mark.parametrize("name", ["tpot_ms", "token_hit_rate", "prefetches_used", "pcie_swap_bytes_per_token"])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.calibration import Calibration
+from policies.mechanism.host_tier import HostTier, in_turn
 from policies.mechanism.session import Session
 from policies.mechanism.views import Forecast, Phase, Routing
 from policies.parts.future import Future
@@ -25,12 +26,13 @@ from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.spans import Span
-from sim.runs.vocabulary import LANES
+from sim.runs.vocabulary import FURTHER_LANES, LANES
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
 from tests.kit.toys import uniform_costs
 
 EXPERTS, LAYERS, TOP_K, EXPERT_BYTES = 3, 2, 2, 100
+_LANES = (*LANES, *FURTHER_LANES)
 
 
 class Placed(NamedTuple):
@@ -70,13 +72,14 @@ def registered(
 
 def play(
     policy: Composition, *demand: StepDemand, cache_bytes: int = 0, costs: CostTable | None = None,
-    popularity: Sequence[Sequence[float]] | None = None,
+    popularity: Sequence[Sequence[float]] | None = None, host_bytes: int | None = None,
 ) -> list[Span]:
-    """All spans of a run."""
+    """All spans of a run. ``host_bytes``: of the host's memory, an LRU cache of experts above a disk."""
     table = costs or uniform_costs(LAYERS)
     shares = None if popularity is None else np.asarray(popularity)
     budget = Budget(EXPERTS, (EXPERT_BYTES,) * LAYERS, cache_bytes, shares)
-    engine = Timeline(Session(policy, budget, table.experts), table, demand, TokenBytes(4, 48))
+    host = None if host_bytes is None else HostTier(host_bytes, table.experts, "experts", in_turn(LAYERS, EXPERTS))
+    engine = Timeline(Session(policy, budget, table.experts, host), table, demand, TokenBytes(4, 48))
     engine.run()
     return [Span(*row) for row in engine.recorder.rows]
 
@@ -117,7 +120,7 @@ def _field(span: Span, pin: str) -> object:
 
 
 def _order(span: Span) -> tuple[int, int, int, int, str]:
-    return (span.step, LANES.index(span.lane), span.start_ns, span.end_ns, _name(span))
+    return (span.step, _LANES.index(span.lane), span.start_ns, span.end_ns, _name(span))
 
 
 def _parse(expected: str) -> list[tuple[str, str, list[str]]]:
@@ -138,4 +141,4 @@ def _written_order(line: tuple[str, str, list[str]]) -> tuple[int, int, int, int
     heading, name, _ = line
     lane, _, step = heading.rstrip(":").partition(", step ")
     start, end = name.split()[0].split("-")
-    return (int(step or 0), LANES.index(lane), int(start), int(end), name)
+    return (int(step or 0), _LANES.index(lane), int(start), int(end), name)

@@ -17,15 +17,12 @@ from functools import cached_property
 
 import numpy as np
 
-from sim.machine.disks import Disk
+from sim.machine.disks import FAULT_BYTES, Disk
 from traces.models.shape import ExpertWork, ModelShape
 from trilane.engines.hit_curve import HitCurve, hit_curve
 from trilane.engines.question import Question
 from trilane.engines.split_speed import Floats, Layers, Times
 
-# Of a page fault, Linux reads 256 KiB of a file that is read in order, of which half is there already, as the commit
-# "readahead: sequential mmap readahead" says, which measured it (torvalds/linux, 2009).
-FAULT_BYTES = 128 << 10
 FAULTS_ON_WINDOWS = 1  # at once: 0.35 to 0.6 reads were under way in prompts (nibor1896/Crow issue 39)
 
 

@@ -115,11 +115,13 @@ def _waits(frame: pd.DataFrame, begin: int, end: int) -> Iterator[GpuWait]:
     gaps = gaps_of(columns, cells_of(columns))
     gpu = frame[(frame["lane"] == "gpu") & (frame["start_ns"] >= begin) & (frame["start_ns"] <= end)]
     waiters = {row["start_ns"]: row for row in gpu.to_dict("records")}
-    for first, cpu, h2d, last in zip(*gaps, strict=True):
+    for first, disk, cpu, h2d, last in zip(*gaps, strict=True):
         if last <= begin or first >= end:
             continue
         waiter = waiters.get(last, {"kind": "", "layer": -1, "expert": -1})
-        for lane, start, until in (("cpu", first, cpu), ("h2d", cpu, h2d), ("host", h2d, last)):
+        for lane, start, until in (
+            ("disk", first, disk), ("cpu", disk, cpu), ("h2d", cpu, h2d), ("host", h2d, last)
+        ):
             low, high = max(int(start), begin) - begin, min(int(until), end) - begin
             if high > low:
                 yield GpuWait(low / _NS_PER_MS, high / _NS_PER_MS, lane, str(waiter["kind"]), int(waiter["layer"]),

@@ -15,7 +15,8 @@ from sim.costs.cost_table import CostTable
 from sim.runs.metrics import metrics_of
 from sim.runs.spans import Span, spans_frame
 from sim.runs.stalls import stalls_of
-from sim.runs.vocabulary import COPIES, INSTANT, LANES
+from sim.runs.vocabulary import COPIES, INSTANT, READS
+from trilane.testing.host_memory import law_5_reads, law_13_host_memory, slow_disk_metrics
 from trilane.testing.log import NEVER, Layer, Log, Routings, Spans, Stay, home, log_of
 from trilane.testing.pools import law_2_phases, law_3_kernel_copies
 from trilane.testing.work_conservation import law_2_launches, law_5_work_conservation
@@ -23,9 +24,10 @@ from trilane.testing.work_conservation import law_2_launches, law_5_work_conserv
 
 def check_all(
     spans: Spans, routings: Routings, budget_bytes: int, batch: int, demand_slots: int | None = None,
-    costs: CostTable | None = None,
+    costs: CostTable | None = None, host_bytes: int | None = None,
 ) -> None:
-    """All laws that spans alone can show, and with ``costs`` those of launches."""
+    """All laws that spans alone can show, and with ``costs`` those of launches; with ``host_bytes``, the bytes of the
+    host's memory above a disk, those of both."""
     spans = log_of(spans)
     law_3_exclusivity(spans)
     law_1_conservation(spans, routings)
@@ -38,6 +40,9 @@ def check_all(
     law_4_capacity(spans, budget_bytes)
     law_5_work_conservation(spans, demand_slots, costs)
     law_12_accounting(spans, batch)
+    if host_bytes is not None and "disk" in spans.lanes:  # else nothing was ever in the host's memory
+        law_13_host_memory(spans, host_bytes)
+        law_5_reads(spans, host_bytes)
 
 
 # --- law 1 ------------------------------------------------------------------------------------------------------------
@@ -219,7 +224,7 @@ def law_12_accounting(spans: Spans, batch: int) -> None:
     makespan = max((s.end_ns for s in log.spans), default=0)
     for span in log.spans:
         assert span.tokens >= 0 <= span.bytes, f"law 12: {span.kind} has {span.tokens} tokens and {span.bytes} bytes"
-    for lane in LANES:
+    for lane in log.lanes:
         busy, idle = _busy(log, lane, 0, makespan), sum(end - begin for begin, end in gaps(log, lane, makespan))
         assert busy + idle == makespan, f"law 12: {lane} is busy {busy} ns and idle {idle} of {makespan}"
     stalls = stalls_of(frame)
@@ -254,12 +259,26 @@ def _busy(log: Log, lane: str, begin: int, end: int) -> int:
 
 def stall_times(log: Log, begin: int, end: int) -> dict[str, int]:
     """GPU idle time within a window, by the lane that it waited for: the rule of sim/runs/stalls.py, gap by gap."""
-    total = {"h2d_ns": 0, "cpu_ns": 0, "host_ns": 0}
+    total = {"h2d_ns": 0, "cpu_ns": 0, "host_ns": 0, "disk_ns": 0}
     starts = {s.start_ns: s for s in reversed(log.lanes["gpu"])}
     for gap_begin, gap_end in gaps(log, "gpu", max((s.end_ns for s in log.spans), default=0)):
-        for piece_begin, piece_end, cause in _pieces(log, gap_begin, gap_end, starts.get(gap_end)):
+        for piece_begin, piece_end, cause in _with_reads(log, gap_begin, gap_end, starts.get(gap_end)):
             total[cause] += max(0, min(piece_end, end) - max(piece_begin, begin))
     return total
+
+
+def _with_reads(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[int, int, str]]:
+    """``_pieces``, with what lies before the end of a read that was waited for charged to the disk."""
+    pieces = _pieces(log, begin, end, waiter)
+    if "disk" not in log.lanes or waiter is None or pieces[0][2] == "host_ns":
+        return pieces
+    reads = [s for s in log.lanes["disk"] if s.kind in READS and s.layer == home(waiter)]
+    if waiter.kind == "expert":
+        ends = [s.end_ns for s in reads if s.expert == waiter.expert and s.end_ns <= waiter.ready_ns]
+    else:
+        ends = [s.end_ns for s in reads if s.kind == "read" and s.step == waiter.step and s.end_ns <= pieces[0][1]]
+    split = min(max(max(ends, default=0), begin), pieces[-1][1])
+    return [(begin, split, "disk_ns"), *((max(a, split), max(b, split), cause) for a, b, cause in pieces)]
 
 
 def _pieces(log: Log, begin: int, end: int, waiter: Span | None) -> list[tuple[int, int, str]]:
@@ -299,9 +318,12 @@ def slow_metrics(log: Log, batch: int) -> dict[str, Value]:
         "tokens_per_step": _share(tokens, len(decodes)), **_hits(log), **_prefetches(log, tokens * batch),
     }
     for prefix, (a, b) in {"": (begin, end), "run_": (0, makespan)}.items():
-        values |= {f"{prefix}{lane}_busy_share": _share(_busy(log, lane, a, b), b - a) for lane in LANES}
+        values |= {f"{prefix}{lane}_busy_share": _share(_busy(log, lane, a, b), b - a) for lane in log.lanes}
+    values |= slow_disk_metrics(log, tokens * batch) if "disk" in log.lanes else {}
     for name, ns in stall_times(log, begin, end).items():
         cause = name.removesuffix("_ns")
+        if cause == "disk" and "disk" not in log.lanes:
+            continue
         values |= {f"stall_{cause}_ms": _share(ns / 1e6, tokens), f"stall_{cause}_share": _share(ns, end - begin)}
     planning = [s for s in log.lanes["host"] if s.kind in ("plan", "foresee") and s.phase == "decode"]
     return values | {"plan_overhead_share": _share(sum(s.end_ns - s.start_ns for s in planning), end - begin)}

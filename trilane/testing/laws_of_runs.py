@@ -39,10 +39,13 @@ from trilane.testing.worlds import PlayedWorld, World, composition_of, digest, p
 
 
 def check_run(world: World, played: PlayedWorld) -> None:
-    """Laws 1 to 5 and 12."""
+    """Laws 1 to 5 and 12, and 13 where there is a disk."""
     law_1_routing(played)
     law_1_deferred(played)
-    check_all(played.log, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs)
+    check_all(
+        played.log, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs,
+        played.host_bytes,
+    )
     law_5_background_copies(played.log, played.session)
     law_12_hits(played)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import pandas as pd
 
 from sim.runs.spans import Span
-from sim.runs.vocabulary import COPIES, INSTANT, LANES
+from sim.runs.vocabulary import COPIES, INSTANT, READS, lanes_with
 
 Layer = tuple[int, int]  # (step, layer)
 Expert = tuple[int, int]  # (layer, expert)
@@ -105,7 +105,29 @@ class Log:
                 leavings[home(span), span.expert].append(span)
         strangers = sorted(leavings.keys() - comings.keys())
         assert not strangers, f"law 4: experts {strangers} leave GPU memory, but never came"
-        return {expert: _stays(expert, comings[expert], leavings[expert]) for expert in comings}
+        return {expert: _stays("law 4", expert, comings[expert], leavings[expert]) for expert in comings}
+
+    @cached_property
+    def host_stays(self) -> dict[Expert, list[Stay]]:
+        """Every stay in the host's memory above a disk, by expert, in order."""
+        comings: dict[Expert, list[Span]] = defaultdict(list)
+        leavings: dict[Expert, list[Span]] = defaultdict(list)
+        for span in self.lanes["disk"]:
+            (leavings if span.kind == "drop" else comings)[span.layer, span.expert].append(span)
+        strangers = sorted(leavings.keys() - comings.keys())
+        assert not strangers, f"law 13: experts {strangers} leave the host's memory, but never came"
+        return {expert: _stays("law 13", expert, comings[expert], leavings[expert]) for expert in comings}
+
+    def held_by_host(self, span: Span) -> Stay | None:
+        """The stay in the host's memory of an expert that a span reads there; None: there is no disk.
+
+        Raises AssertionError if there is no such stay."""
+        if "disk" not in self.lanes:
+            return None
+        for stay in self.host_stays.get((home(span), span.expert), ()):
+            if stay.readable <= span.start_ns and span.end_ns <= stay.left:
+                return stay
+        raise AssertionError(f"law 13: the host does not hold the expert of {span} while it is used")
 
     def staged(self, kind: str) -> list[Stay]:
         """The stays in staging slots of experts that copies of this kind brought."""
@@ -120,7 +142,8 @@ class Log:
     def transfers(self) -> Iterator[tuple[int, Span]]:
         """Spans on the link to the GPU, each after the time from which on the link was free: once the span before had
         ended, and what was written back in turn from then on."""
-        backs = {span.ready_ns: span.end_ns for span in self.lanes.get("d2h", ()) if span.kind == "writeback"}
+        written_back = (span for span in self.lanes.get("d2h", ()) if span.kind == "writeback")
+        backs = {span.ready_ns: span.end_ns for span in written_back if span.end_ns > span.ready_ns}
         written = 0
         for free, span in self.in_order("h2d"):
             yield (written if written <= span.start_ns else free), span  # else copies run alongside write-backs
@@ -133,20 +156,20 @@ class Log:
         return [span for span in self.of(layer, "launch") if span.expert < 0]
 
 
-def _stays(expert: Expert, comings: Sequence[Span], leavings: Sequence[Span]) -> list[Stay]:
+def _stays(law: str, expert: Expert, comings: Sequence[Span], leavings: Sequence[Span]) -> list[Stay]:
     """Pair comings and leavings in time order."""
     stays, left = [], iter(leavings)
     for place, span in enumerate(comings):
         following = comings[place + 1] if place + 1 < len(comings) else None
         leaving = next(left, None)
         assert following is None or (leaving is not None and leaving.end_ns <= following.start_ns), (
-            f"law 4: expert {expert} is copied while it holds memory already: {following}"
+            f"{law}: expert {expert} is copied while it holds memory already: {following}"
         )
         gone = leaving.end_ns if leaving is not None else NEVER
-        assert gone >= span.end_ns, f"law 4: expert {expert} leaves at {gone} ns, its copy runs until {span.end_ns}"
+        assert gone >= span.end_ns, f"{law}: expert {expert} leaves at {gone} ns, its copy runs until {span.end_ns}"
         stays.append(Stay(span.start_ns, span.end_ns, gone, leaving.kind if leaving is not None else "", span))
     surplus = next(left, None)
-    assert surplus is None, f"law 4: expert {expert} leaves at {surplus.end_ns if surplus else 0} ns, but is not there"
+    assert surplus is None, f"{law}: expert {expert} leaves at {surplus.end_ns if surplus else 0} ns, but is not there"
     return stays
 
 
@@ -157,14 +180,14 @@ def log_of(spans: pd.DataFrame | Iterable[Span] | Log) -> Log:
     if isinstance(spans, pd.DataFrame):
         spans = (Span(*row) for row in spans.itertuples(index=False, name=None))
     ordered = sorted(spans, key=lambda s: (s.start_ns, s.end_ns))
-    log = Log(ordered, {lane: [] for lane in LANES})
+    log = Log(ordered, {lane: [] for lane in lanes_with({span.lane for span in ordered})})
     for span in ordered:
         log.lanes[span.lane].append(span)
         if span.kind in COPIES and span.lane == "h2d":
             log.copied.setdefault((home(span), span.expert), []).append(span)
             if span.kind == "demand":
                 log.demands.setdefault((span.step, home(span)), []).append(span)
-        if span.kind not in COPIES and span.kind not in INSTANT:
+        if span.kind not in (*COPIES, *READS, *INSTANT):
             layer = span.step, span.layer
             log.layers.setdefault(layer, []).append(span)
             log.kinds.setdefault((layer, span.kind), []).append(span)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from hypothesis import strategies as st
 
+from policies.mechanism.host_tier import Keeping
 from policies.mechanism.views import ExpertCosts
 from policies.protocols import Needs
 from policies.registry import SYSTEMS, System
@@ -126,6 +127,23 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
         ids[:, reach:] = -1
         tensors |= {key.ids_name: ids, key.scores_name: scores}
     return Trace.from_tensors(shape, tensors, trace.provenance)
+
+
+def with_disk(world: World, rng: random.Random) -> World:
+    """The world with a disk, above which the host has room for anything from two experts to all of them."""
+    costs = world.costs.map_experts(lambda expert: with_read(expert, rng.randint(1, 200)))
+    sizes, experts = [expert.expert_bytes for expert in costs.experts], world.trace.shape.experts
+    least, total = 2 * max(sizes), sum(sizes) * experts
+    host = max(least, rng.choice((least, least + 1, sizes[0] * experts, total // 3, total // 2, total - 1, total)))
+    return replace(world, costs=costs, host_bytes=host, keeping=rng.choice(get_args(Keeping)))
+
+
+def with_read(costs: ExpertCosts, read_ns: int) -> ExpertCosts:
+    """Costs of experts that a disk holds, too; a narrow copy's read takes less, as its copy does."""
+    narrow = costs.narrow
+    if narrow is not None:
+        narrow = narrow._replace(costs=narrow.costs._replace(read_ns=max(1, read_ns // 2)))
+    return costs._replace(read_ns=read_ns, narrow=narrow)
 
 
 def with_pool(world: World, rng: random.Random) -> World:

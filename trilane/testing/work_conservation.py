@@ -56,12 +56,18 @@ def _ready(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int |
             own = log.of(layer, "expert", "deferred", lane="cpu")
             return max(_end(log, layer, "attention"), _end(log, layer, "plan" if own else "foresee"))
         case "cpu", "precompute" | "gate_up" if span.target_layer >= 0:
-            return _end(log, layer, "activations", "foresee")
+            return max(_end(log, layer, "activations", "foresee"), _read_by(log, span))
         case "cpu", "expert" | "deferred" | "gate_up":
-            return _end(log, layer, "activations")
+            return max(_end(log, layer, "activations"), _read_by(log, span))
         case "h2d", "result":
             return max([_end(log, layer, "plan"), *(s.end_ns for s in log.joining(layer))])
     return None
+
+
+def _read_by(log: Log, span: Span) -> int:
+    """Time in ns from which on the host holds the expert that a span reads there; 0 where there is no disk."""
+    stay = log.held_by_host(span)
+    return 0 if stay is None else stay.readable
 
 
 def _ready_on_gpu(log: Log, layer: Layer, span: Span, costs: CostTable | None) -> int | None:
@@ -145,7 +151,9 @@ def _link_serves_demand(log: Log, demand_slots: int | None) -> None:
     for free, span in log.transfers():
         if span.kind != "demand":
             continue
-        idle_from = max(free, log.planned((span.step, home(span))), made.get(span.start_ns, 0))
+        idle_from = max(
+            free, log.planned((span.step, home(span))), made.get(span.start_ns, 0), _read_by(log, span)
+        )
         if span.start_ns <= idle_from:
             continue
         own = next(s for s in log.stays[home(span), span.expert] if s.copy is span)
@@ -185,7 +193,7 @@ def law_5_background_copies(spans: Spans, session: RecordingSession) -> None:
                 in_the_way = _full(log.staged("prefetch"), session.policy.prefetch_slots, span)
         else:
             continue
-        idle_from = max(free, wanted)
+        idle_from = max(free, wanted, _read_by(log, span))
         reached = _covered(in_the_way, idle_from, span.start_ns)
         assert reached >= span.start_ns, (
             f"law 5: h2d rests from {idle_from} to {span.start_ns} ns although the {span.kind} of {key} waits since "

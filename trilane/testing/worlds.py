@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from policies.calibration import Calibration
+from policies.mechanism.host_tier import HostTier, Keeping, by_popularity, in_turn
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan, Swap, Updates, Upload
@@ -80,6 +81,7 @@ class PlayedWorld:
     demand: list[StepDemand]
     budget_bytes: int  # all GPU memory that experts may hold
     costs: CostTable
+    host_bytes: int | None = None
 
     @cached_property
     def log(self) -> Log:
@@ -111,6 +113,8 @@ class World:
     prefill_chunk_tokens: int | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
     draft_shares: tuple[float, ...] = ()  # accepted, by position, of drafts that decode steps verify; batch 1
+    host_bytes: int | None = None  # of the host's memory, above a disk that holds all experts; None: there is no disk
+    keeping: Keeping = "experts"
     rejected: RejectedDrafts = "recorded"
 
     def __repr__(self) -> str:
@@ -165,13 +169,26 @@ def play_policy(
     """Run any policy on the machine of a world."""
     sizes = tuple(costs.expert_bytes for costs in world.costs.experts)
     budget = Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity)
-    session = RecordingSession(policy, budget, world.costs.experts)
+    session = RecordingSession(policy, budget, world.costs.experts, host_of(world))
     routing_errors = RoutingErrors(experts=world.trace.shape.experts) if policy.needs.changes_routing else None
     engine = Timeline(session, world.costs, demand, TokenBytes(16, 8), routing_errors)
     session.clock = lambda: engine.clock.now
     engine.run()
     staging = (policy.demand_slots + policy.prefetch_slots) * max(sizes)
-    return PlayedWorld(spans_frame(engine.recorder.rows), session, demand, world.cache_bytes + staging, world.costs)
+    spans = spans_frame(engine.recorder.rows)
+    return PlayedWorld(spans, session, demand, world.cache_bytes + staging, world.costs, world.host_bytes)
+
+
+def host_of(world: World) -> HostTier | None:
+    """The host's memory above a disk, where the world has one."""
+    if world.host_bytes is None:
+        return None
+    shape, ranking = world.trace.shape, None
+    if world.keeping == "pinned":
+        taste = np.random.default_rng(world.seed).random((shape.moe_layers, shape.experts))
+        ranking = by_popularity(taste.tolist())
+    ranking = ranking or in_turn(shape.moe_layers, shape.experts)
+    return HostTier(world.host_bytes, world.costs.experts, world.keeping, ranking)
 
 
 def digest(played: PlayedWorld) -> str:

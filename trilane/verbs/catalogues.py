@@ -198,7 +198,8 @@ def hardware(
     parts: Annotated[bool, typer.Option("--parts", help="The parts that make up such names.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """Machines: every number with its source and its confidence."""
+    """Machines: every number with its source and its confidence. A disk below them is named by a scenario
+    (--set disk=nvme-4x4), or stated by a file's section disk."""
     from sim.machine.hardware import hardware_names, load_hardware
 
     check_targets(json, inputs=[name])

@@ -19,8 +19,8 @@ class Family(NamedTuple):
 FAMILIES = (
     Family("expert on GPU or CPU", BLUE, ("expert", "deferred")),
     Family("attention, gate, shared experts, combine", "#9A9A9A", ("attention", "gate", "shared", "combine")),
-    Family("load that the layer waits for", VERMILLION, ("demand",)),
-    Family("prefetch", GREEN, ("prefetch",)),
+    Family("load that the layer waits for", VERMILLION, ("demand", "read")),
+    Family("prefetch", GREEN, ("prefetch", "read_ahead")),
     Family("cache swap, write-back", PURPLE, ("swap", "writeback")),
     Family("routing, activations, results", SKY, ("routing", "activations", "result")),
     Family("planning", ORANGE, ("plan", "foresee", "observe")),
@@ -36,6 +36,7 @@ LANE_NAMES = {
     "cpu": "CPU experts",
     "h2d": "copies to GPU",
     "d2h": "copies to host",
+    "disk": "reads from disk",
 }
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from sim.runs.run import Run
 from sim.runs.spans import Span
-from sim.runs.vocabulary import COPIES, LANES
+from sim.runs.vocabulary import COPIES, Link, lanes_with
 from trilane.common.files import atomic_path
 
 Event = dict[str, Any]
-_COURSE = 0  # the thread that shows steps and layers; lanes are 1..5
+_COURSE = 0  # the thread that shows steps and layers; lanes are 1, 2, ...
 
 
 def trace_events(run: Run, pid: int = 1, first_steps: int | None = None) -> Iterator[Event]:
@@ -27,11 +27,12 @@ def trace_events(run: Run, pid: int = 1, first_steps: int | None = None) -> Iter
     """
     kept = run.spans if first_steps is None else run.spans[run.spans["step"] < first_steps]
     spans = list(map(Span._make, kept[list(Span._fields)].itertuples(index=False, name=None)))
-    yield from _names(run.policy, pid)
+    lanes = lanes_with(set(run.spans["lane"]))
+    yield from _names(run.policy, pid, lanes)
     yield from _course(spans, pid)
     arrows = _arrows(spans)
     for number, span in enumerate(spans):
-        tid = 1 + LANES.index(span.lane)
+        tid = 1 + lanes.index(span.lane)
         event: Event = {"name": _title(span), "cat": span.kind, "pid": pid, "tid": tid, "ts": _us(span.start_ns)}
         yield {"ph": "X", **event, **_duration(span)} if span.end_ns > span.start_ns else {"ph": "i", "s": "t", **event}
         for phase, arrow in arrows.get(number, ()):
@@ -65,10 +66,10 @@ def _us(ns: int) -> float:
     return us if int(us * 1000) == ns else math.nextafter(us, math.inf)
 
 
-def _names(policy: str, pid: int) -> Iterator[Event]:
+def _names(policy: str, pid: int, lanes: Sequence[str]) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": _COURSE, "args": {"name": policy}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": _COURSE, "args": {"sort_index": pid}}
-    for tid, name in enumerate(("steps and layers", *LANES)):
+    for tid, name in enumerate(("steps and layers", *lanes)):
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
 
@@ -93,7 +94,8 @@ def _title(span: Span) -> str:
     """The text on the slice."""
     if span.expert < 0:
         return span.kind
-    return f"{span.kind} {_place(span)[0]}/{span.expert}" if span.lane == "h2d" else f"{span.kind} {span.expert}"
+    elsewhere = span.lane in (Link.H2D, Link.DISK)  # whose spans may be about any layer
+    return f"{span.kind} {_place(span)[0]}/{span.expert}" if elsewhere else f"{span.kind} {span.expert}"
 
 
 def _duration(span: Span) -> Event:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from sim.runs.metrics import step_times
 from sim.runs.run import Run
-from sim.runs.vocabulary import LANES
+from sim.runs.vocabulary import READS, Link, lanes_with
 from trilane.output.figures.families import COLOURS, FAMILIES, IDLE, LANE_NAMES
 from trilane.output.figures.figure_files import PictureError, default_settings, save_figure
 from trilane.output.figures.style import legend_of, page
@@ -39,6 +39,7 @@ class StepSpans:
         self.end: int = round(times[step]["end_ms"] * 1e6)
         timed = spans[spans["end_ns"] > spans["start_ns"]].astype({"lane": str, "kind": str})
         self.spans = timed[(timed["end_ns"] > self.begin) & (timed["start_ns"] < self.end)]
+        self.lanes = lanes_with(set(spans["lane"]))
         self.gpu = self.spans[self.spans["lane"] == "gpu"]
         own = self.gpu[(self.gpu["step"] == step) & (self.gpu["layer"] >= 0)]
         self.layers = own.groupby("layer").agg(start=("start_ns", "min"), end=("end_ns", "max"))
@@ -88,7 +89,7 @@ def family_handles(kinds: Collection[str]) -> list[Patch]:
 
 # --- one step of a run ------------------------------------------------------------------------------------------------
 
-_NUMBERED = ("expert", "deferred", "demand", "prefetch", "swap", "precompute")
+_NUMBERED = ("expert", "deferred", "demand", "prefetch", "swap", "precompute", *READS)
 _LETTER = 1 / 150  # of a panel's width: one letter on a bar
 
 
@@ -139,16 +140,17 @@ def _window(step: StepSpans, count: int) -> tuple[int, int]:
 def _draw(ax: Axes, step: StepSpans, window: tuple[int, int], *, detailed: bool) -> None:
     """One panel: lanes as rows, time to the right."""
     origin, width, spans = step.begin, window[1] - window[0], within(step.spans, window)
-    corner = ((window[0] - origin) / 1e6, LANES.index("gpu") - 0.4)
+    lanes = step.lanes
+    corner = ((window[0] - origin) / 1e6, lanes.index("gpu") - 0.4)
     ax.add_patch(Rectangle(corner, width / 1e6, 0.8, facecolor=IDLE, linewidth=0))  # its spans cover it
-    for row, lane in enumerate(LANES):
+    for row, lane in enumerate(lanes):
         of_lane = spans[spans["lane"] == lane]
         draw_spans(ax, of_lane, row, 0.4, origin, width)
         if detailed:
             _number(ax, of_lane, row, origin, width)
     _mark_layers(ax, step, window, every=1 if detailed else max(1, round(len(step.layers) / 13)))
-    ax.set_yticks(range(len(LANES)), [LANE_NAMES[lane] for lane in LANES])
-    ax.set_ylim(len(LANES) - 0.5, -0.5)
+    ax.set_yticks(range(len(lanes)), [LANE_NAMES[lane] for lane in lanes])
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_xlim((window[0] - origin) / 1e6, (window[1] - origin) / 1e6)
     ax.set_xlabel("time since the step began (ms)")
     ax.tick_params(axis="y", length=0)
@@ -159,7 +161,7 @@ def _number(ax: Axes, spans: pd.DataFrame, row: int, origin: int, width_ns: int)
     """Write the expert on bars that have room for it, with its layer where that is not the layer at work."""
     for span in spans[spans["kind"].isin(_NUMBERED)].to_dict("records"):
         layer = span["target_layer"] if span["target_layer"] >= 0 else span["layer"]
-        elsewhere = span["lane"] == "h2d" or layer != span["layer"]
+        elsewhere = span["lane"] in (Link.H2D, Link.DISK) or layer != span["layer"]
         text = f"{layer}/{span['expert']}" if elsewhere else str(span["expert"])
         if span["end_ns"] - span["start_ns"] >= len(text) * _LETTER * width_ns:
             middle = (span["start_ns"] + span["end_ns"]) / 2
@@ -217,8 +219,9 @@ def plot_measured_timeline(comparison: RunComparison, zoom_layers: int = 3, abou
 def _panel(ax: Axes, steps: list[StepSpans], windows: list[tuple[int, int]]) -> None:
     """Both sides of every lane, each from the start of its own window."""
     longest = max(end - begin for begin, end in windows)
+    lanes = max((step.lanes for step in steps), key=len)
     margin: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 8}
-    for row, lane in enumerate(LANES):
+    for row, lane in enumerate(lanes):
         busy = []
         for (side, offset), step, window in zip(_SIDES, steps, windows, strict=True):
             mine = step.spans[step.spans["lane"] == lane]
@@ -227,11 +230,11 @@ def _panel(ax: Axes, steps: list[StepSpans], windows: list[tuple[int, int]]) -> 
             busy.append(busy_ns(mine, window) / 1e6)
         for (_, offset), text in zip(_SIDES, _busy_texts(*busy), strict=True):
             ax.text(1.004, row + offset, text, **margin)
-    ax.set_yticks(range(len(LANES)), [LANE_NAMES[lane] for lane in LANES], fontsize=11, fontweight="bold")
+    ax.set_yticks(range(len(lanes)), [LANE_NAMES[lane] for lane in lanes], fontsize=11, fontweight="bold")
     ax.tick_params(axis="y", length=0, pad=58)
-    ax.set_ylim(len(LANES) - 0.5, -0.5)
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_xlim(0, 1.005 * longest / 1e6)
-    for row in range(1, len(LANES)):
+    for row in range(1, len(lanes)):
         ax.axhline(row - 0.5, color="#DDDDDD", linewidth=0.8)
     ax.spines[["right", "left", "top"]].set_visible(False)
 

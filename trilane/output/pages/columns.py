@@ -39,6 +39,11 @@ def _share(name: str) -> Callable[[Row], str]:
     return lambda row: percent(row[name])
 
 
+def _with_disk(name: str) -> Callable[[Row], str]:
+    """A share of rows whose host has no room for all experts; nothing in others."""
+    return lambda row: percent(row[name]) if name in row else ""
+
+
 _TIMES = (
     Column("TTFT\nms", lambda row: number(row["ttft_ms"], 0)),
     Column("TPOT\nms", lambda row: number(row["tpot_ms"], 2)),
@@ -71,11 +76,17 @@ COMPARED = (  # of ``trilane compare``
     ),
     Column("\ncpu", _share("cpu_busy_share")),
     Column("\nh2d", _share("h2d_busy_share")),
+    Column("\ndisk", _with_disk("disk_busy_share")),
     Column(
         "wait\nh2d", _share("stall_h2d_share"),
         "wait", "share of the time in which the GPU waits for copies (h2d) or CPU experts; it also waits for the host",
     ),
     Column("\ncpu", _share("stall_cpu_share")),
+    Column("\ndisk", _with_disk("stall_disk_share"), "disk", "reads of experts into the host's memory"),
+    Column(
+        "RAM\nhits", _with_disk("ram_hit_rate"),
+        "RAM hits", "of the experts that the CPU computed or a layer had copied, those that the host held (decode)",
+    ),
     Column(
         "\nregret", lambda row: "" if row["regret"] is None else percent(row["regret"]),
         "regret", "TPOT over that of the clairvoyant run (*), which knows the future, minus 1",

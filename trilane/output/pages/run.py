@@ -61,6 +61,19 @@ def _experts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("hit rate, decode", ", ".join(f"{kind} {percent(row[f'decode_{kind}_hit_rate'], 1)}" for kind in kinds)),
         ("prefetches", ", ".join(f"{row[f'prefetches_{outcome}']} {outcome}" for outcome in outcomes)),
         ("copied per token", ", ".join(f"{c.replace('_', ' ')} {mebibytes(v)}" for c, v in copied.items()) + " MiB"),
+        *_disk(row),
+    ]
+
+
+def _disk(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The memory of the host above a disk, of a run that has one."""
+    if "ram_hit_rate" not in row:
+        return []
+    read, ahead = row["disk_bytes_per_token"], row["disk_ahead_bytes_per_token"]
+    return [
+        ("host memory", f"held {percent(row['ram_hit_rate'], 1)} of the experts that the CPU computed or a layer had "
+                        f"copied, decode"),
+        ("read per token", f"{mebibytes(read)} MiB from the disk, of which {mebibytes(ahead)} ahead"),
     ]
 
 

@@ -122,7 +122,7 @@ def vary(scenario: Scenario, name: str, value: object) -> Scenario:
 
 def machine_of(scenario: Scenario) -> Hardware:
     """The machine that a scenario names, with its overrides."""
-    return load_hardware(scenario.hardware, scenario.hardware_overrides)
+    return load_hardware(scenario.hardware, scenario.hardware_overrides, scenario.disk)
 
 
 def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf) -> Scenario:

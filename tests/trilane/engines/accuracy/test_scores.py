@@ -128,6 +128,12 @@ def test_predictions_are_better_than_both_closed_forms() -> None:
         assert all(first.median < other.median for other in others[1:])
 
 
+def test_pairs_that_are_right_are_as_many_as_the_page_says() -> None:
+    counts = {of: [(one.right, one.pairs) for one in scores().pairs() if one.quantity == of] for of in QUANTITIES}
+    told = {of: tuple(map(sum, zip(*each, strict=True))) for of, each in counts.items()}
+    assert told == {"decode": (432, 442), "prompts": (261, 278)}
+
+
 def test_the_furthest_rows_are_the_worst_in_either_direction() -> None:
     found = scores().furthest("decode", 0.25)
     factors = [factor(error) for _, error in found]

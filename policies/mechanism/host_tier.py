@@ -1,0 +1,203 @@
+"""The host's memory as a level between a disk, which holds all experts, and the devices that use them.
+
+A state machine like the session, of which it is a part: no clock, no input and output. What a layer needs from the
+host (the experts that the CPU computes and those that are copied to the GPU) is held, or read first, one expert at a
+time. An expert stays from the moment at which a layer needs it until its use has ended. What is not in use makes room:
+
+- "experts": the least recently used one, as engines with a cache of their own keep them;
+- "pages": as Linux keeps pages of a file. What was used once leaves before what was used again, and of the latter the
+  oldest count as used once again where they hold more than a share of the memory (mm/vmscan.c, ``inactive_is_low``);
+- "pinned": a fixed set stays, and the others share what is left as "experts" do.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+from math import isqrt
+from typing import Literal, NamedTuple
+
+from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
+
+Keeping = Literal["experts", "pages", "pinned"]
+
+
+class Read(NamedTuple):
+    """A read of one expert into the host's memory. ``victims`` leave it at the moment at which the read starts.
+
+    ``kind``: "read" is needed by a layer, "read_ahead" by a copy that no layer waits for yet."""
+
+    key: ExpertId
+    kind: Literal["read", "read_ahead"]
+    victims: tuple[ExpertId, ...]
+    expert_bytes: int
+
+
+class HostTier:
+    """Experts in ``capacity_bytes`` of the host's memory. ``ranking``: all experts, in the order in which it would hold
+    them at first."""
+
+    def __init__(
+        self, capacity_bytes: int, costs: Sequence[ExpertCosts], keeping: Keeping, ranking: Sequence[ExpertId]
+    ) -> None:
+        self._costs, self._keeping, self._ranking = costs, keeping, ranking
+        self._often_at_most = max(isqrt(10 * (capacity_bytes >> 30)), 1)  # times the bytes that were used once
+        self._pinned = frozenset[ExpertId]()
+        self._once = OrderedDict[ExpertId, None]()  # the next to leave first
+        self._often = OrderedDict[ExpertId, None]()
+        self._bytes = {"once": 0, "often": 0}
+        self._users: dict[ExpertId, int] = {}  # needed now, by how many uses
+        self._needed: deque[ExpertId] = deque()
+        self._of_plan = 0  # of these, the last ones: needed by a plan that may not be in effect yet
+        self._ahead: list[ExpertId] = []
+        self.reading: Read | None = None
+        self.held: set[ExpertId] = set()
+        self._free = capacity_bytes
+        self._buffers = 2 * max(map(self._size_of, ranking))  # one for the CPU, one for the link
+        if capacity_bytes < self._buffers:
+            raise PolicyError(
+                f"host memory of {capacity_bytes} bytes for experts: expected room for two, {self._buffers} bytes"
+            )
+
+    def fill(self, on_gpu: Sequence[Collection[int]]) -> None:
+        """Hold the first of the ranking that are not ``on_gpu`` (by layer), as many as have room; pinned, but for the
+        last two, where experts are."""
+        wanted = (key for key in self._ranking if key.expert not in on_gpu[key.layer])
+        for key in wanted:
+            if self._size_of(key) > self._free:
+                break
+            if self._keeping == "pinned" and self._free - self._size_of(key) >= self._buffers:
+                self._pinned |= {key}
+            self._keep(key)
+
+    def holds(self, key: ExpertId) -> bool:
+        """Can it be read now, by the CPU or a copy?"""
+        return key in self.held
+
+    # --- what is needed ---------------------------------------------------------------------------------------------
+
+    def need(self, keys: Iterable[ExpertId], by_plan: bool = False) -> None:
+        """These experts are needed, in this order: they stay until as many uses of them have ended. ``by_plan``: one
+        that is yet to take effect."""
+        before = len(self._needed)
+        for key in keys:
+            self._users[key] = self._users.get(key, 0) + 1
+            if key in self.held:
+                self._touch(key)
+            elif (self.reading is None or key != self.reading.key) and key not in self._needed:
+                self._needed.append(key)
+        if by_plan:
+            self._of_plan = len(self._needed) - before
+
+    def end_use(self, key: ExpertId) -> None:
+        """One use of an expert, by the CPU or a copy, has ended."""
+        left = self._users[key] - 1
+        if left:
+            self._users[key] = left
+        else:
+            del self._users[key]
+
+    def read_ahead(self, keys: Iterable[ExpertId], more: bool = False) -> None:
+        """Read these experts, best first, when nothing is needed; in place of those that were to be read ahead, or
+        ``more`` than those."""
+        self._ahead = [*(self._ahead if more else ()), *(key for key in keys if key not in self.held)]
+
+    # --- the disk ---------------------------------------------------------------------------------------------------
+
+    def next_read(self, in_effect: bool, wanted: Callable[[ExpertId], bool]) -> Read | None:
+        """The read that starts now, the disk being free; None: nothing is to be read, or there is no room.
+
+        ``in_effect``: the last plan is; else only what was needed before. ``wanted``: of an expert that was to be read
+        ahead, whether it still is.
+        """
+        if self.reading is not None:
+            raise PolicyError(f"next_read: expected no read under way, got {self.reading.key}")
+        if len(self._needed) > (0 if in_effect else self._of_plan):
+            self.reading = self._read(self._needed[0], "read")
+            if self.reading is not None:
+                self._needed.popleft()
+                self._of_plan = min(self._of_plan, len(self._needed))
+            return self.reading
+        while self._ahead:
+            key = self._ahead.pop(0)
+            if key not in self.held and key not in self._needed and wanted(key):
+                self.reading = self._read(key, "read_ahead")
+                if self.reading is None:
+                    self._ahead.insert(0, key)
+                break
+        return self.reading
+
+    def end_read(self, read: Read) -> None:
+        """The read has ended: its expert can be used. Raises PolicyError for another one than that under way."""
+        if read != self.reading:
+            raise PolicyError(f"end_read: expected {self.reading}, got {read}")
+        self.reading = None
+        self._free += read.expert_bytes  # ``_keep`` takes it
+        self._keep(read.key)
+
+    def _read(self, key: ExpertId, kind: Literal["read", "read_ahead"]) -> Read | None:
+        """Start a read of ``key``, if what is not in use makes room for it."""
+        size, victims, free = self._size_of(key), list[ExpertId](), self._free
+        candidates = (old for old in chain(self._once, self._often) if old not in self._users)
+        while free < size:
+            victim = next(candidates, None)
+            if victim is None:
+                return None
+            victims.append(victim)
+            free += self._size_of(victim)
+        for victim in victims:
+            self._drop(victim)
+        self._free = free - size
+        return Read(key, kind, tuple(victims), size)
+
+    # --- what stays -------------------------------------------------------------------------------------------------
+
+    def _keep(self, key: ExpertId) -> None:
+        self.held.add(key)
+        self._free -= self._size_of(key)
+        if self._free < 0:
+            raise PolicyError(f"no room in the host's memory for {key}: {-self._free} bytes are missing")
+        if key not in self._pinned:
+            self._once[key] = None
+            self._bytes["once"] += self._size_of(key)
+
+    def _drop(self, key: ExpertId) -> None:
+        self.held.remove(key)
+        name, where = ("once", self._once) if key in self._once else ("often", self._often)
+        del where[key]
+        self._bytes[name] -= self._size_of(key)
+
+    def _touch(self, key: ExpertId) -> None:
+        """Note a use of an expert that is held."""
+        if key in self._often:
+            self._often.move_to_end(key)
+        elif key in self._once:
+            self._once.move_to_end(key)
+            if self._keeping == "pages":
+                self._move(key, "once", "often")
+                while self._bytes["often"] > self._often_at_most * self._bytes["once"]:
+                    self._move(next(iter(self._often)), "often", "once")
+
+    def _move(self, key: ExpertId, source: str, target: str) -> None:
+        lists, size = {"once": self._once, "often": self._often}, self._size_of(key)
+        del lists[source][key]
+        lists[target][key] = None
+        self._bytes[source] -= size
+        self._bytes[target] += size
+
+    def _size_of(self, key: ExpertId) -> int:
+        return self._costs[key.layer].of(key.expert).expert_bytes
+
+
+def in_turn(layers: int, experts: int) -> list[ExpertId]:
+    """A ranking of experts by their numbers, which say nothing about their use, of every layer in turn."""
+    return [ExpertId(layer, expert) for expert in range(experts) for layer in range(layers)]
+
+
+def by_popularity(popularity: Sequence[Sequence[float]]) -> list[ExpertId]:
+    """A ranking of experts by their share of uses; ties to the lower layer, then to the lower expert."""
+    ranked = sorted(
+        (-share, layer, expert) for layer, shares in enumerate(popularity) for expert, share in enumerate(shares)
+    )
+    return [ExpertId(layer, expert) for _, layer, expert in ranked]

@@ -1,0 +1,184 @@
+"""Law 13 of docs/design.md, and all others, where a disk holds what the host's memory has no room for."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policies.mechanism.host_tier import HostTier, Read
+from policies.mechanism.views import ExpertId
+from policies.registry import SYSTEMS, policy_names
+from realrun.execution.call_log import LoggedSession, replay
+from sim.runs.bounds import lower_bound
+from sim.timeline.disk_lane import DiskLane
+from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.timeline import Timeline
+from tests.invariants.free_compositions import free_question
+from tests.invariants.test_laws import budget_of
+from tests.kit.depth import examples
+from trilane.testing.laws import check_all
+from trilane.testing.laws_of_runs import check_run, law_8_bound
+from trilane.testing.random_worlds import fixed_world, with_disk, worlds
+from trilane.testing.work_conservation import law_5_background_copies
+from trilane.testing.worlds import PlayedWorld, World, host_of, play, play_policy
+
+some = settings(max_examples=examples(62), derandomize=True, suppress_health_check=list(HealthCheck))
+KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
+seeds = st.integers(0, 2**32 - 1)
+
+
+def above_disk(world: World, seed: int) -> World:
+    return with_disk(world, random.Random(seed))
+
+
+@settings(some, max_examples=examples(125))
+@given(worlds(), seeds)
+def test_laws_1_to_5_12_and_13(world: World, seed: int) -> None:
+    world = above_disk(world, seed)
+    check_run(world, play(world))
+
+
+@some
+@given(seeds)
+def test_all_of_them_hold_for_any_composition(seed: int) -> None:
+    world, policy, demand = free_question(seed)
+    world = above_disk(world, seed)
+    played = play_policy(policy, world, demand)
+    check_all(
+        played.log, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs,
+        world.host_bytes,
+    )
+    law_5_background_copies(played.log, played.session)
+
+
+@some
+@given(seeds)
+def test_law_10_a_log_with_reads_replayed_in_a_fresh_session_gives_identical_answers(seed: int) -> None:
+    world, policy, demand = free_question(seed)
+    world = above_disk(world, seed)
+    session = LoggedSession(policy, budget_of(world), world.costs.experts, host_of(world))
+    Timeline(session, world.costs, demand, TokenBytes(16, 8)).run()
+    _, fresh, _ = free_question(seed)
+    assert replay(session.log, LoggedSession(fresh, budget_of(world), world.costs.experts, host_of(world))) is None
+
+
+@some
+@given(worlds(KEEPS_ROUTING), seeds)
+def test_law_8_no_run_beats_the_bound_that_knows_the_disk(world: World, seed: int) -> None:
+    world = above_disk(world, seed)
+    law_8_bound(world, lambda demand, costs, budget: lower_bound(demand, costs, budget, None, world.host_bytes))
+
+
+@some
+@given(worlds(), seeds)
+def test_a_host_with_room_for_all_experts_changes_no_other_span(world: World, seed: int) -> None:
+    """Where the GPU holds none of them at first: the host does not hold those before they are needed there."""
+    sizes = [costs.expert_bytes for costs in world.costs.experts]
+    total = max(sum(sizes) * world.trace.shape.experts, 2 * max(sizes))  # there is room for two at least
+    world = replace(above_disk(world, seed), cache_bytes=0, keeping="experts", host_bytes=total)
+    if world.system.needs.narrow_share is not None:
+        return  # narrow copies take more
+    with_room = play(world).spans
+    without = play(replace(world, host_bytes=None)).spans
+    on_lanes = with_room[with_room.lane != "disk"].astype(str).reset_index(drop=True)
+    assert on_lanes.equals(without.astype(str).reset_index(drop=True))
+
+
+# --- broken twins -----------------------------------------------------------------------------------------------------
+
+
+SMALL = [  # memories of the host for two to four experts
+    replace(above_disk(fixed_world(policy), seed), host_bytes=320 + 40 * seed, keeping="experts")
+    for policy in ("naive-cpu", "fiddler", "on-demand", "dali") for seed in range(4)
+]
+SMALL += [  # and a quick disk, which waits for the CPU to be done with experts
+    replace(world, costs=world.costs.map_experts(lambda costs: costs._replace(read_ns=1))) for world in SMALL[:4]
+]
+
+
+def _caught(message: str) -> None:
+    """The law finds the offence in one of these worlds."""
+    found = []
+    for world in SMALL:
+        try:
+            _check(world)
+        except AssertionError as error:
+            found.append(str(error))
+    assert any(re.match(message, text) for text in found), found
+
+
+def _check(world: World) -> PlayedWorld:
+    played = play(world)
+    check_all(
+        played.spans, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs,
+        played.host_bytes,
+    )
+    return played
+
+
+def test_these_worlds_read_and_drop_experts_and_wait_for_room() -> None:
+    spans = pd.concat([_check(world).spans for world in SMALL])
+    assert {"read", "read_ahead", "drop", "keep"} <= set(spans.kind)
+    assert (spans.start_ns > spans.ready_ns)[spans.kind == "read"].any()
+
+
+def test_a_broken_host_with_too_much_room_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = HostTier.__init__
+    monkeypatch.setattr(HostTier, "__init__", lambda self, size, *given: sound(self, size + 160, *given))
+    _caught("law 13: the host holds .* bytes at")
+
+
+def test_a_broken_host_that_drops_what_is_in_use_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = HostTier._read
+
+    def heedless(self: HostTier, *given: Any) -> Read | None:
+        users, self._users = self._users, {}
+        read = sound(self, *given)
+        self._users = users
+        return read
+
+    monkeypatch.setattr(HostTier, "_read", heedless)
+    _caught("law 13: the host does not hold the expert of|the run has stopped")
+
+
+def test_a_broken_host_whose_experts_are_used_before_they_are_read_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = HostTier.holds
+
+    def hasty(self: HostTier, key: ExpertId) -> bool:
+        return sound(self, key) or (self.reading is not None and self.reading.key == key)
+
+    monkeypatch.setattr(HostTier, "holds", hasty)
+    _caught("law 13: the host does not hold the expert of")
+
+
+def test_a_broken_disk_that_reads_two_at_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = DiskLane._begin
+
+    def doubly(self: DiskLane, read: Read) -> None:
+        sound(self, read)
+        rows = self._recorder.rows
+        rows.append(("disk", *([self._clock.now] * 2), self._clock.now + 1, "read", *rows[-1][5:]))
+
+    monkeypatch.setattr(DiskLane, "_begin", doubly)
+    _caught("law 3: disk does two things at once")
+
+
+@pytest.mark.parametrize("deaf", ["end_batch", "start_queued"])
+def test_a_broken_disk_that_sleeps_is_caught(deaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody wakes it when room has been made, or when a plan needs experts."""
+    sound, wake = getattr(DiskLane, deaf), DiskLane.wake
+
+    def sleeps(self: DiskLane, *given: Any) -> None:
+        monkeypatch.setattr(DiskLane, "wake", lambda self: None)
+        sound(self, *given)
+        monkeypatch.setattr(DiskLane, "wake", wake)
+
+    monkeypatch.setattr(DiskLane, deaf, sleeps)
+    _caught("law 5: the disk rests|the run has stopped")
