@@ -34,7 +34,8 @@ _GROUPS = {  # of --help, in its order: verbs with their modules
         "plot": "sweeps", "cache-curve": "cache_curve", "leaderboard": "boards", "papers": "boards",
     },
     "Measure on this machine": {
-        "smoke": "smoke", "profile": "profile", "measure": "measure", "validate": "validate", "quality": "quality",
+        "smoke": "smoke", "profile": "profile", "measure": "measure", "validate": "validate", "share": "share",
+        "quality": "quality",
     },
     "Look up": {
         "accuracy": "boards", "policies": "catalogues", "models": "catalogues", "hardware": "catalogues",

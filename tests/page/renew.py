@@ -13,7 +13,10 @@ from tests.page.test_browser import VIEWS
 
 PICTURES = {  # views, and heights in dots
     "explore.png": ("machine", 760), "explore-model.png": ("model", 1180), "explore-what-if.png": ("what-if", 900),
+    "explore-timeline.png": ("token", 1120),
 }
+
+TOKEN = "timeline?setting=deepseek-v2-lite&share=60&policies=on-demand,mixtral-offloading"
 
 
 def main() -> None:
@@ -29,7 +32,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         for name, (view, height) in PICTURES.items():
             page = browser.new_page(viewport={"width": 1120, "height": height})
-            page.goto(f"{address}#/{VIEWS[view]}")
+            page.goto(f"{address}#/{VIEWS.get(view, TOKEN)}")
             done(page).wait_for_timeout(500)
             page.evaluate("() => document.activeElement.blur()")
             page.screenshot(path=ROOT / "docs" / name)

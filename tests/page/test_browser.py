@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.page.conftest import done
+from tests.trilane.engines.accuracy.test_outputs import TESTS
 
 pytestmark = pytest.mark.page
 
@@ -23,6 +24,7 @@ VIEWS = {
     "policies": "policies?setting=small&policies=on-demand,fiddler,dali,oracle",
     "timeline": "timeline?setting=small&share=50&policies=on-demand,mixtral-offloading",
     "pays": "pays", "accuracy": "accuracy", "leaderboard": "leaderboard", "learn": "learn",
+    "share": "share",
 }
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 SHOTS = os.environ.get("TRILANE_SHOTS")  # a folder that keeps the screenshots
@@ -206,3 +208,19 @@ def test_numbers_are_those_of_the_server(opened: Opened, address: str) -> None:
     rows = [record for record in map(json.loads, lines.splitlines()) if record["kind"] == "runs"]
     shown = page.locator("ol.bars li .value strong").all_inner_texts()
     assert sorted(shown) == sorted(row["speed"] for row in rows)
+
+
+def test_speeds_are_compared_and_saved(opened: Opened, tmp_path: Path) -> None:
+    page = done(opened("share"))
+    page.get_by_label("Output of llama-bench").fill(json.dumps(TESTS))
+    page.get_by_label("GPU", exact=True).fill("rtx-3060")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("kind and speed of the memory modules").wait_for()
+    assert page.evaluate("() => document.activeElement.name") == "ram"
+    page.keyboard.type("ddr4-3200")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Everything in the file").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save speeds.csv").click()
+    download.value.save_as(tmp_path / "speeds.csv")
+    assert len((tmp_path / "speeds.csv").read_text().splitlines()) == 3

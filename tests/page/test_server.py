@@ -54,6 +54,13 @@ def test_nothing_is_written_by_a_request(address: str) -> None:
     assert asked(address, urlsplit(address).path, method="POST")[0] == 405
 
 
+def test_a_text_to_share_is_bounded(address: str) -> None:
+    at = urlsplit(address)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=120)
+    connection.request("POST", f"{at.path}share", body=b"x" * 1_000_001, headers={"Host": at.netloc})
+    assert connection.getresponse().status == 413
+
+
 def test_the_work_of_a_closed_tab_ends(address: str) -> None:
     """Forty models were asked for; another question is answered before they could be done."""
     at = urlsplit(address)

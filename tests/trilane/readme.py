@@ -21,7 +21,7 @@ from trilane.output.pages.output import WIDTH
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE_NAMES = ("fit", "accuracy", "comparing", "traces", "measuring", "measuring_llama", "extending", "papers",
-              "recommend", "tune", "explore", "pays", "leaderboard", "quality", "strata", "notes/accuracy",
+              "recommend", "tune", "explore", "sharing", "pays", "leaderboard", "quality", "strata", "notes/accuracy",
               "notes/leaderboard", "notes/papers")
 PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in PAGE_NAMES))
 PICTURES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -20,6 +21,7 @@ from policies.registry import SYSTEMS
 from tests.kit.commands import write_route_csv
 from tests.kit.depth import deep
 from tests.kit.tiny_gguf import write_tiny_gguf
+from tests.trilane.engines.accuracy.test_outputs import TESTS
 from tests.trilane.readme import (
     ACCURACY,
     LEADERBOARD,
@@ -56,6 +58,9 @@ LONG = (  # many minutes, a GPU, or until Ctrl-C
 INSTALLATION = {
     "git clone REPOSITORY trilane && cd trilane", "python3 -m venv .venv && . .venv/bin/activate", "pip install .",
     "pip install '.[page]'",
+}
+OTHER_PROGRAMS = {  # whose output the next command reads
+    "llama-bench -m Qwen3-30B-A3B-Q4_K_M.gguf -ngl 99 -ncmoe 28 -p 512 -n 128 -o json > bench.json",
 }
 FOR_A_GPU = {  # minutes of compiling for CUDA; test_build_llama.py runs the script with compilers that do nothing
     "examples/build_llama.sh build/llama.cpp",
@@ -132,6 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shorten(made / "examples/validation.yaml", vary={"cached_share": [0.25]}, policies=["fiddler", "dali"])
     fewer = {"policy": ["on-demand", "fiddler", "dali"], "cached_share": [0.1, 0.5]}
     shorten(made / "examples/sweep.yaml", scenario={"prompt_tokens": 8, "generated_tokens": 4}, grid=fewer)
+    (made / "bench.json").write_text(json.dumps(TESTS))
     (made / "prompts.txt").write_text("Once upon a time there was a small mixture of experts.\nWhat is a router?\n")
     for page in PAGES:
         for code in blocks("python", page):
@@ -232,7 +238,7 @@ def test_the_logs_that_the_page_shows_are_imported(tmp_path: Path, language: str
 
 def test_every_command_is_run_or_known() -> None:
     others = {command for command in commands() if not command.startswith("trilane ")}
-    assert others == {*MAKE, *INSTALLATION, *FOR_A_GPU}
+    assert others == {*MAKE, *INSTALLATION, *OTHER_PROGRAMS, *FOR_A_GPU}
 
 
 @pytest.mark.parametrize("command", MAKE)
@@ -302,7 +308,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 44_700  # of the pages for users together; 40,000 before the browser, quality and Strata had pages
+MOST_WORDS = 46_600  # of the pages for users together; 40,000 before browser, sharing, quality and Strata had pages
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))

@@ -14,7 +14,7 @@ from trilane.page.records import Record
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = (  # in the order in which they need each other
     "elements", "source", "address", "charts", "questions", "machine", "model", "what_if", "policies",
-    "timeline", "boards", "learn", "app",
+    "timeline", "boards", "learn", "share", "app",
 )
 _COLOURS = {"blue": BLUE, "vermillion": VERMILLION, "green": GREEN, "orange": ORANGE, "sky": SKY, "purple": PURPLE,
             "grey": GREY, "idle": IDLE}

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from trilane.engines.accuracy.outputs import MOST_BYTES
 from trilane.page.document import document, icon, script, style, token_drawing
 from trilane.page.views import VIEWS
 from trilane.page.workers import PageAnswers
@@ -48,6 +49,16 @@ def application(token: str, hosts: frozenset[str] | None) -> Starlette:
         lines = answers.lines(request.path_params["name"], dict(request.query_params))
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=_HEADERS)
 
+    async def share(request: Request) -> Response:
+        text = b""
+        async for piece in request.stream():
+            text += piece
+            if len(text) > MOST_BYTES:
+                return PlainTextResponse(f"expected at most {MOST_BYTES:,} bytes", 413, _HEADERS)
+        answers: PageAnswers = request.app.state.answers
+        record = await answers.shared(text.decode("utf-8", "replace"), dict(request.query_params))
+        return Response(record, media_type="application/json", headers=_HEADERS)
+
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
             if hosts is not None and (request.url.hostname or "") not in hosts:
@@ -62,6 +73,7 @@ def application(token: str, hosts: frozenset[str] | None) -> Starlette:
     return Starlette(lifespan=_lifespan, routes=[
         Route("/{token}/", guarded(page)),
         Route("/{token}/answers/{name}", guarded(answer)),
+        Route("/{token}/share", guarded(share), methods=["POST"]),
         Route("/{token}/{name}", guarded(asset)),
     ])
 

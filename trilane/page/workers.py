@@ -68,6 +68,10 @@ class PageAnswers:
             self._kept.add(key, lines)
             _ = self._heavy  # started once the first answer is there, so that it is warm when it is asked
 
+    async def shared(self, text: str, query: Query) -> bytes:
+        """The record of *Share*, as JSON."""
+        return _line(await _result(self._quick.submit(_shared, text, dict(query))))
+
     async def _records(self, name: str, query: Query) -> AsyncIterator[Record]:
         pool = self._heavy if VIEWS[name].heavy else self._quick
         plan: ViewPlan = await _result(pool.submit(_planned, name, dict(query)))
@@ -114,6 +118,12 @@ def _stand_back() -> None:
 
 def _planned(state: None, name: str, query: Query) -> ViewPlan:
     return planned(VIEWS[name], query)
+
+
+def _shared(state: None, text: str, query: Query) -> Record:
+    from trilane.page.share_view import shared
+
+    return shared(text, query)
 
 
 def _done(state: None, task: Task) -> Record:

@@ -24,7 +24,7 @@ from trilane.verbs.options import (
     grouped,
     processes,
 )
-from trilane.verbs.tune import upgraded
+from trilane.verbs.tune import strata_part, upgraded
 
 
 @grouped
@@ -116,7 +116,7 @@ def fit(
         from trilane.output.pages.fit import policies_part  # here: it imports much, and the processes begin before that
 
         page = policies_part(found, found.policies, explain)
-    show(json, *page)
+    show(json, *page, *strata_part(question))
     if upgrade:
         from trilane.engines.tune.settings import KV_FORMATS, TuneQuestion
 

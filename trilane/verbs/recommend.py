@@ -12,7 +12,7 @@ from trilane.common.schema import to_dict
 from trilane.output.pages.output import JsonOption, Part, check_targets, report, working
 from trilane.verbs.named_parts import machine_named, taken_record
 from trilane.verbs.options import MachineParts, OptionError, UpgradeOption, grouped, model_named
-from trilane.verbs.tune import parts_of
+from trilane.verbs.tune import parts_of, strata_part
 
 if TYPE_CHECKING:
     from trilane.engines.recommend import Recommendation, Use
@@ -65,9 +65,19 @@ def recommend(
     record = {**answered.to_dict(), **taken_record(taken)}
     if bought is not None:
         page, record = [*page, *bought.page], {**record, "upgrades": [to_dict(one) for one in bought.upgrades]}
-    report(json, record, *page)
+    report(json, record, *page, *_strata(answered))
     if not answered.runs:
         raise typer.Exit(2)
+
+
+def _strata(answered: Recommendation) -> list[Part]:
+    """Lines on Strata, if its model is asked about, or all are."""
+    from dataclasses import replace
+
+    from trilane.engines.strata.tune import MODEL
+
+    asked = answered.asked.fit
+    return strata_part(asked if answered.formats else replace(asked, model=MODEL, weights=None))
 
 
 class _Bought(NamedTuple):

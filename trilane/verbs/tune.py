@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.output.pages.output import JsonOption, check_targets, note, show, working, write_json
+from trilane.output.pages.output import JsonOption, Part, check_targets, note, show, working, write_json
 from trilane.verbs import completion
 from trilane.verbs.inputs import names_in
 from trilane.verbs.named_parts import machine_named, model_checks, taken_record
@@ -125,6 +125,7 @@ def tune(
     with working("comparing with other engines"):
         tuning = completed(start)
     show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
+    show(json, *strata_part(question))
     record = {**tune_record(tuning), **taken_record(taken)}
     if upgrade:
         record["upgrades"] = upgraded(tune_question, json)
@@ -135,6 +136,14 @@ def tune(
         show(json, *check_page(measured), *slow_part(causes))
         record |= {"checked": [to_dict(one) for one in measured], "slow_causes": [one._asdict() for one in causes]}
     write_json(record, json)
+
+
+def strata_part(question: Question) -> list[Part]:
+    """Lines on Strata for the page of another engine."""
+    from trilane.engines.strata.tune import strata_next_to
+    from trilane.output.pages.strata_tune import next_to_part
+
+    return next_to_part(strata_next_to(question, question.load_machine()))
 
 
 def _of_windows(question: Question, json: str | None) -> bool:

@@ -96,7 +96,7 @@ def _answers(trace: Trace) -> list[_Ids]:
 def answered_hits(answers: Sequence[_Ids], ranking: _Ranking, slots: int, experts: int, rows: int) -> float:
     """Share of the entries of all answers but the first that are in the cache; the first one fills it."""
     layers = answers[0].shape[1]
-    tier = SwapTier(ranking, slots, layers, experts)
+    tier = ReplayedTier(ranking, slots, layers, experts)
     hits = total = 0
     for number, answer in enumerate(answers):
         step = round(1 + _ACCEPTED * (rows - 1))
@@ -107,7 +107,7 @@ def answered_hits(answers: Sequence[_Ids], ranking: _Ranking, slots: int, expert
     return hits / total
 
 
-class SwapTier:
+class ReplayedTier:
     """A cache whose slots were given to layers by a profile, and whose experts are swapped for others of their layer.
 
     Every ``EVERY`` windows a layer's unused experts may take the place of its least used ones; of all layers' swaps the

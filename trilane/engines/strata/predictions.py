@@ -15,6 +15,7 @@ from trilane.engines.strata.cache import hit_rate
 from trilane.engines.strata.machines import machine_of
 from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import StrataRequest, WindowCounts
+from trilane.engines.strata.settings import cache_slots
 from trilane.engines.strata.window import WindowCosts, WindowTime, window_time
 
 ENGINE = "strata"
@@ -37,39 +38,43 @@ class Predicted:
         return None if counts is None else window_time(self.costs, counts, self.request.context_tokens)
 
     @cached_property
-    def counts(self) -> WindowCounts | None:
+    def counts(self) -> WindowCounts:
         """WindowCounts of a window by the slots of the cache; rows are those of the log, or usual ones."""
-        request, known = self.request, self.request.counts
-        if request.cache_slots is None:
-            return None
+        known = self.request.counts
         drafts = USUAL_DRAFTS if known is None else known.drafts
         rows = 1 + drafts if known is None else known.rows
-        entries = rows * request.shape.top_k
+        entries = rows * self.request.shape.top_k
         hits = entries * hit_rate(self.held_share, rows)
-        return WindowCounts(rows, drafts, hits, entries - hits, 0.0)
+        crossing = 0.0 if self.pcie_share is not None or known is None else known.pcie / (known.cpu + known.pcie)
+        missed = entries - hits
+        return WindowCounts(rows, drafts, hits, (1 - crossing) * missed, crossing * missed)
 
     @cached_property
-    def by_slots(self) -> WindowTime | None:
-        """A window with predicted hits and the share of misses that the engine's rule gives."""
-        if self.counts is None:
-            return None
+    def by_slots(self) -> WindowTime:
+        """A window with predicted hits."""
         return window_time(self.costs, self.counts, self.request.context_tokens, self.pcie_share)
 
     @property
     def held_share(self) -> float:
-        """Share of all experts in the cache."""
-        shape = self.request.shape
-        return min((self.request.cache_slots or 0) / (shape.moe_layers * shape.experts), 1.0)
+        """Share of all experts in the cache: the row's slots, or those that the card has room for."""
+        request, shape = self.request, self.request.shape
+        slots = request.cache_slots
+        if slots is None:
+            slots = cache_slots(shape, self.costs.hardware, request.context or request.context_tokens)
+        return min(slots / (shape.moe_layers * shape.experts), 1.0)
 
     @property
-    def pcie_share(self) -> float:
-        """Share of the missed experts that cross the link: the row's, or by the engine's rule."""
+    def pcie_share(self) -> float | None:
+        """Share of the missed experts that cross the link: the row's, or by the engine's rule. None: what the log
+        counted."""
+        if self.request.pcie_frac is None and self.request.pcie_reads is not None:
+            return None
         return usual_share(self.costs) if self.request.pcie_frac is None else self.request.pcie_frac
 
     @property
     def hit_rates(self) -> tuple[float, float] | None:
         """The predicted and the measured rate of hits, by entry."""
-        if self.counts is None or (known := self.request.counts) is None:
+        if (known := self.request.counts) is None:
             return None
         return self.counts.hits / sum(self.counts[2:]), known.hits / sum(known[2:])
 
@@ -96,7 +101,7 @@ class Predicted:
         for name, time in times.items():
             if time is not None and request.window_ms is not None:
                 found[name] = time.total_ns / _NS_PER_MS, request.window_ms
-        if self.by_slots is not None and request.window_ms is None and request.tg_tok_s and request.decode_ms is None:
+        if request.window_ms is None and request.tg_tok_s and request.decode_ms is None:
             token_ms = self.by_slots.total_ns / _NS_PER_MS / self.tokens_per_window
             found[QUANTITIES[2]] = token_ms, 1000 / request.tg_tok_s
         if self.prompt_ms is not None and request.read_ms:

@@ -7,21 +7,24 @@ from trilane.engines.split_speed import StaticSplit, prompt_time
 from trilane.engines.strata.requests import WindowCounts
 from trilane.engines.strata.window import WindowCosts, window_time
 
+LEAST_PIECE = 512  # tokens, where the cache is too small for the buffers of more
 INDEX_HEADS = 4  # of queries by which sparse attention selects: indexer_n_heads of config.json
 
 
 def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float) -> float:
-    """Time of ``tokens`` of a prompt after ``before`` others, with a share of all experts in the cache.
+    """Time of ``tokens`` of a prompt after ``before`` others, with a share of all experts in the cache, which lends its
+    slots to the buffers of a piece: a small one takes small pieces.
 
     Very short ones are read through windows, all of whose experts are taken for missed ones of the usual share.
     """
     if tokens < costs.engine.prompt.copies_from_tokens.value:
         return _through_windows(costs, tokens, before, held_share)
-    shape, piece = costs.shape, min(tokens, costs.engine.prompt.piece_tokens.value)
-    borrowed = piece / costs.engine.prompt.piece_tokens.value * costs.work.borrowed_bytes.value
-    borrowed = min(borrowed, held_share * shape.routed_bytes)
+    shape, most = costs.shape, costs.engine.prompt.piece_tokens.value
+    token_bytes = costs.work.borrowed_bytes.value / most
+    piece = min(tokens, most, max(int(held_share * shape.routed_bytes / token_bytes), LEAST_PIECE))
+    borrowed = min(piece * token_bytes, held_share * shape.routed_bytes)
     held = held_share - borrowed / shape.routed_bytes
-    split = StaticSplit(shape.moe_layers, round(held * shape.experts), costs.threads)
+    split = StaticSplit(shape.moe_layers, round(held * shape.experts), costs.threads, piece)
     time = prompt_time(costs.sparse, costs.hardware, costs.engine, split, tokens, before)
     start_ns = piece * costs.work.prompt_token_ns.value
     refill_ns = borrowed / costs.hardware.link.h2d_bytes_per_s * 1e9

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from sim.costs.engine import FittedEngine, load_engine
+from sim.costs.engine import FittedEngine, load_engine, load_fitted
 from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
 from traces.models.names import parted
@@ -15,7 +15,7 @@ from traces.models.shape import ModelShape
 from trilane.common.units import GB
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import KV_BITS, FitError, Question, check_engine, with_weights
-from trilane.engines.strata.predictions import usual_share
+from trilane.engines.strata.predictions import ENGINE, usual_share
 from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import STRATA_WEIGHTS
 from trilane.engines.strata.settings import (
@@ -110,6 +110,17 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
             for share in SHARES
         },
     )
+
+
+def strata_next_to(question: Question, hardware: Hardware) -> StrataTuning | None:
+    """The answer of Strata's own weights to a question that is about another engine; None where it does not run."""
+    if parted(question.model).model != MODEL or question.batch > 1:
+        return None
+    own = replace(question, model=MODEL, weights=USUAL_WEIGHTS, threads=None)
+    try:
+        return strata_tuning(own, load_fitted(ENGINE), hardware)
+    except FitError:
+        return None
 
 
 def strata_shape(question: Question) -> ModelShape:

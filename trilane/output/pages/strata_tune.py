@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from traces.models.names import parted
 from trilane.common.units import GB
-from trilane.engines.strata.tune import StrataTuning
+from trilane.engines.strata.tune import MODEL, StrataTuning
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
 from trilane.output.pages.widths import Command
 
@@ -37,6 +38,15 @@ def strata_tune_page(found: StrataTuning) -> list[Part]:
         heading("One window"), _window(found), "",
         "drafts and hits depend on the text: those of a usual one are taken (docs/strata.md has the errors)",
     ]
+
+
+def next_to_part(found: StrataTuning | None) -> list[Part]:
+    """A remark on the pages of other engines; nothing where Strata does not run."""
+    if found is None:
+        return []
+    speed = f"{1000 / found.best.token_ms:.1f} tokens/s, the first after {found.ttft_ms / 1000:.1f} s"
+    in_weights = f"Strata, an engine for {MODEL}, in {parted(found.model).weights}"
+    return ["", f"{in_weights}: {speed}; its settings: trilane tune {MODEL} --engine strata"]
 
 
 def _choices(found: StrataTuning) -> Part:

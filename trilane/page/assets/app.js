@@ -10,6 +10,7 @@ const VIEWS = {
   accuracy: ["Accuracy", accuracyView, "accuracy"],
   leaderboard: ["Leaderboard", leaderboardView, "leaderboard"],
   learn: ["Learn", learnView, "learn"],
+  share: ["Share", shareView, "share"],
 };
 
 function show() {

@@ -6,34 +6,34 @@ import numpy as np
 import pytest
 
 from traces.library import load_trace
-from trilane.engines.strata.cache import RATES, SHARES, SwapTier, answered_hits, hit_rate, profile, simulated
+from trilane.engines.strata.cache import RATES, SHARES, ReplayedTier, answered_hits, hit_rate, profile, simulated
 
 RANKING = np.array([0, 1, 4, 5, 2, 3, 6, 7])  # of 2 layers of 4 experts: the first two of each, then the others
 
 
-def windows(tier: SwapTier, *ids: int) -> list[int]:
+def windows(tier: ReplayedTier, *ids: int) -> list[int]:
     """Hits of one-row windows that choose these experts of layer 0, and expert 0 of layer 1."""
     return [tier.window(np.array([[[one], [0]]], np.int16)) for one in ids]
 
 
 def test_the_profile_fills_the_slots_and_a_layer_keeps_its_number() -> None:
-    tier = SwapTier(RANKING, 4, 2, 4)
+    tier = ReplayedTier(RANKING, 4, 2, 4)
     assert tier.resident.tolist() == [[True, True, False, False]] * 2
     windows(tier, 3, 3, 3, 3)
     assert tier.resident.sum(axis=1).tolist() == [2, 2]
 
 
 def test_an_expert_comes_in_after_four_windows_if_it_was_used_often_enough() -> None:
-    tier = SwapTier(RANKING, 4, 2, 4)
+    tier = ReplayedTier(RANKING, 4, 2, 4)
     assert windows(tier, 3, 3, 0, 0) == [1, 1, 2, 2]
     assert windows(tier, 3, 1) == [2, 1]  # for expert 1, which was not used
-    once = SwapTier(RANKING, 4, 2, 4)
+    once = ReplayedTier(RANKING, 4, 2, 4)
     windows(once, 3, 0, 0, 0)
     assert not once.resident[0, 3]  # one use is too few
 
 
 def test_uses_count_less_after_every_round() -> None:
-    tier = SwapTier(RANKING, 4, 2, 4)
+    tier = ReplayedTier(RANKING, 4, 2, 4)
     windows(tier, 0, 0, 0, 0)
     assert tier.uses[0, 0] == pytest.approx(4 * 0.7)
 

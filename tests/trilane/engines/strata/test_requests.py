@@ -94,8 +94,10 @@ def test_machines_are_found_by_the_titles_of_their_parts() -> None:
     assert machine_of(ROW).cpu.cores == 8  # not named: one for each thread of the pool
     slow = StrataRequest(id="b", quant="iq3_s", gpu="RTX 3090", cpu="Ryzen 7 9700X", note="3090 at PCIe 4.0 x4")
     assert machine_of(slow).link.theory_bytes_per_s < 8e9
-    with pytest.raises(HardwareError, match="ddr3-1867"):
-        machine_of(StrataRequest(id="c", quant="iq3_s", gpu="RTX 3060", gpu_vram_gb=12, ram="DDR3-1867"))
+    old = replace(slow, gpu="RTX 2080 Ti", gpu_vram_gb=22, cpu="2x Xeon E5-2697 v2", ram="DDR3-1867")
+    assert (machine_of(old).gpu.memory_bytes, machine_of(old).cpu.sockets) == (22 * 2**30, 2)
+    with pytest.raises(HardwareError, match="there is no gpu 'Voodoo 2'"):
+        machine_of(StrataRequest(id="d", quant="iq3_s", gpu="Voodoo 2"))
 
 
 def test_predictions_say_why_a_row_is_not_asked() -> None:

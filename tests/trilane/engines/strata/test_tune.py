@@ -7,7 +7,8 @@ import pytest
 from sim.costs.engine import load_fitted
 from trilane.engines.question import FitError, Question, engine_of
 from trilane.engines.strata.settings import SHARES
-from trilane.engines.strata.tune import StrataTuning, strata_shape, strata_tuning, window_engine
+from trilane.engines.strata.tune import StrataTuning, strata_next_to, strata_shape, strata_tuning, window_engine
+from trilane.output.pages.strata_tune import next_to_part
 
 ENGINE = load_fitted("strata")
 PARTS = {"gpu": "rtx-4090-laptop", "ram": "ddr5-5600", "cpu": "core-i9-13900hx"}
@@ -73,3 +74,20 @@ def test_engines_of_windows_are_known_by_their_section() -> None:
     assert window_engine("llama.cpp") is None
     assert window_engine("graphs") is None
     assert window_engine(None) is None
+
+
+def test_pages_of_other_engines_say_what_strata_gives() -> None:
+    question = Question("qwen3.8-flash-next", weights="q4_k_m", threads=4, **PARTS)
+    found = strata_next_to(question, question.load_machine())
+    assert found is not None
+    assert found.model == "qwen3.8-flash-next@gsq-iq3_s"
+    assert found.best.token_ms == tuned().best.token_ms
+    assert "--engine strata" in str(next_to_part(found)[1])
+
+
+@pytest.mark.parametrize(
+    "changed", [{"model": "qwen3-30b-a3b"}, {"batch": 2}, {"gpu": "arc-b580"}, {"gpu": "2x-rtx-3090"}]
+)
+def test_nothing_is_said_where_strata_does_not_run(changed: dict[str, object]) -> None:
+    question = Question(**{"model": "qwen3.8-flash-next", **PARTS, **changed})  # type: ignore[arg-type]
+    assert next_to_part(strata_next_to(question, question.load_machine())) == []
