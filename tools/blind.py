@@ -75,6 +75,7 @@ def _watch(progress: Progress) -> None:
 
 
 def main() -> None:
+    """Write questions down, or run those of a batch, as the options say."""
     parser = argparse.ArgumentParser(description="Record questions before they are run, and their first runs.")
     parser.add_argument("--write", nargs="+", metavar="FILE.yaml", help="record the questions of these sources")
     parser.add_argument("--batch", help="name of the batch, with --write")

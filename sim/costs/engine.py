@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from sim.costs.kernel_costs import Copies, Kernels, SplitKernels, fits
 from sim.costs.software import Calibrated, CardsWork, CpuAttention, Factor, Ns, NumberRange, Rate, Share, Software
@@ -180,9 +180,7 @@ class _Engine:
         for key in changed:
             if key not in self.flat():
                 raise EngineError(f"engine {self.name!r}: {unknown('key', key, self.flat())}")
-        return self._map(
-            {key: number._replace(value=changed[key]) for key, number in self.flat().items() if key in changed}
-        )
+        return self._map({key: self.flat()[key]._replace(value=value) for key, value in changed.items()})
 
     def with_sources(self, sources: Mapping[str, str]) -> Self:
         """The engine with other sources for some dotted keys."""
@@ -212,7 +210,7 @@ class CountedEngine(_Engine):
         small = self.software or Software()
         share, rate = small.small_batch_flops_share, small.small_batch_flops_per_s
         few = small.small_batch_tokens, share or rate
-        if None in few and any((*few, small.cpu_token_ns)):
+        if None in few and any((*few, small.cpu_token_ns and small.cpu_token_ns.value)):
             yield "software: expected small_batch_tokens and small_batch_flops_share, or _per_s, together"
         if share and rate:
             yield "software: expected small_batch_flops_share or small_batch_flops_per_s, got both"
@@ -233,6 +231,8 @@ class FittedEngine(_Engine):
     fitted the numbers whose source says from which value.
     """
 
+    spread: ClassVar[Mapping[str, NumberRange]] = {}  # it is one program
+    calibrated: ClassVar[tuple[Calibrated, ...]] = ()  # no single times set its numbers
     program: str = ""
     superseded_by: Name | None = None
     back_end: BackEnd | None = None

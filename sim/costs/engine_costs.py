@@ -26,7 +26,7 @@ expert, GPU           the machine's, at least ``gpu_expert_ns``, + weights x ``u
 copy                  latency + bytes / (link rate x ``link_share``), from ``copies`` memory, of at most ``copied_bits``
                       a weight, + ``copy_ns``; ``other_weights``: with its part of the model's others;
                       ``serial_copies``: begins when the GPU has done what it was given
-write-back            latency + bytes / (link rate x ``link_share``); both ways at once each x ``both_ways_share``
+write-back            latency + bytes / (link rate x ``link_share``)
 layer                 the machine's, after ``layer_ns`` + its experts x ``module_ns`` (in prompts + ``prompt_layer_ns``)
                       in which nothing is launched
 decision              the machine's x ``plan_factor``
@@ -152,8 +152,7 @@ def _as_used(hardware: Hardware, software: Software) -> Hardware:
         hardware.cpu, read_bytes_per_s=hardware.cpu.read_bytes_per_s * share,
         flops_per_s=hardware.cpu.flops_per_s * share, first_expert_ns=first_ns,
     )
-    both_ways = software.both_ways_share.value if software.both_ways_share else hardware.link.both_ways_share
-    return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies, both_ways_share=both_ways))
+    return replace(hardware, cpu=cpu, link=replace(hardware.link, copies=copies))
 
 
 def _few_tokens(shape: ModelShape, machine: Hardware, software: Software, max_tokens: int) -> dict[int, Sequence[int]]:

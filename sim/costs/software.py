@@ -51,7 +51,6 @@ class Software(NamedTuple):
     copied_bits: Sourced[Bits] | None = None  # of each weight of an expert: its copy on the GPU has no more
     copies: Sourced[Copies] | None = None  # host memory from which experts are copied
     link_share: Sourced[Share] | None = None  # of the link's rate, that copies of experts reach
-    both_ways_share: Sourced[Share] | None = None  # of that, while experts are copied both ways; 0.5: one at a time
     serial_copies: Sourced[bool] | None = None  # whether a copy that a layer waits for waits for the GPU's work first
     other_weights: Sourced[bool] | None = None  # whether the model's other weights are copied along with the experts
     module_ns: Sourced[Ns] | None = None  # of the host for each expert of a layer, used or not, before the layer

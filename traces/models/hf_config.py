@@ -39,6 +39,7 @@ _SHARED_WIDTH = (
 _DENSE = ("dense", "mlp")  # entries of mlp_layer_types and layers_block_type
 _PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # of hybrid_override_pattern
 _NOT_NORMALISED = ("phimoe", "llama4")  # families whose chosen weights do not sum to 1, and that have no key for it
+_SHARED_AS_WIDE = "llama4"  # a family with one shared expert of the routed ones' width, and no key for it
 _MXFP4_BITS = 4.25
 
 
@@ -372,7 +373,7 @@ def _paired(keys: ConfigKeys, blocks: list[str]) -> tuple[list[Attention], list[
 
 def _shared(keys: ConfigKeys, expert_width: int) -> tuple[int, int]:
     """Number of shared experts, and their width together. Gemma 4 and Llama 4 have no key for theirs."""
-    if keys.text("model_type").startswith("llama4") or "top_k_experts" in keys:
+    if keys.text("model_type").startswith(_SHARED_AS_WIDE) or "top_k_experts" in keys:
         return 1, keys.count("intermediate_size")
     count = keys.count(*_SHARED, default=0, least=0)
     width = keys.count(*_SHARED_WIDTH, default=0, least=0) or count * expert_width

@@ -98,13 +98,8 @@ def relatives(shape: ModelShape, left_out: frozenset[str] = frozenset()) -> tupl
     chosen = nearest_stored(shape, left_out)
     if chosen.basis == "own statistics":
         return (chosen.fit,)
-    family = _stored_traits(chosen.fit)
+    family = traits_of(load_model(chosen.fit.model))
     known = [fit for fit in stored_models().values() if fit.model not in left_out]
-    members = [fit for fit in known if family.like(_stored_traits(fit))]
-    return tuple(members if len(members) > 1 else [fit for fit in known if _stored_traits(fit).fine == family.fine])
-
-
-def _stored_traits(fit: RoutingModel) -> Traits:
-    traits = traits_of(load_model(fit.model))
-    assert traits is not None  # a test looks at all
-    return traits
+    members = [fit for fit in known if family and family.like(traits_of(load_model(fit.model)))]
+    fine = chosen.fit.experts >= _FINE
+    return tuple(members if len(members) > 1 else [fit for fit in known if (fit.experts >= _FINE) == fine])

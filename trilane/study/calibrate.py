@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy.optimize import brentq, least_squares
 
-from sim.costs.engine import CountedEngine, EngineError, load_engine
+from sim.costs.engine import EngineError, load_engine
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
@@ -99,8 +99,7 @@ def set_in_order(errors: LogErrors, engine: str, times: int) -> dict[str, float]
 
 def order_of(engine: str, times: int = 1) -> list[str]:
     """The numbers that a kind's times set, in its order. Raises CalibrationError for fewer than ``times``."""
-    loaded = load_engine(engine)
-    order = [each.number for each in loaded.calibrated] if isinstance(loaded, CountedEngine) else []
+    order = [each.number for each in load_engine(engine).calibrated]
     if not 1 <= times <= len(order):
         raise CalibrationError(
             f"engine {engine!r}: expected 1 to {len(order)} times, as many as it has numbers to set, got {times}"
@@ -155,7 +154,7 @@ def bounds_of(engine: str, key: str) -> Bounds:
     number = loaded.flat().get(key)
     if number is None or not isinstance(number.value, int | float) or number.value <= 0:
         raise CalibrationError(f"engine {engine!r}: expected a value above 0 of {key}, around which to look for it")
-    spread = loaded.spread.get(key) if isinstance(loaded, CountedEngine) else None
+    spread = loaded.spread.get(key)
     ends = (number.value / ANY, number.value * ANY) if spread is None else (min(spread) / BEYOND, max(spread) * BEYOND)
     return Bounds(*(_allowed(engine, key, end, number.value if spread is None else max(spread)) for end in ends))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from sim.costs.engine import CountedEngine, load_engine
+from sim.costs.engine import load_engine
 from sim.runs.prepare import prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
@@ -210,8 +210,7 @@ _OF_LANE = {
 def _advice(rows: Sequence[SpeedRow], engine: str, error: UnreachedError) -> str:
     """Return what to change: the machine or the policy, where these alone take longer than was measured; else numbers
     that were not set."""
-    loaded = load_engine(engine)
-    keys = loaded.spread if isinstance(loaded, CountedEngine) else ()
+    keys = load_engine(engine).spread
     alone = {key: next(value for end, value in _ALONE.items() if key.endswith(end)) for key in keys}
     for row in rows:
         run = play(with_numbers(prepare(row.play.scenario), alone))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.costs.engine import CountedEngine, load_engine
+from sim.costs.engine import load_engine
 from sim.runs.scenario import Scenario
 
 
@@ -20,9 +20,7 @@ def ends_of(scenario: Scenario) -> Ends | None:
 
     All numbers of the spread are at their ends together, but for those that the scenario itself states.
     """
-    engine = load_engine(scenario.engine)
-    spread = engine.spread if isinstance(engine, CountedEngine) else {}
-    own = scenario.engine_overrides
+    spread, own = load_engine(scenario.engine).spread, scenario.engine_overrides
     if not spread.keys() - own.keys():
         return None
     quick = {key: ends.quick for key, ends in spread.items()}

@@ -447,7 +447,7 @@ PAPERS = (
     "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",
     "hybrimoe-2025", "se-2025", "smoe-2025",
 )
-KINDS = ("eager", "eager-4bit", "fused", "native")
+KINDS = ("eager", "eager-4bit", "eager-cpp", "fused", "native")
 RELEASED = ("deepspeed", "imp", "mixtral-offloading", "mixtral-offloading-hqq", "moe-infinity")
 
 

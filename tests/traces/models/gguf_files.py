@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 F32, F16, Q4_0, Q8_0, Q4_K, Q6_K, MXFP4 = 0, 1, 2, 8, 12, 14, 39
 BLOCKS = {  # bytes, weights
@@ -136,3 +137,15 @@ def model(
         for name, shape in matrices:
             tensors.append((f"blk.{number}.{name}.weight", shape, experts if name.endswith("_exps") else F16))
     return metadata, tensors
+
+
+def keys(experts: int, top_k: int, hidden: int, heads: int, **more: object) -> dict[str, object]:
+    """Metadata that every family has; a double underscore stands for a dot."""
+    named = {key.replace("__", "."): each for key, each in more.items()}
+    counts = {"expert_count": experts, "expert_used_count": top_k, "embedding_length": hidden}
+    return {**counts, "attention.head_count": heads, **named}
+
+
+def qwen3moe(layers: int = 48, experts: int = F16) -> Any:
+    layer = grouped(2048, 32, 4, 128) + mixture(2048, 768, 128)
+    return model("qwen3moe", keys(128, 8, 2048, 32), 151936, [layer] * layers, experts=experts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.costs.engine import CountedEngine, load_engine
+from sim.costs.engine import load_engine
 from trilane.output.pages.output import Part, heading, legend, pairs, percent, signed_percent, table
 from trilane.study.calibration_rows import CalibratedRows, PredictedRow
 
@@ -17,8 +17,7 @@ _MEANINGS = {
 def calibration_page(found: CalibratedRows) -> list[Part]:
     """Numbers with the reason why they are those that were set, and a line a row."""
     engine = load_engine(found.engine)
-    why = {one.number: one.why for one in engine.calibrated} if isinstance(engine, CountedEngine) else {}
-    own = engine.flat()
+    why, own = {one.number: one.why for one in engine.calibrated}, engine.flat()
     numbers = [(key, f"{value:.4g}, where {found.engine} has {own[key].value:g}: {why[key]}")
                for key, value in found.numbers.items()]
     rows = table(["row", "quantity", "measured", "range", "kind", "set", "error"], map(_cells, found.rows), (0, 1))

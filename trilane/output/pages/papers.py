@@ -158,7 +158,7 @@ def figures_page(board: Scoreboard, record: BlindRecord) -> list[Part]:
     scores = {way: {one.figure.id: one for one in own} for way, own in board.scores.items()}
     blind = {one.figure.id: one for one in record.scores(AskingWay.ONE_NUMBER)}
     columns = ["figure", "published", *_WAYS.values(), "in range", "blind"]
-    lines = [_figure(one, {**{way: own.get(one.figure.id) for way, own in scores.items()}}, blind.get(one.figure.id))
+    lines = [_figure(one, {way: own.get(one.figure.id) for way, own in scores.items()}, blind.get(one.figure.id))
              for one in board.scores[AskingWay.NOTHING]]
     return [table(columns, lines), ""]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,6 +26,7 @@ from trilane.study.papers.scores import FigureScore, score_of
 from trilane.study.papers.sources import further_sources, source_of
 
 RECORD = Path(__file__).with_name("blind.csv")
+_NO_VALUE = "its plays lack a fact that the quantity is made of"  # the message of such a miss
 
 
 class BlindError(PapersError):
@@ -51,6 +53,11 @@ class BlindLine(NamedTuple):
     one_number: float | None = None
     message: str = ""
 
+    @property
+    def question(self) -> tuple[str, str, float]:
+        """Batch, hash and published value of the question that it is about."""
+        return self.batch, self.sha256, self.published
+
 
 @dataclass(frozen=True)
 class BlindRecord:
@@ -58,12 +65,12 @@ class BlindRecord:
 
     lines: Sequence[BlindLine]
 
-    @property
+    @cached_property
     def written(self) -> Mapping[str, BlindLine]:
         """The last line of each question that was written down."""
         return {line.figure: line for line in self.lines if line.event == "written"}
 
-    @property
+    @cached_property
     def runs(self) -> Mapping[str, BlindLine]:
         """The first run of each question."""
         return {line.figure: line for line in self.lines if line.event == "run"}
@@ -76,7 +83,9 @@ class BlindRecord:
     def changed(self, figures: Iterable[str] | None = None) -> list[str]:
         """Recorded questions, of all or of some, that are not what was written down."""
         chosen = self.written if figures is None else figures
-        return [each for each in chosen if (self.runs.get(each) or self.written[each]).sha256 != hash_of(each)]
+        lines = [self.runs.get(each) or self.written[each] for each in chosen]
+        return [line.figure for line in lines
+                if (line.sha256, line.published) != (hash_of(line.figure), published()[line.figure].value)]
 
     def scores(self, way: AskingWay) -> list[FigureScore]:
         """The scores of first runs, with nothing put in or with one number, against what was published then."""
@@ -92,26 +101,34 @@ def _score(line: BlindLine, way: AskingWay) -> FigureScore:
 
 def read_record(path: Path = RECORD) -> BlindRecord:
     """The record; an empty one, if there is no file. Raises BlindError."""
-    record = BlindRecord(read_csv(BlindLine, path, "a blind record", BlindError) if path.exists() else [])
-    runs = [line.figure for line in record.lines if line.event == "run"]
-    if twice := [figure for figure in dict.fromkeys(runs) if runs.count(figure) > 1]:
-        raise BlindError(f"{path}: {twice[0]}: expected one first run, got {runs.count(twice[0])}")
-    if unknown := [figure for figure in runs if figure not in record.written]:
-        raise BlindError(f"{path}: {unknown[0]}: expected a line that it was written before its run")
-    return record
+    lines = read_csv(BlindLine, path, "a blind record", BlindError) if path.exists() else []
+    _check(lines, f"{path}: ")
+    return BlindRecord(lines)
 
 
 def append(lines: Sequence[BlindLine], path: Path = RECORD) -> None:
     """Add lines. Raises BlindError for a first run of a question that has one, or that is not written as it is run."""
-    record = read_record(path)
+    known = [*read_record(path).lines, *lines]
+    _check(known)
+    write_csv([BlindLine._fields, *known], path)
+
+
+def _check(lines: Iterable[BlindLine], where: str = "") -> None:
+    """Raise BlindError for a line after the first run of its question, or a run of another question than was written,
+    or without a result."""
+    written: dict[str, BlindLine] = {}
+    runs: dict[str, BlindLine] = {}
     for line in lines:
-        if line.figure in record.runs:
-            ran = record.runs[line.figure]
-            raise BlindError(f"{line.figure}: its first run was on {ran.date} at {ran.commit}, and stays")
-        if line.event == "run" and getattr(record.written.get(line.figure), "sha256", "") != line.sha256:
-            raise BlindError(f"{line.figure}: expected the question that was written down, got another one")
-    cells = (["" if cell is None else cell for cell in line] for line in (*record.lines, *lines))
-    write_csv([BlindLine._fields, *cells], path)
+        if (ran := runs.get(line.figure)) is not None:
+            raise BlindError(f"{where}{line.figure}: its first run was on {ran.date} at {ran.commit}, and stays")
+        if line.event == "written":
+            written[line.figure] = line
+            continue
+        if line.question != getattr(written.get(line.figure), "question", None):
+            raise BlindError(f"{where}{line.figure}: expected the question that was written down, got another one")
+        if None in (line.value, line.one_number) and not line.message:
+            raise BlindError(f"{where}{line.figure}: expected values or the message of a refusal, got neither")
+        runs[line.figure] = line
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -156,7 +173,8 @@ def run_lines(
         written = record.written[figure]
         nothing = score_of(figure, plays, AskingWay.NOTHING, calibrations)
         one = score_of(figure, plays, AskingWay.ONE_NUMBER, calibrations)
+        lacking = None in (nothing.simulated, one.simulated)
         yield written._replace(
             event="run", date=date, commit=commit, value=nothing.simulated, low=nothing.low, high=nothing.high,
-            one_number=one.simulated, message=nothing.refused or one.refused,
+            one_number=one.simulated, message=nothing.refused or one.refused or _NO_VALUE * lacking,
         )

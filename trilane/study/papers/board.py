@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.figures import published
 from trilane.study.papers.paper import AskingWay
-from trilane.study.papers.plays import Plays, ways_of
+from trilane.study.papers.plays import Plays
 from trilane.study.papers.scores import FAR, NEAR, FigureScore, facts_of, result_of, score_of
 from trilane.study.papers.sources import further_sources, read_papers, source_of
+from trilane.study.papers.ways import ways_of
 
 DEAD_BAND = 0.03  # published values that differ by less are no pair, of any paper
 
@@ -99,9 +100,9 @@ class Scoreboard:
         scores = {way: self.of(way, names, timed) for way in AskingWay}
         return {way: summary(own) for way, own in scores.items() if own}
 
-    def furthest(self, way: AskingWay = AskingWay.STUDIED, beyond: float = FAR) -> list[FigureScore]:
-        """Scores that go the wrong way, and those outside a band; each the worst first."""
-        far = [one for one in self.scores[way] if one.counts and (one.wrong_way or not one.within(beyond))]
+    def furthest(self, way: AskingWay = AskingWay.STUDIED) -> list[FigureScore]:
+        """Scores that go the wrong way, and those outside the wider band; each the worst first."""
+        far = [one for one in self.scores[way] if one.counts and (one.wrong_way or not one.within(FAR))]
         return sorted(far, key=lambda one: (not one.wrong_way, -abs(one.log_ratio)))
 
     @property
@@ -138,7 +139,7 @@ def scoreboard(
     scores: dict[AskingWay, list[FigureScore]] = {way: [] for way in AskingWay}
     for figure_id in figure_ids:
         paper = source_of(figure_id)
-        for way in dict.fromkeys(asked.way for asked in ways_of(paper, paper.asked[figure_id])):
+        for way in ways_of(paper, paper.asked[figure_id]):
             scores[way].append(score_of(figure_id, plays, way, calibrations))
     return Scoreboard(scores)
 

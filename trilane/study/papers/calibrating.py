@@ -17,7 +17,7 @@ from trilane.study.papers.paper import AskingWay, Paper
 from trilane.study.papers.plays import key, observed_in, plays_of
 from trilane.study.papers.scores import value_of
 from trilane.study.papers.sources import sources
-from trilane.study.papers.ways import Asked
+from trilane.study.papers.ways import Asked, scenarios
 from trilane.study.player import LastPrepared, Watch, play
 
 _CALIBRATIONS = Study("calibration", PapersError)
@@ -80,7 +80,8 @@ def calibrated(paper: Paper, program: str, prepared: LastPrepared | None = None)
     """The first number of the kind with which the program takes the time that the figure prints; if none does, the one
     that comes nearest. Raises what ``observed`` raises, and CalibrationError for an engine without such numbers."""
     figure = paper.programs[program].calibrated_by or ""
-    engine, last = _engine_of(paper, figure), prepared or LastPrepared()
+    engine = scenarios(paper, paper.questions[figure], Asked(AskingWay.ONE_NUMBER, calibrations={}))[0].engine
+    last = prepared or LastPrepared()
 
     def number(values: Mapping[str, float], met: bool = True) -> ProgramNumber:
         [(key, value)] = values.items()
@@ -93,12 +94,6 @@ def calibrated(paper: Paper, program: str, prepared: LastPrepared | None = None)
         return number(set_in_order(errors, engine, 1))
     except UnreachedError as error:
         return number(error.nearest, met=False)
-
-
-def _engine_of(paper: Paper, figure: str) -> str:
-    """The engine of the figure's method, with one number."""
-    question = paper.questions[figure]
-    return paper.engine_in(AskingWay.ONE_NUMBER, paper.cases(question, question.method)[0].draws[0].engine)
 
 
 def _error(paper: Paper, number: ProgramNumber, prepared: LastPrepared) -> float:

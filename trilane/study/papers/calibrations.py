@@ -48,6 +48,5 @@ def read_calibrations(path: Path) -> Calibrations:
 def write_calibrations(calibrations: Iterable[ProgramNumber], path: Path) -> None:
     """In the order of their sources and programs. Raises OSError."""
     lines = sorted(calibrations, key=lambda one: (one.source, one.program))
-    cells = (["" if cell is None else {True: "yes", False: "no"}.get(cell, cell) if isinstance(cell, bool) else cell
-              for cell in line] for line in lines)
+    cells = ({**one._asdict(), "met": "yes" if one.met else "no"}.values() for one in lines)
     write_csv([ProgramNumber._fields, *cells], path)

@@ -10,7 +10,7 @@ from itertools import product
 from math import nan
 from typing import Any, Literal, NamedTuple
 
-from sim.costs.engine import CountedEngine, load_engine
+from sim.costs.engine import load_engine
 from sim.runs.scenario import Scenario
 from traces.models.names import parted
 from trilane.common.hints import Count, Name
@@ -233,7 +233,7 @@ class Paper:
 def _is_released(engine: str) -> bool:
     """True if its numbers were read from a program's code, but for those that a time of its own sets."""
     loaded = load_engine(engine)
-    return isinstance(loaded, CountedEngine) and bool(loaded.calibrated) and not loaded.spread
+    return bool(loaded.calibrated) and not loaded.spread
 
 
 def reasons(notes: Iterable[FigureNote], figure_id: str) -> str:

@@ -18,9 +18,9 @@ from trilane.study.papers.calibrations import Calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.figures import PapersError
 from trilane.study.papers.paper import AskingWay, Paper, PaperQuestion
-from trilane.study.papers.quantities import FACTS, TIMED, Facts, observed, subject_of
+from trilane.study.papers.quantities import FACTS, Facts, observed
 from trilane.study.papers.sources import source_of
-from trilane.study.papers.ways import STUDIED, Asked, cases, is_studied, range_of_kinds
+from trilane.study.papers.ways import STUDIED, Asked, all_asked, cases
 from trilane.study.player import LastPrepared, Watch, play
 
 PLAYED = Path(__file__).with_name("plays.csv")
@@ -51,16 +51,9 @@ def needed(
         for figure_id in figure_ids
         for paper in [source_of(figure_id)]
         for question in [paper.asked[figure_id]]
-        for asked in ways_of(paper, question) if asked.way in ways
+        for asked in all_asked(paper, question) if asked.way in ways
         for one in plays_of(paper, question, asked._replace(calibrations=calibrations))
     ]
-
-
-def ways_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> Iterator[Asked]:
-    """The ways in which a figure is asked: of times, also the ends of what programs of its kinds take."""
-    yield from (Asked(way) for way in AskingWay if way is not AskingWay.STUDIED or is_studied(paper, question))
-    if isinstance(question, PaperQuestion) and subject_of(question.ask) in TIMED:
-        yield from range_of_kinds(paper, question)
 
 
 def plays_of(paper: Paper, question: PaperQuestion | EngineQuestion, asked: Asked = STUDIED) -> Iterator[Playable]:

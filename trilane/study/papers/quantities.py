@@ -18,7 +18,7 @@ from sim.runs.run import Run, watts
 from sim.runs.vocabulary import Device
 from sim.simulate import play
 
-Facts: TypeAlias = Mapping[str, float]  # of one play, by ``observe.FACTS``
+Facts: TypeAlias = Mapping[str, float]  # of one play, by the names in ``FACTS``
 
 
 class PaperQuantity(NamedTuple):
@@ -173,7 +173,7 @@ def subject_of(name: str) -> Subject:
 
 _OF_RUNS = (
     "tpot_ms", "ttft_ms", "decode_resident_hit_rate", "h2d_busy_share", "gpu_busy_share", "cpu_busy_share",
-    "plan_overhead_share", "prefetch_accuracy", "energy_j_per_token",
+    "plan_overhead_share", "energy_j_per_token",
 )
 FACTS = (
     *_OF_RUNS, "generated_tokens", "layer_ms", "expert_ms", "expert_cpu_ms", "expert_gpu_ms", "copy_ms",

@@ -165,11 +165,9 @@ def _range(
     if isinstance(question, EngineQuestion):
         band = _facts(plays, question).get(question.band)
         return (None, None) if band is None else (value / (1 + band), value * (1 + band))
-    if subject_of(question.ask) not in TIMED or not (ends := range_of_kinds(paper, question)):
-        return None, None
-    values = [value_of(paper, question, plays, asked) for asked in ends]
-    known = [value, *(one for one in values if one is not None)]
-    return (min(known), max(known)) if len(known) > len(values) else (None, None)
+    ends = [value_of(paper, question, plays, asked) for asked in range_of_kinds(paper, question)]
+    known = [one for one in ends if one is not None]
+    return (min(value, *known), max(value, *known)) if known and known == ends else (None, None)
 
 
 def case_values(

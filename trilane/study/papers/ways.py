@@ -1,4 +1,4 @@
-"""The scenarios of a figure in each way in which it is asked: those of its file, or with the kind of its engine."""
+"""The ways in which a figure is asked, and its scenarios in each: those of its file, or with the kind of its engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from trilane.study.kinds import ends_of
 from trilane.study.papers.calibrations import Calibrations, shipped_calibrations
 from trilane.study.papers.engine_question import EngineQuestion
 from trilane.study.papers.paper import AskingWay, Case, Paper, PaperQuestion
+from trilane.study.papers.quantities import TIMED, subject_of
 
 End: TypeAlias = Literal["quick", "slow", "quick cpu", "slow cpu", "quick copies", "slow copies"]  # of a kind: all
 # numbers, or those of one part while the others are at the other end
 _ENDS: tuple[End, ...] = ("quick", "slow")
 _ENDS_OF_RATIOS: tuple[End, ...] = (*_ENDS, "quick cpu", "slow cpu", "quick copies", "slow copies")
-_PARTS = {"cpu": ("cpu",), "copies": ("link", "copy", "both_ways")}  # by what their numbers' names contain
+_PARTS = {"cpu": ("cpu",), "copies": ("link", "copy")}  # by what their numbers' names contain
 
 
 class Asked(NamedTuple):
@@ -79,20 +80,33 @@ def programs_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> list[
     return list(dict.fromkeys(paper.program_of(method) for method in (question.method, *question.baselines)))
 
 
-def range_of_kinds(paper: Paper, question: PaperQuestion) -> list[Asked]:
-    """All ends of the kinds of a question's programs, which are independent of each other; none where no engine is a
-    kind. Of a ratio, parts of a program are at ends of their own, too: it depends on how they compare."""
-    if not any(ends_of(draw) for draw in scenarios(paper, question, Asked(AskingWay.NOTHING))):
-        return []
-    programs = programs_of(paper, question)
-    ends_of_each = _ENDS_OF_RATIOS if question.over else _ENDS
-    chosen = (dict(zip(programs, ends, strict=True)) for ends in product(ends_of_each, repeat=len(programs)))
-    return [Asked(AskingWay.NOTHING, ends) for ends in chosen]
+def all_asked(paper: Paper, question: PaperQuestion | EngineQuestion) -> list[Asked]:
+    """All ways of asking a question, with the ends of its kinds."""
+    return [*map(Asked, ways_of(paper, question)), *range_of_kinds(paper, question)]
+
+
+def ways_of(paper: Paper, question: PaperQuestion | EngineQuestion) -> list[AskingWay]:
+    """The ways in which a question is asked: as studied, only if its engines were set for its programs."""
+    return [way for way in AskingWay if way is not AskingWay.STUDIED or is_studied(paper, question)]
 
 
 def is_studied(paper: Paper, question: PaperQuestion | EngineQuestion) -> bool:
     """True if its engines were set for its programs: none of them is a kind."""
     return isinstance(question, EngineQuestion) or not any(map(ends_of, scenarios(paper, question)))
+
+
+def range_of_kinds(paper: Paper, question: PaperQuestion | EngineQuestion) -> list[Asked]:
+    """All ends of the kinds of a question's programs, which are independent of each other; none where no engine is a
+    kind, or neither times nor ratios of times are asked. Of a ratio, parts of a program are at ends of their own, too:
+    it depends on how they compare."""
+    if isinstance(question, EngineQuestion) or subject_of(question.ask) not in TIMED:
+        return []
+    if not any(map(ends_of, scenarios(paper, question, Asked(AskingWay.NOTHING)))):
+        return []
+    programs = programs_of(paper, question)
+    ends_of_each = _ENDS_OF_RATIOS if question.over else _ENDS
+    chosen = (dict(zip(programs, ends, strict=True)) for ends in product(ends_of_each, repeat=len(programs)))
+    return [Asked(AskingWay.NOTHING, ends) for ends in chosen]
 
 
 def scenarios(paper: Paper, question: PaperQuestion, asked: Asked = STUDIED) -> list[Scenario]:

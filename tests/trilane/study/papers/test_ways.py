@@ -18,9 +18,9 @@ from trilane.study.papers.calibrations import ProgramNumber, read_calibrations
 from trilane.study.papers.figures import PublishedFigure
 from trilane.study.papers.follows import follows as follows_from
 from trilane.study.papers.paper import AskingWay, Paper
-from trilane.study.papers.plays import key, plays_of, ways_of
+from trilane.study.papers.plays import key, plays_of
 from trilane.study.papers.scores import FigureScore, score_of, value_of
-from trilane.study.papers.ways import Asked, cases, is_studied, range_of_kinds
+from trilane.study.papers.ways import Asked, all_asked, cases, is_studied, range_of_kinds, ways_of
 
 LAYER = "software.layer_ns"
 PROGRAMS = {"Ours": {"methods": ["ours", "third"], "calibrated_by": "toy-step"}, "Theirs": {"methods": ["theirs"]}}
@@ -34,12 +34,12 @@ NUMBER = Asked(AskingWay.ONE_NUMBER, calibrations={("Toy", "Ours"): FOUND})
 
 
 def toy(**changes: Any) -> Paper:
-    """Studied on smoe-2025, whose kind is eager."""
-    setting = {"trace": "mini-moe", "hardware": "rtx3090-ddr4", "engine": "smoe-2025", "cached_share": 0.5,
+    """Studied on dali-2025, whose kind is eager."""
+    setting = {"trace": "mini-moe", "hardware": "rtx3090-ddr4", "engine": "dali-2025", "cached_share": 0.5,
                "prompt_tokens": 8, "generated_tokens": 4}
     methods = {"ours": {"policy": "on-demand"}, "theirs": {"policy": "naive-cpu"}, "third": {"policy": "fiddler"}}
     return toy_paper(**{"setting": setting, "methods": methods, "questions": QUESTIONS, "programs": PROGRAMS,
-                        "kinds": {"smoe-2025": "eager"}, "headlines": [], "variants": {}, "draws": 1, **changes})
+                        "kinds": {"dali-2025": "eager"}, "headlines": [], "variants": {}, "draws": 1, **changes})
 
 
 def asked(paper: Paper, way: Asked, method: str = "ours") -> Scenario:
@@ -50,7 +50,7 @@ def asked(paper: Paper, way: Asked, method: str = "ours") -> Scenario:
 
 def test_a_figure_is_asked_as_studied_with_one_number_and_with_nothing_but_the_kind() -> None:
     paper = toy()
-    assert asked(paper, Asked()).engine == "smoe-2025"
+    assert asked(paper, Asked()).engine == "dali-2025"
     nothing, one = asked(paper, Asked(AskingWay.NOTHING)), asked(paper, NUMBER)
     assert (nothing.engine, nothing.engine_overrides) == ("eager", {})
     assert (one.engine, one.engine_overrides) == ("eager", {LAYER: 7e5})
@@ -96,15 +96,14 @@ def test_for_a_ratio_one_part_of_a_program_is_quick_while_the_others_are_slow() 
 
 def test_hit_rates_are_not_asked_at_the_ends() -> None:
     paper = toy()
-    assert [each.way for each in ways_of(paper, paper.questions["toy-hits"])] == list(AskingWay)
-    assert len(list(ways_of(paper, paper.questions["toy-step"]))) == len(AskingWay) + 2
+    assert [each.way for each in all_asked(paper, paper.questions["toy-hits"])] == list(AskingWay)
+    assert len(all_asked(paper, paper.questions["toy-step"])) == len(AskingWay) + 2
 
 
 def test_a_source_whose_engine_is_a_kind_was_not_studied() -> None:
     of_kind = toy(setting={**toy().setting, "engine": "eager"}, kinds={})
     assert not is_studied(of_kind, of_kind.questions["toy-step"])
-    ways = [one.way for one in ways_of(of_kind, of_kind.questions["toy-hits"])]
-    assert ways == [AskingWay.ONE_NUMBER, AskingWay.NOTHING]
+    assert ways_of(of_kind, of_kind.questions["toy-hits"]) == [AskingWay.ONE_NUMBER, AskingWay.NOTHING]
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
@@ -249,4 +248,4 @@ def test_a_program_that_cannot_run_says_why(one_source: Paper, tmp_path: Path, m
 
 def test_an_engine_without_such_numbers_is_refused(one_source: Paper) -> None:
     with pytest.raises(CalibrationError, match="engine 'graphs': expected a kind of programs"):
-        calibrated(toy(kinds={"smoe-2025": "graphs"}), "Ours")
+        calibrated(toy(kinds={"dali-2025": "graphs"}), "Ours")
