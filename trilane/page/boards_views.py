@@ -10,7 +10,7 @@ from trilane.engines.accuracy.scores import Explanation, explain, row_of
 from trilane.output.figures.marks import marked, meanings
 from trilane.output.figures.pays_words import gain_text
 from trilane.output.pages.fit_engine import duration, milliseconds
-from trilane.output.pages.leaderboard import MEANINGS
+from trilane.output.pages.leaderboard import MEANINGS, cost_of
 from trilane.output.pages.output import number, percent, signed_percent
 from trilane.page.machine_views import point_record
 from trilane.page.questions import Query
@@ -18,6 +18,7 @@ from trilane.page.records import Record
 from trilane.page.view import ViewPlan
 from trilane.study.leaderboard.standings import Standing, all_settings, leaderboard_settings, read_entries, standings
 from trilane.study.pays.bundled_maps import MapCell, bundled_maps
+from trilane.study.quality.curve import measured_nats
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
 
@@ -67,7 +68,8 @@ def _standing(one: Standing) -> Record:
     return {
         "policy": one.policy, "marked": marked(one.policy, PolicyKind(one.kind)), "kind": one.kind,
         "score": one.score, "score_text": percent(one.score), "lowest": one.lowest, "lowest_text": percent(one.lowest),
-        "best_in": one.best_in, "runs_in": len(one.relative),
+        "best_in": one.best_in, "runs_in": len(one.relative), "kl_text": cost_of(one),
+        "kl": max(measured_nats(one.policy) or (0.0,)),
         "speeds": {name: number(entry.tokens_per_s) for name, entry in entries.items()},
         "relative": {setting.name: value for setting, value in one.relative.items()},
     }

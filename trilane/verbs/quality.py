@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sim.runs.scenario import Scenario
     from trilane.study.quality.measure import QualitySetting
 
-HALF = 0.5  # of the experts, cached on the GPU
-
 
 @dataclass(frozen=True)
 class Passages:
@@ -97,7 +95,7 @@ def quality(
     Small models tell which policy hurts more, not by how much a large one would be hurt: see docs/quality.md.
     """
     from trilane.output.pages.quality import overview_page, quality_page
-    from trilane.study.quality.table import BUNDLED, read_table, write_table
+    from trilane.study.quality.table import BUNDLED, HALF, read_table, write_table
 
     as_page = quality_page
     if published:
@@ -116,8 +114,9 @@ def quality(
         write_table(found, output)
     if plot is not None:
         from trilane.output.figures import plot_quality, save_figure
+        from trilane.study.quality.published import published as bundled
 
-        save_figure(plot_quality(found), plot)
+        save_figure(plot_quality(found, bundled()), plot)
 
 
 def _show_published(model: Model, json: str | None) -> None:
@@ -168,6 +167,8 @@ def _measured(
 
 def _scenario(changes: list[str] | None) -> Scenario:
     """The scenario, of which policy, trace, model and lengths do not count."""
+    from trilane.study.quality.table import HALF
+
     chosen = scenario_of(None, changes)
     without = chosen.cached_share is None and chosen.gpu_memory_gb is None
     return chosen.with_(cached_share=HALF) if without else chosen

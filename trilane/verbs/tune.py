@@ -85,6 +85,12 @@ def tune(
         typer.Option("--check", help="Run the best three settings, and the engine's default, on this machine. MODEL is "
                                      "a GGUF file; needs the extra [bold]llama[/]."),
     ] = False,
+    accept_kl: Annotated[
+        float | None,
+        typer.Option("--accept-kl", min=0.0, metavar="X", help="Also try files of other formats whose published "
+                                                               "divergence is at most X nats a token, such as 0.01: "
+                                                               "they say something else. Never by default.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Find the best command line of llama.cpp for a model on this machine, or on one of named parts.
@@ -127,6 +133,8 @@ def tune(
     show(json, *facts_part(tuning), *(explained_page(tuning) if explain else ()))
     show(json, *strata_part(question))
     record = {**tune_record(tuning), **taken_record(taken)}
+    if accept_kl is not None:
+        record["accepted"] = accepted_formats(tune_question, accept_kl, json)
     if upgrade:
         record["upgrades"] = upgraded(tune_question, json)
     if checked:
@@ -136,6 +144,18 @@ def tune(
         show(json, *check_page(measured), *slow_part(causes))
         record |= {"checked": [to_dict(one) for one in measured], "slow_causes": [one._asdict() for one in causes]}
     write_json(record, json)
+
+
+def accepted_formats(question: TuneQuestion, most_nats: float, json: str | None) -> list[Any]:
+    """Try formats whose published divergence is accepted, print what each gives, and return the records."""
+    from trilane.output.pages.quality_formats import bargains_part
+    from trilane.study.quality.formats import bargains
+
+    with working("trying other formats"):
+        found = bargains(question, most_nats)
+    show(json, *bargains_part(found, most_nats))
+    return [{"weights": one.weights, "kl": one.value.value, "source": one.value.source, "command": one.tuned.command,
+             "tokens_per_s": one.tuned.tokens_per_s, "ttft_ms": one.tuned.ttft_ms} for one in found]
 
 
 def strata_part(question: Question) -> list[Part]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from policies.protocols import PolicyKind
 from policies.registry import system
+from trilane.output.figures.quality_words import cost_text
 from trilane.study.pays.break_even import End, Range
 from trilane.study.pays.dimensions import Dimension
 from trilane.study.pays.gain_map import GainMap, Paying
@@ -147,7 +148,8 @@ def remarks_of(found: GainMap) -> list[str]:
     if found.question.idea.of_parts:
         remarks += _first_copies(found)
     if using_side(found).kind is PolicyKind.CHANGES:
-        remarks.append(f"{found.cell.using.policy} ~ changes the output; not judged")
+        policy = found.cell.using.policy
+        remarks.append(f"{policy} ~ changes the output, which costs quality: {cost_text(policy)}")
     return remarks
 
 

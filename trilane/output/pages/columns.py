@@ -9,7 +9,9 @@ from rich.table import Table
 
 from policies.protocols import PolicyKind
 from trilane.output.figures.marks import kind_of_row, marked
+from trilane.output.figures.quality_words import nats
 from trilane.output.pages.output import legend, mebibytes, number, percent, table
+from trilane.study.quality.curve import estimated
 
 Row = Mapping[str, Any]
 
@@ -39,6 +41,11 @@ def _share(name: str) -> Callable[[Row], str]:
     return lambda row: percent(row[name])
 
 
+def _nats(row: Row) -> str:
+    estimate = estimated(row)
+    return "-" if estimate is None else nats(estimate.mean)
+
+
 def _with_disk(name: str) -> Callable[[Row], str]:
     """A share of rows whose host has no room for all experts; nothing in others."""
     return lambda row: percent(row[name]) if name in row else ""
@@ -60,6 +67,11 @@ _PCIE = Column(
 _CHANGED = Column(
     "~", lambda row: percent(row["approximated_weight_share"]) if kind_of_row(row) is PolicyKind.CHANGES else "",
     "~", "changes the routing: the share of the router's weight on experts that do not run as routed",
+)
+_DIVERGED = Column(
+    "KL\nest.", lambda row: _nats(row) if kind_of_row(row) is PolicyKind.CHANGES else "",
+    "KL est.", "divergence of the next token in nats, estimated from the weight that is moved by a curve through mini "
+    "models: it ranks policies, and is no measure for a large model (docs/quality.md)",
 )
 COMPARED = (  # of ``trilane compare``
     Column("\npolicy", lambda row: marked(row["policy"], kind_of_row(row))),
@@ -91,7 +103,7 @@ COMPARED = (  # of ``trilane compare``
         "\nregret", lambda row: "" if row["regret"] is None else percent(row["regret"]),
         "regret", "TPOT over that of the clairvoyant run (*), which knows the future, minus 1",
     ),
-    _CHANGED,
+    _CHANGED, _DIVERGED,
 )
 ABLATED = (  # of ``trilane ablate``
     Column("", lambda row: marked(row["label"], kind_of_row(row))),

@@ -6,13 +6,17 @@ from collections.abc import Collection, Iterator, Sequence
 
 from policies.protocols import PolicyKind
 from trilane.output.figures.marks import marked, meanings
+from trilane.output.figures.quality_words import nats
 from trilane.output.pages.output import Part, heading, legend, number, percent, table
 from trilane.study.leaderboard.standings import TIE, BoardSetting, Entry, Standing, all_settings, leaderboard_settings
+from trilane.study.quality.curve import measured_nats
 
 MEANINGS = {
     "score": "speed over that of the fastest policy of the setting that keeps the routing: geometric mean",
     "lowest": "the same in the setting that suits the policy least",
     "best in": f"settings in which no policy that keeps the routing is more than {percent(TIE)} faster",
+    "KL": "of policies that change the routing: nats a token on mini models, half of the experts cached; least-largest "
+    "(docs/quality.md)",
     "runs in": "settings; the others refuse it (batches that it does not take, forecasts that the routing lacks)",
 }
 
@@ -23,7 +27,7 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     for place, one in enumerate(running, 1):
         name = f"{marked(one.policy, PolicyKind(one.kind)) if one.kind else one.policy}{' <' * (one.policy in own)}"
         shares = [percent(one.score), percent(one.lowest)]
-        lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative))])
+        lines.append([str(place), name, *shares, str(one.best_in), str(len(one.relative)), cost_of(one)])
     batches = " and ".join(map(str, settings.batches))
     about = f"{len(settings.machines)} machines x {len(settings.families)} families of routing x batch {batches}"
     idle = len(found) - len(running)
@@ -31,11 +35,19 @@ def leaderboard_page(found: Sequence[Standing], own: Collection[str] = ()) -> li
     marks = meanings({PolicyKind(one.kind) for one in found if one.kind})
     return [
         heading(f"{whole} in {len(all_settings())} settings: {about}, {settings.draws} draws each"),
-        table(["", "policy", "score", "lowest", "best in", "runs in"], lines, text_columns=2),
+        table(["", "policy", "score", "lowest", "best in", "runs in", "KL"], lines, text_columns=2),
         legend({**MEANINGS, **marks, **({"<": "yours"} if own else {})}),
         *(f"{one.policy} runs in no setting: {_reason(one)}" for one in found if not one.relative),
         *(f"\n{_standing(one, running)}" for one in running if one.policy in own),
     ]
+
+
+def cost_of(one: Standing) -> str:
+    """The measured divergence of a policy that changes the routing, over the mini models."""
+    if not one.kind or PolicyKind(one.kind) is not PolicyKind.CHANGES:
+        return ""
+    found = measured_nats(one.policy)
+    return "-" if found is None else "-".join(dict.fromkeys(map(nats, found)))
 
 
 def _standing(mine: Standing, running: Sequence[Standing]) -> str:

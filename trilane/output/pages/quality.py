@@ -8,10 +8,12 @@ import numpy as np
 
 from policies.registry import system
 from trilane.output.figures.marks import marked
+from trilane.output.figures.quality_words import nats
 from trilane.output.pages.output import Part, heading, legend, number, percent, signed_percent, table
 from trilane.study.quality.summary import Quality, TextMean, front
+from trilane.study.quality.table import HALF
 
-YARDSTICK, HALF = "best-exact", 0.5  # the policy that speeds are relative to; the cached share of the overview
+YARDSTICK = "best-exact"  # the policy that speeds are relative to
 _COLUMNS = ("", "policy", "ms/token", "KL\nnats", "\n95%", "same first\ntoken", "\n95%", "perplexity", "\n95%",
             "weight\nmoved", "KL, first\nquarter", "\nlast", "drift,\nlast layer")
 _MEANINGS = {
@@ -74,11 +76,6 @@ def _line(quality: Quality, on_front: bool) -> list[str]:
         percent(quality.moved_share, 1), nats(by_position[0]), nats(by_position[-1]),
         percent(quality.drift_by_layer[-1], 1),
     ]
-
-
-def nats(value: float) -> str:
-    """A divergence with two digits that count; 0 for what is rounding alone."""
-    return "0" if value < 1e-7 else f"{value:.4f}" if value < 0.1 else f"{value:.3f}"
 
 
 def _range(interval: TextMean, text: Callable[[float], str]) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trilane.output.figures.quality_words import nats
 from trilane.output.pages.output import Part, heading, number, percent, table
-from trilane.output.pages.quality import nats
 from trilane.study.quality.curve import AgainstPublished, Curve, LeftOut, against_published, by_cause, points_of
 from trilane.study.quality.published import PublishedQuality, published
 from trilane.study.quality.summary import Quality
@@ -21,7 +21,7 @@ def published_page(measured: Sequence[Quality], curve: Curve) -> list[Part]:
     """Trends by table, the curve with its error, and published values against its band."""
     return [
         *_trends(trends(measured)), "", *_curve(curve, by_cause(points_of(measured))), "",
-        *_against(against_published(curve)), "", *_values(published()),
+        *_against(against_published(curve), curve), "", *_values(published()),
     ]
 
 
@@ -35,7 +35,7 @@ def _trends(found: Sequence[Trend]) -> list[Part]:
         for group, own in by_group.items()
     ]
     about = "published against measured here: Kendall's tau (1: the same order, -1: the opposite order)"
-    columns = ["table", "values", *models, "most often contradicts (better, worse by the source)"]
+    columns = ["table", "values", *models, "of the pairs that contradict (better, worse by the source)"]
     means = ["mean", "", *(number(float(np.mean([t.tau for t in found if t.model == m and t.tau is not None])), 2)
                            for m in models), ""]
     return [heading(about), table(columns, [*rows, means], (0, len(columns) - 1), wrap=True)]
@@ -47,7 +47,7 @@ def _contradiction(own: dict[str, Trend]) -> str:
     if not pairs:
         return ""
     better, worse = max(dict.fromkeys(pairs), key=pairs.count)
-    return f"{better.rpartition('-')[2]}, {worse.rpartition('-')[2]} ({len(set(pairs))} pairs)"
+    return f"{better}, {worse} ({len(set(pairs))} pairs)"
 
 
 def _curve(curve: Curve, errors: Sequence[LeftOut]) -> list[Part]:
@@ -62,16 +62,16 @@ def _curve(curve: Curve, errors: Sequence[LeftOut]) -> list[Part]:
     return [heading(about), table(columns, rows)]
 
 
-def _against(found: Sequence[AgainstPublished]) -> list[Part]:
+def _against(found: Sequence[AgainstPublished], curve: Curve) -> list[Part]:
     inside = sum(each.inside for each in found)
-    verdict = "may be used" if inside >= ENOUGH * len(found) else "cannot be used"
+    verdict = "may be used, within that," if inside >= ENOUGH * len(found) else "cannot be used"
     rows = [
         [each.value.id, each.value.model, percent(each.value.moved), each.value.moved_kind, nats(each.nats),
          f"{nats(each.estimate.low)} to {nats(each.estimate.high)}", "yes" if each.inside else "no"]
         for each in found
     ]
-    about = (f"large models inside the band: {inside} of {len(found)} published values, so that the curve {verdict} "
-             f"for large models")
+    about = (f"large models inside the band, which is a factor of {curve.high / curve.low:.0f} wide: {inside} of "
+             f"{len(found)} published values, so that the curve {verdict} for large models")
     return [heading(about), table(["value", "model", "moved", "of", "nats", "band", "inside"], rows, (0, 1, 3, 6))]
 
 

@@ -81,9 +81,9 @@ function leaderboardView(query, main) {
     put(place,
       h("p", {}, "Speed over that of the fastest policy that keeps the routing, in each of ", String(record.settings.length), " settings: machines, families of models, batches. Simulated, on synthetic routing. A column's name sorts by it."),
       h("div", { class: "row" }, h("button", { type: "button", "aria-pressed": String(all), onclick: () => address.go("leaderboard", { ...query, all: all ? "" : "yes" }) }, `all ${record.rows.length} policies`)),
-      table("Leaderboard", [head("policy", "policy"), head("score", "score", record.meanings.score), head("lowest", "lowest", record.meanings.lowest), head("best_in", "best in", record.meanings["best in"]), head("runs_in", "runs in", record.meanings["runs in"]),
+      table("Leaderboard", [head("policy", "policy"), head("score", "score", record.meanings.score), head("lowest", "lowest", record.meanings.lowest), head("best_in", "best in", record.meanings["best in"]), head("runs_in", "runs in", record.meanings["runs in"]), head("kl", "KL", record.meanings.KL),
         ...record.settings.map((one) => head(one.name, `${one.machine} ${one.family} ${one.batch}`, `${one.machine}, ${one.family}, batch ${one.batch}: tokens/s of all sequences`))],
-        shown.map((one) => [one.marked, one.score_text, one.lowest_text, String(one.best_in), String(one.runs_in), ...record.settings.map((each) => one.speeds[each.name] || "-")])),
+        shown.map((one) => [one.marked, one.score_text, one.lowest_text, String(one.best_in), String(one.runs_in), one.kl_text, ...record.settings.map((each) => one.speeds[each.name] || "-")])),
       legend(Object.entries(record.marks).map(([sign, text]) => ["transparent", `${sign} ${text}`])));
     say(`${shown.length} policies`);
   });

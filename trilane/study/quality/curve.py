@@ -13,16 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trilane.study.policy_choice import policy_in
 from trilane.study.quality.published import PublishedQuality, published
-from trilane.study.quality.summary import Quality, TextMean
-from trilane.study.quality.table import BUNDLED, read_table
+from trilane.study.quality.summary import CAUSES, Quality, TextMean
+from trilane.study.quality.table import BUNDLED, HALF, read_table
 
-CAUSES = ("substituted", "speculated_wrongly", "degraded", "dropped", "stale", "deferred", "narrowed")
 LEAST_SHARE, LEAST_NATS = 1e-3, 1e-6  # below, a point says nothing
 BAND = 0.8  # share of the left-out points inside the band
 
@@ -123,6 +122,21 @@ def banded(points: Sequence[MovedPoint]) -> Curve:
     curve, errors = fitted(points), [error for _, error in left_out_errors(points)]
     low, high = np.quantile(errors, ((1 - BAND) / 2, (1 + BAND) / 2)).tolist()
     return Curve(curve.power, curve.level, curve.levels, exp(low), exp(high))
+
+
+def estimated(shares: Mapping[str, Any]) -> TextMean | None:
+    """The estimate for a run, from its shares named ``CAUSE_weight_share`` (``Run.to_dict``); None without any."""
+    known = {f"{cause}_weight_share": shares.get(f"{cause}_weight_share") for cause in CAUSES}
+    if all(value is None for value in known.values()):
+        return None
+    return bundled_curve().estimate(leading(known), sum(value or 0.0 for value in known.values()))
+
+
+def measured_nats(choice: str) -> tuple[float, float] | None:
+    """The least and the largest KL of a policy with its own parameters, over the bundled models; None if not measured.
+    """
+    found = [each.kl.mean for each in read_table(BUNDLED) if each.choice == choice and each.cached_share == HALF]
+    return (min(found), max(found)) if found else None
 
 
 @cache

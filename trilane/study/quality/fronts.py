@@ -20,6 +20,7 @@ FRONTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "best-approx": [{"substitution": share} for share in (0.05, 0.4, 0.8)],
     "adapmoe": [{"drop_below": share} for share in (0.1, 0.2, 0.3, 0.5)],
     "daop": [{"degrade": False}],
+    "strata@tail-skip": [{"tail_rank": rank} for rank in (1, 2, 3, 5)],
 }
 
 

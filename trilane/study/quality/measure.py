@@ -21,7 +21,8 @@ from traces.models.shape import ModelShape
 from trilane.study.journal import Journal, Study, checksum_of, journal_of
 from trilane.study.player import Progress, Watch
 from trilane.study.policy_choice import PolicyChoice, policy_in
-from trilane.study.quality.texts import QualityError, digest_of
+from trilane.study.quality.summary import SHARES, QualityError
+from trilane.study.quality.texts import digest_of
 from trilane.study.sweep.code_fingerprint import code_fingerprint, own_source
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]  # of one text under one policy, JSON-ready
 
 STUDY = Study("quality", QualityError)
-SHARES = (
-    "substituted_weight_share", "speculated_wrongly_weight_share", "degraded_weight_share", "dropped_weight_share",
-    "stale_weight_share", "deferred_weight_share", "narrowed_weight_share",
-)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from policies.papers.smoe import Smoe
 from trilane.common.csv_files import read_csv
 from trilane.common.hints import Name, between
 from trilane.study.papers.figures import FIGURES, PublishedFigure, read_figures
-from trilane.study.quality.texts import QualityError
+from trilane.study.quality.summary import QualityError
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 LESS_IS_BETTER = ("kl", "perplexity", "perplexity change percent")

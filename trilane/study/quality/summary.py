@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trilane.common.errors import TrilaneError
 from trilane.study.policy_choice import policy_label
 
+CAUSES = ("substituted", "speculated_wrongly", "degraded", "dropped", "stale", "deferred", "narrowed")
+SHARES = tuple(f"{cause}_weight_share" for cause in CAUSES)  # of the routing weight, in a run
 RESAMPLES, LOW, HIGH, SEED = 2000, 2.5, 97.5, 17
 Floats = NDArray[np.float64]
+
+
+class QualityError(TrilaneError):
+    """A measurement of quality that cannot be made or read; the message says what was expected, and what to do."""
 
 
 class TextMean(NamedTuple):
@@ -77,7 +84,7 @@ def summaries(rows: Sequence[Mapping[str, Any]]) -> list[Quality]:
 def _summary(model: str, choice: str, rows: Sequence[Mapping[str, Any]]) -> Quality:
     kl, agrees, nats, exact = (_array(rows, name) for name in ("kl", "agrees", "nats", "exact_nats"))
     change = resampled(nats.mean(1) - exact.mean(1))
-    shares = {name: float(np.mean([row[name] for row in rows])) for name in rows[0] if name.endswith("_weight_share")}
+    shares = {name: float(np.mean([row[name] for row in rows])) for name in SHARES}
     return Quality(
         model, choice, rows[0]["cached_share"], len(rows), kl.shape[1],
         resampled(kl.mean(1)), resampled(agrees.mean(1)),

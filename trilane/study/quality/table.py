@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trilane.common.files import atomic_path, plain_target
-from trilane.study.quality.measure import SHARES
-from trilane.study.quality.summary import Quality, TextMean
-from trilane.study.quality.texts import QualityError
+from trilane.study.quality.summary import SHARES, Quality, QualityError, TextMean
 
 _INTERVALS = ("kl", "agreement", "perplexity_change")
 _ENDS = ("", "_low", "_high")
@@ -18,6 +16,7 @@ COLUMNS = (
     "model", "choice", "cached_share", "texts", "tokens", *(f"{name}{end}" for name in _INTERVALS for end in _ENDS),
     "exact_perplexity", "tpot_ms", *SHARES, *_LISTS,
 )
+HALF = 0.5  # of the experts, cached: the share at which all policies were measured
 BUNDLED = Path(__file__).with_name("measured.csv")
 
 

@@ -7,14 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trilane.common.errors import TrilaneError
+from trilane.study.quality.summary import QualityError
 
 if TYPE_CHECKING:
     from realrun.quality.played_model import GivenText
-
-
-class QualityError(TrilaneError):
-    """A measurement of quality that cannot be made; the message says what was expected, and what to do."""
 
 
 _MOST_BYTES = 2**28  # of a file

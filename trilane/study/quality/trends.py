@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from trilane.study.quality.published import PublishedQuality, groups
 from trilane.study.quality.summary import Quality
-
-HALF = 0.5  # of the experts, cached where a published value does not say
+from trilane.study.quality.table import HALF
 
 
 class Trend(NamedTuple):
@@ -56,8 +55,13 @@ def _points(values: Sequence[PublishedQuality], measured: Sequence[Quality]) -> 
     for value in values:
         ours = nats.get((value.choice, value.cached_share or HALF)) if value.choice else _without(value, values)
         if ours is not None:
-            points.append(_Point(value.id, value.loss, ours))
+            points.append(_Point(_label(value), value.loss, ours))
     return points
+
+
+def _label(value: PublishedQuality) -> str:
+    cached = "" if value.cached_share is None else f" with {value.cached_share:.1%} cached"
+    return (value.choice or "without") + cached
 
 
 def _without(value: PublishedQuality, values: Sequence[PublishedQuality]) -> float | None:

@@ -16,6 +16,7 @@ from tests.kit.questions import hand_made_map, small_question
 from traces.models.shape import ModelShape
 from trilane.engines.question import Question
 from trilane.output.figures.pays_words import NamedSide, other_caches, remarks_of, using_side, without_side
+from trilane.output.figures.quality_words import cost_text
 from trilane.output.figures.words import (
     Interval,
     best_of,
@@ -244,14 +245,14 @@ def test_drafts_need_a_layer_that_makes_them(layers: int | None, remark: str, mo
 
 def test_the_output_changes_where_any_expert_is_deferred() -> None:
     found = answer(small_question("deferral"), 1, 20.0, "kt-deferral", "kt-deferral")
-    assert remarks_of(found) == ["kt-deferral ~ changes the output; not judged"]
+    assert remarks_of(found) == [f"kt-deferral ~ changes the output, which costs quality: {cost_text('kt-deferral')}"]
     assert without_side(found) == NamedSide("kt-deferral", ("0 deferred",), PolicyKind.KEEPS)
     assert using_side(found) == NamedSide("kt-deferral", ("1 deferred",), PolicyKind.CHANGES)
 
 
 def test_so_does_a_policy_that_replaces_experts() -> None:
     found = answer(small_question("cache", policy="buddy"), 0.5, 100.0, using="buddy")
-    assert remarks_of(found) == ["buddy ~ changes the output; not judged"]
+    assert remarks_of(found) == [f"buddy ~ changes the output, which costs quality: {cost_text('buddy')}"]
 
 
 def test_sides_say_what_they_differ_in() -> None:

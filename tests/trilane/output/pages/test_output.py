@@ -96,8 +96,8 @@ def test_the_standings_whole() -> None:
     *lines, empty, mine, rest = printed(leaderboard_page(standings(some_entries()), own=("quick",)))
     assert lines[0].startswith("3 policies (and 1 that cannot run) in 16 settings: 4 machines x 2 families of routing ")
     assert [line.split() for line in lines[1:5]] == [
-        ["policy", "score", "lowest", "best", "in", "runs", "in"],
-        ["1", "wild", "~", "159%", "100%", "3", "3"],
+        ["policy", "score", "lowest", "best", "in", "runs", "in", "KL"],
+        ["1", "wild", "~", "159%", "100%", "3", "3", "-"],
         ["2", "steady", "79%", "50%", "2", "3"],
         ["3", "quick", "<", "71%", "50%", "1", "2"],
     ]

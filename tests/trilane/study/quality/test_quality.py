@@ -11,10 +11,9 @@ import pytest
 from trilane.study.journal import journal_of
 from trilane.study.player import Progress
 from trilane.study.quality.fronts import FRONTS, changing, with_fronts
-from trilane.study.quality.measure import SHARES, STUDY, PolicyAt, check, journal_path
-from trilane.study.quality.summary import Quality, front, resampled, summaries
+from trilane.study.quality.measure import STUDY, PolicyAt, check, journal_path
+from trilane.study.quality.summary import SHARES, Quality, QualityError, front, resampled, summaries
 from trilane.study.quality.table import COLUMNS, read_table, write_table
-from trilane.study.quality.texts import QualityError
 
 
 def row(text: int, kl: float, policy: str = "smoe", tpot_ms: float = 4.0) -> dict[str, Any]:
