@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from policies.mechanism.views import ExpertCosts, LayerView, Routing
+from policies.parts.adaptive_tier import AdaptiveTier
 from policies.parts.assigners import FromTokens, LoadAll
 from policies.parts.miss_share import MissShare, SettledShare, SoonerShare
 from policies.parts.placements import PopularityPlacement
 from policies.parts.routers import TrueRouter, routing_of_tokens
-from policies.parts.swap_tier import SwapTier
 from policies.protocols import Assigner, Composition, Needs
 from policies.system import BuildContext, Policy, register
 from trilane.common.hints import Count, Share, above, at_least, at_most, between
@@ -53,7 +53,7 @@ class Strata(Policy):
     stream_from_tokens: Count = 64
 
     def compose(self, context: BuildContext) -> Composition:
-        tier = SwapTier(self.every, self.swaps, self.decay, least=2, margin=1.5)
+        tier = AdaptiveTier(self.every, self.swaps, self.decay, least=2, margin=1.5)
         return Composition(
             placement=PopularityPlacement(),
             assigner=FromTokens(self.stream_from_tokens * context.top_k, LoadAll(), self._share(context.costs)),

@@ -46,6 +46,7 @@ from sim.costs.fitted_costs import fitted_costs
 from sim.costs.measured_costs import measured_costs
 from sim.costs.roofline_costs import EXPERT_KERNELS, roofline
 from sim.costs.software import Software
+from sim.costs.window_costs import window_costs
 from sim.machine.hardware import Hardware
 from sim.machine.sourced import Sourced
 from traces.models.shape import ModelShape
@@ -54,12 +55,14 @@ MOST_TOKENS = 1 << 21  # of a step: the tables have an entry for each, 0.2 GB in
 
 
 def costs_on(
-    hardware: Hardware, shape: ModelShape, max_tokens: int, engine: str | InferenceEngine = PLAIN
+    hardware: Hardware, shape: ModelShape, max_tokens: int, engine: str | InferenceEngine = PLAIN,
+    threads: int | None = None,
 ) -> CostTable:
     """The cost table of ``shape`` on ``hardware`` for workloads 0..``max_tokens``.
 
-    ``engine``: its name or file. Raises CostError for ``max_tokens`` < 1 or above ``MOST_TOKENS``, HardwareError for a
-    model that a profile lacks or has with other sizes, and EngineError for an unknown engine, and for a profile with
+    ``engine``: its name or file. ``threads``: that compute experts on the CPU, of an engine in common use. Raises
+    CostError for ``max_tokens`` < 1 or above ``MOST_TOKENS``, HardwareError for a model that a profile lacks or has
+    with other sizes, and EngineError for an unknown engine, for ``threads`` of another one, and for a profile with
     another than ``pytorch``, in which it was measured.
     """
     if max_tokens < 1:
@@ -70,6 +73,11 @@ def costs_on(
             f"sequences, or prefill_chunk_tokens"
         )
     used = load_engine(engine) if isinstance(engine, str) else engine
+    if threads is not None and (hardware.measured or not isinstance(used, FittedEngine)):
+        raise EngineError(
+            f"threads: engine {used.name!r} on {hardware.name!r} takes no number of threads: expected null, or an "
+            f"engine in common use on a machine that was not measured, got {threads}"
+        )
     if hardware.measured:
         if not used.differs_by_name(load_engine(PLAIN)):
             raise EngineError(
@@ -78,7 +86,9 @@ def costs_on(
             )
         return measured_costs(hardware, shape, max_tokens)
     if isinstance(used, FittedEngine):
-        return fitted_costs(shape, hardware, used, max_tokens)
+        if used.window is not None:
+            return window_costs(shape, hardware, used, used.window, max_tokens, threads)
+        return fitted_costs(shape, hardware, used, max_tokens, threads=threads)
     if used.software is None:
         costs = roofline(shape, hardware, max_tokens)
     else:

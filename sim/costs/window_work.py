@@ -3,11 +3,16 @@ computes experts next to the GPU, layer by layer (formulas: ``trilane.engines.st
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from sim.costs.software import Ns, Rate, Share
 from sim.machine.sourced import Sourced
+from traces.models.attention import Attention
+from traces.models.shape import ModelShape
 from trilane.common.hints import at_least, between
+
+INDEX_BITS = 16  # of the keys by which sparse attention selects
 
 
 class WindowWork(NamedTuple):
@@ -30,6 +35,8 @@ class WindowWork(NamedTuple):
     group_row_share: Sourced[Annotated[float, between(0, 4)]]  # of an expert's time, for each row but the first
     fetch_share: Sourced[Share]  # of the link's rate, that a copying kernel reaches
     pool_ns: Sourced[Ns]  # of a layer with experts on the CPU: activations, jobs, barriers
+    gate_up_share: Sourced[Share]  # of an expert's time in the pool, before its threads wait for one another
+    barrier_ns: Sourced[Ns]  # of pool_ns, between the two phases
     draft_ns: Sourced[Ns]  # of each draft, in addition to reading its weights
     draft_bytes: Sourced[Annotated[float, between(0, 1e12)]]  # that each draft reads: its layer and its head
     prompt_token_ns: Sourced[Ns]  # of each token of a prompt's first piece: rows of the n-gram table
@@ -38,3 +45,22 @@ class WindowWork(NamedTuple):
     host_ns: Sourced[Ns]  # of a window: rows of the n-gram table, tokens
     selected_tokens: Sourced[Annotated[int, at_least(1)]]  # of the context, that sparse attention reads
     repeated: Sourced[Annotated[float, between(0, 1)]]  # of a further row's experts, that earlier rows chose
+
+
+def index_width(kind: Attention) -> int:
+    """Elements a token and layer of the keys by which sparse attention selects."""
+    return max(kind.kv_width - 2 * kind.head_dim * _kv_heads(kind), 0) if kind.reach == "full" else 0
+
+
+def _kv_heads(kind: Attention) -> int:
+    return kind.kv_width // (2 * kind.head_dim)
+
+
+def with_selected(shape: ModelShape, tokens: int) -> ModelShape:
+    """The model with a window of so many tokens in place of its full attention."""
+    kinds = tuple(
+        replace(kind, reach="window", span=tokens, kv_width=kind.kv_width - index_width(kind))
+        if kind.reach == "full" else kind
+        for kind in shape.attention or ()
+    )
+    return replace(shape, attention=kinds or None)

@@ -31,6 +31,7 @@ from sim.runs.host_memory import costs_with_reads, host_bytes_of, host_tier
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.vocabulary import FROM_EXPERTS
 from traces.batches import StepRows
 from traces.forecasts import NoisyForecasts
 from traces.library import load_trace
@@ -118,6 +119,11 @@ class Prepared:
         composition = self.compose()
         with told_with_line(self.scenario.policy):
             check_needs(composition.name, composition.needs, self.scenario, self.shape)
+            if self.costs.kernel_copies and any(kind in FROM_EXPERTS for kind, _ in composition.needs.forecasts):
+                raise ScenarioError(
+                    f"policy {composition.name!r} needs forecasts from a partial forward pass, for which the GPU has "
+                    f"no time on engine {self.scenario.engine!r}, where it copies experts itself; choose another engine"
+                )
         return composition
 
     @property
@@ -268,8 +274,9 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
 
 def _costs_in(scenario: Scenario, hardware: Hardware, shape: ModelShape, max_tokens: int) -> CostTable:
     engine = load_engine(scenario.engine, scenario.engine_overrides)
-    costs = costs_on(hardware, shape, max_tokens, engine)
-    draft = DraftWork(scenario.draft_layers, shape.top_k, scenario.draft_ns) if scenario.draft_tokens else NO_DRAFTS
+    costs = costs_on(hardware, shape, max_tokens, engine, scenario.threads)
+    draft_ns = costs.draft.ns if scenario.draft_ns is None and scenario.draft_layers else scenario.draft_ns
+    draft = DraftWork(scenario.draft_layers, shape.top_k, draft_ns) if scenario.draft_tokens else NO_DRAFTS
     return costs_with_reads(scenario, hardware, shape, replace(costs, draft=draft))
 
 

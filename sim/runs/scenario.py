@@ -61,6 +61,7 @@ class Scenario:
     noisy_forecast_recall: Annotated[tuple[Share, ...], NOT_EMPTY] | None = None
     engine: Name = PLAIN
     engine_overrides: Mapping[str, bool | float | str] = field(default_factory=dict)
+    threads: Count | None = None  # of the CPU, that compute experts; None: one a fast core. Of engines in common use
     seed: int = 0
     sampled_steps: Count | None = None  # decode steps that are played at most; None: all
     sampled_prompt_tokens: Count | None = None  # tokens of each prompt that are routed one by one at most; None: all

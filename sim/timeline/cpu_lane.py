@@ -88,7 +88,6 @@ class CpuLane:
             works_ns[0] -= self._costs[target].first_cpu_ns
         if self._phases is not None:
             works_ns = self._phases.split(works_ns, 0 if follows else self._costs[target].first_cpu_ns)
-            experts, tokens = (*experts, *experts), tokens * 2
         self._batches.append(CpuBatch(ready_ns, kind, layer, target, layer + joins_ahead, experts, tokens, works_ns))
         if self._running is None:
             self._wait_for(ready_ns)
@@ -138,7 +137,8 @@ class CpuLane:
     def _split_by_rates(self, batch: CpuBatch, works_ns: Sequence[int]) -> None:
         """Line up the works of a batch in order, those with equal rates next to copies together."""
         last: tuple[int, int] | None = None
-        for tokens, work_ns in zip(batch.tokens, works_ns, strict=True):
+        counts = batch.tokens if self._phases is None else batch.tokens * 2
+        for tokens, work_ns in zip(counts, works_ns, strict=True):
             together = self._rates_of(batch.target, tokens)
             if together == last:
                 self._series[-1][1].append(work_ns)
@@ -176,13 +176,17 @@ class CpuLane:
         phase, step, size_bytes = recorder.phase, recorder.step, self._costs[target].expert_bytes
         ahead = target if target != layer else -1
         starts_ns = [self._start_ns, *ends_ns[:-1]]
-        rows = [
-            ("cpu", ready_ns, start_ns, end_ns, kind, phase, step, layer, ahead, expert, tokens, size_bytes)
-            for start_ns, end_ns, expert, tokens in zip(starts_ns, ends_ns, experts, counts, strict=True)
-        ]
         if self._phases is not None:
-            first = len(rows) // 2
-            rows[:first] = [(*row[:4], "gate_up", *row[5:-1], 0) for row in rows[:first]]
-        recorder.rows.extend(rows)
+            half = len(experts)
+            spans = zip(starts_ns[:half], ends_ns[:half], experts, counts, strict=True)
+            recorder.rows.extend(
+                [("cpu", ready_ns, start_ns, end_ns, "gate_up", phase, step, layer, ahead, expert, tokens, 0)
+                 for start_ns, end_ns, expert, tokens in spans]
+            )
+            starts_ns, ends_ns = starts_ns[half:], ends_ns[half:]
+        recorder.rows.extend(
+            [("cpu", ready_ns, start_ns, end_ns, kind, phase, step, layer, ahead, expert, tokens, size_bytes)
+             for start_ns, end_ns, expert, tokens in zip(starts_ns, ends_ns, experts, counts, strict=True)]
+        )
         self._serve()
         self._ended(batch)

@@ -19,7 +19,7 @@ from sim.timeline.gpu_lane import GpuLane
 from tests.kit.depth import examples
 from trilane.testing.laws_of_runs import check_run, law_8_bound, law_9_scaling
 from trilane.testing.pools import law_2_phases, law_3_kernel_copies
-from trilane.testing.random_worlds import SLOT, Size, with_pool, worlds
+from trilane.testing.random_worlds import SLOT, Size, with_disk, with_pool, worlds
 from trilane.testing.worlds import World, play
 
 PARTIAL = [name for name in policy_names() if any(kind in FROM_EXPERTS for kind, _ in SYSTEMS[name].needs.forecasts)]
@@ -35,6 +35,13 @@ some = settings(max_examples=examples(62), derandomize=True, suppress_health_che
 @given(worlds(NAMES), SEEDS)
 def test_laws_1_to_5_and_12_with_pools_and_copies_by_the_gpu(world: World, seed: int) -> None:
     world = with_pool(world, random.Random(seed))
+    check_run(world, play(world))
+
+
+@some
+@given(worlds(NAMES), SEEDS)
+def test_laws_1_to_5_12_and_13_hold_above_a_disk(world: World, seed: int) -> None:
+    world = with_disk(with_pool(world, random.Random(seed)), random.Random(seed + 1))
     check_run(world, play(world))
 
 

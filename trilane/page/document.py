@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trilane.output.figures.families import FAMILIES, IDLE, LANE_NAMES, STEP_PARTS
 from trilane.output.figures.marks import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
-from trilane.page.records import Record
+
+if TYPE_CHECKING:
+    from trilane.page.records import Record
 
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = (  # in the order in which they need each other
@@ -22,7 +25,6 @@ _POLICY = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; script-src \'unsafe-inline\'; '
     'style-src \'unsafe-inline\'; img-src data:">'
 )
-Answers = Mapping[str, Sequence[Record]]  # by the address of the question, as the script asks
 
 
 @cache
@@ -65,8 +67,9 @@ def document() -> str:
     return _markup().replace("<!-- head -->", head).replace("<!-- end -->", '<script src="page.js"></script>')
 
 
-def report(answers: Answers, address: str) -> str:
-    """The page with its answers in it, which asks no server; ``address``: what it shows first."""
+def report(answers: Mapping[str, Sequence[Record]], address: str) -> str:
+    """The page with answers in it, by the addresses that the script asks, and no server; ``address``: what it shows
+    first."""
     known = json.dumps({"address": address, "answers": answers}, separators=(",", ":"), allow_nan=False)
     safe = known.replace("<", "\\u003c")  # no text ends the element
     data = f'<script type="application/json" id="answers">{safe}</script>'

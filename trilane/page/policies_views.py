@@ -127,13 +127,13 @@ def policy_row(scenario: Scenario, name: str) -> Record:
 
 
 @cache
-def _kept() -> LastPrepared:
+def kept_setting() -> LastPrepared:
     """The setting that this process played last."""
     return LastPrepared()
 
 
 def _played(scenario: Scenario, name: str) -> Run:
-    return play(_kept().of(scenario).with_policy(name, {}))
+    return play(kept_setting().of(scenario).with_policy(name, {}))
 
 
 # --- one decode step --------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def step_record(scenario: Scenario, name: str, step: int | None) -> Record:
         run = _played(scenario, name)
     except REFUSALS as error:
         return {"kind": "cannot", "policy": name, "reason": str(error)}
-    shape, found = _kept().of(scenario).shape, replayed(run, middle_step(run) if step is None else step)
+    shape, found = kept_setting().of(scenario).shape, replayed(run, middle_step(run) if step is None else step)
     return {
         "kind": "step", "policy": name, "marked": marked(name, kind_of_row(run.to_dict())), "step": found.step,
         "ms": found.ms, "time": milliseconds(found.ms), "layers": shape.moe_layers, "experts": shape.experts,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast, get_args
 
 from sim.machine.assembly import NO_GPU
@@ -143,6 +144,14 @@ def recommend_question(query: Query) -> tuple[RecommendQuestion, tuple[str, ...]
     return RecommendQuestion(dict(asked.parts), use_of(query)), asked.remarks
 
 
+@lru_cache(maxsize=256)
+def _best_weights(machine: tuple[tuple[str, Any], ...], use: Use, model: str) -> str | None:
+    """The format of ``trilane recommend``; None for the usual one, where none runs. Kept: it is asked with each change
+    of a slider."""
+    best = RecommendQuestion(dict(machine), use).best_format(model)
+    return None if best is None else best.question.fit.weights
+
+
 def tune_question(query: Query) -> TuneQuestion:
     """One model on the machine as ``trilane tune`` asks: lengths of the use unless they are named. Raises TrilaneError.
 
@@ -150,8 +159,8 @@ def tune_question(query: Query) -> TuneQuestion:
     """
     model, (question, _) = model_of(query), recommend_question(query)
     weights = format_named(query["weights"]) if query.get("weights") else None
-    if weights is None and (best := question.best_format(model)) is not None:
-        weights = best.question.fit.weights
+    if weights is None:
+        weights = _best_weights(tuple(sorted(question.machine.items())), question.use, model)
     lengths = USES[question.use]._asdict()
     named = {
         "prompt_tokens": whole(query, "prompt", 1, _MOST_TOKENS), "generated": whole(query, "generated", 2, 65536),

@@ -6,11 +6,13 @@ Tasks are small, so that answers come bar by bar, and the work of a page that is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trilane.common.errors import TrilaneError
-from trilane.page.questions import Query, checked
-from trilane.page.records import Record
+
+if TYPE_CHECKING:  # the server imports what answers questions in other processes alone
+    from trilane.page.questions import Query
+    from trilane.page.records import Record
 
 
 class Task(NamedTuple):
@@ -43,6 +45,8 @@ class View(NamedTuple):
 
 def planned(view: View, query: Query) -> ViewPlan:
     """The plan of a query; a refusal is one record."""
+    from trilane.page.questions import checked
+
     try:
         return view.plan(checked(query))
     except TrilaneError as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from trilane.page.questions import Query
 from trilane.page.view import View, ViewPlan
+
+if TYPE_CHECKING:
+    from trilane.page.questions import Query
 
 
 def _later(module: str, name: str) -> Callable[[Query], ViewPlan]:

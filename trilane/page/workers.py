@@ -15,13 +15,15 @@ from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trilane.page.questions import Query
-from trilane.page.records import Record
 from trilane.page.view import Task, ViewPlan, planned
 from trilane.page.views import VIEWS
 from trilane.study.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from trilane.page.questions import Query
+    from trilane.page.records import Record
 
 _JOBS = 2  # of each kind
 _AT_ONCE = 2  # tasks of one question
@@ -92,6 +94,8 @@ class PageAnswers:
     def _heavy(self) -> WorkerPool[None]:
         if self._slow is None:
             self._slow = WorkerPool(_JOBS, _stand_back, caller_works=False, imports=_HEAVY_IMPORTS)
+            for _ in range(_JOBS):
+                self._slow.submit(_warm)
         return self._slow
 
 
@@ -118,6 +122,13 @@ def _stand_back() -> None:
 
 def _planned(state: None, name: str, query: Query) -> ViewPlan:
     return planned(VIEWS[name], query)
+
+
+def _warm(state: None) -> None:
+    """Prepare the setting that is shown first."""
+    from trilane.page.policies_views import kept_setting, scenario_of
+
+    kept_setting().of(scenario_of({}))
 
 
 def _shared(state: None, text: str, query: Query) -> Record:

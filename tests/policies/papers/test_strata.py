@@ -10,8 +10,8 @@ from hypothesis import given
 
 from policies.mechanism.views import INFINITE_NS, ExpertId, LayerView, Routing, Swap
 from policies.papers.strata import TailSkip, share_of_link
+from policies.parts.adaptive_tier import AdaptiveTier
 from policies.parts.miss_share import MissShare, SettledShare, SoonerShare, copied, layer_ns
-from policies.parts.swap_tier import SwapTier
 from policies.registry import BuildContext, ChoiceError, compose, system
 from sim.runs.scenario import Scenario
 from sim.simulate import simulate
@@ -108,7 +108,7 @@ def test_the_share_before_is_less_on_slow_links() -> None:
 # --- swaps ------------------------------------------------------------------------------------------------------------
 
 
-def after(tier: SwapTier, resident: list[list[int]], *steps: list[dict[int, int]]) -> list[list[Swap]]:
+def after(tier: AdaptiveTier, resident: list[list[int]], *steps: list[dict[int, int]]) -> list[list[Swap]]:
     """The swaps that are asked for after each of some steps, of the workloads of each layer."""
     asked = []
     for number, layers in enumerate(steps):
@@ -125,8 +125,8 @@ def swap(layer: int, new: int, old: int) -> Swap:
     return Swap(ExpertId(layer, new), ExpertId(layer, old))
 
 
-def tier(every: int = 1, most: int = 9, decay: float = 1.0) -> SwapTier:
-    return SwapTier(every, most, decay, least=2, margin=1.5)
+def tier(every: int = 1, most: int = 9, decay: float = 1.0) -> AdaptiveTier:
+    return AdaptiveTier(every, most, decay, least=2, margin=1.5)
 
 
 def test_the_most_used_absent_experts_take_the_places_of_the_least_used_residents() -> None:

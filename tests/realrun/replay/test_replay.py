@@ -227,6 +227,30 @@ def test_the_executor_plays_the_steps_of_the_simulator(policy: str, again: bool)
     assert found.logs_identical or policy != "on-demand"
 
 
+@pytest.mark.parametrize("parameters", [{"swaps": 0}, {"every": 1}], ids=["no swaps", "swaps"])
+@pytest.mark.parametrize("share", [0.0, 0.6, "sooner"])
+def test_windows_of_several_lengths_are_computed_exactly_with_a_share_of_the_misses_copied(
+    share: object, parameters: dict[str, Any]
+) -> None:
+    """Rejected rows have experts of their own. Without swaps, and with a stated share, timing has no influence."""
+    windows = {"draft_windows": ((2, 1), (1, 1), (0, 0), (2, 0)), "rejected_drafts": "drawn"}
+    asked = {"pcie_share": share, **parameters}
+    setting = drafted("strata", parameters=asked, **windows)
+    with machine() as lanes:
+        bench = bench_for(lanes, [setting])
+        measured = bench.measure(setting)
+        check_outputs(bench)
+    check_laws(measured, batch=1)
+    simulated = setting.session_of(type(measured.session))
+    run = play(setting, simulated)
+    assert measured.run.metrics.tokens_per_step == run.metrics.tokens_per_step
+    assert {step.drafted for step in setting.steps} == {0, 1, 2}
+    replayed = play_log(measured.session.log, setting.session()) is None
+    found = parity_of(answers_of(measured.session), replayed, answers_of(simulated))
+    assert found.replay_identical
+    assert found.logs_identical or parameters != {"swaps": 0} or share == "sooner"
+
+
 @pytest.mark.parametrize("drafts", [{"draft_layers": 1.0}, {"draft_ns": 5}])
 def test_drafting_itself_is_refused(drafts: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="set draft_layers to 0, and draft_ns to null"):

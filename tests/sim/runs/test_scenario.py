@@ -36,7 +36,7 @@ def test_what_a_scenario_need_not_say_is_null() -> None:
     assert {key for key, value in Scenario().to_dict().items() if value is None} == {
         "gpu_memory_gb", "cached_share", "prompt_tokens", "generated_tokens", "prefill_chunk_tokens", "sequences",
         "calibration", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
-        "draft_acceptance", "draft_offered", "draft_windows", "draft_ns",
+        "disk", "host_expert_gb", "draft_acceptance", "threads", "draft_offered", "draft_windows", "draft_ns",
     }
 
 
@@ -48,7 +48,7 @@ def test_lists_in_python_are_tuples() -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("polcy: dali", r"there is no key 'polcy'; did you mean 'policy'\? Choose from trace, model"),
+    ("polcy: dali", r"there is no key 'polcy'; did you mean 'policy'\? Choose from policy, model"),
     ("batch: 1\nbatch: 2", "duplicate key 'batch'"),
     ("batch: [", "not plain YAML"),
     ("- batch", "expected a mapping"),

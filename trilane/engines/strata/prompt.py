@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from sim.costs.window_work import index_width
 from trilane.engines.split_speed import StaticSplit, prompt_time
 from trilane.engines.strata.requests import WindowCounts
-from trilane.engines.strata.window import WindowCosts, index_width, window_time
+from trilane.engines.strata.window import WindowCosts, window_time
 
 LEAST_PIECE = 512  # tokens, where the cache is too small for the buffers of more
 INDEX_HEADS = 4  # of queries by which sparse attention selects: indexer_n_heads of config.json

@@ -14,7 +14,7 @@ missed experts of a layer, which is spread as if each were missed by itself (Poi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, exp, floor
 from statistics import fmean
@@ -26,15 +26,13 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import GpuProcessor
-from sim.costs.window_work import WindowWork
+from sim.costs.window_work import INDEX_BITS, WindowWork, index_width, with_selected
 from sim.machine.hardware import Hardware
-from traces.models.attention import Attention
 from traces.models.codings import codings_of
 from traces.models.shape import ModelShape
 from trilane.engines.question import FitError
 from trilane.engines.strata.requests import WindowCounts
 
-INDEX_BITS = 16  # of the keys by which sparse attention selects
 _MOST_ROWS = 8
 _NS = 1e9
 
@@ -180,22 +178,3 @@ def between_rows(of: Callable[[int], float], rows: float) -> float:
     """A quantity of whole numbers of rows, for a mean between them."""
     low, share = floor(rows), rows - floor(rows)
     return (1 - share) * of(low) + (share * of(low + 1) if share else 0.0)
-
-
-def index_width(kind: Attention) -> int:
-    """Elements a token and layer of the keys by which sparse attention selects."""
-    return max(kind.kv_width - 2 * kind.head_dim * _kv_heads(kind), 0) if kind.reach == "full" else 0
-
-
-def _kv_heads(kind: Attention) -> int:
-    return kind.kv_width // (2 * kind.head_dim)
-
-
-def with_selected(shape: ModelShape, tokens: int) -> ModelShape:
-    """The model with a window of so many tokens in place of its full attention."""
-    kinds = tuple(
-        replace(kind, reach="window", span=tokens, kv_width=kind.kv_width - index_width(kind))
-        if kind.reach == "full" else kind
-        for kind in shape.attention or ()
-    )
-    return replace(shape, attention=kinds or None)

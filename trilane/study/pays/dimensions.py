@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from policies.papers.strata import share_of_link
 from sim.machine.dials import DIALS, plausible_range
 from sim.runs.prepare import Prepared
 from trilane.common.units import GB
@@ -92,6 +93,25 @@ def _counted(own: float) -> Values:
     return tuple(range(max(round(own) - 6, 1), round(own) + 2))
 
 
+def _pcie_share(prepared: Prepared) -> float:
+    """The engine's own before it looked for one: by the link's rate."""
+    return round(share_of_link(prepared.costs.experts), 2)
+
+
+def _half_of_cores(prepared: Prepared) -> int:
+    return max(prepared.hardware.cpu.fast_cores // 2, 1)
+
+
+def _up_to_cores(prepared: Prepared) -> Bounds:
+    return 1, max(prepared.hardware.cpu.cores, 2)
+
+
+def _doubled(own: float) -> Values:
+    """The own number, its half, quarter and eighth, and twice and four times it, each a whole number."""
+    return tuple(sorted({max(round(own) // 8, 1), max(round(own) // 4, 1), max(round(own) // 2, 1), round(own),
+                         2 * round(own), 4 * round(own)}))
+
+
 def _memory(prepared: Prepared) -> float:
     return prepared.hardware.gpu.memory_bytes / GB
 
@@ -144,6 +164,13 @@ ACCEPTANCE = Dimension(
 DRAFTS = Dimension(
     "draft_tokens", "drafts a step", lambda _: DRAFTED, partial(with_own, (1, 2, 4, 6, 8)), fixed(1, _MOST_DRAFTS),
     in_words="{} drafts a step",
+)
+PCIE_SHARE = Dimension(
+    "parameters.pcie_share", "missed experts that cross the link (share)", _pcie_share,
+    partial(with_own, (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)), _SHARES, is_share=True, in_words="{} of the misses copied",
+)
+THREADS = Dimension(
+    "threads", "threads for the CPU's experts", _half_of_cores, _doubled, _up_to_cores, in_words="{} threads"
 )
 DEFERRED = Dimension(
     "parameters.deferred", "deferred experts of a token", _deferred, _counted, _up_to_top_k, in_words="{} deferred"

@@ -28,8 +28,10 @@ from trilane.study.pays.dimensions import (
     DRAM,
     LINK,
     MEMORY,
+    PCIE_SHARE,
     RECALL,
     SHARE,
+    THREADS,
     UPLOAD,
     Bounds,
     Dimension,
@@ -67,7 +69,8 @@ class Idea:
     ``x`` and ``y``: the two numbers that decide. By their axes, ``off`` has values that stand for not having the idea,
     and ``times`` what the idea multiplies. ``worth``: the gain from which on it pays; of what must be bought, some gain
     is no reason yet. ``alternative``: another policy with the same idea, for comparison on the machine itself.
-    ``part``: of ``engines.gains``, what is bought, for which an engine as it is has an answer in closed form.
+    ``part``: of ``engines.gains``, what is bought, for which an engine as it is has an answer in closed form. ``keys``:
+    of the scenario, on both sides.
     """
 
     subject: str
@@ -81,6 +84,7 @@ class Idea:
     worth: float = 0.0
     alternative: Candidate | None = None
     part: str = ""
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_policy(self) -> bool:
@@ -136,6 +140,7 @@ def _value(dimension: Dimension, prepared: Prepared, given: float | None, bounds
 _SPLIT = Candidate("llama.cpp")
 WARM_CACHE = Candidate({"llama-cache-lru": {"start": "popular"}}, "llama.cpp-uploads")  # it has answered before
 _DEFERRAL = Candidate("kt-deferral", "ktransformers")
+_WINDOWS = Candidate("strata", "strata")
 _BOUGHT = 0.05  # (ours): below it, a purchase is hard to tell from the error of the simulation
 # Weights of a load's time, from loads for later tokens' sake to those for the layer at work alone (ours). With one,
 # all loads begin at one rate of the link, where speed jumps (on an RTX 4060 laptop by 6 % with 0.5, by 16 % with 1);
@@ -176,6 +181,18 @@ IDEAS: Mapping[str, Idea] = {
     "memory": Idea(
         "a GPU with a quarter more memory", "the memory as it is", without=(_SPLIT, WARM_CACHE),
         using=(_SPLIT, WARM_CACHE), x=MEMORY, y=DRAM, times={"gpu_memory_gb": 1.25}, worth=_BOUGHT, part="GPU memory",
+    ),
+    "pcie-share": Idea(
+        "copying a share of the missed experts", "all of them on the CPU", without=(_WINDOWS,), using=(_WINDOWS,),
+        x=PCIE_SHARE, y=LINK, off={"parameters.pcie_share": 0.0},
+    ),
+    "workers": Idea(
+        "twice as many threads for the CPU's experts", "the threads as they are", without=(_WINDOWS,),
+        using=(_WINDOWS,), x=THREADS, y=DRAM, times={"threads": 2},
+    ),
+    "window": Idea(
+        "windows with drafts", "one token a window", without=(_WINDOWS,), using=(_WINDOWS,), x=ACCEPTANCE, y=DRAFTS,
+        off={"draft_acceptance": 0.0, "draft_tokens": 0}, keys={"rejected_drafts": "drawn"},
     ),
 }
 
@@ -281,7 +298,8 @@ class PaysQuestion:
             trace = f"{self.fit.trace}{NO_FORECASTS if self.idea.x.axis == RECALL.axis else ''}"
         scenario = scenario_of(self.fit, trace, self.fit.calibration or calibration)
         asked = scenario.with_(
-            sampled_steps=self.steps, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls
+            sampled_steps=self.steps, sampled_prompt_tokens=PROMPT_ROWS, noisy_forecast_recall=self.recalls,
+            **self.idea.keys,
         )
         policy, engine = self.using[-1]
         return vary(asked.with_(engine=engine), "policy", policy)

@@ -56,6 +56,7 @@ _LABELS: Mapping[str, str] = {
     "sampled_steps": "sampled decode steps",
     "sampled_prompt_tokens": "sampled prompt (tokens)",
     "noisy_forecast_recall": "recall of synthetic forecasts",
+    "threads": "threads of the CPU",
     "draft_tokens": "drafts a step (tokens)",
     "draft_acceptance": "acceptance of drafts",
     "draft_offered": "steps with a further draft",

@@ -12,7 +12,7 @@ from policies.parts.caches import StaticCache
 from policies.protocols import When
 
 
-class SwapTier(StaticCache):
+class AdaptiveTier(StaticCache):
     """Swaps within layers, the best of all layers first; loads pass through staging.
 
     The use of an expert is the number of its tokens in decode steps, times ``decay`` after every round. After every
