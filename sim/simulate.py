@@ -10,6 +10,7 @@ from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row
+from sim.timeline.cards import CardsTimeline
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
 from trilane.common.gc_paused import gc_paused
@@ -27,10 +28,10 @@ def simulate(scenario: Scenario) -> Run:
 def play(prepared: Prepared, session: Session | None = None) -> Run:
     """Simulate a prepared scenario. ``session``: a fresh one of it, if the caller needs to look at it afterwards."""
     with gc_paused():
-        return _run(prepared, session or prepared.session())
+        return _run(prepared, session)
 
 
-def _run(prepared: Prepared, session: Session) -> Run:
+def _run(prepared: Prepared, session: Session | None) -> Run:
     """A function of its own: its rows are freed before garbage is collected again, which would scan them."""
     rows, errors = _played(prepared, session)
     return Run.of(prepared, rows, errors)
@@ -38,13 +39,17 @@ def _run(prepared: Prepared, session: Session) -> Run:
 
 def spans_of(prepared: Prepared, session: Session | None = None) -> list[Row]:
     """The spans alone, for callers that need no more of a run; ``session`` as in ``play``."""
-    rows, _ = _played(prepared, session or prepared.session())
+    rows, _ = _played(prepared, session)
     return rows
 
 
-def _played(prepared: Prepared, session: Session) -> tuple[list[Row], RoutingErrors | None]:
+def _played(prepared: Prepared, session: Session | None) -> tuple[list[Row], RoutingErrors | None]:
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
+    if prepared.scenario.gpus > 1 and session is None:
+        cards, costs = prepared.card_sessions(), prepared.played_costs
+        return CardsTimeline(cards, prepared.blocks, costs, prepared.demand, token_bytes).run(), None
+    session = session or prepared.session()
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
     timeline = Timeline(session, prepared.played_costs, prepared.demand, token_bytes, errors)
     with told_with_line(prepared.scenario.policy):

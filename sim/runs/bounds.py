@@ -75,22 +75,23 @@ class LowerBounds:
 
     ``answer_tokens``: see ``sim.runs.sampling``. The bound holds for any steps that follow each other, whatever came
     before: so for those that stand for themselves and for the others, and for the same mean of both as TPOT.
-    ``host_bytes``: of the host's memory for experts, above a disk; None: it has room for all of them.
+    ``host_bytes``: of the host's memory for experts, above a disk; None: it has room for all of them. ``links``: to
+    GPUs, which carry copies at the same time.
     """
 
     def __init__(
         self, demand: Sequence[StepDemand], costs: CostTable, answer_tokens: int | None = None,
-        host_bytes: int | None = None,
+        host_bytes: int | None = None, links: int = 1,
     ) -> None:
         prefill = [step for step in demand if step.phase == "prefill"]
         decode = [step for step in demand if step.phase == "decode"]
         made = [step.generated for step in decode]
         self._answer = answer_tokens or sum(made)
         weights = weights_of([step.index for step in decode], self._answer, made)
-        self._prefill = [_BoundedSteps(prefill, costs, host_bytes)] if prefill else []
+        self._prefill = [_BoundedSteps(prefill, costs, host_bytes, links)] if prefill else []
         alone = sum(step.index < weights.late_step for step in decode)
         parts = ((decode[:alone], 1), (decode[alone:], weights.later))
-        self._decode = [(_BoundedSteps(steps, costs, host_bytes), weight) for steps, weight in parts if steps]
+        self._decode = [(_BoundedSteps(steps, costs, host_bytes, links), weight) for steps, weight in parts if steps]
         self._known: dict[int, LowerBound] = {}
 
     def at(self, capacity_bytes: int) -> LowerBound:
@@ -107,14 +108,14 @@ class LowerBounds:
 class _BoundedSteps:
     """Bound of a run of consecutive steps."""
 
-    def __init__(self, steps: Sequence[StepDemand], costs: CostTable, host_bytes: int | None) -> None:
-        self._steps, self._costs, self._host_bytes = steps, costs, host_bytes
+    def __init__(self, steps: Sequence[StepDemand], costs: CostTable, host_bytes: int | None, links: int) -> None:
+        self._steps, self._costs, self._host_bytes, self._links = steps, costs, host_bytes, links
         self._least_chain_ns = _chain_ns(steps, costs)
 
     def least_ns(self, capacity_bytes: int) -> int:
         """Least duration of the steps in ns, with ``capacity_bytes`` of GPU memory for experts."""
         fixed_ns = sum(_fixed_ns(step, self._costs) for step in self._steps)
-        traffic_ns = _traffic_ns(self._steps, self._costs, capacity_bytes, fixed_ns)
+        traffic_ns = _traffic_ns(self._steps, self._costs, capacity_bytes, fixed_ns, self._links)
         disk_ns = 0
         if self._host_bytes is not None:
             reads = _misses(self._steps, self._costs, capacity_bytes + self._host_bytes)
@@ -246,13 +247,15 @@ def _fixed_ns(step: StepDemand, costs: CostTable) -> int:
 # --- traffic ----------------------------------------------------------------------------------------------------------
 
 
-def _traffic_ns(steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, fixed_ns: int) -> int:
+def _traffic_ns(
+    steps: Sequence[StepDemand], costs: CostTable, capacity_bytes: int, fixed_ns: int, links: int
+) -> int:
     """Least time in ns that the misses of ``steps`` take; ``fixed_ns``: duration of their chain without experts."""
     layers, misses = range(len(costs.experts)), _misses(steps, costs, capacity_bytes)
     tables = [expert.cpu_ns for expert in costs.experts]
     cpu = np.sort([tables[layer][w] for step in steps for layer in layers for w in step.routings[layer].tokens])
     on_cpu = np.concatenate([[0], np.cumsum(cpu[:misses])]) + fixed_ns
-    on_link = np.arange(misses, -1, -1) * min(expert.copy_ns for expert in costs.experts)
+    on_link = np.arange(misses, -1, -1) * min(expert.copy_ns for expert in costs.experts) // links
     return int(np.maximum(on_cpu, on_link).min())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.runs.spans import NUMBERS, Row, read_rows
-from sim.runs.vocabulary import FURTHER_LANES, LANES, SPAN_KINDS, lanes_with
+from sim.runs.vocabulary import FURTHER_LANES, GPU_LANES, LANES, SPAN_KINDS, lanes_with
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +45,11 @@ class Columns(NamedTuple):
     def on(self, lane: str) -> Bools:
         """Which spans are on ``lane``."""
         return np.asarray(self.lane == _LANE[lane])
+
+    @property
+    def on_gpu(self) -> Bools:
+        """Which spans are on the lane of a GPU."""
+        return np.isin(self.lane, [_LANE[lane] for lane in GPU_LANES])
 
     @property
     def lanes(self) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def uses_of(c: Columns, cells: Cells) -> Uses:
     demand = c.where(c.of("demand"))
     loads = np.sort(cells.use(demand.step, demand.home, demand.expert))
     return Uses(
-        used.step, used.home, used.expert, used.tokens, used.start, routed, used.decode, used.on("gpu"),
+        used.step, used.home, used.expert, used.tokens, used.start, routed, used.decode, used.on_gpu,
         memory_of(c, cells).readable(cells, cells.expert(used.home, used.expert), routed),
         among(loads, key),
     )

@@ -12,7 +12,7 @@ from sim.runs.columns import Bools, Cells, Columns, Ints, cells_of, columns_of
 from sim.runs.hits import Prefetches, Uses, held_by_host, hit_rates, prefetches_of, share, uses_of
 from sim.runs.sampling import Weights, weights_of
 from sim.runs.stalls import STALL_LANES, STALL_LANES_WITH_DISK, Gaps, gaps_of
-from sim.runs.vocabulary import FURTHER_LANES, LANES, READS, Link
+from sim.runs.vocabulary import LANES, READS, Link
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,8 +91,8 @@ DISK_METRICS = (
 )
 
 
-_KEYS: Mapping[str, Sequence[str]] = {  # of the mappings, in runs with all that a run may have
-    **dict.fromkeys(("busy_share", "run_busy_share"), (*LANES, *FURTHER_LANES)),
+_KEYS: Mapping[str, Sequence[str]] = {  # of the mappings, in runs with a disk; further GPUs have lanes of their own
+    **dict.fromkeys(("busy_share", "run_busy_share"), (*LANES, Link.DISK.value)),
     **dict.fromkeys(("stall_ms", "stall_share"), STALL_LANES_WITH_DISK), "disk": DISK_METRICS,
 }
 

@@ -26,6 +26,16 @@ from sim.costs.engine_costs import costs_on, narrowed
 from sim.machine.hardware import Hardware, load_hardware
 from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
+from sim.runs.cards import (
+    LayerBlock,
+    blocks_of,
+    calibration_of_block,
+    check_cards,
+    costs_of_block,
+    demand_of_block,
+    memory_of_block,
+    sum_of,
+)
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
 from sim.runs.host_memory import costs_with_reads, host_bytes_of, host_tier
 from sim.runs.memory import MemoryPlan, plan_memory
@@ -42,8 +52,8 @@ from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
 # All that lower bounds depend on: routing, steps, how often the prompt is repeated, tokens of the answer, costs, the
-# host's memory above a disk
-_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, int, CostTable, int | None]
+# host's memory above a disk, GPUs
+_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, int, CostTable, int | None, int]
 
 
 @dataclass(frozen=True)
@@ -136,11 +146,50 @@ class Prepared:
         return self.session_of(Session)
 
     def session_of(self, kind: Callable[..., S]) -> S:
-        """A fresh session of a class that also logs or times its calls."""
+        """A fresh session of a class that also logs or times its calls; of one GPU. Raises ScenarioError for more."""
+        if self.scenario.gpus > 1:
+            raise ScenarioError(f"gpus {self.scenario.gpus}: expected 1; several GPUs are simulated, not measured")
         self.checked()
         with told_with_line(self.scenario.policy):
             host = host_tier(self.scenario, self.shape, self.played_costs, self._calibration)
             return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts, host)
+
+    def card_sessions(self) -> list[Session]:
+        """A fresh session for each of several GPUs (``sim.runs.cards``). Raises what ``checked`` raises."""
+        self.checked()
+        if self.given is not None:
+            raise ScenarioError(f"gpus {self.scenario.gpus}: expected a policy by its name, got a composition")
+        return [self._session_of_card(*of_card) for of_card in zip(self.blocks, self.card_memory, strict=True)]
+
+    def _session_of_card(self, block: LayerBlock, memory: MemoryPlan) -> Session:
+        policy, shape = self.scenario.policy, self.shape
+        whole = self._calibration
+        calibration = None if whole is None else calibration_of_block(whole, block)
+        costs = costs_of_block(self._with_narrow_copies(self._planned), block).experts
+        future = future_of(demand_of_block(self._demand(Needs()), block)) if system(policy).needs.future else None
+        context = BuildContext(
+            model=shape.name, layers=block.layers, experts=shape.experts, top_k=shape.top_k, batch=self.scenario.batch,
+            seed=self.scenario.seed, costs=costs, calibration=calibration, future=future, norm_topk=shape.norm_topk,
+        )
+        popularity = calibration.popularity if calibration is not None and self.needs.calibration else None
+        sizes = shape.expert_bytes_by_layer[block.first : block.end]
+        with told_with_line(policy):
+            composition = compose(policy, self.scenario.parameters, context=context)
+            return Session(composition, Budget(shape.experts, tuple(sizes), memory.cache_bytes, popularity), costs)
+
+    @cached_property
+    def blocks(self) -> list[LayerBlock]:
+        """The layers of each GPU."""
+        return blocks_of(self.scenario, self.shape.moe_layers)
+
+    @cached_property
+    def card_memory(self) -> list[MemoryPlan]:
+        """Division of the memory of each GPU, all of the same size. Raises BudgetError."""
+        check_cards(self.scenario, self.hardware.measured, self.composition)
+        share, gpu = self.scenario.cached_share, self.hardware.gpu
+        whole = self._planned_memory(0.0)
+        whole = replace(whole, gpu_memory_bytes=gpu.memory_bytes, reserve_bytes=gpu.reserve_bytes)
+        return [memory_of_block(whole, block, self.shape, share) for block in self.blocks]
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
@@ -211,13 +260,14 @@ class Prepared:
     def lower_bounds(self) -> LowerBounds:
         """Lower bounds by capacity, worked out once for all variants that differ in policy alone."""
         host_bytes = host_bytes_of(self.scenario, self.shape)
+        gpus = self.scenario.gpus
         if self.given_demand is not None:
-            return LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes)
-        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, self.costs, host_bytes)
+            return LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes, gpus)
+        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, self.costs, host_bytes, gpus)
         for known, bounds in self.known_bounds:
             if known == key:
                 return bounds
-        self.known_bounds.append((key, LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes)))
+        self.known_bounds.append((key, LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes, gpus)))
         return self.known_bounds[-1][1]
 
     @property
@@ -233,12 +283,17 @@ class Prepared:
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """Division of the GPU's memory. Raises BudgetError."""
+        """Division of the GPU's memory, or of all GPUs'. Raises BudgetError."""
+        if self.scenario.gpus > 1:
+            return sum_of(self.card_memory)
+        return self._planned_memory(self.scenario.cached_share)
+
+    def _planned_memory(self, share: float | None) -> MemoryPlan:
         policy, scenario, gpu = self.composition, self.scenario, self.hardware.gpu
         return plan_memory(
-            self.shape, gpu.memory_bytes, reserve=gpu.reserve_bytes, batch=scenario.batch,
-            tokens=self.tokens_per_sequence, demand_slots=policy.demand_slots, prefetch_slots=policy.prefetch_slots,
-            cached_share=scenario.cached_share,
+            self.shape, gpu.memory_bytes * scenario.gpus, reserve=gpu.reserve_bytes * scenario.gpus,
+            batch=scenario.batch, tokens=self.tokens_per_sequence, demand_slots=policy.demand_slots,
+            prefetch_slots=policy.prefetch_slots, cached_share=share,
             draft_layers=scenario.draft_layers if scenario.draft_tokens else 0,
         )
 

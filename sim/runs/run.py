@@ -18,7 +18,7 @@ from sim.runs.metrics import Metrics, metrics_of
 from sim.runs.prepare import Prepared
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row, spans_frame
-from sim.runs.vocabulary import Device, Label, labels_of_needs
+from sim.runs.vocabulary import GPU_LANES, Device, Label, labels_of_needs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,8 +130,10 @@ def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float
     """Joules per generated token (docs/design.md, Metrics); None without decode steps or watts."""
     if power is None or metrics.tpot_ms is None:
         return None
-    gpu_share, cpu_share = (metrics.busy_share[device] or 0.0 for device in (Device.GPU, Device.CPU))
-    return watts(power, gpu_share, cpu_share) * metrics.tpot_ms / 1e3 / batch
+    gpu_shares = [share or 0.0 for lane, share in metrics.busy_share.items() if lane in GPU_LANES]
+    all_w = watts(power, sum(gpu_shares), metrics.busy_share[Device.CPU] or 0.0)
+    further_w = (len(gpu_shares) - 1) * power.gpu_idle_w
+    return (all_w + further_w) * metrics.tpot_ms / 1e3 / batch
 
 
 def watts(power: Power, gpu_share: float, cpu_share: float) -> float:

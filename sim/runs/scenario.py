@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from policies.mechanism.host_tier import Keeping
 from sim.costs.engine import PLAIN
+from sim.runs.vocabulary import MOST_GPUS
 from traces.windows import RejectedDrafts
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import NOT_EMPTY, Count, Name, Share, above, at_least, at_most, between
@@ -27,8 +28,9 @@ class Scenario:
     ``cached_share`` is the share of all routed experts for which the GPU has cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``host_expert_gb``: the host's memory for experts, where it has no room for all of them and a ``disk`` (a
-    kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_tier``). ``None`` lengths
-    mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
+    kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_tier``). ``gpus``: so
+    many of the machine's, each with a block of layers, in the proportions of ``layer_split`` (``sim.runs.cards``).
+    ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
     forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
     has one). ``engine``: the software, by name or file (``sim.costs.engine``), of which ``engine_overrides`` replaces
     numbers by dotted key. ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and a
@@ -52,6 +54,8 @@ class Scenario:
     host_expert_gb: Annotated[float, above(0), at_most(1e6)] | None = None
     host_keeps: Keeping = "experts"
     disk: Name | float | None = None  # None: the machine's own, if it has one
+    gpus: Annotated[int, between(1, MOST_GPUS)] = 1
+    layer_split: Annotated[tuple[Annotated[float, above(0)], ...], NOT_EMPTY] | None = None  # None: in equal parts
     batch: Count = 1
     prompt_tokens: Count | None = None
     generated_tokens: Count | None = None
@@ -75,7 +79,9 @@ class Scenario:
     draft_ns: Annotated[int, at_least(0)] | None = None  # of the GPU, a draft; None: what ``draft_layers`` take
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "noisy_forecast_recall", "draft_acceptance", "draft_offered", "draft_windows"):
+        for name in (
+            "sequences", "noisy_forecast_recall", "draft_acceptance", "draft_offered", "draft_windows", "layer_split",
+        ):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(tuple(one) if isinstance(one, list) else one for one in value))
         check(self, ScenarioError)
@@ -83,6 +89,10 @@ class Scenario:
             raise ScenarioError("give gpu_memory_gb or cached_share, not both")
         if self.prefill_chunk_tokens is not None and self.sampled_prompt_tokens is not None:
             raise ScenarioError("give prefill_chunk_tokens or sampled_prompt_tokens, not both")
+        if self.layer_split is not None and len(self.layer_split) != self.gpus:
+            raise ScenarioError(
+                f"layer_split: expected {self.gpus} proportions, one for each of gpus, got {len(self.layer_split)}"
+            )
         if self.draft_tokens and self.batch > 1:
             raise ScenarioError(f"draft_tokens: expected batch 1, whose drafts a step verifies, got {self.batch}")
         for name, does in (("draft_acceptance", "is accepted"), ("draft_offered", "is made")):

@@ -1,7 +1,7 @@
 """Stalls: the time in which the GPU ran nothing, charged to the lane that it waited for.
 
-The rule. Every idle gap of the gpu lane ends with a gpu span (the *waiter*) or with the end of the run, and is charged
-to what the waiter waited for last, read off its ``ready_ns``:
+The rule. Every idle gap of the gpu lane (of all of them, where layers are on several GPUs) ends with a gpu span (the
+*waiter*) or with the end of the run, and is charged to what the waiter waited for last, read off its ``ready_ns``:
 
 - attention, gate, shared, speculate: ``host`` (their launch);
 - expert: ``h2d`` if the copy of this expert ended at its ``ready_ns``, else ``host`` (its launch came later);
@@ -69,7 +69,7 @@ def stalls_of(spans: pd.DataFrame) -> Stalls:
 
 def gaps_of(c: Columns, cells: Cells) -> Gaps:
     """All idle gaps of the GPU from 0 to the last end of any span."""
-    gpu = np.flatnonzero(c.on("gpu"))
+    gpu = np.flatnonzero(c.on_gpu)
     free = np.append(0, np.maximum.accumulate(c.end[gpu]))
     makespan = int(c.end.max()) if len(c.end) else 0
     starts = np.append(c.start[gpu], makespan)

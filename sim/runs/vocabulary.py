@@ -30,7 +30,12 @@ class Link(StrEnum):
 
 
 LANES = tuple(lane.value for lane in (*Device, Link.H2D, Link.D2H))  # of every run
-FURTHER_LANES = (Link.DISK.value,)  # of some runs
+MOST_GPUS = 4
+CARD_LANES = (Device.GPU.value, Link.H2D.value, Link.D2H.value)  # of each GPU: of GPU 1 gpu1, h2d1, d2h1
+FURTHER_LANES = (  # of some runs
+    Link.DISK.value, *(f"{lane}{number}" for number in range(1, MOST_GPUS) for lane in CARD_LANES)
+)
+GPU_LANES = (Device.GPU.value, *(lane for lane in FURTHER_LANES if lane.startswith(Device.GPU)))
 
 
 def lanes_with(present: Collection[str]) -> tuple[str, ...]:
@@ -44,8 +49,8 @@ def lanes_with(present: Collection[str]) -> tuple[str, ...]:
 SPAN_KINDS = (  # docs/design.md, Time model, says when each starts
     "launch", "program", "plan", "foresee", "observe", "wait", "draft", "attention", "gate", "shared", "expert",
     "combine", "speculate", "precompute", "deferred", "demand", "prefetch", "swap", "writeback", "activations",
-    "gate_up", "fetch", "result", "routing", "place", "evict", "release", "withdraw", "read", "read_ahead", "keep",
-    "drop",
+    "gate_up", "fetch", "hand_over", "result", "routing", "place", "evict", "release", "withdraw", "read", "read_ahead",
+    "keep", "drop",
 )
 COPIES = ("demand", "swap", "prefetch")  # of experts, to the GPU
 READS = ("read", "read_ahead")  # of experts, from the disk

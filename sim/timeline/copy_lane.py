@@ -15,14 +15,16 @@ from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 
 
 class CpuResult(NamedTuple):
-    """The sum of a layer's CPU experts, which goes to the GPU; ``done`` is called when it has arrived."""
+    """A transfer to the GPU ahead of experts: the sum of a layer's CPU experts, or the input of its first layer
+    ("hand_over"). ``done`` is called when it has arrived."""
 
     layer: int
     tokens: int
     duration_ns: int
     size_bytes: int
-    done: Callable[[], None]
+    done: Callable[[], object]
     ready_ns: int
+    kind: str
 
 
 class CopyLane:
@@ -95,10 +97,11 @@ class CopyLane:
         return self.remaining_ns() + self._session.queued_copies * self._costs[0].copy_ns
 
     def send_result(
-        self, layer: int, tokens: int, duration_ns: int, size_bytes: int, done: Callable[[], None]
+        self, layer: int, tokens: int, duration_ns: int, size_bytes: int, done: Callable[[], object],
+        kind: str = "result",
     ) -> None:
         """Carry the CPU experts' result to the GPU, next after the copy that is running."""
-        self._result = CpuResult(layer, tokens, duration_ns, size_bytes, done, self._clock.now)
+        self._result = CpuResult(layer, tokens, duration_ns, size_bytes, done, self._clock.now, kind)
         self.wake()
 
     def release(self, staged: ExpertId) -> None:
@@ -207,7 +210,7 @@ class CopyLane:
         result, recorder, (now_ns,) = self._result, self._recorder, ends_ns
         assert result is not None
         recorder.rows.append(
-            ("h2d", result.ready_ns, self._result_start_ns, now_ns, "result", recorder.phase, recorder.step,
+            ("h2d", result.ready_ns, self._result_start_ns, now_ns, result.kind, recorder.phase, recorder.step,
              result.layer, -1, -1, result.tokens, result.size_bytes)
         )
         self._result, self._busy = None, False

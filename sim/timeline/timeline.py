@@ -37,9 +37,9 @@ class Timeline:
 
     def __init__(
         self, session: Session, costs: CostTable, demand: Sequence[StepDemand], token_bytes: TokenBytes,
-        routing_errors: RoutingErrors | None = None,
+        routing_errors: RoutingErrors | None = None, clock: Clock | None = None,
     ) -> None:
-        self.clock, self.recorder = Clock(), SpanRecorder()
+        self.clock, self.recorder = clock or Clock(), SpanRecorder()
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
         self.routing_errors = routing_errors
         policy = session.policy.decision_cost or session.policy.name
@@ -51,20 +51,25 @@ class Timeline:
         self.parts = LayerParts(self.clock, self.gpu, self.d2h, session, costs, token_bytes)
         self.h2d: CopyLane = self.parts.h2d
         self.disk = self.parts.disk
+        self.input_ns = 0  # when the input of the first layer has come from another GPU
         self._scores: StepScores | None = None  # of the step
         self._launch_ns = costs.launch_ns
         self._before_gate_ns = costs.gate_launch_ns + costs.shared_launch_ns  # of launches that end with the layer's
 
     def run(self) -> None:
         """Play the whole demand."""
+        self.place()
+        course = self.clock.process(self._steps())
+        self.clock.play()
+        assert not course.is_alive, "the run has stopped: what it waits for never comes"
+
+    def place(self) -> None:
+        """Record what is in memory before the first token."""
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
                 self.recorder.instant(0, "place", layer, -1, expert, self._bytes(layer, expert))
         if self.disk is not None:
             self.disk.start()
-        course = self.clock.process(self._steps())
-        self.clock.play()
-        assert not course.is_alive, "the run has stopped: what it waits for never comes"
 
     def _neighbours(self) -> Sequence[Neighbour]:
         """Lanes with which the GPU of this machine shares memory or cores."""
@@ -75,22 +80,37 @@ class Timeline:
     # --- the course of the model ----------------------------------------------------------------------------------
 
     def _steps(self) -> Events:
-        clock = self.clock
         for step in self.demand:
-            self.recorder.step, self.recorder.phase = step.index, step.phase
-            self.session.begin_step(step.index)
-            self._scores = None if step.scores is None else StepScores(step.scores)
-            self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context, step.head_rows))
+            self.begin_step(step)
             if self.costs.step_ns:
-                self.host.reserve(clock.now, self.costs.step_ns, "program", -1)
+                self.host.reserve(self.clock.now, self.costs.step_ns, "program", -1)
             if step.drafted:
                 self._draft(step)
-            for layer in range(len(step.routings)):
-                yield from self._play_layer(step, layer)
-            end_ns = self._head(step)
-            if not clock.advance_to(end_ns):
-                yield Moment(clock, end_ns)
-            self._update_cache(self.session.end_step())
+            yield from self.play_layers(step)
+            yield from self.play_head(step)
+            self.end_step()
+
+    def begin_step(self, step: StepDemand) -> None:
+        """Begin a step, of which nothing is launched yet."""
+        self.recorder.step, self.recorder.phase = step.index, step.phase
+        self.session.begin_step(step.index)
+        self._scores = None if step.scores is None else StepScores(step.scores)
+        self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context, step.head_rows))
+
+    def play_layers(self, step: StepDemand) -> Events:
+        """Play all layers of a step."""
+        for layer in range(len(step.routings)):
+            yield from self._play_layer(step, layer)
+
+    def play_head(self, step: StepDemand) -> Events:
+        """Play what comes after the last layer."""
+        end_ns = self._head(step)
+        if not self.clock.advance_to(end_ns):
+            yield Moment(self.clock, end_ns)
+
+    def end_step(self) -> None:
+        """End a step."""
+        self._update_cache(self.session.end_step())
 
     def _play_layer(self, step: StepDemand, layer: int) -> Events:
         clock, session, parts = self.clock, self.session, self.parts
@@ -160,6 +180,8 @@ class Timeline:
             launch_ns += self.costs.dense_launch_ns
             attention_ns += costs.dense_ns
         first_ns, launched_ns = gpu.launch(self.host.free_ns, launch_ns, layer)
+        if layer == 0 and self.input_ns > first_ns:
+            first_ns = self.input_ns
         attended_ns, gated_ns = launched_ns - self._before_gate_ns, launched_ns - self.costs.shared_launch_ns
         state.hidden_at_ns = gpu.run(first_ns, attended_ns, attention_ns, "attention", layer, -1, tokens)
         if not committed:

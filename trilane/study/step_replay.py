@@ -13,7 +13,7 @@ from sim.runs.metrics import step_times
 from sim.runs.run import Run
 from sim.runs.spans import Span
 from sim.runs.stalls import gaps_of
-from sim.runs.vocabulary import COPIES
+from sim.runs.vocabulary import COPIES, GPU_LANES
 from trilane.common.errors import TrilaneError
 
 _NS_PER_MS = 1e6
@@ -93,7 +93,7 @@ def replayed(run: Run, step: int) -> StepReplay:
     spans = [*map(Span._make, frame[list(Span._fields)].itertuples(index=False, name=None))]
     timed = tuple(_timed(span, begin) for span in spans if span.end_ns > max(span.start_ns, begin))
     experts = [span for span in timed if span.kind in ("expert", "deferred")]
-    on_gpu = sum(span.lane == "gpu" for span in experts)
+    on_gpu = sum(span.lane in GPU_LANES for span in experts)
     loads = sum(span.kind == "demand" for span in timed)
     return StepReplay(
         step, (end - begin) / _NS_PER_MS, timed, tuple(_waits(run.spans, begin, end)), tuple(_held(run.spans, begin)),
@@ -113,7 +113,7 @@ def _waits(frame: pd.DataFrame, begin: int, end: int) -> Iterator[GpuWait]:
     """Yield the idle time of the GPU in the step, part by part."""
     columns = columns_of(frame)
     gaps = gaps_of(columns, cells_of(columns))
-    gpu = frame[(frame["lane"] == "gpu") & (frame["start_ns"] >= begin) & (frame["start_ns"] <= end)]
+    gpu = frame[frame["lane"].isin(GPU_LANES) & (frame["start_ns"] >= begin) & (frame["start_ns"] <= end)]
     waiters = {row["start_ns"]: row for row in gpu.to_dict("records")}
     for first, disk, cpu, h2d, last in zip(*gaps, strict=True):
         if last <= begin or first >= end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from sim.runs.vocabulary import MOST_GPUS
 from trilane.output.figures.marks import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 
 
@@ -17,12 +18,12 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family("expert on GPU or CPU", BLUE, ("expert", "deferred")),
+    Family("expert on GPU or CPU", BLUE, ("expert", "deferred", "gate_up")),
     Family("attention, gate, shared experts, combine", "#9A9A9A", ("attention", "gate", "shared", "combine")),
-    Family("load that the layer waits for", VERMILLION, ("demand", "read")),
+    Family("load that the layer waits for", VERMILLION, ("demand", "read", "fetch")),
     Family("prefetch", GREEN, ("prefetch", "read_ahead")),
     Family("cache swap, write-back", PURPLE, ("swap", "writeback")),
-    Family("routing, activations, results", SKY, ("routing", "activations", "result")),
+    Family("routing, activations, results", SKY, ("routing", "activations", "result", "hand_over")),
     Family("planning", ORANGE, ("plan", "foresee", "observe")),
     Family("speculation", "#F0E442", ("speculate", "precompute", "draft")),
     Family("launch", "#C8C8C8", ("launch", "program")),
@@ -37,6 +38,9 @@ LANE_NAMES = {
     "h2d": "copies to GPU",
     "d2h": "copies to host",
     "disk": "reads from disk",
+    **{f"gpu{number}": f"GPU {number}" for number in range(1, MOST_GPUS)},
+    **{f"h2d{number}": f"copies to GPU {number}" for number in range(1, MOST_GPUS)},
+    **{f"d2h{number}": f"copies from GPU {number}" for number in range(1, MOST_GPUS)},
 }
 
 

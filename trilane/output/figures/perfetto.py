@@ -13,7 +13,7 @@ from typing import Any
 
 from sim.runs.run import Run
 from sim.runs.spans import Span
-from sim.runs.vocabulary import COPIES, Link, lanes_with
+from sim.runs.vocabulary import COPIES, GPU_LANES, Link, lanes_with
 from trilane.common.files import atomic_path
 
 Event = dict[str, Any]
@@ -78,8 +78,8 @@ def _course(spans: Sequence[Span], pid: int) -> Iterator[Event]:
     """Steps, and within them layers, from the spans of host and GPU."""
     bounds: dict[tuple[int, int], tuple[int, int, str]] = {}  # (step, layer; -1 = the step): start, end, phase
     for span in spans:
-        places = [(span.step, -1)] if span.lane in ("host", "gpu") else []
-        if span.lane == "gpu" and span.layer >= 0:
+        places = [(span.step, -1)] if span.lane in ("host", *GPU_LANES) else []
+        if span.lane in GPU_LANES and span.layer >= 0:
             places.append((span.step, span.layer))
         for place in places:
             start, end, _ = bounds.get(place, (span.start_ns, span.end_ns, ""))
@@ -94,7 +94,7 @@ def _title(span: Span) -> str:
     """The text on the slice."""
     if span.expert < 0:
         return span.kind
-    elsewhere = span.lane in (Link.H2D, Link.DISK)  # whose spans may be about any layer
+    elsewhere = span.lane.startswith((Link.H2D, Link.DISK))  # whose spans may be about any layer
     return f"{span.kind} {_place(span)[0]}/{span.expert}" if elsewhere else f"{span.kind} {span.expert}"
 
 
@@ -111,9 +111,9 @@ def _arrows(spans: Sequence[Span]) -> dict[int, list[tuple[str, int]]]:
     arrows: dict[int, list[tuple[str, int]]] = {}
     brought: dict[tuple[int, int], int] = {}
     for number, span in enumerate(spans):
-        if span.lane == "h2d" and span.kind in COPIES:
+        if span.kind in COPIES:
             brought[_place(span)] = number
-        elif span.lane == "gpu" and span.kind == "expert" and (copy := brought.pop(_place(span), None)) is not None:
+        elif span.lane in GPU_LANES and span.kind == "expert" and (copy := brought.pop(_place(span), None)) is not None:
             arrows.setdefault(copy, []).append(("s", copy))
             arrows.setdefault(number, []).append(("f", copy))
     return arrows

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from sim.runs.metrics import step_times
 from sim.runs.run import Run
-from sim.runs.vocabulary import READS, Link, lanes_with
+from sim.runs.vocabulary import GPU_LANES, READS, Link, lanes_with
 from trilane.output.figures.families import COLOURS, FAMILIES, IDLE, LANE_NAMES
 from trilane.output.figures.figure_files import PictureError, default_settings, save_figure
 from trilane.output.figures.style import legend_of, page
@@ -40,7 +40,7 @@ class StepSpans:
         timed = spans[spans["end_ns"] > spans["start_ns"]].astype({"lane": str, "kind": str})
         self.spans = timed[(timed["end_ns"] > self.begin) & (timed["start_ns"] < self.end)]
         self.lanes = lanes_with(set(spans["lane"]))
-        self.gpu = self.spans[self.spans["lane"] == "gpu"]
+        self.gpu = self.spans[self.spans["lane"].isin(GPU_LANES)]
         own = self.gpu[(self.gpu["step"] == step) & (self.gpu["layer"] >= 0)]
         self.layers = own.groupby("layer").agg(start=("start_ns", "min"), end=("end_ns", "max"))
 
@@ -141,8 +141,9 @@ def _draw(ax: Axes, step: StepSpans, window: tuple[int, int], *, detailed: bool)
     """One panel: lanes as rows, time to the right."""
     origin, width, spans = step.begin, window[1] - window[0], within(step.spans, window)
     lanes = step.lanes
-    corner = ((window[0] - origin) / 1e6, lanes.index("gpu") - 0.4)
-    ax.add_patch(Rectangle(corner, width / 1e6, 0.8, facecolor=IDLE, linewidth=0))  # its spans cover it
+    for lane in set(lanes).intersection(GPU_LANES):
+        corner = ((window[0] - origin) / 1e6, lanes.index(lane) - 0.4)
+        ax.add_patch(Rectangle(corner, width / 1e6, 0.8, facecolor=IDLE, linewidth=0))  # its spans cover it
     for row, lane in enumerate(lanes):
         of_lane = spans[spans["lane"] == lane]
         draw_spans(ax, of_lane, row, 0.4, origin, width)
@@ -161,7 +162,7 @@ def _number(ax: Axes, spans: pd.DataFrame, row: int, origin: int, width_ns: int)
     """Write the expert on bars that have room for it, with its layer where that is not the layer at work."""
     for span in spans[spans["kind"].isin(_NUMBERED)].to_dict("records"):
         layer = span["target_layer"] if span["target_layer"] >= 0 else span["layer"]
-        elsewhere = span["lane"] in (Link.H2D, Link.DISK) or layer != span["layer"]
+        elsewhere = span["lane"].startswith((Link.H2D, Link.DISK)) or layer != span["layer"]
         text = f"{layer}/{span['expert']}" if elsewhere else str(span["expert"])
         if span["end_ns"] - span["start_ns"] >= len(text) * _LETTER * width_ns:
             middle = (span["start_ns"] + span["end_ns"]) / 2

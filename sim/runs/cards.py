@@ -1,0 +1,126 @@
+"""Several equal GPUs, each with a block of layers: its slots, and a session of its own.
+
+Attention, KV cache and all else outside the experts lie where their layers do; the dense layers and the LM head run on
+the first GPU and on the last. A policy runs once for each GPU and sees the layers of that GPU alone, so nothing is
+prefetched across a boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from policies.calibration import Calibration
+from policies.protocols import Composition
+from sim.costs.cost_table import CostTable, StepCosts, StepModel
+from sim.runs.demand import StepDemand
+from sim.runs.memory import BudgetError, MemoryPlan
+from sim.runs.scenario import Scenario, ScenarioError
+from traces.models.shape import ModelShape
+from trilane.common.units import GB
+
+
+class LayerBlock(NamedTuple):
+    """Layers of one GPU: from ``first`` up to ``end``, which is the next one's."""
+
+    first: int
+    end: int
+
+    @property
+    def layers(self) -> int:
+        return self.end - self.first
+
+
+def blocks_of(scenario: Scenario, layers: int) -> list[LayerBlock]:
+    """The layers of each GPU, at least one each. Raises ScenarioError where there are fewer layers."""
+    gpus = scenario.gpus
+    if layers < gpus:
+        raise ScenarioError(f"gpus {gpus}: expected at most {layers}, the model's MoE layers")
+    parts = scenario.layer_split or (1.0,) * gpus
+    ends = [round(layers * part / sum(parts)) for part in accumulate(parts)]
+    for number in range(gpus):  # one layer at least for it, and for each after it
+        before = ends[number - 1] if number else 0
+        ends[number] = min(max(ends[number], before + 1), layers - (gpus - 1 - number))
+    return [LayerBlock(*ends) for ends in pairwise([0, *ends])]
+
+
+def check_cards(scenario: Scenario, measured: bool, policy: Composition) -> None:
+    """Raise ScenarioError for what is not simulated on several GPUs."""
+    refused = (
+        (measured, "a measured machine: expected one of data sheets"),
+        (scenario.host_expert_gb is not None, "experts on a disk: expected host_expert_gb null"),
+        (scenario.draft_tokens > 0, "drafts: expected draft_tokens 0"),
+        (policy.needs.changes_routing, f"{policy.name}, which changes the routing: expected a policy that keeps it"),
+    )
+    for holds, what in refused:
+        if holds:
+            raise ScenarioError(f"gpus {scenario.gpus} are not simulated with {what}")
+
+
+def memory_of_block(whole: MemoryPlan, block: LayerBlock, shape: ModelShape, share: float | None) -> MemoryPlan:
+    """The memory of a GPU whose layers are a block, from ``whole``: that of one without any cached expert.
+
+    ``share``: of the block's experts, for which there are slots; None: as many as have room. Raises BudgetError.
+    """
+    part = block.layers / shape.moe_layers
+    non_expert, kv = round(whole.non_expert_bytes * part), round(whole.kv_bytes * part)
+    room = whole.gpu_memory_bytes - whole.reserve_bytes - non_expert - kv - whole.staging_bytes
+    routed = sum(shape.expert_bytes_by_layer[block.first : block.end]) * shape.experts
+    experts = block.layers * shape.experts
+    if room < 0:
+        raise BudgetError(f"the GPU of layers {block.first} to {block.end - 1} lacks {-room / GB:.2f} GB")
+    slots = min(room, routed) * experts // routed if share is None else int(share * experts + 0.5)
+    cache = min(room, routed) if share is None else -(-routed * slots // experts)
+    if cache > room:
+        raise BudgetError(
+            f"the GPU of layers {block.first} to {block.end - 1}: a cached share of {share:g} takes "
+            f"{cache / GB:.2f} GB, but {room / GB:.2f} GB are free"
+        )
+    return replace(whole, non_expert_bytes=non_expert, kv_bytes=kv, cache_bytes=cache, slots=slots)
+
+
+def sum_of(plans: Sequence[MemoryPlan]) -> MemoryPlan:
+    """The memory of all GPUs together."""
+    return MemoryPlan(*(sum(values) for values in zip(*(vars(plan).values() for plan in plans), strict=True)))
+
+
+def demand_of_block(demand: Sequence[StepDemand], block: LayerBlock) -> list[StepDemand]:
+    """The steps with the layers of a block alone, numbered from 0, and the forecasts that are made and wanted in it."""
+    layers = slice(block.first, block.end)
+
+    def own(step: StepDemand) -> StepDemand:
+        forecasts = tuple(
+            tuple(f._replace(layer=f.layer - block.first) for f in known if block.first <= f.layer < block.end)
+            for known in step.forecasts[layers]
+        )
+        scores = None if step.scores is None else step.scores[:, layers]
+        return step._replace(routings=step.routings[layers], forecasts=forecasts, scores=scores)
+
+    return list(map(own, demand))
+
+
+def calibration_of_block(calibration: Calibration, block: LayerBlock) -> Calibration:
+    """Counts of a calibration in the layers of a block."""
+    layers = slice(block.first, block.end)
+    return Calibration(
+        calibration.source, calibration.activations[:, layers], calibration.decode_activations[:, layers],
+        calibration.decode_ids[:, layers], {key: recalls[layers] for key, recalls in calibration.recalls.items()},
+    )
+
+
+@dataclass(frozen=True)
+class _WithoutDense:
+    """Costs of steps without the dense layers, which are on the first GPU."""
+
+    steps: StepModel
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        return self.steps.step(tokens, context)._replace(dense_ns=0)
+
+
+def costs_of_block(costs: CostTable, block: LayerBlock) -> CostTable:
+    """The costs of a GPU whose layers are a block."""
+    own = replace(costs, experts=costs.experts[block.first : block.end])
+    return own if block.first == 0 else replace(own, steps=_WithoutDense(costs.steps), dense_launch_ns=0)

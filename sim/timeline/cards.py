@@ -1,0 +1,84 @@
+"""The timeline of several GPUs, each with a block of layers: one works at a time, on what the one before hands over.
+
+Each has lanes of its own (``gpu1``, ``h2d1`` and ``d2h1`` are those of GPU 1) and a session of its own; host thread and
+CPU are common. Between two GPUs the hidden states cross the host: down the link of the one, up that of the other, ahead
+of the experts that wait for it. The links of other GPUs may carry copies for later meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import simpy
+
+from policies.mechanism.session import Session
+from sim.costs.cost_table import CostTable
+from sim.runs.cards import LayerBlock, costs_of_block, demand_of_block
+from sim.runs.demand import StepDemand
+from sim.runs.spans import Row
+from sim.runs.vocabulary import CARD_LANES
+from sim.timeline.clock import Clock, Moment
+from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.timeline import Events, Timeline
+
+
+class CardsTimeline:
+    """One run of one session a GPU over a demand."""
+
+    def __init__(
+        self, sessions: Sequence[Session], blocks: Sequence[LayerBlock], costs: CostTable, demand: Sequence[StepDemand],
+        token_bytes: TokenBytes,
+    ) -> None:
+        self._clock, self._blocks, self._demand, self._costs = Clock(), blocks, demand, costs
+        self._cards = [
+            Timeline(session, costs_of_block(costs, block), demand_of_block(demand, block), token_bytes,
+                     clock=self._clock)
+            for session, block in zip(sessions, blocks, strict=True)
+        ]
+        self._token_bytes = token_bytes
+
+    def run(self) -> list[Row]:
+        """Play the whole demand; return the spans."""
+        for card in self._cards:
+            card.place()
+        course = self._clock.process(self._steps())
+        self._clock.play()
+        assert not course.is_alive, "the run has stopped: what it waits for never comes"
+        return [row for number, card in enumerate(self._cards) for row in self._rows(number, card)]
+
+    def _steps(self) -> Events:
+        first, last = self._cards[0], self._cards[-1]
+        for steps in zip(*(card.demand for card in self._cards), strict=True):
+            first.host.free_ns = last.host.free_ns
+            if self._costs.step_ns:
+                first.host.reserve(self._clock.now, self._costs.step_ns, "program", -1)
+            for card, step in zip(self._cards, steps, strict=True):
+                card.begin_step(step)
+            for number, (card, step) in enumerate(zip(self._cards, steps, strict=True)):
+                if number:
+                    yield from self._hand_over(self._cards[number - 1], card)
+                yield from card.play_layers(step)
+            yield from last.play_head(steps[-1])
+            for card in self._cards:
+                card.end_step()
+
+    def _hand_over(self, card: Timeline, following: Timeline) -> Events:
+        """Carry the hidden states from one GPU to the next, and let the host go on there."""
+        clock, costs, tokens = self._clock, card.parts.step_costs, card.parts.tokens
+        layer, size_bytes = card.parts.state.layer, tokens * self._token_bytes.activations
+        sent_ns = card.d2h.reserve(clock.now, costs.activations_ns, "hand_over", layer, -1, tokens, size_bytes)
+        if not clock.advance_to(sent_ns):
+            yield Moment(clock, sent_ns)
+        arrived = simpy.Event(clock)
+        following.h2d.send_result(0, tokens, costs.result_ns, size_bytes, arrived.succeed, "hand_over")
+        yield arrived
+        following.input_ns = clock.now
+        following.host.free_ns = card.host.free_ns
+
+    def _rows(self, number: int, card: Timeline) -> Iterator[Row]:
+        """The spans of a GPU, with its lanes and layers as the model's."""
+        first = self._blocks[number].first
+        for lane, ready, start, end, kind, phase, step, layer, target, *rest in card.recorder.rows:
+            own = f"{lane}{number or ''}" if lane in CARD_LANES else lane
+            layer, target = (place + first if place >= 0 else place for place in (layer, target))
+            yield (own, ready, start, end, kind, phase, step, layer, target, *rest)  # type: ignore[misc]

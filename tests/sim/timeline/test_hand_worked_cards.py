@@ -1,0 +1,118 @@
+"""A timeline of two GPUs worked out by hand, a layer on each, under on-demand loading. Notation: ``hand_worked``."""
+
+from __future__ import annotations
+
+from policies.mechanism.session import Session
+from policies.protocols import Budget
+from policies.registry import BuildContext, compose
+from sim.runs.cards import LayerBlock
+from sim.runs.spans import Span
+from sim.timeline.cards import CardsTimeline
+from sim.timeline.layer_parts import TokenBytes
+from tests.kit.hand_worked import EXPERT_BYTES, EXPERTS, LAYERS, lines, step, told
+from tests.kit.toys import uniform_costs
+
+TWO_GPUS = """
+host:
+  0-1    launch L0
+  14-15  wait L0
+  15-16  plan L0
+  16-17  launch L0 E0
+  17-18  launch L0 E1
+  18-19  launch L0            # combine
+  19-20  launch L1            # the host goes on to GPU 1 at once, before that has its input
+  77-78  wait L1
+  78-79  plan L1
+  79-80  launch L1 E1
+  80-81  launch L1 E2
+  81-82  launch L1
+  82-83  launch L-1
+  130-131 wait L-1
+gpu:
+  1-11   attention L0
+  11-13  gate L0
+  36-41  expert L0 E0 ready=36
+  56-61  expert L0 E1 ready=56
+  61-62  combine L0
+gpu1:
+  64-74  attention L1 ready=64    # its input is here at 64
+  74-76  gate L1 ready=64
+  99-104 expert L1 E1 ready=99
+  119-124 expert L1 E2 ready=119
+  124-125 combine L1
+  125-129 attention L-1           # the head is on the last GPU
+h2d:
+  16-36  demand L0 E0 ready=16
+  36-56  demand L0 E1 ready=16    # through staging: one cache slot
+  61-61  release L0 E1
+h2d1:
+  63-64  hand_over L1 ready=63 bytes=4
+  79-99  demand L1 E1 ready=79
+  99-119 demand L1 E2 ready=79
+  124-124 release L1 E2
+d2h:
+  13-14  routing L0
+  62-63  hand_over L0 ready=62 bytes=4   # the layer ended at 62
+d2h1:
+  76-77  routing L1
+  129-130 routing L-1
+
+host, step 1:
+  131-132 launch L0
+  145-146 wait L0
+  146-147 plan L0
+  147-148 launch L0 E1
+  148-149 launch L0 E2
+  149-150 launch L0
+  150-151 launch L1
+  208-209 wait L1
+  209-210 plan L1
+  210-211 launch L1 E1            # resident since step 0
+  211-212 launch L1 E0
+  212-213 launch L1
+  213-214 launch L-1
+  241-242 wait L-1
+gpu, step 1:
+  132-142 attention L0
+  142-144 gate L0
+  167-172 expert L0 E1
+  187-192 expert L0 E2
+  192-193 combine L0
+gpu1, step 1:
+  195-205 attention L1
+  205-207 gate L1
+  211-216 expert L1 E1
+  230-235 expert L1 E0 ready=230
+  235-236 combine L1
+  236-240 attention L-1
+h2d, step 1:
+  147-147 evict L0 E0
+  147-167 demand L0 E1
+  167-187 demand L0 E2
+  192-192 release L0 E2
+h2d1, step 1:
+  194-195 hand_over L1
+  210-230 demand L1 E0
+  235-235 release L1 E0
+d2h, step 1:
+  144-145 routing L0
+  193-194 hand_over L0
+d2h1, step 1:
+  207-208 routing L1
+  240-241 routing L-1
+"""
+
+
+def test_two_gpus_work_in_turn_each_with_its_own_slots_and_links() -> None:
+    """Each has one cache slot. A hand-over takes 1 down and 1 up."""
+    costs, blocks = uniform_costs(LAYERS), [LayerBlock(0, 1), LayerBlock(1, 2)]
+    sessions = [
+        Session(
+            compose("on-demand", {}, context=BuildContext("toy", EXPERTS, 1)),
+            Budget(EXPERTS, (EXPERT_BYTES,), EXPERT_BYTES), costs.experts[:1],
+        )
+        for _ in blocks
+    ]
+    steps = [step({0: 1, 1: 1}, {1: 1, 2: 1}), step({1: 1, 2: 1}, {0: 1, 1: 1}, index=1)]
+    spans = [Span(*row) for row in CardsTimeline(sessions, blocks, costs, steps, TokenBytes(4, 48)).run()]
+    assert told(spans, TWO_GPUS) == lines(TWO_GPUS)
