@@ -37,7 +37,7 @@ def test_what_a_scenario_need_not_say_is_null() -> None:
         "gpu_memory_gb", "cached_share", "host_expert_gb", "disk", "layer_split", "prompt_tokens", "generated_tokens",
         "prefill_chunk_tokens", "sequences",
         "calibration", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
-        "disk", "host_expert_gb", "draft_acceptance", "threads", "draft_offered", "draft_windows", "draft_ns",
+        "draft_acceptance", "threads", "draft_offered", "draft_windows", "draft_ns",
     }
 
 
