@@ -308,7 +308,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 46_600  # of the pages for users together; 40,000 before browser, sharing, quality and Strata had pages
+MOST_WORDS = 47_200  # of the pages for users together; 40,000 before browser, sharing, quality and Strata had pages
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
