@@ -143,8 +143,8 @@ def pays(
         typer.Argument(metavar="IDEA", help="cache: a cache of experts on the GPU; prefetch: copies of the next "
                                             "layer's experts; deferral: results of some experts that join the next "
                                             "layer; speculation: drafted tokens; link: a link of twice the bandwidth; "
-                                            "memory: a GPU with a quarter more memory; on Strata, pcie-share: a share of "
-                                            "misses over the link; workers: twice the threads; window: drafts."),
+                                            "memory: a GPU with a quarter more memory; Strata: pcie-share, a share of "
+                                            "misses over the link; workers, twice the threads; window, drafts."),
     ],
     *,
     name: ModelArgument,
