@@ -90,9 +90,9 @@ class Predicted:
     @property
     def tokens_per_window(self) -> float:
         """Tokens by which a window lengthens the answer: those of the row, or usual ones."""
-        request = self.request
-        if (request.windows or 0) > 0 and request.gen_tokens:
-            return request.gen_tokens / request.windows
+        windows, tokens = self.request.windows or 0, self.request.gen_tokens
+        if windows > 0 and tokens:
+            return tokens / windows
         return 1 + USUAL_DRAFTS * USUAL_ACCEPTED
 
     @property
