@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,14 +67,23 @@ def offered_shares(draft_tokens: int, offered: Acceptance) -> tuple[float, ...]:
     return tuple(offered[:draft_tokens])
 
 
-def tokens_per_step(draft_tokens: int, acceptance: Acceptance, again: bool = False) -> float:
-    """Tokens by which a step of K drafts lengthens an answer, in the mean: 1 + the sum of the shares.
+def tokens_per_step(
+    draft_tokens: int, acceptance: Acceptance, again: bool = False, offered: Acceptance = 1.0
+) -> float:
+    """Tokens by which a step of at most K drafts lengthens an answer, in the mean: 1 + the sum of the shares.
 
-    ``again``: with the steps that compute tokens again, after all but those whose last draft is accepted.
+    ``again``: with the steps that compute tokens again, after those with a rejected draft.
     """
-    shares = accepted_shares(draft_tokens, acceptance)
-    steps = 2 - shares[-1] if again and shares else 1
-    return (1 + sum(shares)) / steps
+    accepted, made = accepted_shares(draft_tokens, acceptance), offered_shares(draft_tokens, offered)
+    steps = 1 + (_share_with_rejected(accepted, made) if again else 0.0)
+    return (1 + sum(map(min, accepted, made))) / steps
+
+
+def _share_with_rejected(accepted: Sequence[float], offered: Sequence[float]) -> float:
+    """Share of windows with a rejected draft: their numbers are below an offered share, and not below the accepted."""
+    edges = sorted({0.0, *accepted, *offered, 1.0})
+    shares = list(zip(accepted, offered, strict=True))
+    return sum(end - low for low, end in pairwise(edges) if any(kept <= low < made for kept, made in shares))
 
 
 def drawn_windows(accepted: Sequence[float], seed: int, offered: Sequence[float] | None = None) -> Iterator[Window]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from policies.calibration import Calibration
 from policies.protocols import Composition
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
+from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
 from sim.runs.memory import BudgetError, MemoryPlan
 from sim.runs.scenario import Scenario, ScenarioError
@@ -46,10 +47,11 @@ def blocks_of(scenario: Scenario, layers: int) -> list[LayerBlock]:
     return [LayerBlock(*ends) for ends in pairwise([0, *ends])]
 
 
-def check_cards(scenario: Scenario, measured: bool, policy: Composition) -> None:
+def check_cards(scenario: Scenario, hardware: Hardware, policy: Composition) -> None:
     """Raise ScenarioError for what is not simulated on several GPUs."""
     refused = (
-        (measured, "a measured machine: expected one of data sheets"),
+        (hardware.measured, "a measured machine: expected one of data sheets"),
+        (hardware.one_memory, f"{hardware.name}: expected GPUs that have their own memory"),
         (scenario.host_expert_gb is not None, "experts on a disk: expected host_expert_gb null"),
         (scenario.draft_tokens > 0, "drafts: expected draft_tokens 0"),
         (policy.needs.changes_routing, f"{policy.name}, which changes the routing: expected a policy that keeps it"),

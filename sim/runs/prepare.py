@@ -185,7 +185,7 @@ class Prepared:
     @cached_property
     def card_memory(self) -> list[MemoryPlan]:
         """Division of the memory of each GPU, all of the same size. Raises BudgetError."""
-        check_cards(self.scenario, self.hardware.measured, self.composition)
+        check_cards(self.scenario, self.hardware, self.composition)
         share, gpu = self.scenario.cached_share, self.hardware.gpu
         whole = self._planned_memory(0.0)
         whole = replace(whole, gpu_memory_bytes=gpu.memory_bytes, reserve_bytes=gpu.reserve_bytes)

@@ -130,11 +130,10 @@ def tokens_a_step(scenario: Scenario) -> float | None:
     if not drafts or (acceptance is None and scenario.draft_windows is None):
         return None
     if scenario.draft_windows is not None:
-        return 1 + fmean(accepted for _, accepted in scenario.draft_windows)
+        again = scenario.draft_again and fmean(accepted < made for made, accepted in scenario.draft_windows)
+        return (1 + fmean(accepted for _, accepted in scenario.draft_windows)) / (1 + again)
     assert acceptance is not None
-    shares = accepted_shares(drafts, acceptance)
-    made = shares if offered is None else offered_shares(drafts, offered)
-    return tokens_per_step(drafts, [min(pair) for pair in zip(shares, made, strict=True)], scenario.draft_again)
+    return tokens_per_step(drafts, acceptance, scenario.draft_again, 1.0 if offered is None else offered)
 
 
 def _recorded_tokens(scenario: Scenario, trace: Trace) -> tuple[int, int]:

@@ -55,7 +55,7 @@ class Scenario:
     host_keeps: Keeping = "experts"
     disk: Name | float | None = None  # None: the machine's own, if it has one
     gpus: Annotated[int, between(1, MOST_GPUS)] = 1
-    layer_split: Annotated[tuple[Annotated[float, above(0)], ...], NOT_EMPTY] | None = None  # None: in equal parts
+    layer_split: Annotated[tuple[Annotated[float, above(0), at_most(1e6)], ...], NOT_EMPTY] | None = None  # or equal
     batch: Count = 1
     prompt_tokens: Count | None = None
     generated_tokens: Count | None = None

@@ -23,6 +23,7 @@ from sim.timeline.timeline import Timeline
 from tests.invariants.free_compositions import free_question
 from tests.invariants.test_laws import budget_of
 from tests.kit.depth import examples
+from trilane.testing.host_memory import law_13_host_memory
 from trilane.testing.laws import check_all
 from trilane.testing.laws_of_runs import check_run, law_8_bound
 from trilane.testing.random_worlds import fixed_world, with_disk, worlds
@@ -182,3 +183,9 @@ def test_a_broken_disk_that_sleeps_is_caught(deaf: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(DiskLane, deaf, sleeps)
     _caught("law 5: the disk rests|the run has stopped")
+
+
+def test_a_broken_log_of_a_host_that_never_held_what_is_read_there_is_caught() -> None:
+    played = _check(SMALL[0])
+    with pytest.raises(AssertionError, match=r"law 13: the host holds no expert, but .* reads one there"):
+        law_13_host_memory(played.spans[played.spans.lane != "disk"], played.host_bytes or 0)

@@ -21,6 +21,7 @@ from traces.windows import (
     drawn_windows,
     offered_shares,
     recorded_windows,
+    tokens_per_step,
     verifying_steps,
 )
 
@@ -162,7 +163,18 @@ def test_a_run_of_windows_of_several_lengths() -> None:
 def test_tokens_a_step_of_a_recorded_series_are_its_mean() -> None:
     scenario = Scenario(**MINI, draft_tokens=3, draft_windows=((3, 2), (1, 0)))
     assert tokens_a_step(scenario) == 2.0
+    assert tokens_a_step(scenario.with_(draft_again=True)) == 2.0 / 2, "every window is computed again"
     assert tokens_a_step(Scenario(**MINI)) is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3), st.lists(st.floats(0, 1), min_size=3, max_size=3))
+def test_tokens_a_step_count_the_steps_that_compute_again(accepted: list[float], offered: list[float]) -> None:
+    """A window whose few drafts are all accepted computes nothing again."""
+    accepted, offered = sorted(accepted, reverse=True), sorted(offered, reverse=True)
+    windows = list(islice(drawn_windows(accepted, 7, offered), 4000))
+    steps = sum(1 + (window.accepted < window.drafted) for window in windows)
+    made = sum(1 + window.accepted for window in windows)
+    assert tokens_per_step(3, accepted, True, offered) == pytest.approx(made / steps, rel=0.01)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

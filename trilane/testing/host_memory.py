@@ -12,6 +12,9 @@ from trilane.testing.log import Expert, Log, Spans, Stay, home, log_of
 def law_13_host_memory(spans: Spans, host_bytes: int) -> None:
     """Held and arriving bytes never exceed the host's memory; what a copy or the CPU reads is there until its end."""
     log = log_of(spans)
+    if "disk" not in log.lanes:
+        assert not _users(log), f"law 13: the host holds no expert, but {_users(log)[0]} reads one there"
+        return
     stays = [(expert, stay) for expert, some in log.host_stays.items() for stay in some]
     changes = [(stay.came, 1, stay.copy.bytes, expert) for expert, stay in stays]
     changes += [(stay.left, 0, -stay.copy.bytes, expert) for expert, stay in stays]
@@ -28,6 +31,8 @@ def law_13_host_memory(spans: Spans, host_bytes: int) -> None:
 def law_5_reads(spans: Spans, host_bytes: int) -> None:
     """Between the plan that needs it and its start, a read waits for the disk, or until what is in use leaves room."""
     log = log_of(spans)
+    if "disk" not in log.lanes:
+        return
     uses = _uses(log)
     stays = [(expert, stay) for expert, some in log.host_stays.items() for stay in some]
     for free, span in log.in_order("disk"):

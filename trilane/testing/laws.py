@@ -40,7 +40,7 @@ def check_all(
     law_4_capacity(spans, budget_bytes)
     law_5_work_conservation(spans, demand_slots, costs)
     law_12_accounting(spans, batch)
-    if host_bytes is not None and "disk" in spans.lanes:  # else nothing was ever in the host's memory
+    if host_bytes is not None:
         law_13_host_memory(spans, host_bytes)
         law_5_reads(spans, host_bytes)
 

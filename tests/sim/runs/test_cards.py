@@ -32,6 +32,8 @@ def test_more_gpus_than_layers_are_refused() -> None:
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"gpus": 5}, "gpus"), ({"gpus": 2, "layer_split": (1, 2, 3)}, "layer_split: expected 2 proportions"),
+    ({"gpus": 2, "layer_split": (1e308, 1e308)}, r"layer_split\[0\]: expected a number above 0 and <= 1e"),
+    ({"gpus": 2, "hardware": "m4-max"}, "not simulated with m4-max: expected GPUs that have their own memory"),
     ({"gpus": 2, "disk": "nvme-4x4", "host_expert_gb": 8}, "not simulated with experts on a disk"),
     ({"gpus": 2, "draft_tokens": 2, "draft_acceptance": 0.8}, "not simulated with drafts"),
     ({"gpus": 2, "policy": "daop"}, "not simulated with daop, which changes the routing"),

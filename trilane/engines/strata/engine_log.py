@@ -14,6 +14,7 @@ from typing import Any
 
 from trilane.common.csv_files import write_csv
 from trilane.common.files import check_no_pipe
+from trilane.common.schema import from_dict
 from trilane.engines.strata.requests import RequestsError, StrataRequest
 
 _MOST_BYTES = 64 * 2**20
@@ -72,7 +73,7 @@ def _requests(lines: Iterable[str], name: str) -> Iterator[StrataRequest]:
             yield _row(f"{name}-{number}", start, prompt, match, _READS.search(line))
         else:
             found = {column: match[1] for column, pattern in _STARTS.items() if (match := pattern.search(line))}
-            start |= {column: _number(text) for column, text in found.items()}
+            start |= {column: _value(column, text) for column, text in found.items()}
 
 
 def _row(
@@ -82,14 +83,19 @@ def _row(
     read = counts.pop("read")
     speed = read / counts["prompt_ms"] * 1000 if counts["prompt_ms"] else None
     known = {"gpu": "", "quant": "iq3_s", **start}
-    return StrataRequest(id=name, pcie_reads=int(reads[1]) if reads else None, pp_tok_s=speed, **known, **counts)
+    reads_more = int(reads[1]) if reads else None
+    cells = {"id": name, "pcie_reads": reads_more, "pp_tok_s": speed, **known, **counts}
+    return from_dict(StrataRequest, cells, name, RequestsError)
 
 
-def _number(text: str) -> Any:
+def _value(column: str, text: str) -> Any:
+    """Text as its column has it; what is no number stays, for the schema to refuse."""
+    if column in ("gpu", "quant"):
+        return text.lower() if column == "quant" else text
     try:
         return int(text) if text.isdigit() else float(text)
     except ValueError:
-        return text.lower() if re.fullmatch(r"iq\d.*|q\d.*", text, re.IGNORECASE) else text
+        return text
 
 
 def write_requests(requests: Iterable[StrataRequest], path: str | Path) -> None:

@@ -27,10 +27,12 @@ def machine_of(request: StrataRequest) -> Hardware:
 
     A CPU that is not named, or not known, is a usual one with a core for each of the pool's threads; memory that is not
     named, a usual one of the CPU; DDR3 is taken as the slowest DDR4. A card with other memory than its kind has is that
-    kind otherwise. Raises HardwareError for a GPU that is not known.
+    kind otherwise. Raises HardwareError for a GPU that is not named, or not known.
     """
+    if not request.gpu.strip():
+        raise HardwareError("no GPU is named")
     vram = None if request.gpu_vram_gb is None else round(request.gpu_vram_gb * GIB)
-    slot = re.search(rf"{request.gpu.split()[-1]} at PCIe ([345])\.0 x(\d+)", request.note)
+    slot = re.search(rf"{re.escape(request.gpu.split()[-1])} at PCIe ([345])\.0 x(\d+)", request.note)
     pcie = f"{slot[1]}x{slot[2]}" if slot else None
     hardware = load_hardware(_assembled(request.gpu, vram, request.cpu, request.ram, request.workers, pcie))
     if vram is not None and abs(vram / hardware.gpu.memory_bytes - 1) > _NEAR and not hardware.one_memory:

@@ -45,7 +45,9 @@ class Predicted:
         rows = 1 + drafts if known is None else known.rows
         entries = rows * self.request.shape.top_k
         hits = entries * hit_rate(self.held_share, rows)
-        crossing = 0.0 if self.pcie_share is not None or known is None else known.pcie / (known.cpu + known.pcie)
+        crossing = 0.0
+        if self.pcie_share is None and known is not None and known.pcie:
+            crossing = known.pcie / (known.cpu + known.pcie)
         missed = entries - hits
         return WindowCounts(rows, drafts, hits, (1 - crossing) * missed, crossing * missed)
 
@@ -88,9 +90,9 @@ class Predicted:
     @property
     def tokens_per_window(self) -> float:
         """Tokens by which a window lengthens the answer: those of the row, or usual ones."""
-        request = self.request
-        if request.windows and request.gen_tokens:
-            return request.gen_tokens / request.windows
+        windows, tokens = self.request.windows or 0, self.request.gen_tokens
+        if windows > 0 and tokens:
+            return tokens / windows
         return 1 + USUAL_DRAFTS * USUAL_ACCEPTED
 
     @property
@@ -150,6 +152,8 @@ def _refused(request: StrataRequest) -> str:
     """Why a request is of another kind than the formulas; empty if it is not."""
     if request.n_gpus > 1:
         return "several GPUs"
+    if (request.hits or 0) > (request.lookups or 0):
+        return "more hits than look-ups"
     return "no experts on the CPU" if "sycl" in request.engine_version else ""
 
 

@@ -15,7 +15,8 @@ def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float) -
     """Time of ``tokens`` of a prompt after ``before`` others, with a share of all experts in the cache, which lends its
     slots to the buffers of a piece: a small one takes small pieces.
 
-    Very short ones are read through windows, all of whose experts are taken for missed ones of the usual share.
+    Very short ones are read through windows, which hit as often as experts are in the cache; of those that they miss
+    the engine's own share crosses the link, however slow that is.
     """
     if tokens < costs.engine.prompt.copies_from_tokens.value:
         return _through_windows(costs, tokens, before, held_share)

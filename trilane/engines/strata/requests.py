@@ -15,12 +15,13 @@ from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.common.csv_files import read_csv
 from trilane.common.errors import TrilaneError
-from trilane.common.hints import Count, Name, at_least, at_most, between
+from trilane.common.hints import Count, Name, above, at_least, at_most, between
 from trilane.engines.question import KV_BITS
 
 BUNDLED = Path(__file__).with_name("requests.csv")
 FEWEST_WINDOWS = 20  # of a request that tells times: fewer are those of a short answer
 _Number = Annotated[float, between(0, 1e12)]
+_Positive = Annotated[float, above(0), at_most(1e12)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
 STRATA_WEIGHTS = ("iq3_s", "iq3_xxs", "iq2_xs", "q2_0")  # published for Strata; unsloth's keep their names
 _USUAL_KV = KV_BITS["q8_0"]
@@ -57,8 +58,8 @@ class StrataRequest:
     quant: Name
     gpu: str
     n_gpus: Count = 1
-    gpu_vram_gb: _Number | None = None
-    pcie_gb_s: _Number | None = None
+    gpu_vram_gb: _Positive | None = None
+    pcie_gb_s: _Positive | None = None
     cpu: str = ""
     workers: Count | None = None
     ram: str = ""
@@ -130,7 +131,7 @@ class StrataRequest:
     @property
     def window_ms(self) -> float | None:
         """Time of a window, with its drafts; None where windows are not known, or too few."""
-        if self.windows is None or self.decode_ms is None or self.windows < FEWEST_WINDOWS:
+        if self.windows is None or not self.decode_ms or self.windows < FEWEST_WINDOWS:
             return None
         return self.decode_ms / self.windows
 

@@ -86,6 +86,8 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
     """Compare settings. Raises FitError for what the engine does not run, and where a memory has no room."""
     shape = strata_shape(question)
     check_engine(engine, shape, hardware)
+    if question.batch > 1:
+        raise FitError(f"{engine.name}: expected one request at a time, whose windows are known, got {question.batch}")
     if hardware.one_memory:
         raise FitError(f"{engine.name}: expected a machine with a GPU that has its own memory, got {hardware.name}")
     context = question.window or question.prompt_tokens + question.generated

@@ -84,6 +84,46 @@ def test_a_log_without_requests_is_refused(tmp_path: Path, text: str) -> None:
         read_log(tmp_path / "a.log")
 
 
+@pytest.mark.parametrize(("line", "changed", "expected"), [
+    ("pcie_frac 0.35", "pcie_frac 7.5", r"a.log-1: pcie_frac: expected a number from 0 to 1"),
+    ("PCIe probe: 24.0", "PCIe probe: 0.0", r"a.log-1: pcie_gb_s: expected a number above 0"),
+    ("PCIe probe: 24.0", "PCIe probe: 2.4.0", r"a.log-1: pcie_gb_s: expected a number above 0"),
+])
+def test_a_log_with_impossible_numbers_is_refused(tmp_path: Path, line: str, changed: str, expected: str) -> None:
+    (tmp_path / "a.log").write_text(LOG.replace(line, changed))
+    with pytest.raises(RequestsError, match=expected):
+        read_log(tmp_path / "a.log")
+
+
+def test_titles_of_a_log_stay_text(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(LOG.replace("AMD Radeon RX 6700 XT", "NVIDIA GeForce 4090"))
+    assert read_log(tmp_path / "a.log")[0].gpu == "4090"
+
+
+@pytest.mark.parametrize(("changed", "reason"), [
+    ({"gpu": ""}, "no GPU is named"),
+    ({"gpu": "RTX 4090 [x)y"}, "there is no gpu 'RTX 4090 [x)y'"),
+    ({"hits": 110000}, "more hits than look-ups"),
+])
+def test_rows_that_say_no_machine_or_contradict_themselves_are_left_out(
+    changed: dict[str, object], reason: str
+) -> None:
+    found = predictions([replace(ROW, **changed)])  # type: ignore[arg-type]
+    assert not found.asked
+    assert found.left_out["one"].startswith(reason)
+
+
+def test_an_answer_in_no_time_says_nothing_of_windows() -> None:
+    row = replace(ROW, decode_ms=0)
+    assert (row.window_ms, row.counts) == (None, None)
+
+
+def test_a_cache_of_all_experts_misses_none() -> None:
+    entries = 73346 + 36335 + 4559
+    row = replace(ROW, hits=entries, lookups=entries, pcie_reads=0)
+    assert predictions([row]).asked[0].counts.pcie == 0
+
+
 def test_machines_are_found_by_the_titles_of_their_parts() -> None:
     row = StrataRequest(
         id="a", quant="iq3_s", gpu="RTX 4090 Laptop", cpu="Core i9-13900HX", ram="DDR5-5600", pcie_gb_s=19.3, workers=23

@@ -53,6 +53,7 @@ def test_weights_are_stratas_own_unless_others_are_named() -> None:
 @pytest.mark.parametrize(("changed", "expected"), [
     ({"gpu": "arc-b580"}, "strata does not run on Intel's GPUs"),
     ({"gpu": "gb10", "ram": None, "cpu": None}, "expected a machine with a GPU that has its own memory"),
+    ({"batch": 2}, "strata: expected one request at a time, whose windows are known, got 2"),
     ({"ram_gb": 16}, r"the host lacks \d+\.\d GB for the experts"),
     ({"gpu": "gtx-1060-3gb"}, "has no room for a cache of experts"),
 ])
