@@ -191,7 +191,7 @@ class LayerParts:
             self._end_part(state)
         elif state.pending and expert == state.pending[0][0]:
             state.copied.append((state.pending.pop(0), copy))
-            if not (self.costs.kernel_copies and self.session.load_may_start):
+            if not (state.pending and self.costs.kernel_copies and self.session.load_may_start):
                 self._run_copied(state)
 
     def _run_copied(self, state: LayerState) -> None:

@@ -20,6 +20,7 @@ from sim.simulate import play
 from traces.models.catalogue import load_model
 from trilane.engines.strata.requests import WindowCounts
 from trilane.engines.strata.window import WindowCosts, draft_ns, window_time
+from trilane.testing.laws import law_1_conservation, law_2_causality, law_3_exclusivity
 
 ENGINE, SHAPE = load_fitted("strata"), load_model("qwen3-30b-a3b@iq3_s")
 MACHINE = load_hardware("rtx-4090+ddr5-5600+ryzen-9-7950x")
@@ -84,6 +85,20 @@ def test_forecasts_from_a_partial_pass_have_no_place_in_a_stream_that_copies() -
     question = QUESTION.with_(policy="smoe", parameters={}, noisy_forecast_recall=(0.9,))
     with pytest.raises(ScenarioError, match=r"'smoe' needs forecasts from a partial forward pass, .* engine 'strata'"):
         _ = prepare(question).composition
+
+
+def test_an_expert_on_its_way_runs_before_those_that_a_streamed_layer_only_passes_through() -> None:
+    """Layer 24 waits for a copy ahead of one that it needs, behind which 18 others are queued."""
+    question = Scenario(
+        trace="mini-deepseek", model="deepseek-v2-lite", hardware="rtx3090-ddr4", engine="strata", prompt_tokens=8,
+        generated_tokens=4, policy="moe-lightning@impl",
+    )
+    prepared = prepare(question)
+    run = play(prepared)
+    routings = {(s.index, i): routing.workload() for s in prepared.demand for i, routing in enumerate(s.routings)}
+    law_1_conservation(run.spans, routings)
+    law_2_causality(run.spans)
+    law_3_exclusivity(run.spans)
 
 
 # --- the closed form --------------------------------------------------------------------------------------------------

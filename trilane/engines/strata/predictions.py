@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from sim.costs.engine import load_fitted
+from sim.costs.window_costs import MOST_ROWS
 from sim.machine.plausibility import HardwareError
 from trilane.common.errors import TrilaneError
 from trilane.engines.strata.cache import hit_rate
@@ -154,6 +155,8 @@ def _refused(request: StrataRequest) -> str:
         return "several GPUs"
     if (request.hits or 0) > (request.lookups or 0):
         return "more hits than look-ups"
+    if request.counts is not None and request.counts.rows > MOST_ROWS:
+        return f"windows of more than {MOST_ROWS} rows"
     return "no experts on the CPU" if "sycl" in request.engine_version else ""
 
 

@@ -26,6 +26,7 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import GpuProcessor
+from sim.costs.window_costs import MOST_ROWS
 from sim.costs.window_work import INDEX_BITS, WindowWork, index_width, with_selected
 from sim.machine.hardware import Hardware
 from traces.models.codings import codings_of
@@ -33,7 +34,6 @@ from traces.models.shape import ModelShape
 from trilane.engines.question import FitError
 from trilane.engines.strata.requests import WindowCounts
 
-_MOST_ROWS = 8
 _NS = 1e9
 
 
@@ -76,7 +76,7 @@ class WindowCosts:
 
     @cached_property
     def table(self) -> CostTable:
-        return fitted_costs(self.sparse, self.hardware, self.engine, _MOST_ROWS, threads=self.threads)
+        return fitted_costs(self.sparse, self.hardware, self.engine, MOST_ROWS, threads=self.threads)
 
     @cached_property
     def gpu(self) -> GpuProcessor:

@@ -104,6 +104,7 @@ def test_titles_of_a_log_stay_text(tmp_path: Path) -> None:
     ({"gpu": ""}, "no GPU is named"),
     ({"gpu": "RTX 4090 [x)y"}, "there is no gpu 'RTX 4090 [x)y'"),
     ({"hits": 110000}, "more hits than look-ups"),
+    ({"offered": 155000, "pcie_reads": None}, "windows of more than 8 rows"),
 ])
 def test_rows_that_say_no_machine_or_contradict_themselves_are_left_out(
     changed: dict[str, object], reason: str
