@@ -24,7 +24,8 @@ ROOMS = ("traces", "policies", "sim", "realrun", "trilane")
 NO_BAD_INPUT = {
     "PolicyError",  # a policy, ours or a user's, broke a rule
     "LaneError",  # work failed on a real machine during a run
-    "TrilaneError", "SkippedError", "_FaultError", "_MismatchError",  # the base, and exceptions that are always caught
+    "TrilaneError",  # the base
+    "SkippedError", "_FaultError", "_MismatchError", "_EndedError",  # always caught
 }
 
 # --- help and errors --------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ MADE_BY = {name: command for command in reversed(OURS) for name in written(comma
 
 def read(command: str) -> list[str]:
     """The files of other commands that a command reads."""
-    values = {part for word in shlex.split(command) for part in word.split("=")}
+    values = {part for word in shlex.split(command)[2:] for part in word.split("=")}  # after the verb
     return sorted(values.intersection(MADE_BY).difference(written(command)))
 
 

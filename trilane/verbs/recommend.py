@@ -74,7 +74,7 @@ def _strata(answered: Recommendation) -> list[Part]:
     """Lines on Strata, if its model is asked about, or all are."""
     from dataclasses import replace
 
-    from trilane.engines.strata.tune import MODEL
+    from trilane.engines.strata import MODEL
 
     asked = answered.asked.fit
     return strata_part(asked if answered.formats else replace(asked, model=MODEL, weights=None))

@@ -160,6 +160,11 @@ def accepted_formats(question: TuneQuestion, most_nats: float, json: str | None)
 
 def strata_part(question: Question) -> list[Part]:
     """Lines on Strata for the page of another engine."""
+    from traces.models.names import parted
+    from trilane.engines.strata import MODEL
+
+    if parted(question.model).model != MODEL:
+        return []  # without loading what answers
     from trilane.engines.strata.tune import strata_next_to
     from trilane.output.pages.strata_tune import next_to_part
 
@@ -168,6 +173,8 @@ def strata_part(question: Question) -> list[Part]:
 
 def _of_windows(question: Question, json: str | None) -> bool:
     """Answer for an engine whose steps are windows; False for another one."""
+    if question.engine is None:
+        return False
     from trilane.engines.strata.tune import strata_tuning, window_engine
     from trilane.output.pages.output import report
     from trilane.output.pages.strata_tune import strata_tune_page

@@ -18,7 +18,8 @@ from realrun.experts.store import (
 )
 from realrun.machine.native_ffn import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat
 from realrun.machine.pinned import plain
-from tests.realrun.machine.test_native_ffn import VARIANTS, needs_compiler, variant
+from tests.realrun.machine.test_native_ffn import needs_compiler
+from tests.realrun.machine.test_native_ffn_results import VARIANTS, variant
 
 HALF = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)  # two bytes
 

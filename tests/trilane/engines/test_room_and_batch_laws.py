@@ -44,7 +44,8 @@ def some_split_has_room(question: Question) -> bool:
     """True if some number of layers, or of experts, on the CPU leaves room: all are asked of ``load_memory`` itself."""
     shape, hardware, engine = told(question)
     piece = question.ubatch or engine.prompt.piece_tokens.value
-    copied: Any = "nothing" if engine.prompt.experts.value == "computed" else engine.copies_at_once
+    optional = engine.dialect == "sglang" and not hardware.one_memory  # without room for copies nothing is copied
+    copied: Any = "nothing" if optional or engine.prompt.experts.value == "computed" else engine.copies_at_once
     by_layer, layers = shape.expert_bytes_by_layer, shape.moe_layers
     some = range(layers + 1) if engine.splits == "layers" else (0, layers)  # others leave a part of every layer
     for on_cpu in (0,) if hardware.one_memory else some:

@@ -15,6 +15,7 @@ from traces.models.shape import ModelShape
 from trilane.common.units import GB
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of
 from trilane.engines.question import KV_BITS, FitError, Question, check_engine, with_weights
+from trilane.engines.strata import MODEL
 from trilane.engines.strata.predictions import ENGINE, usual_share
 from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import STRATA_WEIGHTS
@@ -30,7 +31,7 @@ from trilane.engines.strata.settings import (
 )
 from trilane.engines.strata.window import WindowCosts
 
-MODEL, USUAL_WEIGHTS = "qwen3.8-flash-next", "gsq-iq3_s"
+USUAL_WEIGHTS = "gsq-iq3_s"
 
 
 class ChosenValue(NamedTuple):

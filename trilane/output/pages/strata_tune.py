@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from traces.models.names import parted
 from trilane.common.units import GB
-from trilane.engines.strata.tune import MODEL, StrataTuning
+from trilane.engines.strata import MODEL
+from trilane.engines.strata.tune import StrataTuning
 from trilane.output.pages.output import Part, heading, number, pairs, percent, signed_percent, table
 from trilane.output.pages.widths import Command
 

@@ -156,7 +156,7 @@ def test_the_example_is_read() -> None:
 
 @pytest.mark.parametrize(("text", "says"), [
     ("grids: {}", "f.yaml: there is no key 'grids'; did you mean 'grid'? Choose from scenario, grid, draws"),
-    ("scenario: {bath: 1}", "f.yaml: scenario: there is no key 'bath'; did you mean 'batch'? Choose from trace"),
+    ("scenario: {bath: 1}", "f.yaml: scenario: there is no key 'bath'; did you mean 'batch'? Choose from batch"),
     ("scenario: {policy: dalli}", "f.yaml: policy: there is no policy 'dalli'; did you mean 'dali'?"),
     ("scenario: 3", "f.yaml: scenario: expected a mapping"),
     ("grid: {bath: 1}", "f.yaml: grid: there is no axis 'bath'; did you mean 'batch'?"),

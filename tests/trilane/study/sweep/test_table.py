@@ -122,9 +122,11 @@ def test_no_flipped_bit_of_a_table_is_read_as_another_number(table: pa.Table, tm
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            assert read_table(path).equals(table, check_metadata=True)
+            found = read_table(path)
         except SweepError:
             continue
+        assert found.equals(table)
+        assert (found.schema.metadata or {}).items() >= (table.schema.metadata or {}).items()  # a key may be unknown
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
