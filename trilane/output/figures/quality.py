@@ -92,6 +92,7 @@ def _bargains(ax: Axes, values: Sequence[PublishedQuality]) -> None:
         ax.annotate(f"{value.method},\n{value.model}", (time, nats), (0, 6), textcoords="offset points", fontsize=6.5,
                     color=INK, ha="left" if time < 0.7 else "center")
     ax.set_yscale("log")
+    ax.margins(y=0.15)  # for the names above points
     _ticks(ax, "y", (0.003, 0.01, 0.03, 0.1, 0.3))
     ax.set(xlabel="time per token / without it, measured by the source", ylabel="KL, nats a token", xlim=(0.55, 1.05))
     ax.set_title("published, large models", loc="left", fontsize=10)
