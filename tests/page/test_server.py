@@ -29,7 +29,7 @@ def asked(address: str, path: str, host: str | None = None, method: str = "GET")
 
 
 def test_without_the_token_there_is_nothing(address: str) -> None:
-    for path in ("/", "/x/", "/x/answers/names", "/x/page.js"):
+    for path in ("/", "/x/", "/%C3%A9/", "/x/answers/names", "/x/page.js"):
         assert asked(address, path)[0] == 404
 
 
@@ -38,7 +38,9 @@ def test_another_name_of_the_machine_is_refused(address: str) -> None:
     assert asked(address, urlsplit(address).path, host="evil.example")[0] == 421
 
 
-@pytest.mark.parametrize("path", ["../../etc/passwd", "server.py", "answers/nothing", "%2e%2e/page.html"])
+@pytest.mark.parametrize(
+    "path", ["../../etc/passwd", "server.py", "machine", "answers/nothing", "answers/page.js", "%2e%2e/page.html"]
+)
 def test_no_other_file_is_served(address: str, path: str) -> None:
     assert asked(address, urlsplit(address).path + path)[0] == 404
 

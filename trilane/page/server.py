@@ -7,7 +7,7 @@ name under which it is asked must be the one that it was told, or an address tha
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from hmac import compare_digest
 
@@ -59,12 +59,14 @@ def application(token: str, hosts: frozenset[str] | None) -> Starlette:
         record = await answers.shared(text.decode("utf-8", "replace"), dict(request.query_params))
         return Response(record, media_type="application/json", headers=_HEADERS)
 
-    def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(
+        endpoint: Callable[[Request], Awaitable[Response]], names: Collection[str] = ()
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
             if hosts is not None and (request.url.hostname or "") not in hosts:
                 return PlainTextResponse("expected the address that trilane explore printed", 421, _HEADERS)
-            known, name = compare_digest(request.path_params["token"], token), request.path_params.get("name")
-            if not known or (name is not None and name not in (*VIEWS, *_ASSETS)):
+            known = compare_digest(request.path_params["token"].encode(), token.encode())
+            if not known or request.path_params.get("name", "") not in {"", *names}:
                 return PlainTextResponse("nothing here; trilane explore printed the address of its page", 404, _HEADERS)
             return await endpoint(request)
 
@@ -72,9 +74,9 @@ def application(token: str, hosts: frozenset[str] | None) -> Starlette:
 
     return Starlette(lifespan=_lifespan, routes=[
         Route("/{token}/", guarded(page)),
-        Route("/{token}/answers/{name}", guarded(answer)),
+        Route("/{token}/answers/{name}", guarded(answer, VIEWS)),
         Route("/{token}/share", guarded(share), methods=["POST"]),
-        Route("/{token}/{name}", guarded(asset)),
+        Route("/{token}/{name}", guarded(asset, _ASSETS)),
     ])
 
 
