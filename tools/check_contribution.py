@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trilane.common.csv_files import read_lines, write_csv
+from trilane.common.errors import TrilaneError
 from trilane.engines.accuracy.contribution import RowCheck, check_rows
 from trilane.engines.accuracy.measured_rows import BUNDLED, MeasuredRow, RowsError, read_rows
 from trilane.output.pages.share import remark_text
@@ -46,7 +47,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("file")
     parser.add_argument("--add", metavar="SOURCE", help="append rows that are well to the bundled ones")
     asked = parser.parse_args(words)
-    checks = check_rows(read_rows(asked.file))
+    try:
+        checks = check_rows(read_rows(asked.file))
+    except (TrilaneError, OSError) as fault:
+        parser.error(str(fault))
     for check in checks:
         error = "-" if check.error is None else f"{check.error:+.1%}"
         row = check.row

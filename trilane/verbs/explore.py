@@ -17,7 +17,7 @@ from trilane.verbs.options import JobsOption, MachineParts, OptionError, grouped
 from trilane.verbs.recommend import use_and_model
 from trilane.verbs.tune import parts_of
 
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+_LOCAL = ("127.0.0.1", "localhost")
 
 
 class MissingExtraError(TrilaneError):

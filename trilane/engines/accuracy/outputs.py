@@ -20,6 +20,7 @@ from trilane.common.quoting import quoted
 
 MOST_BYTES = 1_000_000
 _MOST_SPEEDS = 200
+_MOST_TOKENS_PER_S = 1_000_000
 _TABLE_ROW = re.compile(r"^\|.*\|\s*$", re.MULTILINE)
 _TEST = re.compile(r"(pp|tg)(\d{1,7})(?: @ d(\d{1,8}))?")
 _LOG = re.compile(
@@ -55,6 +56,11 @@ class ReadSpeed(NamedTuple):
     build: str | None = None
     date: str | None = None
 
+    @property
+    def can_be(self) -> bool:
+        """True if a machine can have such numbers."""
+        return 0 < self.tokens_per_s <= _MOST_TOKENS_PER_S and (self.threads is None or self.threads > 0)
+
 
 def read_output(path: str | Path) -> list[ReadSpeed]:
     """The speeds in a file. Raises OutputTextError."""
@@ -72,16 +78,29 @@ def speeds_in(text: str, where: str = "the text") -> list[ReadSpeed]:
     """The speeds in a text, which may have other lines around them. Raises OutputTextError."""
     if len(text) > MOST_BYTES:
         raise OutputTextError(f"{where}: expected at most {MOST_BYTES:,} characters, got {len(text):,}")
+    found = _first_read(text)
+    if not found:
+        raise OutputTextError(
+            f"{where}: expected the output of llama-bench (best with -o json), a server's timings, or the --json of "
+            f"trilane measure --engine llama.cpp; it begins {quoted(text[:60])}"
+        )
+    if len(found) > _MOST_SPEEDS:
+        raise OutputTextError(f"{where}: expected at most {_MOST_SPEEDS} speeds, got {len(found)}")
+    if odd := next((one for one in found if not one.can_be), None):
+        raise OutputTextError(
+            f"{where}: expected speeds above 0 and up to {_MOST_TOKENS_PER_S:,} tokens/s, with one thread or more, got "
+            f"{odd.tokens_per_s:g} tokens/s with {odd.threads} threads"
+        )
+    return found
+
+
+def _first_read(text: str) -> list[ReadSpeed]:
+    """Speeds by the first form that fits; none where no form does."""
     for reader in (_in_json, _in_lines, _in_csv, _in_table, _in_log):
-        with suppress(TrilaneError, ValueError, csv.Error):
+        with suppress(TrilaneError, ValueError, TypeError, OverflowError, csv.Error):
             if found := [*reader(text)]:
-                if len(found) > _MOST_SPEEDS:
-                    raise OutputTextError(f"{where}: expected at most {_MOST_SPEEDS} speeds, got {len(found)}")
                 return found
-    raise OutputTextError(
-        f"{where}: expected the output of llama-bench (best with -o json), a server's timings, or the --json of "
-        f"trilane measure --engine llama.cpp; it begins {quoted(text[:60])}"
-    )
+    return []
 
 
 def _in_json(text: str) -> Iterator[ReadSpeed]:

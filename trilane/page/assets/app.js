@@ -15,7 +15,7 @@ const VIEWS = {
 
 function show() {
   const { view, query } = address.read();
-  if (!(view in VIEWS)) { history.replaceState(null, "", source.first); show(); return; }
+  if (!Object.hasOwn(VIEWS, view)) { history.replaceState(null, "", source.first); show(); return; }
   const main = document.getElementById("content"), [title, draw] = VIEWS[view];
   const fresh = h("div", {});
   document.getElementById("tip").hidden = true;

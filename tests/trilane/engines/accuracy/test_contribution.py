@@ -88,3 +88,16 @@ def test_the_script_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([str(written(rows(), tmp_path / "good.csv"))]) == 0
     assert main([str(written((fast,), tmp_path / "bad.csv"))]) == 1
     assert "far from the prediction: is the setting right?" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"a,b\n1,2\n"])
+def test_a_file_that_cannot_be_read_is_a_sentence(
+    tmp_path: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        main([str(path)])
+    assert stop.value.code == 2
+    assert "rows.csv" in capsys.readouterr().err

@@ -91,3 +91,16 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b" " * (MOST_BYTES + 1))
     with pytest.raises(OutputTextError, match=r"expected at most 1,000,000 bytes, got 1,000,001"):
         read_output(tmp_path / "log")
+
+
+@pytest.mark.parametrize(("rate", "threads"), [(0, 8), (-1.5, 8), ("NaN", 8), (1e308, 8), (20.0, -1)])
+def test_speeds_that_no_machine_has_are_refused(rate: object, threads: int) -> None:
+    test = {"avg_ts": rate, "n_prompt": 0, "n_gen": 128, "n_threads": threads}
+    with pytest.raises(OutputTextError, match="expected speeds above 0 and up to 1,000,000 tokens/s"):
+        speeds_in(json.dumps([test]))
+
+
+@pytest.mark.parametrize("rate", [None, [], {}])
+def test_a_speed_that_is_no_number_is_none(rate: object) -> None:
+    with pytest.raises(OutputTextError, match="expected the output of llama-bench"):
+        speeds_in(json.dumps([{"avg_ts": rate, "n_prompt": 0, "n_gen": 128}]))
