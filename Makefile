@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test test-page test-llama test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
+.PHONY: help demo test chromium test-page test-llama test-deep mutation lint types notebooks bench bench-accelerate bench-sweep bench-fit validate gpu clean
 
 help:
 	@echo "make demo    compare policies on two bundled scenarios; pictures and a timeline of the first go to out/"
@@ -46,9 +46,13 @@ test: lint types
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Chromium is Debian's or Ubuntu's; TRILANE_CHROMIUM names another. Root may install it, others with sudo.
-test-page: $(VENV)/page.stamp
-	@command -v chromium >/dev/null || [ -n "$$TRILANE_CHROMIUM" ] || ! command -v apt-get >/dev/null || \
-	  { $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -qy chromium; }
+HAS_CHROMIUM = { [ -n "$$TRILANE_CHROMIUM" ] || command -v chromium || command -v chromium-browser; } >/dev/null
+
+chromium:
+	@$(HAS_CHROMIUM) || { $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -qy chromium; } || \
+	  { echo "expected Chromium; install it, or name its file in TRILANE_CHROMIUM" >&2; exit 2; }
+
+test-page: chromium $(VENV)/page.stamp
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/page
 
 test-llama: $(VENV)/llama.stamp

@@ -51,6 +51,7 @@ NAMES = {1: "f16", 8: "q8_0", 2: "q4_0"}
 
 
 def main() -> None:
+    """Write the page: our memory next to llama.cpp's own plans, of every family on every machine."""
     largest, some = "", ""
     with tempfile.TemporaryDirectory() as folder:
         for family in (*FAMILIES, *TWICE_AS_DEEP):

@@ -106,6 +106,7 @@ def clients(base: str, server: subprocess.Popen[str], seconds: float) -> dict[st
 
 
 def main() -> None:
+    """Start the page, and print its times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300)
     seconds = parser.parse_args().seconds

@@ -18,6 +18,7 @@ from trilane.verbs.options import processes
 
 
 def main(names: Sequence[str]) -> None:
+    """Add what is missing of the sources of these names, of all without one."""
     blind = {source_of(figure).name for figure in read_record().waiting()}
     wanted = programs([name for name in names or sources() if name not in blind])
     count = add_calibrations(CALIBRATED, wanted, processes(None), _watch)

@@ -16,11 +16,10 @@ class AdaptiveTier(StaticCache):
     """Swaps within layers, the best of all layers first; loads pass through staging.
 
     The use of an expert is the number of its tokens in decode steps, times ``decay`` after every round. After every
-    ``every`` decode steps each layer pairs its absent experts of a
-    use of ``least`` or more, the most used first, with its residents, the least used first, as long as the one exceeds
-    the other by ``margin``; the ``most`` pairs of all layers with the largest differences are swapped (ties: the lower
-    layer, then the more used expert, then the lower number). What a layer's last round has left in the queue is
-    replaced.
+    ``every`` decode steps each layer pairs its absent experts of a use of ``least`` or more, the most used first, with
+    its residents, the least used first, as long as the one exceeds the other by ``margin``; the ``most`` pairs of all
+    layers with the largest differences are swapped (ties: the lower layer, then the more used expert, then the lower
+    number). What a layer's last round has left in the queue is replaced.
     """
 
     def __init__(self, every: int, most: int, decay: float, least: float, margin: float) -> None:

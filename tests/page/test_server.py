@@ -63,8 +63,7 @@ def test_a_text_to_share_is_bounded(address: str) -> None:
     assert connection.getresponse().status == 413
 
 
-def test_the_work_of_a_closed_tab_ends(address: str) -> None:
-    """Forty models were asked for; another question is answered before they could be done."""
+def test_another_question_is_answered_after_tabs_were_closed(address: str) -> None:
     at = urlsplit(address)
     for _ in range(6):
         with socket.create_connection((at.hostname or "", at.port or 0)) as tab:

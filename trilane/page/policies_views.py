@@ -23,7 +23,7 @@ from trilane.page.records import Record
 from trilane.page.view import Task, ViewPlan
 from trilane.study.draws import REFUSALS
 from trilane.study.player import LastPrepared
-from trilane.study.step_replay import GpuWait, StepReplay, StepSpan, middle_step, replayed
+from trilane.study.step_replay import GpuWait, StepReplay, StepSpan, checked_step, replayed
 
 _USUAL = (  # the quickest to play first; those of ``make demo``
     "llama.cpp", "on-demand", "fiddler", "ktransformers", "mixtral-offloading", "dali", "hybrimoe", "best-exact",
@@ -155,7 +155,7 @@ def step_record(scenario: Scenario, name: str, step: int | None) -> Record:
         run = _played(scenario, name)
     except REFUSALS as error:
         return {"kind": "cannot", "policy": name, "reason": str(error)}
-    shape, found = kept_setting().of(scenario).shape, replayed(run, middle_step(run) if step is None else step)
+    shape, found = kept_setting().of(scenario).shape, replayed(run, checked_step(run, step))
     return {
         "kind": "step", "policy": name, "marked": marked(name, kind_of_row(run.to_dict())), "step": found.step,
         "ms": found.ms, "time": milliseconds(found.ms), "layers": shape.moe_layers, "experts": shape.experts,
@@ -190,5 +190,5 @@ def perfetto(query: Query) -> ViewPlan:
 def events_of(scenario: Scenario, name: str, process: int, step: int | None) -> Record:
     """Events of the step that is shown."""
     run = _played(scenario, name)
-    shown = run.spans[run.spans["step"] == (middle_step(run) if step is None else step)]
+    shown = run.spans[run.spans["step"] == checked_step(run, step)]
     return {"kind": "events", "events": list(trace_events(replace(run, spans=shown), process))}

@@ -35,7 +35,7 @@ _BUG = "a bug in Trilane; please report it with this address"
 
 
 class PageAnswers:
-    """PageAnswers of all views, as lines of JSON."""
+    """Answers of all views, as lines of JSON."""
 
     def __init__(self) -> None:
         self._quick = WorkerPool(_JOBS, _nothing, caller_works=False, imports=_IMPORTS)
@@ -60,7 +60,7 @@ class PageAnswers:
             return
         lines = []
         try:
-            async for record in self._records(name, query):
+            async for record in records_from(self._heavy if VIEWS[name].heavy else self._quick, name, query):
                 lines.append(_line(record))
                 yield lines[-1]
         except Exception as error:  # of a worker: the page says so, and other answers go on
@@ -74,22 +74,6 @@ class PageAnswers:
         """The record of *Share*, as JSON."""
         return _line(await _result(self._quick.submit(_shared, text, dict(query))))
 
-    async def _records(self, name: str, query: Query) -> AsyncIterator[Record]:
-        pool = self._heavy if VIEWS[name].heavy else self._quick
-        plan: ViewPlan = await _result(pool.submit(_planned, name, dict(query)))
-        yield plan.head
-        waiting: list[Future[Record]] = []
-        try:
-            for task in plan.tasks:
-                waiting.append(pool.submit(_done, task))
-                if len(waiting) == _AT_ONCE:
-                    yield await _result(waiting.pop(0))
-            while waiting:
-                yield await _result(waiting.pop(0))
-        finally:
-            for future in waiting:
-                future.cancel()
-
     @property
     def _heavy(self) -> WorkerPool[None]:
         if self._slow is None:
@@ -97,6 +81,23 @@ class PageAnswers:
             for _ in range(_JOBS):
                 self._slow.submit(_warm)
         return self._slow
+
+
+async def records_from(pool: WorkerPool[None], name: str, query: Query) -> AsyncIterator[Record]:
+    """Yield the records of a view. What has not begun is dropped where the caller stops to listen."""
+    plan: ViewPlan = await _result(pool.submit(_planned, name, dict(query)))
+    yield plan.head
+    waiting: list[Future[Record]] = []
+    try:
+        for task in plan.tasks:
+            waiting.append(pool.submit(_done, task))
+            if len(waiting) == _AT_ONCE:
+                yield await _result(waiting.pop(0))
+        while waiting:
+            yield await _result(waiting.pop(0))
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _line(record: Record) -> bytes:

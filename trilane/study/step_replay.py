@@ -83,11 +83,20 @@ def middle_step(run: Run) -> int:
     return int(decode[len(decode) // 2])
 
 
+def checked_step(run: Run, step: int | None) -> int:
+    """The number of a step that the run has, by default that of the middle one. Raises StepError for another one."""
+    if step is None:
+        return middle_step(run)
+    steps = step_times(run.spans)["step"]
+    if step not in set(steps):
+        raise StepError(f"step: expected {min(steps)} to {max(steps)}, got {step}")
+    return step
+
+
 def replayed(run: Run, step: int) -> StepReplay:
     """Return a step of a run. Raises StepError for one that it does not have."""
+    checked_step(run, step)
     times: dict[Any, dict[Any, Any]] = step_times(run.spans).set_index("step").to_dict("index")
-    if step not in times:
-        raise StepError(f"step: expected {min(times)} to {max(times)}, got {step}")
     begin, end = (round(times[step][f"{side}_ms"] * _NS_PER_MS) for side in ("start", "end"))
     frame = run.spans[(run.spans["end_ns"] >= begin) & (run.spans["start_ns"] < end)]
     spans = [*map(Span._make, frame[list(Span._fields)].itertuples(index=False, name=None))]

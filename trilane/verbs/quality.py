@@ -55,6 +55,9 @@ class Model:
     ] = None
 
 
+_OF_TEXTS = {"passages": "--passages", "prompt_tokens": "--prompt-tokens", "given_tokens": "--given-tokens"}
+
+
 @grouped
 def quality(
     policies: Annotated[
@@ -98,11 +101,12 @@ def quality(
     from trilane.study.quality.table import BUNDLED, HALF, read_table, write_table
 
     as_page = quality_page
+    if model.model is None or published:
+        _refuse_without_measuring(published, model, texts, policies, changes, output)
     if published:
-        _show_published(model, json)
+        _show_published(fronts, plot, json)
         return
     if model.model is None:
-        _refuse_without_model(texts, output, policies)
         check_targets(json, picture=plot)
         found = [each for each in read_table(BUNDLED) if each.cached_share == HALF]
         about = "measured for Trilane on mini models, half of the experts cached"
@@ -119,15 +123,15 @@ def quality(
         save_figure(plot_quality(found, bundled()), plot)
 
 
-def _show_published(model: Model, json: str | None) -> None:
+def _show_published(fronts: bool, plot: str | None, json: str | None) -> None:
     from trilane.output.pages.quality_published import published_page
     from trilane.study.quality.curve import bundled_curve
     from trilane.study.quality.published import published
     from trilane.study.quality.table import BUNDLED, read_table
     from trilane.study.quality.trends import trends
 
-    if model.model is not None:
-        raise OptionError("--published: expected no --model, which is for measurements of your own")
+    if fronts or plot:
+        raise OptionError(f"--published: expected no {'--fronts' if fronts else '--plot'}, which are for measurements")
     check_targets(json)
     measured, curve = read_table(BUNDLED), bundled_curve()
     record = {
@@ -137,11 +141,21 @@ def _show_published(model: Model, json: str | None) -> None:
     report(json, record, *published_page(measured, curve))
 
 
-def _refuse_without_model(texts: Passages, output: str | None, policies: str | None) -> None:
-    if texts.text or output or policies:
+def _refuse_without_measuring(
+    published: bool, model: Model, texts: Passages, policies: str | None, changes: list[str] | None, output: str | None
+) -> None:
+    """Raise OptionError for what only a measurement uses."""
+    numbers = {option: getattr(texts, field) for field, option in _OF_TEXTS.items()}
+    usual = {option: getattr(Passages(), field) for field, option in _OF_TEXTS.items()}
+    given = {"POLICIES": policies, "--text": texts.text, "--output": output, "--set": changes,
+             "--sizes-of": model.sizes_of, "--vectors": model.vectors,
+             **{option: number for option, number in numbers.items() if number != usual[option]}}
+    if published and model.model is not None:
+        raise OptionError("--published: expected no --model, which is for measurements of your own")
+    if unused := next((option for option, value in given.items() if value), None):
         raise OptionError(
-            "expected --model MODEL, and --text FILE for it to read, to measure policies; without any of them the "
-            "bundled measurements are shown"
+            f"{unused}: expected --model MODEL, and --text FILE for it to read, to measure policies; without them "
+            f"{'published' if published else 'the bundled'} measurements are shown"
         )
 
 

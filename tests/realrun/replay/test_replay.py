@@ -23,9 +23,10 @@ from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 from realrun.machine.host_memory import host_memory_given
 from realrun.machine.lanes import Completion
 from realrun.profiling.lab import Lab, Points
-from realrun.replay.replay import Launched, Replay, room_for
+from realrun.replay.replay import Launched, Measurement, Replay, room_for
 from sim.costs.engine_costs import costs_on
 from sim.runs.prepare import Prepared, prepare
+from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.simulate import play
 from tests.kit.depth import thinned
@@ -207,17 +208,22 @@ def drafted(policy: str, **drafts: Any) -> Prepared:
     return replace(found, shape=tiny.shape, costs=replace(costs, draft=found.costs.draft))
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("policy", ["on-demand", "fiddler", "daop"])
-def test_the_executor_plays_the_steps_of_the_simulator(policy: str, again: bool) -> None:
-    setting = drafted(policy, draft_again=again)
+def on_lanes_and_simulated(setting: Prepared) -> tuple[Measurement, Any, Run]:
+    """A run of the executor, whose outputs and laws are checked, and the simulator's session and run."""
     with machine() as lanes:
         bench = bench_for(lanes, [setting])
         measured = bench.measure(setting)
         check_outputs(bench)
     check_laws(measured, batch=1)
     simulated = setting.session_of(type(measured.session))
-    run = play(setting, simulated)
+    return measured, simulated, play(setting, simulated)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("policy", ["on-demand", "fiddler", "daop"])
+def test_the_executor_plays_the_steps_of_the_simulator(policy: str, again: bool) -> None:
+    setting = drafted(policy, draft_again=again)
+    measured, simulated, run = on_lanes_and_simulated(setting)
     for name in ("steps", "decode_steps", "tokens_per_step", "decode_served_hit_rate"):
         assert getattr(measured.run.metrics, name) == getattr(run.metrics, name)
     assert run.metrics.tokens_per_step > 1 - again
@@ -236,13 +242,7 @@ def test_windows_of_several_lengths_are_computed_exactly_with_a_share_of_the_mis
     windows = {"draft_windows": ((2, 1), (1, 1), (0, 0), (2, 0)), "rejected_drafts": "drawn"}
     asked = {"pcie_share": share, **parameters}
     setting = drafted("strata", parameters=asked, **windows)
-    with machine() as lanes:
-        bench = bench_for(lanes, [setting])
-        measured = bench.measure(setting)
-        check_outputs(bench)
-    check_laws(measured, batch=1)
-    simulated = setting.session_of(type(measured.session))
-    run = play(setting, simulated)
+    measured, simulated, run = on_lanes_and_simulated(setting)
     assert measured.run.metrics.tokens_per_step == run.metrics.tokens_per_step
     assert {step.drafted for step in setting.steps} == {0, 1, 2}
     replayed = play_log(measured.session.log, setting.session()) is None

@@ -2,69 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
-from operator import getitem
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import numpy as np
 import pytest
-import yaml
 
 from sim.costs.cost_table import CostError
-from sim.costs.engine import EngineError, FittedEngine, NumaMode, engine_names, load_engine, load_fitted
+from sim.costs.engine import EngineError, load_engine, load_fitted
 from sim.costs.engine_costs import costs_on
 from sim.costs.fitted_costs import attention_flops, copy_bytes_per_s, fitted_costs
-from sim.costs.processors import WIDE_BITS, AttentionWork, CpuProcessor, GpuProcessor, saturated, unpacked_bits
-from sim.machine.hardware import Hardware, load_hardware
+from sim.costs.processors import WIDE_BITS, GpuProcessor, saturated, unpacked_bits
+from sim.machine.hardware import load_hardware
 from sim.machine.parts import Vendor
 from sim.machine.sourced import Sourced
+from tests.kit.fitted import ENGINE, ENGINES, EXPERT_BYTES, REGION_NS, SHAPE, machine
 from traces.models.attention import Attention
 from traces.models.catalogue import load_model
-from traces.models.codings import Coding, Codings
 from traces.models.shape import ModelShape
-
-BITS = 16.0
-SHAPE = ModelShape(
-    name="small", moe_layers=2, dense_layers=0, experts=8, top_k=2, hidden=1024, expert_width=512, heads=8, kv_heads=8,
-    head_dim=128, kv_width=2048, attention_params=4_000_000, vocab=1000, weight_bits=BITS, dense_bits=BITS,
-)
-EXPERT_BYTES = 3 * 1024 * 512 * 2
-REGION_NS = 2000  # of ten threads: as of 22, where sixteen are as 28
-K_QUANT: Mapping[Coding, float] = {"k_quant": 1.0}
-ENGINES = ("llama.cpp", "llama.cpp-2026-02")
-ENGINE = load_engine("llama.cpp").with_numbers(
-    {
-        "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
-        "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
-        "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
-        "gpu.tile_rows": 0,
-        "cpu.read_share": 1, "cpu.ceiling_bytes_per_s": 30e9, "cpu.layer_ns": 7000, "cpu.expert_products": 1,
-        "cpu.region_ns": REGION_NS * 28 / 22, "cpu.two_sockets": 0.8, "cpu.cache_factor.grouped": 4,
-        "cpu.efficiency_core": 0.5,
-        **{f"cpu.weights_per_cycle.{coding}": 1000 for coding in get_args(Coding)},
-        **{f"cpu.products_per_cycle.{coding}": 2 for coding in get_args(Coding)}, "cpu.ceiling_flops_per_s": 1e18,
-        "cpu.flash.products_per_cycle": 1, "cpu.flash.row_products_per_cycle": 1, "cpu.flash.pair_cycles": 0,
-        "cpu.flash.unpack_cycles": 3,
-        "prompt.link_share": 0.5,
-        "prompt.memory_share": 1000, "prompt.staging_bytes_per_s": 1e15,
-    }
-)
-
-
-def machine(name: str = "rtx-3060+ddr4-3200") -> Hardware:
-    """100 GB/s, 100 TOP/s and 40 TFLOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
-    found = load_hardware(name)
-    numbers = {"cpu.read_bytes_per_s": 30e9, "cpu.clock_hz": 2.5e9}
-    numbers |= {"link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
-    if not found.cpu_only:
-        numbers |= {
-            "gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12, "gpu.flops_per_s": 40e12,
-        }
-    changed = found.with_numbers(numbers)
-    return replace(changed, cpu=replace(changed.cpu, cores=10))
 
 
 def test_a_token_reads_weights_at_the_engine_s_share_of_the_data_sheet() -> None:
@@ -314,118 +268,6 @@ def test_without_a_gpu_the_cpu_computes_all() -> None:
     assert costs.experts[0].first_cpu_ns == 0
 
 
-def attention_cycles(rows: int, bits: float = 16, sequences: int = 1, engine: str = "llama.cpp") -> float:
-    """Cycles of attention's products on the CPU: 8 heads of 128, each row to 1,000 keys."""
-    numbers = {
-        "cpu.flash.products_per_cycle": 4, "cpu.flash.row_products_per_cycle": 8, "cpu.flash.pair_cycles": 100,
-        "cpu.flash.unpack_cycles": 0.5,
-    }
-    work, base = load_fitted(engine).with_numbers(numbers).cpu, machine()
-    pairs = 8.0 * rows * 1000
-    arithmetic = AttentionWork(4 * 128 * pairs, pairs, 0, bits)
-    time_ns = CpuProcessor(base.cpu, work, ENGINE.prompt, 10).attention_ns(arithmetic, "grouped", rows, sequences)
-    return time_ns * 2.5 * 10 / pairs  # of ten threads of 2.5 GHz
-
-
-@pytest.mark.parametrize(("engine", "rows", "bits", "cycles"), [
-    ("llama.cpp", 64, 16, 64), ("llama.cpp", 63, 16, 32 + 100), ("llama.cpp", 1, 16, 32 + 100),
-    ("llama.cpp", 64, 8.5, 32 + 100 + 128), ("llama.cpp-2025", 1, 16, 64), ("llama.cpp-2025", 512, 8.5, 32 + 100 + 128),
-    ("ik_llama.cpp", 1, 16, 64), ("ik_llama.cpp", 512, 8.5, 64), ("ik_llama.cpp-2025", 512, 4.5, 64),
-])
-def test_attention_on_the_cpu_is_computed_in_tiles_or_of_one_query_after_another(
-    engine: str, rows: int, bits: float, cycles: float
-) -> None:
-    """256 products of a head's query and key take 64 cycles in tiles, alone 32 and 100 more; keys and values of fewer
-    bits are unpacked for each. llama.cpp has tiles from 64 rows on, of 16 bits; older builds have none."""
-    assert attention_cycles(rows, bits, engine=engine) == pytest.approx(cycles)
-
-
-def test_rows_of_several_sequences_are_tiles_of_their_own() -> None:
-    assert attention_cycles(128, sequences=2) == pytest.approx(64)
-    assert attention_cycles(127, sequences=2) == pytest.approx(132)
-
-
-def test_threads_saturate_the_memory() -> None:
-    base, engine = machine(), load_engine("llama.cpp")
-    rates = [
-        CpuProcessor(base.cpu, engine.cpu, engine.prompt, threads).read_bytes_per_s for threads in (1, 2, 4, 8, 16)
-    ]
-    assert rates == sorted(rates)
-    assert rates[-1] - rates[-2] < 0.1 * rates[0]
-    assert saturated(2.0, 2.0) == 1.0
-    assert saturated(1.0, 1000.0, power=3) == pytest.approx(1, rel=1e-6)
-
-
-@pytest.mark.parametrize("repacked", [False, True])
-def test_two_threads_of_a_core_compute_no_faster_than_one(repacked: bool) -> None:
-    base, engine = machine(), load_engine("ik_llama.cpp")
-    half, all_cores, twice = (CpuProcessor(base.cpu, engine.cpu, engine.prompt, n, repacked) for n in (5, 10, 20))
-    assert half.flops_per_s(K_QUANT) < all_cores.flops_per_s(K_QUANT) == twice.flops_per_s(K_QUANT)
-    assert half.read_bytes_per_s < all_cores.read_bytes_per_s == twice.read_bytes_per_s
-
-
-def unpacking(**changed: float) -> CpuProcessor:
-    """Ten threads of 2.5 GHz that unpack half a weight of a codebook in a cycle, next to memory without a limit."""
-    engine = ENGINE.with_numbers({"cpu.weights_per_cycle.codebook": 0.5, "cpu.ceiling_bytes_per_s": 1e15})
-    cpu = machine().with_numbers({"cpu.read_bytes_per_s": 1e15}).cpu
-    codings = Codings({"codebook": 1.0}, {"plain": 1.0})
-    return CpuProcessor(replace(cpu, **changed), engine.cpu, engine.prompt, 10, codings=codings)
-
-
-def test_threads_read_no_faster_than_they_unpack() -> None:
-    """12.5e9 weights a second, of 3 bits each."""
-    one = np.array([1])
-    assert unpacking().expert_ns(12.5e9 * 3 / 8, 3, 1, one)[0] == pytest.approx(1e9)
-    assert unpacking(vector_bits=256).expert_ns(12.5e9 * 3 / 8, 3, 1, one)[0] == pytest.approx(2e9)
-    assert unpacking().read_ns(12.5e9 * 2, 16) < 1e8  # other matrices are plain
-
-
-def test_a_mix_of_codings_takes_the_time_of_its_parts() -> None:
-    mixed = replace(unpacking(), codings=Codings({"codebook": 0.5, "k_quant": 0.5}))
-    assert mixed.expert_ns(12.5e9 * 3 / 8, 3, 1, np.array([1]))[0] == pytest.approx(0.5e9, rel=1e-3)
-
-
-def test_a_parallel_region_takes_longer_with_more_threads() -> None:
-    """As a barrier of twelve threads more."""
-    regions = [CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt, n).step_ns for n in (2, 16, 64)]
-    assert regions == pytest.approx([REGION_NS * threads / 22 for threads in (14, 28, 76)])
-
-
-@pytest.mark.parametrize(("threads", "numa", "share"), [(10, None, 0.8), (5, None, 0.4), (10, "distribute", 1.0)])
-def test_a_socket_reads_less_of_what_lies_in_the_other_s_memory(
-    threads: int, numa: NumaMode | None, share: float
-) -> None:
-    """Ten cores on two sockets; the threads of one read no more than its half."""
-    engine = ENGINE.with_numbers({"cpu.ceiling_bytes_per_s": 1e15})
-    cpu = replace(machine().cpu, sockets=2)
-    both = CpuProcessor(cpu, engine.cpu, engine.prompt, threads, numa=numa)
-    assert both.read_bytes_per_s == pytest.approx(share * 30e9, rel=1e-3)
-
-
-def test_slow_cores_do_a_part_of_the_work_of_others() -> None:
-    """Four fast cores and six of half their work, taken in this order."""
-    cpu = replace(machine().cpu, efficiency_cores=6)
-    rates = [CpuProcessor(cpu, ENGINE.cpu, ENGINE.prompt, n).flops_per_s(K_QUANT) for n in (4, 5, 10, 16)]
-    assert rates == pytest.approx([4e10, 4.5e10, 7e10, 7e10])
-    costs, few = (
-        fitted_costs(SHAPE, replace(machine(), cpu=cpu), ENGINE, 1, threads=threads).experts[0].cpu_ns[1]
-        for threads in (None, 4)
-    )
-    assert costs == few  # without a number: one a fast core
-
-
-def test_products_of_an_expert_of_a_prompt_reach_a_share_of_the_rate() -> None:
-    engine = ENGINE.with_numbers({"cpu.expert_products": 0.5})
-    own, half = (fitted_costs(SHAPE, machine(), one, 1000).experts[0].cpu_ns[1000] for one in (ENGINE, engine))
-    assert half == pytest.approx(2 * own, rel=1e-6)
-
-
-def test_what_the_threads_do_in_a_second_takes_a_second() -> None:
-    threads = CpuProcessor(machine().cpu, ENGINE.cpu, ENGINE.prompt, 10)
-    assert threads.matrix_ns(1, BITS, threads.flops_per_s({"plain": 1}) / 8, 8) == 1e9
-    assert threads.matrix_ns(threads.read_bytes_per_s, BITS, 1, 8) == 1e9
-
-
 def test_what_cannot_be_made_is_refused() -> None:
     with pytest.raises(CostError, match="max_tokens must be >= 1"):
         costs_on(machine(), SHAPE, 0, ENGINE)
@@ -433,111 +275,6 @@ def test_what_cannot_be_made_is_refused() -> None:
         load_fitted("pytorch")
     with pytest.raises(CostError, match="expected >= 1 token"):
         fitted_costs(SHAPE, machine(), ENGINE, 1).step(0, (1,))
-
-
-# --- Engines as data --------------------------------------------------------------------------------------------------
-
-
-FITTED = (
-    "llama.cpp", "llama.cpp-2025", "llama.cpp-2026-02", "llama.cpp-2026-03", "llama.cpp-vulkan", "llama.cpp-rocm",
-    "llama.cpp-metal", "llama.cpp-cache", "llama.cpp-uploads", "ik_llama.cpp", "ik_llama.cpp-2025",
-    "ik_llama.cpp-2026-02", "ktransformers", "ktransformers-2025", "strata",
-)
-PAPERS = (
-    "daop-2024", "daop-2024-phi", "dali-2025", "dali-2025-ktransformers", "dali-2025-llama.cpp", "fiddler-2024",
-    "hybrimoe-2025", "se-2025", "smoe-2025",
-)
-KINDS = ("eager", "eager-4bit", "eager-cpp", "fused", "native")
-RELEASED = ("deepspeed", "imp", "mixtral-offloading", "mixtral-offloading-hqq", "moe-infinity")
-
-
-def test_the_engines_are_those_that_people_run_counted_ones_kinds_of_programs_and_those_of_papers() -> None:
-    assert set(engine_names()) == {"graphs", "pytorch", *KINDS, *RELEASED, *PAPERS, *FITTED}
-    assert [name for name in engine_names() if isinstance(load_engine(name), FittedEngine)] == sorted(FITTED)
-
-
-def test_a_file_states_what_differs_from_another_engine(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "like: llama.cpp\nabout: mine\ngpu:\n  layer_ns:\n"
-        "    state: {value: 50000, source: my own measurement, confidence: high}\n"
-    )
-    mine, base = load_engine(str(path)), load_engine("llama.cpp")
-    assert (mine.name, mine.about) == ("mine", "mine")
-    changed = {key for key, number in mine.flat().items() if number != base.flat()[key]}
-    assert changed == {"gpu.layer_ns.state"}
-    assert mine.flat()["gpu.layer_ns.state"] == Sourced(50000, "my own measurement", "high")
-    machine, shape = load_hardware("rtx-4090+ddr5-5600"), load_model("qwen3.5-35b-a3b@q4_k_m")
-    slow, quick = (costs_on(machine, shape, 1, engine).step(1, (64,)).attention_ns for engine in ("llama.cpp", mine))
-    assert slow - quick == pytest.approx((base.flat()["gpu.layer_ns.state"].value - 50000) * 30 / 40, rel=0.01)
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("like: llamacpp\n", r"there is no engine 'llamacpp'; did you mean 'llama.cpp'\?"),
-    ("[1]", "expected a mapping"),
-    ("about: x\nstarts: graphs\ndecides: true\n", "expected replay_ns and spin_ns"),
-    ("like: llama.cpp\ngpu: null\n", "gpu: expected a mapping"),
-    (
-        "like: llama.cpp\ngpu: {read_share: {value: 1.5, source: x, confidence: low}}\n",
-        "gpu.read_share.value: expected a number above 0 and <= 1",
-    ),
-    ("like: llama.cpp\ngpu: {read: 1}\n", "gpu"),
-    ("like: llama.cpp\nsoftware: {}\n", "there is no key 'software'"),
-    (
-        "like: pytorch\nsoftware: {small_batch_tokens: {value: 5, source: x, confidence: low}}\n",
-        "software: expected small_batch_tokens and small_batch_flops_share, or _per_s, together",
-    ),
-    (
-        "like: pytorch\nsoftware: {cpu_token_ns: {value: 5, source: x, confidence: low}}\n",
-        "software: expected small_batch_tokens and small_batch_flops_share, or _per_s, together",
-    ),
-    ("like: llama.cpp\nfast: true\n", "fast"),
-])
-def test_a_faulty_file_is_refused_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "engine.yaml"
-    path.write_text(text)
-    with pytest.raises(EngineError, match=message):
-        load_engine(str(path))
-
-
-def test_a_file_that_is_like_itself_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "loop.yaml"
-    path.write_text(f"like: {path}\n")
-    with pytest.raises(EngineError, match="there is no engine"):
-        load_engine(str(path))
-
-
-def test_only_numbers_that_there_are_can_be_changed() -> None:
-    engine = load_engine("llama.cpp")
-    assert engine.with_numbers({"cpu.layer_ns": 1.0}).flat()["cpu.layer_ns"].value == 1.0
-    with pytest.raises(EngineError, match=r"there is no key 'cpu.layers_ns'; did you mean 'cpu.layer_ns'\?"):
-        engine.with_numbers({"cpu.layers_ns": 1.0})
-
-
-PROFILE = Path(__file__).parents[3] / "docs/validation/llama.cpp/engine.yaml"
-SPOILT = {
-    "a number of threads less": (("kernels", "step_ns", "value"), [0.0], "kernels.step_ns: expected 2 entries, as"),
-    "one depth": (
-        ("kernels", "attention", "pair_ns", "value"), [[1.0], [1.0]],
-        "kernels.attention.pair_ns: expected 2 entries, with 3 values each",
-    ),
-    "a rate more": (
-        ("kernels", "products", "f32", "others", "value", "flops_per_s"), [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]],
-        "kernels.products.f32.others: expected 2 entries, with 3 values each",
-    ),
-}
-
-
-@pytest.mark.parametrize(("place", "value", "message"), SPOILT.values(), ids=SPOILT)
-def test_a_profile_has_a_value_for_all_that_was_measured(
-    tmp_path: Path, place: tuple[str, ...], value: object, message: str
-) -> None:
-    document: Any = yaml.safe_load(PROFILE.read_text())
-    *to, last = place
-    reduce(getitem, to, document)[last] = value
-    (spoilt := tmp_path / "spoilt.yaml").write_text(yaml.safe_dump(document))
-    with pytest.raises(EngineError, match=message):
-        load_engine(str(spoilt))
 
 
 @pytest.mark.parametrize(("bits", "cache_bits", "read"), [

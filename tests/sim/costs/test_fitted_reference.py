@@ -13,7 +13,7 @@ from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.parts import read_fraction
 from sim.machine.plan_costs import Decision
 from sim.machine.sourced import Sourced
-from tests.sim.costs.test_fitted_costs import ENGINE, machine
+from tests.kit.fitted import ENGINE, machine
 from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 

@@ -95,6 +95,13 @@ def test_a_step_that_is_not_there_is_refused(run: Any) -> None:
         replayed(run, 999)
 
 
+@pytest.mark.parametrize("view", ["timeline", "perfetto"])
+def test_a_step_that_a_run_does_not_have_is_refused(view: str) -> None:
+    _, *found = answers(view, step="999")
+    assert [record["kind"] for record in found] == ["refused", "refused"]
+    assert all(record["text"].startswith("step: expected 0 to") for record in found)
+
+
 def test_two_policies_play_the_same_routing() -> None:
     _, one, other = answers("timeline", policies="on-demand,fiddler")
     used = [sorted({(span[6], span[4]) for span in step["spans"] if span[1] == "expert"}) for step in (one, other)]

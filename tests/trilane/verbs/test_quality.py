@@ -63,6 +63,11 @@ def test_it_measures_a_model_and_writes_a_table(trilane: Trilane, text: str, tmp
     [
         (("smoe",), "expected --model MODEL"),
         (("--published", "--model", "mine"), "expected no --model"),
+        (("--published", "smoe"), "POLICIES: expected --model MODEL"),
+        (("--published", "--plot", "q.png"), "expected no --plot"),
+        (("--set", "batch=2"), "--set: expected --model MODEL"),
+        (("--passages", "9"), "--passages: expected --model MODEL"),
+        (("--vectors", "nothing"), "--vectors: expected --model MODEL"),
         (("--model", str(MINI)), "give --text FILE"),
         (("-o", "mine.txt"), "expected the name of a file, ending in .csv"),
     ],

@@ -14,7 +14,7 @@ from trilane.output.pages.output import Part, heading, legend, table
 _NEAR = 0.05
 _MEANINGS = {
     "hits given": "the log's hits and reads over the link; the times alone are predicted",
-    "hits predicted": "by the slots of the cache; a share of misses over the link that is the row's, or the rule's",
+    "hits predicted": "by the slots of the cache; the share over the link is the row's, its log's, or by the rule",
     "decode tokens/s": "rows that state no windows: a window has 2.1 drafts, of which 0.7 are accepted",
     "median, p90": "of the errors without their signs; bias: median with their signs, above 0 is predicted too slow",
     "null": "GPU part + microseconds x entries on the CPU, both fitted to the machine's own rows",
