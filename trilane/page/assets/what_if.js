@@ -65,15 +65,17 @@ function slider({ label, low, high, value, text, own, own_text, whole, turn }) {
 }
 
 function drawWhatIf(record, own, headline, place) {
-  const rows = [{ ...record, name: "now", about: "" }, ...(own && own.kind === "what if" ? [{ ...own, name: "the machine as it is", about: "" }] : []), ...record.more];
+  const asItIs = own && own.kind === "what if" ? [{ ...own, name: "the machine as it is", about: "", colour: "var(--grey)" }] : [];
+  const more = record.more.map((one) => ({ ...one, colour: "var(--purple)" }));
+  const rows = [{ ...record, name: "now", about: "", colour: "var(--blue)" }, ...asItIs, ...more];
   const end = Math.max(...rows.map((one) => one.high || one.tokens_per_s));
   put(headline,
       h("div", {}, h("strong", { id: "what-if-speed" }, record.speed), "tokens/s", h("div", { class: "soft small" }, `four of five such: ${record.band}`)),
       h("div", {}, h("strong", {}, record.first), "to the first token"), h("div", {}, h("strong", {}, record.answer), "to the last token"));
   put(place,
     h("p", {}, `Limited by: ${record.limit}.`),
-    h("ol", { class: "bars" }, rows.map((one, number) => h("li", {}, h("div", { class: "name" }, one.name, one.about ? h("small", {}, one.about) : []),
-      track({ parts: [{ size: one.tokens_per_s, colour: number === 1 ? "var(--grey)" : number ? "var(--purple)" : "var(--blue)" }], end, low: one.low, high: one.high, text: `${one.name}: ${one.speed} tokens/s` }),
+    h("ol", { class: "bars" }, rows.map((one) => h("li", {}, h("div", { class: "name" }, one.name, one.about ? h("small", {}, one.about) : []),
+      track({ parts: [{ size: one.tokens_per_s, colour: one.colour }], end, low: one.low, high: one.high, text: `${one.name}: ${one.speed} tokens/s` }),
       h("div", { class: "value" }, h("strong", {}, one.speed), " tokens/s")))),
     h("div", { class: "panels" }, h("section", {}, h("h2", {}, "Memory"), memoryBars(record.memory)),
       h("section", {}, h("h2", {}, "What takes the time of a token"), timeBar(record.decode))),
