@@ -104,10 +104,18 @@ def with_cache(search: SettingSearch, curve: HitCurve) -> SettingSearch:
     for kv in space.kv:
         first = Setting(kv, space.piece_tokens[0], space.threads[0], cached=True)
         sizes = {one.piece_tokens for one in search.costs if one.kv == kv and one.gpu}
-        placing = CachedPlacing(bench, first, sizes, curve)
+        placing = CachedPlacing(bench, first, _with_smallest(sizes, search), curve)
         for threads in numbers:
             costs |= placing.costs(threads)
     return SettingSearch(bench, space, costs)
+
+
+def _with_smallest(sizes: Collection[int], search: SettingSearch) -> set[int]:
+    """Sizes of pieces, with the smallest ones that divide the prompt into as many pieces: the room that their buffers
+    leave goes to the cache, which the comparison without a cache does not count."""
+    prompt = search.bench.question.fit.prompt_tokens
+    least = {-(-prompt // size): size for size in sorted(search.space.piece_tokens, reverse=True)}
+    return {*sizes, *(least[-(-prompt // size)] for size in sizes)}
 
 
 def best_plain(question: TuneQuestion, hardware: Hardware, shape: ModelShape, engine: FittedEngine) -> Tuned:
