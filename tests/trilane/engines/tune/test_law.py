@@ -228,7 +228,8 @@ def test_the_number_of_threads_is_the_quickest_of_all(cpu: str) -> None:
 
 def test_with_a_cache_a_prompt_is_not_given_larger_buffers_than_it_fills() -> None:
     """Pieces of 1,024 for 629 tokens left the cache less room: 1.6 % slower."""
-    question = Question("gpt-oss-20b", "rtx-4070-laptop", "ddr5-6400", "laptop", ram_gb=128, prompt_tokens=629, generated=2)
+    machine = {"gpu": "rtx-4070-laptop", "ram": "ddr5-6400", "cpu": "laptop", "ram_gb": 128}
+    question = Question("gpt-oss-20b", prompt_tokens=629, generated=2, **machine)  # type: ignore[arg-type]
     one = asked(question, "prompt", ("f16",))
     done = with_cache(one.search(), hit_curve(question))
     assert min(done.costs, key=done.score).piece_tokens == 629
