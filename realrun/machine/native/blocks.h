@@ -142,7 +142,7 @@ INLINE void add_q4_k(const tile_t *tile, const uint8_t *block, long at, floats_t
     }
 }
 
-/* Into the cache of the second level. With one vector the processor prefetches far enough by itself. */
+/* Into the cache of the second level. With few vectors the processor prefetches far enough by itself. */
 INLINE void prefetch(const uint8_t *bytes, long count) {
     for (long at = 0; at < count; at += 64) __builtin_prefetch(bytes + at, 0, 2);
 }
@@ -153,7 +153,7 @@ INLINE void add_up(
     tile_t tile = {.vectors = vectors, .row = row, .first = first, .tokens = tokens};
     floats_t sums[TOKENS] = {0};
     for (long at = 0; at < vectors->length / BLOCK; at += weights_of(format) / BLOCK) {
-        if (first == 0 && vectors->tokens > 1) prefetch(band + AHEAD, BAND * bytes_of(format));
+        if (first == 0 && vectors->tokens > (format == Q4_K ? 1 : 2)) prefetch(band + AHEAD, BAND * bytes_of(format));
         if (format == Q8_0) add_q8_0(&tile, band, at, sums);
         else if (format == Q4_0) add_q4_0(&tile, band, at, sums);
         else add_q4_k(&tile, band, at, sums);

@@ -147,7 +147,7 @@ def test_a_models_experts_are_in_the_blocks_of_its_format(model: str, expected: 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b@q4_k_m", "deepseek-v2-lite@ud-q4_k_xl-2025"])
 def test_experts_in_several_blocks_are_refused(model: str) -> None:
     """q4_k_m has half of its down matrices in q6_k; rows of 1408 are no whole blocks of q4_k."""
-    with pytest.raises(RefusedError, match=r"4\.5 \(q4_0, q4_k\), got .* mixed ones, and rows that are not whole blocks"):
+    with pytest.raises(RefusedError, match=r"4\.5 \(q4_0, q4_k\), got .* mixed ones, and rows that are not"):
         ExpertShape.of(load_model(model))
 
 
