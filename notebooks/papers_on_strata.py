@@ -22,6 +22,7 @@ from policies.registry import system
 from sim.costs.engine import load_fitted
 from sim.machine.hardware import load_hardware
 from sim.runs.prepare import Prepared, prepare
+from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.simulate import play
 from traces.models.catalogue import load_model
@@ -117,19 +118,25 @@ def answer(machine: str, case: str, prepared: Prepared, label: str) -> Answer:
     """Play one policy."""
     policy, parameters = POLICIES[label]
     run = play(prepared.with_policy(policy, parameters))
-    spans = run.spans[run.spans["phase"] == "decode"]
-    ends_ms = spans.groupby("step")["end_ns"].max().to_numpy() / 1e6
-    windows_ms = np.diff(ends_ms)
-    third = len(windows_ms) // 3
-    scenario = run.scenario
+    spans, scenario = run.spans[run.spans["phase"] == "decode"], run.scenario
+    first_ms, last_ms, windows = thirds(run)
     return Answer(
         machine=machine, drafts=scenario.draft_tokens > 0, case=case, text=scenario.seed, policy=label,
         kept=not system(policy).needs.changes_routing, slots=round((scenario.cached_share or 0.0) * 24576),
-        windows=len(ends_ms), tokens_a_window=round((scenario.generated_tokens or 0) / len(ends_ms), 3),
-        first_ms=round(float(windows_ms[:third].mean()), 3), last_ms=round(float(windows_ms[-third:].mean()), 3),
+        windows=windows, tokens_a_window=round((scenario.generated_tokens or 0) / windows, 3),
+        first_ms=round(first_ms, 3), last_ms=round(last_ms, 3),
         hits=round(run.metrics.decode_resident_hit_rate or 0.0, 3),
-        mb_a_window=round(float(spans.loc[spans["lane"] == "h2d", "bytes"].sum()) / len(ends_ms) / 1e6, 1),
+        mb_a_window=round(float(spans.loc[spans["lane"] == "h2d", "bytes"].sum()) / windows / 1e6, 1),
     )
+
+
+def thirds(run: Run) -> tuple[float, float, int]:
+    """The mean window of the first and of the last third of an answer in ms, and how many windows it has."""
+    decoded = run.spans[run.spans["phase"] == "decode"]
+    ends_ms = decoded.groupby("step")["end_ns"].max().to_numpy() / 1e6
+    windows_ms = np.diff(ends_ms)
+    third = len(windows_ms) // 3
+    return float(windows_ms[:third].mean()), float(windows_ms[-third:].mean()), len(ends_ms)
 
 
 def cases() -> Iterator[tuple[str, bool, str]]:
