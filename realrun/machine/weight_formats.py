@@ -71,7 +71,7 @@ class BlockFormat(NamedTuple):
         return self.packed(self.random_blocks(rows, columns, random))
 
     def random_blocks(self, rows: int, columns: int, random: torch.Generator) -> Tensor:
-        """The same before it is ``packed``."""
+        """Blocks of rows uint8 [rows, blocks, size_bytes], whose weights are of that order."""
         shape = (rows, columns // self.weights)
         blocks = torch.randint(0, 256, (*shape, self.size_bytes), dtype=torch.uint8, generator=random)
         scales = (torch.rand(*shape, self.scales, generator=random) + 1) / self.largest * columns**-0.5
@@ -99,7 +99,7 @@ def _q4_0(blocks: Tensor) -> Tensor:
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    """Of 32 bytes each, the lower halves are 32 weights, and the upper halves the next 32."""
+    """Weights 0 to 31 are in the lower halves of 32 bytes, the next 32 in the upper halves, and so on."""
     low, middle, high = _last_in(blocks[..., 4:16], 3, 4).unbind(-2)
     scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1)
     minima = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)
