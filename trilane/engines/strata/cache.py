@@ -91,9 +91,9 @@ def simulated(shares: Iterable[float] = SHARES, rows: Iterable[int] = ROWS) -> I
     for number in rows:
         for share in shares:
             asked = ranking, round(share * ranking.size), experts, number
-            both = [answered(text, *asked) for text in (others, same)]
-            swaps = round(fmean(one.swaps for one in both), 1)
-            yield SwapTierRates(number, share, *(round(one.hits, 4) for one in both), swaps)
+            other, known = answered(others, *asked), answered(same, *asked)
+            swaps = round(fmean((other.swaps, known.swaps)), 1)
+            yield SwapTierRates(number, share, round(other.hits, 4), round(known.hits, 4), swaps)
 
 
 def profile(trace: Trace) -> _Ranking:

@@ -1,7 +1,7 @@
 """Order in which the rows of a window first choose the experts that it misses.
 
-The engine lets the last ones cross the link (``src/core/expert_source.cpp``: ``(nmiss * pcie_num) >> 8`` of them), which
-fewer rows chose than those that its pool computes.
+The engine lets the last ones cross the link (``src/core/expert_source.cpp``: ``(nmiss * pcie_num) >> 8`` of them),
+which fewer rows chose than those that its pool computes.
 """
 
 from __future__ import annotations

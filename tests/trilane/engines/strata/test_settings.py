@@ -9,7 +9,14 @@ import pytest
 from sim.costs.engine import load_fitted
 from sim.machine.hardware import load_hardware
 from traces.models.catalogue import load_model
-from trilane.engines.strata.settings import ACCEPTED, StrataSetting, cache_slots, drafts_of, strata_speed, worker_numbers
+from trilane.engines.strata.settings import (
+    ACCEPTED,
+    StrataSetting,
+    cache_slots,
+    drafts_of,
+    strata_speed,
+    worker_numbers,
+)
 from trilane.engines.strata.sweeps import sweeps
 from trilane.engines.strata.window import WindowCosts
 
