@@ -155,8 +155,8 @@ def predictions(requests: Iterable[StrataRequest]) -> Predictions:
 
 
 def _on(request: StrataRequest, engine: FittedEngine) -> FittedEngine:
-    """The engine on the request's system. HIP has another runtime on Windows, whose starts of kernels nobody published:
-    those of NVIDIA's cards are taken."""
+    """The engine on the request's system. On Windows HIP is another runtime, and no times of starts of its kernels are
+    published: those of NVIDIA's cards are taken."""
     return engine.with_numbers({"gpu.vendor_layers.amd": 1.0}) if request.os == "Windows" else engine
 
 
