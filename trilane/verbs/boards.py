@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_targets, named_as, note, report, watching
+from trilane.output.pages.output import JsonOption, check_targets, named_as, note, progress, report, watching
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, processes
 
@@ -103,7 +103,7 @@ def _cache_log(path: str, rows: str | None, plot: str | None, json: str | None) 
         write_rows(settings, rows)
         note(f"{rows}: {len(settings)} rows; fill in machine and engine, then: trilane accuracy --requests {rows}")
         return
-    found = compared(settings)
+    found = compared(progress(settings, "playing"))
     report(json, record_of(found), *cache_logs_page(found, path))
 
 

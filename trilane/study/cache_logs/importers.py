@@ -55,7 +55,7 @@ def is_cache_log(path: str | Path) -> bool:
     columns = columns_of(path)
     if Path(path).suffix == ".jsonl" or {"policy", *_CSV} & {*columns}:
         return True
-    if not _STRATA <= {*columns}:
+    if not {*columns} >= _STRATA:
         raise LogError(f"{path}: expected {_EXPECTED}, got the columns {shortened(', '.join(columns)) or 'of no file'}")
     return False
 
@@ -136,6 +136,7 @@ def _evictions(line: Line) -> dict[str, Any]:
 # --- curves of expert caches ------------------------------------------------------------------------------------------
 
 _IMP_HOST, _FORK_HOST = "ddr5-5600+ryzen-9-9950x", "ddr4-3200"  # of imp no CPU computes
+_IMP_MATRICES = 3  # of an expert, with a slot each: 41 more of 48 layers took 1,753 MiB, as do NVFP4 matrices
 _IMP_STEPS, _R9700_WINDOW, _R9700_STEPS = 256, 5, 155  # a token and 4 drafts; its 15 answers have 2,329 steps
 _R9700_SLOTS = (1627, 3255, 4882, 6510, 8138, 9765, 12207, 13020, 13834, 14648)  # of points 1 to 10, docs/LOCALITY.md
 _FLASH_LAYERS = 48
@@ -167,12 +168,11 @@ def _curve(line: Line) -> dict[str, Any]:
 def _imp(line: Line) -> dict[str, Any]:
     slots = _number(line, "slots_per_layer")
     staging = line["arm"] == "staging only"
-    of_matrices = slots is not None and "three projections" in line["note"]
     weights = "q4_k_m" if line["quant"] == "q4_k_m" else "nvfp4"
     return {
         "model": f"{line['model']}@{weights}", "policy": "layer-lru", "engine": "imp", "steps": _IMP_STEPS,
         "machine": f"rtx-5090+{_IMP_HOST}", "link_gb_s": _number(line, "link_gb_s"),
-        "slots": 0.0 if staging else slots / 3 if of_matrices and slots else slots,
+        "slots": 0.0 if staging else _over(slots, _IMP_MATRICES),
         "put_in": "a number of engine imp was taken from it" if staging else "",
         "left_out": "all experts are on the GPU" if line["arm"] == "resident" else "",
     }
@@ -218,6 +218,7 @@ _HYBRIMOE = {
     "machine": "rtx-4090-d+ddr5-4800-ecc+server", "prompt_tokens": 24,
 }
 _V2_LAYERS = 26
+_HITS = ("live_cache_hit_ratio", "live_cache_hit")  # of the summary of mechanisms, and of all runs
 
 
 def _hybrimoe(slots: float, prefetch: int, steps: int) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def _hybrimoe(slots: float, prefetch: int, steps: int) -> dict[str, Any]:
 def _summary(line: Line) -> dict[str, Any]:
     steps = max(round(_needed(line, "placement_events") / _V2_LAYERS), 1)
     cells = _hybrimoe(_needed(line, "cache_size"), int(_number(line, "prefetch_size") or 0), steps)
-    return cells | {"hit_rate": _number(line, "live_cache_hit_ratio")}
+    return cells | {"hit_rate": _number(line, next((name for name in _HITS if name in line), _HITS[0]))}
 
 
 def _events(text: str, path: Path) -> CacheRow:

@@ -37,9 +37,10 @@ from trilane.common.names import unknown
 from trilane.study.cache_logs.rows import CacheRow, LogError
 from trilane.study.policy_choice import policy_in
 
-TEXTS = 3  # that a cache is replayed on, one after the other; of a batch, one
+TEXTS = 2  # that a cache is replayed on, one after the other; of a batch, one
 _ACCEPTED = 0.7  # of drafts, by which a window moves on, as in trilane.engines.strata.cache
 _PROFILE = "24x8+64/none"  # texts that a profile is counted on
+_MOST_TEXTS = 64  # that a batch begins with
 _ROOM_BYTES = 9e11  # of a GPU that holds everything
 _NS_PER_MS = 1e6
 
@@ -48,7 +49,7 @@ class CacheKind(NamedTuple):
     """A cache, in one pool of all layers or with as many slots in each."""
 
     about: str
-    make: Callable[[Future], Cache]
+    make: Callable[[Sequence[ReplayEvent]], Cache]
     placement: Callable[[], Placement]
 
 
@@ -57,8 +58,8 @@ CACHES: Mapping[str, CacheKind] = {
     "layer-lru": CacheKind("an LRU in each layer", lambda _: LruCache(), NoPlacement),
     "lfu": CacheKind("one pool, the least often used so far goes", lambda _: LfuCache(), PoolPlacement),
     "layer-lfu": CacheKind("the same in each layer", lambda _: LfuCache(), NoPlacement),
-    "belady": CacheKind("one pool, clairvoyant", BeladyCache, PoolPlacement),
-    "layer-belady": CacheKind("clairvoyant in each layer", BeladyCache, NoPlacement),
+    "belady": CacheKind("one pool, clairvoyant", lambda events: BeladyCache(_future(events)), PoolPlacement),
+    "layer-belady": CacheKind("clairvoyant in each layer", lambda events: BeladyCache(_future(events)), NoPlacement),
     "static": CacheKind("the experts that a profile counted most, of all layers", lambda _: StaticCache(),
                         PopularityPlacement),
 }
@@ -112,38 +113,50 @@ def _misses(row: CacheRow, events: Sequence[ReplayEvent]) -> tuple[int, ...]:
     popularity = _popularity(row.model) if row.start == "profile" or row.policy == "static" else None
     slots = round((row.slots or 0) * shape.moe_layers)
     budget = Budget(shape.experts, (1,) * shape.moe_layers, slots, popularity)  # a slot holds any expert
-    future = Future([(event.step, event.layer, event.active) for event in events])
-    return replay(events, kind.make(future), budget, placement).misses
+    return replay(events, kind.make(events), budget, placement).misses
+
+
+def _future(events: Sequence[ReplayEvent]) -> Future:
+    return Future([(event.step, event.layer, event.active) for event in events])
 
 
 @lru_cache(maxsize=2)
 def _texts(
     model: str, batch: int, window: int, steps: int, active: float | None
 ) -> tuple[tuple[ReplayEvent, ...], ...]:
-    """Events of the decode steps of each text. A batch counts as one; its texts are as many as use ``active`` experts
-    a layer and step."""
-    forward = max(round(1 + _ACCEPTED * (window - 1)), 1)
-    texts = batch if batch > 1 else TEXTS
-    trace = load_trace(f"synthetic:{parted(model).model}/{texts}x8+{steps * forward + window}/none")
-    ids = [trace.topk_ids[(trace.sequence == one) & (trace.phase == DECODE)] for one in np.unique(trace.sequence)]
+    """Events of the decode steps of each text; a batch counts as one."""
     if batch > 1:
-        rows = np.stack(ids, axis=1)[:steps]
-        rows = rows if active is None else rows[:, : _texts_for(rows, active, trace.shape.experts)]
-        return (tuple(_events(rows, trace.shape.experts)),)
-    return tuple(
-        tuple(_events((text[first : first + window] for first in range(0, steps * forward, forward)),
-                      trace.shape.experts))
-        for text in ids
-    )
+        return (_batch(model, batch, steps, active),)
+    forward = max(round(1 + _ACCEPTED * (window - 1)), 1)
+    ids, experts = _answers(model, TEXTS, steps * forward + window)
+    starts = range(0, steps * forward, forward)
+    return tuple(tuple(_events((text[first : first + window] for first in starts), experts)) for text in ids)
 
 
-def _texts_for(rows: NDArray[np.int16], active: float, experts: int) -> int:
-    """So many texts of rows [steps, texts, layers, k] that the experts of a layer and step come nearest to a mean."""
-    means = [
-        float(np.mean([np.count_nonzero(count_experts(step[:number], experts), axis=1).mean() for step in rows]))
-        for number in range(1, rows.shape[1] + 1)
-    ]
-    return 1 + int(np.argmin(np.abs(np.array(means) - active)))
+def _batch(model: str, batch: int, steps: int, active: float | None) -> tuple[ReplayEvent, ...]:
+    """Events of a batch: as many texts in each step; or, where ``active`` says that they were not, many at first, of
+    which one is left at the end, so that both means are met."""
+    most = batch if active is None else _MOST_TEXTS
+    ids, experts = _answers(model, most, steps)
+    rows = np.stack(ids, axis=1)[:steps]
+    if active is None:
+        return tuple(_events(rows, experts))
+    top_k = rows.shape[-1]
+    used = [np.mean([np.count_nonzero(count_experts(step[:texts], experts)) for step in rows]) / rows.shape[2]
+            for texts in range(batch, most + 1)]
+    full = [(batch - 1) / (texts - 1) for texts in range(batch, most + 1)]  # share of steps
+    means = [share * mean + (1 - share) * top_k for share, mean in zip(full, used, strict=True)]
+    nearest = int(np.argmin(np.abs(np.array(means) - active)))
+    until = round(full[nearest] * steps)
+    return tuple(_events((step[: batch + nearest if number < until else 1] for number, step in enumerate(rows)),
+                         experts))
+
+
+def _answers(model: str, texts: int, tokens: int) -> tuple[list[NDArray[np.int16]], int]:
+    """Expert ids [tokens, layers, k] of the decoded tokens of each text, and the experts of a layer."""
+    trace = load_trace(f"synthetic:{parted(model).model}/{texts}x8+{tokens}/none")
+    decoded = [trace.topk_ids[(trace.sequence == one) & (trace.phase == DECODE)] for one in np.unique(trace.sequence)]
+    return decoded, trace.shape.experts
 
 
 def _events(steps: Iterable[NDArray[np.int16]], experts: int) -> Iterator[ReplayEvent]:

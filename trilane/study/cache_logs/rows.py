@@ -29,8 +29,8 @@ class CacheRow:
 
     ``policy``: a cache (``played.CACHES``), whose misses are copied and computed by the GPU, or a registered policy,
     which is simulated. ``slots``: experts a layer, in the mean. A step computes one token of each of ``batch`` texts,
-    or ``window`` tokens of one; ``steps``: of each text. ``active``: distinct experts of a layer and step; as many
-    texts are played as use so many, since batches change. ``prefetch``: experts of the next layer that are copied
+    or ``window`` tokens of one; ``steps``: of each text. ``active``: distinct experts of a layer and step,
+    in the mean, where ``batch`` is a mean, too. ``prefetch``: experts of the next layer that are copied
     while one is computed. ``machine`` and ``engine`` are asked for times alone; ``link_gb_s``: of the link, where the
     program measured it. ``compute_ms``: a step's without its copies, as the log states it. ``hit_rate``: of the
     distinct experts of a layer. ``loads``, and those of them that are ``prefetched``, are of a step. ``assumed``: what
