@@ -1,9 +1,9 @@
 """What a row's policy does, played at every step of its model's routing, and how long its steps take.
 
 A cache is replayed without time (``policies.mechanism.cache_replay``), slot by slot, text by text, in decode steps. Its
-misses are copied and computed by the GPU: a step takes its work without copies, and the loads that a layer waits for;
-what is copied a layer ahead runs next to that work. The work is the row's, or that of the engine with all experts on
-the GPU. A registered policy is simulated.
+misses are copied and computed by the GPU: a step takes its loads and its work without them; where loads are made a
+layer ahead, the work runs next to them. The work is the row's, or that of the engine with all experts on the GPU. A
+registered policy is simulated.
 """
 
 from __future__ import annotations
@@ -175,10 +175,12 @@ def _popularity(model: str) -> NDArray[np.int64]:
 
 
 def step_ms(row: CacheRow, loads: float, prefetched: float) -> float:
-    """Time of a step: loads that its layers wait for, after each other, and its work, next to the loads made ahead."""
+    """Time of a step: its loads, one after the other, and its work, of which as large a share runs next to them as of
+    the loads is made ahead."""
     copy_ms = costs_on(_machine(row), load_model(row.model), 1, row.engine).experts[0].copy_ns / _NS_PER_MS
     work_ms = row.compute_ms if row.compute_ms is not None else _resident_ms(row)
-    return (loads - prefetched) * copy_ms + max(work_ms, prefetched * copy_ms)
+    waits = 1 - prefetched / loads if loads else 1.0
+    return max(loads * copy_ms + waits * work_ms, work_ms)
 
 
 def _machine(row: CacheRow) -> Hardware:
