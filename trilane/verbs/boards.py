@@ -34,7 +34,8 @@ def accuracy(
         str | None,
         typer.Option(metavar="FILE", help="Score the log of a program with a cache of experts, as its columns or lines "
                                           "tell: requests of Strata (CSV, or .log of its engine; [bold]bundled[/]: "
-                                          "those that come with the program), caches of others (CSV, .jsonl, .txt). "
+                                          "those that come with the program), caches of others (CSV, .jsonl, .txt; "
+                                          "[bold]caches[/]: bundled). "
                                           "With --template, write it as a CSV file to fill in."),
     ] = None,
     plot: Annotated[
@@ -82,9 +83,9 @@ def accuracy(
 def _requests(path: str, rows: str | None, plot: str | None, json: str | None) -> None:
     from trilane.study.cache_logs.importers import is_cache_log
 
-    own = path != "bundled"
+    own = path not in ("bundled", "caches")
     check_targets(json, rows, picture=plot, inputs=(path,) if own else ())
-    if own and is_cache_log(path):
+    if path == "caches" or (own and is_cache_log(path)):
         _cache_log(path, rows, plot, json)
     else:
         _strata_requests(path, rows, plot, json)
@@ -94,11 +95,11 @@ def _cache_log(path: str, rows: str | None, plot: str | None, json: str | None) 
     from trilane.output.pages.cache_logs import cache_logs_page, record_of
     from trilane.study.cache_logs.comparison import compared
     from trilane.study.cache_logs.importers import read_cache_log
-    from trilane.study.cache_logs.rows import write_rows
+    from trilane.study.cache_logs.rows import BUNDLED, write_rows
 
     if plot is not None:
         raise OptionError("expected --plot with requests of Strata, got a log of caches, which has no picture")
-    settings = read_cache_log(path)
+    settings = read_cache_log(BUNDLED if path == "caches" else path)
     if rows is not None:
         write_rows(settings, rows)
         note(f"{rows}: {len(settings)} rows; fill in machine and engine, then: trilane accuracy --requests {rows}")

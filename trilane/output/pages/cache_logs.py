@@ -8,18 +8,27 @@ from typing import Any
 import numpy as np
 
 from trilane.output.pages.output import Part, heading, legend, table
-from trilane.study.cache_logs.comparison import GIVEN, HIT_RATE, LOADS, QUANTITIES, SETTINGS, STEP, Compared, Comparison
+from trilane.study.cache_logs.comparison import (
+    GIVEN,
+    HIT_RATE,
+    LOADS,
+    QUANTITIES,
+    SETTINGS,
+    STEP,
+    Compared,
+    ComparedLogs,
+)
 
 _MEANINGS = {
     "hit rate": "predicted less measured, in points; experts of a layer that the cache has when it is routed",
     "loads given": "the log's loads; the times alone are predicted",
     "loads predicted": "by the policy, played at every step of the model's routing",
     "median, p90": "of the errors without their signs; bias: median with their signs",
-    "~": "the machine is assumed, or a number was taken from the row: its times count in no error",
+    "(ms)": "the machine is assumed, or a number was taken from the row: its times count in no error",
 }
 
 
-def cache_logs_page(found: Comparison, path: str) -> list[Part]:
+def cache_logs_page(found: ComparedLogs, path: str) -> list[Part]:
     """Errors by quantity, directions of pairs, all rows, and those that are not asked."""
     lines: list[Part] = [heading(f"{len(found.asked)} settings of caches of experts: {path}"), ""]
     lines += [table(["", "rows", "median", "p90", "bias"], list(_totals(found))), ""]
@@ -33,7 +42,7 @@ def cache_logs_page(found: Comparison, path: str) -> list[Part]:
     return lines
 
 
-def _totals(found: Comparison) -> Iterator[list[str]]:
+def _totals(found: ComparedLogs) -> Iterator[list[str]]:
     for quantity in QUANTITIES:
         if errors := found.errors(quantity):
             size = np.abs(errors)
@@ -43,7 +52,7 @@ def _totals(found: Comparison) -> Iterator[list[str]]:
             yield [f"{quantity}, points" if points else quantity, str(len(errors)), *cells]
 
 
-def _directions(found: Comparison) -> Iterator[list[str]]:
+def _directions(found: ComparedLogs) -> Iterator[list[str]]:
     for setting in SETTINGS:
         if pairs := [pair for pair in found.pairs if pair.setting == setting]:
             yield [setting, str(len(pairs)), str(sum(pair.right for pair in pairs))]
@@ -53,9 +62,9 @@ def _row(one: Compared) -> list[str]:
     row, played = one.row, one.played
     time = "" if played.step_ms is None else f"{played.step_ms:.1f}"
     return [
-        row.id + ("" if one.counts(STEP) else " ~"), row.policy.partition("{")[0], f"{row.slots:.1f}",
+        row.id, row.policy.partition("{")[0], f"{row.slots:.1f}",
         str(row.prefetch), f"{played.hit_rate:.1%}", _cell(row.hit_rate, "{:.1%}"), f"{played.loads:.1f}",
-        _cell(row.loads, "{:.1f}"), time, _cell(row.step_ms, "{:.1f}"),
+        _cell(row.loads, "{:.1f}"), time, _cell(row.step_ms, "{:.1f}" if one.counts(STEP) else "({:.1f})"),
     ]
 
 
@@ -63,7 +72,7 @@ def _cell(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def record_of(found: Comparison) -> dict[str, Any]:
+def record_of(found: ComparedLogs) -> dict[str, Any]:
     """JSON-ready: a record for each row and each pair."""
     names = {HIT_RATE: "hit_rate", LOADS: "loads", GIVEN: "given_ms", STEP: "step_ms"}
     rows = [

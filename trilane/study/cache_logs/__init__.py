@@ -1,1 +1,1 @@
-"""Logs of programs with a cache of experts: what their policies are predicted to do, beside what was measured."""
+"""Logs of programs with a cache of experts: predicted and measured hits, loads and times."""

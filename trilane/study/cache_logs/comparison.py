@@ -20,7 +20,7 @@ QUANTITIES = (HIT_RATE, LOADS, GIVEN, STEP)
 SETTINGS = ("policy", "prefetch", "slots")
 
 
-class Pair(NamedTuple):
+class SettingPair(NamedTuple):
     """Two rows that differ in one setting; the changes of a quantity from the first to the second, as ratios - 1."""
 
     setting: str
@@ -62,7 +62,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedLogs:
     """All rows that can be asked, and why others cannot."""
 
     asked: tuple[Compared, ...]
@@ -76,12 +76,12 @@ class Comparison:
         return [predicted / measured - 1 for predicted, measured in pairs if measured]
 
     @cached_property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[SettingPair, ...]:
         """Rows of one source, model and machine that differ in one setting: their times, or else their hits."""
         return tuple(_pairs(self.asked))
 
 
-def compared(rows: Iterable[CacheRow]) -> Comparison:
+def compared(rows: Iterable[CacheRow]) -> ComparedLogs:
     """Play all rows that can be played."""
     asked, left_out = [], {}
     for row in rows:
@@ -92,10 +92,10 @@ def compared(rows: Iterable[CacheRow]) -> Comparison:
             asked.append(Compared(row, play(row)))
         except (TrilaneError, HardwareError, PolicyError) as error:
             left_out[row.id] = str(error).partition(";")[0]
-    return Comparison(tuple(asked), left_out)
+    return ComparedLogs(tuple(asked), left_out)
 
 
-def _pairs(asked: Sequence[Compared]) -> Iterator[Pair]:
+def _pairs(asked: Sequence[Compared]) -> Iterator[SettingPair]:
     for one, other in combinations(asked, 2):
         if one.row.group != other.row.group or one.row.put_in or other.row.put_in:
             continue
@@ -105,7 +105,7 @@ def _pairs(asked: Sequence[Compared]) -> Iterator[Pair]:
             continue
         (predicted, measured), (then, after) = one.values[quantity], other.values[quantity]
         if measured != after and measured and predicted:
-            yield Pair(changed[0], quantity, one.row.id, other.row.id, then / predicted - 1, after / measured - 1)
+            yield SettingPair(changed[0], quantity, one.row.id, other.row.id, then / predicted - 1, after / measured - 1)
 
 
 def _setting(row: CacheRow, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a row's policy does, played at every step of its model's routing, and how long its steps take.
+"""Plays of a row's policy at every step of its model's routing, and times of its steps.
 
 A cache is replayed without time (``policies.mechanism.cache_replay``), slot by slot, text by text, in decode steps. Its
 misses are copied and computed by the GPU: a step takes its loads and its work without them; where loads are made a

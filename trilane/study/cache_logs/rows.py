@@ -11,6 +11,7 @@ from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, Share, above, at_least, at_most, between
 
+BUNDLED = Path(__file__).with_name("caches.csv")
 Reset = Literal["empty", "profile"]
 _Number = Annotated[float, between(0, 1e9)]
 _Positive = Annotated[float, above(0), at_most(1e9)]
@@ -72,11 +73,11 @@ class CacheRow:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """What rows that are compared with each other have in common."""
+        """Facts that rows which are compared with each other have in common."""
         return self.source, self.model, self.machine, self.batch, self.window
 
 
-def read_rows(path: str | Path) -> list[CacheRow]:
+def read_rows(path: str | Path = BUNDLED) -> list[CacheRow]:
     """The rows of a CSV file of these columns. Raises LogError."""
     return read_csv(CacheRow, path, "a CSV file of caches of experts", LogError)
 

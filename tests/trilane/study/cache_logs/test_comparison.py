@@ -13,7 +13,7 @@ from traces.models.catalogue import load_model
 from trilane.output.pages.cache_logs import cache_logs_page, record_of
 from trilane.output.pages.output import show
 from trilane.study.cache_logs import played
-from trilane.study.cache_logs.comparison import GIVEN, HIT_RATE, LOADS, STEP, Compared, Comparison, compared
+from trilane.study.cache_logs.comparison import GIVEN, HIT_RATE, LOADS, STEP, Compared, ComparedLogs, compared
 from trilane.study.cache_logs.played import Played, play, step_ms
 from trilane.study.cache_logs.rows import CacheRow
 
@@ -89,7 +89,7 @@ def of(row: CacheRow, **values: float) -> Compared:
 
 
 def test_errors_by_hand() -> None:
-    found = Comparison((of(ROW, hit_rate=0.6, loads=12.0, step_ms=110.0, given_ms=95.0),), {})
+    found = ComparedLogs((of(ROW, hit_rate=0.6, loads=12.0, step_ms=110.0, given_ms=95.0),), {})
     assert found.errors(HIT_RATE) == pytest.approx([0.1])
     assert found.errors(LOADS) == pytest.approx([0.2])
     assert found.errors(STEP) == pytest.approx([0.1])
@@ -98,7 +98,7 @@ def test_errors_by_hand() -> None:
 
 def test_times_of_an_assumed_machine_and_of_a_number_put_in_count_in_no_error() -> None:
     for row in (replace(ROW, assumed="the CPU"), replace(ROW, put_in="a number")):
-        found = Comparison((of(row, step_ms=110.0, given_ms=95.0),), {})
+        found = ComparedLogs((of(row, step_ms=110.0, given_ms=95.0),), {})
         assert (found.errors(STEP), found.errors(GIVEN)) == ([], [])
         assert found.errors(HIT_RATE) == [0.0]
 
@@ -107,7 +107,7 @@ def test_pairs_differ_in_one_setting_and_tell_directions() -> None:
     more = replace(ROW, id="b", slots=3 / 32, step_ms=80.0)
     other = replace(ROW, id="c", slots=3 / 32, policy="lfu", step_ms=70.0)
     asked = (of(ROW, step_ms=100.0), of(more, step_ms=90.0), of(other, step_ms=95.0))
-    pairs = {(pair.first, pair.second): pair for pair in Comparison(asked, {}).pairs}
+    pairs = {(pair.first, pair.second): pair for pair in ComparedLogs(asked, {}).pairs}
     assert set(pairs) == {("a", "b"), ("b", "c")}  # a and c differ in two
     assert (pairs["a", "b"].setting, pairs["a", "b"].right) == ("slots", True)
     assert pairs["a", "b"].measured == pytest.approx(-0.2)
@@ -138,7 +138,7 @@ def test_a_row_that_cannot_be_played_says_why() -> None:
 
 
 def test_page_and_record_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    found = Comparison((of(ROW, hit_rate=0.6, step_ms=110.0, given_ms=95.0),), {"z": "no slots"})
+    found = ComparedLogs((of(ROW, hit_rate=0.6, step_ms=110.0, given_ms=95.0),), {"z": "no slots"})
     show(None, *cache_logs_page(found, "log.csv"))
     text = capsys.readouterr().out
     assert "hit rate, points" in text
