@@ -105,7 +105,8 @@ def _pairs(asked: Sequence[Compared]) -> Iterator[SettingPair]:
             continue
         (predicted, measured), (then, after) = one.values[quantity], other.values[quantity]
         if measured != after and measured and predicted:
-            yield SettingPair(changed[0], quantity, one.row.id, other.row.id, then / predicted - 1, after / measured - 1)
+            changes = then / predicted - 1, after / measured - 1
+            yield SettingPair(changed[0], quantity, one.row.id, other.row.id, *changes)
 
 
 def _setting(row: CacheRow, name: str) -> Any:
