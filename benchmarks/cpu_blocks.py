@@ -68,7 +68,8 @@ def on_all(cores: set[int], works: Mapping[str, Work], buffers: Iterator[Tensor]
     given = [[next(buffers) for _ in range((rounds + 1) * (len(works) + 1))] for _ in cores]
 
     def on_one(core: int, own: list[Tensor]) -> Rates:
-        os.sched_setaffinity(0, {core})
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {core})
         torch.set_num_threads(1)
         return rates(works, iter(own), rounds, together.wait)
 

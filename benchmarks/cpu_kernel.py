@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write cpu_kernel.json and cpu_kernel.md")
     given = parser.parse_args()
     where = measured_by("benchmarks.cpu_kernel", sys.argv[1:])
-    cores = os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     pin()
     torch.set_num_threads(1)
     sections = [measure(ROUNDS), measure_blocks(ROUNDS, cores)]

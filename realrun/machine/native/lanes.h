@@ -6,6 +6,8 @@
 #include <string.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512BW__) && defined(__AVX512VNNI__)
@@ -101,6 +103,17 @@ INLINE ints_t products(const ints_t *weights, const int8_t *values, int is_signe
         sums = is_signed ? _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, ones)) : _mm256_add_epi16(sums, pairs);
     }
     return (ints_t)(is_signed ? sums : _mm256_madd_epi16(sums, ones));
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+#define UNSIGNED 0
+INLINE ints_t products(const ints_t *weights, const int8_t *values, int is_signed) {
+    (void)is_signed;
+    int32x4_t sums = vdupq_n_s32(0);
+    UNROLLED for (int four = 0; four < 8; four++)
+        sums = vdotq_s32(sums, (int8x16_t)weights[four], (int8x16_t)vdupq_n_s32(four_at(values, four)));
+    return (ints_t)sums;
 }
 
 #else
