@@ -238,9 +238,9 @@ UNDECLARED = Needs()  # of a composition: those that its policy declares
 class Composition:
     """A policy ready for one run: five new parts and the parameters of the mechanism.
 
-    Where the host's memory has no room for all experts, ``host_cache`` says what stays in it, instead of the scenario's
-    ``host_keeps``; ``host_by_layer`` divides it among the layers, and ``host_start`` ranks what it holds at first (None: of
-    every layer as many). ``host_prefetcher`` reads ahead for the CPU, too; experts of queued copies always are.
+    Where the host's memory has no room for all experts, ``host_cache`` says what stays in it, instead of the
+    scenario's ``host_keeps``; ``host_by_layer`` divides it among the layers, and ``host_start`` ranks what it holds at
+    first (None: of every layer as many). ``host_prefetcher`` reads ahead for the CPU, too; copies always are.
 
     ``writes_back``: whether experts go back to the host, as weights that could have changed would: the victims of a
     copy, "alongside" it or "in turn", after it and before the next one; in turn, a copy that only passes

@@ -27,7 +27,7 @@ class Keeper(Protocol):
     """Orders what is in the host's memory."""
 
     def fill(self, key: ExpertId, rest_bytes: int) -> bool:
-        """Before the first token there is room for ``key``, and then for ``rest_bytes``. False: it is not to be held."""
+        """Before the first token there is room for ``key``, and then for ``rest_bytes``: whether it is to be held."""
         ...
 
     def came(self, key: ExpertId, in_use: Container[ExpertId]) -> None:
@@ -99,7 +99,7 @@ class CacheKeeper:
     """Keeps experts as a policy's cache says: its *members*, and next to them those that only *pass*, since it did not
     admit them, or has let them go.
 
-    ``rooms``: bytes of members by group, one pool or the layers. What passes leaves first, the oldest before the others.
+    ``rooms``: bytes of members by group, one pool or the layers. What passes leaves first, oldest first.
     """
 
     def __init__(self, cache: HostCache, size_of: SizeOf, rooms: Sequence[int]) -> None:
