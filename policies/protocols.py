@@ -152,7 +152,7 @@ class Cache(Protocol):
 
 
 class HostCache(Protocol):
-    """What stays in the host's memory above a disk, which holds all experts: methods that caches of the GPU have, too.
+    """Which experts stay in the host's memory above a disk, which holds all: methods that caches of the GPU have, too.
 
     Lifetime: created when a policy is composed, used for one run. ``admitted`` is called for what is held before the
     first step. In each layer the session calls ``observe``, and ``victim`` for what is read. An expert that is not

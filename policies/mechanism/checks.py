@@ -70,7 +70,7 @@ def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int
 
 
 def check_reads(policy: Composition, ranked: Sequence[ExpertId], costs: Sequence[ExpertCosts]) -> None:
-    """What is read ahead into the host's memory are experts of the model's layers."""
+    """Experts that are read ahead into the host's memory are of the model's layers."""
     assert policy.host_prefetcher is not None
     rank = policy.host_prefetcher.rank
     if not all(isinstance(key, ExpertId) and 0 <= key.layer < len(costs) for key in ranked):

@@ -1,6 +1,6 @@
-"""What stays in the host's memory above a disk, and what makes room: as a system keeps it, or as a policy's cache does.
+"""Contents of the host's memory above a disk, as a system keeps them or as a policy's cache does.
 
-Of systems:
+Systems:
 
 - "experts": the least recently used one leaves, as engines with a cache of their own keep them;
 - "pages": as Linux keeps pages of a file. What was used once leaves before what was used again, and of the latter the
@@ -43,7 +43,7 @@ class Keeper(Protocol):
         ...
 
     def victims(self, incoming: ExpertId, in_use: Container[ExpertId]) -> Iterator[ExpertId]:
-        """Those that leave for ``incoming``, the next one first; none that is in use."""
+        """Experts that leave for ``incoming``, the next one first; none that is in use."""
         ...
 
 

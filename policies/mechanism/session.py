@@ -127,7 +127,7 @@ class Session:
         return Foresight(queued, commit, self._protected), withdrawn
 
     def _ranked_for_host(self, view: LayerView, forecasts: Sequence[Forecast]) -> Sequence[ExpertId]:
-        """What the policy reads ahead without a copy."""
+        """Experts that the policy reads ahead without a copy, best first."""
         prefetcher = self.policy.host_prefetcher
         if prefetcher is None:
             return ()

@@ -140,8 +140,8 @@ class ResidencyView(NamedTuple):
 
 
 class HostView(NamedTuple):
-    """The host's memory above a disk. An expert that it does not hold is read first, whoever needs it: that takes
-    ``read_ns`` of its costs, and the disk reads one at a time."""
+    """The host's memory above a disk. An expert that it does not hold is read before the CPU or a copy uses it, which
+    takes ``read_ns`` of its costs; the disk reads one at a time."""
 
     held: Collection[ExpertId]
     backlog_ns: int  # the rest of the running read

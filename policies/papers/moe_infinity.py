@@ -120,7 +120,7 @@ class ActivationCache(DemandCache):
 
 
 class ActivationHostCache(ActivationCache):
-    """The same order for the host's memory above a disk. (Its matcher is told of a layer by the GPU's cache.)"""
+    """An ``ActivationCache`` for the host's memory above a disk. (The GPU's cache tells the matcher of a layer.)"""
 
     def observe(self, view: LayerView) -> None:
         self._layer = view.layer

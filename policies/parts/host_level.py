@@ -118,7 +118,7 @@ class AfterReads:
         return [e for e, _ in pairs if ready[e] == INFINITE_NS and ExpertId(layer, e) not in host.held]
 
     def _loads(self, view: LayerView, first: Assignment, late: Sequence[int]) -> tuple[int, ...]:
-        """Those that the GPU ends sooner."""
+        """Experts of ``late`` that the GPU ends sooner."""
         costs, workload = view.costs[view.layer], view.routing.workload()
         assert view.host is not None
         disk_ns, link_ns = view.host.backlog_ns, view.h2d_backlog_ns + len(first.loads) * costs.copy_ns
