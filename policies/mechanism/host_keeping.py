@@ -42,6 +42,14 @@ class Keeper(Protocol):
         """``key``, which is held, is needed."""
         ...
 
+    def release(self, key: ExpertId) -> None:
+        """Note the end of the last use of ``key`` that was under way."""
+        ...
+
+    def leaving(self) -> Sequence[ExpertId]:
+        """Experts that leave when the next read starts, whether it needs the room or not."""
+        ...
+
     def victims(self, incoming: ExpertId, in_use: Container[ExpertId]) -> Iterator[ExpertId]:
         """Experts that leave for ``incoming``, the next one first; none that is in use."""
         ...
@@ -84,6 +92,12 @@ class SystemKeeper:
                 while self._bytes["often"] > self._often_at_most * self._bytes["once"]:
                     self._move(next(iter(self._often)), "often", "once")
 
+    def release(self, key: ExpertId) -> None:
+        """Used or not, it stays until there is no room."""
+
+    def leaving(self) -> Sequence[ExpertId]:
+        return ()
+
     def victims(self, incoming: ExpertId, in_use: Container[ExpertId]) -> Iterator[ExpertId]:
         return (old for old in chain(self._once, self._often) if old not in in_use)
 
@@ -97,16 +111,17 @@ class SystemKeeper:
 
 class CacheKeeper:
     """Keeps experts as a policy's cache says: its *members*, and next to them those that only *pass*, since it did not
-    admit them, or has let them go.
+    admit them. What has passed, and what the cache has evicted, leaves when the next read starts.
 
-    ``rooms``: bytes of members by group, one pool or the layers. What passes leaves first, oldest first.
+    ``rooms``: bytes of members by group, one pool or the layers.
     """
 
     def __init__(self, cache: HostCache, size_of: SizeOf, rooms: Sequence[int]) -> None:
         self._cache, self._size_of, self._free = cache, size_of, list(rooms)
         self._pooled = len(rooms) == 1
         self._members = set[ExpertId]()
-        self._passing = OrderedDict[ExpertId, None]()
+        self._passing = OrderedDict[ExpertId, None]()  # yet to be used, or in use
+        self._leaving = OrderedDict[ExpertId, None]()
 
     def fill(self, key: ExpertId, rest_bytes: int) -> bool:
         fits = self._size_of(key) <= self._free[self._group(key)]
@@ -122,11 +137,21 @@ class CacheKeeper:
         if key in self._members:
             self._expel(key)
         else:
-            del self._passing[key]
+            del (self._passing if key in self._passing else self._leaving)[key]
 
     def touch(self, key: ExpertId, in_use: Container[ExpertId]) -> None:
-        if key in self._passing and self._admitted(key, in_use):
+        if key not in self._members:
+            self._passing.pop(key, None)
+            self._leaving.pop(key, None)
+            self.came(key, in_use)
+
+    def release(self, key: ExpertId) -> None:
+        if key in self._passing:
             del self._passing[key]
+            self._leaving[key] = None
+
+    def leaving(self) -> Sequence[ExpertId]:
+        return list(self._leaving)
 
     def victims(self, incoming: ExpertId, in_use: Container[ExpertId]) -> Iterator[ExpertId]:
         yield from [key for key in self._passing if key not in in_use]
@@ -147,7 +172,7 @@ class CacheKeeper:
             if victim is None:
                 return False
             self._expel(victim)
-            self._passing[victim] = None
+            self._leaving[victim] = None
         self._join(key)
         return True
 

@@ -96,6 +96,7 @@ class HostTier:
             self._users[key] = left
         else:
             del self._users[key]
+            self._keeper.release(key)
 
     def read_ahead(self, keys: Iterable[ExpertId], more: bool = False) -> None:
         """Read these experts, best first, when nothing is needed; in place of those that were to be read ahead, or
@@ -138,7 +139,8 @@ class HostTier:
 
     def _read(self, key: ExpertId, kind: Literal["read", "read_ahead"]) -> Read | None:
         """Start a read of ``key``, if what is not in use makes room for it."""
-        size, victims, free = self._size_of(key), list[ExpertId](), self._free
+        size, victims = self._size_of(key), [*self._keeper.leaving()]
+        free = self._free + sum(map(self._size_of, victims))
         candidates = self._keeper.victims(key, self._users)
         while free < size:
             victim = next(candidates, None)

@@ -52,25 +52,33 @@ def test_at_first_it_holds_what_its_ranking_says_but_for_two_buffers() -> None:
     assert held(host(5, LruCache(), host_start=())) == []
 
 
-def test_what_the_cache_evicts_passes_and_comes_back_without_a_read() -> None:
+def test_what_the_cache_evicts_leaves_with_the_next_read_and_comes_back_without_one_until_then() -> None:
     tier = host(5, LruCache())
     assert len(use(tier, 3)) == 1
-    assert held(tier) == [0, 1, 2, 3]  # 0 is no member any more, and nobody needs its room yet
+    assert held(tier) == [0, 1, 2, 3]  # 0 is no member any more
     assert use(tier, 0) == []
-    reads = use(tier, 4, 5)
-    assert [read.victims for read in reads] == [(), (ExpertId(0, 1),)]  # 1 made room for 0 among the members
+    assert [read.victims for read in use(tier, 4)] == [tuple(keys(1))]  # which made room for 0 among the members
 
 
-def test_what_is_not_admitted_leaves_first() -> None:
-    tier = host(3, NothingStays(), host_start=())
-    use(tier, 0, 1, 2)
-    assert use(tier, 3)[0].victims == (ExpertId(0, 0),)
-    assert use(tier, 1) == []  # it is still there
+def test_what_is_not_admitted_leaves_once_it_was_used() -> None:
+    tier = host(5, NothingStays(), host_start=())
+    tier.read_ahead(keys(4))
+    use(tier, 0, 1)
+    assert held(tier) == [0, 1, 4]  # read ahead, 4 has not been used
+    assert use(tier, 2)[0].victims == tuple(keys(0, 1))
+    assert use(tier, 4) == []
+    assert [read.victims for read in use(tier, 0)] == [tuple(keys(2, 4))]
+
+
+class Full(LruCache):
+    """Admits nothing more."""
+
+    admits = False
 
 
 def test_members_leave_for_what_is_needed_at_once() -> None:
     """The buffers are in use, and the cache gives up its least recent member."""
-    tier = host(4, LruCache())
+    tier = host(4, Full())
     tier.need(keys(2, 3))
     for _ in range(2):
         tier.end_read(tier.next_read(True, lambda key: True))  # type: ignore[arg-type]
