@@ -107,7 +107,7 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
         context=context,
         cache_bytes=round(slots * shape.routed_bytes / pairs), best=best, usual=strata_speed(costs, own, middle),
         choices=tuple(_choices(costs, best, own, middle)),
-        ttft_ms=prompt_ms(tuned, question.prompt_tokens, 0, slots / pairs),
+        ttft_ms=prompt_ms(tuned, question.prompt_tokens, 0, slots / pairs, best.setting.pcie_share),
         tokens_by_share={
             share: 1000 / strata_speed(costs, replace(best.setting, pcie_share=share), middle).token_ms
             for share in SHARES
