@@ -35,7 +35,7 @@ def accuracy(
         typer.Option(metavar="FILE", help="Score the log of a program with a cache of experts, as its columns or lines "
                                           "tell: requests of Strata (CSV, or .log of its engine; [bold]bundled[/]: "
                                           "those that come with the program), caches of others (CSV, .jsonl, .txt; "
-                                          "[bold]caches[/]: bundled). "
+                                          "[bold]caches[/]: bundled), timed copies and kernels ([bold]kernels[/]). "
                                           "With --template, write it as a CSV file to fill in."),
     ] = None,
     plot: Annotated[
@@ -82,30 +82,41 @@ def accuracy(
 
 def _requests(path: str, rows: str | None, plot: str | None, json: str | None) -> None:
     from trilane.study.cache_logs.importers import is_cache_log
+    from trilane.study.cache_logs.kernel_rows import KERNELS
+    from trilane.study.cache_logs.rows import BUNDLED
 
-    own = path not in ("bundled", "caches")
+    named = {"caches": BUNDLED, "kernels": KERNELS}
+    own = path not in ("bundled", *named)
     check_targets(json, rows, picture=plot, inputs=(path,) if own else ())
-    if path == "caches" or (own and is_cache_log(path)):
-        _cache_log(path, rows, plot, json)
+    if path in named or (own and is_cache_log(path)):
+        if plot is not None:
+            raise OptionError("expected --plot with requests of Strata, got another log, which has no picture")
+        _cache_log(path, named.get(path, Path(path)), rows, json)
     else:
         _strata_requests(path, rows, plot, json)
 
 
-def _cache_log(path: str, rows: str | None, plot: str | None, json: str | None) -> None:
+def _cache_log(name: str, path: Path, rows: str | None, json: str | None) -> None:
     from trilane.output.pages.cache_logs import cache_logs_page, record_of
+    from trilane.output.pages.kernel_rows import kernels_page, kernels_record
     from trilane.study.cache_logs.comparison import compared
-    from trilane.study.cache_logs.importers import read_cache_log
-    from trilane.study.cache_logs.rows import BUNDLED, write_rows
+    from trilane.study.cache_logs.importers import are_kernels, read_cache_log
+    from trilane.study.cache_logs.kernel_rows import read_kernels
+    from trilane.study.cache_logs.rows import write_rows
 
-    if plot is not None:
-        raise OptionError("expected --plot with requests of Strata, got a log of caches, which has no picture")
-    settings = read_cache_log(BUNDLED if path == "caches" else path)
+    if are_kernels(path):
+        if rows is not None:
+            raise OptionError("expected --template with requests or caches, got a table of timed kernels")
+        kernels = read_kernels(path)
+        report(json, kernels_record(kernels), *kernels_page(kernels, name))
+        return
+    settings = read_cache_log(path)
     if rows is not None:
         write_rows(settings, rows)
         note(f"{rows}: {len(settings)} rows; fill in machine and engine, then: trilane accuracy --requests {rows}")
         return
     found = compared(progress(settings, "playing"))
-    report(json, record_of(found), *cache_logs_page(found, path))
+    report(json, record_of(found), *cache_logs_page(found, name))
 
 
 def _strata_requests(path: str, rows: str | None, plot: str | None, json: str | None) -> None:

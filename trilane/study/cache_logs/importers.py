@@ -4,6 +4,7 @@
 told by                      what it is
 ===========================  ===========================================================================================
 column ``policy``            the table itself (``rows.CacheRow``)
+columns ``part``, ``bytes``  timed copies and kernels (``kernel_rows.KernelRow``), another table
 column ``slots_per_layer``   curves of expert caches as people collect them: kekzl/imp, thecodacus/llama.cpp,
                              davetha/r9700-lru-expert-cache; what they leave open is left out, with the reason
 column ``eviction``          aojsd/GPU_Offloading: evictions x prefetches of Mixtral, loads and ms of a step
@@ -53,11 +54,16 @@ def is_cache_log(path: str | Path) -> bool:
     if Path(path).suffix in (".log", ".txt"):
         return bool(_STEPS.search(_text(path)))
     columns = columns_of(path)
-    if Path(path).suffix == ".jsonl" or {"policy", *_CSV} & {*columns}:
+    if Path(path).suffix == ".jsonl" or {"policy", *_CSV} & {*columns} or are_kernels(path):
         return True
     if not {*columns} >= _STRATA:
         raise LogError(f"{path}: expected {_EXPECTED}, got the columns {shortened(', '.join(columns)) or 'of no file'}")
     return False
+
+
+def are_kernels(path: str | Path) -> bool:
+    """True for a table of timed copies and kernels. Raises LogError for a file that cannot be read."""
+    return {*columns_of(path)} >= {"part", "bytes"}
 
 
 def columns_of(path: str | Path) -> list[str]:
