@@ -1,0 +1,66 @@
+"""*What if*, simulated: the policies of ``trilane fit`` on a machine whose numbers are turned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+
+from sim.runs.prepare import Prepared
+from sim.simulate import play
+from trilane.common.errors import TrilaneError
+from trilane.engines.memory import host_memory_of
+from trilane.engines.question import Question
+from trilane.engines.tune.varied import VARIED, with_knobs
+from trilane.fit.prepared_question import candidate_in, candidate_names, on_machine, prepared_for
+from trilane.output.figures.families import STEP_PARTS
+from trilane.page.policies_views import SHARES, cannot, policy_record
+from trilane.page.questions import Query, decimal, tune_question, whole
+from trilane.page.records import Record
+from trilane.page.view import Task, ViewPlan
+from trilane.study.draws import REFUSALS
+
+
+def simulated(query: Query) -> ViewPlan:
+    """Each policy's task, and the share of the experts, in percent, that the GPU has room for under all of them.
+
+    ``share`` in the query: of the experts on the GPU, in percent, in place of what fits.
+    """
+    question = tune_question(query).fit
+    turned = {name: value for name in VARIED if (value := decimal(query, name)) is not None}
+    share, names = whole(query, "share", *SHARES), candidate_names(question)
+    head = {"kind": "simulated", "count": len(names), "fits": _fits(_moved(question, turned), names),
+            "parts": [part._asdict() for part in STEP_PARTS]}
+    return ViewPlan(head, tuple(Task(simulated_row, (question, turned, share, name)) for name in names))
+
+
+def _fits(prepared: Prepared, names: Iterable[str]) -> int:
+    shares = [0.0]
+    for name in names:
+        with suppress(*REFUSALS):
+            shares.append(prepared.with_policy(name).memory.slots / prepared.shape.moe_layers / prepared.shape.experts)
+    return int(100 * min(shares[1:] or shares))
+
+
+def simulated_row(question: Question, turned: Mapping[str, float], share: int | None, name: str) -> Record:
+    """One policy: its time per token and what it is made of; or why it cannot run."""
+    moved = _moved(question, turned)
+    if share is not None:
+        moved = replace(moved, scenario=moved.scenario.with_(cached_share=float(f"{share}e-2")))
+    try:
+        candidate, _ = candidate_in(moved, name, host_memory_of(question, moved.hardware))
+        return policy_record(name, play(candidate))
+    except TrilaneError as error:
+        return cannot(name, error)
+
+
+def _moved(question: Question, turned: Mapping[str, float]) -> Prepared:
+    prepared = _prepared(question)
+    return on_machine(prepared, with_knobs(prepared.hardware, turned))
+
+
+@lru_cache(maxsize=4)
+def _prepared(question: Question) -> Prepared:
+    """Kept: it is asked again with each change of a slider."""
+    return prepared_for(question)
