@@ -4,6 +4,7 @@ played in it, by default one of each kind that keeps the routing, with llama.cpp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -88,6 +89,15 @@ DEFAULT_CANDIDATES = (  # one of each kind; others (fiddler, on-demand, hybrimoe
     "dali",
     "best-exact",
 )
+
+
+def percent_with_room(prepared: Prepared, policies: Sequence[str]) -> int:
+    """Percent of the experts, rounded down, that the GPU has room for under each of the policies that can run."""
+    shares = []
+    for name in policies:
+        with suppress(TrilaneError):
+            shares.append(prepared.with_policy(name).memory.slots / prepared.shape.moe_layers / prepared.shape.experts)
+    return int(100 * min(shares, default=0))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,13 +12,12 @@ from trilane.common.errors import TrilaneError
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import Question
 from trilane.engines.tune.varied import VARIED, with_knobs
-from trilane.fit.prepared_question import candidate_in, candidate_names, on_machine, prepared_for
+from trilane.fit.prepared_question import candidate_in, candidate_names, on_machine, percent_with_room, prepared_for
 from trilane.output.figures.families import STEP_PARTS
 from trilane.page.policies_views import SHARES, cannot, policy_record
 from trilane.page.questions import Query, decimal, tune_question, whole
 from trilane.page.records import Record
 from trilane.page.view import Task, ViewPlan
-from trilane.study.draws import REFUSALS
 
 
 def simulated(query: Query) -> ViewPlan:
@@ -30,17 +28,9 @@ def simulated(query: Query) -> ViewPlan:
     question = tune_question(query).fit
     turned = {name: value for name in VARIED if (value := decimal(query, name)) is not None}
     share, names = whole(query, "share", *SHARES), candidate_names(question)
-    head = {"kind": "simulated", "count": len(names), "fits": _fits(_moved(question, turned), names),
+    head = {"kind": "simulated", "count": len(names), "fits": percent_with_room(_moved(question, turned), names),
             "parts": [part._asdict() for part in STEP_PARTS]}
     return ViewPlan(head, tuple(Task(simulated_row, (question, turned, share, name)) for name in names))
-
-
-def _fits(prepared: Prepared, names: Iterable[str]) -> int:
-    shares = [0.0]
-    for name in names:
-        with suppress(*REFUSALS):
-            shares.append(prepared.with_policy(name).memory.slots / prepared.shape.moe_layers / prepared.shape.experts)
-    return int(100 * min(shares[1:] or shares))
 
 
 def simulated_row(question: Question, turned: Mapping[str, float], share: int | None, name: str) -> Record:
