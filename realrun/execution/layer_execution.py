@@ -274,7 +274,7 @@ class LayerExecution:
     def _end_of(
         self, reading: Reading, expert_id: ExpertId, held: Sequence[ExpertId]
     ) -> Callable[[], None] | None:
-        """What follows an expert on the CPU: the host need not hold it any more; those that it held, together."""
+        """Release an expert of the host after the CPU has computed it; those that it held before, together."""
         if expert_id not in held:
             return lambda: reading.computed([expert_id])
         return (lambda: reading.computed(held)) if expert_id == held[-1] else None

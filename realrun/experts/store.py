@@ -135,7 +135,7 @@ class HostExperts(Protocol):
 
     @property
     def layouts(self) -> tuple[ExpertLayout, ...]:
-        """Of every layer."""
+        """The layout of every layer."""
 
     def buffer(self, layer: int, expert: int) -> Tensor:
         """One held expert's weights: uint8 [layouts[layer].size_bytes]."""

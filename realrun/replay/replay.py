@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.mechanism.score_rows import ScoreRows
@@ -33,6 +31,7 @@ from realrun.machine.lanes import Completion, Machine, Work
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
 from realrun.machine.pinned import plain
 from realrun.replay.model import RecordedModel, ReplayModel, model_on
+from realrun.replay.step_routing import StepRouting, step_routings
 from sim.costs.roofline_costs import ROUTING_BYTES
 from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
@@ -42,25 +41,6 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
 from traces.batches import StepRows
 from traces.models.shape import ModelShape
-from traces.trace import Trace
-
-
-@dataclass(frozen=True)
-class StepRouting:
-    """The trace's routing of one step: ``ids`` [N, L, k], and ``weights`` [N, L, k] on the host and on the GPU."""
-
-    ids: NDArray[np.integer]
-    weights: Tensor
-    on_gpu: Tensor
-
-
-def step_routings(trace: Trace, steps: Sequence[StepRows], device: torch.device) -> list[StepRouting]:
-    """The routing of all steps, copied to the GPU before the run, where a model would have its own."""
-    made = []
-    for step in steps:
-        weights = torch.from_numpy(np.asarray(trace.topk_weights[step.rows], np.float32))
-        made.append(StepRouting(np.asarray(trace.topk_ids[step.rows], np.int64), weights, weights.to(device)))
-    return made
 
 
 class PendingIds:
