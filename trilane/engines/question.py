@@ -22,7 +22,7 @@ from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
-from trilane.engines.cards import cards_in, load_machine, machine_name
+from sim.machine.cards import cards_in, load_machine, machine_name
 from trilane.engines.layer_split import blocks_of, splits_cards
 
 USUAL_WEIGHTS = "q4_k_m"

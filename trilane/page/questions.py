@@ -20,7 +20,7 @@ from traces.models.spellings import spelled
 from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
-from trilane.engines.cards import cards_in, cards_name, slots_in
+from sim.machine.cards import cards_in, cards_name, slots_in
 from trilane.engines.question import Question
 from trilane.engines.recommend import USES, RecommendQuestion, Use
 from trilane.engines.tune.machine_found import found_machine

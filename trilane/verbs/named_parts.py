@@ -34,7 +34,7 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
     """
     from sim.machine.assembly import NO_GPU
     from sim.machine.parts import taken
-    from trilane.engines.cards import cards_in, cards_name, slots_in
+    from sim.machine.cards import cards_in, cards_name, slots_in
 
     found: dict[str, list[TakenName]] = {}
     pcie, faults = parts.pcie, list[TrilaneError]()

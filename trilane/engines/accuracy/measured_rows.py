@@ -22,7 +22,7 @@ from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
 from trilane.common.quoting import quoted
-from trilane.engines.cards import load_machine
+from sim.machine.cards import load_machine
 from trilane.engines.layer_split import blocks_of
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 
