@@ -240,6 +240,7 @@ class FittedEngine(_Engine):
     options: tuple[Option, ...] = ()
     copies_at_once: Literal["matrix", "layer"] = "layer"
     cache_costs: Name | None = None
+    model: Name | None = None
     fit: str | None = None
     gpu: GpuWork
     cpu: CpuWork

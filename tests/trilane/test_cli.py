@@ -286,6 +286,25 @@ def test_a_kind_of_programs_has_a_range_in_comparisons(trilane: Trilane) -> None
         assert "eager is a kind of programs" in trilane(*verb, *small, "--set", "engine=eager").err
 
 
+def test_an_engine_of_one_model_says_so_where_another_runs(trilane: Trilane) -> None:
+    small = [f"--set={one}" for one in ("trace=mini-moe", "model=null", "cached_share=0.25", "generated_tokens=3")]
+    note = "strata runs qwen3.8-flash-next: times of its layers, rows and drafts are those of that model's kernels"
+    for verb in (["simulate", "--policy", "fiddler"], ["compare", "--policies", "fiddler", "--draws", "1"]):
+        assert note in " ".join(trilane(*verb, *small, "--set", "engine=strata").err.split())
+        assert note not in " ".join(trilane(*verb, *small, "--set", "engine=llama.cpp").err.split())
+
+
+def test_a_comparison_says_whose_experts_rejected_drafts_have(trilane: Trilane) -> None:
+    small = [f"--set={one}" for one in (
+        "trace=mini-moe", "model=null", "cached_share=0.25", "generated_tokens=4", "draft_tokens=2",
+        "draft_acceptance=0",
+    )]
+    words = ["compare", "--policies", "fiddler", "--draws", "1", *small]
+    for rejected, whose in (("recorded", "the recorded tokens"), ("drawn", "other tokens, drawn at random")):
+        page = " ".join(trilane(*words, "--set", f"rejected_drafts={rejected}").out.split())
+        assert f"with the experts of {whose}" in page
+
+
 
 def test_every_number_of_a_machine_has_its_source(trilane: Trilane) -> None:
     for machine in trilane("hardware", "--json", "-").json["hardware"]:

@@ -95,6 +95,19 @@ def note_kind(scenario: Scenario) -> None:
         note(f"{scenario.engine} is a kind of programs: times are those of a typical one; compare shows the range")
 
 
+def note_model(scenario: Scenario) -> None:
+    """Say that times are those of another model's kernels, where the engine runs one model."""
+    from sim.costs.engine import FittedEngine, load_engine
+    from traces.models.names import parted
+
+    engine = load_engine(scenario.engine)
+    if isinstance(engine, FittedEngine) and engine.model not in (None, parted(scenario.model or "").model):
+        note(
+            f"{scenario.engine} runs {engine.model}: times of its layers, rows and drafts are those of that model's "
+            f"kernels, whatever the model here"
+        )
+
+
 def inputs_of(file: str | None, scenario: Scenario) -> tuple[str | None, ...]:
     """The file of a scenario, those that it names, and the files of loaded policies: no result may be written there."""
     return (file, scenario.trace, scenario.calibration, scenario.hardware, scenario.model, *policy_files())

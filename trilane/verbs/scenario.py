@@ -22,7 +22,16 @@ from trilane.output.pages.output import (
 )
 from trilane.study import DRAWS
 from trilane.verbs import completion
-from trilane.verbs.inputs import DECODE_HINT, choices_in, describe, inputs_of, note_kind, scenario_for, scenario_of
+from trilane.verbs.inputs import (
+    DECODE_HINT,
+    choices_in,
+    describe,
+    inputs_of,
+    note_kind,
+    note_model,
+    scenario_for,
+    scenario_of,
+)
 from trilane.verbs.options import (
     OWN_POLICY,
     DrawsOption,
@@ -58,6 +67,7 @@ def simulate(
     with working(f"simulating {chosen.policy}"):
         run = run_scenario(chosen)
     note_kind(chosen)
+    note_model(chosen)
     about = describe(chosen)
     report(json, record_of(run), *run_page(about, run.to_dict()))
     files.write(run, about)
@@ -100,6 +110,7 @@ def compare(
     check_targets(json, inputs=inputs_of(scenario, chosen))
     with watching("simulating") as watch:
         found = run_all(chosen, names, draws=draws, jobs=processes(jobs), watch=watch)
+    note_model(chosen)
     about = describe(chosen)
     for name, reason in found.refused.items():
         note(f"left out {name}: {reason}")
@@ -142,9 +153,10 @@ def _speculative(found: Comparison) -> str:
     if Label.SPECULATIVE not in run.labels:
         return ""
     metrics = run.metrics
+    whose = "other tokens, drawn at random" if run.scenario.rejected_drafts == "drawn" else "the recorded tokens"
     return (
         f"times are of accepted tokens: in the first draw {metrics.decode_steps} steps of "
-        f"{metrics.tokens_per_step:.2f} tokens; rejected drafts are computed with the experts of the recorded tokens"
+        f"{metrics.tokens_per_step:.2f} tokens; rejected drafts are computed with the experts of {whose}"
     )
 
 

@@ -12,7 +12,7 @@ import typer
 from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, check_folder, check_targets, note, reason_of, report, watching
 from trilane.verbs import completion
-from trilane.verbs.inputs import choices_in, inputs_of, names_in, note_kind, policies_in, scenario_for
+from trilane.verbs.inputs import choices_in, inputs_of, names_in, note_kind, note_model, policies_in, scenario_for
 from trilane.verbs.options import MOST_DRAWS, OWN_POLICY, JobsOption, OptionError, ScenarioOption, SetOption, processes
 
 if TYPE_CHECKING:
@@ -277,6 +277,7 @@ def whatif(
     }
     report(json, record, *page(means, names, own), *remarks, "", *says)
     note_kind(chosen)
+    note_model(chosen)
     if draws == 1:
         note("one draw: a difference of a few percent may be chance; --draws 5 shows the spread")
     if png:
