@@ -144,7 +144,7 @@ class _WithoutDense:
 
 @dataclass(frozen=True)
 class _LeastSteps:
-    """Of each cost of a step the least of several."""
+    """Costs of steps, each the least of several tables."""
 
     tables: Sequence[CostTable]
 

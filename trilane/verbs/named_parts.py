@@ -33,8 +33,8 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
     or a WrongNamesError with one sentence for each of several.
     """
     from sim.machine.assembly import NO_GPU
-    from sim.machine.parts import taken
     from sim.machine.cards import cards_in, cards_name, slots_in
+    from sim.machine.parts import taken
 
     found: dict[str, list[TakenName]] = {}
     pcie, faults = parts.pcie, list[TrilaneError]()

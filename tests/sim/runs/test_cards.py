@@ -92,7 +92,7 @@ def test_unequal_cards_have_memory_rates_and_slots_of_their_own() -> None:
     assert [card.block.layers for card in (first, second, third)] == [11, 10, 5]
     assert third.hardware.gpu.name == "RTX 3060 12GB"
     assert first.costs.experts[0].copy_ns * 3 < third.costs.experts[0].copy_ns
-    assert first.costs.experts[0].gpu_ns[64] < third.costs.experts[0].gpu_ns[64]
+    assert first.costs.experts[0].gpu_ns[8] < third.costs.experts[0].gpu_ns[8]
     assert first.costs.experts[0].cpu_ns == third.costs.experts[0].cpu_ns
     own = [plan.gpu_memory_bytes for plan in prepare(scenario).card_memory]
     assert own == [card.hardware.gpu.memory_bytes for card in (first, second, third)]

@@ -23,7 +23,6 @@ from tests.kit.toys import toy_trace
 from traces.file import write_trace
 from trilane.output.figures.bars import plot_ladder
 from trilane.output.figures.figure_files import PictureError
-from trilane.study import ablate as ablation
 from trilane.study.ablate import Ablation, ablate, simulate_parts
 from trilane.study.compare import compare
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from policies.registry import SYSTEMS, ChoiceError, system
-from sim.machine.dials import DIALS, LINK, PCIE, link_bytes_per_s, turned
 from sim.machine.cards import load_machine
+from sim.machine.dials import DIALS, LINK, PCIE, link_bytes_per_s, turned
 from sim.machine.hardware import Hardware, hardware_keys
 from sim.runs.scenario import Scenario, ScenarioError
 from trilane.common.errors import TrilaneError
