@@ -50,7 +50,7 @@ TOKENS = {True: 424, False: 160}  # of an answer with and without drafts: about 
 DRAFTS: Mapping[str, Any] = {
     "draft_tokens": 3, "draft_offered": 0.78, "draft_acceptance": 0.73, "rejected_drafts": "drawn",
 }
-SLOWER = 1.25  # nine of ten windows of the open requests are predicted within 24 %
+SLOWER = 1.25  # more than nine of ten windows of the open requests are off by
 RECALL = 0.5  # of forecasts where they are worse; the trace's, of another model, are right about four times of five
 AS_STATED, SLOWER_COPIES, SLOWER_POOL = "as stated", "slower copies", "slower pool"
 WORSE_FORECASTS = "worse forecasts"

@@ -117,10 +117,10 @@ def _idle_assigner(composition: Composition) -> type[LoadAll | ResidentOrCpu]:
 
 
 def _needs(whole: Composition, less: Composition) -> Needs:
-    """Forecasts are for the prefetcher, and for routers that commit to them. It is the router that changes the routing
+    """Forecasts are for prefetchers, and for routers that commit to them. It is the router that changes the routing
     or, where that is the model's own, the assigner (which defers experts)."""
     needs = less.needs
-    if less.prefetcher is None and not less.router.looks_ahead:
+    if less.prefetcher is None and less.host_prefetcher is None and not less.router.looks_ahead:
         needs = replace(needs, forecasts=())
     part = "assigner" if type(whole.router) is TrueRouter else "router"
     kept = type(getattr(less, part)) is type(getattr(whole, part))

@@ -151,6 +151,47 @@ class Cache(Protocol):
         ...
 
 
+class HostCache(Protocol):
+    """Which experts stay in the host's memory above a disk, which holds all: methods that caches of the GPU have, too.
+
+    Lifetime: created when a policy is composed, used for one run. ``admitted`` is called for what is held before the
+    first step. In each layer the session calls ``observe``, and ``victim`` for what is read. An expert that is not
+    admitted, or evicted, leaves when its use has ended and another one needs the room; needed again until then, it may
+    be admitted without a read.
+
+    ``group`` is the layer where the memory is divided by layer, 0 where all layers share it.
+    """
+
+    admits: bool  # may experts stay at all; asked whenever one has been read, so that it may depend on the step
+
+    def observe(self, view: LayerView) -> None:
+        """A layer was planned; its routing here is that of the experts which the host must have for it."""
+        ...
+
+    def admitted(self, key: ExpertId, group: int) -> None:
+        """``key`` stays, in ``group``."""
+        ...
+
+    def evicted(self, key: ExpertId, group: int) -> None:
+        """``key`` need not stay any more."""
+        ...
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        """The expert to evict for ``incoming``: a member of ``group`` not in ``blocked``; None declines."""
+        ...
+
+
+class HostPrefetcher(Protocol):
+    """Which experts of later layers to read ahead into the host's memory above a disk, best first.
+
+    Lifetime: created when a policy is composed, used for one run. Called where ``Prefetcher.rank`` is, and after it.
+    """
+
+    def rank(self, view: LayerView, forecasts: Sequence[Forecast], plan: Assignment) -> Sequence[ExpertId]:
+        """Experts to read while the disk has nothing else to read; those that are held, or on the GPU, are left out."""
+        ...
+
+
 class PolicyKind(StrEnum):
     """A policy's effect on the routing, and whether it could run at all."""
 
@@ -197,6 +238,10 @@ UNDECLARED = Needs()  # of a composition: those that its policy declares
 class Composition:
     """A policy ready for one run: five new parts and the parameters of the mechanism.
 
+    Where the host's memory has no room for all experts, ``host_cache`` says what stays in it, instead of the
+    scenario's ``host_keeps``; ``host_by_layer`` divides it among the layers, and ``host_start`` ranks what it holds at
+    first (None: of every layer as many). ``host_prefetcher`` reads ahead for the CPU, too; copies always are.
+
     ``writes_back``: whether experts go back to the host, as weights that could have changed would: the victims of a
     copy, "alongside" it or "in turn", after it and before the next one; in turn, a copy that only passes
     through staging is followed by one write-back, too.
@@ -207,6 +252,10 @@ class Composition:
     assigner: Assigner
     prefetcher: Prefetcher | None = None
     cache: Cache
+    host_cache: HostCache | None = None
+    host_prefetcher: HostPrefetcher | None = None
+    host_by_layer: bool = False
+    host_start: Sequence[ExpertId] | None = None
     swaps_before_prefetches: bool = False
     writes_back: WritesBack = "never"
     demand_slots: int = 2  # staging slots for demand loads

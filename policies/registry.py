@@ -46,6 +46,8 @@ MODULES = (  # a module's policies are listed in the order of their definition
     "policies.papers.cache_prior",
     "policies.papers.buddymoe",
     "policies.papers.hobbit",
+    "policies.papers.disk_engines",
+    "policies.papers.flashmoe",
     "policies.baselines.best",
     "policies.mix",
     "policies.baselines.oracle",

@@ -15,6 +15,8 @@ from policies.protocols import (
     Assigner,
     Cache,
     Composition,
+    HostCache,
+    HostPrefetcher,
     Needs,
     Placement,
     Prefetcher,
@@ -131,9 +133,13 @@ class System:
 
 _VALUES: Mapping[str, Any] = {  # of a composition, in addition to its parts
     "demand_slots": NonNegative, "prefetch_slots": NonNegative, "decision_cost": str, "name": str,
-    "parameters": Mapping[str, Any], "writes_back": WritesBack, "swaps_before_prefetches": bool,
+    "parameters": Mapping[str, Any], "writes_back": WritesBack, "swaps_before_prefetches": bool, "host_by_layer": bool,
 }
-_PARTS = {"placement": Placement, "router": Router, "assigner": Assigner, "prefetcher": Prefetcher, "cache": Cache}
+_PARTS = {
+    "placement": Placement, "router": Router, "assigner": Assigner, "prefetcher": Prefetcher, "cache": Cache,
+    "host_cache": HostCache, "host_prefetcher": HostPrefetcher,
+}
+_OPTIONAL = ("prefetcher", "host_cache", "host_prefetcher")
 
 
 def wrong_part(made: object) -> str:
@@ -144,8 +150,8 @@ def wrong_part(made: object) -> str:
         part = getattr(made, name)
         has = [member for member in vars(protocol) if callable(vars(protocol)[member]) and member[0] != "_"]
         has += protocol.__annotations__
-        optional = name == "prefetcher" and part is None
-        if not optional and (isinstance(part, type) or any(not hasattr(part, member) for member in has)):
+        left_out = name in _OPTIONAL and part is None
+        if not left_out and (isinstance(part, type) or any(not hasattr(part, member) for member in has)):
             kind = f"the class {part.__name__}" if isinstance(part, type) else quoted(part)
             return f"{name}: expected an object with {', '.join(has)}, got {kind}; trilane.parts has such parts"
     try:

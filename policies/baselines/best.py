@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from policies.mechanism.host_tier import by_popularity
 from policies.mix import Mix
-from policies.system import register
+from policies.parts.caches import StaticCache
+from policies.parts.host_level import AfterReads, ReadForecast
+from policies.protocols import Composition
+from policies.system import BuildContext, register
 from trilane.common.hints import Count, Share
 
 TUNED_POLICIES = ("best-exact", "best-approx")
@@ -22,7 +26,12 @@ TUNED_ON_SEQUENCES = range(10)
 @dataclass(frozen=True)
 class BestExact(Mix):
     """Parameters of ``mix``. The defaults have the least mean time per token that the search found among the mixes that
-    keep the model's routing."""
+    keep the model's routing.
+
+    disk: "seen": where a disk holds the experts, the GPU keeps those that it holds at first (one that leaves it is read
+        again), the host's memory keeps the others by the score of ``cache``, and the next layer's experts are read
+        ahead by ``forecast``. "ignored": the mix as it is, and the scenario's ``host_keeps``.
+    """
 
     placement: Literal["none", "random", "popular"] = "popular"
     pool: bool = True
@@ -31,6 +40,18 @@ class BestExact(Mix):
     alpha: Share = 0.1
     keep: Count | None = 12
     background: Literal["none", "prefill", "decode"] = "prefill"  # else what a prompt leaves depends on the CPU's share
+    disk: Literal["seen", "ignored"] = "seen"
+
+    def compose(self, context: BuildContext) -> Composition:
+        made = super().compose(context)
+        if self.disk == "ignored" or not any(costs.read_ns for costs in context.costs):
+            return made
+        popularity = context.required_calibration().popularity if made.needs.calibration else None
+        return replace(
+            made, assigner=AfterReads(made.assigner), cache=StaticCache(), prefetcher=None, prefetch_slots=0,
+            host_cache=self._cache(context), host_prefetcher=ReadForecast(context.top_k, self.forecast),
+            host_start=None if popularity is None else by_popularity(popularity.tolist()),
+        )
 
     def _decision_cost(self) -> str:
         return "best-exact"

@@ -29,12 +29,16 @@ class ReplayEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Lookups and hits, of the whole replay and of its decode steps; hits are of experts resident when looked up."""
+    """Lookups and hits, of the whole replay and of its decode steps; hits are of experts resident when looked up.
+
+    ``misses``: of each event.
+    """
 
     lookups: int
     hits: int
     lookups_decode: int
     hits_decode: int
+    misses: tuple[int, ...]
 
     @property
     def hit_rate(self) -> float:
@@ -54,12 +58,14 @@ def replay(
     residency = Residency(budget, (placement or PoolPlacement()).place(budget), cache)
     resident, ids = residency.resident, residency.ids
     lookups, hits = {"prefill": 0, "decode": 0}, {"prefill": 0, "decode": 0}
+    misses: list[int] = []
     observe, swaps = cache.observe, cache.swaps
     for step, layer, phase, active, tokens in events:
         here = resident[layer]
         missing = [expert for expert in active if expert not in here]
         lookups[phase] += len(active)
         hits[phase] += len(active) - len(missing)
+        misses.append(len(missing))
         routing = Routing(active, tokens or (1,) * len(active))
         view = LayerView(step, layer, phase, routing, None, (), {}, 0, 0, (), residency.view)
         observe(view)
@@ -72,4 +78,4 @@ def replay(
         for update in swaps(view, "layer_end"):
             if isinstance(update, Swap):
                 residency.fill(update.incoming, residency.promise_slot_of(update.incoming, update.outgoing))
-    return ReplayResult(sum(lookups.values()), sum(hits.values()), lookups["decode"], hits["decode"])
+    return ReplayResult(sum(lookups.values()), sum(hits.values()), lookups["decode"], hits["decode"], tuple(misses))

@@ -69,6 +69,14 @@ def check_prefetches(policy: Composition, ranked: Sequence[ExpertId], layer: int
         raise _returned(policy, rank, "ExpertId(layer, expert) of each", ranked) from None
 
 
+def check_reads(policy: Composition, ranked: Sequence[ExpertId], costs: Sequence[ExpertCosts]) -> None:
+    """Experts that are read ahead into the host's memory are of the model's layers."""
+    assert policy.host_prefetcher is not None
+    rank = policy.host_prefetcher.rank
+    if not all(isinstance(key, ExpertId) and 0 <= key.layer < len(costs) for key in ranked):
+        raise _returned(policy, rank, f"ExpertId(layer, expert) of each, layers 0 to {len(costs) - 1}", ranked)
+
+
 def check_update(
     policy: Composition, update: Swap | Upload, resident: Sequence[Collection[int]], leaving: Collection[ExpertId] = ()
 ) -> None:

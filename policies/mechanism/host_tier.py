@@ -2,25 +2,19 @@
 
 A state machine like the session, of which it is a part: no clock, no input and output. What a layer needs from the
 host (the experts that the CPU computes and those that are copied to the GPU) is held, or read first, one expert at a
-time. An expert stays from the moment at which a layer needs it until its use has ended. What is not in use makes room:
-
-- "experts": the least recently used one, as engines with a cache of their own keep them;
-- "pages": as Linux keeps pages of a file. What was used once leaves before what was used again, and of the latter the
-  oldest count as used once again where they hold more than a share of the memory (mm/vmscan.c, ``inactive_is_low``);
-- "pinned": a fixed set stays, and the others share what is left as "experts" do.
+time. An expert stays from the moment at which a layer needs it until its use has ended. What is not in use makes room
+(``policies.mechanism.host_keeping``).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain
-from math import isqrt
 from typing import Literal, NamedTuple
 
+from policies.mechanism.host_keeping import CacheKeeper, Keeper, Keeping, SystemKeeper
 from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
-
-Keeping = Literal["experts", "pages", "pinned"]
+from policies.protocols import Composition
 
 
 class Read(NamedTuple):
@@ -41,12 +35,7 @@ class HostTier:
     def __init__(
         self, capacity_bytes: int, costs: Sequence[ExpertCosts], keeping: Keeping, ranking: Sequence[ExpertId]
     ) -> None:
-        self._costs, self._keeping, self._ranking = costs, keeping, ranking
-        self._often_at_most = max(isqrt(10 * (capacity_bytes >> 30)), 1)  # times the bytes that were used once
-        self._pinned = frozenset[ExpertId]()
-        self._once = OrderedDict[ExpertId, None]()  # the next to leave first
-        self._often = OrderedDict[ExpertId, None]()
-        self._bytes = {"once": 0, "often": 0}
+        self._costs, self._ranking = costs, ranking
         self._users: dict[ExpertId, int] = {}  # needed now, by how many uses
         self._needed: deque[ExpertId] = deque()
         self._of_plan = 0  # of these, the last ones: needed by a plan that may not be in effect yet
@@ -59,17 +48,27 @@ class HostTier:
             raise PolicyError(
                 f"host memory of {capacity_bytes} bytes for experts: expected room for two, {self._buffers} bytes"
             )
+        self._keeper: Keeper = SystemKeeper(keeping, self._size_of, capacity_bytes, self._buffers)
 
-    def fill(self, on_gpu: Sequence[Collection[int]]) -> None:
-        """Hold the first of the ranking that are not ``on_gpu`` (by layer), as many as have room; pinned, but for the
-        last two, where experts are."""
-        wanted = (key for key in self._ranking if key.expert not in on_gpu[key.layer])
-        for key in wanted:
+    def fill(self, on_gpu: Sequence[Collection[int]], policy: Composition | None = None) -> None:
+        """Hold the first of the ranking that are not ``on_gpu`` (by layer), as many as have room.
+
+        A ``policy`` with a cache for the host's memory keeps what is there from now on, but for two buffers, and may
+        have a ranking of its own."""
+        ranking = self._ranking
+        if policy is not None and policy.host_cache is not None:
+            self._keeper = CacheKeeper(policy.host_cache, self._size_of, self._rooms(policy.host_by_layer))
+            ranking = ranking if policy.host_start is None else policy.host_start
+        for key in ranking:
             if self._size_of(key) > self._free:
                 break
-            if self._keeping == "pinned" and self._free - self._size_of(key) >= self._buffers:
-                self._pinned |= {key}
-            self._keep(key)
+            if key.expert not in on_gpu[key.layer] and self._keeper.fill(key, self._free - self._size_of(key)):
+                self._hold(key)
+
+    def _rooms(self, by_layer: bool) -> list[int]:
+        """Bytes that a policy's cache divides: in one pool, or of each layer in proportion to its experts."""
+        room, sizes = self._free - self._buffers, [costs.expert_bytes for costs in self._costs]
+        return [room * size // sum(sizes) for size in sizes] if by_layer else [room]
 
     def holds(self, key: ExpertId) -> bool:
         """Can it be read now, by the CPU or a copy?"""
@@ -84,7 +83,7 @@ class HostTier:
         for key in keys:
             self._users[key] = self._users.get(key, 0) + 1
             if key in self.held:
-                self._touch(key)
+                self._keeper.touch(key, self._users)
             elif (self.reading is None or key != self.reading.key) and key not in self._needed:
                 self._needed.append(key)
         if by_plan:
@@ -97,6 +96,7 @@ class HostTier:
             self._users[key] = left
         else:
             del self._users[key]
+            self._keeper.release(key)
 
     def read_ahead(self, keys: Iterable[ExpertId], more: bool = False) -> None:
         """Read these experts, best first, when nothing is needed; in place of those that were to be read ahead, or
@@ -133,13 +133,15 @@ class HostTier:
         if read != self.reading:
             raise PolicyError(f"end_read: expected {self.reading}, got {read}")
         self.reading = None
-        self._free += read.expert_bytes  # ``_keep`` takes it
-        self._keep(read.key)
+        self._free += read.expert_bytes  # ``_hold`` takes it
+        self._hold(read.key)
+        self._keeper.came(read.key, self._users)
 
     def _read(self, key: ExpertId, kind: Literal["read", "read_ahead"]) -> Read | None:
         """Start a read of ``key``, if what is not in use makes room for it."""
-        size, victims, free = self._size_of(key), list[ExpertId](), self._free
-        candidates = (old for old in chain(self._once, self._often) if old not in self._users)
+        size, victims = self._size_of(key), [*self._keeper.leaving()]
+        free = self._free + sum(map(self._size_of, victims))
+        candidates = self._keeper.victims(key, self._users)
         while free < size:
             victim = next(candidates, None)
             if victim is None:
@@ -147,44 +149,16 @@ class HostTier:
             victims.append(victim)
             free += self._size_of(victim)
         for victim in victims:
-            self._drop(victim)
+            self.held.remove(victim)
+            self._keeper.left(victim)
         self._free = free - size
         return Read(key, kind, tuple(victims), size)
 
-    # --- what stays -------------------------------------------------------------------------------------------------
-
-    def _keep(self, key: ExpertId) -> None:
+    def _hold(self, key: ExpertId) -> None:
         self.held.add(key)
         self._free -= self._size_of(key)
         if self._free < 0:
             raise PolicyError(f"no room in the host's memory for {key}: {-self._free} bytes are missing")
-        if key not in self._pinned:
-            self._once[key] = None
-            self._bytes["once"] += self._size_of(key)
-
-    def _drop(self, key: ExpertId) -> None:
-        self.held.remove(key)
-        name, where = ("once", self._once) if key in self._once else ("often", self._often)
-        del where[key]
-        self._bytes[name] -= self._size_of(key)
-
-    def _touch(self, key: ExpertId) -> None:
-        """Note a use of an expert that is held."""
-        if key in self._often:
-            self._often.move_to_end(key)
-        elif key in self._once:
-            self._once.move_to_end(key)
-            if self._keeping == "pages":
-                self._move(key, "once", "often")
-                while self._bytes["often"] > self._often_at_most * self._bytes["once"]:
-                    self._move(next(iter(self._often)), "often", "once")
-
-    def _move(self, key: ExpertId, source: str, target: str) -> None:
-        lists, size = {"once": self._once, "often": self._often}, self._size_of(key)
-        del lists[source][key]
-        lists[target][key] = None
-        self._bytes[source] -= size
-        self._bytes[target] += size
 
     def _size_of(self, key: ExpertId) -> int:
         return self._costs[key.layer].of(key.expert).expert_bytes

@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from policies.mechanism.call_order import CallOrder
-from policies.mechanism.checks import check_assignment, check_composition, check_kind, check_prefetches
+from policies.mechanism.checks import (
+    check_assignment,
+    check_composition,
+    check_kind,
+    check_prefetches,
+    check_reads,
+)
 from policies.mechanism.copy_queue import MOST_IN_FLIGHT, CopyQueue
 from policies.mechanism.host_tier import HostTier, Read
 from policies.mechanism.residency import Residency
@@ -23,6 +29,7 @@ from policies.mechanism.views import (
     ExpertId,
     Forecast,
     Foresight,
+    HostView,
     LayerInput,
     LayerView,
     Plan,
@@ -49,20 +56,22 @@ class Session:
     ) -> None:
         check_composition(policy, costs)
         self.policy, self.costs, self.host = policy, costs, host
-        self.looks_ahead = policy.prefetcher is not None or bool(policy.needs.forecasts)
+        ahead = policy.prefetcher or policy.host_prefetcher
+        self.looks_ahead = ahead is not None or bool(policy.needs.forecasts)
         placement = policy.placement.place(budget)
         check_kind(policy, policy.placement.place, InitialPlacement, placement)
         narrow = [layer.narrow.costs.expert_bytes for layer in costs if layer.narrow is not None]
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots, narrow)
         self._copies = CopyQueue(policy, self.residency, host)
         if host is not None:
-            host.fill(self.residency.resident)
+            host.fill(self.residency.resident, policy)
         self._pinned: set[ExpertId] = set()
         self._protected: frozenset[ExpertId] = frozenset()
         self._staying: Set[ExpertId] | None = frozenset()  # no background copy displaces them; None: to be united again
         self._awaited: set[int] = set()  # of the layer at work
         self._streamed: frozenset[int] = frozenset()
         self._too_late: set[ExpertId] = set()
+        self._read_ahead: frozenset[ExpertId] = frozenset()  # for the CPU, as last ranked
         self.committed: Commitment | None = None  # decided for the next layer, if its own router is not used
         self._step, self._layer = -1, -1
         self._view: LayerView | None = None
@@ -103,6 +112,8 @@ class Session:
         if self.host is not None and commit is not None:
             self.host.need([self.residency.ids[self._layer + 1][expert] for expert in commit.precompute])
         if policy.prefetcher is None:
+            if self.host is not None and policy.host_prefetcher is not None:
+                self.host.read_ahead([*self._copies.swaps, *self._ranked_for_host(view, forecasts)])
             return Foresight((), commit), ()
         self._protected = policy.prefetcher.protect(view, forecasts)
         check_kind(policy, policy.prefetcher.protect, Set, self._protected)
@@ -112,8 +123,20 @@ class Session:
         check_prefetches(policy, ranked, self._layer, len(self.costs))
         queued, withdrawn = self._copies.replace_prefetches(ranked)
         if self.host is not None:
-            self.host.read_ahead([*queued, *self._copies.swaps])
+            self.host.read_ahead([*queued, *self._copies.swaps, *self._ranked_for_host(view, forecasts)])
         return Foresight(queued, commit, self._protected), withdrawn
+
+    def _ranked_for_host(self, view: LayerView, forecasts: Sequence[Forecast]) -> Sequence[ExpertId]:
+        """Experts that the policy reads ahead without a copy, best first."""
+        prefetcher = self.policy.host_prefetcher
+        if prefetcher is None:
+            return ()
+        assert self._assignment is not None
+        ranked = prefetcher.rank(view, forecasts, self._assignment)
+        check_reads(self.policy, ranked, self.costs)
+        absent = [key for key in ranked if not self.residency.holds(key) and key not in self._copies.flying]
+        self._read_ahead = frozenset(absent)
+        return absent
 
     def end_layer(self) -> Updates:
         """All parts of the layer are combined: release the pins; returns what becomes of the cache updates due."""
@@ -213,7 +236,11 @@ class Session:
         """The read that the disk starts now, being free, or None. ``in_effect`` False: the plan is not yet, so only
         what was needed before it, or is to be copied ahead, may be read."""
         assert self.host is not None
-        return self.host.next_read(in_effect, self._copies.waits)
+        return self.host.next_read(in_effect, self._still_read_ahead)
+
+    def _still_read_ahead(self, key: ExpertId) -> bool:
+        """Is it wanted by a queued copy, or for a layer that is not planned yet?"""
+        return self._copies.waits(key) or (key in self._read_ahead and key.layer != self._layer)
 
     def has_read(self, read: Read) -> None:
         """The read under way has ended."""
@@ -247,6 +274,9 @@ class Session:
             self._queue_loads(layer, streamed, loads)
         self._staying = None
         if self.host is not None:
+            if self.policy.host_cache is not None:
+                others = [expert for expert in gpu if expert not in loads]
+                self.policy.host_cache.observe(view._replace(routing=view.routing.without(others)))
             copied = self._copies.held_first(self.host)
             self.host.need([*copied, *map(residency.ids[layer].__getitem__, assignment.cpu)], by_plan=True)
         resident = active
@@ -282,6 +312,7 @@ class Session:
             given.step, layer, given.phase, true, given.scores if self.committed is None else None, given.sequences,
             self._ready_ns(layer, true, given.h2d_backlog_ns), given.h2d_backlog_ns, given.cpu_backlog_ns, self.costs,
             self.residency.view, self._copies.flying,
+            None if self.host is None else HostView(self.host.held, given.disk_backlog_ns),
         )
         routing = self.policy.router.route(view) if self.committed is None else self.committed.routing
         if routing is true:

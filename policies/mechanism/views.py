@@ -129,6 +129,7 @@ class LayerInput(NamedTuple):
     sequences: Sequence[int] = ()  # the sequence of each token; empty unless the policy needs tokens
     h2d_backlog_ns: int = 0  # the rest of the running copy
     cpu_backlog_ns: int = 0  # the rest of precomputed and deferred experts
+    disk_backlog_ns: int = 0  # the rest of the running read
 
 
 class ResidencyView(NamedTuple):
@@ -136,6 +137,14 @@ class ResidencyView(NamedTuple):
 
     resident: Sequence[Collection[int]]  # cache slots, by layer
     staged: Sequence[Collection[int]]  # staging slots, by layer
+
+
+class HostView(NamedTuple):
+    """The host's memory above a disk. An expert that it does not hold is read before the CPU or a copy uses it, which
+    takes ``read_ns`` of its costs; the disk reads one at a time."""
+
+    held: Collection[ExpertId]
+    backlog_ns: int  # the rest of the running read
 
 
 class LayerView(NamedTuple):
@@ -153,6 +162,7 @@ class LayerView(NamedTuple):
     costs: Sequence[ExpertCosts]  # by layer
     residency: ResidencyView
     flying: tuple[ExpertId, ...] = ()  # experts of the copies in flight, the last of which arrives at h2d_backlog_ns
+    host: HostView | None = None  # None: the host's memory has room for all experts
 
 
 class Assignment(NamedTuple):

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.calibration import Counts, Floats
+from policies.mechanism.host_tier import by_popularity
 from policies.mechanism.views import Assignment, ExpertId, Forecast, LayerView, Routing
-from policies.parts.assigners import LoadAll
-from policies.parts.caches import DemandCache
+from policies.parts.assigners import LoadAll, ResidentOrCpu
+from policies.parts.caches import DemandCache, StaticCache
 from policies.parts.placements import NoPlacement, Pooled, PoolPlacement, PopularityPlacement
 from policies.protocols import Composition, Needs, Placement
 from policies.system import BuildContext, NonNegative, Policy, register
@@ -159,6 +160,9 @@ class EdgeMoe(Policy):
     pool: one cache over all layers, which is what makes the distance of a layer matter; False: slots by layer (ours).
     start: which experts are in the cache at first: the most frequent ("ranked"), or none, "empty" (ours).
     demand_slots: staging slots for loads of an event that is larger than the cache (ours).
+    tier: what the cache is in. "gpu": copies over the link, as later papers use the method. "host": the host's memory
+        above a disk, as published (weights outside the experts in memory, experts on flash); the CPU computes all
+        experts, and the GPU holds none.
 
     Activations are profiled on the decode tokens of the calibration, frequencies on all its tokens. Expert-wise
     bit-widths are not modelled: all experts of a layer have one size.
@@ -170,10 +174,11 @@ class EdgeMoe(Policy):
     pool: bool = True
     start: Literal["ranked", "empty"] = "ranked"
     demand_slots: Count = 2
+    tier: Literal["gpu", "host"] = "gpu"
 
     @property
     def needs(self) -> Needs:
-        return Needs(tokens=self.prefetch != 0, calibration=True, gpu_only=True)
+        return Needs(tokens=self.prefetch != 0, calibration=True, gpu_only=self.tier == "gpu")
 
     def compose(self, context: BuildContext) -> Composition:
         """Calibrated activations predict, and calibrated frequencies evict."""
@@ -184,6 +189,13 @@ class EdgeMoe(Policy):
         if size:
             profile = ActivationProfile(calibration.decode_ids, context.experts, self.batch == "together")
             prefetcher = ProfilePrefetcher(profile, size, self.among)
+        if self.tier == "host":
+            return Composition(
+                placement=PoolPlacement(), assigner=ResidentOrCpu(), cache=StaticCache(), demand_slots=0,
+                host_cache=DistanceLfuCache(counts), host_prefetcher=prefetcher, host_by_layer=not self.pool,
+                host_start=by_popularity(counts.tolist()) if self.start == "ranked" else (),
+                parameters={"prefetch": size},
+            )
         return Composition(
             placement=self._placement(counts.astype(np.float64)),
             assigner=LoadAll(),

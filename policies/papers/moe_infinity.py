@@ -119,6 +119,13 @@ class ActivationCache(DemandCache):
             ranks[place] = np.inf
 
 
+class ActivationHostCache(ActivationCache):
+    """An ``ActivationCache`` for the host's memory above a disk. (The GPU's cache tells the matcher of a layer.)"""
+
+    def observe(self, view: LayerView) -> None:
+        self._layer = view.layer
+
+
 class ActivationPrefetcher(NoProtection):
     """Absent experts of the next ``lookahead`` layers of this pass whose probability of use is above ``floor``, by
     descending priority; the best ``size``. Ties go to the nearer layer, then to the lower id. The cache decides which
@@ -164,6 +171,8 @@ class MoeInfinity(Policy):
     start: which experts are in the pool at first: the "ranked" most used experts of the past sequences, or none,
         "empty" (ours).
     demand_slots: staging slots for loads of an event that is larger than the cache (ours).
+    host: above a disk, the "scenario" says what stays in the host's memory, or the same priority does ("ranked"; ours:
+        the source names host memory as the store). Prefetches are read ahead.
 
     Past sequences are the calibration's: none is added while a run plays its one batch.
     """
@@ -176,6 +185,7 @@ class MoeInfinity(Policy):
     floor: Annotated[float, at_least(0)] = 0.5
     start: Literal["ranked", "empty"] = "ranked"
     demand_slots: Count = 2
+    host: Literal["scenario", "ranked"] = "scenario"
 
     def compose(self, context: BuildContext) -> Composition:
         """One pool, ranked by what the batch is expected to use."""
@@ -189,6 +199,7 @@ class MoeInfinity(Policy):
             assigner=LoadAll(),
             prefetcher=ActivationPrefetcher(matcher, cache, size, lookahead, self.floor) if size else None,
             cache=cache,
+            host_cache=ActivationHostCache(matcher) if self.host == "ranked" else None,
             demand_slots=self.demand_slots,
             parameters={"lookahead": lookahead},
         )

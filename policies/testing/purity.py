@@ -13,7 +13,7 @@ import numpy as np
 
 from policies.protocols import Composition
 
-PARTS = ("placement", "router", "assigner", "prefetcher", "cache")
+PARTS = ("placement", "router", "assigner", "prefetcher", "cache", "host_cache", "host_prefetcher")
 CONTAINERS = (list, dict, set, deque, bytearray)
 PLAIN = frozenset({int, float, bool, str, type(None)})
 

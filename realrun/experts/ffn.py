@@ -25,7 +25,10 @@ from torch.nn import functional
 
 from realrun.errors import RefusedError
 from realrun.experts.store import ExpertLayout
-from realrun.machine.native_ffn import BLOCK, FORMATS, BlockFormat, NativeFfn, native_ffn
+from realrun.machine.native_ffn import NativeFfn, native_ffn
+from realrun.machine.weight_formats import FORMATS, Q4_0, Q8_0, BlockFormat
+from traces.models.names import parted
+from traces.models.quantisation import weight_blocks
 from traces.models.shape import ModelShape
 
 Choices: TypeAlias = Tensor | slice  # numbers int64 of several choices, or the slice of one (see ``addressed``)
@@ -208,6 +211,7 @@ def _matrices(kernel: SwiGlu, views: Mapping[str, Tensor]) -> tuple[Tensor, Tens
 
 
 _DTYPES: Mapping[float, torch.dtype] = {16.0: torch.bfloat16, 32.0: torch.float32}
+_BY_BITS: Mapping[float, BlockFormat] = {8.5: Q8_0, 4.5: Q4_0}  # for shapes without a format in their name
 
 
 class ExpertShape(NamedTuple):
@@ -225,8 +229,7 @@ class ExpertShape(NamedTuple):
             raise RefusedError(
                 f"{shape.name}: expected experts of one size, these differ by layer; it can only be simulated"
             )
-        whole = not any(size % BLOCK for size in sizes)  # rows are whole blocks
-        if whole and (blocks := FORMATS.get(shape.weight_bits)):
+        if blocks := _blocks_of(shape):
             kernel = BlockSwiGlu(gated, blocks=blocks, ffn=native_ffn())
             return cls(torch.bfloat16, ExpertLayout.from_shape(*sizes, blocks, gated), kernel)
         dtype = _dtype_of(shape)
@@ -235,11 +238,22 @@ class ExpertShape(NamedTuple):
         return cls(dtype, ExpertLayout.from_shape(*sizes, dtype, gated), plain)
 
 
+def _blocks_of(shape: ModelShape) -> BlockFormat | None:
+    """The blocks that all routed experts are in, of which rows are whole ones; None: there are no such."""
+    blocks, name = _BY_BITS.get(shape.weight_bits), parted(shape.name).weights
+    if name is not None:
+        each = weight_blocks(shape, name)
+        kinds = {*each.gate_up, *each.down}
+        blocks = FORMATS.get(kinds.pop(), blocks) if len(kinds) == 1 else None
+    whole = blocks is not None and not (shape.hidden % blocks.weights or shape.expert_width % blocks.weights)
+    return blocks if whole else None
+
+
 def _dtype_of(shape: ModelShape) -> torch.dtype:
     if shape.weight_bits not in _DTYPES:
         raise RefusedError(
-            f"{shape.name}: expected weights of 16 or 32 bits (bfloat16, float32), 8.5 (q8_0) or 4.5 (q4_0), got "
-            f"{shape.weight_bits:g}: other quantised experts, and rows that are not multiples of 32, can only be "
-            "simulated"
+            f"{shape.name}: expected weights of 16 or 32 bits (bfloat16, float32), 8.5 (q8_0) or 4.5 (q4_0, q4_k), got "
+            f"{shape.weight_bits:g}: other quantised experts, mixed ones, and rows that are not whole blocks, can only "
+            "be simulated"
         )
     return _DTYPES[shape.weight_bits]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from policies.mechanism.views import Copy, ExpertId, Swap
 from policies.protocols import Needs
 from realrun.errors import RefusedError
-from realrun.machine.native_ffn import BlockFormat
+from realrun.machine.weight_formats import BlockFormat
 from sim.runs.prepare import Prepared
 
 ALIGNMENT_BYTES = 64  # a cache line, and the alignment of ordinary torch tensors, on which kernels may depend

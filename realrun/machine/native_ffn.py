@@ -4,9 +4,7 @@ The library is compiled for this processor, and kept in the user's cache folder.
 row reads its weights at a third of the memory's bandwidth. native/ffn.c reads them at full bandwidth, and computes a
 whole expert in one call without the interpreter lock.
 
-It also multiplies weights in blocks, as in ggml, for which torch has no product. A block holds 32 neighbouring weights
-of a row: a scale of 16 bits (IEEE half), then a number for each weight, whose value is scale times number
-(ggml/src/ggml-common.h, block_q8_0 and block_q4_0).
+It also multiplies weights in blocks (``weight_formats``).
 """
 
 from __future__ import annotations
@@ -20,58 +18,19 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from realrun.errors import RefusedError
+from realrun.machine.weight_formats import FORMATS, BlockFormat
 from trilane.common.errors import TrilaneError
 from trilane.common.files import atomic_path, remove_abandoned
-
-BLOCK = 32  # weights, QK8_0 and QK4_0
-
-
-class BlockFormat(NamedTuple):
-    """``number``: of native/blocks.h; ``block_bytes`` of a block; ``numbers``: int8 [.., 32] without the scale."""
-
-    number: int
-    block_bytes: int
-    numbers: Callable[[Tensor], Tensor]
-
-    def row_bytes(self, weights: int) -> int:
-        """The size of a row with ``weights`` weights, a multiple of 32."""
-        return weights // BLOCK * self.block_bytes
-
-    def unpacked(self, packed: Tensor) -> Tensor:
-        """uint8 [R, row bytes] -> bfloat16 [R, C]; on any device."""
-        blocks = packed.view(len(packed), -1, self.block_bytes)
-        scales = blocks[..., :2].contiguous().view(torch.float16)
-        return (self.numbers(blocks[..., 2:]) * scales).bfloat16().view(len(packed), -1)
-
-    def random(self, rows: int, columns: int, random: torch.Generator) -> Tensor:
-        """uint8 [rows, row bytes], with weights of the order of columns^-1/2."""
-        blocks = torch.randint(0, 256, (rows, columns // BLOCK, self.block_bytes), dtype=torch.uint8, generator=random)
-        largest = 2.0 ** (8 * (self.block_bytes - 2) / BLOCK - 1)  # number
-        scales = (torch.rand(rows, columns // BLOCK, 1, generator=random) + 1) / largest * columns**-0.5
-        blocks[..., :2] = scales.half().view(torch.uint8)
-        return blocks.view(rows, -1)
-
-
-def _halves_of_bytes(pairs: Tensor) -> Tensor:
-    """Weights 0 to 15 are in the lower halves, 16 to 31 in the upper halves; 8 stands for 0."""
-    return torch.cat((pairs & 15, pairs >> 4), -1).view(torch.int8) - 8
-
-
-Q8_0 = BlockFormat(1, 34, lambda numbers: numbers.view(torch.int8))
-Q4_0 = BlockFormat(2, 18, _halves_of_bytes)
-FORMATS: Mapping[float, BlockFormat] = {8.5: Q8_0, 4.5: Q4_0}  # by bits per weight, including its share of the scale
-
 
 CPU_LIST = Path("/proc/cpuinfo")
 COMPILERS = ("cc", "gcc", "clang")  # the first of them on PATH
@@ -179,7 +138,8 @@ SOURCE = Path(__file__).parent / "native" / "ffn.c"
 CHOICE = "TRILANE_CPU_KERNEL"  # torch, native, or not set: native if it compiles
 TOLERANCE = 2**-6  # of the largest result: 4 roundings to bfloat16; wrong results are off by far more
 BLOCKS_TOLERANCE = 2**-5  # chosen as twice that: inputs and inner values are also rounded to 8 bits
-CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40), (64, 32, 2))  # hidden, width, tokens: every tile
+# hidden, width, tokens: every tile
+CHECKED = ((32, 48, 1), (70, 33, 3), (130, 64, 7), (96, 160, 40), (64, 32, 2), (256, 512, 4), (512, 256, 7))
 
 
 class _Expert(ctypes.Structure):
@@ -224,14 +184,14 @@ class NativeFfn:
         """Compute one expert's weighted rows with ``threads``, including the calling one.
 
         ``x`` [N, H] is bfloat16, and so are ``first`` [2 W, H] (gate, then up; without a gate [W, H]) and ``down``
-        [H, W], unless their rows are ``blocks``, uint8, with H and W multiples of 32.
+        [H, W], unless their rows are ``blocks``, uint8, with H and W whole blocks.
         ``choices`` int64: number n * top_k + j is row n of ``x`` with the weight ``weights``[number], float32. ``out``
         float32 [.., H]: rows in the order of the choices or, if ``scattered``, each in the row of its number. All
         tensors must be contiguous and in host memory, which is not checked.
         """
         hidden, width = len(down), down.shape[1]
         if blocks is not None:
-            width = width // blocks.block_bytes * BLOCK
+            width = blocks.weights_of(width)
         expert = _Expert(
             *(tensor.data_ptr() for tensor in (first, down, x, choices, weights, out)),
             hidden, width, len(choices), top_k, len(first) != width, scattered, 0 if blocks is None else blocks.number,
@@ -295,7 +255,7 @@ def check(ffn: NativeFfn) -> None:
     random = torch.Generator().manual_seed(0)
     formats = (None, *FORMATS.values())
     for (hidden, width, tokens), gated, blocks in product(CHECKED, (True, False), formats):
-        if blocks is None or not (hidden % BLOCK or width % BLOCK):
+        if blocks is None or not (hidden % blocks.weights or width % blocks.weights):
             off = _difference(ffn, hidden, width, tokens, gated, blocks, random)
             most = TOLERANCE if blocks is None else BLOCKS_TOLERANCE
             if not off <= most:

@@ -18,13 +18,15 @@ from sim.costs.cost_table import CostTable, DraftWork, StepCosts, StepModel
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import GpuProcessor
-from sim.costs.window_work import INDEX_BITS, WindowWork, index_width, with_selected
+from sim.costs.window_work import WindowWork, index_width, with_selected
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import time_ns
 from traces.models.codings import codings_of
 from traces.models.shape import ModelShape
 
 MOST_ROWS = 8  # of a window
+# Keys by which sparse attention selects: the mean of a block of 4 tokens, in 32 bits (src/kernels/cuda/qsa_select.cu).
+_INDEX_BYTES, _STATED_TOKENS = 32 / 8 / 4, 1024
 
 
 def window_costs(
@@ -63,6 +65,13 @@ def _expert(layers: ExpertCosts, hardware: Hardware, work: WindowWork) -> Expert
     )
 
 
+def selection_ns(shape: ModelShape, gpu: GpuProcessor, work: WindowWork, context: float) -> float:
+    """Reading the keys of so many tokens, and selecting among them, in the mean over layers."""
+    read_ns = gpu.read_ns(shape.mean_of_layers(index_width) * context * _INDEX_BYTES, 32)
+    sparse = shape.mean_of_layers(lambda kind: float(index_width(kind) > 0))
+    return read_ns + sparse * work.selection_ns.value * context / _STATED_TOKENS
+
+
 @dataclass(frozen=True)
 class WindowSteps:
     """Step costs outside the routed experts: those of ``layers``, with the keys by which sparse attention selects, the
@@ -83,14 +92,10 @@ class WindowSteps:
         fixed_ns = self.engine.gpu.layer_ns["state"].value
         return self.work.row_ns.value * self.gpu.attention_fixed_ns("state") / fixed_ns
 
-    @cached_property
-    def _index_width(self) -> float:
-        return self.shape.mean_of_layers(index_width)
-
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         """See ``CostTable.step``."""
         costs = self.layers.step(tokens, context)
-        index_ns = self.gpu.read_ns(self._index_width * sum(context) * INDEX_BITS / 8, INDEX_BITS)
+        index_ns = selection_ns(self.shape, self.gpu, self.work, sum(context))
         rows_ns = self._row_ns * (min(tokens, MOST_ROWS) - 1)
         return costs._replace(
             attention_ns=costs.attention_ns + time_ns(index_ns + rows_ns),

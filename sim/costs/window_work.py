@@ -12,8 +12,6 @@ from traces.models.attention import Attention
 from traces.models.shape import ModelShape
 from trilane.common.hints import at_least, between
 
-INDEX_BITS = 16  # of the keys by which sparse attention selects
-
 
 class WindowWork(NamedTuple):
     """Times of one window, and its settings where none are chosen.
@@ -44,6 +42,7 @@ class WindowWork(NamedTuple):
     commit_ns: Sourced[Ns]  # of a window: states of the rows that are kept
     host_ns: Sourced[Ns]  # of a window: rows of the n-gram table, tokens
     selected_tokens: Sourced[Annotated[int, at_least(1)]]  # of the context, that sparse attention reads
+    selection_ns: Sourced[Ns]  # of a layer of sparse attention, for each 1,024 tokens among which it selects
     repeated: Sourced[Annotated[float, between(0, 1)]]  # of a further row's experts, that earlier rows chose
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from policies.calibration import Calibration
 from policies.mechanism.host_tier import HostTier, by_popularity, in_turn
+from policies.protocols import Composition
 from sim.costs.cost_table import CostTable
 from sim.costs.disk_costs import with_reads
 from sim.machine.hardware import Hardware
@@ -42,6 +43,15 @@ def costs_with_reads(scenario: Scenario, hardware: Hardware, shape: ModelShape, 
             f"its GB/s (`--set disk=nvme-4x4`)"
         )
     return with_reads(costs, hardware.disk, shape, hardware.cpu.cores, mapped=scenario.host_keeps == "pages")
+
+
+def check_keeping(scenario: Scenario, policy: Composition) -> None:
+    """Raise ScenarioError where both the scenario and the policy say what stays in the host's memory."""
+    if scenario.host_expert_gb is not None and policy.host_cache is not None and scenario.host_keeps != "experts":
+        raise ScenarioError(
+            f"host_keeps {scenario.host_keeps}: expected experts, since policy {policy.name!r} keeps the host's memory "
+            f"itself (`--set host_keeps=experts`)"
+        )
 
 
 def host_tier(

@@ -41,7 +41,7 @@ from sim.runs.cards import (
     with_cards_of,
 )
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
-from sim.runs.host_memory import costs_with_reads, host_bytes_of, host_tier
+from sim.runs.host_memory import check_keeping, costs_with_reads, host_bytes_of, host_tier
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
@@ -139,6 +139,7 @@ class Prepared:
         composition = self.compose()
         with told_with_line(self.scenario.policy):
             check_needs(composition.name, composition.needs, self.scenario, self.shape)
+            check_keeping(self.scenario, composition)
             if self.costs.kernel_copies and any(kind in FROM_EXPERTS for kind, _ in composition.needs.forecasts):
                 raise ScenarioError(
                     f"policy {composition.name!r} needs forecasts from a partial forward pass, for which the GPU has "

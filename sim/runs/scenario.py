@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from policies.mechanism.host_tier import Keeping
+from policies.mechanism.host_keeping import Keeping
 from sim.costs.engine import PLAIN
 from sim.runs.vocabulary import MOST_GPUS
 from traces.windows import RejectedDrafts

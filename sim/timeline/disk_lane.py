@@ -46,6 +46,11 @@ class DiskLane:
         self._queued_ns = {"read": 0, "read_ahead": 0}  # when the latest of each kind was queued
         self._in_effect = True  # whether the last plan is
         self._busy = self._resting = False
+        self._until_ns = 0  # end of the last read that has begun
+
+    def remaining_ns(self) -> int:
+        """Time in ns that is left of the running read."""
+        return max(self._until_ns - self._clock.now, 0)
 
     def start(self) -> None:
         """Record what the host holds before the first token."""
@@ -106,7 +111,8 @@ class DiskLane:
         for victim in read.victims:
             self._instant("drop", victim)
         layer, expert = read.key
-        Moment(self._clock, now_ns + self._costs[layer].of(expert).read_ns, (read, ready_ns, now_ns), self._end)
+        self._until_ns = now_ns + self._costs[layer].of(expert).read_ns
+        Moment(self._clock, self._until_ns, (read, ready_ns, now_ns), self._end)
 
     def _end(self, event: simpy.Event) -> None:
         read, ready_ns, start_ns = event._value

@@ -155,7 +155,7 @@ class Timeline:
         plan = session.plan_layer(
             LayerInput(
                 step.index, layer, step.phase, step.routings[layer], scores, step.sequences, h2d.remaining_ns(),
-                self.parts.cpu.remaining_ns(),
+                self.parts.cpu.remaining_ns(), 0 if self.disk is None else self.disk.remaining_ns(),
             )
         )
         if self.routing_errors is not None:

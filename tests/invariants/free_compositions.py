@@ -11,9 +11,10 @@ import numpy as np
 from policies.mechanism.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
 from policies.parts.assigners import settle
 from policies.parts.caches import LfuCache, LruCache, RandomCache
+from policies.parts.host_level import Exclusive, PinnedShare
 from policies.parts.placements import NoPlacement, PoolPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter
-from policies.protocols import Cache, Composition, Needs, Prefetcher, Router, When
+from policies.protocols import Cache, Composition, HostCache, Needs, Prefetcher, Router, When
 from sim.runs.demand import StepDemand, demand_of
 from traces.batches import compose as compose_batch
 from traces.trace import Trace
@@ -112,6 +113,32 @@ class FreeCache:
         self.rng.shuffle(absent)
         pairs = zip(absent, there, strict=False)
         return [Swap(ExpertId(layer, new), ExpertId(layer, old)) for new, old in pairs][: self.rng.randint(0, 3)]
+
+
+class FreeHostCache:
+    """A known cache for the host's memory that admits, and gives up members, when it pleases."""
+
+    def __init__(self, rng: random.Random, inner: HostCache, declines: float) -> None:
+        self.rng, self.inner, self.admits, self.declines = rng, inner, True, declines
+        self.admitted, self.evicted = inner.admitted, inner.evicted
+
+    def observe(self, view: LayerView) -> None:
+        self.admits = self.rng.random() < 0.7
+        self.inner.observe(view)
+
+    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
+        return None if self.rng.random() < self.declines else self.inner.victim(incoming, group, blocked)
+
+
+def with_free_host(policy: Composition, rng: random.Random, layers: int, experts: int, declines: float) -> Composition:
+    """The composition with a cache for the host's memory, and perhaps reads ahead."""
+    ids = [ExpertId(layer, expert) for layer in range(layers) for expert in range(experts)]
+    inner: HostCache = rng.choice((LruCache(), LfuCache(), Exclusive(LruCache()), PinnedShare(0.5, LruCache())))
+    return replace(
+        policy, host_cache=FreeHostCache(rng, inner, declines), host_by_layer=rng.random() < 0.5,
+        host_start=rng.choice((None, (), rng.sample(ids, len(ids)))),
+        host_prefetcher=rng.choice((None, FreePrefetcher(rng, experts, "cache"))),
+    )
 
 
 def play_freely(seed: int, **parts: object) -> tuple[World, PlayedWorld]:

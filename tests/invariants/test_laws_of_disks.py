@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 
 from policies.mechanism.host_tier import HostTier, Read
 from policies.mechanism.views import ExpertId
+from policies.protocols import Composition
 from policies.registry import SYSTEMS, policy_names
 from realrun.execution.call_log import LoggedSession, replay
 from sim.runs.bounds import lower_bound
+from sim.runs.demand import StepDemand
 from sim.timeline.disk_lane import DiskLane
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
-from tests.invariants.free_compositions import free_question
+from tests.invariants.free_compositions import free_question, with_free_host
 from tests.invariants.test_laws import budget_of
 from tests.kit.depth import examples
 from trilane.testing.host_memory import law_13_host_memory
@@ -57,6 +59,33 @@ def test_all_of_them_hold_for_any_composition(seed: int) -> None:
         world.host_bytes,
     )
     law_5_background_copies(played.log, played.session)
+
+
+def free_host(seed: int, declines: float) -> tuple[World, Composition, list[StepDemand]]:
+    """A free composition that keeps the host's memory itself, above a disk, with room for two experts or more."""
+    world, policy, demand = free_question(seed)
+    shape, rng = world.trace.shape, random.Random(seed)
+    policy = with_free_host(policy, rng, shape.moe_layers, shape.experts, declines)
+    return replace(above_disk(world, seed), keeping="experts"), policy, demand
+
+
+@settings(some, max_examples=examples(125))
+@given(seeds)
+def test_all_of_them_hold_for_any_policy_of_the_hosts_memory(seed: int) -> None:
+    world, policy, demand = free_host(seed, 0)
+    played = play_policy(policy, world, demand)
+    check_all(
+        played.log, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs,
+        world.host_bytes,
+    )
+
+
+@some
+@given(seeds)
+def test_a_cache_that_gives_nothing_up_leaves_room_for_two(seed: int) -> None:
+    """It ends, and holds no more than there is room for, though the disk waits where members could leave."""
+    world, policy, demand = free_host(seed, 1)
+    law_13_host_memory(play_policy(policy, world, demand).spans, world.host_bytes or 0)
 
 
 @some

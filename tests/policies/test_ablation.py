@@ -178,7 +178,7 @@ def test_prefetches_that_were_staged_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("name", [name for name, entry in SYSTEMS.items() if not entry.needs.future])
 def test_routers_say_whether_they_look_ahead(name: str) -> None:
-    """Who needs forecasts, and has no prefetcher, has a router that looks at them."""
+    """Who needs forecasts, and has no prefetcher for GPU or host, has a router that looks at them."""
     built = build(name)
-    if built.prefetcher is None and built.needs.forecasts:
+    if built.prefetcher is None and built.host_prefetcher is None and built.needs.forecasts:
         assert built.router.looks_ahead

@@ -26,6 +26,8 @@ CONTEXT = BuildContext(
     calibration=replace(CALIBRATION, activations=np.repeat(CALIBRATION.activations, 8, axis=0)), future=Future([]),
 )
 
+ABOVE_DISK = replace(CONTEXT, costs=[costs((10,), (40,))._replace(read_ns=50)] * LAYERS)
+
 UPLOADING = ("llama-cache-lru", "llama-cache-lru@impl", "llama-cache-pool")
 # Parameters that are read with another one, and values that are not those of the type.
 WITH: Mapping[tuple[str, str], Mapping[str, object]] = {
@@ -41,6 +43,7 @@ VALUES: Mapping[tuple[str, str], list[object]] = {
     ("hobbit", "skip_above"): [0.75, 1.0],  # at least narrow_above
     ("strata@tail-skip", "tail_rank"): [3, 5],
     ("buddy", "buddies"): [1, 2],  # of the few that were used together
+    ("ik-prefetch", "ahead"): [1, 2],
 }
 
 
@@ -79,7 +82,7 @@ def described(part: object, depth: int = 0) -> object:
 
 def parts_of(policy: str, parameters: Mapping[str, object]) -> Mapping[str, object]:
     """All of a composition but the parameters themselves."""
-    made = compose(policy, parameters, context=CONTEXT)
+    made = compose(policy, parameters, context=ABOVE_DISK if "disk" in parameters else CONTEXT)
     return {field.name: described(getattr(made, field.name)) for field in fields(made) if field.name != "parameters"}
 
 
@@ -262,6 +265,15 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("seqmoe", "demand_slots", 2, "ours"),
     ("pre-gated", "cache", "none", "arXiv 2308.12066"),
     ("pre-gated", "buffer_experts", None, "arXiv 2308.12066: the active experts"),
+    ("moe-stream ds4 flashmoe", "demand_slots", 2, "ours"),
+    ("ds4", "host_tier", True, "issue #629"),
+    ("colibri", "pinned", 0.5, "PR #815: half of the budget"),
+    ("colibri", "lookahead", None, "README: the next layer's experts"),
+    ("ik-prefetch", "ahead", 3, "GGML_MOE_PREFETCH_AHEAD"),
+    ("flashmoe", "window", 32, "ours"),
+    ("edgemoe", "tier", "gpu", "as DALI and others use it"),
+    ("moe-infinity", "host", "scenario", "its source has no further tier"),
+    (SEARCHED, "disk", "seen", "ours"),
     ("mix", "placement", "random", "ours"),
     ("mix oracle", "pool", False, "ours"),
     ("mix", "forecast", "gate", "ours"),

@@ -19,6 +19,7 @@ from policies.mechanism.views import (
     Assignment,
     ExpertCosts,
     Forecast,
+    HostView,
     LayerInput,
     NarrowCopies,
     PolicyError,
@@ -300,6 +301,10 @@ NEEDS = {
     "est-pf@exact": Needs(forecasts=ESTIMATED, gpu_only=True),
     "hybrid-pf": Needs(tokens=True, forecasts=QUASI + ESTIMATED, calibration=True, gpu_only=True, changes_routing=True),
     "hybrid-pf@exact": Needs(forecasts=QUASI + ESTIMATED, calibration=True, gpu_only=True),
+    "moe-stream ds4": Needs(gpu_only=True),
+    "pin-hot ik-prefetch": Needs(),
+    "colibri": Needs(forecasts=GATE, calibration=True),
+    "flashmoe": Needs(calibration=True, gpu_only=True),
     "best-exact": Needs(scores=True, forecasts=QUASI, calibration=True),
     "best-approx": Needs(scores=True, tokens=True, forecasts=QUASI, calibration=True, changes_routing=True),
     "mix": Needs(forecasts=GATE),
@@ -338,13 +343,14 @@ def test_a_forecast_that_is_asked_for_is_used(entry: System) -> None:
     """It names 2 and 3 of the next layer, which are absent: they are prefetched, or the layer is committed to them."""
     policy = built(entry)
     here = scored_view([[0.1, 0.2, 0.3, 0.4]], 2, cost=NINE_TOKENS)
-    here = here._replace(residency=ResidencyView([(), (0, 1)], [(), ()]))
+    here = here._replace(residency=ResidencyView([(), (0, 1)], [(), ()]), host=HostView((), 0))
     policy.cache.observe(here)
     forecasts = [
         Forecast(1, kind, (2, 3), (1, 1), [(3, 2, 1, 0)], [(0.4, 0.3, 0.2, 0.1)])
         for kind, ahead in entry.needs.forecasts if ahead == 1
     ]
-    ranked = policy.prefetcher.rank(here, forecasts, Assignment((3, 2), (), (), 10_000)) if policy.prefetcher else ()
+    prefetcher = policy.prefetcher or policy.host_prefetcher
+    ranked = prefetcher.rank(here, forecasts, Assignment((3, 2), (), (), 10_000)) if prefetcher else ()
     committed = policy.router.commit(here, forecasts)
     named = {key.expert for key in ranked} | set(committed.routing.active if committed else ())
     assert named & {2, 3}

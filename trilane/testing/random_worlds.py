@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from hypothesis import strategies as st
 
-from policies.mechanism.host_tier import Keeping
+from policies.mechanism.host_keeping import Keeping
 from policies.mechanism.views import ExpertCosts
 from policies.protocols import Needs
 from policies.registry import SYSTEMS, System

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from policies.calibration import Calibration
-from policies.mechanism.host_tier import HostTier, Keeping, by_popularity, in_turn
+from policies.mechanism.host_keeping import Keeping
+from policies.mechanism.host_tier import HostTier, by_popularity, in_turn
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, Forecast, Foresight, LayerInput, Plan, Swap, Updates, Upload

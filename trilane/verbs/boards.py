@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilane.output.pages.output import JsonOption, check_targets, named_as, note, report, watching
+from trilane.output.pages.output import JsonOption, check_targets, named_as, note, progress, report, watching
 from trilane.verbs.inputs import policies_in, policy_files
 from trilane.verbs.options import OWN_POLICY, JobsOption, OptionError, processes
 
@@ -32,9 +32,11 @@ def accuracy(
     ] = None,
     requests: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Score requests of Strata: a CSV file, a log of its engine (.log), or "
-                                          "[bold]bundled[/], those that come with the program. With --template, write "
-                                          "them as a CSV file, in which the parts of the machine can be filled in."),
+        typer.Option(metavar="FILE", help="Score the log of a program with a cache of experts, as its columns or lines "
+                                          "tell: requests of Strata (CSV, or .log of its engine; [bold]bundled[/]: "
+                                          "those that come with the program), caches of others (CSV, .jsonl, .txt; "
+                                          "[bold]caches[/]: bundled), timed copies and kernels ([bold]kernels[/]). "
+                                          "With --template, write it as a CSV file to fill in."),
     ] = None,
     plot: Annotated[
         str | None,
@@ -50,7 +52,7 @@ def accuracy(
     if requests is not None:
         if row is not None or check is not None:
             raise OptionError("expected --requests without --row and --check")
-        _strata_requests(requests, template, plot, json)
+        _requests(requests, template, plot, json)
         return
     from trilane.engines.accuracy.measured_rows import write_template
     from trilane.engines.accuracy.scores import bundled_scores, explain, row_of, scores_of
@@ -78,6 +80,45 @@ def accuracy(
         save_figure(plot_accuracy(scores), plot)
 
 
+def _requests(path: str, rows: str | None, plot: str | None, json: str | None) -> None:
+    from trilane.study.cache_logs.importers import is_cache_log
+    from trilane.study.cache_logs.kernel_rows import KERNELS
+    from trilane.study.cache_logs.rows import BUNDLED
+
+    named = {"caches": BUNDLED, "kernels": KERNELS}
+    own = path not in ("bundled", *named)
+    check_targets(json, rows, picture=plot, inputs=(path,) if own else ())
+    if path in named or (own and is_cache_log(path)):
+        if plot is not None:
+            raise OptionError("expected --plot with requests of Strata, got another log, which has no picture")
+        _cache_log(path, named.get(path, Path(path)), rows, json)
+    else:
+        _strata_requests(path, rows, plot, json)
+
+
+def _cache_log(name: str, path: Path, rows: str | None, json: str | None) -> None:
+    from trilane.output.pages.cache_logs import cache_logs_page, record_of
+    from trilane.output.pages.kernel_rows import kernels_page, kernels_record
+    from trilane.study.cache_logs.comparison import compared
+    from trilane.study.cache_logs.importers import are_kernels, read_cache_log
+    from trilane.study.cache_logs.kernel_rows import read_kernels
+    from trilane.study.cache_logs.rows import write_rows
+
+    if are_kernels(path):
+        if rows is not None:
+            raise OptionError("expected --template with requests or caches, got a table of timed kernels")
+        kernels = read_kernels(path)
+        report(json, kernels_record(kernels), *kernels_page(kernels, name))
+        return
+    settings = read_cache_log(path)
+    if rows is not None:
+        write_rows(settings, rows)
+        note(f"{rows}: {len(settings)} rows; fill in machine and engine, then: trilane accuracy --requests {rows}")
+        return
+    found = compared(progress(settings, "playing"))
+    report(json, record_of(found), *cache_logs_page(found, name))
+
+
 def _strata_requests(path: str, rows: str | None, plot: str | None, json: str | None) -> None:
     from trilane.engines.strata.engine_log import is_log, read_log, write_requests
     from trilane.engines.strata.predictions import predictions
@@ -86,7 +127,6 @@ def _strata_requests(path: str, rows: str | None, plot: str | None, json: str | 
     from trilane.output.pages.strata import record_of, strata_page, sweeps_part
 
     own = path != "bundled"
-    check_targets(json, rows, picture=plot, inputs=(path,) if own else ())
     requests = read_log(path) if is_log(path) else read_requests(path if own else BUNDLED)
     if rows is not None:
         write_requests(requests, rows)

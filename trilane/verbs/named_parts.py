@@ -30,12 +30,15 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
     """The parts by the catalogue's names, and those that were written otherwise, which are told.
 
     ``checks`` read other names of the command, and raise for those that do not exist. Raises the error of a wrong name,
-    or a WrongNamesError with one sentence for each of several.
+    or a WrongNamesError with one sentence for each of several. A machine that is the name of a GPU that reads the
+    host's memory is taken as that GPU, so that the size of the memory and the limits of the system count.
     """
     from sim.machine.assembly import NO_GPU
     from sim.machine.cards import cards_in, cards_name, slots_in
-    from sim.machine.parts import taken
+    from sim.machine.parts import is_unified, taken
 
+    if is_unified(parts.machine) and not (parts.gpu or parts.ram or parts.cpu):
+        parts = replace(parts, gpu=parts.machine, machine=None)
     found: dict[str, list[TakenName]] = {}
     pcie, faults = parts.pcie, list[TrilaneError]()
     for option, kind in _KINDS.items():

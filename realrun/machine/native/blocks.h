@@ -1,160 +1,189 @@
-/* Products of weight rows in blocks of 32 and a few vectors that are also converted to blocks, as in ggml: exact sums
- * of small integers, times both scales. Formats: ggml/src/ggml-common.h, block_q8_0 and block_q4_0. */
+/* Products of weight rows in blocks, as in ggml, and a few vectors that are also converted to blocks: exact sums of
+ * small integers, times both scales. Formats: ggml/src/ggml-common.h, block_q8_0, block_q4_0 and block_q4_K.
+ *
+ * A band of BAND rows is stored block by block, and of each block first the scales of all rows, then four bytes of
+ * each row, the next four, and so on (weight_formats.py). A register then holds four neighbouring weights of several
+ * rows, a row's sum stays in one place, and all are scaled at once. */
 #pragma once
 
 #include <math.h>
 #include <stdlib.h>
 #include "steps.h"
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "lanes.h"
 
-#define BLOCK 32 /* neighbouring weights of a row */
+#define BLOCK 32        /* neighbouring values with one scale: of a vector, and of a row but for Q4_K */
+#define SUPER_BLOCK 256 /* weights of a block of Q4_K: 8 times 32, whose scales and minima have a scale each */
+#define BAND 16         /* rows */
+#define AHEAD 6144      /* bytes that are prefetched: the best of 1 to 18 KB on an EPYC of the fourth generation */
 
-enum format { BF16, Q8_0, Q4_0 }; /* as in FORMATS of weight_formats.py */
+enum format { BF16, Q8_0, Q4_0, Q4_K }; /* as in FORMATS of weight_formats.py */
 
-INLINE long bytes_of(enum format format) { return format == Q8_0 ? 34 : 18; } /* a block: 16-bit scale, then weights */
+/* A block of one row: a 16-bit scale, then weights; in Q4_K two scales, 12 bytes with 8 scales and minima of 6 bits. */
+INLINE long bytes_of(enum format format) { return format == Q8_0 ? 34 : format == Q4_0 ? 18 : 144; }
+INLINE long weights_of(enum format format) { return format == Q4_K ? SUPER_BLOCK : BLOCK; }
+
+/* What weights are too large by in registers: q4_0 counts from -8; for those of q8_0 see lanes.h. */
+INLINE int shift_of(enum format format) { return format == Q4_0 ? 8 : format == Q8_0 && UNSIGNED ? 128 : 0; }
 
 typedef struct {
-    int16_t *values; /* tokens vectors of `length` values each, -127 to 127; scales: one for each block */
-    float *scales;
+    int8_t *values; /* tokens vectors of `length` values each, -127 to 127; the others: one for each block */
+    float *scales, *sums; /* of the values, and of their sum */
+    int32_t *shifts;      /* the sum of the values in whole numbers, times `shift` */
     long length;
-    int tokens;
+    int tokens, shift;
 } blocks_t;
 
 /* Convert BLOCK values from number `first` on, as quantize_row_q8_0 of ggml. */
 static void put_block(blocks_t *blocks, int token, long first, const float *values) {
-    float largest = 0;
-    for (int at = 0; at < BLOCK; at++) largest = fmaxf(largest, fabsf(values[at]));
-    float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-    int16_t *into = blocks->values + token * blocks->length + first;
-    for (int at = 0; at < BLOCK; at++) into[at] = (int16_t)lrintf(values[at] * inverse);
-    blocks->scales[(token * blocks->length + first) / BLOCK] = scale;
-}
-
-INLINE float float_of_half(const uint8_t *half) {
-    uint16_t bits;
-    memcpy(&bits, half, sizeof bits);
-#if defined(__AVX2__) && defined(__F16C__)
-    return _cvtsh_ss(bits);
-#else
-    uint32_t moved = (uint32_t)(bits & 0x7fff) << 13;
-    float result;
-    memcpy(&result, &moved, sizeof result);
-    return (bits & 0x8000 ? -0x1p112f : 0x1p112f) * result; /* exponents of float32 begin 112 lower */
-#endif
-}
-
-/* The weights of a block as signed bytes; in Q4_0, the first half of them is in the lower halves of the bytes. */
-#if defined(__AVX2__)
-INLINE __m256i bytes_at(const uint8_t *block, enum format format) {
-    if (format == Q8_0) return _mm256_loadu_si256((const __m256i *)(block + 2));
-    __m128i pairs = _mm_loadu_si128((const __m128i *)(block + 2));
-    __m256i spread = _mm256_set_m128i(_mm_srli_epi16(pairs, 4), pairs);
-    return _mm256_sub_epi8(_mm256_and_si256(spread, _mm256_set1_epi8(15)), _mm256_set1_epi8(8));
-}
-#endif
-
-#if defined(__AVX512BW__)
-
-typedef __m512 block_sums_t;
-typedef __m512i block_t;
-INLINE block_t block_at(const uint8_t *block, enum format format) {
-    return _mm512_cvtepi8_epi16(bytes_at(block, format));
-}
-INLINE block_sums_t add_block(block_sums_t sums, block_t weights, const int16_t *values, float scale) {
-    __m512i products = _mm512_madd_epi16(weights, _mm512_loadu_si512(values));
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(scale), sums);
-}
-INLINE float block_total(block_sums_t sums) { return _mm512_reduce_add_ps(sums); }
-
-#elif defined(__AVX2__) && defined(__FMA__)
-
-typedef __m256 block_sums_t;
-typedef struct { __m256i first, last; } block_t;
-INLINE block_t block_at(const uint8_t *block, enum format format) {
-    __m256i bytes = bytes_at(block, format);
-    __m128i first = _mm256_castsi256_si128(bytes), last = _mm256_extracti128_si256(bytes, 1);
-    return (block_t){_mm256_cvtepi8_epi16(first), _mm256_cvtepi8_epi16(last)};
-}
-INLINE block_sums_t add_block(block_sums_t sums, block_t weights, const int16_t *values, float scale) {
-    __m256i first = _mm256_madd_epi16(weights.first, _mm256_loadu_si256((const __m256i *)values));
-    __m256i last = _mm256_madd_epi16(weights.last, _mm256_loadu_si256((const __m256i *)(values + BLOCK / 2)));
-    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(first, last)), _mm256_set1_ps(scale), sums);
-}
-INLINE float block_total(block_sums_t sums) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(half) + _mm_cvtss_f32(_mm_movehdup_ps(half));
-}
-
-#else
-
-typedef float block_sums_t;
-typedef struct { int16_t values[BLOCK]; } block_t;
-INLINE block_t block_at(const uint8_t *block, enum format format) {
-    block_t weights;
+    int32_t largest = 0, sum = 0;
     for (int at = 0; at < BLOCK; at++) {
-        uint8_t byte = block[2 + (format == Q8_0 ? at : at % (BLOCK / 2))];
-        weights.values[at] = format == Q8_0 ? (int8_t)byte : (at < BLOCK / 2 ? byte & 15 : byte >> 4) - 8;
+        int32_t bits;
+        memcpy(&bits, &values[at], sizeof bits);
+        bits &= 0x7fffffff; /* numbers without sign are ordered as their bits are */
+        largest = bits > largest ? bits : largest;
     }
-    return weights;
-}
-INLINE block_sums_t add_block(block_sums_t sums, block_t weights, const int16_t *values, float scale) {
-    int32_t sum = 0;
-    for (int at = 0; at < BLOCK; at++) sum += weights.values[at] * values[at];
-    return sums + (float)sum * scale;
-}
-INLINE float block_total(block_sums_t sums) { return sums; }
-
-#endif
-
-/* The products of a row and `tokens` vectors from number `first` on. */
-INLINE void block_row(
-    const uint8_t *row, enum format format, const blocks_t *vectors, int first, int tokens, float *out) {
-    long count = vectors->length / BLOCK;
-    const float *scales = vectors->scales + first * count;
-    const int16_t *values = vectors->values + first * vectors->length;
-    block_sums_t sums[TOKENS] = {0};
-    for (long at = 0; at < count; at++) {
-        const uint8_t *block = row + at * bytes_of(format);
-        block_t weights = block_at(block, format);
-        float scale = float_of_half(block);
-        UNROLLED for (int token = 0; token < tokens; token++)
-            sums[token] = add_block(
-                sums[token], weights, values + token * vectors->length + at * BLOCK, scale * scales[token * count + at]);
+    float most;
+    memcpy(&most, &largest, sizeof most);
+    float inverse = most > 0 ? 127 / most : 0;
+    int8_t *into = blocks->values + token * blocks->length + first;
+    for (int at = 0; at < BLOCK; at++) {
+        int32_t number = (int32_t)rintf(values[at] * inverse);
+        into[at] = (int8_t)number;
+        sum += number;
     }
-    for (int token = 0; token < tokens; token++) out[first + token] = block_total(sums[token]);
+    long place = (token * blocks->length + first) / BLOCK;
+    blocks->scales[place] = most / 127;
+    blocks->sums[place] = most / 127 * (float)sum;
+    blocks->shifts[place] = blocks->shift * sum;
 }
 
-INLINE void block_rows(
-    const uint8_t *matrix, enum format format, long first, long end, const blocks_t *vectors,
-    float out[][MOST_TOKENS]) {
-    long bytes = vectors->length / BLOCK * bytes_of(format);
-    for (long row = first; row < end; row++)
-        for (int token = 0; token < vectors->tokens; token += TOKENS) {
-            const uint8_t *weights = matrix + row * bytes;
-            switch (vectors->tokens - token) {
-                case 1: block_row(weights, format, vectors, token, 1, out[row - first]); break;
-                case 2: block_row(weights, format, vectors, token, 2, out[row - first]); break;
-                case 3: block_row(weights, format, vectors, token, 3, out[row - first]); break;
-                default: block_row(weights, format, vectors, token, TOKENS, out[row - first]);
-            }
+static void free_blocks(blocks_t *blocks) {
+    free(blocks->values);
+    free(blocks->scales);
+    free(blocks->sums);
+    free(blocks->shifts);
+}
+
+static int blocks_of(blocks_t *blocks, enum format format, long length, int tokens) {
+    size_t values = (size_t)(length * tokens), count = values / BLOCK;
+    *blocks = (blocks_t){.length = length, .tokens = tokens, .shift = shift_of(format)};
+    blocks->values = malloc(values);
+    blocks->scales = malloc(count * sizeof *blocks->scales);
+    blocks->sums = malloc(count * sizeof *blocks->sums);
+    blocks->shifts = malloc(count * sizeof *blocks->shifts);
+    return blocks->values != NULL && blocks->scales != NULL && blocks->sums != NULL && blocks->shifts != NULL;
+}
+
+/* Products of ABREAST rows of a band, from `row` on, and `tokens` of the vectors, from `first` on. */
+typedef struct {
+    const blocks_t *vectors;
+    int row, first, tokens;
+} tile_t;
+
+INLINE long place_of(const tile_t *tile, int token, long at) {
+    return (tile->first + token) * (tile->vectors->length / BLOCK) + at;
+}
+
+/* Column `at` of the four bytes of each row; and a 16-bit float of each row. */
+INLINE ints_t column(const tile_t *tile, const uint8_t *columns, long at) {
+    return ints_at(columns + 4 * (BAND * at + tile->row));
+}
+INLINE floats_t halves(const tile_t *tile, const uint8_t *each) { return floats_of_halves(each + 2 * tile->row); }
+
+/* sums[token] += the products of 32 weights of each row and block `at` of a vector. */
+INLINE void add_block(
+    const tile_t *tile, long at, const ints_t *weights, floats_t scales, enum format format, floats_t *sums) {
+    UNROLLED for (int token = 0; token < tile->tokens; token++) {
+        long place = place_of(tile, token, at);
+        ints_t whole = products(weights, tile->vectors->values + place * BLOCK, format == Q8_0);
+        if (shift_of(format) != 0) whole -= tile->vectors->shifts[place];
+        sums[token] += floats_of(whole) * (scales * tile->vectors->scales[place]);
+    }
+}
+
+INLINE void add_q8_0(const tile_t *tile, const uint8_t *block, long at, floats_t *sums) {
+    ints_t weights[8];
+    UNROLLED for (int four = 0; four < 8; four++)
+        weights[four] = column(tile, block + BAND * 2, four) ^ (UNSIGNED ? (int32_t)0x80808080 : 0);
+    add_block(tile, at, weights, halves(tile, block), Q8_0, sums);
+}
+
+INLINE void add_q4_0(const tile_t *tile, const uint8_t *block, long at, floats_t *sums) {
+    ints_t weights[8];
+    UNROLLED for (int four = 0; four < 4; four++) {
+        ints_t pairs = column(tile, block + BAND * 2, four);
+        weights[four] = lower(pairs);
+        weights[4 + four] = upper(pairs);
+    }
+    add_block(tile, at, weights, halves(tile, block), Q4_0, sums);
+}
+
+/* Subtract a minimum that 32 weights of each row share. */
+INLINE void subtract(const tile_t *tile, long at, floats_t least, floats_t *sums) {
+    UNROLLED for (int token = 0; token < tile->tokens; token++)
+        sums[token] -= least * tile->vectors->sums[place_of(tile, token, at)];
+}
+
+/* The numbers of scales and minima are those of get_scale_min_k4 of ggml. */
+INLINE void add_q4_k(const tile_t *tile, const uint8_t *block, long at, floats_t *sums) {
+    const uint8_t *packed = block + BAND * 4, *pairs = block + BAND * 16;
+    floats_t scale = halves(tile, block), least = halves(tile, block + BAND * 2);
+    ints_t low = column(tile, packed, 0), middle = column(tile, packed, 1), high = column(tile, packed, 2);
+    ints_t scales[2] = {six_bits(low), with_top(lower(high), low)};
+    ints_t leasts[2] = {six_bits(middle), with_top(upper(high), middle)};
+    UNROLLED for (int number = 0; number < 8; number++) {
+        ints_t weights[8];
+        UNROLLED for (int four = 0; four < 8; four++) {
+            ints_t both = column(tile, pairs, number / 2 * 8 + four);
+            weights[four] = number % 2 ? upper(both) : lower(both);
+        }
+        add_block(tile, at + number, weights, scale * floats_of(byte_of(scales[number / 4], number % 4)), Q4_K, sums);
+        subtract(tile, at + number, least * floats_of(byte_of(leasts[number / 4], number % 4)), sums);
+    }
+}
+
+/* Into the cache of the second level. With few vectors the processor prefetches far enough by itself. */
+INLINE void prefetch(const uint8_t *bytes, long count) {
+    for (long at = 0; at < count; at += 64) __builtin_prefetch(bytes + at, 0, 2);
+}
+
+INLINE void add_up(
+    const uint8_t *band, int row, enum format format, const blocks_t *vectors, int first, int tokens,
+    float out[][BLOCK]) {
+    tile_t tile = {.vectors = vectors, .row = row, .first = first, .tokens = tokens};
+    floats_t sums[TOKENS] = {0};
+    for (long at = 0; at < vectors->length / BLOCK; at += weights_of(format) / BLOCK) {
+        if (first == 0 && vectors->tokens > (format == Q4_K ? 1 : 2)) prefetch(band + AHEAD, BAND * bytes_of(format));
+        if (format == Q8_0) add_q8_0(&tile, band, at, sums);
+        else if (format == Q4_0) add_q4_0(&tile, band, at, sums);
+        else add_q4_k(&tile, band, at, sums);
+        band += BAND * bytes_of(format);
+    }
+    for (int token = 0; token < tokens; token++) memcpy(out[first + token], &sums[token], sizeof sums[token]);
+}
+
+/* All vectors; weights are read from memory once. */
+INLINE void some_rows(
+    const uint8_t *band, int row, enum format format, const blocks_t *vectors, float out[][BLOCK]) {
+    for (int first = 0; first < vectors->tokens; first += TOKENS)
+        switch (vectors->tokens - first) {
+            case 1: add_up(band, row, format, vectors, first, 1, out); break;
+            case 2: add_up(band, row, format, vectors, first, 2, out); break;
+            case 3: add_up(band, row, format, vectors, first, 3, out); break;
+            default: add_up(band, row, format, vectors, first, TOKENS, out);
         }
 }
 
-/* out[row][token] of up to BLOCK rows of a matrix, from row `first` on. */
+/* out[token][row] of BLOCK rows of a matrix, from row `first` on. */
 static void block_product(
-    const uint8_t *matrix, enum format format, long first, long end, const blocks_t *vectors,
-    float out[][MOST_TOKENS]) {
-    end = end < first + BLOCK ? end : first + BLOCK;
-    if (format == Q8_0) block_rows(matrix, Q8_0, first, end, vectors, out);
-    else block_rows(matrix, Q4_0, first, end, vectors, out);
-}
-
-static int blocks_of(blocks_t *blocks, long length, int tokens) {
-    *blocks = (blocks_t){.length = length, .tokens = tokens};
-    blocks->values = malloc((size_t)(length * tokens) * sizeof *blocks->values);
-    blocks->scales = malloc((size_t)(length * tokens / BLOCK) * sizeof *blocks->scales);
-    return blocks->values != NULL && blocks->scales != NULL;
+    const uint8_t *matrix, enum format format, long first, const blocks_t *vectors, float out[][BLOCK]) {
+    long row_bytes = vectors->length / weights_of(format) * bytes_of(format);
+    for (long row = 0; row < BLOCK; row += ABREAST) {
+        const uint8_t *band = matrix + (first + row / BAND * BAND) * row_bytes;
+        float (*into)[BLOCK] = (float (*)[BLOCK])(&out[0][row]); /* of all tokens, from `row` on */
+        int within = (int)(row % BAND);
+        if (format == Q8_0) some_rows(band, within, Q8_0, vectors, into);
+        else if (format == Q4_0) some_rows(band, within, Q4_0, vectors, into);
+        else some_rows(band, within, Q4_K, vectors, into);
+    }
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.mechanism.host_tier import HostTier, Keeping, Read, by_popularity, in_turn
+from policies.mechanism.host_keeping import Keeping
+from policies.mechanism.host_tier import HostTier, Read, by_popularity, in_turn
 from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 
 COSTS = (ExpertCosts((0, 1), (0, 1), 0, 1, 100),)  # one layer, experts of 100 bytes

@@ -108,10 +108,14 @@ TWINS = {  # file, what stands there, and what does in its place
     "no SiLU": ("ffn.c", "silu(rounded(gate[row - first]", "(rounded(gate[row - first]"),
     "the rest of a row left out": ("products.h", "if (at < length)", "if (0)"),
     "another token's row": ("ffn.c", "/ e->top_k *", "/ (e->top_k + 1) *"),
-    "not weighted": ("ffn.c", "* e->weights[choice]", "* 1"),
+    "not weighted": ("ffn.c", "= e->weights[choice]", "= 1"),
     "a vector taken for another": ("products.h", "token * stride + at", "0 * stride + at"),
-    "blocks not scaled": ("blocks.h", "scale * scales[token", "scales[token"),
-    "blocks of another format": ("ffn.c", "block_product(e->down, e->format", "block_product(e->down, 3 - e->format"),
+    "blocks not scaled": ("blocks.h", "(scales * tile->vectors->scales[place])", "scales"),
+    "blocks of another format": ("ffn.c", "->down, job->expert->format", "->down, job->expert->format % 3 + 1"),
+    "upper halves of bytes taken for lower ones": ("lanes.h", "bytes >> 4 &", "bytes &"),
+    "weights too large by 8": ("blocks.h", "format == Q4_0 ? 8", "format == Q4_0 ? 0"),
+    "minima left out": ("blocks.h", "sums[token] -= least", "sums[token] -= 0 * least"),
+    "a band taken for another": ("blocks.h", "(first + row / BAND * BAND)", "first"),
     "the last row of a piece left out": ("ffn.c", "row = first; row < end;", "row = first; row < end - 1;"),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.commands import Trilane
+from trilane.verbs.named_parts import machine_named
+from trilane.verbs.options import MachineParts
 
 SMALL = ("deepseek-v2-lite:2", "--prompt", "64", "--generated", "8")
 
@@ -45,3 +47,13 @@ def test_a_misspelt_engine_has_a_hint_and_the_command_that_lists_them(trilane: T
     assert done.err.startswith(
         "trilane: there is no engine 'lama.cpp'; did you mean 'llama.cpp'? `trilane engines` lists them all"
     )
+
+
+def test_a_machine_of_one_memory_has_the_size_and_the_limits_that_are_named() -> None:
+    parts, _ = machine_named(MachineParts(machine="apple-m4-pro", ram_gb=48))
+    assert (parts.machine, parts.gpu, parts.ram_gb) == (None, "apple-m4-pro", 48)
+
+
+def test_a_machine_beside_parts_is_left_for_its_error() -> None:
+    parts, _ = machine_named(MachineParts(machine="apple-m4-pro", ram="ddr5-5600"))
+    assert (parts.machine, parts.ram) == ("apple-m4-pro", "ddr5-5600")

@@ -8,9 +8,10 @@ been seen. ``python -m tools.strata_hit_rates`` writes the rates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class SwapTierRates(NamedTuple):
     share: float
     other_text: float
     same_text: float
+    swaps: float  # experts that change places every ``EVERY`` windows, in the mean over both
 
     @property
     def usual(self) -> float:
@@ -50,19 +52,32 @@ class SwapTierRates(NamedTuple):
         return (self.other_text + self.same_text) / 2
 
 
-def hit_rate(share: float, rows: float) -> float:
-    """The rate with room for a share of all experts, with straight lines between shares and between rows."""
-    if share <= 0:
-        return 0.0
-    by_rows = [_curve(number) for number in ROWS]
-    rates = [float(np.interp(share, (0.0, *shares, 1.0), (0.0, *usual, 1.0))) for shares, usual in by_rows]
-    return float(np.interp(rows, ROWS, rates))
+def hit_rate(share: float, rows: float, *, same_text: bool = False) -> float:
+    """The rate with room for a share of all experts, with straight lines between shares and between rows.
+
+    ``same_text``: the cache was swapped for it, as by a measurement that asks the same again.
+    """
+    return _between(share, rows, (lambda one: one.same_text) if same_text else (lambda one: one.usual), 1.0)
+
+
+def swapped(share: float, rows: float) -> float:
+    """Experts that change places every ``EVERY`` windows."""
+    return _between(share, rows, lambda one: one.swaps, 0.0)
+
+
+def _between(share: float, rows: float, of: Callable[[SwapTierRates], float], full: float) -> float:
+    """A quantity that is 0 without room, and ``full`` with room for all."""
+    by_rows = [[one for one in _rates() if one.rows == number] for number in ROWS]
+    values = [
+        float(np.interp(share, (0.0, *(one.share for one in known), 1.0), (0.0, *map(of, known), full)))
+        for known in by_rows
+    ]
+    return float(np.interp(rows, ROWS, values))
 
 
 @cache
-def _curve(rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    known = [one for one in read_csv(SwapTierRates, RATES, "rates of hits", TrilaneError) if one.rows == rows]
-    return tuple(one.share for one in known), tuple(one.usual for one in known)
+def _rates() -> list[SwapTierRates]:
+    return read_csv(SwapTierRates, RATES, "rates of hits", TrilaneError)
 
 
 def simulated(shares: Iterable[float] = SHARES, rows: Iterable[int] = ROWS) -> Iterator[SwapTierRates]:
@@ -76,7 +91,9 @@ def simulated(shares: Iterable[float] = SHARES, rows: Iterable[int] = ROWS) -> I
     for number in rows:
         for share in shares:
             asked = ranking, round(share * ranking.size), experts, number
-            yield SwapTierRates(number, share, *(round(answered_hits(text, *asked), 4) for text in (others, same)))
+            other, known = answered(others, *asked), answered(same, *asked)
+            swaps = round(fmean((other.swaps, known.swaps)), 1)
+            yield SwapTierRates(number, share, round(other.hits, 4), round(known.hits, 4), swaps)
 
 
 def profile(trace: Trace) -> _Ranking:
@@ -93,8 +110,15 @@ def _answers(trace: Trace) -> list[_Ids]:
     ]
 
 
-def answered_hits(answers: Sequence[_Ids], ranking: _Ranking, slots: int, experts: int, rows: int) -> float:
-    """Share of the entries of all answers but the first that are in the cache; the first one fills it."""
+class Answered(NamedTuple):
+    """``hits``: share of the entries of all answers but the first. ``swaps``: of all, every ``EVERY`` windows."""
+
+    hits: float
+    swaps: float
+
+
+def answered(answers: Sequence[_Ids], ranking: _Ranking, slots: int, experts: int, rows: int) -> Answered:
+    """A cache that the first answer fills."""
     layers = answers[0].shape[1]
     tier = ReplayedTier(ranking, slots, layers, experts)
     hits = total = 0
@@ -104,7 +128,7 @@ def answered_hits(answers: Sequence[_Ids], ranking: _Ranking, slots: int, expert
             window = answer[first : first + rows]
             found = tier.window(window)
             hits, total = hits + found * (number > 0), total + window.size * (number > 0)
-    return hits / total
+    return Answered(hits / total, tier.swaps * EVERY / tier.windows)
 
 
 class ReplayedTier:
@@ -118,15 +142,15 @@ class ReplayedTier:
         self.resident = np.zeros((layers, experts), bool)
         self.resident.ravel()[ranking[:slots]] = True
         self.uses = np.zeros((layers, experts))
-        self._windows = 0
+        self.windows = self.swaps = 0
 
     def window(self, ids: _Ids) -> int:
         """Look up a window's entries, rows x layers x top-k; return how many hit, and swap when it is time."""
         layers = np.broadcast_to(np.arange(ids.shape[1])[None, :, None], ids.shape)
         hits = int(self.resident[layers, ids].sum())
         np.add.at(self.uses, (layers, ids), 1.0)
-        self._windows += 1
-        if self._windows % EVERY == 0:
+        self.windows += 1
+        if self.windows % EVERY == 0:
             self._swap()
             self.uses *= DECAY
         return hits
@@ -135,6 +159,7 @@ class ReplayedTier:
         swaps = [swap for layer in range(len(self.uses)) for swap in self._swaps_of(layer)]
         for _, layer, comes, goes in sorted(swaps, key=lambda swap: -swap[0])[:SWAPS]:
             self.resident[layer, comes], self.resident[layer, goes] = True, False
+            self.swaps += 1
 
     def _swaps_of(self, layer: int) -> list[tuple[float, int, int, int]]:
         """Swaps of a layer: gain, layer, the expert that comes, the one that goes."""

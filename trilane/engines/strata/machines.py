@@ -32,8 +32,8 @@ def machine_of(request: StrataRequest) -> Hardware:
     if not request.gpu.strip():
         raise HardwareError("no GPU is named")
     vram = None if request.gpu_vram_gb is None else round(request.gpu_vram_gb * GIB)
-    slot = re.search(rf"{re.escape(request.gpu.split()[-1])} at PCIe ([345])\.0 x(\d+)", request.note)
-    pcie = f"{slot[1]}x{slot[2]}" if slot else None
+    slots = re.findall(r"(?:(\S+) at )?PCIe ([345])\.0 x(\d+)", request.note)
+    pcie = next((f"{number}x{lanes}" for card, number, lanes in slots if card in ("", request.gpu.split()[-1])), None)
     hardware = load_hardware(_assembled(request.gpu, vram, request.cpu, request.ram, request.workers, pcie))
     if vram is not None and abs(vram / hardware.gpu.memory_bytes - 1) > _NEAR and not hardware.one_memory:
         hardware = hardware.with_numbers({"gpu.memory_bytes": vram})

@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from sim.costs.engine import load_fitted
+from sim.costs.engine import FittedEngine, load_fitted
 from sim.costs.window_costs import MOST_ROWS
 from sim.machine.plausibility import HardwareError
 from trilane.common.errors import TrilaneError
-from trilane.engines.strata.cache import hit_rate
+from trilane.engines.strata.cache import hit_rate, swapped
 from trilane.engines.strata.machines import machine_of
 from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import StrataRequest, WindowCounts
@@ -36,7 +36,9 @@ class Predicted:
     def given(self) -> WindowTime | None:
         """A window with the hits and the reads of the log."""
         counts = self.request.counts
-        return None if counts is None else window_time(self.costs, counts, self.request.context_tokens)
+        if counts is None:
+            return None
+        return window_time(self.costs, counts, self.request.context_tokens, None, swapped(self.held_share, counts.rows))
 
     @cached_property
     def counts(self) -> WindowCounts:
@@ -55,7 +57,8 @@ class Predicted:
     @cached_property
     def by_slots(self) -> WindowTime:
         """A window with predicted hits."""
-        return window_time(self.costs, self.counts, self.request.context_tokens, self.pcie_share)
+        swaps = swapped(self.held_share, self.counts.rows)
+        return window_time(self.costs, self.counts, self.request.context_tokens, self.pcie_share, swaps)
 
     @property
     def held_share(self) -> float:
@@ -86,7 +89,9 @@ class Predicted:
         tokens = self.request.read_tokens
         if not tokens or self.request.read_ms is None:
             return None
-        return prompt_ms(self.costs, tokens, max((self.request.prompt_tokens or 0) - tokens, 0), self.held_share)
+        before, share = max((self.request.prompt_tokens or 0) - tokens, 0), self.request.pcie_frac
+        share = usual_share(self.costs) if share is None else share
+        return prompt_ms(self.costs, tokens, before, self.held_share, share)
 
     @property
     def tokens_per_window(self) -> float:
@@ -143,10 +148,16 @@ def predictions(requests: Iterable[StrataRequest]) -> Predictions:
                 left_out[request.id] = reason
                 continue
             threads = request.workers + 1 if request.workers else hardware.cpu.cores
-            asked.append(Predicted(request, WindowCosts(request.shape, hardware, engine, threads)))
+            asked.append(Predicted(request, WindowCosts(request.shape, hardware, _on(request, engine), threads)))
         except (HardwareError, TrilaneError) as error:
             left_out[request.id] = str(error).partition(";")[0]
     return Predictions(tuple(asked), left_out)
+
+
+def _on(request: StrataRequest, engine: FittedEngine) -> FittedEngine:
+    """The engine on the request's system. On Windows HIP is another runtime, and no times of starts of its kernels are
+    published: those of NVIDIA's cards are taken."""
+    return engine.with_numbers({"gpu.vendor_layers.amd": 1.0}) if request.os == "Windows" else engine
 
 
 def _refused(request: StrataRequest) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.costs.window_work import index_width
 from trilane.engines.split_speed import StaticSplit, prompt_time
+from trilane.engines.strata.cache import hit_rate
 from trilane.engines.strata.requests import WindowCounts
 from trilane.engines.strata.window import WindowCosts, window_time
 
@@ -11,15 +12,14 @@ LEAST_PIECE = 512  # tokens, where the cache is too small for the buffers of mor
 INDEX_HEADS = 4  # of queries by which sparse attention selects: indexer_n_heads of config.json
 
 
-def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float) -> float:
+def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float, pcie_share: float) -> float:
     """Time of ``tokens`` of a prompt after ``before`` others, with a share of all experts in the cache, which lends its
     slots to the buffers of a piece: a small one takes small pieces.
 
-    Very short ones are read through windows, which hit as often as experts are in the cache; of those that they miss
-    the engine's own share crosses the link, however slow that is.
+    Very short ones are read through windows, of whose misses ``pcie_share`` crosses the link.
     """
     if tokens < costs.engine.prompt.copies_from_tokens.value:
-        return _through_windows(costs, tokens, before, held_share)
+        return _through_windows(costs, tokens, before, held_share, pcie_share)
     shape, most = costs.shape, costs.engine.prompt.piece_tokens.value
     token_bytes = costs.work.borrowed_bytes.value / most
     piece = min(tokens, most, max(int(held_share * shape.routed_bytes / token_bytes), LEAST_PIECE))
@@ -32,12 +32,12 @@ def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float) -
     return (time.total_ns + start_ns + refill_ns + _index_ns(costs, tokens, before)) / 1e6
 
 
-def _through_windows(costs: WindowCosts, tokens: int, before: int, held_share: float) -> float:
+def _through_windows(costs: WindowCosts, tokens: int, before: int, held_share: float, pcie_share: float) -> float:
     rows = costs.work.rows.value
     entries = float(rows * costs.shape.top_k)
-    window = WindowCounts(float(rows), 0.0, held_share * entries, (1 - held_share) * entries, 0.0)
-    share = costs.work.pcie_share.value
-    return -(-tokens // rows) * window_time(costs, window, before + tokens, share).total_ns / 1e6
+    hits = entries * hit_rate(held_share, rows)
+    window = WindowCounts(float(rows), 0.0, hits, entries - hits, 0.0)
+    return -(-tokens // rows) * window_time(costs, window, before + tokens, pcie_share).total_ns / 1e6
 
 
 def _index_ns(costs: WindowCosts, tokens: int, before: int) -> float:

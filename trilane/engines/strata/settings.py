@@ -10,16 +10,16 @@ from scipy.stats import beta
 from sim.machine.hardware import Hardware
 from traces.models.shape import ModelShape
 from trilane.common.units import MIB
-from trilane.engines.strata.cache import hit_rate
+from trilane.engines.strata.cache import hit_rate, swapped
 from trilane.engines.strata.requests import WindowCounts
 from trilane.engines.strata.window import WindowCosts, WindowTime, window_time
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.35, 0.45, 0.55, 0.65, 0.75)
 THRESHOLDS = (0.3, 0.5, 0.7)
 WORTH_WORKERS = 0.03  # of the time: what a larger pool must save; the engine's own calibration asks as much of a value
-# Of a draft's own probability: how often it is right. A beta distribution of this mean and sum gives 2.4 drafts a
-# window and 69 % of them accepted with a threshold of 0.5, as the open requests have in the mean.
-ACCEPTED, CERTAINTY = 0.75, 1.0
+# Of a draft's own probability: how often it is right. A beta distribution of this mean and sum gives 2.1 drafts a
+# window and 70 % of them accepted with a threshold of 0.5, as 35 open requests of 2026-11 have in the mean.
+ACCEPTED, CERTAINTY = 0.658, 1.71
 # Startup logs of three cards: draft layer, its head, buffers of windows.
 _DRAFT_LAYER, _DRAFT_HEAD, _BUFFERS = (size * MIB for size in (835, 213, 90))
 
@@ -36,9 +36,9 @@ class StrataSetting:
 
 
 class Drafts(NamedTuple):
-    """Mean drafts of a window, and how many are accepted."""
+    """Mean drafts that a window verifies, and how many are accepted."""
 
-    made: float
+    verified: float
     accepted: float
 
 
@@ -62,15 +62,14 @@ class StrataSpeed:
 
 
 def drafts_of(threshold: float, rows: int) -> Drafts:
-    """Drafts where each one is followed by another while its probability is at least ``threshold``.
-
-    A draft's probability is that of being right, whatever the ones before it are.
-    """
-    spread = beta(ACCEPTED * CERTAINTY, (1 - ACCEPTED) * CERTAINTY)
-    going_on = float(spread.sf(threshold))
-    both = ACCEPTED * float(beta(ACCEPTED * CERTAINTY + 1, (1 - ACCEPTED) * CERTAINTY).sf(threshold))
-    numbers = range(rows - 1)
-    return Drafts(sum(going_on**number for number in numbers), sum(ACCEPTED * both**number for number in numbers))
+    """Drafts where each is verified, and followed by another one, if its probability is at least ``threshold``
+    (``src/program/generate.cpp``). That is the probability of being right, and the same for all drafts of a window."""
+    right, wrong = ACCEPTED * CERTAINTY, (1 - ACCEPTED) * CERTAINTY
+    numbers, accepted, moment = range(1, rows), 0.0, 1.0
+    for number in numbers:
+        moment *= (right + number - 1) / (CERTAINTY + number - 1)
+        accepted += moment * float(beta(right + number, wrong).sf(threshold))
+    return Drafts(len(numbers) * float(beta(right, wrong).sf(threshold)), accepted)
 
 
 def cache_slots(shape: ModelShape, hardware: Hardware, context: int) -> int:
@@ -81,15 +80,19 @@ def cache_slots(shape: ModelShape, hardware: Hardware, context: int) -> int:
     return min(max(round(left * pairs / shape.routed_bytes), 0), pairs)
 
 
-def strata_speed(costs: WindowCosts, setting: StrataSetting, context: int, drafts: Drafts | None = None) -> StrataSpeed:
-    """The speed of a setting in the middle of an answer. ``drafts``: None, by its threshold."""
+def strata_speed(
+    costs: WindowCosts, setting: StrataSetting, context: int, drafts: Drafts | None = None, *, same_text: bool = False
+) -> StrataSpeed:
+    """The speed of a setting in the middle of an answer. ``drafts``: None, by its threshold. ``same_text``: to what was
+    asked before."""
     drafts = drafts or drafts_of(setting.min_draft_probability, costs.work.rows.value)
     costs = replace(costs, threads=setting.workers + 1)
-    rows, share = 1 + drafts.made, setting.slots / (costs.shape.moe_layers * costs.shape.experts)
+    rows, share = 1 + drafts.verified, setting.slots / (costs.shape.moe_layers * costs.shape.experts)
     entries = rows * costs.shape.top_k
-    hits = entries * hit_rate(min(share, 1.0), rows)
-    counts = WindowCounts(rows, drafts.made, hits, entries - hits, 0.0)
-    return StrataSpeed(setting, counts, window_time(costs, counts, context, setting.pcie_share), 1 + drafts.accepted)
+    hits = entries * hit_rate(min(share, 1.0), rows, same_text=same_text)
+    counts = WindowCounts(rows, drafts.verified, hits, entries - hits, 0.0)
+    time = window_time(costs, counts, context, setting.pcie_share, swapped(min(share, 1.0), rows))
+    return StrataSpeed(setting, counts, time, 1 + drafts.accepted)
 
 
 def worker_numbers(hardware: Hardware) -> tuple[int, ...]:

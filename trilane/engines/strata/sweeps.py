@@ -24,7 +24,7 @@ from trilane.engines.strata.window import WindowCosts
 
 SWEEPS = Path(__file__).with_name("sweeps.csv")
 Knob = Literal["pcie_share", "workers", "min_draft_probability"]
-_MODEL, _CONTEXT = "qwen3.8-flash-next", 4096
+_MODEL, _CONTEXT = "qwen3.8-flash-next", 128  # tools/calibrate.py: short questions, answers of 128 tokens
 _Number = Annotated[float, between(0, 1e6)]
 
 
@@ -41,6 +41,7 @@ class SweepRow:
     knob: Knob
     value: _Number
     tokens_per_s: _Number
+    asked_again: bool = False  # the same questions for each value, as tools/calibrate.py does
     source: str = ""
 
 
@@ -105,7 +106,7 @@ def _predicted(row: SweepRow, values: Iterable[float]) -> dict[float, float]:
     kinds: dict[str, type] = {"workers": int}
     return {
         value: 1000 / strata_speed(
-            costs, replace(usual, **{row.knob: kinds.get(row.knob, float)(value)}), _CONTEXT
+            costs, replace(usual, **{row.knob: kinds.get(row.knob, float)(value)}), _CONTEXT, same_text=row.asked_again
         ).token_ms
         for value in values
     }

@@ -89,6 +89,11 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
     check_engine(engine, shape, hardware)
     if question.batch > 1:
         raise FitError(f"{engine.name}: expected one request at a time, whose windows are known, got {question.batch}")
+    if question.disk is not None:
+        raise FitError(
+            f"{engine.name}: expected no disk, got {question.disk}: how long it takes to read experts from files is "
+            f"not known; leave it out (--disk), and choose weights for which the host has room"
+        )
     if hardware.one_memory:
         raise FitError(f"{engine.name}: expected a machine with a GPU that has its own memory, got {hardware.name}")
     context = question.window or question.prompt_tokens + question.generated
@@ -107,7 +112,7 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
         context=context,
         cache_bytes=round(slots * shape.routed_bytes / pairs), best=best, usual=strata_speed(costs, own, middle),
         choices=tuple(_choices(costs, best, own, middle)),
-        ttft_ms=prompt_ms(tuned, question.prompt_tokens, 0, slots / pairs),
+        ttft_ms=prompt_ms(tuned, question.prompt_tokens, 0, slots / pairs, best.setting.pcie_share),
         tokens_by_share={
             share: 1000 / strata_speed(costs, replace(best.setting, pcie_share=share), middle).token_ms
             for share in SHARES
@@ -119,7 +124,7 @@ def strata_next_to(question: Question, hardware: Hardware) -> StrataTuning | Non
     """The answer of Strata's own weights to a question that is about another engine; None where it does not run."""
     if parted(question.model).model != MODEL or question.batch > 1:
         return None
-    own = replace(question, model=MODEL, weights=USUAL_WEIGHTS, threads=None)
+    own = replace(question, model=MODEL, weights=USUAL_WEIGHTS, threads=None, disk=None)
     try:
         return strata_tuning(own, load_fitted(ENGINE), hardware)
     except FitError:

@@ -5,7 +5,7 @@ With r rows, of a layer in which the pool computes n experts and m cross the lin
     layer  = until the routing + max(GPU part, pool) + sum
     GPU    = shared expert + call for the hits + copies of m experts + call for these
     pool   = fixed time + n x an expert of so many rows; 0 for n = 0
-    window = layers x layer + head + drafts + commit + host
+    window = layers x layer + head + drafts + swaps that are not done + commit + host
 
 Layers are a chain: what is longer in one of them is not made up for in another. So the mean is taken over the number of
 missed experts of a layer, which is spread as if each were missed by itself (Poisson).
@@ -26,12 +26,14 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import GpuProcessor
-from sim.costs.window_costs import MOST_ROWS
-from sim.costs.window_work import INDEX_BITS, WindowWork, index_width, with_selected
+from sim.costs.window_costs import MOST_ROWS, selection_ns
+from sim.costs.window_work import WindowWork, with_selected
 from sim.machine.hardware import Hardware
 from traces.models.codings import codings_of
 from traces.models.shape import ModelShape
 from trilane.engines.question import FitError
+from trilane.engines.strata.cache import EVERY
+from trilane.engines.strata.order import LastShares, distinct_share, last_shares
 from trilane.engines.strata.requests import WindowCounts
 
 _NS = 1e9
@@ -47,6 +49,7 @@ class WindowTime:
     copies_ns: float  # of experts over the link
     waiting_ns: float
     drafts_ns: float
+    swaps_ns: float  # until experts that were swapped after an earlier window are there
     host_ns: float  # commit, table of n-grams
 
     @property
@@ -93,6 +96,11 @@ class WindowCosts:
         rate = self.hardware.link.h2d_bytes_per_s * self.work.fetch_share.value
         return self.expert_bytes / rate * _NS
 
+    @property
+    def swap_ns(self) -> float:
+        """Copy of an expert that is swapped in, by the copy engine."""
+        return self.expert_bytes / self.hardware.link.h2d_bytes_per_s * _NS
+
     @cached_property
     def row_ns(self) -> float:
         """A layer's further row outside the routed experts, as much longer than stated as the layer's fixed time is."""
@@ -117,43 +125,51 @@ class WindowCosts:
         values = zip(*(steps if len(steps) == 2 else steps * 2), strict=True)
         return StepCosts(*(round((1 - share) * min(pair) + share * max(pair)) for pair in values))
 
-    def index_ns(self, context: int) -> float:
-        """Reading the keys by which a layer's sparse attention selects, in the mean over layers."""
-        elements = self.shape.mean_of_layers(index_width) * context
-        return self.gpu.read_ns(elements * INDEX_BITS / 8, INDEX_BITS)
+    def selection_ns(self, context: int) -> float:
+        """Choice of the tokens that sparse attention reads, in the mean over layers."""
+        return selection_ns(self.shape, self.gpu, self.work, context)
 
 
-def window_time(costs: WindowCosts, counts: WindowCounts, context: int, pcie_share: float | None = None) -> WindowTime:
+def window_time(
+    costs: WindowCosts, counts: WindowCounts, context: int, pcie_share: float | None = None, swaps: float = 0.0
+) -> WindowTime:
     """The time of a window with so many tokens in the KV cache.
 
     ``pcie_share``: of missed experts, by the engine's rule, rounded down in each layer; None: as many in each layer as
-    ``counts`` has in the mean.
+    ``counts`` has in the mean. ``swaps``: experts that change places every ``EVERY`` windows.
     """
     work, layers = costs.work, costs.shape.moe_layers
     step = costs.step(counts.rows, context)
-    routing = step.attention_ns + costs.index_ns(context) + step.gate_ns + work.handshake_ns.value
+    routing = step.attention_ns + costs.selection_ns(context) + step.gate_ns + work.handshake_ns.value
     routing += costs.row_ns * (counts.rows - 1) + step.combine_ns
-    distinct = distinct_share(counts.rows, work.repeated.value)
+    distinct, last = distinct_share(counts.rows, work.repeated.value), last_shares(counts.rows, work.repeated.value)
     hits_ns = float(costs.call_ns(counts.hits * distinct, 1 / distinct))
-    missed = (counts.cpu + counts.pcie) * distinct
-    number, chance = spread(missed)
-    share = counts.pcie / max(counts.cpu + counts.pcie, 1e-9)
+    entries = counts.cpu + counts.pcie
+    number, chance = spread(entries * distinct)
+    share = last.of_entries(counts.pcie / max(entries, 1e-9))
     crossing = number * share if pcie_share is None else np.floor(number * pcie_share)
     crossing = np.minimum(crossing, work.most_pcie_experts.value)
-    pool_rows = 1 / distinct
-    fetched, called = crossing * costs.fetch_ns, costs.call_ns(crossing, 1.0)
     left = number - crossing
-    pool = (left > 0) * work.pool_ns.value + left * costs.pool_expert_ns(pool_rows)
+    few_rows, many_rows = _rows(last, float(chance @ crossing) / max(entries * distinct, 1e-9), distinct)
+    fetched, called = crossing * costs.fetch_ns, costs.call_ns(crossing, few_rows)
+    pool = (left > 0) * work.pool_ns.value + left * costs.pool_expert_ns(many_rows)
     gpu = step.shared_ns + hits_ns + fetched + called
-    waiting = np.maximum(pool - gpu, 0.0)
+    waiting, drafts_ns = np.maximum(pool - gpu, 0.0), drafts_made(counts.drafts, work.rows.value) * draft_ns(costs)
     return WindowTime(
         routing_ns=layers * routing + step.head_ns,
         gpu_experts_ns=layers * (step.shared_ns + hits_ns + float(chance @ called)),
         copies_ns=layers * float(chance @ fetched),
         waiting_ns=layers * float(chance @ waiting),
-        drafts_ns=counts.drafts * draft_ns(costs),
+        drafts_ns=drafts_ns,
+        swaps_ns=max(swaps * costs.swap_ns - drafts_ns - work.commit_ns.value, 0.0) / EVERY,
         host_ns=work.commit_ns.value + work.host_ns.value,
     )
+
+
+def drafts_made(verified: float, rows: int) -> float:
+    """Drafts that are made where so many are verified: in a window that verifies none, the first one's probability was
+    too low (``src/program/generate.cpp``); others have all."""
+    return verified + max(1 - verified / (rows - 1), 0.0) if verified else 0.0
 
 
 def draft_ns(costs: WindowCosts) -> float:
@@ -161,9 +177,10 @@ def draft_ns(costs: WindowCosts) -> float:
     return costs.work.draft_ns.value + costs.gpu.read_ns(costs.work.draft_bytes.value, 16)
 
 
-def distinct_share(rows: float, repeated: float) -> float:
-    """Distinct experts of a window over its entries."""
-    return (1 + (rows - 1) * (1 - repeated)) / rows
+def _rows(last: LastShares, share: float, distinct: float) -> tuple[float, float]:
+    """Mean rows of a missed expert that crosses the link, as such a share of them does, and of one of the pool."""
+    crossing = last.of_experts(share)
+    return crossing / max(share, 1e-9) / distinct, (1 - crossing) / max(1 - share, 1e-9) / distinct
 
 
 def spread(mean: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -61,10 +61,12 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     ORANGE: (
         "fiddler", "ktransformers", "llama.cpp", "layer-wise", "moe-lightning", "naive-cpu", "fiddler@impl",
         "ktransformers@layer-wise", "llama.cpp@impl", "llama-cache-static", "strata",
+        "colibri", "pin-hot", "ik-prefetch",
     ),
     SKY: (
         "mixtral-offloading", "on-demand", "moe-infinity", "edgemoe", "adapmoe", "deepspeed", "mixtral-offloading@impl",
         "moe-infinity@impl", "moe-lightning@impl", "llama.cpp@cache", "pre-gated", "least-stale", "seqmoe",
+        "moe-stream", "ds4", "flashmoe",
     ),
     PURPLE: (
         "smoe", "daop", "quasi-pf", "router-pf", "est-pf", "hybrid-pf", "daop@impl", "quasi-pf@impl", "quasi-pf@exact",

@@ -16,7 +16,7 @@ _NAMES = {
 _PARTS = {
     "routing_ns": "attention, routers, head", "gpu_experts_ns": "experts on the GPU",
     "copies_ns": "experts over the link", "waiting_ns": "waiting for the pool", "drafts_ns": "drafts",
-    "host_ns": "host, commit",
+    "swaps_ns": "swapped experts", "host_ns": "host, commit",
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traces.library import load_trace
-from trilane.engines.strata.cache import RATES, SHARES, ReplayedTier, answered_hits, hit_rate, profile, simulated
+from trilane.engines.strata.cache import RATES, SHARES, ReplayedTier, answered, hit_rate, profile, simulated, swapped
 
 RANKING = np.array([0, 1, 4, 5, 2, 3, 6, 7])  # of 2 layers of 4 experts: the first two of each, then the others
 
@@ -42,8 +42,8 @@ def test_all_experts_hit_with_room_for_all() -> None:
     trace = load_trace("synthetic:qwen3.8-flash-next:2/2x4+12")
     ids = [trace.topk_ids[trace.sequence == number] for number in (0, 1)]
     ranking = profile(trace)
-    assert answered_hits(ids, ranking, ranking.size, trace.shape.experts, 3) == 1.0
-    assert answered_hits(ids, ranking, 0, trace.shape.experts, 3) == 0.0
+    assert answered(ids, ranking, ranking.size, trace.shape.experts, 3) == (1.0, 0.0)
+    assert answered(ids, ranking, 0, trace.shape.experts, 3) == (0.0, 0.0)
 
 
 def test_rates_grow_with_the_cache() -> None:
@@ -51,9 +51,19 @@ def test_rates_grow_with_the_cache() -> None:
         rates = [hit_rate(share, rows) for share in (0.0, *SHARES, 1.0)]
         assert rates == sorted(rates)
         assert (rates[0], rates[-1]) == (0.0, 1.0)
+        assert all(hit_rate(share, rows, same_text=True) >= hit_rate(share, rows) for share in SHARES)
+
+
+def test_swaps_are_counted_and_end_where_all_fit() -> None:
+    tier = ReplayedTier(RANKING, 4, 2, 4)
+    windows(tier, 3, 3, 0, 0)
+    assert (tier.swaps, tier.windows) == (1, 4)
+    assert swapped(0.0, 3) == swapped(1.0, 3) == 0
+    assert 90 < swapped(0.2, 3) <= 96
+    assert swapped(0.9, 3) < swapped(0.6, 3)
 
 
 def test_stored_rates_are_those_of_the_simulation() -> None:
     (again,) = simulated([0.2], [3])
-    line = f"3,0.2,{again.other_text},{again.same_text}"
+    line = f"3,0.2,{again.other_text},{again.same_text},{again.swaps}"
     assert line in RATES.read_text(encoding="utf-8").splitlines()

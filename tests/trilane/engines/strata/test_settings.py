@@ -9,7 +9,14 @@ import pytest
 from sim.costs.engine import load_fitted
 from sim.machine.hardware import load_hardware
 from traces.models.catalogue import load_model
-from trilane.engines.strata.settings import StrataSetting, cache_slots, drafts_of, strata_speed, worker_numbers
+from trilane.engines.strata.settings import (
+    ACCEPTED,
+    StrataSetting,
+    cache_slots,
+    drafts_of,
+    strata_speed,
+    worker_numbers,
+)
 from trilane.engines.strata.sweeps import sweeps
 from trilane.engines.strata.window import WindowCosts
 
@@ -19,17 +26,25 @@ COSTS = WindowCosts(SHAPE, MACHINE, load_fitted("strata"), 16)
 SETTING = StrataSetting(pcie_share=0.3, workers=15, min_draft_probability=0.5, slots=8000)
 
 
-def test_a_higher_threshold_makes_fewer_drafts_of_which_more_are_accepted() -> None:
+def test_with_a_higher_threshold_fewer_drafts_are_verified_of_which_more_are_accepted() -> None:
     low, high = drafts_of(0.3, 4), drafts_of(0.7, 4)
-    assert low.made > high.made
+    assert low.verified > high.verified
     assert low.accepted > high.accepted
-    assert low.accepted / low.made < high.accepted / high.made
+    assert low.accepted / low.verified < high.accepted / high.verified
 
 
-def test_all_drafts_are_made_without_a_threshold_and_one_with_the_highest() -> None:
-    assert drafts_of(0.0, 4).made == pytest.approx(3)
-    assert drafts_of(0.0, 4).accepted == pytest.approx(0.75 + 0.75**2 + 0.75**3)
-    assert drafts_of(1.0, 4) == pytest.approx((1.0, 0.75))
+def test_drafts_of_a_threshold_that_gave_no_number() -> None:
+    """With 0.5 they are put in; 21 requests of an RX 6700 XT, with 0.7, had 83.6 % accepted."""
+    usual, high = drafts_of(0.5, 4), drafts_of(0.7, 4)
+    assert (usual.verified, usual.accepted / usual.verified) == pytest.approx((2.1, 0.7), rel=0.02)
+    assert high.accepted / high.verified == pytest.approx(0.836, abs=0.04)
+
+
+def test_all_drafts_are_verified_without_a_threshold_and_none_with_the_highest() -> None:
+    assert drafts_of(0.0, 4).verified == pytest.approx(3)
+    assert drafts_of(0.0, 2).accepted == pytest.approx(ACCEPTED)
+    assert ACCEPTED > drafts_of(0.0, 3).accepted - ACCEPTED > ACCEPTED**2  # who is right once is so more often
+    assert drafts_of(1.0, 4) == pytest.approx((0.0, 0.0))
 
 
 def test_slots_are_what_the_card_has_room_for() -> None:
@@ -52,7 +67,8 @@ def test_workers_that_are_tried() -> None:
 
 
 def test_predicted_best_settings_cost_little_where_settings_were_varied() -> None:
-    """One fails: with 0.1.38 a V100 decoded at a quarter of the speed that it has with 0.1.39; why is not known."""
+    """One fails: with 0.1.38 a V100 decoded at a quarter of the speed that it has with 0.1.39, which starts kernels
+    with fewer turns of the host."""
     found = sweeps()
     dear = [(each.engine_version, each.knob) for each in found if each.cost > 0.05]
     assert len(found) == 10
@@ -69,9 +85,9 @@ def test_large_moves_of_the_share_go_in_the_measured_direction() -> None:
     """Of values a fifth apart or more whose measured speeds differ by 3 %."""
     right = total = 0
     for each in (one for one in sweeps() if one.knob == "pcie_share" and one.engine_version != "0.1.38"):
-        for low, high in ((a, b) for a in each.measured for b in each.measured if b - a >= 0.2):
+        for low, high in ((a, b) for a in each.measured for b in each.measured if b - a >= 0.199):
             moved = each.measured[high] / each.measured[low] - 1
             if abs(moved) >= 0.03:
                 total += 1
                 right += (each.predicted[high] > each.predicted[low]) == (moved > 0)
-    assert (right, total) == (6, 11)  # small shares gain less here than they do; large ones lose more
+    assert (right, total) == (7, 12)  # the pool of the V100 costs more than here, and that of the A3000

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from rich.table import Table
 
 from sim.costs.engine import load_fitted
 from trilane.engines.question import FitError, Question, engine_of
 from trilane.engines.strata.settings import SHARES
 from trilane.engines.strata.tune import StrataTuning, strata_next_to, strata_shape, strata_tuning, window_engine
-from trilane.output.pages.strata_tune import next_to_part
+from trilane.output.pages.strata_tune import next_to_part, strata_tune_page
 
 ENGINE = load_fitted("strata")
 PARTS = {"gpu": "rtx-4090-laptop", "ram": "ddr5-5600", "cpu": "core-i9-13900hx"}
@@ -35,6 +36,12 @@ def test_the_arguments_are_those_of_the_setting() -> None:
     assert tuned(threads=7).best.setting.workers == 7
 
 
+def test_its_page_has_all_parts_of_a_window() -> None:
+    found = tuned()
+    tables = [part for part in strata_tune_page(found) if isinstance(part, Table)]
+    assert tables[-1].row_count == len(vars(found.best.window))
+
+
 def test_a_longer_context_leaves_fewer_slots_and_a_better_link_takes_a_larger_share() -> None:
     short, long = tuned(window=8192), tuned(window=262144)
     assert long.best.setting.slots < short.best.setting.slots
@@ -55,6 +62,7 @@ def test_weights_are_stratas_own_unless_others_are_named() -> None:
     ({"gpu": "gb10", "ram": None, "cpu": None}, "expected a machine with a GPU that has its own memory"),
     ({"batch": 2}, "strata: expected one request at a time, whose windows are known, got 2"),
     ({"ram_gb": 16}, r"the host lacks \d+\.\d GB for the experts"),
+    ({"ram_gb": 64, "disk": "nvme-4x4"}, "strata: expected no disk, got nvme-4x4"),
     ({"gpu": "gtx-1060-3gb"}, "has no room for a cache of experts"),
 ])
 def test_what_cannot_run_is_refused(changed: dict[str, object], expected: str) -> None:
