@@ -47,8 +47,9 @@ def _played(prepared: Prepared, session: Session | None) -> tuple[list[Row], Rou
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
     if prepared.scenario.gpus > 1 and session is None:
-        cards, costs = prepared.card_sessions(), prepared.played_costs
-        return CardsTimeline(cards, prepared.blocks, costs, prepared.demand, token_bytes).run(), None
+        sessions, blocks = prepared.card_sessions(), [card.block for card in prepared.cards]
+        costs = [card.costs for card in prepared.cards]
+        return CardsTimeline(sessions, blocks, costs, prepared.demand, token_bytes).run(), None
     session = session or prepared.session()
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
     timeline = Timeline(session, prepared.played_costs, prepared.demand, token_bytes, errors)

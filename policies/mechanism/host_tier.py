@@ -103,6 +103,10 @@ class HostTier:
         ``more`` than those."""
         self._ahead = [*(self._ahead if more else ()), *(key for key in keys if key not in self.held)]
 
+    def coming(self) -> list[ExpertId]:
+        """The experts that are being read or needed, in the order in which they will be held."""
+        return [*(() if self.reading is None else (self.reading.key,)), *self._needed]
+
     # --- the disk ---------------------------------------------------------------------------------------------------
 
     def next_read(self, in_effect: bool, wanted: Callable[[ExpertId], bool]) -> Read | None:

@@ -20,7 +20,7 @@ from policies.mechanism.session import Session
 from policies.mechanism.views import Copy, ExpertId, Updates
 from realrun.errors import LaneError
 from realrun.execution.recorder import MachineRecorder
-from realrun.experts.store import ExpertStore, GpuSlots
+from realrun.experts.store import GpuSlots, HostExperts
 from realrun.machine.lanes import Completion, Machine, MachineLane, Work
 
 
@@ -112,7 +112,7 @@ class Copying:
     """
 
     def __init__(
-        self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, recorder: MachineRecorder
+        self, session: Session, machine: Machine, store: HostExperts, slots: GpuSlots, recorder: MachineRecorder
     ) -> None:
         self.lock = threading.Condition()
         self._session, self._machine, self._store = session, machine, store
@@ -137,6 +137,12 @@ class Copying:
         self._thread.join()
         if self._error is not None:
             raise LaneError.of("the copy lane", self._error) from self._error
+
+    def abort(self, error: BaseException) -> None:
+        """Fail every copy that has not begun, since what it waits for never comes."""
+        with self.lock:
+            self._error, self._closing = error, True
+            self.lock.notify_all()
 
     def left_ns(self) -> int:
         """The rest of the copies in flight by the planner's costs, ns. The caller holds ``lock``."""

@@ -15,12 +15,14 @@ import torch
 
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
-from realrun.errors import LaneError
+from realrun.errors import LaneError, RefusedError
 from realrun.execution.copying import Copying
 from realrun.execution.layer_execution import LayerExecution, LayerSizes, RoutedInput
+from realrun.execution.reading import Reading
 from realrun.execution.recorder import MachineRecorder, Timed, Waited
 from realrun.execution.routed_tokens import RoutedTokens, Weigh, as_it_is, rerouted
-from realrun.experts.store import ExpertStore, GpuSlots
+from realrun.experts.expert_file import HeldExperts
+from realrun.experts.store import GpuSlots, HostExperts
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine
 from realrun.machine.thread_lane import low_jitter
@@ -30,14 +32,24 @@ class Executor:
     """One run of one session on one machine. ``layers`` plays the routed experts; spans are in ``recorder``."""
 
     def __init__(
-        self, session: Session, machine: Machine, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
+        self, session: Session, machine: Machine, store: HostExperts, slots: GpuSlots, kernels: Sequence[Any],
         sizes: LayerSizes,
     ) -> None:
-        """``kernels``: see ``LayerExecution``; ``sizes``: of the largest step's buffers."""
+        """``kernels``: see ``LayerExecution``; ``sizes``: of the largest step's buffers.
+
+        ``store``: ``HeldExperts`` where the session's host holds a part of the experts, else all of them.
+        """
+        if (session.host is None) == isinstance(store, HeldExperts):
+            raise RefusedError(
+                "experts on a disk: expected a file of experts for a session whose host holds a part of them, and for "
+                "no other"
+            )
         self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
         sizes = sizes._replace(defers=session.policy.needs.changes_routing)
         self.layers = LayerExecution(machine, self.copying, store, slots, kernels, self.recorder, sizes)
+        if isinstance(store, HeldExperts):
+            self.layers.reading = Reading(session, machine, self.copying, store, self.recorder)
         self._store, self._slots = store, slots
         self._layer = -1
 
@@ -52,15 +64,19 @@ class Executor:
         with low_jitter(), self.machine.hosting():
             self.recorder.zero_ns = self.machine.now_ns()
             self.copying.start()
+            reading = self.layers.reading
+            if reading is not None:
+                reading.start()
+            ends = (*(() if reading is None else (reading.stop,)), self.copying.stop, self.machine.settle)
             try:
                 yield
             except BaseException:
-                for end in (self.copying.stop, self.machine.settle):
+                for end in ends:
                     with suppress(LaneError):  # the first error is raised, not its consequences
                         end()
                 raise
-            self.copying.stop()
-            self.machine.settle()
+            for end in ends:
+                end()
         self.recorder.flush()
 
     def begin_step(self, index: int, phase: Phase) -> None:
@@ -135,10 +151,13 @@ class Executor:
         self.recorder.add("host", Timed(since_ns, since_ns, self.machine.now_ns()), kind, layer)
 
     def _place(self) -> None:
-        """Copy residents to their slots, before the clock starts."""
+        """Copy residents to their slots, and read what the host holds, before the clock starts."""
+        if isinstance(self._store, HeldExperts):
+            assert self.session.host is not None
+            self._store.fill(self.session.host.held)
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
-                self._slots.place(ExpertId(layer, expert)).copy_(self._store.buffer(layer, expert))
+                self._store.place(ExpertId(layer, expert), self._slots.place(ExpertId(layer, expert)))
                 zero_ns, size = self.recorder.zero_ns, self.copying.expert_bytes(layer)
                 self.recorder.instant(zero_ns, "place", layer, -1, expert, size)
 

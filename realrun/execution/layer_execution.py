@@ -15,10 +15,11 @@ from torch import Tensor
 
 from policies.mechanism.views import Commitment, ExpertCosts, ExpertId, Plan
 from realrun.execution.copying import CopyFuture, Copying
+from realrun.execution.reading import Reading
 from realrun.execution.recorder import MachineRecorder, Timed
 from realrun.execution.routed_tokens import RoutedTokens
 from realrun.experts.ffn import Choices, addressed, compute_into, weighted_ffn
-from realrun.experts.store import ExpertStore, GpuSlots
+from realrun.experts.store import GpuSlots, HostExperts
 from realrun.machine.cuda_memory import upload
 from realrun.machine.lanes import Completion, Machine, Submitted
 
@@ -130,7 +131,7 @@ class LayerExecution:
     """
 
     def __init__(
-        self, machine: Machine, copying: Copying, store: ExpertStore, slots: GpuSlots, kernels: Sequence[Any],
+        self, machine: Machine, copying: Copying, store: HostExperts, slots: GpuSlots, kernels: Sequence[Any],
         recorder: MachineRecorder, sizes: LayerSizes,
     ) -> None:
         self._machine, self._copying, self._store, self._slots = machine, copying, store, slots
@@ -142,6 +143,7 @@ class LayerExecution:
         self._results = [machine.host_tensor(on_cpu, sizes.sum_dtype) for _ in range(2)]
         self._arrived = machine.gpu_tensor(on_cpu, sizes.sum_dtype)  # results that were copied over the link
         self._in_place = list(map(machine.readable, self._results)) if machine.result_path == "direct" else []
+        self.reading: Reading | None = None  # where a disk holds the experts
         self._ahead = CpuShare()  # of the next layer
         self._state: ActiveLayer
 
@@ -248,27 +250,46 @@ class LayerExecution:
     def _on_cpu(
         self, experts: Iterable[int], tokens: RoutedTokens, kind: str, layer: int, share: CpuShare
     ) -> None:
-        """Submit experts of ``layer`` to the CPU, on the activations of the present layer.
+        """Submit experts of ``layer`` to the CPU, on the activations of the present layer: those that the host holds,
+        then the others, each when it has been read.
 
         ``share``: of the present layer, or that of the next one, ``_ahead``, which adds the results."""
         sent, present = self._send_activations(), self._state.plan.layer
         target, results = layer if layer != present else -1, self._results[(present + (share is self._ahead)) % 2]
-        for expert in experts:
+        ids, reading = [ExpertId(layer, expert) for expert in experts], self.reading
+        late = {} if reading is None else reading.arrivals(ids)
+        held = [expert_id for expert_id in ids if expert_id not in late]
+        for expert_id in (*held, *late):
+            expert = expert_id.expert
             rows = share.take(ExpertId(layer, expert), tokens.choices[expert])
             out = results[rows.begin : rows.begin + len(rows.choices)]
-            rows.completion = self._machine.cpu.submit(self._cpu_work(layer, expert, rows, tokens, out), (sent,))
+            rows.completion = self._machine.cpu.submit(
+                self._cpu_work(layer, expert, rows, tokens, out, expert_id in late),
+                (sent, late[expert_id]) if expert_id in late else (sent,),
+                None if reading is None else self._end_of(reading, expert_id, held),
+            )
             size = self._copying.expert_bytes(layer)
             self._recorder.add("cpu", rows.completion, kind, present, expert, len(rows.choices), size, target)
 
+    def _end_of(
+        self, reading: Reading, expert_id: ExpertId, held: Sequence[ExpertId]
+    ) -> Callable[[], None] | None:
+        """Release an expert of the host after the CPU has computed it; those that it held before, together."""
+        if expert_id not in held:
+            return lambda: reading.computed([expert_id])
+        return (lambda: reading.computed(held)) if expert_id == held[-1] else None
+
     def _cpu_work(
-        self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens, results: Tensor
+        self, layer: int, expert: int, rows: Rows, tokens: RoutedTokens, results: Tensor, is_late: bool
     ) -> Callable[[], None]:
-        kernel, weights = self._kernels[layer], self._store.layouts[layer].views(self._store.buffer(layer, expert))
+        kernel, layout = self._kernels[layer], self._store.layouts[layer]
+        weights = None if is_late else layout.views(self._store.buffer(layer, expert))
         hidden = self._sent[self._state.plan.layer % 2]
 
         def work() -> None:
             rows.began_ns = self._machine.now_ns()
-            weighted_ffn(kernel, weights, hidden, rows.choices, tokens.weights, tokens.top_k, results)
+            now = weights or layout.views(self._store.buffer(layer, expert))
+            weighted_ffn(kernel, now, hidden, rows.choices, tokens.weights, tokens.top_k, results)
             rows.has_ended = True
 
         return work

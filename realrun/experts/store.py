@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -130,21 +130,39 @@ class Slab:
         return self.layout.views(self.memory[expert])
 
 
+class HostExperts(Protocol):
+    """The weights of experts that the host holds: all of them (``ExpertStore``), or some (``expert_file``)."""
+
+    @property
+    def layouts(self) -> tuple[ExpertLayout, ...]:
+        """The layout of every layer."""
+
+    def buffer(self, layer: int, expert: int) -> Tensor:
+        """One held expert's weights: uint8 [layouts[layer].size_bytes]."""
+
+    def place(self, expert_id: ExpertId, target: Tensor) -> None:
+        """Copy an expert to the GPU before the run, held or not."""
+
+
 class ExpertStore:
     """One slab for each layer."""
 
     def __init__(self, slabs: Iterable[Slab]) -> None:
-        self._slabs = tuple(slabs)
-        self.layouts = tuple(slab.layout for slab in self._slabs)
+        self.slabs = tuple(slabs)
+        self.layouts = tuple(slab.layout for slab in self.slabs)
 
     @property
     def size_bytes(self) -> int:
         """Size of all experts of all layers."""
-        return sum(slab.memory.numel() for slab in self._slabs)
+        return sum(slab.memory.numel() for slab in self.slabs)
 
     def buffer(self, layer: int, expert: int) -> Tensor:
         """One expert's weights: uint8 [layouts[layer].size_bytes]."""
-        return self._slabs[layer].memory[expert]
+        return self.slabs[layer].memory[expert]
+
+    def place(self, expert_id: ExpertId, target: Tensor) -> None:
+        """Copy an expert to the GPU before the run."""
+        target.copy_(self.buffer(*expert_id))
 
 
 def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allocate, seed: int = 0) -> ExpertStore:
@@ -153,12 +171,19 @@ def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allo
     All parts must have one type. Magnitudes are 0.01 to 0.03, so that nothing overflows or is denormal, even in half
     precision: both would take time that real weights do not. Values repeat from block to block.
     """
+    return ExpertStore(list(random_slabs(layout, layers, experts, allocate, seed)))
+
+
+def random_slabs(
+    layout: ExpertLayout, layers: int, experts: int, allocate: Allocate, seed: int = 0
+) -> Iterator[Slab]:
+    """The slabs of ``random_store``, one at a time."""
     block = _random_block(layout.parts[0].dtype, seed)
-    slabs = [Slab.allocated(layout, experts, allocate) for _ in range(layers)]
-    for slab in slabs:
+    for _ in range(layers):
+        slab = Slab.allocated(layout, experts, allocate)
         for piece in slab.memory.view(-1).view(block.dtype).split(len(block)):  # type: ignore[no-untyped-call]
             piece.copy_(block[: len(piece)])
-    return ExpertStore(slabs)
+        yield slab
 
 
 def _random_block(dtype: torch.dtype, seed: int) -> Tensor:

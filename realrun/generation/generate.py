@@ -19,6 +19,8 @@ from realrun.errors import RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
+from realrun.experts.expert_file import ExpertFile
+from realrun.experts.file_of_run import file_for, held_experts
 from realrun.experts.store import GpuSlots, check_one_width, slots_needed
 from realrun.generation.hosted_model import HostedModel, computed_in_place, load_model, look_at, routed_through
 from realrun.generation.live_layers import LiveForecasts, LiveLayers, LiveRecorder, MadeForecasts, PartialStates
@@ -52,7 +54,8 @@ class GenerateRequest:
     policies plan), memory, calibration and seed are used; trace, model and lengths follow from the other fields. Every
     sequence gets 1 + ``generated_tokens`` tokens, the first from the prompt's pass; generation continues after an
     end-of-text token. ``cache_slots``: instead of a cached share. ``vectors``: the file for forecasts other than the
-    gate's. ``trace``: the file to write the trace to.
+    gate's. ``trace``: the file to write the trace to. ``experts_folder``: on the disk, where the scenario's host holds
+    a part of the experts.
     """
 
     model: str | Path
@@ -65,6 +68,7 @@ class GenerateRequest:
     dtype: str = "auto"
     vectors: str | Path | None = None
     trace: str | Path | None = None
+    experts_folder: Path | None = None
 
     def check(self) -> None:
         """Raises RefusedError for requests that no model can fulfil."""
@@ -180,16 +184,21 @@ def forecasts_for(
 
 
 def executor_for(
-    prepared: Prepared, session: LoggedSession, model: HostedModel, machine: Machine, step_tokens: int
+    prepared: Prepared, session: LoggedSession, model: HostedModel, machine: Machine, step_tokens: int,
+    file: ExpertFile | None = None,
 ) -> Executor:
-    """An executor with slots, buffers and kernels for steps of up to ``step_tokens``."""
+    """An executor with slots, buffers and kernels for steps of up to ``step_tokens``. ``file``: of the experts, where
+    the host holds a part of them."""
     policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
     arena = machine.gpu_tensor((slots_needed(prepared), layout.size_bytes), torch.uint8)
     slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
     sizes = LayerSizes(
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype
     )
-    return Executor(session, machine, model.store, slots, [layer.experts for layer in layers], sizes)
+    store = model.store if file is None else held_experts(
+        file, prepared, lambda size: machine.host_tensor((size,), torch.uint8)
+    )
+    return Executor(session, machine, store, slots, [layer.experts for layer in layers], sizes)
 
 
 def generate(request: GenerateRequest, machine: Machine | None = None) -> Generated:
@@ -221,7 +230,8 @@ def generate_hosted(
         stack.enter_context(recorder)
         forecasts = forecasts_for(request, model, needs, recorder, stack)
         session = prepared.session_of(LoggedSession)
-        executor = executor_for(prepared, session, model, machine, prompts.numel())
+        file = stack.enter_context(file_for(request.experts_folder, prepared, model.store.slabs))
+        executor = executor_for(prepared, session, model, machine, prompts.numel(), file)
         live = LiveLayers(executor, recorder, forecasts, model.facts)
         kept = GeneratedTrace(model.facts.rule, needs, forecasts.count)
         stack.enter_context(routed_through(layers, live))

@@ -5,14 +5,13 @@ Weights are random: no checkpoint is needed. ``measure`` is the counterpart of `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.mechanism.score_rows import ScoreRows
@@ -22,13 +21,17 @@ from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes, RoutedInput
 from realrun.execution.routed_tokens import routed
+from realrun.experts.expert_file import ExpertFile, HeldExperts
 from realrun.experts.ffn import ExpertShape
-from realrun.experts.store import GpuSlots, random_store, slots_needed
+from realrun.experts.file_of_run import file_for, held_experts, host_bytes_of_run
+from realrun.experts.store import GpuSlots, random_slabs, random_store, slots_needed
 from realrun.machine import LaneKind
 from realrun.machine.host_memory import check_host_memory
 from realrun.machine.lanes import Completion, Machine, Work
 from realrun.machine.machines import LaneOptions, RealMachine, check_asked, machine_for, machine_of
+from realrun.machine.pinned import plain
 from realrun.replay.model import RecordedModel, ReplayModel, model_on
+from realrun.replay.step_routing import StepRouting, step_routings
 from sim.costs.roofline_costs import ROUTING_BYTES
 from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
@@ -38,25 +41,6 @@ from sim.runs.scenario import Scenario
 from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
 from traces.batches import StepRows
 from traces.models.shape import ModelShape
-from traces.trace import Trace
-
-
-@dataclass(frozen=True)
-class StepRouting:
-    """The trace's routing of one step: ``ids`` [N, L, k], and ``weights`` [N, L, k] on the host and on the GPU."""
-
-    ids: NDArray[np.integer]
-    weights: Tensor
-    on_gpu: Tensor
-
-
-def step_routings(trace: Trace, steps: Sequence[StepRows], device: torch.device) -> list[StepRouting]:
-    """The routing of all steps, copied to the GPU before the run, where a model would have its own."""
-    made = []
-    for step in steps:
-        weights = torch.from_numpy(np.asarray(trace.topk_weights[step.rows], np.float32))
-        made.append(StepRouting(np.asarray(trace.topk_ids[step.rows], np.int64), weights, weights.to(device)))
-    return made
 
 
 class PendingIds:
@@ -267,21 +251,27 @@ class ReplayRoom(NamedTuple):
     context: int  # prompt and generated tokens of a sequence
     step_tokens: int  # of the whole batch
     slots: int  # on the GPU, staging included
+    host_bytes: int | None = None  # of the host's memory for experts, where a disk holds them
 
 
 class ReplayBench:
     """Experts and kernels of one model with random weights on one machine, for any number of runs up to ``room``."""
 
-    def __init__(self, machine: Machine, shape: ModelShape, room: ReplayRoom) -> None:
-        """Raises RefusedError if there are no kernels for the weights, or too little memory."""
+    def __init__(
+        self, machine: Machine, shape: ModelShape, room: ReplayRoom, file: ExpertFile | None = None
+    ) -> None:
+        """``file``: of experts, for runs whose host holds a part of them; then memory need not hold the others.
+
+        Raises RefusedError if there are no kernels for the weights, or too little memory.
+        """
         dtype, self.layout, kernel = ExpertShape.of(shape)
         count = shape.moe_layers * shape.experts
         on_host = machine.device.type == "cpu"
-        check_host_memory(self.layout.size_bytes * (count + (room.slots if on_host else 0)))
-        self.machine, self.room = machine, room
-        self.store = random_store(
-            self.layout, shape.moe_layers, shape.experts, lambda size: machine.host_tensor((size,), torch.uint8)
-        )
+        held_bytes = self.layout.size_bytes * count if room.host_bytes is None else room.host_bytes
+        check_host_memory(held_bytes + self.layout.size_bytes * (room.slots if on_host else 0))
+        self.machine, self.room, self.file = machine, room, file
+        if file is None:
+            self.store = random_store(self.layout, shape.moe_layers, shape.experts, self._allocate)
         self.model = model_on(machine, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True)
         self.kernels = [kernel] * shape.moe_layers
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
@@ -313,7 +303,16 @@ class ReplayBench:
         if slots > room.slots:
             raise RefusedError(f"replay: expected at most {room.slots} slots on the GPU, the run needs {slots}")
         arena = GpuSlots(self._arena[:slots], policy.demand_slots, policy.prefetch_slots)
-        return Executor(session, self.machine, self.store, arena, self.kernels, self._sizes)
+        store = self.store if session.host is None else self._held_experts(prepared)
+        return Executor(session, self.machine, store, arena, self.kernels, self._sizes)
+
+    def _held_experts(self, prepared: Prepared) -> HeldExperts:
+        """Memory for a part of the experts, which are in the bench's file."""
+        assert self.file is not None
+        return held_experts(self.file, prepared, self._allocate)
+
+    def _allocate(self, size: int) -> Tensor:
+        return self.machine.host_tensor((size,), torch.uint8)
 
 
 def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
@@ -333,22 +332,39 @@ def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
         context=max(run.tokens_per_sequence for run in prepared),
         step_tokens=max(len(step.rows) for run in prepared for step in run.steps),
         slots=max(map(slots_needed, prepared)),
+        host_bytes=max((size for size in map(host_bytes_of_run, prepared) if size is not None), default=None),
     )
+
+
+@contextmanager
+def experts_in(folder: Path | None, prepared: Prepared) -> Iterator[ExpertFile | None]:
+    """A file of random experts in ``folder`` for the block, where the run's host holds a part of them; else None.
+
+    Raises what ``file_for`` raises.
+    """
+    shape = prepared.shape
+    slabs = random_slabs(ExpertShape.of(shape)[1], shape.moe_layers, shape.experts, plain)
+    with file_for(folder, prepared, slabs) as file:
+        yield file
 
 
 def measure(
     scenario: Scenario, lanes: LaneKind = "auto", options: LaneOptions | None = None,
-    tell: Callable[[RealMachine], object] = lambda _: None,
+    tell: Callable[[RealMachine], object] = lambda _: None, experts_folder: Path | None = None,
 ) -> Measurement:
     """Replay one scenario: once to warm up, once to measure.
 
     Policies plan with the scenario's hardware: a profile of this machine, or a preset. ``tell`` is called with the
-    machine before the run, for example to print its ``remarks``. Raises what ``simulate`` raises, RefusedError before
+    machine before the run, for example to print its ``remarks``. ``experts_folder``: on the disk, where one holds the
+    experts. Raises what ``simulate`` raises, RefusedError before
     the run, and LaneError during it.
     """
     prepared = prepare(scenario).checked()
-    with closing(machine_on(prepared.hardware, lanes, options)) as machine:
-        bench = ReplayBench(machine, prepared.shape, room_for([prepared]))
+    with (
+        closing(machine_on(prepared.hardware, lanes, options)) as machine,
+        experts_in(experts_folder, prepared) as file,
+    ):
+        bench = ReplayBench(machine, prepared.shape, room_for([prepared]), file)
         tell(machine)
         bench.measure(prepared)
         return bench.measure(prepared)

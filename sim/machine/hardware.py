@@ -41,7 +41,7 @@ class Hardware(Devices):
     origins: Mapping[str, Origin] = field(default_factory=dict)
     profile: Profile | None = None
     notes: tuple[str, ...] = ()  # caveats for readers of results
-    further: tuple[Hardware, ...] = ()  # the same machine with each of its further GPUs, for closed forms alone
+    further: tuple[Hardware, ...] = ()  # the same machine with each of its further GPUs
 
     @property
     def cards(self) -> tuple[Hardware, ...]:

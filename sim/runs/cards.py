@@ -1,4 +1,4 @@
-"""Several equal GPUs, each with a block of layers: its slots, and a session of its own.
+"""Several GPUs, each with a block of layers: its costs, its slots, and a session of its own.
 
 Attention, KV cache and all else outside the experts lie where their layers do; the dense layers and the LM head run on
 the first GPU and on the last. A policy runs once for each GPU and sees the layers of that GPU alone, so nothing is
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.calibration import Calibration
+from policies.mechanism.views import INFINITE_NS
 from policies.protocols import Composition
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
 from sim.machine.hardware import Hardware
@@ -34,12 +35,29 @@ class LayerBlock(NamedTuple):
         return self.end - self.first
 
 
-def blocks_of(scenario: Scenario, layers: int) -> list[LayerBlock]:
-    """The layers of each GPU, at least one each. Raises ScenarioError where there are fewer layers."""
+class Card(NamedTuple):
+    """One of the GPUs: the machine with it alone, its layers, and their costs."""
+
+    hardware: Hardware
+    block: LayerBlock
+    costs: CostTable
+
+
+def with_cards_of(scenario: Scenario, hardware: Hardware) -> Scenario:
+    """The scenario with as many GPUs as its machine has. Raises ScenarioError for another number."""
+    gpus = len(hardware.cards)
+    if scenario.gpus not in (1, gpus) and gpus > 1:
+        raise ScenarioError(f"gpus: expected {gpus}, as {hardware.name} has, got {scenario.gpus}")
+    return scenario if gpus == 1 else scenario.with_(gpus=gpus)
+
+
+def blocks_of(scenario: Scenario, layers: int, room: Sequence[int] = ()) -> list[LayerBlock]:
+    """The layers of each GPU, at least one each. ``room``: the memory of each, in whose proportion they are divided
+    where the scenario states none. Raises ScenarioError where there are fewer layers."""
     gpus = scenario.gpus
     if layers < gpus:
         raise ScenarioError(f"gpus {gpus}: expected at most {layers}, the model's MoE layers")
-    parts = scenario.layer_split or (1.0,) * gpus
+    parts = scenario.layer_split or room or (1,) * gpus
     ends = [round(layers * part / sum(parts)) for part in accumulate(parts)]
     for number in range(gpus):  # one layer at least for it, and for each after it
         before = ends[number - 1] if number else 0
@@ -61,11 +79,13 @@ def check_cards(scenario: Scenario, hardware: Hardware, policy: Composition) -> 
             raise ScenarioError(f"gpus {scenario.gpus} are not simulated with {what}")
 
 
-def memory_of_block(whole: MemoryPlan, block: LayerBlock, shape: ModelShape, share: float | None) -> MemoryPlan:
-    """The memory of a GPU whose layers are a block, from ``whole``: that of one without any cached expert.
+def memory_of_card(whole: MemoryPlan, card: Card, shape: ModelShape, share: float | None) -> MemoryPlan:
+    """The memory of a GPU, from ``whole``: that of all together without any cached expert.
 
     ``share``: of the block's experts, for which there are slots; None: as many as have room. Raises BudgetError.
     """
+    block, gpu = card.block, card.hardware.gpu
+    whole = replace(whole, gpu_memory_bytes=gpu.memory_bytes, reserve_bytes=gpu.reserve_bytes)
     part = block.layers / shape.moe_layers
     non_expert, kv = round(whole.non_expert_bytes * part), round(whole.kv_bytes * part)
     room = whole.gpu_memory_bytes - whole.reserve_bytes - non_expert - kv - whole.staging_bytes
@@ -120,6 +140,31 @@ class _WithoutDense:
 
     def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
         return self.steps.step(tokens, context)._replace(dense_ns=0)
+
+
+@dataclass(frozen=True)
+class _LeastSteps:
+    """Costs of steps, each the least of several tables."""
+
+    tables: Sequence[CostTable]
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        return StepCosts(*map(min, zip(*(table.steps.step(tokens, context) for table in self.tables), strict=True)))
+
+
+def least_costs(tables: Sequence[CostTable], blocks: Sequence[LayerBlock]) -> CostTable:
+    """A table for lower bounds: the experts of each layer as on its GPU, of all other times the least of any GPU's.
+    ``tables``: of whole models."""
+    first, *others = tables
+    if all(other is first for other in others):
+        return first
+    times: dict[str, Any] = {
+        name: min(INFINITE_NS if (ns := getattr(table, name)) is None else ns for table in tables)
+        for name in vars(first) if name.endswith("_ns")
+    }
+    experts = [costs for table, block in zip(tables, blocks, strict=True)
+               for costs in table.experts[block.first : block.end]]
+    return replace(first, experts=tuple(experts), steps=_LeastSteps(tables), **times)
 
 
 def costs_of_block(costs: CostTable, block: LayerBlock) -> CostTable:

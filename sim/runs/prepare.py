@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias, TypeVar
 
+from policies.ablation import without
 from policies.calibration import Calibration
 from policies.mechanism.session import Session
 from policies.mechanism.views import PolicyError
@@ -23,18 +24,21 @@ from policies.user_errors import told_with_line
 from sim.costs.cost_table import NO_DRAFTS, CostTable, DraftWork
 from sim.costs.engine import load_engine
 from sim.costs.engine_costs import costs_on, narrowed
-from sim.machine.hardware import Hardware, load_hardware
+from sim.machine.cards import load_machine
+from sim.machine.hardware import Hardware
 from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
 from sim.runs.cards import (
-    LayerBlock,
+    Card,
     blocks_of,
     calibration_of_block,
     check_cards,
     costs_of_block,
     demand_of_block,
-    memory_of_block,
+    least_costs,
+    memory_of_card,
     sum_of,
+    with_cards_of,
 )
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
 from sim.runs.host_memory import check_keeping, costs_with_reads, host_bytes_of, host_tier
@@ -61,8 +65,9 @@ class Prepared:
     """A scenario with its names resolved.
 
     ``planner``: the costs that the policy plans with, if these are not those of the machine. ``given``: a composition
-    in place of the scenario's policy; since its parts have state, it serves one play. ``given_demand``: demand in place
-    of that of the steps. ``prompt_repeats`` and ``answer_tokens``: see ``sim.runs.sampling``.
+    in place of the scenario's policy; since its parts have state, it serves one play. ``off``: parts of the policy that
+    are switched off (``policies.ablation``). ``given_demand``: demand in place of that of the steps.
+    ``prompt_repeats`` and ``answer_tokens``: see ``sim.runs.sampling``.
     """
 
     scenario: Scenario
@@ -75,6 +80,7 @@ class Prepared:
     answer_tokens: int
     planner: CostTable | None = None
     given: Composition | None = None
+    off: tuple[str, ...] = ()
     given_demand: Sequence[StepDemand] | None = None
     known_demand: KnownDemand = field(default_factory=dict, repr=False, compare=False)
     known_calibrations: dict[str, Calibration] = field(default_factory=dict, repr=False, compare=False)  # by name
@@ -85,11 +91,15 @@ class Prepared:
     def with_policy(self, policy: str, parameters: Mapping[str, object] | None = None) -> Prepared:
         """Variant under another policy."""
         scenario = self.scenario.with_(policy=policy, parameters=dict(parameters or {}))
-        return replace(self, scenario=scenario, given=None)
+        return replace(self, scenario=scenario, given=None, off=())
 
     def with_composition(self, composition: Composition) -> Prepared:
         """Variant under any composition, registered or not, for one play."""
         return replace(self, given=composition)
+
+    def with_parts_off(self, off: Sequence[str]) -> Prepared:
+        """Variant with some parts of its policy switched off."""
+        return replace(self, off=tuple(off))
 
     def with_trace(self, trace: Trace) -> Prepared:
         """Variant with another routing of the same steps."""
@@ -160,13 +170,13 @@ class Prepared:
         self.checked()
         if self.given is not None:
             raise ScenarioError(f"gpus {self.scenario.gpus}: expected a policy by its name, got a composition")
-        return [self._session_of_card(*of_card) for of_card in zip(self.blocks, self.card_memory, strict=True)]
+        return [self._session_of_card(*of_card) for of_card in zip(self.cards, self.card_memory, strict=True)]
 
-    def _session_of_card(self, block: LayerBlock, memory: MemoryPlan) -> Session:
-        policy, shape = self.scenario.policy, self.shape
+    def _session_of_card(self, card: Card, memory: MemoryPlan) -> Session:
+        policy, shape, block = self.scenario.policy, self.shape, card.block
         whole = self._calibration
         calibration = None if whole is None else calibration_of_block(whole, block)
-        costs = costs_of_block(self._with_narrow_copies(self._planned), block).experts
+        costs = card.costs.for_planner().experts
         future = future_of(demand_of_block(self._demand(Needs()), block)) if system(policy).needs.future else None
         context = BuildContext(
             model=shape.name, layers=block.layers, experts=shape.experts, top_k=shape.top_k, batch=self.scenario.batch,
@@ -175,22 +185,37 @@ class Prepared:
         popularity = calibration.popularity if calibration is not None and self.needs.calibration else None
         sizes = shape.expert_bytes_by_layer[block.first : block.end]
         with told_with_line(policy):
-            composition = compose(policy, self.scenario.parameters, context=context)
+            composition = without(compose(policy, self.scenario.parameters, context=context), self.off)
             return Session(composition, Budget(shape.experts, tuple(sizes), memory.cache_bytes, popularity), costs)
 
     @cached_property
-    def blocks(self) -> list[LayerBlock]:
-        """The layers of each GPU."""
-        return blocks_of(self.scenario, self.shape.moe_layers)
+    def cards(self) -> list[Card]:
+        """Each GPU with its layers."""
+        room = [machine.gpu.memory_bytes - machine.gpu.reserve_bytes for machine in self._machines]
+        blocks = blocks_of(self.scenario, self.shape.moe_layers, room)
+        tables = map(costs_of_block, self._card_costs, blocks)
+        return list(map(Card, self._machines, blocks, tables))
+
+    @property
+    def _machines(self) -> Sequence[Hardware]:
+        """The machine with each of its GPUs alone."""
+        return self.hardware.cards if self.hardware.further else (self.hardware,) * self.scenario.gpus
+
+    @cached_property
+    def _card_costs(self) -> list[CostTable]:
+        """The costs of all layers on each GPU."""
+        first, tables = self.hardware, [self.costs]
+        for machine in self._machines[1:]:
+            alike = (machine.gpu, machine.link) == (first.gpu, first.link)
+            tables.append(self.costs if alike else _costs_in(self.scenario, machine, self.shape, self.costs.max_tokens))
+        return tables
 
     @cached_property
     def card_memory(self) -> list[MemoryPlan]:
-        """Division of the memory of each GPU, all of the same size. Raises BudgetError."""
+        """Division of the memory of each GPU. Raises BudgetError."""
         check_cards(self.scenario, self.hardware, self.composition)
-        share, gpu = self.scenario.cached_share, self.hardware.gpu
-        whole = self._planned_memory(0.0)
-        whole = replace(whole, gpu_memory_bytes=gpu.memory_bytes, reserve_bytes=gpu.reserve_bytes)
-        return [memory_of_block(whole, block, self.shape, share) for block in self.blocks]
+        whole, share = self._planned_memory(0.0), self.scenario.cached_share
+        return [memory_of_card(whole, card, self.shape, share) for card in self.cards]
 
     def compose(self) -> Composition:
         """A composition with parts of its own, for one play."""
@@ -203,7 +228,7 @@ class Prepared:
             calibration=self._calibration, future=self._future if system(policy).needs.future else None,
             norm_topk=shape.norm_topk,
         )
-        return compose(policy, self.scenario.parameters, context=context)
+        return without(compose(policy, self.scenario.parameters, context=context), self.off)
 
     @property
     def _planned(self) -> CostTable:
@@ -261,14 +286,16 @@ class Prepared:
     def lower_bounds(self) -> LowerBounds:
         """Lower bounds by capacity, worked out once for all variants that differ in policy alone."""
         host_bytes = host_bytes_of(self.scenario, self.shape)
-        gpus = self.scenario.gpus
+        gpus, costs = self.scenario.gpus, self.costs
+        if gpus > 1:
+            costs = least_costs(self._card_costs, [card.block for card in self.cards])
         if self.given_demand is not None:
-            return LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes, gpus)
-        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, self.costs, host_bytes, gpus)
+            return LowerBounds(self.demand, costs, self.answer_tokens, host_bytes, gpus)
+        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, costs, host_bytes, gpus)
         for known, bounds in self.known_bounds:
             if known == key:
                 return bounds
-        self.known_bounds.append((key, LowerBounds(self.demand, self.costs, self.answer_tokens, host_bytes, gpus)))
+        self.known_bounds.append((key, LowerBounds(self.demand, costs, self.answer_tokens, host_bytes, gpus)))
         return self.known_bounds[-1][1]
 
     @property
@@ -290,9 +317,9 @@ class Prepared:
         return self._planned_memory(self.scenario.cached_share)
 
     def _planned_memory(self, share: float | None) -> MemoryPlan:
-        policy, scenario, gpu = self.composition, self.scenario, self.hardware.gpu
+        policy, scenario, gpus = self.composition, self.scenario, [machine.gpu for machine in self._machines]
         return plan_memory(
-            self.shape, gpu.memory_bytes * scenario.gpus, reserve=gpu.reserve_bytes * scenario.gpus,
+            self.shape, sum(gpu.memory_bytes for gpu in gpus), reserve=sum(gpu.reserve_bytes for gpu in gpus),
             batch=scenario.batch, tokens=self.tokens_per_sequence, demand_slots=policy.demand_slots,
             prefetch_slots=policy.prefetch_slots, cached_share=share,
             draft_layers=scenario.draft_layers if scenario.draft_tokens else 0,
@@ -321,7 +348,8 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     shape = trace.shape if scenario.model is None else load_model(scenario.model)
     check_topology(scenario, trace.shape, shape)
     memory = {} if scenario.gpu_memory_gb is None else {"gpu.memory_bytes": round(scenario.gpu_memory_gb * 1e9)}
-    hardware = load_hardware(scenario.hardware, {**scenario.hardware_overrides, **memory}, scenario.disk)
+    hardware = load_machine(scenario.hardware, {**scenario.hardware_overrides, **memory}, scenario.disk)
+    scenario = with_cards_of(scenario, hardware)
     check_calibration(scenario, trace)
     steps, repeats, answer_tokens = steps_of(scenario, trace)
     costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps) * repeats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +46,7 @@ class Run:
     bounds: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     power: Power | None = None  # of the machine, for the energy
+    further_power: tuple[Power | None, ...] = ()  # with each of its further GPUs
     routing_errors: pd.DataFrame | None = None  # ``RoutingErrors.frame()``; None: the routing was kept
 
     @classmethod
@@ -67,6 +68,7 @@ class Run:
                 "cache_bytes": memory.cache_bytes, "cache_slots": memory.slots, "staging_bytes": memory.staging_bytes
             },
             power=prepared.hardware.power if of_this_machine else None,
+            further_power=tuple(card.hardware.power for card in prepared.cards[1:]),
             routing_errors=None if routing_errors is None else routing_errors.frame(),
         )
 
@@ -82,7 +84,7 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """One flat, JSON-ready row: policy, labels, metrics, routing errors in decode, energy, bounds, memory."""
-        energy = joules_per_token(self.metrics, self.power, self.scenario.batch)
+        energy = joules_per_token(self.metrics, self.power, self.scenario.batch, self.further_power)
         return {
             "policy": self.policy,
             "parameters": self.scenario.to_dict()["parameters"],
@@ -126,14 +128,17 @@ def html_of(rows: Iterable[Mapping[str, Any]]) -> str:
     return frame.dropna(axis="columns", how="all").to_html(float_format="{:,.2f}".format, na_rep="")
 
 
-def joules_per_token(metrics: Metrics, power: Power | None, batch: int) -> float | None:
-    """Joules per generated token (docs/design.md, Metrics); None without decode steps or watts."""
+def joules_per_token(
+    metrics: Metrics, power: Power | None, batch: int, further: Sequence[Power | None] = ()
+) -> float | None:
+    """Joules per generated token (docs/design.md, Metrics); None without decode steps or watts. ``further``: of the
+    machine with each of its further GPUs."""
     if power is None or metrics.tpot_ms is None:
         return None
-    gpu_shares = [share or 0.0 for lane, share in metrics.busy_share.items() if lane in GPU_LANES]
-    all_w = watts(power, sum(gpu_shares), metrics.busy_share[Device.CPU] or 0.0)
-    further_w = (len(gpu_shares) - 1) * power.gpu_idle_w
-    return (all_w + further_w) * metrics.tpot_ms / 1e3 / batch
+    shares = {lane: metrics.busy_share.get(lane) or 0.0 for lane in GPU_LANES}
+    all_w = watts(power, shares[Device.GPU], metrics.busy_share[Device.CPU] or 0.0)
+    all_w += sum(_gpu_watts(own, shares[lane]) for own, lane in zip(further, GPU_LANES[1:], strict=False) if own)
+    return all_w * metrics.tpot_ms / 1e3 / batch
 
 
 def watts(power: Power, gpu_share: float, cpu_share: float) -> float:
@@ -142,9 +147,13 @@ def watts(power: Power, gpu_share: float, cpu_share: float) -> float:
     A device draws its busy watts while its lane works and its idle watts otherwise; DRAM, link and board draw what the
     machine states as ``platform_w``, and are left out where it states nothing.
     """
-    gpu_w = power.gpu_idle_w + gpu_share * (power.gpu_busy_w - power.gpu_idle_w)
+    gpu_w = _gpu_watts(power, gpu_share)
     cpu_w = power.cpu_idle_w + cpu_share * (power.cpu_busy_w - power.cpu_idle_w)
     return gpu_w + cpu_w + (power.platform_w or 0.0)
+
+
+def _gpu_watts(power: Power, share: float) -> float:
+    return power.gpu_idle_w + share * (power.gpu_busy_w - power.gpu_idle_w)
 
 
 def resolved(prepared: Prepared) -> Scenario:
@@ -190,5 +199,9 @@ def bounds_of(prepared: Prepared) -> dict[str, float]:
     shape, decode = prepared.shape, [step for step in prepared.demand if step.phase == "decode"]
     read, share = step_bytes(decode, shape, prepared.answer_tokens), memory.cache_bytes / shape.routed_bytes
     disk_s = read_seconds(prepared.scenario, shape, prepared.costs, share)
-    values["null_model_tpot_ms"] = null_model(shape, prepared.hardware, read, share, needs.gpu_only, disk_s) * 1e3
+    null_s = sum(
+        null_model(shape, card.hardware, read, share, needs.gpu_only, disk_s) * (card.block.layers / shape.moe_layers)
+        for card in prepared.cards
+    )
+    values["null_model_tpot_ms"] = null_s * 1e3
     return values

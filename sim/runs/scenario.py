@@ -29,7 +29,8 @@ class Scenario:
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``host_expert_gb``: the host's memory for experts, where it has no room for all of them and a ``disk`` (a
     kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_tier``). ``gpus``: so
-    many of the machine's, each with a block of layers, in the proportions of ``layer_split`` (``sim.runs.cards``).
+    many of the machine's, unless ``hardware`` names them; each has a block of layers, in the proportions of
+    ``layer_split``, or of the memory that is not kept free (``sim.runs.cards``).
     ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
     forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
     has one). ``engine``: the software, by name or file (``sim.costs.engine``), of which ``engine_overrides`` replaces

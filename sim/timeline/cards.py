@@ -13,7 +13,7 @@ import simpy
 
 from policies.mechanism.session import Session
 from sim.costs.cost_table import CostTable
-from sim.runs.cards import LayerBlock, costs_of_block, demand_of_block
+from sim.runs.cards import LayerBlock, demand_of_block
 from sim.runs.demand import StepDemand
 from sim.runs.spans import Row
 from sim.runs.vocabulary import CARD_LANES
@@ -23,17 +23,16 @@ from sim.timeline.timeline import Events, Timeline
 
 
 class CardsTimeline:
-    """One run of one session a GPU over a demand."""
+    """One run of one session a GPU over a demand. ``costs``: of each GPU, with its layers alone."""
 
     def __init__(
-        self, sessions: Sequence[Session], blocks: Sequence[LayerBlock], costs: CostTable, demand: Sequence[StepDemand],
-        token_bytes: TokenBytes,
+        self, sessions: Sequence[Session], blocks: Sequence[LayerBlock], costs: Sequence[CostTable],
+        demand: Sequence[StepDemand], token_bytes: TokenBytes,
     ) -> None:
-        self._clock, self._blocks, self._demand, self._costs = Clock(), blocks, demand, costs
+        self._clock, self._blocks = Clock(), blocks
         self._cards = [
-            Timeline(session, costs_of_block(costs, block), demand_of_block(demand, block), token_bytes,
-                     clock=self._clock)
-            for session, block in zip(sessions, blocks, strict=True)
+            Timeline(session, own, demand_of_block(demand, block), token_bytes, clock=self._clock)
+            for session, block, own in zip(sessions, blocks, costs, strict=True)
         ]
         self._token_bytes = token_bytes
 
@@ -50,8 +49,8 @@ class CardsTimeline:
         first, last = self._cards[0], self._cards[-1]
         for steps in zip(*(card.demand for card in self._cards), strict=True):
             first.host.free_ns = last.host.free_ns
-            if self._costs.step_ns:
-                first.host.reserve(self._clock.now, self._costs.step_ns, "program", -1)
+            if first.costs.step_ns:
+                first.host.reserve(self._clock.now, first.costs.step_ns, "program", -1)
             for card, step in zip(self._cards, steps, strict=True):
                 card.begin_step(step)
             for number, (card, step) in enumerate(zip(self._cards, steps, strict=True)):
@@ -64,13 +63,13 @@ class CardsTimeline:
 
     def _hand_over(self, card: Timeline, following: Timeline) -> Events:
         """Carry the hidden states from one GPU to the next, and let the host go on there."""
-        clock, costs, tokens = self._clock, card.parts.step_costs, card.parts.tokens
+        clock, tokens, down_ns = self._clock, card.parts.tokens, card.parts.step_costs.activations_ns
         layer, size_bytes = card.parts.state.layer, tokens * self._token_bytes.activations
-        sent_ns = card.d2h.reserve(clock.now, costs.activations_ns, "hand_over", layer, -1, tokens, size_bytes)
+        sent_ns = card.d2h.reserve(clock.now, down_ns, "hand_over", layer, -1, tokens, size_bytes)
         if not clock.advance_to(sent_ns):
             yield Moment(clock, sent_ns)
-        arrived = simpy.Event(clock)
-        following.h2d.send_result(0, tokens, costs.result_ns, size_bytes, arrived.succeed, "hand_over")
+        arrived, up_ns = simpy.Event(clock), following.parts.step_costs.result_ns
+        following.h2d.send_result(0, tokens, up_ns, size_bytes, arrived.succeed, "hand_over")
         yield arrived
         following.input_ns = clock.now
         following.host.free_ns = card.host.free_ns

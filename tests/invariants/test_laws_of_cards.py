@@ -1,4 +1,4 @@
-"""The laws of docs/design.md where layers are divided among several GPUs.
+"""The laws of docs/design.md where layers are divided among several GPUs, equal or not.
 
 Lanes that each GPU has are looked at as one where the law is about a layer (one GPU works at a time), and by themselves
 where it is about a lane or a memory.
@@ -6,10 +6,10 @@ where it is about a lane or a memory.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -17,16 +17,18 @@ from hypothesis import strategies as st
 
 from policies.mechanism.residency import Residency
 from policies.mechanism.session import Session
+from policies.mechanism.views import ExpertCosts
 from policies.protocols import Budget, Needs
 from policies.registry import SYSTEMS, policy_names
+from sim.costs.cost_table import CostTable, StepCosts, StepModel
 from sim.runs.bounds import LowerBounds
-from sim.runs.cards import LayerBlock, blocks_of, calibration_of_block, costs_of_block, demand_of_block
+from sim.runs.cards import LayerBlock, blocks_of, calibration_of_block, costs_of_block, demand_of_block, least_costs
 from sim.runs.columns import columns_of_rows
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.metrics import metrics_of
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row, Span
-from sim.runs.vocabulary import CARD_LANES
+from sim.runs.vocabulary import CARD_LANES, MOST_GPUS
 from sim.timeline.cards import CardsTimeline
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
@@ -52,11 +54,12 @@ BYTES = TokenBytes(16, 8)
 
 @dataclass(frozen=True)
 class PlayedCards:
-    """A world that several GPUs have run, each with as much memory as the world's one has."""
+    """A world that several GPUs have run."""
 
     rows: list[Row]
     world: World
     blocks: Sequence[LayerBlock]
+    tables: Sequence[CostTable]  # of the whole model, on each GPU
     demand: list[StepDemand]
     budgets: list[int]
 
@@ -71,12 +74,48 @@ class PlayedCards:
         return log_of(Span(lane, *row[1:]) for lane, row in zip(alike, self.rows, strict=True))
 
 
-def sessions(world: World, blocks: Sequence[LayerBlock]) -> list[Session]:
+class OtherGpu(NamedTuple):
+    """A GPU by what it has and takes of what the world's takes. It is launched as that is."""
+
+    times: int = 1
+    link_times: int = 1
+    memory: float = 1.0
+
+    def costs(self, costs: CostTable) -> CostTable:
+        """The costs of the model on it."""
+        return replace(costs.map_experts(self._expert), steps=_OtherSteps(costs.steps, self))
+
+    def _expert(self, costs: ExpertCosts) -> ExpertCosts:
+        return costs._replace(
+            gpu_ns=tuple(ns * self.times for ns in costs.gpu_ns), first_gpu_ns=costs.first_gpu_ns * self.times,
+            copy_ns=costs.copy_ns * self.link_times, writeback_ns=costs.writeback_ns * self.link_times,
+        )
+
+
+@dataclass(frozen=True)
+class _OtherSteps:
+    steps: StepModel
+    gpu: OtherGpu
+
+    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
+        costs = self.steps.step(tokens, context)._asdict()
+        links = ("routing_ns", "activations_ns", "result_ns")
+        return StepCosts(**{
+            name: ns * (self.gpu.link_times if name in links else self.gpu.times) for name, ns in costs.items()
+        })
+
+
+ALIKE = (OtherGpu(),) * MOST_GPUS
+
+
+def sessions(
+    world: World, blocks: Sequence[LayerBlock], tables: Sequence[CostTable], budgets: Sequence[int]
+) -> list[Session]:
     """A session for each block of layers."""
     context = world.context
     made = []
-    for block in blocks:
-        costs = costs_of_block(world.costs, block).experts
+    for block, table, budget in zip(blocks, tables, budgets, strict=True):
+        costs = costs_of_block(table, block).experts
         calibration = calibration_of_block(context.calibration, block) if context.calibration else None
         future = None
         if world.system.needs.future:
@@ -85,18 +124,24 @@ def sessions(world: World, blocks: Sequence[LayerBlock]) -> list[Session]:
         policy = world.system.build(world.system.parse(world.parameters), own)
         popularity = calibration.popularity if calibration is not None and policy.needs.calibration else None
         sizes = tuple(cost.expert_bytes for cost in costs)
-        made.append(Session(policy, Budget(world.trace.shape.experts, sizes, world.cache_bytes, popularity), costs))
+        made.append(Session(policy, Budget(world.trace.shape.experts, sizes, budget, popularity), costs))
     return made
 
 
-def play(world: World, gpus: int, split: tuple[float, ...] | None = None) -> PlayedCards:
+def play(
+    world: World, gpus: int, split: tuple[float, ...] | None = None, kinds: Sequence[OtherGpu] = ALIKE
+) -> PlayedCards:
+    """``kinds``: of each GPU; by default as the world's, with as much memory."""
     blocks = blocks_of(Scenario(gpus=gpus, layer_split=split), world.trace.shape.moe_layers)
-    own = sessions(world, blocks)
+    tables = [kind.costs(world.costs) for kind in kinds[:gpus]]
+    budgets = [round(world.cache_bytes * kind.memory) for kind in kinds[:gpus]]
+    own = sessions(world, blocks, tables, budgets)
     demand = world.demand(own[0].policy.needs)
-    rows = CardsTimeline(own, blocks, world.costs, demand, BYTES).run()
+    rows = CardsTimeline(own, blocks, list(map(costs_of_block, tables, blocks)), demand, BYTES).run()
     largest = [max(cost.expert_bytes for cost in session.costs) for session in own]
     slots = own[0].policy.demand_slots + own[0].policy.prefetch_slots
-    return PlayedCards(rows, world, blocks, demand, [world.cache_bytes + slots * size for size in largest])
+    budgets = [budget + slots * size for budget, size in zip(budgets, largest, strict=True)]
+    return PlayedCards(rows, world, blocks, tables, demand, budgets)
 
 
 def check(played: PlayedCards) -> None:
@@ -163,14 +208,17 @@ def accounting(played: PlayedCards) -> None:
 # --- random worlds ----------------------------------------------------------------------------------------------------
 
 
+OTHER_GPUS = st.builds(OtherGpu, st.integers(1, 4), st.integers(1, 4), st.sampled_from((0.0, 0.5, 1.0, 2.0)))
+
+
 @settings(some, max_examples=examples(125))
-@given(worlds(KEEPS_ROUTING, contention=False), st.integers(2, 4), st.integers(0, 2**32 - 1))
-def test_laws_1_to_5_and_12_with_two_to_four_gpus(world: World, gpus: int, seed: int) -> None:
+@given(worlds(KEEPS_ROUTING, contention=False), st.lists(OTHER_GPUS, min_size=2, max_size=MOST_GPUS), st.randoms())
+def test_laws_1_to_5_and_12_with_two_to_four_gpus(world: World, kinds: list[OtherGpu], random: Random) -> None:
     layers = world.trace.shape.moe_layers
     assume(layers > 1)
-    gpus = min(gpus, layers)
-    parts = tuple(random.Random(seed).choice((1.0, 2.0, 5.0)) for _ in range(gpus))
-    check(play(world, gpus, parts))
+    gpus = min(len(kinds), layers)
+    parts = tuple(random.choice((1.0, 2.0, 5.0)) for _ in range(gpus))
+    check(play(world, gpus, parts, kinds))
 
 
 @pytest.mark.parametrize("policy", KEEPS_ROUTING)
@@ -185,23 +233,37 @@ def test_all_of_them_hold_with_four_gpus(policy: str) -> None:
 @given(worlds(KEEPS_ROUTING))
 def test_one_gpu_by_itself_gives_the_same_spans(world: World) -> None:
     block = [LayerBlock(0, world.trace.shape.moe_layers)]
-    [session] = sessions(world, block)
+    tables, budgets = [world.costs], [world.cache_bytes]
+    [session] = sessions(world, block, tables, budgets)
     demand = world.demand(session.policy.needs)
     alone = Timeline(session, world.costs, demand, BYTES)
     alone.run()
-    assert CardsTimeline(sessions(world, block), block, world.costs, demand, BYTES).run() == alone.recorder.rows
+    card = CardsTimeline(sessions(world, block, tables, budgets), block, tables, demand, BYTES)
+    assert card.run() == alone.recorder.rows
 
 
 @some
-@given(worlds(KEEPS_ROUTING, min_decode=1))
-def test_law_8_no_run_beats_the_lower_bound(world: World) -> None:
+@given(worlds(KEEPS_ROUTING, min_decode=1), st.tuples(OTHER_GPUS, OTHER_GPUS))
+def test_law_8_no_run_beats_the_lower_bound(world: World, kinds: tuple[OtherGpu, OtherGpu]) -> None:
     assume(world.trace.shape.moe_layers > 1)
-    played = play(world, 2)
+    played = play(world, 2, None, kinds)
     made = metrics_of(columns_of_rows(played.rows), world.batch)
-    bound = LowerBounds(played.demand, world.costs, None, None, 2).at(sum(played.budgets))
+    costs = least_costs(played.tables, played.blocks)
+    bound = LowerBounds(played.demand, costs, None, None, 2).at(sum(played.budgets))
     for name, least_ns in (("ttft_ms", bound.ttft_ns), ("tpot_ms", bound.tpot_ns)):
         taken_ms = getattr(made, name)
         assert least_ns is None or taken_ms is None or taken_ms * 1e6 >= least_ns * (1 - 1e-9), name
+
+
+def test_law_8_catches_a_bound_of_the_slower_gpu_alone() -> None:
+    """Broken twin: the costs of the first GPU, for all layers, where the second is quicker."""
+    played = play(fixed_world("naive-cpu"), 2, None, (OtherGpu(8, 8), OtherGpu()))
+    taken_ms = metrics_of(columns_of_rows(played.rows), played.world.batch).tpot_ms
+    sound, broken = (
+        LowerBounds(played.demand, costs, None, None, 2).at(sum(played.budgets)).tpot_ns or 0.0
+        for costs in (least_costs(played.tables, played.blocks), played.tables[0])
+    )
+    assert sound <= (taken_ms or 0.0) * 1e6 < broken
 
 
 # --- broken twins -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 from sim.costs.engine import FittedEngine, InferenceEngine, engine_names, load_engine
 from sim.machine.assembly import NO_GPU, assembled_name
+from sim.machine.cards import cards_in, load_machine, machine_name
 from sim.machine.disks import disk
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.parts import UnifiedPart, Vendor, is_unified, part, rules
@@ -22,7 +23,6 @@ from trilane.common.hints import Count, Name, at_least
 from trilane.common.quoting import quoted
 from trilane.common.schema import check
 from trilane.common.units import GIB
-from trilane.engines.cards import cards_in, load_machine, machine_name
 from trilane.engines.layer_split import blocks_of, splits_cards
 
 USUAL_WEIGHTS = "q4_k_m"

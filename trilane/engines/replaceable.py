@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from sim.machine.assembly import NO_GPU
+from sim.machine.cards import cards_in
 from sim.machine.parts import CardPart, GpuPart, part, unified_names
 from sim.machine.sourced import Sourced
-from trilane.engines.cards import cards_in
 from trilane.engines.question import Question
 
 NoUpgrades = Literal["laptop", "one memory", "preset"]

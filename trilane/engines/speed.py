@@ -120,10 +120,15 @@ class EngineSpeed:
 
     def decode_with(self, split: StaticSplit) -> DecodeTime:
         """Mean time of such a step with another split."""
-        first = self.question.prompt_tokens + 1
-        lengths = range(first, max(first + self.question.generated - 1, first + 1))
-        time = mean_decode_time(self.shape, self.hardware, self.engine, split, lengths, self.question.batch)
+        asked = self.shape, self.hardware, self.engine, split
+        time = mean_decode_time(*asked, self.decode_lengths, self.question.batch)
         return replace(time, disk_ns=round(float(self.disk_ns(split.cpu_layers, 0, split.threads)[0])))
+
+    @property
+    def decode_lengths(self) -> range:
+        """Tokens in the KV cache of a sequence after each step of its answer."""
+        first = self.question.prompt_tokens + 1
+        return range(first, max(first + self.question.generated - 1, first + 1))
 
     @property
     def middle_tokens(self) -> int:

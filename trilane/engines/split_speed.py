@@ -199,20 +199,33 @@ def _step_work(shape: ModelShape, rows: int, active: float | None) -> ExpertWork
 def mean_decode_time(
     shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, lengths: range, batch: int = 1
 ) -> DecodeTime:
-    """The mean time of steps after which the KV cache holds ``lengths`` tokens of each of ``batch`` sequences.
+    """The mean time of steps after which the KV cache holds ``lengths`` tokens of each of ``batch`` sequences."""
+    asked, weights = (shape, hardware, engine, split), middles(shape, lengths)
+    times = [decode_time(*asked, tokens, batch) for tokens in weights]
+    if len(times) == 1:
+        return times[0]
+    parts = zip(*(vars(time).values() for time in times), strict=True)
+    return DecodeTime(*(round(fmean(part, weights.values())) for part in parts))
+
+
+def mean_decode_costs(
+    shape: ModelShape, hardware: Hardware, engine: FittedEngine, split: StaticSplit, lengths: range, batch: int = 1
+) -> DecodeCosts:
+    """The mean costs of the same steps, with whatever split."""
+    asked, weights = (shape, hardware, engine, split), middles(shape, lengths)
+    costs = [DecodeCosts.of(*asked, tokens, batch) for tokens in weights]
+    attention_ns = fmean((one.attention_ns for one in costs), weights.values())
+    return replace(costs[0], attention_ns=round(attention_ns))
+
+
+def middles(shape: ModelShape, lengths: range) -> dict[int, int]:
+    """Lengths at which the times of a step are the means of stretches of ``lengths``, each with its number of steps.
 
     Between lengths at which a chunk ends or a window is full, times are linear, so that the middle one is the mean.
     """
     ends = {end for kind, _ in shape.attention_counts for end in _turns(kind, lengths)}
     stretches = [range(*ends) for ends in pairwise(sorted({lengths.start, lengths.stop, *(end + 1 for end in ends)}))]
-    times = [
-        decode_time(shape, hardware, engine, split, (one.start + one.stop - 1) // 2, batch) for one in stretches
-    ]
-    if len(times) == 1:
-        return times[0]
-    parts = zip(*(vars(time).values() for time in times), strict=True)
-    weights = [len(one) for one in stretches]
-    return DecodeTime(*(round(fmean(part, weights)) for part in parts))
+    return {(one.start + one.stop - 1) // 2: len(one) for one in stretches}
 
 
 def _turns(kind: Attention, lengths: range) -> range:

@@ -4,10 +4,12 @@ played in it, by default one of each kind that keeps the routing, with llama.cpp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from policies.mechanism.session import Session
 from policies.protocols import PolicyKind
 from policies.registry import system
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
@@ -89,6 +91,15 @@ DEFAULT_CANDIDATES = (  # one of each kind; others (fiddler, on-demand, hybrimoe
 )
 
 
+def percent_with_room(prepared: Prepared, policies: Sequence[str]) -> int:
+    """Percent of the experts, rounded down, that the GPU has room for under each of the policies that can run."""
+    shares = []
+    for name in policies:
+        with suppress(TrilaneError):
+            shares.append(prepared.with_policy(name).memory.slots / prepared.shape.moe_layers / prepared.shape.experts)
+    return int(100 * min(shares, default=0))
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Candidates by kind, each by the time until the last token; and those that cannot run, with the reasons.
@@ -153,13 +164,20 @@ def play_candidates(question: Question, policies: tuple[str, ...], pool: WorkerP
 def _play(host_bytes: int | None, prepared: Prepared, name: str) -> PlayedPolicy | str:
     """A policy's result, or why it cannot run."""
     try:
-        candidate = prepared.with_policy(name)
-        session = candidate.session()
+        candidate, session = candidate_in(prepared, name, host_bytes)
     except TrilaneError as error:
         return str(error)
+    with gc_paused():
+        return play_policy(candidate, session)
+
+
+def candidate_in(prepared: Prepared, name: str, host_bytes: int | None) -> tuple[Prepared, Session]:
+    """The question under a policy, and a session of it. Raises FitError without room on a host of so many bytes, and
+    what ``Prepared.session`` raises."""
+    candidate = prepared.with_policy(name)
+    session = candidate.session()
     needed = host_bytes_of(candidate.shape, session) + HOST_RESERVE_BYTES
     if host_bytes is not None and needed > host_bytes:
         missing = in_gb(needed - host_bytes)
-        return f"{missing} GB of host memory are missing: experts that may leave the GPU stay there, too"
-    with gc_paused():
-        return play_policy(candidate, session)
+        raise FitError(f"{missing} GB of host memory are missing: experts that may leave the GPU stay there, too")
+    return candidate, session

@@ -29,7 +29,7 @@ _USUAL = (  # the quickest to play first; those of ``make demo``
     "llama.cpp", "on-demand", "fiddler", "ktransformers", "mixtral-offloading", "dali", "hybrimoe", "best-exact",
     "daop", "moe-infinity", "smoe", "best-approx", "quasi-pf", "oracle",
 )
-_SHARES = (5, 95)  # percent of the experts
+SHARES = (5, 95)  # percent of the experts
 
 
 class PolicySetting(NamedTuple):
@@ -63,7 +63,7 @@ def scenario_of(query: Query) -> Scenario:
     changes = dict(SETTINGS[name].scenario)
     if query.get("gpu"):
         changes["hardware"] = _hardware(query)
-    batch, share = whole(query, "batch", 1, 16), whole(query, "share", *_SHARES)
+    batch, share = whole(query, "batch", 1, 16), whole(query, "share", *SHARES)
     changes |= {} if batch is None else {"batch": batch}
     changes |= {} if share is None else {"cached_share": float(f"{share}e-2")}
     return Scenario().with_(**changes)
@@ -112,7 +112,17 @@ def policy_row(scenario: Scenario, name: str) -> Record:
     try:
         run = _played(scenario, name)
     except REFUSALS as error:
-        return {"kind": "cannot", "policy": name, "reason": str(error)}
+        return cannot(name, error)
+    return policy_record(name, run)
+
+
+def cannot(name: str, error: Exception) -> Record:
+    """A policy that cannot run, and why."""
+    return {"kind": "cannot", "policy": name, "reason": str(error)}
+
+
+def policy_record(name: str, run: Run) -> Record:
+    """A policy's time per token and what it is made of."""
     row = run.to_dict()
     marks = meanings({kind_of_row(row)})
     return {
@@ -154,7 +164,7 @@ def step_record(scenario: Scenario, name: str, step: int | None) -> Record:
     try:
         run = _played(scenario, name)
     except REFUSALS as error:
-        return {"kind": "cannot", "policy": name, "reason": str(error)}
+        return cannot(name, error)
     shape, found = kept_setting().of(scenario).shape, replayed(run, checked_step(run, step))
     return {
         "kind": "step", "policy": name, "marked": marked(name, kind_of_row(run.to_dict())), "step": found.step,

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, cast, get_args
 
 from sim.machine.assembly import NO_GPU
+from sim.machine.cards import cards_in, cards_name, slots_in
 from sim.machine.part_names import PartKind
 from sim.machine.parts import TakenName, taken
 from traces.models.catalogue import model_names
@@ -20,7 +21,6 @@ from traces.models.spellings import spelled
 from trilane.common.computer import System
 from trilane.common.errors import TrilaneError
 from trilane.common.quoting import quoted
-from trilane.engines.cards import cards_in, cards_name, slots_in
 from trilane.engines.question import Question
 from trilane.engines.recommend import USES, RecommendQuestion, Use
 from trilane.engines.tune.machine_found import found_machine

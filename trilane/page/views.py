@@ -24,6 +24,7 @@ def _later(module: str, name: str) -> Callable[[Query], ViewPlan]:
 VIEWS: Mapping[str, View] = {
     **{name: View(_later("machine_views", name)) for name in ("names", "machine", "model")},
     "what-if": View(_later("what_if_view", "what_if")),
+    "simulated": View(_later("simulated_view", "simulated"), heavy=True),
     **{name: View(_later("policies_views", name), heavy=True) for name in ("policies", "timeline", "perfetto")},
     **{name: View(_later("boards_views", name), heavy=True) for name in ("accuracy", "row", "leaderboard", "pays")},
     "learn": View(_later("learn_view", "learn")),

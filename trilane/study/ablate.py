@@ -75,10 +75,9 @@ def simulate_parts(prepared: Prepared, policy: str, parameters: Mapping[str, obj
     """Simulate a policy with those of its parts alone that are in ``on``. Raises ChoiceError where they cannot do
     without the others."""
     whole = prepared.with_policy(policy, parameters)
-    composition = whole.composition
-    off = [part for part in rungs(composition) if part not in on]
+    off = [part for part in rungs(whole.composition) if part not in on]
     try:
-        return simulated(whole.with_composition(without(composition, off)))
+        return simulated(whole.with_parts_off(off))
     except PolicyError as error:
         if not off:
             raise

@@ -32,7 +32,7 @@ from trilane.verbs.inputs import whole_numbers
 from trilane.verbs.options import MOST_CORES, OptionError
 
 if TYPE_CHECKING:
-    from realrun.llama_cpp.bench import OpenModel
+    from realrun.llama_cpp.bench import BenchSettings, OpenModel
 
 
 HERE = "here"  # in place of a machine's name in a plan
@@ -134,16 +134,23 @@ def refuse_without_engine(options: LlamaRun | LlamaProfile | LlamaValidation) ->
 
 def measure_llama(run: LlamaRun, json: str | None) -> None:
     """Time the tokens of an answer and a prompt, and print both with their spread."""
-    from realrun.llama_cpp.bench import BenchPoint, BenchSettings, program_times, time_points
-    from trilane.output.pages.engine import engine_times_table, settings_line, times_of, work_words
+    from trilane.output.pages.engine import engine_times_table, settings_line
+
+    check_targets(json, inputs=(run.gguf,) if run.gguf else ())
+    about, results = timed_llama(run)
+    engine = "llama.cpp" if about["program"] is None else f"llama.cpp ({about['program']})"
+    title = heading(f"{run.gguf} with {engine}, {settings_line(about['threads'], _settings(run))}")
+    report(json, {**about, **results}, title, *engine_times_table(results))
+
+
+def timed_llama(run: LlamaRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a run, and its times by what was computed. Raises OptionError without a file."""
+    from realrun.llama_cpp.bench import BenchPoint, program_times, time_points
+    from trilane.output.pages.engine import times_of, work_words
 
     if run.gguf is None:
         raise OptionError("--engine llama.cpp: expected a model; give --gguf FILE")
-    check_targets(json, inputs=(run.gguf,))
-    threads = run.threads or core_count()
-    settings = BenchSettings(
-        max(run.depth, run.prompt) + 64, run.ubatch, run.n_cpu_moe is not None, run.n_cpu_moe or 0, run.kv
-    )
+    threads, settings = run.threads or core_count(), _settings(run)
     points = [(BenchPoint(threads, run.depth, 1), 4 * run.repeats), (BenchPoint(threads, 0, run.prompt), run.repeats)]
     program = run.llama_bench or _program()
     with working(f"{run.repeats} prompts of {run.prompt} tokens, and {4 * run.repeats} tokens"):
@@ -152,11 +159,16 @@ def measure_llama(run: LlamaRun, json: str | None) -> None:
         else:
             with _open_llama()(Path(run.gguf), settings) as context:
                 times = time_points(context, points)
-    results = {work_words(point): times_of(point, ns) for point, ns in times.items()}
-    engine = "llama.cpp" if program is None else f"llama.cpp ({program})"
-    title = heading(f"{run.gguf} with {engine}, {settings_line(threads, settings)}")
     about = {"gguf": run.gguf, "program": program, "threads": threads, "settings": settings._asdict()}
-    report(json, {**about, **results}, title, *engine_times_table(results))
+    return about, {work_words(point): times_of(point, ns) for point, ns in times.items()}
+
+
+def _settings(run: LlamaRun) -> BenchSettings:
+    from realrun.llama_cpp.bench import BenchSettings
+
+    return BenchSettings(
+        max(run.depth, run.prompt) + 64, run.ubatch, run.n_cpu_moe is not None, run.n_cpu_moe or 0, run.kv
+    )
 
 
 def profile_llama(choice: LlamaProfile, out: str, json: str | None) -> None:

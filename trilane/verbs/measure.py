@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
@@ -70,6 +71,11 @@ def measure(
     lane_choice: LaneChoice,
     generation: Generation,
     host_memory_gb: HostMemoryOption = None,
+    experts_in: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder on the disk, for a file of the experts, where the scenario's "
+                                         "host_expert_gb has no room for all of them. The file is deleted."),
+    ] = None,
     files: RunFiles,
     engine: EngineOption = None,
     llama: LlamaRun,
@@ -100,7 +106,7 @@ def measure(
     check_targets(files.spans, files.perfetto, json, generation.trace, picture=files.gantt, inputs=inputs)
     with host_memory_given(host_memory_gb):
         execute = _replayed if mode == "replay" else _generated
-        run, about, texts = execute(chosen, lanes, lane_choice, generation)
+        run, about, texts = execute(chosen, lanes, lane_choice, generation, experts_in)
     shown = [part for n, text in enumerate(texts) for part in (heading(f"sequence {n}"), text, "")]
     record = {**record_of(run), **({"texts": texts} if texts else {})}
     report(json, record, *shown, *run_page(about, run.to_dict()))
@@ -110,7 +116,9 @@ def measure(
 _Ran: TypeAlias = "tuple[Run, str, list[str]]"  # with its description, and the texts that it generated
 
 
-def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
+def _replayed(
+    chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation, experts_folder: Path | None
+) -> _Ran:
     from realrun.replay.replay import measure as run_scenario
 
     if any(astuple(generation)):
@@ -119,10 +127,13 @@ def _replayed(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, genera
             "replayed model is the scenario's (--set model=NAME)"
         )
     with working(f"measuring {chosen.policy}"):
-        return run_scenario(chosen, lanes, lane_choice.options(), print_remarks).run, describe(chosen), []
+        measured = run_scenario(chosen, lanes, lane_choice.options(), print_remarks, experts_folder)
+        return measured.run, describe(chosen), []
 
 
-def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation) -> _Ran:
+def _generated(
+    chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, generation: Generation, experts_folder: Path | None
+) -> _Ran:
     from realrun.generation.generate import GenerateRequest, generate
     from realrun.replay.replay import machine_on
     from sim.machine.hardware import load_hardware
@@ -133,6 +144,7 @@ def _generated(chosen: Scenario, lanes: LaneKind, lane_choice: LaneChoice, gener
     request = GenerateRequest(
         model, _prompts(prompts, chosen.batch), chosen, prompt_tokens=chosen.prompt_tokens,
         generated_tokens=chosen.generated_tokens or 32, vectors=generation.vectors, trace=generation.trace,
+        experts_folder=experts_folder,
     )
     request.check()
     machine = machine_on(load_hardware(chosen.hardware), lanes, lane_choice.options(), inline=True)

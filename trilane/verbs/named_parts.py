@@ -34,8 +34,8 @@ def machine_named(parts: MachineParts, *checks: Callable[[], object]) -> tuple[M
     host's memory is taken as that GPU, so that the size of the memory and the limits of the system count.
     """
     from sim.machine.assembly import NO_GPU
+    from sim.machine.cards import cards_in, cards_name, slots_in
     from sim.machine.parts import is_unified, taken
-    from trilane.engines.cards import cards_in, cards_name, slots_in
 
     if is_unified(parts.machine) and not (parts.gpu or parts.ram or parts.cpu):
         parts = replace(parts, gpu=parts.machine, machine=None)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from sim.machine.plausibility import HardwareError
 from sim.runs.cards import blocks_of
 from sim.runs.memory import BudgetError
 from sim.runs.prepare import prepare
+from sim.runs.run import Run
 from sim.runs.scenario import Scenario, ScenarioError
 from sim.simulate import simulate
 
+HOST = "ddr4-3200+ryzen-9-5950x"
+PAIRS = ("2x-rtx-3090", "rtx-3090+rtx-3060")
 SHORT = Scenario(policy="best-exact", gpu_memory_gb=8, prompt_tokens=8, generated_tokens=8)
 
 
@@ -71,6 +75,57 @@ def test_a_second_gpu_is_room_and_a_link_and_its_lanes_are_in_the_metrics() -> N
     row = two.to_dict()
     assert row["lower_bound_tpot_ms"] <= row["tpot_ms"]
     assert row["energy_j_per_token"] > 0
+
+
+def test_a_machine_named_with_two_equal_cards_is_one_with_gpus_2() -> None:
+    named = simulate(SHORT.with_(hardware=f"2x-rtx-3090+{HOST}"))
+    counted = simulate(SHORT.with_(hardware=f"rtx-3090+{HOST}", gpus=2))
+    assert named.scenario.gpus == 2
+    assert named.spans.equals(counted.spans)
+    assert named.to_dict() == counted.to_dict()
+
+
+def test_unequal_cards_have_memory_rates_and_slots_of_their_own() -> None:
+    """The quicker card is the first one, and layers are divided by what memory is not kept free."""
+    scenario = SHORT.with_(gpu_memory_gb=None, hardware=f"rtx-3060+2x-rtx-3090+{HOST}+pcie-3x4+pcie-4x8+pcie-4x16")
+    first, second, third = prepare(scenario).cards
+    assert [card.block.layers for card in (first, second, third)] == [11, 10, 5]
+    assert third.hardware.gpu.name == "RTX 3060 12GB"
+    assert first.costs.experts[0].copy_ns * 3 < third.costs.experts[0].copy_ns
+    assert first.costs.experts[0].gpu_ns[8] < third.costs.experts[0].gpu_ns[8]
+    assert first.costs.experts[0].cpu_ns == third.costs.experts[0].cpu_ns
+    own = [plan.gpu_memory_bytes for plan in prepare(scenario).card_memory]
+    assert own == [card.hardware.gpu.memory_bytes for card in (first, second, third)]
+
+
+def expert_ns(run: Run, lane: str) -> int:
+    spans = run.spans[(run.spans.lane == lane) & (run.spans.kind == "expert")]
+    return int((spans.end_ns - spans.start_ns).sum())
+
+
+def test_a_slower_card_is_slower_in_its_own_layers_alone() -> None:
+    shared = SHORT.with_(gpu_memory_gb=None, cached_share=0.25, layer_split=(1, 1), gpus=2, policy="on-demand")
+    equal, slower = (simulate(shared.with_(hardware=f"{cards}+{HOST}")) for cards in PAIRS)
+    assert expert_ns(slower, "gpu") == expert_ns(equal, "gpu")
+    assert expert_ns(slower, "gpu1") > 1.5 * expert_ns(equal, "gpu1")
+    bounds = [run.to_dict()["lower_bound_tpot_ms"] for run in (equal, slower)]
+    assert bounds[0] <= bounds[1] <= (slower.metrics.tpot_ms or 0.0)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"gpus": 3}, r"gpus: expected 2, as rtx-3090\+rtx-3060.* has, got 3"),
+    ({"hardware": f"5x-rtx-3090+{HOST}"}, "gpus: expected a whole number from 1 to 4, got 5"),
+    ({"hardware": f"rtx-3090+gb10+{HOST}"}, "has no memory of its own|comes with its memory"),
+])
+def test_other_numbers_of_cards_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises((ScenarioError, HardwareError), match=message):
+        simulate(SHORT.with_(**{"hardware": f"rtx-3090+rtx-3060+{HOST}", **changes}))
+
+
+def test_numbers_that_replace_the_machines_are_those_of_each_card() -> None:
+    cards = prepare(SHORT.with_(hardware=f"rtx-3090+rtx-3060+{HOST}", hardware_overrides={"gpu.kernel_ns": 9000})).cards
+    assert [card.hardware.gpu.kernel_ns for card in cards] == [9000, 9000]
+    assert [card.hardware.gpu.memory_bytes for card in cards] == [8 * 10**9] * 2
 
 
 @pytest.mark.parametrize("policy", ["llama.cpp", "on-demand", "dali", "moe-infinity", "oracle"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sim.costs.engine import FittedEngine, load_fitted
+from sim.machine.cards import cards_in, cards_name, load_machine
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.plausibility import HardwareError
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
 from trilane.engines.card_memory import CardsMemory
-from trilane.engines.cards import cards_in, cards_name, load_machine
 from trilane.engines.layer_split import CardLayers, layers_of
 from trilane.engines.load_memory import ComputeBuffer, LoadSetting
 from trilane.engines.question import FitError, Question, engine_of

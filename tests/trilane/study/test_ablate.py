@@ -23,7 +23,6 @@ from tests.kit.toys import toy_trace
 from traces.file import write_trace
 from trilane.output.figures.bars import plot_ladder
 from trilane.output.figures.figure_files import PictureError
-from trilane.study import ablate as ablation
 from trilane.study.ablate import Ablation, ablate, simulate_parts
 from trilane.study.compare import compare
 
@@ -97,6 +96,14 @@ def test_fiddler_has_a_placement_and_an_assigner() -> None:
     assert placed["pcie_bytes_per_token"] == 0 <= whole["pcie_bytes_per_token"]
 
 
+def test_parts_are_switched_off_on_each_of_two_gpus() -> None:
+    two = SCENARIO.with_(gpus=2, policy="dali")
+    found = ablate(two, draws=1)
+    assert [row["refused"] for row in found.ladder] == [None] * 5
+    assert found.ladder[-1]["tpot_ms"] == compare(two, ["dali"], draws=1).rows()[0]["tpot_ms"]
+    assert found.ladder[0]["decode_resident_hit_rate"] == 0.0 < found.ladder[1]["decode_resident_hit_rate"]
+
+
 def test_a_policy_without_parts_is_its_own_ladder() -> None:
     found = ablate(SCENARIO.with_(policy="naive-cpu"), draws=1)
     assert [row["parts"] for row in found.ladder] == [[]]
@@ -164,7 +171,7 @@ def test_an_error_of_the_program_is_no_refusal(monkeypatch: pytest.MonkeyPatch) 
     def broken(*given: Any) -> Composition:
         raise KeyError("ours")
 
-    monkeypatch.setattr(ablation, "without", broken)
+    monkeypatch.setattr(preparing, "without", broken)
     with pytest.raises(KeyError, match="ours"):
         simulate_parts(preparing.prepare(SCENARIO), "fiddler", {}, ())
 

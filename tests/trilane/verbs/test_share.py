@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.commands import Trilane
 from tests.trilane.engines.accuracy.test_outputs import TESTS
 from trilane.page.share_view import shared
+from trilane.verbs.llama_cpp import LlamaRun
 
 
 @pytest.fixture
@@ -44,3 +46,27 @@ def test_the_page_makes_the_same_file(trilane: Trilane, bench: str, tmp_path: Pa
 def test_the_page_asks_for_what_is_missing_and_refuses_other_texts() -> None:
     assert [one["name"] for one in shared(json.dumps(TESTS), {})["missing"]] == ["ram"]
     assert shared("hello", {})["kind"] == "refused"
+
+
+def test_a_model_is_measured_once_all_else_was_named(
+    trilane: Trilane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[LlamaRun] = []
+
+    def timed(run: LlamaRun) -> tuple[dict[str, Any], dict[str, Any]]:
+        runs.append(run)
+        about = {"gguf": run.gguf, "threads": 6, "settings": {"piece_tokens": 512, "gpu": True, "cpu_layers": 28}}
+        return about, {"decode at 0 tokens": {"tokens_per_s": 31.5}, "prompt of 512": {"tokens_per_s": 402.0}}
+
+    monkeypatch.setattr("trilane.verbs.llama_cpp.timed_llama", timed)
+    monkeypatch.setattr("trilane.common.computer.cpu_name", lambda: "AMD Ryzen 5 5600 6-Core Processor")
+    model, out = str(tmp_path / "Qwen3-30B-A3B-Q4_K_M.gguf"), tmp_path / "c.csv"
+    done = trilane("share", model, "--gpu", "rtx-3060", "--n-cpu-moe", "28")
+    assert (done.status, runs) == (2, [])
+    assert "--ram: kind and speed of the memory modules" in done.err
+    trilane("share", model, "--gpu", "rtx-3060", "--ram", "ddr4-3200", "--n-cpu-moe", "28", "-o", str(out))
+    assert runs == [LlamaRun(model, n_cpu_moe=28)]
+    assert [line.split(",")[1] for line in out.read_text().splitlines()[1:]] == ["qwen3-30b-a3b"] * 2
+    assert "rtx-3060+ddr4-3200+ryzen-5-5600" in out.read_text()
+    trilane("share", model, "--gpu", "none", "--ram", "ddr4-3200", "--n-cpu-moe", "0")
+    assert runs[1] == LlamaRun(model, n_cpu_moe=None)

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from sim.costs.engine import FittedEngine, NumaMode, load_fitted
 from sim.costs.kernel_costs import Copies
+from sim.machine.cards import load_machine
 from sim.machine.hardware import Hardware
 from traces.models.catalogue import load_model
 from traces.models.shape import ModelShape
@@ -22,7 +23,6 @@ from trilane.common.csv_files import read_csv, write_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
 from trilane.common.quoting import quoted
-from trilane.engines.cards import load_machine
 from trilane.engines.layer_split import blocks_of
 from trilane.engines.split_speed import DecodeTime, PromptTime, StaticSplit, decode_time, prompt_time
 

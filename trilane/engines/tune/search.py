@@ -27,11 +27,12 @@ from trilane.engines.memory import Splitter
 from trilane.engines.question import FitError
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.split_speed import (
-    DecodeCosts,
     Floats,
     PromptCosts,
     StaticSplit,
     Times,
+    mean_decode_costs,
+    middles,
     prompt_on_cards,
     step_on_cards,
 )
@@ -209,10 +210,11 @@ class Placing:
         return few or tokens in (*USUAL_PIECES, self.space.piece_tokens[0])
 
     def _alike(self, tokens: int) -> tuple[int, ...]:
-        """The size, and that of as many pieces of one size: copies ahead hide best behind pieces that take as long."""
+        """The size, and that of as many pieces of one size: copies ahead hide best behind pieces that take as long, and
+        where a disk is read, smaller buffers on the host leave it more memory."""
         prompt, ahead = self.bench.question.fit.prompt_tokens, self.bench.engine.prompt.experts.value == "copied ahead"
         alike = -(-prompt // -(-prompt // tokens))
-        return (tokens, alike) if ahead and alike in self.space.piece_tokens else (tokens,)
+        return (tokens, alike) if (ahead or self._reads_disk) and alike in self.space.piece_tokens else (tokens,)
 
     def _largest(self) -> Iterator[int]:
         """Yield the largest size of pieces, and each with which there is room for more experts on the GPU."""
@@ -290,6 +292,10 @@ class Placing:
         return np.array([one.cpu_layers for one in splits]), np.array([one.gpu_experts / experts for one in splits])
 
     @cached_property
+    def _reads_disk(self) -> bool:
+        return bool(self._speed.splitter.all_on_host.disk_bytes)
+
+    @cached_property
     def _speed(self) -> EngineSpeed:
         return self.bench.speed(self.first)
 
@@ -299,9 +305,8 @@ class Placing:
     def _decode(self, threads: int) -> list[Times]:
         """The parts of a token's time with each split."""
         speed = self._speed
-        split, batch = self._split(threads, self.first.piece_tokens), speed.question.batch
-        asked = speed.shape, speed.hardware, speed.engine, split, speed.middle_tokens
-        return DecodeCosts.of(*asked, batch).parts(*self._splits)
+        asked = speed.shape, speed.hardware, speed.engine, self._split(threads, self.first.piece_tokens)
+        return mean_decode_costs(*asked, speed.decode_lengths, speed.question.batch).parts(*self._splits)
 
 
 @dataclass(frozen=True)
@@ -330,7 +335,9 @@ class CardsPlacing(Placing):
     def _steps(self, speed: EngineSpeed, threads: int) -> Floats:
         """The parts of a token's time with each split."""
         asked, one = (speed.shape, speed.hardware, speed.engine), replace(speed.splitter.splits[0], threads=threads)
-        return _parts(step_on_cards(*asked, one, speed.middle_tokens, speed.question.batch), speed.splitter.splits)
+        weights, batch, splits = middles(speed.shape, speed.decode_lengths), speed.question.batch, speed.splitter.splits
+        steps = [_parts(step_on_cards(*asked, one, tokens, batch), splits) for tokens in weights]
+        return np.average(steps, axis=0, weights=[*weights.values()])
 
     def _costs(self, speed: EngineSpeed, threads: int, pinned: bool, decode_ns: Floats) -> Floats:
         """Times in ms that are compared, of all splits."""
@@ -360,7 +367,7 @@ class CachedPlacing:
         speed, found = self.bench.speed(self.first), dict[Setting, float]()
         asked = speed.shape, speed.hardware, speed.engine
         split = replace(speed.splitter.splits[0], threads=threads)
-        decode = DecodeCosts.of(*asked, split, speed.middle_tokens, self.bench.question.fit.batch)
+        decode = mean_decode_costs(*asked, split, speed.decode_lengths, self.bench.question.fit.batch)
         for tokens, (prompt, layers, held) in self._prompts.items():
             prompt = prompt.with_experts(*asked, replace(split, piece_tokens=tokens))
             rates = self.curve.rates(held)

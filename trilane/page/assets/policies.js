@@ -31,7 +31,7 @@ function policiesView(query, main) {
       count = record.count;
       put(about, h("p", {}, record.scenario));
       put(parts, legend([...record.parts.map((part) => [part.colour, part.label]), ["var(--ink)", "line: no policy that keeps the routing can be faster"]]));
-    } else if (record.kind === "policy") { shown.push(record); drawPolicies(shown, list, query); }
+    } else if (record.kind === "policy") { shown.push(record); drawPolicies(shown, list, (name) => address.of("timeline", { ...without(query, "policies"), policies: `${name === "on-demand" ? "mixtral-offloading" : "on-demand"},${name}` })); }
     else if (record.kind === "cannot") refused.push(record);
     else put(about, refusal(record));
     status.textContent = count ? `${shown.length + refused.length} of ${count} policies` : "";
@@ -43,12 +43,12 @@ function policiesView(query, main) {
   });
 }
 
-function drawPolicies(shown, list, query) {
+// `addressOf`: of a policy's timeline, where there is one.
+function drawPolicies(shown, list, addressOf = null) {
   const ordered = [...shown].sort((one, other) => one.tpot_ms - other.tpot_ms), middle = ordered[Math.floor(ordered.length / 2)].tpot_ms;
   const end = Math.min(ordered[ordered.length - 1].tpot_ms, 2.5 * middle);  // or the others could not be read
-  const base = without(query, "policies");
   put(list, ordered.map((one) => h("li", {},
-    h("div", { class: "name" }, h("a", { href: address.of("timeline", { ...base, policies: `${one.policy === "on-demand" ? "mixtral-offloading" : "on-demand"},${one.policy}` }) }, one.marked), h("small", {}, one.summary)),
+    h("div", { class: "name" }, addressOf ? h("a", { href: addressOf(one.policy) }, one.marked) : one.marked, h("small", {}, one.summary)),
     track({ parts: one.parts.map((part) => ({ size: part.ms, colour: part.colour })), end, mark: one.bound,
       text: `${one.marked}: ${one.tpot} a token\n${one.parts.map((part) => `${part.name} ${part.text}`).join("\n")}\n${one.hits} of the experts were on the GPU, ${one.copied} MiB copied a token${one.mark ? `\n${one.mark}` : ""}` }),
     h("div", { class: "value" }, h("strong", {}, one.tpot_ms > end ? `${one.tpot} \u2192` : one.tpot), h("small", {}, `${one.tokens_per_s} tokens/s`)))));

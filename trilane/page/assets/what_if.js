@@ -7,12 +7,12 @@ const WHAT_IF_LENGTHS = [
 function whatIfView(query, main) {
   const machine = { ...machineOf(query), use: query.use, model: query.model || "qwen3-30b-a3b", weights: query.weights };
   const state = { ...machine, ...without(query, ...Object.keys(machine)) };
-  const sliders = h("div", { class: "sliders" }), place = h("div", {}), headline = h("div", { class: "big held" }), trouble = h("div", {});
+  const sliders = h("div", { class: "sliders" }), place = h("div", {}), policies = h("section", {}), headline = h("div", { class: "big held" }), trouble = h("div", {});
   put(main, h("h1", { tabindex: "-1" }, "What if?"),
     machineForm(machine, (asked) => address.go("what-if", asked), [field("model", "model", machine.model, { list: "names-model" }), field("weights", "format", machine.weights, { placeholder: "the best" })]),
     headline, h("form", { "aria-label": "Numbers to turn", onsubmit: (event) => event.preventDefault() }, sliders,
-      h("div", { class: "row" }, h("button", { type: "button", onclick: () => address.go("what-if", machine) }, "back to the machine as it is"))), trouble, place);
-  const ask = source.asker();
+      h("div", { class: "row" }, h("button", { type: "button", onclick: () => address.go("what-if", machine) }, "back to the machine as it is"))), trouble, place, policies);
+  const ask = source.asker(), simulate = simulator(policies, state, (value) => { state.share = value; address.replace("what-if", state); simulate(); });
   let own = null, built = false, busy = false, again = false;
   source.asker()("what-if", machine, (record) => { own = record; });
   const answer = () => {
@@ -25,6 +25,7 @@ function whatIfView(query, main) {
       if (!built) { built = true; buildSliders(record, sliders, state, answer); }
       drawWhatIf(record, own, headline, place);
       say(`${record.speed} tokens per second`);
+      simulate();
     }, null).finally(() => {
       busy = false;
       headline.setAttribute("aria-busy", "false");
@@ -46,6 +47,36 @@ function buildSliders(record, place, state, answer) {
     label: "share of drafts accepted (files with layers that draft)", low: 0.3, high: 0.99, value: share, text: share, turn: (value) => turn("draft_acceptance", value),
   })] : [];
   put(place, ...knobs, ...lengths, ...drafts);
+}
+
+// Simulations of the latest values, half a second after the last change: they take a second or two.
+function simulator(place, state, turnShare) {
+  const room = h("div", { class: "sliders" }), status = h("p", { class: "soft" }), parts = h("div", {}), list = h("ol", { class: "bars", "aria-label": "Policies, fastest first" }), cannot = h("div", {});
+  const ask = source.asker();
+  let timer = null, fits = null;
+  const drawRoom = (most) => {
+    if (most === fits) return;
+    fits = most;
+    put(room, most > 5 ? slider({ label: "share of the experts on the GPU (%)", low: 5, high: most, value: Math.min(state.share || most, most), text: state.share || `${most}: what fits`,
+      own: most, own_text: `${most}: what fits`, whole: true, turn: turnShare }) : []);
+  };
+  const run = () => {
+    const shown = [], refused = [];
+    let count = 0;
+    ask("simulated", state, (record) => {
+      if (record.kind === "simulated") { count = record.count; drawRoom(record.fits); put(parts, legend(record.parts.map((part) => [part.colour, part.label]))); }
+      else if (record.kind === "policy") { shown.push(record); drawPolicies(shown, list); }
+      else if (record.kind === "cannot") refused.push(record);
+      else { put(cannot, refusal(record)); return; }
+      if (record.kind !== "simulated" || !list.childElementCount) status.textContent = `${shown.length + refused.length} of ${count} policies`;
+    }, () => {
+      status.textContent = `${shown.length} of ${count} policies can run`;
+      if (!shown.length) put(list);
+      put(cannot, refused.length ? table("Policies that cannot run", [{ title: "policy" }, { title: "why" }], refused.map((one) => [one.policy, one.reason])) : []);
+    });
+  };
+  put(place, h("h2", {}, "Policies on this machine, simulated"), h("p", {}, "The time of one token under the policies that trilane fit plays, on synthetic routing; shorter is better."), room, status, parts, list, cannot);
+  return () => { clearTimeout(timer); timer = setTimeout(run, 500); };
 }
 
 // A slider that grows by ratios, from `low` to `high`; at the machine's own number nothing is turned.

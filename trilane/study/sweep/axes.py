@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from policies.registry import SYSTEMS, ChoiceError, system
+from sim.machine.cards import load_machine
 from sim.machine.dials import DIALS, LINK, PCIE, link_bytes_per_s, turned
-from sim.machine.hardware import Hardware, hardware_keys, load_hardware
+from sim.machine.hardware import Hardware, hardware_keys
 from sim.runs.scenario import Scenario, ScenarioError
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import hints_of, plain_types
@@ -122,7 +123,7 @@ def vary(scenario: Scenario, name: str, value: object) -> Scenario:
 
 def machine_of(scenario: Scenario) -> Hardware:
     """The machine that a scenario names, with its overrides."""
-    return load_hardware(scenario.hardware, scenario.hardware_overrides, scenario.disk)
+    return load_machine(scenario.hardware, scenario.hardware_overrides, scenario.disk)
 
 
 def varied(scenario: Scenario, values: Mapping[str, Any], machine_of: MachineOf) -> Scenario:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from policies.user_files import loaded_policies
-from sim.machine.hardware import load_hardware
+from sim.machine.cards import load_machine
 from sim.runs.calibration import calibration_name
 from sim.runs.prepare import Prepared
 from sim.runs.run import Run
@@ -225,8 +225,8 @@ def _content(kind: str, name: str | None) -> str | None:
             return own_source(name)
         if kind == "model":
             return _digest(load_model(name).to_dict())
-        machine = load_hardware(name)
-        return _digest([machine.document(), asdict(machine.decisions)])
+        machine = load_machine(name)
+        return _digest([[card.document() for card in machine.cards], asdict(machine.decisions)])
     except (ValueError, OSError):
         return None
 

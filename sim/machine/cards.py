@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from sim.machine.assembly import assembled_name
+from sim.machine.assembly import assembled_name, is_assembly
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.part_names import slot
 from sim.machine.parts import kind_of, taken
@@ -57,21 +57,39 @@ def machine_name(gpu: str, ram: str | None, pcie: str | None, **others: object) 
     return "+".join([cards_name([first, *cards[1:]]), *rest, *(f"pcie-{one}" for one in slots_in(pcie))])
 
 
+def load_machine(
+    name: str, overrides: Mapping[str, float | str] | None = None, disk: str | float | None = None
+) -> Hardware:
+    """A machine with one card or several, whose further ones are in ``Hardware.further``; otherwise ``load_hardware``,
+    whose ``overrides`` are those of each card. Raises HardwareError."""
+    names = _with_each_card(name)
+    if len(names) == 1:
+        return load_hardware(name, overrides, disk)
+    if not overrides and disk is None:
+        return _as_named(name)
+    return _together(name, [load_hardware(one, overrides, disk) for one in names])
+
+
 @cache
-def load_machine(name: str) -> Hardware:
-    """A machine with one card or several, whose further ones are in ``Hardware.further``. Raises HardwareError."""
+def _as_named(name: str) -> Hardware:
+    return _together(name, [load_hardware(one) for one in _with_each_card(name)])
+
+
+@cache
+def _with_each_card(name: str) -> tuple[str, ...]:
+    """The names of the machine with each of its cards alone; of one card, the machine's own."""
+    if not is_assembly(name):
+        return (name,)
     words = [card for word in name.split("+") for card in cards_in(word)] if "+" in name else [name]
-    cards = [word for word in words if kind_of(word) == "gpu"]
+    cards = [word for word in words if kind_of(word.lower()) == "gpu"]
     if len(cards) < 2:
-        return load_hardware(name)
+        return (name,)
     slots = [word for word in words if word.startswith("pcie")]
     if len(slots) not in (0, 1, len(cards)):
         raise HardwareError(f"hardware {quoted(name)}: expected a slot for all cards or for each, got {len(slots)}")
     rest = [word for word in words if word not in (*cards, *slots)]
     slots = slots * len(cards) if len(slots) == 1 else slots
-    return _together(name, [
-        load_hardware("+".join([card, *rest, *slots[number : number + 1]])) for number, card in enumerate(cards)
-    ])
+    return tuple("+".join([card, *rest, *slots[number : number + 1]]) for number, card in enumerate(cards))
 
 
 def _together(name: str, machines: Sequence[Hardware]) -> Hardware:
