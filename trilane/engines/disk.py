@@ -12,13 +12,15 @@ their second use on (Helldez/BigMoeOnEdge docs/cache-sizing.md), so that the sha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from sim.machine.disks import FAULT_BYTES, Disk
+from sim.machine.disks import FAULT_BYTES, Disk, disk
 from traces.models.shape import ExpertWork, ModelShape
+from trilane.common.units import GB
 from trilane.engines.hit_curve import HitCurve, hit_curve
 from trilane.engines.question import Question
 from trilane.engines.split_speed import Floats, Layers, Times
@@ -75,3 +77,12 @@ class DiskReads:
         matrix = max(self.shape.expert_bytes_by_layer) / self.shape.matrices_per_expert
         read = missed * (1 + FAULT_BYTES / 2 / matrix)
         return read / self.disk.bytes_per_s(FAULT_BYTES, depth) * 1e9
+
+
+def hidden_from_gbps(name: str, prompt_ms: Mapping[str, float]) -> float | None:
+    """GB/s of a disk from which on a prompt's copies hide all of its reads, of the prompt's parts with that disk: the
+    link is the limit again. None where the prompt does not wait for the disk, or has no copies that could hide it."""
+    waits, copies = prompt_ms.get("disk", 0.0), prompt_ms.get("copies", 0.0)
+    if not waits or not copies:
+        return None
+    return disk(name).ceiling_bytes_per_s.value / GB * (waits + copies) / copies

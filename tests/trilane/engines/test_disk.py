@@ -15,7 +15,7 @@ from sim.machine.plausibility import HardwareError
 from sim.machine.sourced import Sourced
 from traces.models.catalogue import load_model
 from trilane.engines import disk as reads_of_disk
-from trilane.engines.disk import FAULT_BYTES, DiskReads
+from trilane.engines.disk import FAULT_BYTES, DiskReads, hidden_from_gbps
 from trilane.engines.hit_curve import HitCurve
 from trilane.engines.question import FitError, Question
 from trilane.engines.shortage import NoRoomError
@@ -215,3 +215,17 @@ def test_speeds_of_machines_without_a_stated_disk_are_far_below_the_form() -> No
         prompt_tokens=500, generated=128, ram_gb=64, disk="sata-ssd",
     )
     assert speed_of(large).decode.disk_ns == 0
+
+
+def test_from_the_rate_that_is_told_a_prompt_no_longer_waits_for_the_disk() -> None:
+    parts = engine_answer(ASKED, ASKED.model_shape, ASKED.load_machine()).prompt_ms
+    rate = hidden_from_gbps("nvme-4x4", parts)
+    assert rate is not None
+    waits = [speed_of(replace(ASKED, disk=f"{rate * factor:.4f}")).prompt.disk_ns for factor in (0.98, 1.001)]
+    assert waits[0] > 0
+    assert waits[1] == 0
+
+
+def test_no_rate_is_told_where_no_copies_could_hide_reads_or_none_are_read() -> None:
+    assert hidden_from_gbps("nvme-4x4", {"disk": 5.0}) is None
+    assert hidden_from_gbps("nvme-4x4", {"copies": 5.0}) is None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trilane.common.units import in_gb, in_gb_and_gib
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
+from trilane.engines.disk import hidden_from_gbps
 from trilane.engines.memory import SplitMemory
 from trilane.engines.question import USUAL_POLICIES, Question
 from trilane.engines.shortage import Way
@@ -83,6 +84,7 @@ def _answered(answer: EngineAnswer, fit: Fit) -> list[Part]:
     facts = [
         ("decode", _decode(answer, question)),
         ("first token", _first(answer, question)),
+        *faster_disk_fact(question.disk, answer.prompt_ms),
         *_larger(answer, question),
         ("experts", _experts(answer)),
         ("memory", _memory(answer)),
@@ -100,6 +102,12 @@ def explained_part(fit: Fit) -> list[Part]:
     if fit.engine is None or fit.question.generated == 1:
         return []
     return gains_section(fit.engine.engine, fit.engine.gains)
+
+
+def faster_disk_fact(disk: str | None, prompt_ms: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Row on the rate of a disk for which a prompt would not wait."""
+    rate = hidden_from_gbps(disk, prompt_ms) if disk else None
+    return [("disk", f"from {number(rate)} GB/s on, prompts wait for the link again, not for the disk")] if rate else []
 
 
 def roomier_fact(ways: Iterable[Way]) -> list[tuple[str, str]]:

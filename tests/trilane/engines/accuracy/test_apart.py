@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from trilane.common.csv_files import read_csv
 from trilane.engines.accuracy.apart import ON_DISK, SEVERAL_GPUS, WITHIN, DiskRow, apart_lines
 from trilane.engines.accuracy.errors import Speeds, factor
-from trilane.engines.accuracy.measured_rows import RowsError, read_rows
+from trilane.engines.accuracy.measured_rows import MeasuredRow, RowsError, predict, read_rows
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
 from trilane.output.pages.fit_engine import ON_DISK as WITH_A_DISK
@@ -33,6 +35,26 @@ def test_a_row_with_a_disk_is_the_question_of_its_machine() -> None:
     speed = EngineSpeed.asked(asked, asked.model_shape, asked.load_machine())
     assert speed.decode.disk_ns > 5e6
     assert row.speeds == Speeds(1e9 / speed.decode.total_ns, 2343e9 / speed.prompt.total_ns)
+
+
+def test_what_a_second_card_does_to_prompts_is_predicted_within_a_twentieth() -> None:
+    """Most of the error of these rows is that of one such card (docs/notes/accuracy.md)."""
+    cards = {_setting(row): row for row in read_rows(SEVERAL_GPUS) if row.model == "qwen3.6-35b-a3b"}
+    ones = read_rows(SEVERAL_GPUS.with_name("one_of_two_gpus.csv"))
+    measured = [(cards[_setting(one)].prompt_tokens_per_s or 0) / (one.prompt_tokens_per_s or 1) for one in ones]
+    predicted = [_predicted(cards[_setting(one)]) / _predicted(one) for one in ones]
+    assert len(ones) == 12
+    assert median(abs(ours / theirs - 1) for ours, theirs in zip(predicted, measured, strict=True)) < 0.05
+
+
+def _setting(row: MeasuredRow) -> tuple[str, int | None, int | None]:
+    return row.engine, row.cpu_layers, row.prompt_tokens
+
+
+def _predicted(row: MeasuredRow) -> float:
+    speed = predict(row).prompt_tokens_per_s
+    assert speed is not None
+    return speed
 
 
 def test_each_kind_of_rows_has_a_line_for_each_kind_of_speed() -> None:
