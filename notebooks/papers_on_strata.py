@@ -46,7 +46,8 @@ POLICIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 TEXTS = 2
 TOKENS = {True: 424, False: 160}  # of an answer with and without drafts: about as many steps
 # 2.4 drafts a window, of which 69 % are accepted; the open requests have 2.1 and 70 % in the mean
-# (trilane.engines.strata.settings): another one behind a draft with a chance of 0.78; of windows, 0.73 accept the first, 0.73 ** 2 the second and so on.
+# (trilane.engines.strata.settings): another one behind a draft with a chance of 0.78; of windows, 0.73 accept the
+# first, 0.73 ** 2 the second and so on.
 DRAFTS: Mapping[str, Any] = {
     "draft_tokens": 3, "draft_offered": 0.78, "draft_acceptance": 0.73, "rejected_drafts": "drawn",
 }
