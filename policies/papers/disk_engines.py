@@ -136,8 +136,8 @@ class Colibri(Policy):
 )
 @dataclass(frozen=True)
 class PinHot(Policy):
-    """No parameters: layers as in ``llama.cpp``; of the experts on the CPU's side, the host's memory keeps those that the
-    run has used most so far, and exchanges them as counts change.
+    """No parameters: layers as in ``llama.cpp``; of the experts on the CPU's side, the host's memory keeps those that
+    the run has used most so far, and exchanges them as counts change.
 
     Inferred: that all of the memory is pinned but for two experts' room; the program has a number (N) for it.
     """
