@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from trilane.engines.strata.settings import (
     StrataSetting,
     StrataSpeed,
     cache_slots,
+    drafts_of,
     strata_speed,
     worker_numbers,
 )
@@ -59,6 +61,8 @@ class StrataTuning:
     choices: tuple[ChosenValue, ...]
     ttft_ms: float
     tokens_by_share: Mapping[float, float]  # tokens a second with the other shares
+    tokens_by_drafts: Mapping[int, float]  # and with at most so many drafts a window
+    tokens_by_weights: Mapping[str, float]  # of the best setting in each of the engine's weights that have room
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -80,11 +84,25 @@ class StrataTuning:
             "ttft_ms": self.ttft_ms, "cache_bytes": self.cache_bytes,
             "choices": [choice._asdict() for choice in self.choices],
             "tokens_per_s_by_share": {str(share): speed for share, speed in self.tokens_by_share.items()},
+            "tokens_per_s_by_drafts": {str(most): speed for most, speed in self.tokens_by_drafts.items()},
+            "tokens_per_s_by_weights": dict(self.tokens_by_weights),
         }
 
 
 def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) -> StrataTuning:
-    """Compare settings. Raises FitError for what the engine does not run, and where a memory has no room."""
+    """Compare settings, and other weights. Raises FitError for what the engine does not run, and without room."""
+    found = _in_weights(question, engine, hardware)
+    by_weights = {parted(found.model).weights or USUAL_WEIGHTS: 1000 / found.best.token_ms}
+    for weights in (f"gsq-{name}" for name in STRATA_WEIGHTS):
+        with suppress(FitError):
+            if weights not in by_weights:
+                other = _in_weights(replace(question, weights=weights), engine, hardware)
+                by_weights[weights] = 1000 / other.best.token_ms
+    return replace(found, tokens_by_weights=by_weights)
+
+
+def _in_weights(question: Question, engine: FittedEngine, hardware: Hardware) -> StrataTuning:
+    """The answer in the weights of the question."""
     shape = strata_shape(question)
     check_engine(engine, shape, hardware)
     if question.batch > 1:
@@ -117,7 +135,17 @@ def strata_tuning(question: Question, engine: FittedEngine, hardware: Hardware) 
             share: 1000 / strata_speed(costs, replace(best.setting, pcie_share=share), middle).token_ms
             for share in SHARES
         },
+        tokens_by_drafts={
+            most: _with_drafts(costs, best.setting, middle, most) for most in range(costs.work.rows.value)
+        },
+        tokens_by_weights={},
     )
+
+
+def _with_drafts(costs: WindowCosts, setting: StrataSetting, context: int, most: int) -> float:
+    """Tokens a second of windows with at most so many drafts."""
+    drafts = drafts_of(setting.min_draft_probability, most + 1)
+    return 1000 / strata_speed(costs, setting, context, drafts).token_ms
 
 
 def strata_next_to(question: Question, hardware: Hardware) -> StrataTuning | None:
@@ -126,7 +154,7 @@ def strata_next_to(question: Question, hardware: Hardware) -> StrataTuning | Non
         return None
     own = replace(question, model=MODEL, weights=USUAL_WEIGHTS, threads=None, disk=None)
     try:
-        return strata_tuning(own, load_fitted(ENGINE), hardware)
+        return _in_weights(own, load_fitted(ENGINE), hardware)
     except FitError:
         return None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from traces.models.names import parted
 from trilane.common.units import GB
 from trilane.engines.strata import MODEL
@@ -35,7 +38,9 @@ def strata_tune_page(found: StrataTuning) -> list[Part]:
         heading(f"{found.model} in strata on {found.machine}"), found.about, "",
         Command(" ".join(found.arguments)), "", pairs(facts.items()), "",
         heading("Why this setting"), _choices(found), "",
-        heading("Tokens a second by the share of misses over the link"), _shares(found), "",
+        heading("Tokens a second by the share of misses over the link"), _speeds("share", found.tokens_by_share), "",
+        heading("By the most drafts of a window"), _speeds("drafts", found.tokens_by_drafts), "",
+        heading("By weights"), _speeds("weights", found.tokens_by_weights), "",
         heading("One window"), _window(found), "",
         "drafts and hits depend on the text: those of a usual one are taken (docs/strata.md has the errors)",
     ]
@@ -58,9 +63,9 @@ def _choices(found: StrataTuning) -> Part:
     return table(["", "best", "engine's own", "a token then"], rows)
 
 
-def _shares(found: StrataTuning) -> Part:
-    return table(["share", *(f"{share:g}" for share in found.tokens_by_share)],
-                 [["tokens/s", *(number(speed) for speed in found.tokens_by_share.values())]])
+def _speeds(name: str, speeds: Mapping[Any, float]) -> Part:
+    values = [str(each).removesuffix(".0") for each in speeds]
+    return table([name, *values], [["tokens/s", *map(number, speeds.values())]])
 
 
 def _window(found: StrataTuning) -> Part:

@@ -28,6 +28,23 @@ def test_no_other_setting_is_quicker_by_more_than_workers_are_worth() -> None:
     assert set(found.tokens_by_share) == set(SHARES)
 
 
+def test_each_further_draft_has_its_speed_and_the_last_is_that_of_the_setting() -> None:
+    found = tuned()
+    assert list(found.tokens_by_drafts) == [0, 1, 2, 3]
+    assert found.tokens_by_drafts[3] == pytest.approx(1000 / found.best.token_ms)
+    assert found.tokens_by_drafts[0] < found.tokens_by_drafts[1]
+
+
+def test_weights_that_have_room_have_their_speed_and_fewer_bits_are_quicker() -> None:
+    found = tuned()
+    assert list(found.tokens_by_weights) == ["gsq-iq3_s", "gsq-iq3_xxs", "gsq-iq2_xs", "gsq-q2_0"]
+    assert found.tokens_by_weights["gsq-iq3_s"] == 1000 / found.best.token_ms
+    assert found.tokens_by_weights["gsq-iq3_s"] < found.tokens_by_weights["gsq-iq2_xs"]
+    alone = tuned(weights="gsq-iq2_xs")
+    assert alone.tokens_by_weights["gsq-iq2_xs"] == found.tokens_by_weights["gsq-iq2_xs"] == 1000 / alone.best.token_ms
+    assert "gsq-iq3_s" not in tuned(weights="gsq-iq2_xs", ram_gb=40, gpu="rtx-3060").tokens_by_weights
+
+
 def test_the_arguments_are_those_of_the_setting() -> None:
     found = tuned(window=131072)
     assert "--max-context 131072" in found.arguments
