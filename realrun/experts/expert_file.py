@@ -1,7 +1,7 @@
 """Experts in a file on a disk, and those of them that the host's memory holds.
 
 Reads go past the page cache: with O_DIRECT where the file system allows it, else the pages are dropped before and after
-each read (posix_fadvise). So a read always takes the disk's time, and what memory holds is the session's decision.
+each read (posix_fadvise). So on a disk a read always takes its time, and what memory holds is the session's decision.
 """
 
 from __future__ import annotations
@@ -98,13 +98,14 @@ def written(
 ) -> Iterator[ExpertFile]:
     """A file in ``folder`` of the experts of ``count`` layers, one layer at a time; it is deleted at the end.
 
-    Raises RefusedError if the folder's disk has too little room.
+    Raises RefusedError if the folder's disk has too little room, and for layers whose experts differ in size.
     """
     with TemporaryDirectory(prefix="trilane-experts-", dir=folder) as inside:
         path, layouts, experts = Path(inside) / "experts", list[ExpertLayout](), 0
         with path.open("wb") as file:
             for slab in slabs:
                 layouts.append(slab.layout)
+                _check_alike(layouts)
                 experts, stride = len(slab.memory), in_blocks(slab.layout.size_bytes)
                 if len(layouts) == 1:
                     _check_room(folder, count * experts * stride)
@@ -115,10 +116,20 @@ def written(
             file.flush()
             os.fsync(file.fileno())  # dirty pages cannot be dropped
         made = ExpertFile(path, layouts, experts, request_bytes, depth)
+        path.unlink()  # it takes room until it is closed, even if the process is killed
         try:
             yield made
         finally:
             made.close()
+
+
+def _check_alike(layouts: Sequence[ExpertLayout]) -> None:
+    first, last = layouts[0].size_bytes, layouts[-1].size_bytes
+    if last != first:
+        raise RefusedError(
+            f"experts on a disk: expected experts of one size in all layers, {first} bytes, got {last} in layer "
+            f"{len(layouts) - 1}; choose weights of one format"
+        )
 
 
 def _check_room(folder: Path, size_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,10 +34,10 @@ def file_for(folder: Path | None, prepared: Prepared, slabs: Iterable[Slab]) -> 
             )
         yield None
         return
-    if folder is None or not folder.is_dir():
+    if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise RefusedError(
-            f"host_expert_gb {prepared.scenario.host_expert_gb}: expected a folder on the disk, for a file of the "
-            f"experts (`--experts-in DIR`), got {folder}"
+            f"host_expert_gb {prepared.scenario.host_expert_gb}: expected a folder on the disk that can be "
+            f"written to, for a file of the experts (`--experts-in DIR`), got {folder}"
         )
     drive = prepared.hardware.disk
     assert drive is not None

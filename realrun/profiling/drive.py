@@ -41,7 +41,7 @@ def timed_reads(file: ExpertFile, reads: int) -> Mapping[str, float]:
 def drive_from(times: Mapping[str, float], size: int, request_bytes: int, depth: int, name: str) -> Drive:
     """The disk on which reads of ``size`` bytes take ``times``: its ceiling is that with which ``rate_of_reads`` gives
     the rate of those in requests."""
-    if times["whole"] <= times["block"]:
+    if size <= BLOCK_BYTES or times["whole"] <= times["block"]:
         raise RefusedError(
             f"disk {name}: expected a read of {size} bytes to take longer than one of {BLOCK_BYTES}, measured "
             f"{times['whole']:.0f} and {times['block']:.0f} ns: measure larger experts, or on a quieter machine"

@@ -1,6 +1,6 @@
 """Machines with several GPUs, by name: ``2x-rtx-3090+ddr4-3200``, ``rtx-3090+rtx-3060+ddr4-3200+pcie-4x16+pcie-4x4``.
 
-Cards are in the order in which CUDA numbers them by itself, the quickest first; a slot follows its card.
+Cards are in the order of their memory's bandwidth, the quickest first; a slot follows its card.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
 
 from sim.machine.assembly import assembled_name, is_assembly
 from sim.machine.hardware import Hardware, load_hardware
@@ -31,6 +32,8 @@ def cards_in(text: str) -> tuple[str, ...]:
     cards: list[str] = []
     for word in words:
         counted = _COUNTED.fullmatch(word)
+        if counted and int(counted[1]) == 0:
+            raise HardwareError(f"gpu {quoted(text)}: expected 1 to {MOST_CARDS} of a card, got 0")
         cards += [word] if counted is None else [counted[2]] * min(int(counted[1]), MOST_CARDS + 1)
     if not 1 <= len(cards) <= MOST_CARDS:
         raise HardwareError(f"gpu {quoted(text)}: expected 1 to {MOST_CARDS} cards")
@@ -38,9 +41,9 @@ def cards_in(text: str) -> tuple[str, ...]:
 
 
 def cards_name(cards: Sequence[str]) -> str:
-    """One name for several cards, in which equal ones are counted: ``2x-rtx-3090+rtx-3060``."""
-    counts = Counter(cards)
-    return "+".join(card if count == 1 else f"{count}x-{card}" for card, count in counts.items())
+    """One name for several cards, in their order, in which equal neighbours are counted: ``2x-rtx-3090+rtx-3060``."""
+    counts = [(card, len([*alike])) for card, alike in groupby(cards)]
+    return "+".join(card if count == 1 else f"{count}x-{card}" for card, count in counts)
 
 
 def slots_in(text: str | None) -> tuple[str, ...]:
@@ -84,7 +87,7 @@ def _with_each_card(name: str) -> tuple[str, ...]:
     cards = [word for word in words if kind_of(word.lower()) == "gpu"]
     if len(cards) < 2:
         return (name,)
-    slots = [word for word in words if word.startswith("pcie")]
+    slots = [word for word in words if word.lower().startswith("pcie")]
     if len(slots) not in (0, 1, len(cards)):
         raise HardwareError(f"hardware {quoted(name)}: expected a slot for all cards or for each, got {len(slots)}")
     rest = [word for word in words if word not in (*cards, *slots)]

@@ -19,6 +19,7 @@ from realrun.execution.call_log import replay as play_log
 from realrun.execution.executor import Executor
 from realrun.experts import expert_file
 from realrun.experts.expert_file import ExpertFile, written
+from realrun.experts.store import ExpertLayout, Slab
 from realrun.replay.replay import Measurement, experts_in
 from sim.costs.disk_costs import with_reads
 from sim.machine.devices import Drive
@@ -179,6 +180,14 @@ def test_a_disk_without_room_is_refused(
     with pytest.raises(RefusedError, match=r"expected room for 0\.0 GB of experts"), written(
         bench.store.slabs, 3, tmp_path
     ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_whose_experts_differ_in_size_are_refused(bench: WatchedBench, tmp_path: Path) -> None:
+    first = bench.store.slabs[0]
+    other = Slab.allocated(ExpertLayout.from_shape(8, 16, torch.float32), 16, lambda size: torch.zeros(size).byte())
+    with pytest.raises(RefusedError, match="expected experts of one size"), written([first, other], 2, tmp_path):
         pass
     assert not list(tmp_path.iterdir())
 

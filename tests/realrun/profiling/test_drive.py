@@ -34,6 +34,8 @@ def test_numbers_of_a_known_disk_are_found_again(ceiling: float) -> None:
 def test_a_block_that_takes_as_long_as_an_expert_is_refused() -> None:
     with pytest.raises(RefusedError, match="expected a read of 262144 bytes to take longer"):
         drive_from({"block": 5.0, "whole": 5.0, "requests": 5.0}, SIZE, REQUEST, DEPTH, "odd")
+    with pytest.raises(RefusedError, match="expected a read of 4096 bytes to take longer"):
+        drive_from({"block": 5.0, "whole": 5.1, "requests": 5.0}, BLOCK_BYTES, BLOCK_BYTES, DEPTH, "small")
 
 
 def test_reads_of_a_real_file_are_counted(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def without_hand_overs(engine: FittedEngine) -> FittedEngine:
     ("2x RTX 3090", ("RTX 3090", "RTX 3090"), "2x-RTX 3090"),
     ("rtx-3090+rtx-3060", ("rtx-3090", "rtx-3060"), "rtx-3090+rtx-3060"),
     ("2x-rtx-3090, rtx-3060", ("rtx-3090", "rtx-3090", "rtx-3060"), "2x-rtx-3090+rtx-3060"),
+    ("rtx-3090+rtx-3060+rtx-3090", ("rtx-3090", "rtx-3060", "rtx-3090"), "rtx-3090+rtx-3060+rtx-3090"),
     ("none", ("none",), "none"), ("NVIDIA GeForce RTX 3090", ("NVIDIA GeForce RTX 3090",), "NVIDIA GeForce RTX 3090"),
 ])
 def test_cards_are_named_together_or_counted(text: str, cards: tuple[str, ...], name: str) -> None:
@@ -70,6 +71,15 @@ def test_cards_come_quickest_first_each_with_its_slot() -> None:
     assert {card.link.h2d_bytes_per_s for card in one_slot.cards} == {rates[1] / 2}
 
 
+def test_a_card_between_two_others_keeps_its_slot() -> None:
+    machine = replace(SMALL, gpu="rtx-3090+rtx-3060+rtx-3090", pcie="4x16,4x4,4x8").load_machine()
+    found = [(card.gpu.name, card.link.h2d_bytes_per_s) for card in machine.cards]
+    best = found[0][1]
+    assert found == [("RTX 3090", best), ("RTX 3090", best / 2), ("RTX 3060 12GB", best / 4)]
+    upper = load_machine("rtx-3090+rtx-3060+ddr4-3200+PCIE-4x16+pcie-4x4")
+    assert [card.link.h2d_bytes_per_s for card in upper.cards] == [best, best / 4]
+
+
 def test_a_card_is_the_machine_with_it_alone() -> None:
     first, second = load_machine("rtx-3090+rtx-3060+ddr4-3200").cards
     assert first.gpu == load_hardware("rtx-3090+ddr4-3200").gpu
@@ -78,7 +88,7 @@ def test_a_card_is_the_machine_with_it_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("17x-rtx-3090+ddr4-3200", "expected 1 to 16 cards"),
+    ("17x-rtx-3090+ddr4-3200", "expected 1 to 16 cards"), ("0x-rtx-3090+rtx-3060+ddr4-3200", "of a card, got 0"),
     ("rtx-3090+rtx-3060+gtx-1080+ddr4-3200+pcie-4x16+pcie-4x4", "expected a slot for all cards or for each, got 2"),
 ])
 def test_other_machines_are_refused(name: str, message: str) -> None:
