@@ -79,6 +79,8 @@ def parse_assembly(name: str) -> Assembly:
     """The parts in a name. Raises HardwareError for a part that is unknown, missing or there twice."""
     where = f"hardware {quoted(name)}"
     words: dict[str, str] = {}
+    if "@" in name:
+        raise HardwareError(f"{where}: expected parts joined by +, such as +pcie-3x4, got {quoted('@')}; {_FORM}")
     for word in name.lower().split("+"):
         kind, value = _meaning(word, where)
         if kind == "gpu" and kind in words and NO_GPU not in (value, words[kind]):

@@ -19,7 +19,7 @@ from trilane.common.quoting import quoted
 from trilane.common.units import GB, GIB
 
 PartKind = Literal["gpu", "memory", "cpu"]
-ONE_GPU = "expected one GPU here; several are answered by trilane fit, tune and recommend"
+ONE_GPU = "expected one GPU here; several are answered by trilane fit, tune and recommend, and simulated by compare"
 LISTED_BY = "trilane hardware --parts"
 HOW_TO_ADD = "add a part in sim/machine/presets/parts, or describe the machine in a YAML file of a preset's form"
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim.machine.hardware import Hardware
-from sim.machine.part_names import ONE_GPU
 from traces.models.catalogue import trained_tokens
 from traces.models.shape import ModelShape
 from trilane.common.schema import to_dict
@@ -135,7 +134,7 @@ def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:
 
 def _check_policies(question: Question, hardware: Hardware) -> None:
     if hardware.further and (question.policies, question.trace, question.calibration) != (None, None, None):
-        raise FitError(f"fit: policies: {ONE_GPU}")
+        raise FitError("fit: policies: expected one GPU; trilane compare simulates them on several (--set hardware=)")
     if question.policies is not None:
         from policies.registry import system
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -87,7 +88,7 @@ def share(
 def _speeds(output: str, given: Given) -> list[ReadSpeed]:
     """The speeds in an output, or those of a model that is measured now, once all that it will not say was named.
 
-    Raises LackingError, OutputTextError, and what ``timed_llama`` raises.
+    Raises LackingError, OptionError, OutputTextError, and what ``timed_llama`` raises.
     """
     from trilane.common.computer import cpu_name
     from trilane.engines.accuracy.contribution import contribution
@@ -98,6 +99,8 @@ def _speeds(output: str, given: Given) -> list[ReadSpeed]:
 
     if not output.lower().endswith(".gguf"):
         return read_output(output)
+    if not Path(output).is_file():
+        raise OptionError(f"{output}: expected a GGUF file or a program's output, found no such file")
     on_cpu, card = given.gpu == NO_GPU, next(iter(cards_found()), None)
     here: dict[str, Any] = {"cpu": cpu_name(), "gpu": card and card.name, "gpu_layers": 0 if on_cpu else 99}
     if lacking := contribution([ReadSpeed(True, 1, 1.0, file=output, **here)], given).lacking:

@@ -197,6 +197,7 @@ def test_a_machine_of_parts_is_read_back_from_its_document(tmp_path: Path) -> No
     ("rtx-4080+ddr4-2666-ecc+xeon-gold-6138+2-sockets+41-cores", "Xeon Gold 6138 has 40 cores, got 41"),
     ("rtx-4080", "hardware 'rtx-4080': no memory among the parts; a machine of parts is GPU+MEMORY"),
     ("ddr5-5600+16-cores", "no gpu among the parts"),
+    ("rtx-3090@pcie-3x4+ddr4-3200", "expected parts joined by +, such as +pcie-3x4, got '@'"),
     ("rtx-4080+rtx-4090+ddr5-5600", "expected one GPU here; several are answered by trilane fit, tune and recommend"),
     ("rtx-4080+ddr5-5600+4-cores+8-cores", "two cores parts, '4' and '8'"),
     ("rtx-4080+ddr5-5600+16gb+64gb", "two ram parts, '16' and '64'"),

@@ -99,7 +99,7 @@ def test_other_machines_are_refused(name: str, message: str) -> None:
 def test_simulated_machines_have_one_gpu() -> None:
     with pytest.raises(HardwareError, match="expected one GPU here; several are answered by trilane fit, tune"):
         load_hardware("rtx-3090+rtx-3060+ddr4-3200")
-    with pytest.raises(HardwareError, match=r"tune and recommend$"):
+    with pytest.raises(HardwareError, match=r"and simulated by compare$"):
         load_hardware("2x-rtx-3090+ddr4-3200")
 
 

@@ -61,6 +61,8 @@ def test_a_model_is_measured_once_all_else_was_named(
     monkeypatch.setattr("trilane.verbs.llama_cpp.timed_llama", timed)
     monkeypatch.setattr("trilane.common.computer.cpu_name", lambda: "AMD Ryzen 5 5600 6-Core Processor")
     model, out = str(tmp_path / "Qwen3-30B-A3B-Q4_K_M.gguf"), tmp_path / "c.csv"
+    assert "found no such file" in trilane("share", model).err
+    Path(model).write_bytes(b"GGUF")
     done = trilane("share", model, "--gpu", "rtx-3060", "--n-cpu-moe", "28")
     assert (done.status, runs) == (2, [])
     assert "--ram: kind and speed of the memory modules" in done.err

@@ -79,7 +79,8 @@ def _text(path: str | Path) -> str:
             raise LogError(f"{path}: expected at most {_MOST_BYTES:,} bytes, got {size:,}")
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        raise LogError(f"{path}: expected {_EXPECTED}, found no such file") from None
+        names = "bundled, caches or kernels"
+        raise LogError(f"{path}: expected {names}, or a file with {_EXPECTED}; found no such file") from None
     except OSError as fault:
         raise LogError(f"{path}: expected {_EXPECTED}, which cannot be read: {fault.strerror}") from None
 
