@@ -27,13 +27,12 @@ from statistics import median
 from typing import Any
 
 from trilane.common.csv_files import read_lines
-from trilane.common.files import check_no_pipe
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted, shortened
 from trilane.common.schema import from_dict
+from trilane.engines.strata.engine_log import is_log, log_text
 from trilane.study.cache_logs.rows import CacheRow, LogError, read_rows
 
-_MOST_BYTES = 64 * 2**20
 Line = Mapping[str, str]
 _STRATA = {"gpu", "quant"}  # columns of its requests
 _SPEEDS = {"decode_tokens_per_s", "prompt_tokens_per_s"}  # of trilane.engines.accuracy.measured_rows
@@ -54,7 +53,7 @@ def read_cache_log(path: str | Path) -> list[CacheRow]:
 
 def is_cache_log(path: str | Path) -> bool:
     """True for a file of another program than Strata. Raises LogError for one that is of none."""
-    if Path(path).suffix in (".log", ".txt"):
+    if is_log(path):
         return bool(_STEPS.search(_text(path)))
     columns = columns_of(path)
     if _SPEEDS & {*columns}:
@@ -78,16 +77,10 @@ def columns_of(path: str | Path) -> list[str]:
 
 
 def _text(path: str | Path) -> str:
-    check_no_pipe(path, LogError)
-    if not Path(path).is_file():
+    if Path(path).is_dir() or not Path(path).exists():
         known = "bundled, caches or kernels"
         raise LogError(f"{path or quoted('')}: expected {known}, or a file with {_EXPECTED}; found no such file")
-    try:
-        if (size := Path(path).stat().st_size) > _MOST_BYTES:
-            raise LogError(f"{path}: expected at most {_MOST_BYTES:,} bytes, got {size:,}")
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as fault:
-        raise LogError(f"{path}: expected {_EXPECTED}, which cannot be read: {fault.strerror}") from None
+    return log_text(path, _EXPECTED, LogError)
 
 
 def _row(kind: Callable[[Line], dict[str, Any]], number: int, line: Line, path: str | Path) -> CacheRow:
