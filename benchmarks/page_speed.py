@@ -62,10 +62,15 @@ def asked(base: str, view: str, lines: int | None = None, **query: str) -> float
     return time.perf_counter() - began
 
 
+def turned(rng: random.Random) -> dict[str, str]:
+    """A question of *What if* with values that were not asked before."""
+    return {**MACHINE, "model": rng.choice(MODELS), "gpu_memory_gb": f"{rng.uniform(8, 48):.4f}",
+            "dram_gbps": f"{rng.uniform(20, 120):.4f}"}
+
+
 def change(base: str, rng: random.Random) -> float:
-    """Seconds of one change of a slider, to a value that was not asked before."""
-    return asked(base, "what-if", **MACHINE, model=rng.choice(MODELS), gpu_memory_gb=f"{rng.uniform(8, 48):.4f}",
-                 dram_gbps=f"{rng.uniform(20, 120):.4f}")
+    """Seconds of one change of a slider."""
+    return asked(base, "what-if", **turned(rng))
 
 
 def p95(seconds: list[float]) -> float:
@@ -79,7 +84,8 @@ def memory_mb(server: subprocess.Popen[str]) -> float:
 
 
 def clients(base: str, server: subprocess.Popen[str], seconds: float) -> dict[str, float]:
-    """Ten clients: a heavy question each, then changes with pauses; one closes its tab again and again."""
+    """Ten clients: a heavy question each, then changes with pauses, whose simulations they leave after the first; one
+    compares policies, and closes its tab again and again."""
     times: list[float] = []
     until = time.time() + seconds
 
@@ -90,7 +96,9 @@ def clients(base: str, server: subprocess.Popen[str], seconds: float) -> dict[st
             if number == 0:
                 asked(base, "policies", lines=2, share=str(rng.randint(20, 60)), policies="fiddler,dali,on-demand")
             else:
-                times.append(change(base, rng))
+                query = turned(rng)
+                times.append(asked(base, "what-if", **query))
+                asked(base, "simulated", lines=2, **query)  # and its tab goes on to the next change
             time.sleep(rng.uniform(0.5, 1.5))
 
     before = [memory_mb(server)]

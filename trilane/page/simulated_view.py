@@ -50,7 +50,7 @@ def _moved(question: Question, turned: Mapping[str, float]) -> Prepared:
     return on_machine(prepared, with_knobs(prepared.hardware, turned))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _prepared(question: Question) -> Prepared:
     """Kept: it is asked again with each change of a slider."""
     return prepared_for(question)

@@ -59,12 +59,16 @@ def test_bundled_rows_name_their_sources_and_no_row_is_of_the_log_without_a_lice
 @pytest.mark.parametrize(("words", "expected"), [
     (("nofile.csv",), "found no such file"),
     (("nofile.log",), "found no such file"),
+    (("",), "'': expected bundled, caches or kernels, or a file with"),
+    ((".",), ".: expected bundled, caches or kernels, or a file with"),
+    (("speeds.csv",), "got a table of speeds; use: trilane accuracy --check speeds.csv"),
     (("kernels", "--template", "x.csv"), "got a table of timed kernels"),
     (("caches", "--plot", "x.png"), "which has no picture"),
     (("bad.csv",), "line 2: steps: expected a whole number from 1 to 4096, got 'many'"),
 ])
 def test_what_cannot_be_done_is_refused_in_a_sentence(trilane: Trilane, words: tuple[str, ...], expected: str) -> None:
     Path("bad.csv").write_text(LOG.replace("16,16,0.5", "16,many,0.5"))
+    trilane("accuracy", "--template", "speeds.csv")
     done = trilane("accuracy", "--requests", *words)
     assert done.status != 0
     assert expected in done.err

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trilane.common.csv_files import write_csv
+from trilane.common.errors import ErrorClass
 from trilane.common.files import check_no_pipe
 from trilane.common.schema import from_dict
 from trilane.engines.strata.requests import RequestsError, StrataRequest
@@ -41,16 +42,21 @@ def is_log(path: str | Path) -> bool:
     return Path(path).suffix in (".log", ".txt")
 
 
-def read_log(path: str | Path) -> list[StrataRequest]:
-    """The requests of a log. Raises RequestsError for a file that has none."""
-    check_no_pipe(path, RequestsError)
+def log_text(path: str | Path, what: str, error: ErrorClass) -> str:
+    """The text of a log, which is ``what`` in words; bytes that are no UTF-8 are replaced. Raises ``error``."""
+    check_no_pipe(path, error)
     try:
         if (size := Path(path).stat().st_size) > _MOST_BYTES:
-            raise RequestsError(f"{path}: expected at most {_MOST_BYTES:,} bytes, got {size:,}")
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+            raise error(f"{path}: expected at most {_MOST_BYTES:,} bytes, got {size:,}")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as fault:
-        raise RequestsError(f"{path}: expected a log of Strata's engine: {fault}") from None
-    rows = list(_requests(text.splitlines(), Path(path).name))
+        raise error(f"{path}: expected {what}, which cannot be read: {fault.strerror}") from None
+
+
+def read_log(path: str | Path) -> list[StrataRequest]:
+    """The requests of a log. Raises RequestsError for a file that has none."""
+    lines = log_text(path, "a log of Strata's engine", RequestsError).splitlines()
+    rows = list(_requests(lines, Path(path).name))
     if not rows:
         raise RequestsError(
             f"{path}: expected a log of Strata's engine with lines such as 'strata serve: prompt ... tokens = ...' "

@@ -16,24 +16,26 @@ lines ``moe-cache: steps=``  llama.cpp with the cache of everett6/moe-prefetch
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from trilane.common.csv_files import read_lines
-from trilane.common.files import check_no_pipe
+from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted, shortened
 from trilane.common.schema import from_dict
+from trilane.engines.strata.engine_log import is_log, log_text
 from trilane.study.cache_logs.rows import CacheRow, LogError, read_rows
 
-_MOST_BYTES = 64 * 2**20
 Line = Mapping[str, str]
 _STRATA = {"gpu", "quant"}  # columns of its requests
+_SPEEDS = {"decode_tokens_per_s", "prompt_tokens_per_s"}  # of trilane.engines.accuracy.measured_rows
 _EXPECTED = "rows of caches of experts, requests of Strata, or a log that trilane accuracy knows"
 
 
@@ -51,9 +53,11 @@ def read_cache_log(path: str | Path) -> list[CacheRow]:
 
 def is_cache_log(path: str | Path) -> bool:
     """True for a file of another program than Strata. Raises LogError for one that is of none."""
-    if Path(path).suffix in (".log", ".txt"):
+    if is_log(path):
         return bool(_STEPS.search(_text(path)))
     columns = columns_of(path)
+    if _SPEEDS & {*columns}:
+        raise LogError(f"{path}: expected {_EXPECTED}, got a table of speeds; use: trilane accuracy --check {path}")
     if Path(path).suffix == ".jsonl" or {"policy", *_CSV} & {*columns} or are_kernels(path):
         return True
     if not {*columns} >= _STRATA:
@@ -73,16 +77,10 @@ def columns_of(path: str | Path) -> list[str]:
 
 
 def _text(path: str | Path) -> str:
-    check_no_pipe(path, LogError)
-    try:
-        if (size := Path(path).stat().st_size) > _MOST_BYTES:
-            raise LogError(f"{path}: expected at most {_MOST_BYTES:,} bytes, got {size:,}")
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        names = "bundled, caches or kernels"
-        raise LogError(f"{path}: expected {names}, or a file with {_EXPECTED}; found no such file") from None
-    except OSError as fault:
-        raise LogError(f"{path}: expected {_EXPECTED}, which cannot be read: {fault.strerror}") from None
+    if Path(path).is_dir() or not Path(path).exists():
+        known = "bundled, caches or kernels"
+        raise LogError(f"{path or quoted('')}: expected {known}, or a file with {_EXPECTED}; found no such file")
+    return log_text(path, _EXPECTED, LogError)
 
 
 def _row(kind: Callable[[Line], dict[str, Any]], number: int, line: Line, path: str | Path) -> CacheRow:
@@ -99,10 +97,10 @@ def _row(kind: Callable[[Line], dict[str, Any]], number: int, line: Line, path: 
 def _number(line: Line, column: str) -> float | None:
     """The number of a cell; None if it is empty. Raises LogError, which names the column."""
     text = line[column].strip()
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise LogError(f"{column}: expected a number or an empty cell, got {quoted(text)}") from None
+    with suppress(ValueError):
+        if isfinite(value := float(text or 0)):
+            return value if text else None
+    raise LogError(f"{column}: expected a number or an empty cell, got {quoted(text)}")
 
 
 def _needed(line: Line, column: str) -> float:
@@ -158,18 +156,16 @@ def _curve(line: Line) -> dict[str, Any]:
     ranged = "hit_percent is a range" if re.fullmatch(r"\d+-\d+", hit) else ""
     speed = _number(line, "tg_tok_s")
     common: dict[str, Any] = {
-        "id": line["id"], "source": line["source"].partition("#")[0].split()[0], "model": line["model"],
+        "id": line["id"], "source": line["source"].partition("#")[0].partition(" ")[0], "model": line["model"],
         "slots": _number(line, "slots_per_layer"),
         "hit_rate": None if ranged else _over(_number(line, "hit_percent"), 100),
-        "step_ms": None if speed is None else 1000 / _needed(line, "tg_tok_s"), "left_out": ranged,
+        "step_ms": None if speed is None else 1000 / _needed(line, "tg_tok_s"),
     }
     program = next((read for name, read in _PROGRAMS.items() if name in common["source"]), None)
     cells = common | (program(line) if program else {"policy": "lru", "left_out": "the cache's rule is not stated"})
-    if cells["slots"] is None and not cells["left_out"]:
-        cells["left_out"] = "slots are not stated"
-    if cells["hit_rate"] is None and cells["step_ms"] is None and not cells["left_out"]:
-        cells["left_out"] = "neither hits nor speeds of decode"
-    return cells
+    unknown = "slots are not stated" if cells["slots"] is None else ""
+    silent = "neither hits nor speeds of decode" if cells["hit_rate"] is None and cells["step_ms"] is None else ""
+    return cells | {"left_out": ranged or cells.get("left_out") or unknown or silent}
 
 
 def _imp(line: Line) -> dict[str, Any]:
@@ -208,9 +204,8 @@ def _r9700(line: Line) -> dict[str, Any]:
     }
 
 
-def _freetoken(line: Line) -> dict[str, Any]:
-    ranged = not line["hit_percent"].isdigit()
-    return {"policy": "lru", "left_out": "hit_percent is a range" if ranged else "the profile is of the text itself"}
+def _freetoken(_: Line) -> dict[str, Any]:
+    return {"policy": "lru", "left_out": "the profile is of the text itself"}
 
 
 _PROGRAMS: Mapping[str, Callable[[Line], dict[str, Any]]] = {
@@ -245,27 +240,25 @@ def _events(text: str, path: Path) -> CacheRow:
     """A run: the hits of all decode steps, and the median time from one step's first layer to that of the next."""
     placed = [event for event in _placements(text, path) if event.get("stage") == "decode"]
     if not placed:
-        raise LogError(f"{path}: expected events of type placement in stage decode, got none")
+        raise LogError(f"{path}: expected events of HybriMoE, some of type placement in stage decode, got none of them")
     try:
         chosen = sum(int(event["selected_expert_count"]) for event in placed)
         hits = sum(int(event["resident_hit_expert_count"]) for event in placed)
         first = min(int(event["layer_idx"]) for event in placed)
         starts = sorted(int(event["time_ns"]) for event in placed if int(event["layer_idx"]) == first)
-        slots, prefetch = float(placed[0]["cache_load_size"]), int(placed[0]["prefetch_size"])
-    except (KeyError, TypeError, ValueError) as fault:
-        raise LogError(f"{path}: expected placements with counts, layer and time_ns: {fault!r}") from None
+        slots, prefetch, hit_rate = float(placed[0]["cache_load_size"]), int(placed[0]["prefetch_size"]), hits / chosen
+    except (KeyError, TypeError, ValueError, ArithmeticError) as fault:
+        raise LogError(f"{path}: expected placements of HybriMoE with counts, layer and time_ns: {fault!r}") from None
     times = [(after - before) / 1e6 for before, after in pairwise(starts)]
-    cells = _hybrimoe(slots, prefetch, len(starts)) | {"hit_rate": hits / chosen}
+    cells = _hybrimoe(slots, prefetch, len(starts)) | {"hit_rate": hit_rate}
     cells |= {"step_ms": median(times)} if times else {}
     return from_dict(CacheRow, cells, str(path), LogError)
 
 
 def _placements(text: str, path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
-        try:
-            event = json.loads(line) if line.strip() else {}
-        except ValueError:
-            raise LogError(f"{path}: line {number}: expected an event in JSON") from None
+        where = f"{path}: line {number}: expected an event of HybriMoE"
+        event = parse_json(line, where, LogError) if line.strip() else {}
         if isinstance(event, dict) and event.get("event_type") == "placement":
             yield event
 

@@ -104,9 +104,11 @@ def test_a_request_of_strata_is_of_another_kind(tmp_path: Path) -> None:
     ("log.csv", EVICTIONS.replace("ms_per_step,", "ms,", 1), "line 2: expected a column 'ms_per_step'"),
     ("curves.csv", CURVES.replace("36.6,10", "136.6,10"), "line 2: hit_rate: expected a number from 0 to 1"),
     ("rows.csv", "id,model,policy\na,mixtral-8x7b,lru\n", "line 2: slots: expected experts a layer"),
-    ("run.jsonl", "{]", "line 1: expected an event in JSON"),
-    ("run.jsonl", "", "expected events of type placement in stage decode, got none"),
-    ("run.jsonl", event(1, 0, 3).replace("time_ns", "time"), "expected placements with counts, layer and time_ns"),
+    ("run.jsonl", "{]", "line 1: expected an event of HybriMoE: not plain JSON"),
+    ("run.jsonl", "", "expected events of HybriMoE, some of type placement in stage decode, got none"),
+    ("run.jsonl", event(1, 0, 3).replace("time_ns", "time"), "expected placements of HybriMoE with counts, layer"),
+    ("run.jsonl", event(1, 0, 3).replace(': 6', ': 0'), "expected placements of HybriMoE with counts, layer"),
+    ("runs.csv", SUMMARY.replace(",4,", ",inf,"), "line 2: prefetch_size: expected a number or an empty cell"),
     ("run.txt", "moe-cache: steps=5 hit=9.0% resident=1/2", "got 1 such lines and no file"),
 ])
 def test_what_cannot_be_read_is_refused_with_its_line_and_column(
