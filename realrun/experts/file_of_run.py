@@ -51,7 +51,7 @@ def file_for(folder: Path | None, prepared: Prepared, slabs: Iterable[Slab]) -> 
 
 
 def _in_memory(folder: Path) -> bool:
-    """Whether files there are in memory, as Linux says of each device (proc_pid_mountinfo(5))."""
+    """Does the folder hold its files in memory? As Linux says of each device (proc_pid_mountinfo(5))."""
     mounts, number = Path("/proc/self/mountinfo"), folder.stat().st_dev
     lines = [line.split() for line in mounts.read_text().splitlines()] if mounts.exists() else []
     device = f"{os.major(number)}:{os.minor(number)}"
