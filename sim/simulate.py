@@ -46,7 +46,7 @@ def spans_of(prepared: Prepared, session: Session | None = None) -> list[Row]:
 def _played(prepared: Prepared, session: Session | None) -> tuple[list[Row], RoutingErrors | None]:
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
-    if prepared.scenario.gpus > 1 and session is None:
+    if prepared.gpus > 1 and session is None:
         sessions, blocks = prepared.card_sessions(), [card.block for card in prepared.cards]
         costs = [card.costs for card in prepared.cards]
         return CardsTimeline(sessions, blocks, costs, prepared.demand, token_bytes).run(), None

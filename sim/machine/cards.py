@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
+from typing import Any
 
 from sim.machine.assembly import assembled_name, is_assembly
 from sim.machine.hardware import Hardware, load_hardware
@@ -65,17 +66,14 @@ def load_machine(
 ) -> Hardware:
     """A machine with one card or several, whose further ones are in ``Hardware.further``; otherwise ``load_hardware``,
     whose ``overrides`` are those of each card. Raises HardwareError."""
-    names = _with_each_card(name)
-    if len(names) == 1:
+    if len(_with_each_card(name)) == 1:
         return load_hardware(name, overrides, disk)
-    if not overrides and disk is None:
-        return _as_named(name)
-    return _together(name, [load_hardware(one, overrides, disk) for one in names])
+    return _together(name, overrides, disk) if overrides or disk is not None else _as_named(name)
 
 
 @cache
 def _as_named(name: str) -> Hardware:
-    return _together(name, [load_hardware(one) for one in _with_each_card(name)])
+    return _together(name)
 
 
 @cache
@@ -95,8 +93,17 @@ def _with_each_card(name: str) -> tuple[str, ...]:
     return tuple("+".join([card, *rest, *slots[number : number + 1]]) for number, card in enumerate(cards))
 
 
-def _together(name: str, machines: Sequence[Hardware]) -> Hardware:
-    """One machine with the cards of several that differ in nothing else."""
+def _alone(one: str, name: str, *given: Any) -> Hardware:
+    """A machine with one of its cards. Raises HardwareError, which tells the name with all of them."""
+    try:
+        return load_hardware(one, *given)
+    except HardwareError as error:
+        raise HardwareError(str(error).replace(quoted(one), quoted(name))) from None
+
+
+def _together(name: str, *given: Any) -> Hardware:
+    """One machine with all of its cards. ``given``: of ``load_hardware``."""
+    machines = [_alone(one, name, *given) for one in _with_each_card(name)]
     first, *others = sorted(machines, key=lambda one: -one.gpu.bandwidth_bytes_per_s)
     for one in (first, *others):
         if one.one_memory:

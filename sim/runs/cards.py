@@ -20,6 +20,7 @@ from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
 from sim.runs.memory import BudgetError, MemoryPlan
 from sim.runs.scenario import Scenario, ScenarioError
+from sim.runs.vocabulary import MOST_GPUS
 from traces.models.shape import ModelShape
 from trilane.common.units import GB
 
@@ -43,18 +44,22 @@ class Card(NamedTuple):
     costs: CostTable
 
 
-def with_cards_of(scenario: Scenario, hardware: Hardware) -> Scenario:
-    """The scenario with as many GPUs as its machine has. Raises ScenarioError for another number."""
-    gpus = len(hardware.cards)
-    if scenario.gpus not in (1, gpus) and gpus > 1:
-        raise ScenarioError(f"gpus: expected {gpus}, as {hardware.name} has, got {scenario.gpus}")
-    return scenario if gpus == 1 else scenario.with_(gpus=gpus)
+def check_gpus(scenario: Scenario, hardware: Hardware) -> None:
+    """Raise ScenarioError for fewer or more GPUs than the machine's name has, and for another number of proportions."""
+    named, split = len(hardware.cards), scenario.layer_split
+    gpus = max(scenario.gpus or 1, named)
+    if named > MOST_GPUS:
+        raise ScenarioError(f"hardware {hardware.name}: expected at most {MOST_GPUS} GPUs, got {named}")
+    if named > 1 and scenario.gpus not in (None, named):
+        raise ScenarioError(f"gpus: expected {named}, as {hardware.name} has, or null, got {scenario.gpus}")
+    if split is not None and len(split) != gpus:
+        raise ScenarioError(f"layer_split: expected {gpus} proportions, one for each of gpus, got {len(split)}")
 
 
 def blocks_of(scenario: Scenario, layers: int, room: Sequence[int] = ()) -> list[LayerBlock]:
     """The layers of each GPU, at least one each. ``room``: the memory of each, in whose proportion they are divided
     where the scenario states none. Raises ScenarioError where there are fewer layers."""
-    gpus = scenario.gpus
+    gpus = len(room) or scenario.gpus or 1
     if layers < gpus:
         raise ScenarioError(f"gpus {gpus}: expected at most {layers}, the model's MoE layers")
     parts = scenario.layer_split or room or (1,) * gpus
@@ -76,7 +81,7 @@ def check_cards(scenario: Scenario, hardware: Hardware, policy: Composition) -> 
     )
     for holds, what in refused:
         if holds:
-            raise ScenarioError(f"gpus {scenario.gpus} are not simulated with {what}")
+            raise ScenarioError(f"several GPUs are not simulated with {what}")
 
 
 def memory_of_card(whole: MemoryPlan, card: Card, shape: ModelShape, share: float | None) -> MemoryPlan:

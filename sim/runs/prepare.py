@@ -16,8 +16,7 @@ from typing import TypeAlias, TypeVar
 from policies.ablation import without
 from policies.calibration import Calibration
 from policies.mechanism.session import Session
-from policies.mechanism.views import PolicyError
-from policies.parts.future import Future
+from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.protocols import Budget, Composition, Needs
 from policies.registry import BuildContext, compose, system
 from policies.user_errors import told_with_line
@@ -30,15 +29,16 @@ from sim.runs.bounds import LowerBounds
 from sim.runs.calibration import calibration_name, check_calibration, load_calibration
 from sim.runs.cards import (
     Card,
+    LayerBlock,
     blocks_of,
     calibration_of_block,
     check_cards,
+    check_gpus,
     costs_of_block,
     demand_of_block,
     least_costs,
     memory_of_card,
     sum_of,
-    with_cards_of,
 )
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
 from sim.runs.host_memory import check_keeping, costs_with_reads, host_bytes_of, host_tier
@@ -55,9 +55,9 @@ from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
-# All that lower bounds depend on: routing, steps, how often the prompt is repeated, tokens of the answer, costs, the
+# All that lower bounds depend on: routing, steps, how often the prompt is repeated, costs, tokens of the answer, the
 # host's memory above a disk, GPUs
-_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, int, CostTable, int | None, int]
+_BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, CostTable, int, int | None, int]
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class Prepared:
 
     def session_of(self, kind: Callable[..., S]) -> S:
         """A fresh session of a class that also logs or times its calls; of one GPU. Raises ScenarioError for more."""
-        if self.scenario.gpus > 1:
-            raise ScenarioError(f"gpus {self.scenario.gpus}: expected 1; several GPUs are simulated, not measured")
+        if self.gpus > 1:
+            raise ScenarioError(f"gpus {self.gpus}: expected 1; several GPUs are simulated, not measured")
         self.checked()
         with told_with_line(self.scenario.policy):
             host = host_tier(self.scenario, self.shape, self.played_costs, self._calibration)
@@ -169,24 +169,17 @@ class Prepared:
         """A fresh session for each of several GPUs (``sim.runs.cards``). Raises what ``checked`` raises."""
         self.checked()
         if self.given is not None:
-            raise ScenarioError(f"gpus {self.scenario.gpus}: expected a policy by its name, got a composition")
+            raise ScenarioError(f"gpus {self.gpus}: expected a policy by its name, got a composition")
         return [self._session_of_card(*of_card) for of_card in zip(self.cards, self.card_memory, strict=True)]
 
     def _session_of_card(self, card: Card, memory: MemoryPlan) -> Session:
-        policy, shape, block = self.scenario.policy, self.shape, card.block
-        whole = self._calibration
+        block, whole, costs = card.block, self._calibration, card.costs.for_planner().experts
         calibration = None if whole is None else calibration_of_block(whole, block)
-        costs = card.costs.for_planner().experts
-        future = future_of(demand_of_block(self._demand(Needs()), block)) if system(policy).needs.future else None
-        context = BuildContext(
-            model=shape.name, layers=block.layers, experts=shape.experts, top_k=shape.top_k, batch=self.scenario.batch,
-            seed=self.scenario.seed, costs=costs, calibration=calibration, future=future, norm_topk=shape.norm_topk,
-        )
         popularity = calibration.popularity if calibration is not None and self.needs.calibration else None
-        sizes = shape.expert_bytes_by_layer[block.first : block.end]
-        with told_with_line(policy):
-            composition = without(compose(policy, self.scenario.parameters, context=context), self.off)
-            return Session(composition, Budget(shape.experts, tuple(sizes), memory.cache_bytes, popularity), costs)
+        sizes = self.shape.expert_bytes_by_layer[block.first : block.end]
+        budget = Budget(self.shape.experts, tuple(sizes), memory.cache_bytes, popularity)
+        with told_with_line(self.scenario.policy):
+            return Session(self._composed(block, costs, calibration), budget, costs)
 
     @cached_property
     def cards(self) -> list[Card]:
@@ -199,7 +192,12 @@ class Prepared:
     @property
     def _machines(self) -> Sequence[Hardware]:
         """The machine with each of its GPUs alone."""
-        return self.hardware.cards if self.hardware.further else (self.hardware,) * self.scenario.gpus
+        return self.hardware.cards if self.hardware.further else (self.hardware,) * (self.scenario.gpus or 1)
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return len(self._machines)
 
     @cached_property
     def _card_costs(self) -> list[CostTable]:
@@ -221,14 +219,19 @@ class Prepared:
         """A composition with parts of its own, for one play."""
         if self.given is not None:
             return self.given
-        policy, shape = self.scenario.policy, self.shape
+        return self._composed(LayerBlock(0, self.shape.moe_layers), self._planned.experts, self._calibration)
+
+    def _composed(
+        self, block: LayerBlock, costs: Sequence[ExpertCosts], calibration: Calibration | None
+    ) -> Composition:
+        """The policy for layers of the model, with these costs and counts of theirs."""
+        scenario, shape, clairvoyant = self.scenario, self.shape, system(self.scenario.policy).needs.future
         context = BuildContext(
-            model=shape.name, layers=shape.moe_layers, experts=shape.experts, top_k=shape.top_k,
-            batch=self.scenario.batch, seed=self.scenario.seed, costs=self._planned.experts,
-            calibration=self._calibration, future=self._future if system(policy).needs.future else None,
-            norm_topk=shape.norm_topk,
+            model=shape.name, layers=block.layers, experts=shape.experts, top_k=shape.top_k, batch=scenario.batch,
+            seed=scenario.seed, costs=costs, calibration=calibration, norm_topk=shape.norm_topk,
+            future=future_of(demand_of_block(self._demand(Needs()), block)) if clairvoyant else None,
         )
-        return without(compose(policy, self.scenario.parameters, context=context), self.off)
+        return without(compose(scenario.policy, scenario.parameters, context=context), self.off)
 
     @property
     def _planned(self) -> CostTable:
@@ -242,10 +245,6 @@ class Prepared:
     def _with_narrow_copies(self, costs: CostTable) -> CostTable:
         share = self.needs.narrow_share
         return costs if share is None else narrowed(costs, self.hardware, self.shape.experts, share)
-
-    @cached_property
-    def _future(self) -> Future:
-        return future_of(self._demand(Needs()))
 
     @property
     def _calibration(self) -> Calibration | None:
@@ -286,16 +285,15 @@ class Prepared:
     def lower_bounds(self) -> LowerBounds:
         """Lower bounds by capacity, worked out once for all variants that differ in policy alone."""
         host_bytes = host_bytes_of(self.scenario, self.shape)
-        gpus, costs = self.scenario.gpus, self.costs
-        if gpus > 1:
-            costs = least_costs(self._card_costs, [card.block for card in self.cards])
+        costs = self.costs if self.gpus == 1 else least_costs(self._card_costs, [card.block for card in self.cards])
+        asked = costs, self.answer_tokens, host_bytes, self.gpus
         if self.given_demand is not None:
-            return LowerBounds(self.demand, costs, self.answer_tokens, host_bytes, gpus)
-        key = (self.trace, self.steps, self._played_repeats, self.answer_tokens, costs, host_bytes, gpus)
+            return LowerBounds(self.demand, *asked)
+        key = (self.trace, self.steps, self._played_repeats, *asked)
         for known, bounds in self.known_bounds:
             if known == key:
                 return bounds
-        self.known_bounds.append((key, LowerBounds(self.demand, costs, self.answer_tokens, host_bytes, gpus)))
+        self.known_bounds.append((key, LowerBounds(self.demand, *asked)))
         return self.known_bounds[-1][1]
 
     @property
@@ -312,7 +310,7 @@ class Prepared:
     @cached_property
     def memory(self) -> MemoryPlan:
         """Division of the GPU's memory, or of all GPUs'. Raises BudgetError."""
-        if self.scenario.gpus > 1:
+        if self.gpus > 1:
             return sum_of(self.card_memory)
         return self._planned_memory(self.scenario.cached_share)
 
@@ -349,7 +347,7 @@ def prepare(scenario: Scenario, trace: Trace | None = None) -> Prepared:
     check_topology(scenario, trace.shape, shape)
     memory = {} if scenario.gpu_memory_gb is None else {"gpu.memory_bytes": round(scenario.gpu_memory_gb * 1e9)}
     hardware = load_machine(scenario.hardware, {**scenario.hardware_overrides, **memory}, scenario.disk)
-    scenario = with_cards_of(scenario, hardware)
+    check_gpus(scenario, hardware)
     check_calibration(scenario, trace)
     steps, repeats, answer_tokens = steps_of(scenario, trace)
     costs = _costs_in(scenario, hardware, shape, max(len(step.rows) for step in steps) * repeats)

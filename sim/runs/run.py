@@ -164,6 +164,7 @@ def resolved(prepared: Prepared) -> Scenario:
         sequences=tuple(dict.fromkeys(sequence for step in prepared.steps for sequence in step.sequences)),
         generated_tokens=prepared.answer_tokens or None,
         calibration=calibration_name(prepared.scenario),
+        gpus=prepared.gpus,
     )
 
 

@@ -28,20 +28,20 @@ class Scenario:
     ``cached_share`` is the share of all routed experts for which the GPU has cache slots; give it or ``gpu_memory_gb``
     (10^9 bytes; what is left after weights, KV cache, staging and reserve holds experts), or neither for the card's own
     memory. ``host_expert_gb``: the host's memory for experts, where it has no room for all of them and a ``disk`` (a
-    kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_tier``). ``gpus``: so
-    many of the machine's, unless ``hardware`` names them; each has a block of layers, in the proportions of
-    ``layer_split``, or of the memory that is not kept free (``sim.runs.cards``).
-    ``None`` lengths mean "as recorded". ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic
-    forecasts, which replace those that a policy needs and the trace lacks (default: that of the trace's header, if it
-    has one). ``engine``: the software, by name or file (``sim.costs.engine``), of which ``engine_overrides`` replaces
-    numbers by dotted key. ``sampled_steps`` and ``sampled_prompt_tokens``: a long answer from few decode steps, and a
-    long prompt from the routing of few tokens; then both may be longer than the trace (``sim.runs.sampling``).
-    ``draft_tokens``: speculative decoding of one sequence, of which every decode step verifies so many drafts;
-    ``draft_acceptance``: the share accepted at each position, or one number (``traces.windows``; default: that of the
-    trace's header); ``draft_offered``: the share of steps that have a draft at each position, or one number, where
-    unsure drafts end a step's; ``draft_windows``: [drafted, accepted] of one step after the other, in place of both.
-    ``rejected_drafts``: the experts that these are computed with. A draft is made by ``draft_layers`` layers like the
-    model's, whose experts are all on the GPU, and its head, or takes ``draft_ns``.
+    kind, or its GB/s) holds them; ``host_keeps``: what stays in it (``policies.mechanism.host_keeping``). ``gpus``: so
+    many of the machine's; None: as many as ``hardware`` names. Each has a block of layers, in the proportions of
+    ``layer_split``, or of the memory that is not kept free (``sim.runs.cards``). ``None`` lengths mean "as recorded".
+    ``noisy_forecast_recall``: recall@k, by look-ahead, of synthetic forecasts, which replace those that a policy needs
+    and the trace lacks (default: that of the trace's header, if it has one). ``engine``: the software, by name or file
+    (``sim.costs.engine``), of which ``engine_overrides`` replaces numbers by dotted key. ``sampled_steps`` and
+    ``sampled_prompt_tokens``: a long answer from few decode steps, and a long prompt from the routing of few tokens;
+    then both may be longer than the trace (``sim.runs.sampling``). ``draft_tokens``: speculative decoding of one
+    sequence, of which every decode step verifies so many drafts; ``draft_acceptance``: the share accepted at each
+    position, or one number (``traces.windows``; default: that of the trace's header); ``draft_offered``: the share of
+    steps that have a draft at each position, or one number, where unsure drafts end a step's; ``draft_windows``:
+    [drafted, accepted] of one step after the other, in place of both. ``rejected_drafts``: the experts that these are
+    computed with. A draft is made by ``draft_layers`` layers like the model's, whose experts are all on the GPU, and
+    its head, or takes ``draft_ns``.
     """
 
     trace: str = "mini-deepseek"
@@ -55,8 +55,8 @@ class Scenario:
     host_expert_gb: Annotated[float, above(0), at_most(1e6)] | None = None
     host_keeps: Keeping = "experts"
     disk: Name | float | None = None  # None: the machine's own, if it has one
-    gpus: Annotated[int, between(1, MOST_GPUS)] = 1
-    layer_split: Annotated[tuple[Annotated[float, above(0), at_most(1e6)], ...], NOT_EMPTY] | None = None  # or equal
+    gpus: Annotated[int, between(1, MOST_GPUS)] | None = None
+    layer_split: Annotated[tuple[Annotated[float, above(0), at_most(1e6)], ...], NOT_EMPTY] | None = None  # by memory
     batch: Count = 1
     prompt_tokens: Count | None = None
     generated_tokens: Count | None = None
@@ -90,10 +90,6 @@ class Scenario:
             raise ScenarioError("give gpu_memory_gb or cached_share, not both")
         if self.prefill_chunk_tokens is not None and self.sampled_prompt_tokens is not None:
             raise ScenarioError("give prefill_chunk_tokens or sampled_prompt_tokens, not both")
-        if self.layer_split is not None and len(self.layer_split) != self.gpus:
-            raise ScenarioError(
-                f"layer_split: expected {self.gpus} proportions, one for each of gpus, got {len(self.layer_split)}"
-            )
         if self.draft_tokens and self.batch > 1:
             raise ScenarioError(f"draft_tokens: expected batch 1, whose drafts a step verifies, got {self.batch}")
         for name, does in (("draft_acceptance", "is accepted"), ("draft_offered", "is made")):

@@ -81,6 +81,7 @@ def test_a_machine_named_with_two_equal_cards_is_one_with_gpus_2() -> None:
     named = simulate(SHORT.with_(hardware=f"2x-rtx-3090+{HOST}"))
     counted = simulate(SHORT.with_(hardware=f"rtx-3090+{HOST}", gpus=2))
     assert named.scenario.gpus == 2
+    assert prepare(SHORT.with_(hardware=f"2x-rtx-3090+{HOST}", layer_split=(1, 2))).cards[0].block.layers == 9
     assert named.spans.equals(counted.spans)
     assert named.to_dict() == counted.to_dict()
 
@@ -113,8 +114,11 @@ def test_a_slower_card_is_slower_in_its_own_layers_alone() -> None:
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"gpus": 3}, r"gpus: expected 2, as rtx-3090\+rtx-3060.* has, got 3"),
-    ({"hardware": f"5x-rtx-3090+{HOST}"}, "gpus: expected a whole number from 1 to 4, got 5"),
+    ({"gpus": 3}, r"gpus: expected 2, as rtx-3090\+rtx-3060.* has, or null, got 3"),
+    ({"gpus": 1}, "gpus: expected 2, .*, got 1"),
+    ({"hardware": f"5x-rtx-3090+{HOST}"}, r"hardware 5x-rtx-3090\+.*: expected at most 4 GPUs, got 5"),
+    ({"layer_split": (1, 1, 1)}, "layer_split: expected 2 proportions, one for each of gpus, got 3"),
+    ({"hardware": f"rtx-3090+rtx-3060+{HOST}+pcie-9x99"}, "hardware 'rtx-3090.rtx-3060.*': PCIe slot '9x99'"),
     ({"hardware": f"rtx-3090+gb10+{HOST}"}, "has no memory of its own|comes with its memory"),
 ])
 def test_other_numbers_of_cards_are_refused(changes: dict[str, object], message: str) -> None:

@@ -34,8 +34,8 @@ def test_yaml_there_and_back(tmp_path: Path) -> None:
 
 def test_what_a_scenario_need_not_say_is_null() -> None:
     assert {key for key, value in Scenario().to_dict().items() if value is None} == {
-        "gpu_memory_gb", "cached_share", "host_expert_gb", "disk", "layer_split", "prompt_tokens", "generated_tokens",
-        "prefill_chunk_tokens", "sequences",
+        "gpu_memory_gb", "cached_share", "host_expert_gb", "disk", "gpus", "layer_split", "prompt_tokens",
+        "generated_tokens", "prefill_chunk_tokens", "sequences",
         "calibration", "noisy_forecast_recall", "sampled_steps", "sampled_prompt_tokens",
         "draft_acceptance", "threads", "draft_offered", "draft_windows", "draft_ns",
     }
