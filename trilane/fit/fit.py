@@ -118,7 +118,7 @@ def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoo
 
 
 def _without_disk(question: Question) -> str:
-    """What a reader who named a disk must know of policies."""
+    """Sentence on the disk that was named, which policies do not read here."""
     if question.disk is None:
         return ""
     return (

@@ -139,7 +139,6 @@ def test_less_host_memory_is_refused() -> None:
         mini(ram_gb=16)
 
 
-
 def test_policies_without_room_say_that_they_are_simulated_without_the_disk() -> None:
     asked: dict[str, Any] = {**MINI, "model": "gpt-oss-120b", "trace": None, "weights": None, "ram_gb": 32}
     found = fit(Question(**asked, disk="nvme-4x4"))
