@@ -155,9 +155,9 @@ class HostCache(Protocol):
     """Which experts stay in the host's memory above a disk, which holds all: methods that caches of the GPU have, too.
 
     Lifetime: created when a policy is composed, used for one run. ``admitted`` is called for what is held before the
-    first step. In each layer the session calls ``observe``, and ``victim`` for what is read. An expert that is not
-    admitted, or evicted, leaves when its use has ended and another one needs the room; needed again until then, it may
-    be admitted without a read.
+    first step, of ``Composition.host_start`` the best last. In each layer the session calls ``observe``, and ``victim``
+    for what is read. An expert that is not admitted, or evicted, leaves when its use has ended and another one needs
+    the room; needed again until then, it may be admitted without a read.
 
     ``group`` is the layer where the memory is divided by layer, 0 where all layers share it.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from policies.mechanism.host_tier import by_popularity
 from policies.mix import Mix
 from policies.parts.caches import StaticCache
 from policies.parts.host_level import AfterReads, ReadForecast
@@ -46,11 +45,9 @@ class BestExact(Mix):
         made = super().compose(context)
         if self.disk == "ignored" or not any(costs.read_ns for costs in context.costs):
             return made
-        popularity = context.required_calibration().popularity if made.needs.calibration else None
         return replace(
             made, assigner=AfterReads(made.assigner), cache=StaticCache(), prefetcher=None, prefetch_slots=0,
             host_cache=self._cache(context), host_prefetcher=ReadForecast(context.top_k, self.forecast),
-            host_start=None if popularity is None else by_popularity(popularity.tolist()),
         )
 
     def _decision_cost(self) -> str:

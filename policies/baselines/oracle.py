@@ -1,7 +1,8 @@
 """The clairvoyant policy: every part uses the future of the run.
 
 A reference for the other policies, not a bound on the time per token: each part is the best by its own measure (misses,
-the layer's makespan), which does not make their combination the best.
+the layer's makespan), which does not make their combination the best. It ignores a disk: it moves experts as if
+reading them again were free, so that other policies may be faster there, and their regret negative.
 """
 
 from __future__ import annotations

@@ -119,15 +119,23 @@ class CacheKeeper:
     def __init__(self, cache: HostCache, size_of: SizeOf, rooms: Sequence[int]) -> None:
         self._cache, self._size_of, self._free = cache, size_of, list(rooms)
         self._pooled = len(rooms) == 1
-        self._members = set[ExpertId]()
+        self._members = OrderedDict[ExpertId, None]()
         self._passing = OrderedDict[ExpertId, None]()  # yet to be used, or in use
         self._leaving = OrderedDict[ExpertId, None]()
 
     def fill(self, key: ExpertId, rest_bytes: int) -> bool:
-        fits = self._size_of(key) <= self._free[self._group(key)]
+        group, size = self._group(key), self._size_of(key)
+        fits = size <= self._free[group]
         if fits:
-            self._join(key)
+            self._free[group] -= size
+            self._members[key] = None
         return fits
+
+    def begin(self, best_first: bool) -> None:
+        """Tell the cache of its first members. ``best_first``: of those that were ranked the best comes last, as if
+        used last, so that it is not the first to leave."""
+        for key in reversed(self._members) if best_first else self._members:
+            self._cache.admitted(key, self._group(key))
 
     def came(self, key: ExpertId, in_use: Container[ExpertId]) -> None:
         if not self._admitted(key, in_use):
@@ -179,12 +187,12 @@ class CacheKeeper:
     def _join(self, key: ExpertId) -> None:
         group = self._group(key)
         self._free[group] -= self._size_of(key)
-        self._members.add(key)
+        self._members[key] = None
         self._cache.admitted(key, group)
 
     def _expel(self, key: ExpertId) -> None:
         group = self._group(key)
-        self._members.remove(key)
+        del self._members[key]
         self._free[group] += self._size_of(key)
         self._cache.evicted(key, group)
 

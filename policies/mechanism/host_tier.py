@@ -55,15 +55,17 @@ class HostTier:
 
         A ``policy`` with a cache for the host's memory keeps what is there from now on, but for two buffers, and may
         have a ranking of its own."""
-        ranking = self._ranking
+        ranking, cached = self._ranking, None
         if policy is not None and policy.host_cache is not None:
-            self._keeper = CacheKeeper(policy.host_cache, self._size_of, self._rooms(policy.host_by_layer))
-            ranking = ranking if policy.host_start is None else policy.host_start
+            cached = CacheKeeper(policy.host_cache, self._size_of, self._rooms(policy.host_by_layer))
+            self._keeper, ranking = cached, ranking if policy.host_start is None else policy.host_start
         for key in ranking:
             if self._size_of(key) > self._free:
                 break
             if key.expert not in on_gpu[key.layer] and self._keeper.fill(key, self._free - self._size_of(key)):
                 self._hold(key)
+        if cached is not None:
+            cached.begin(best_first=ranking is not self._ranking)
 
     def _rooms(self, by_layer: bool) -> list[int]:
         """Bytes that a policy's cache divides: in one pool, or of each layer in proportion to its experts."""

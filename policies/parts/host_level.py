@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Container, Sequence
 
 from policies.mechanism.views import INFINITE_NS, Assignment, ExpertId, Forecast, LayerView, Phase
@@ -41,38 +40,6 @@ class OnlyIn:
         self.admits = view.phase == self.phase
         if self.admits:
             self.cache.observe(view)
-
-
-class Exclusive:
-    """Another cache, before whose victims those leave that the GPU holds, too: an expert in both is room for none."""
-
-    def __init__(self, cache: HostCache) -> None:
-        self.cache = cache
-        self.admits = True
-        self._members: dict[int, set[ExpertId]] = {}  # by group
-        self._twice: dict[int, OrderedDict[ExpertId, None]] = {}  # by group: on the GPU as well, when last looked at
-
-    def observe(self, view: LayerView) -> None:
-        self.cache.observe(view)
-        self._resident = view.residency.resident
-        for group, members in self._members.items():
-            here = [ExpertId(view.layer, expert) for expert in sorted(self._resident[view.layer])]
-            self._twice[group].update(dict.fromkeys(key for key in here if key in members))
-
-    def admitted(self, key: ExpertId, group: int) -> None:
-        self._members.setdefault(group, set()).add(key)
-        self._twice.setdefault(group, OrderedDict())
-        self.cache.admitted(key, group)
-
-    def evicted(self, key: ExpertId, group: int) -> None:
-        self._members[group].remove(key)
-        self._twice[group].pop(key, None)
-        self.cache.evicted(key, group)
-
-    def victim(self, incoming: ExpertId, group: int, blocked: Container[ExpertId]) -> ExpertId | None:
-        twice = self._twice.get(group, ())
-        both = (key for key in twice if key not in blocked and key.expert in self._resident[key.layer])
-        return next(both, None) or self.cache.victim(incoming, group, blocked)
 
 
 class ReadForecast:
@@ -139,13 +106,13 @@ class AfterReads:
 
 
 class PinnedShare:
-    """Another cache for all but a ``share`` of the members that are there at first, best first, which never leave."""
+    """Another cache for all but a ``share`` of the members that are there at first, the best, which never leave."""
 
     admits = True
 
     def __init__(self, share: float, cache: HostCache) -> None:
         self.share, self.cache = share, cache
-        self._first: dict[int, list[ExpertId]] = {}  # by group, until the first layer
+        self._first: dict[int, list[ExpertId]] = {}  # by group, best last, until the first layer
         self._pinned: set[ExpertId] | None = None
 
     def observe(self, view: LayerView) -> None:
@@ -170,7 +137,7 @@ class PinnedShare:
         if self._pinned is None:
             self._pinned = set()
             for group, keys in self._first.items():
-                count = int(self.share * len(keys))
-                self._pinned.update(keys[:count])
-                for key in reversed(keys[count:]):
+                others = len(keys) - int(self.share * len(keys))
+                self._pinned.update(keys[others:])
+                for key in keys[:others]:
                     self.cache.admitted(key, group)

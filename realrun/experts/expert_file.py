@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from mmap import mmap
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
@@ -87,8 +88,14 @@ class ExpertFile:
 def _opened(path: Path) -> tuple[int, bool]:
     if not hasattr(os, "posix_fadvise") or not hasattr(os, "preadv"):
         raise RefusedError("experts on a disk: expected a system with preadv and posix_fadvise, such as Linux")
-    with suppress(OSError):  # such as of tmpfs
-        return os.open(path, os.O_RDONLY | os.O_DIRECT), True
+    with suppress(OSError):  # where direct reads are not possible, or not of blocks
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            os.preadv(descriptor, [mmap(-1, BLOCK_BYTES)], 0)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor, True
     return os.open(path, os.O_RDONLY), False
 
 
@@ -98,29 +105,41 @@ def written(
 ) -> Iterator[ExpertFile]:
     """A file in ``folder`` of the experts of ``count`` layers, one layer at a time; it is deleted at the end.
 
-    Raises RefusedError if the folder's disk has too little room, and for layers whose experts differ in size.
+    Raises RefusedError if the folder's disk has too little room, or fails, and for layers whose experts differ in size.
     """
     with TemporaryDirectory(prefix="trilane-experts-", dir=folder) as inside:
-        path, layouts, experts = Path(inside) / "experts", list[ExpertLayout](), 0
-        with path.open("wb") as file:
-            for slab in slabs:
-                layouts.append(slab.layout)
-                _check_alike(layouts)
-                experts, stride = len(slab.memory), in_blocks(slab.layout.size_bytes)
-                if len(layouts) == 1:
-                    _check_room(folder, count * experts * stride)
-                padding = bytes(stride - slab.layout.size_bytes)
-                for expert in slab.memory:
-                    file.write(expert.numpy().data)
-                    file.write(padding)
-            file.flush()
-            os.fsync(file.fileno())  # dirty pages cannot be dropped
+        path = Path(inside) / "experts"
+        try:
+            layouts, experts = _write(path, slabs, count)
+        except OSError as error:
+            raise RefusedError(
+                f"{folder}: expected to write a file of experts, got: {error}; name a folder on another disk"
+            ) from error
         made = ExpertFile(path, layouts, experts, request_bytes, depth)
         path.unlink()  # it takes room until it is closed, even if the process is killed
         try:
             yield made
         finally:
             made.close()
+
+
+def _write(path: Path, slabs: Iterable[Slab], count: int) -> tuple[Sequence[ExpertLayout], int]:
+    """Write experts, each in whole blocks; the layouts of all layers, and the experts of one."""
+    layouts, experts = list[ExpertLayout](), 0
+    with path.open("wb") as file:
+        for slab in slabs:
+            layouts.append(slab.layout)
+            _check_alike(layouts)
+            experts, stride = len(slab.memory), in_blocks(slab.layout.size_bytes)
+            if len(layouts) == 1:
+                _check_room(path.parent.parent, count * experts * stride)
+            padding = bytes(stride - slab.layout.size_bytes)
+            for expert in slab.memory:
+                file.write(expert.numpy().data)
+                file.write(padding)
+        file.flush()
+        os.fsync(file.fileno())  # dirty pages cannot be dropped
+    return layouts, experts
 
 
 def _check_alike(layouts: Sequence[ExpertLayout]) -> None:

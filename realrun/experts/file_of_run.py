@@ -39,10 +39,23 @@ def file_for(folder: Path | None, prepared: Prepared, slabs: Iterable[Slab]) -> 
             f"host_expert_gb {prepared.scenario.host_expert_gb}: expected a folder on the disk that can be "
             f"written to, for a file of the experts (`--experts-in DIR`), got {folder}"
         )
+    if _in_memory(folder):
+        raise RefusedError(
+            f"--experts-in {folder}: expected a folder on a disk, this one is in memory (tmpfs), from which reads say "
+            "nothing about a disk"
+        )
     drive = prepared.hardware.disk
     assert drive is not None
     with written(slabs, prepared.shape.moe_layers, folder, drive.request_bytes, drive.depth) as file:
         yield file
+
+
+def _in_memory(folder: Path) -> bool:
+    """Does the folder hold its files in memory? As Linux says of each device (proc_pid_mountinfo(5))."""
+    mounts, number = Path("/proc/self/mountinfo"), folder.stat().st_dev
+    lines = [line.split() for line in mounts.read_text().splitlines()] if mounts.exists() else []
+    device = f"{os.major(number)}:{os.minor(number)}"
+    return any(fields[2] == device and fields[fields.index("-") + 1] in ("tmpfs", "ramfs") for fields in lines)
 
 
 def held_experts(file: ExpertFile, prepared: Prepared, allocate: Allocate) -> HeldExperts:

@@ -11,7 +11,7 @@ import numpy as np
 from policies.mechanism.views import Assignment, Commitment, ExpertId, Forecast, LayerView, Routing, Swap
 from policies.parts.assigners import settle
 from policies.parts.caches import LfuCache, LruCache, RandomCache
-from policies.parts.host_level import Exclusive, PinnedShare
+from policies.parts.host_level import PinnedShare
 from policies.parts.placements import NoPlacement, PoolPlacement, RandomPlacement
 from policies.parts.routers import TrueRouter
 from policies.protocols import Cache, Composition, HostCache, Needs, Prefetcher, Router, When
@@ -133,7 +133,7 @@ class FreeHostCache:
 def with_free_host(policy: Composition, rng: random.Random, layers: int, experts: int, declines: float) -> Composition:
     """The composition with a cache for the host's memory, and perhaps reads ahead."""
     ids = [ExpertId(layer, expert) for layer in range(layers) for expert in range(experts)]
-    inner: HostCache = rng.choice((LruCache(), LfuCache(), Exclusive(LruCache()), PinnedShare(0.5, LruCache())))
+    inner: HostCache = rng.choice((LruCache(), LfuCache(), PinnedShare(0.5, LruCache())))
     return replace(
         policy, host_cache=FreeHostCache(rng, inner, declines), host_by_layer=rng.random() < 0.5,
         host_start=rng.choice((None, (), rng.sample(ids, len(ids)))),

@@ -52,6 +52,12 @@ def test_at_first_it_holds_what_its_ranking_says_but_for_two_buffers() -> None:
     assert held(host(5, LruCache(), host_start=())) == []
 
 
+def test_the_best_of_a_policys_ranking_is_the_last_to_leave() -> None:
+    tier = host(5, LruCache(), host_start=keys(5, 3, 1))
+    use(tier, 0, 2)
+    assert held(tier) == [0, 2, 3, 5]
+
+
 def test_what_the_cache_evicts_leaves_with_the_next_read_and_comes_back_without_one_until_then() -> None:
     tier = host(5, LruCache())
     assert len(use(tier, 3)) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.mechanism.views import Assignment, ExpertId, Forecast, HostView, LayerView, ResidencyView
 from policies.parts.assigners import CostRule, LoadAll, ResidentOrCpu
 from policies.parts.caches import LruCache
-from policies.parts.host_level import AfterReads, Exclusive, OnlyIn, PinnedShare, ReadForecast
+from policies.parts.host_level import AfterReads, OnlyIn, PinnedShare, ReadForecast
 from tests.kit.views import costs, view
 
 COST = costs((5, 5), (20, 40), copy_ns=30)._replace(read_ns=50)
@@ -30,21 +30,9 @@ def test_a_memory_that_decode_fills_admits_nothing_of_a_prompt() -> None:
     assert cache.admits
 
 
-def test_what_the_gpu_holds_too_leaves_before_the_least_recent() -> None:
-    cache = Exclusive(LruCache())
-    for key in keys(0, 1, 2):
-        cache.admitted(key, 0)
-    assert cache.victim(ExpertId(0, 5), 0, ()) == ExpertId(0, 0)
-    cache.observe(looking(resident=(1, 2)))
-    assert cache.victim(ExpertId(0, 5), 0, keys(1)) == ExpertId(0, 2)
-    cache.evicted(ExpertId(0, 1), 0)
-    cache.evicted(ExpertId(0, 2), 0)
-    assert cache.victim(ExpertId(0, 5), 0, ()) == ExpertId(0, 0)
-
-
 def test_pinned_members_never_leave() -> None:
     cache = PinnedShare(0.5, LruCache())
-    for key in keys(3, 1, 4, 2):  # best first
+    for key in keys(2, 4, 1, 3):  # best last
         cache.admitted(key, 0)
     cache.observe(looking())
     assert cache.victim(ExpertId(0, 5), 0, ()) == ExpertId(0, 4)  # 2 was used by the layer just now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from policies.mechanism.views import ExpertId
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import replay as play_log
 from realrun.execution.executor import Executor
-from realrun.experts import expert_file
+from realrun.experts import expert_file, file_of_run
 from realrun.experts.expert_file import ExpertFile, written
 from realrun.experts.store import ExpertLayout, Slab
 from realrun.replay.replay import Measurement, experts_in
@@ -182,6 +184,54 @@ def test_a_disk_without_room_is_refused(
     ):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_is_said_to_and_nothing_is_left(
+    bench: WatchedBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RefusedError, match=r"expected to write a file of experts, got: .*No space left"), written(
+        bench.store.slabs, 3, tmp_path
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_direct_reads_of_a_block_fail_pages_are_dropped_instead(
+    bench: WatchedBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk whose blocks are larger."""
+    preadv = os.preadv
+
+    def refusing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", refusing)
+    with written(bench.store.slabs, 3, tmp_path) as file:
+        assert not file.direct
+        target = expert_file.aligned(file.stride, lambda size: torch.zeros(size, dtype=torch.uint8))
+        file.read(ExpertId(1, 3), target)
+        assert torch.equal(target[: bench.layout.size_bytes], bench.store.buffer(1, 3))
+
+
+@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="only Linux says so")
+def test_a_folder_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, status = setting("on-demand"), tmp_path.stat()
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    line = f"22 1 {device} / {tmp_path} rw,relatime shared:1 - %s none rw\n"
+    for kind, refused in (("tmpfs", True), ("ext4", False)):
+        monkeypatch.setattr(Path, "read_text", lambda self, kind=kind: line % kind)
+        assert file_of_run._in_memory(tmp_path) is refused
+    monkeypatch.setattr(file_of_run, "_in_memory", lambda folder: True)
+    with pytest.raises(RefusedError, match="expected a folder on a disk, this one is in memory"), experts_in(
+        tmp_path, made
+    ):
+        pass
 
 
 def test_layers_whose_experts_differ_in_size_are_refused(bench: WatchedBench, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from realrun.errors import RefusedError
+from realrun.experts import file_of_run
 from realrun.generation.generate import GenerateRequest, generate_hosted
 from realrun.machine.host_lanes import HostLanes
 from tests.kit.generating import assert_says_the_same, every_slot, expected, hosted, request
@@ -23,7 +24,10 @@ def from_disk(policy: str, folder: Path | None) -> GenerateRequest:
 
 
 @pytest.mark.parametrize("policy", ["on-demand", "naive-cpu", "hybrimoe"])
-def test_tokens_are_those_of_the_unmodified_model(policy: str, tmp_path: Path, inline_lanes: HostLanes) -> None:
+def test_tokens_are_those_of_the_unmodified_model(
+    policy: str, tmp_path: Path, inline_lanes: HostLanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_of_run, "_in_memory", lambda folder: False)  # where temporary files may be
     asked = from_disk(policy, tmp_path)
     assert_says_the_same(hosted("mini-moe"), asked, inline_lanes, expected("mini-moe", generated=2))
     spans = generate_hosted(hosted("mini-moe"), asked, inline_lanes).run.spans
