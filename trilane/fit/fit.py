@@ -96,7 +96,8 @@ def engine_part(question: Question) -> Fit:
         raise no_room if hardware.measured else NoRoomError(missing(question))
     return Fit(
         question=question, model=shape.name, machine=hardware.name, about=hardware.about, engine=engine,
-        engine_refused=refused, policies=None, policies_refused=None if no_room is None else str(no_room),
+        engine_refused=refused, policies=None,
+        policies_refused=None if no_room is None else f"{no_room}{_without_disk(question)}",
         roomier=() if engine is None else _roomier(question, shape, hardware),
         trained_tokens=trained_tokens(shape.name), notes=hardware.notes,
     )
@@ -114,6 +115,16 @@ def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoo
     except NoRoomError as error:
         return error
     return None
+
+
+def _without_disk(question: Question) -> str:
+    """Sentence on the disk that was named, which policies do not read here."""
+    if question.disk is None:
+        return ""
+    return (
+        f"\nhere policies are simulated without the disk; trilane compare simulates them above it "
+        f"(--set disk={question.disk} --set host_expert_gb=GB)"
+    )
 
 
 def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:

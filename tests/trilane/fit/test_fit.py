@@ -139,6 +139,16 @@ def test_less_host_memory_is_refused() -> None:
         mini(ram_gb=16)
 
 
+def test_policies_without_room_say_that_they_are_simulated_without_the_disk() -> None:
+    asked: dict[str, Any] = {**MINI, "model": "gpt-oss-120b", "trace": None, "weights": None, "ram_gb": 32}
+    found = fit(Question(**asked, disk="nvme-4x4"))
+    assert found.engine is not None
+    assert found.policies is None
+    *_, last = str(found.policies_refused).split("\n")
+    assert last.startswith("here policies are simulated without the disk; trilane compare")
+    assert "disk=nvme-4x4" in last
+
+
 def test_where_everything_fits_nothing_is_decided() -> None:
     found = mini(gpu="rtx-4090", weights="q4_k_m")
     assert found.memory.all_fits
