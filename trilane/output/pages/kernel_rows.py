@@ -7,8 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from trilane.output.pages.output import Part, heading, table
+from trilane.output.pages.output import Part, heading, legend, table
 from trilane.study.cache_logs.kernel_rows import KernelRow, errors_by_part, predicted_us
+
+_MEANINGS = {
+    "copy": "from the host's memory to the GPU's", "gpu": "a product, by the rate of the GPU's memory",
+    "cpu": "experts of the CPU, by the rate of its memory",
+    "median, p90": "of the errors without their signs; bias: median with their signs, above 0 is predicted too slow",
+}
 
 
 def kernels_page(rows: Sequence[KernelRow], path: str) -> list[Part]:
@@ -21,7 +27,8 @@ def kernels_page(rows: Sequence[KernelRow], path: str) -> list[Part]:
     return [
         heading(f"{len(rows)} timed copies and kernels: {path}"), "",
         table(["", "rows", "median", "p90", "bias"], totals), "",
-        table(["row", "part", "predicted us", "measured us"], lines, 2),
+        table(["row", "part", "predicted us", "measured us"], lines, 2), "",
+        legend(_MEANINGS),
     ]
 
 
