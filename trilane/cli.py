@@ -22,6 +22,7 @@ from trilane.verbs.options import AllCards, help_of
 
 _BAD_INPUT, _NOT_WRITTEN = 2, 74  # exit statuses; the second is EX_IOERR of sysexits.h
 _INTERRUPTED, _CLOSED = 128 + 2, 128 + 13  # as if SIGINT and SIGPIPE had ended it
+_OF_TORCH = ("torch", "transformers", "tokenizers")  # packages of the extra torch
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # faults of a disk, not of the input
 
 _GROUPS = {  # of --help, in its order: verbs with their modules
@@ -169,6 +170,11 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
         limit = " (the limit on the size of files; see `ulimit -f`)" if error.errno == errno.EFBIG else ""
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part) + limit
+    if isinstance(error, ModuleNotFoundError) and error.name in _OF_TORCH:
+        return (
+            f"{_named_verb()} needs {error.name}; in the folder of Trilane: `pip install '.[torch]'` (without a GPU, "
+            f"add --extra-index-url https://download.pytorch.org/whl/cpu)"
+        )
     if isinstance(error, TrilaneError):
         return str(error) or type(error).__name__
     return told(error, loaded_policies().values())

@@ -27,7 +27,7 @@ def host_bytes_of(scenario: Scenario, shape: ModelShape) -> int | None:
     size, least = round(scenario.host_expert_gb * GB), (shape.experts + 2) * max(shape.expert_bytes_by_layer)
     if size < least:
         raise ScenarioError(
-            f"host_expert_gb {scenario.host_expert_gb:g}: expected at least {least / GB:.2f}, which the "
+            f"host_expert_gb {scenario.host_expert_gb:g}: expected at least {least / GB:.3g}, which the "
             f"{shape.experts} experts of a layer and two more take"
         )
     return size if size < shape.routed_bytes else None

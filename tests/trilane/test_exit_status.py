@@ -97,6 +97,21 @@ def run(words: Sequence[str], stdout: IO[str] | int) -> subprocess.CompletedProc
     return subprocess.run([*TRILANE, *words], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=BUFFERED)
 
 
+# --- an extra that is not installed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("measure",), ("smoke",), ("profile", "-o", "machine.yaml")])
+def test_a_verb_that_needs_torch_says_so_in_a_sentence(words: Sequence[str], tmp_path: Path) -> None:
+    without = "import sys; sys.modules['torch'] = None; from trilane.__main__ import main; main()"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", without, *words], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"trilane: {words[0]} needs torch; in the folder of Trilane: `pip install")
+    assert not list(tmp_path.iterdir())
+
+
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 INTERRUPTED = """

@@ -102,7 +102,7 @@ def _cache_log(name: str, path: Path, rows: str | None, json: str | None) -> Non
     from trilane.study.cache_logs.comparison import compared
     from trilane.study.cache_logs.importers import are_kernels, read_cache_log
     from trilane.study.cache_logs.kernel_rows import read_kernels
-    from trilane.study.cache_logs.rows import write_rows
+    from trilane.study.cache_logs.rows import LogError, write_rows
 
     if are_kernels(path):
         if rows is not None:
@@ -116,6 +116,8 @@ def _cache_log(name: str, path: Path, rows: str | None, json: str | None) -> Non
         note(f"{rows}: {len(settings)} rows; fill in machine and engine, then: trilane accuracy --requests {rows}")
         return
     found = compared(progress(settings, "playing"))
+    if not found.asked:
+        raise LogError(f"{path}: no row can be asked: {'; '.join(sorted({*found.left_out.values()})) or 'it has none'}")
     report(json, record_of(found), *cache_logs_page(found, name))
 
 

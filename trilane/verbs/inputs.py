@@ -219,7 +219,8 @@ def describe(scenario: Scenario) -> str:
     routing = f"routing of {trace_in_words(scenario.trace, trace)}"
     lengths = _lengths(scenario, trace)
     where = f"{_model(scenario, trace)} on {scenario.hardware}, engine {scenario.engine}"
-    about = ", ".join([where, memory, lengths, routing, *_shortened(scenario)])
+    cards = [f"{scenario.gpus} GPUs"] if (scenario.gpus or 1) > 1 else []
+    about = ", ".join([where, *cards, memory, lengths, routing, *_shortened(scenario)])
     if scenario.noisy_forecast_recall is None:
         return about
     return f"{about}; where it lacks forecasts, {NoisyForecasts(scenario.noisy_forecast_recall)}"

@@ -138,16 +138,10 @@ def _check_capture(
 
 
 def _capture_function() -> Any:
-    """``traces.capture.capture.capture``, with fewer torch threads. Raises OutputError if torch is not installed."""
-    try:
-        from realrun.machine.thread_lane import limit_torch_threads
-        from traces.capture.capture import capture as run
-    except ModuleNotFoundError as error:
-        raise OutputError(
-            f"capture needs {error.name}; in the folder of Trilane: "
-            "`.venv/bin/pip install -c constraints.txt -e '.[torch]'` "
-            "(without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
-        ) from None
+    """``traces.capture.capture.capture``, with fewer torch threads."""
+    from realrun.machine.thread_lane import limit_torch_threads
+    from traces.capture.capture import capture as run
+
     limit_torch_threads()
     return run
 

@@ -65,9 +65,13 @@ def test_bundled_rows_name_their_sources_and_no_row_is_of_the_log_without_a_lice
     (("kernels", "--template", "x.csv"), "got a table of timed kernels"),
     (("caches", "--plot", "x.png"), "which has no picture"),
     (("bad.csv",), "line 2: steps: expected a whole number from 1 to 4096, got 'many'"),
+    (("empty.csv",), "got an empty file"),
+    (("large.csv",), "large.csv: no row can be asked: slots: expected at most the 128 experts of a layer, got 129"),
 ])
 def test_what_cannot_be_done_is_refused_in_a_sentence(trilane: Trilane, words: tuple[str, ...], expected: str) -> None:
     Path("bad.csv").write_text(LOG.replace("16,16,0.5", "16,many,0.5"))
+    Path("empty.csv").touch()
+    Path("large.csv").write_text("id,model,policy,slots,hit_rate\none,qwen3-30b-a3b,layer-lru,129,0.5\n")
     trilane("accuracy", "--template", "speeds.csv")
     done = trilane("accuracy", "--requests", *words)
     assert done.status != 0

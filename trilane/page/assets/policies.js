@@ -30,7 +30,7 @@ function policiesView(query, main) {
     if (record.kind === "policies") {
       count = record.count;
       put(about, h("p", {}, record.scenario));
-      put(parts, legend([...record.parts.map((part) => [part.colour, part.label]), ["var(--ink)", "line: no policy that keeps the routing can be faster"]]));
+      put(parts, stepLegend(record.parts));
     } else if (record.kind === "policy") { shown.push(record); drawPolicies(shown, list, (name) => address.of("timeline", { ...without(query, "policies"), policies: `${name === "on-demand" ? "mixtral-offloading" : "on-demand"},${name}` })); }
     else if (record.kind === "cannot") refused.push(record);
     else put(about, refusal(record));
@@ -41,6 +41,10 @@ function policiesView(query, main) {
     say(status.textContent);
     if (refused.length) put(cannot, h("h2", {}, "What cannot run here"), table("Policies that cannot run", [{ title: "policy" }, { title: "why" }], refused.map((one) => [one.policy, one.reason])));
   });
+}
+
+function stepLegend(parts) {
+  return legend([...parts.map((part) => [part.colour, part.label]), ["var(--ink)", "line: no policy that keeps the routing can be faster"]]);
 }
 
 // `addressOf`: of a policy's timeline, where there is one.

@@ -64,13 +64,13 @@ function simulator(place, state, turnShare) {
     const shown = [], refused = [];
     let count = 0;
     ask("simulated", state, (record) => {
-      if (record.kind === "simulated") { count = record.count; drawRoom(record.fits); put(parts, legend(record.parts.map((part) => [part.colour, part.label]))); }
+      if (record.kind === "simulated") { count = record.count; drawRoom(record.fits); put(parts, stepLegend(record.parts)); }
       else if (record.kind === "policy") { shown.push(record); drawPolicies(shown, list); }
       else if (record.kind === "cannot") refused.push(record);
-      else { put(cannot, refusal(record)); return; }
+      else { put(parts, refusal(record)); return; }
       if (record.kind !== "simulated" || !list.childElementCount) status.textContent = `${shown.length + refused.length} of ${count} policies`;
     }, () => {
-      status.textContent = `${shown.length} of ${count} policies can run`;
+      status.textContent = count ? `${shown.length} of ${count} policies can run` : "";
       if (!shown.length) put(list);
       put(cannot, refused.length ? table("Policies that cannot run", [{ title: "policy" }, { title: "why" }], refused.map((one) => [one.policy, one.reason])) : []);
     });

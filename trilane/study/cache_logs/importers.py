@@ -61,7 +61,8 @@ def is_cache_log(path: str | Path) -> bool:
     if Path(path).suffix == ".jsonl" or {"policy", *_CSV} & {*columns} or are_kernels(path):
         return True
     if not {*columns} >= _STRATA:
-        raise LogError(f"{path}: expected {_EXPECTED}, got the columns {shortened(', '.join(columns)) or 'of no file'}")
+        got = f"the columns {shortened(', '.join(columns))}" if any(columns) else "an empty file"
+        raise LogError(f"{path}: expected {_EXPECTED}, got {got}")
     return False
 
 

@@ -78,6 +78,8 @@ class Played:
 
 def play(row: CacheRow) -> Played:
     """Play a row. Raises LogError for an unknown policy, and what the loading of its model and machine raises."""
+    if row.slots is not None and row.slots > (experts := load_model(row.model).experts):
+        raise LogError(f"slots: expected at most the {experts} experts of a layer, got {row.slots:g}")
     if row.policy in CACHES:
         return _cached(row)
     name, _ = policy_in(row.policy, LogError)
