@@ -300,3 +300,15 @@ def test_a_host_that_works_for_two_gpus_at_once_is_caught(monkeypatch: pytest.Mo
     monkeypatch.setattr(CardsTimeline, "_hand_over", forgets)
     with pytest.raises(AssertionError, match="law 3: host does two things at once"):
         check(play(TWO, 2))
+
+
+def test_a_gpu_that_rests_after_its_input_is_there_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = CardsTimeline._hand_over
+
+    def late(self: CardsTimeline, card: Timeline, following: Timeline) -> Any:
+        yield from sound(self, card, following)
+        following.input_ns += 3
+
+    monkeypatch.setattr(CardsTimeline, "_hand_over", late)
+    with pytest.raises(AssertionError, match=r"law 5: .* could have started at"):
+        check(play(TWO, 2))

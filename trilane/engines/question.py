@@ -79,7 +79,7 @@ class Question:
     has room at least; None: those of prompt and answer. ``system``: the operating system, which may limit what the GPU
     takes of the memory and what can be pinned; None: macOS on Apple's chips, else not known, no limit. ``disk``: a kind
     of disk, or its GB/s, from which experts are read that the host's memory has no room for; None: they must have room.
-    ``gpu`` may be several cards (``trilane.engines.cards``); ``ts``: blocks of each, the quickest first, with the
+    ``gpu`` may be several cards (``sim.machine.cards``); ``ts``: blocks of each, the quickest first, with the
     output layer, None: chosen.
     """
 

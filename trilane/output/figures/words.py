@@ -37,6 +37,7 @@ _NULLS: Mapping[str, tuple[str, str]] = {  # what null means: as a value next to
     "cached_share": ("what fits", "what fits cached"),
     "model": ("the trace's own", "the trace's own model"),
     "prompt_tokens": ("as recorded", "prompts as recorded"),
+    "gpus": ("as named", "the GPUs that are named"),
     "generated_tokens": ("as recorded", "as many tokens as recorded"),
     "prefill_chunk_tokens": ("whole", "whole prompts"),
     "sampled_steps": ("all", "all decode steps"),
