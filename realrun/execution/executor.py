@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from policies.mechanism.host_share import HostShare
+from policies.mechanism.host_tier import HostTier
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError, RefusedError
@@ -44,6 +46,8 @@ class Executor:
                 "experts on a disk: expected a file of experts for a session whose host holds a part of them, and for "
                 "no other"
             )
+        if isinstance(session.host, HostShare):
+            raise RefusedError("experts on a disk: expected one GPU; several that share it are simulated, not measured")
         self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
         sizes = sizes._replace(defers=session.policy.needs.changes_routing)
@@ -153,7 +157,7 @@ class Executor:
     def _place(self) -> None:
         """Copy residents to their slots, and read what the host holds, before the clock starts."""
         if isinstance(self._store, HeldExperts):
-            assert self.session.host is not None
+            assert isinstance(self.session.host, HostTier)
             self._store.fill(self.session.host.held)
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):

@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from policies.ablation import without
 from policies.calibration import Calibration
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.protocols import Budget, Composition, Needs
@@ -41,7 +42,7 @@ from sim.runs.cards import (
     sum_of,
 )
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
-from sim.runs.host_memory import check_keeping, costs_with_reads, host_bytes_of, host_tier
+from sim.runs.host_memory import check_keeping, costs_with_reads, filled, host_bytes_of, host_tier, shares_of
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
@@ -170,16 +171,18 @@ class Prepared:
         self.checked()
         if self.given is not None:
             raise ScenarioError(f"gpus {self.gpus}: expected a policy by its name, got a composition")
-        return [self._session_of_card(*of_card) for of_card in zip(self.cards, self.card_memory, strict=True)]
+        host = host_tier(self.scenario, self.shape, self.costs, self._calibration)
+        shares = shares_of(host, [card.block for card in self.cards])
+        return filled(host, list(map(self._session_of_card, self.cards, self.card_memory, shares)))
 
-    def _session_of_card(self, card: Card, memory: MemoryPlan) -> Session:
+    def _session_of_card(self, card: Card, memory: MemoryPlan, host: HostShare | None) -> Session:
         block, whole, costs = card.block, self._calibration, card.costs.for_planner().experts
         calibration = None if whole is None else calibration_of_block(whole, block)
         popularity = calibration.popularity if calibration is not None and self.needs.calibration else None
         sizes = self.shape.expert_bytes_by_layer[block.first : block.end]
         budget = Budget(self.shape.experts, tuple(sizes), memory.cache_bytes, popularity)
         with told_with_line(self.scenario.policy):
-            return Session(self._composed(block, costs, calibration), budget, costs)
+            return Session(self._composed(block, costs, calibration), budget, costs, host)
 
     @cached_property
     def cards(self) -> list[Card]:
