@@ -245,7 +245,7 @@ class SharedKeeper:
         return [of_model(key, layers) for layers, keeper in self._keepers for key in keeper.leaving()]
 
     def victims(self, incoming: ExpertId, in_use: Container[ExpertId]) -> Iterator[ExpertId]:
-        """Those of its own layers go first, then those of the GPU before, as if for its last layer, and so on."""
+        """Choose those of its own layers first, then those of the GPU before, as if for its last layer, and so on."""
         at_work = self._of_layer[incoming.layer]
         for back in range(len(self._keepers)):
             layers, keeper = self._keepers[at_work - back]
@@ -264,7 +264,7 @@ def of_model(key: ExpertId, layers: range) -> ExpertId:
 
 
 class OfLayers(Container[ExpertId]):
-    """Those experts of the model that are in some of its layers, which are numbered from 0."""
+    """Experts of the model in some of its layers, which are numbered from 0."""
 
     def __init__(self, experts: Container[ExpertId], layers: range) -> None:
         self._experts, self._layers = experts, layers

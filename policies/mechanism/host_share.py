@@ -18,10 +18,10 @@ class HostShare:
         self.held = OfLayers(tier.held, self.layers)
 
     def fill(self, *of_one_gpu: object) -> None:
-        """Leave it to ``shared_host.fill_together``: what another GPU holds need not be here."""
+        """Do nothing: ``shared_host.fill_together`` does, when it is known what all GPUs hold."""
 
     def keeper(self, policy: Composition) -> CacheKeeper | None:
-        """What keeps the experts of these layers, if the policy does."""
+        """The keeper of these layers' experts, if the policy keeps the host's memory."""
         if policy.host_cache is None:
             return None
         rooms = self.tier.rooms(self.layers, policy.host_by_layer)

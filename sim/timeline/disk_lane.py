@@ -7,28 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import simpy
 
 from policies.mechanism.host_tier import HostTier, Read
 from policies.mechanism.session import Session
+from policies.mechanism.shared_host import SharedReads
 from policies.mechanism.views import ExpertCosts, ExpertId
 from sim.runs.spans import SpanRecorder
 from sim.timeline.clock import Clock, Moment
 from sim.timeline.cpu_lane import CpuBatch, CpuLane
-
-
-class Reader(Protocol):
-    """Decides what is read: a session, or several together (``policies.mechanism.shared_host``)."""
-
-    def next_read(self, in_effect: bool = True) -> Read | None:
-        """``Session.next_read``."""
-        ...
-
-    def has_read(self, read: Read) -> None:
-        """``Session.has_read``."""
-        ...
 
 
 class DiskLane:
@@ -36,7 +25,8 @@ class DiskLane:
     expert of one that has ended. ``costs``: of all layers."""
 
     def __init__(
-        self, clock: Clock, recorder: SpanRecorder, costs: Sequence[ExpertCosts], host: HostTier, reader: Reader
+        self, clock: Clock, recorder: SpanRecorder, costs: Sequence[ExpertCosts], host: HostTier,
+        reader: Session | SharedReads,
     ) -> None:
         self.clock, self.recorder, self._costs, self._host, self._reader = clock, recorder, costs, host, reader
         self.landed: list[Callable[[ExpertId], None]] = []

@@ -56,7 +56,7 @@ def test_gpus_share_the_hosts_memory_and_the_disk_under_it(policy: str) -> None:
     read = [run.metrics.disk["disk_bytes_per_token"] or 0.0 for run in (one, two)]
     assert 0 < read[1] < read[0]
     assert (striped.metrics.tpot_ms or 0.0) < (two.metrics.tpot_ms or 0.0) < (one.metrics.tpot_ms or 0.0)
-    assert set(two.spans[two.spans.lane == "disk"].layer) == set(range(26))
+    assert {layer // 13 for layer in two.spans[two.spans.lane == "disk"].layer} == {0, 1}
     for run in (one, two, striped):
         assert run.to_dict()["lower_bound_tpot_ms"] <= (run.metrics.tpot_ms or 0.0)
 
