@@ -98,7 +98,7 @@ def draft_kv_bytes(shape: ModelShape, tokens: int) -> int:
 
 
 def usual_kv_tokens(context: int) -> int:
-    """What the engine's setup writes for a context."""
+    """Tokens whose keys and values setup leaves on the card, for a context; 0: all."""
     return KV_TOKENS[-1] if context >= STREAMED_FROM else 0
 
 
