@@ -66,7 +66,9 @@ def test_a_stripe_has_the_rates_of_its_drives_together_and_serves_one_request_as
     assert (two.title, two.in_order_bytes_per_s) == ("2 x NVMe SSD, PCIe 4.0 x4", 2 * one.in_order_bytes_per_s)
 
 
-@pytest.mark.parametrize("name", ["1x-nvme-4x4", "5x-nvme-4x4", "2x-floppy", "2x-2x-nvme-4x4", "floppy", "nan", "0", "-1", "1e9", ""])
+@pytest.mark.parametrize("name", [
+    "1x-nvme-4x4", "5x-nvme-4x4", "2x-floppy", "2x-2x-nvme-4x4", "floppy", "nan", "0", "-1", "1e9", "",
+])
 def test_what_is_neither_a_kind_nor_a_rate_is_refused(name: str) -> None:
     with pytest.raises(HardwareError, match=r"disk"):
         disk(name)

@@ -1,5 +1,5 @@
-"""Timelines worked out by hand above a disk: a miss that crosses three links (from the disk, to the GPU, and as a result
-to it), two GPUs that share the disk, a read ahead.
+"""Timelines worked out by hand above a disk: a miss that crosses three links (from the disk, to the GPU, and as a
+result to it), two GPUs that share the disk, a read ahead.
 
 Notation and costs: ``hand_worked``; a read takes 50, and the host's memory has room for two or three experts. It begins
 with the first experts of each layer.
