@@ -26,8 +26,7 @@ def simulate(scenario: Scenario) -> Run:
 
 
 def play(prepared: Prepared, *sessions: Session) -> Run:
-    """Simulate a prepared scenario. ``sessions``: fresh ones of it, one for each GPU, if the caller needs to look at
-    them afterwards."""
+    """Simulate a prepared scenario. ``sessions``: fresh ones, one a GPU, if the caller needs to look at them later."""
     with gc_paused():
         return _run(prepared, *sessions)
 

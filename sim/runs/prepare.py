@@ -205,11 +205,9 @@ class Prepared:
     @cached_property
     def _card_costs(self) -> list[CostTable]:
         """The costs of all layers on each GPU."""
-        first, tables = self.hardware, [self.costs]
-        for machine in self._machines[1:]:
-            alike = (machine.gpu, machine.link) == (first.gpu, first.link)
-            tables.append(self.costs if alike else _costs_in(self.scenario, machine, self.shape, self.costs.max_tokens))
-        return tables
+        own, most = (self.hardware.gpu, self.hardware.link), self.costs.max_tokens
+        return [self.costs if (one.gpu, one.link) == own else _costs_in(self.scenario, one, self.shape, most)
+                for one in self._machines]
 
     @cached_property
     def card_memory(self) -> list[MemoryPlan]:

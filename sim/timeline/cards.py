@@ -42,8 +42,7 @@ class CardsTimeline:
         course = self._clock.process(self._steps())
         self._clock.play()
         assert not course.is_alive, "the run has stopped: what it waits for never comes"
-        numbered = enumerate(zip(self._cards, self._blocks, strict=True))
-        return [row for number, (card, block) in numbered
+        return [row for number, (card, block) in enumerate(zip(self._cards, self._blocks, strict=True))
                 for row in rows_of_card(card.recorder.rows, number, block.first)]
 
     def _steps(self) -> Events:
