@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from policies.mechanism.host_share import HostShare
 from policies.mechanism.host_tier import HostTier
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
@@ -46,8 +45,6 @@ class Executor:
                 "experts on a disk: expected a file of experts for a session whose host holds a part of them, and for "
                 "no other"
             )
-        if isinstance(session.host, HostShare):
-            raise RefusedError("experts on a disk: expected one GPU; several that share it are simulated, not measured")
         self.session, self.machine, self.recorder = session, machine, MachineRecorder()
         self.copying = Copying(session, machine, store, slots, self.recorder)
         sizes = sizes._replace(defers=session.policy.needs.changes_routing)

@@ -14,7 +14,7 @@ from policies.protocols import Composition
 from sim.costs.cost_table import CostTable
 from sim.costs.disk_costs import with_reads
 from sim.machine.hardware import Hardware
-from sim.runs.cards import LayerBlock
+from sim.runs.cards import Card
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.models.shape import ModelShape
 from trilane.common.units import GB
@@ -83,9 +83,9 @@ def host_tier(
     return HostTier(capacity, costs.experts, scenario.host_keeps, ranking)
 
 
-def shares_of(host: HostTier | None, blocks: Sequence[LayerBlock]) -> list[HostShare | None]:
-    """The host's memory as the session of each block of layers sees it."""
-    return [None if host is None else HostShare(host, *block) for block in blocks]
+def shares_of(host: HostTier | None, cards: Sequence[Card]) -> list[HostShare | None]:
+    """The host's memory as the session of each GPU sees it."""
+    return [None if host is None else HostShare(host, *card.block) for card in cards]
 
 
 def filled(host: HostTier | None, sessions: list[S]) -> list[S]:

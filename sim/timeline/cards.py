@@ -8,7 +8,7 @@ for later meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import simpy
 
@@ -16,10 +16,9 @@ from policies.mechanism.host_share import HostShare
 from policies.mechanism.session import Session
 from policies.mechanism.shared_host import SharedReads
 from sim.costs.cost_table import CostTable
-from sim.runs.cards import LayerBlock, demand_of_block
+from sim.runs.cards import LayerBlock, demand_of_block, rows_of_card
 from sim.runs.demand import StepDemand
 from sim.runs.spans import Row, SpanRecorder
-from sim.runs.vocabulary import CARD_LANES
 from sim.timeline.clock import Clock, Moment
 from sim.timeline.disk_lane import DiskLane
 from sim.timeline.layer_parts import TokenBytes
@@ -58,7 +57,8 @@ class CardsTimeline:
         course = self._clock.process(self._steps())
         self._clock.play()
         assert not course.is_alive, "the run has stopped: what it waits for never comes"
-        rows = [row for number, card in enumerate(self._cards) for row in self._rows(number, card)]
+        rows = [row for number, (card, block) in enumerate(zip(self._cards, self._blocks, strict=True))
+                for row in rows_of_card(card.recorder.rows, number, block.first)]
         return rows if self._disk is None else [*rows, *self._disk.recorder.rows]
 
     def _steps(self) -> Events:
@@ -91,11 +91,3 @@ class CardsTimeline:
         yield arrived
         following.input_ns = clock.now
         following.host.free_ns = card.host.free_ns
-
-    def _rows(self, number: int, card: Timeline) -> Iterator[Row]:
-        """The spans of a GPU, with its lanes and layers as the model's."""
-        first = self._blocks[number].first
-        for lane, ready, start, end, kind, phase, step, layer, target, *rest in card.recorder.rows:
-            own = f"{lane}{number or ''}" if lane in CARD_LANES else lane
-            layer, target = (place + first if place >= 0 else place for place in (layer, target))
-            yield (own, ready, start, end, kind, phase, step, layer, target, *rest)  # type: ignore[misc]

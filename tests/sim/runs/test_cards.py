@@ -61,8 +61,8 @@ def test_gpus_share_the_hosts_memory_and_the_disk_under_it(policy: str) -> None:
         assert run.to_dict()["lower_bound_tpot_ms"] <= (run.metrics.tpot_ms or 0.0)
 
 
-def test_several_gpus_are_not_measured() -> None:
-    with pytest.raises(ScenarioError, match="several GPUs are simulated, not measured"):
+def test_a_single_session_is_of_one_gpu() -> None:
+    with pytest.raises(ScenarioError, match="gpus 2: expected 1 here; several are for simulations and for replays"):
         prepare(SHORT.with_(gpus=2)).session()
 
 
