@@ -56,7 +56,7 @@ from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
-# All that lower bounds depend on: routing, steps, repeats of the prompt, costs, tokens of the answer, host's bytes, GPUs
+# All that lower bounds depend on: routing, steps, repeats of the prompt, costs, answer tokens, host memory, GPUs
 _BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, CostTable, int, int | None, int]
 
 
@@ -149,7 +149,7 @@ class Prepared:
 
     @property
     def needs(self) -> Needs:
-        """What the policy must be given."""
+        """Needs of the policy: what it must be given."""
         return self.composition.needs
 
     def session(self) -> Session:

@@ -192,5 +192,5 @@ def test_several_cuda_devices_are_refused() -> None:
 
 
 def test_gpus_that_share_a_disk_are_refused() -> None:
-    with pytest.raises(RefusedError, match="several GPUs above one disk are simulated, not measured"):
+    with pytest.raises(RefusedError, match="several GPUs above a disk are simulated, not measured"):
         room_for([setting("on-demand", 2, host_expert_gb=1.0)])
