@@ -12,6 +12,7 @@ from sim.machine.sourced import Sourced, read_file
 from traces.models.catalogue import load_model
 from traces.models.names import parted
 from traces.models.shape import ModelShape
+from trilane.engines.question import FitError
 
 _FILE = Path(__file__).with_name("engines.yaml")
 
@@ -35,17 +36,25 @@ class StreamedEngine(NamedTuple):
     reads_per_expert: Sourced[int]
     direct: Sourced[bool]
     overlaps: Sourced[bool]
-    kernel_share: Sourced[float] | None = None
+    core_bytes_per_s: Sourced[float] | None = None
     like: str | None = None
     drafts: Sourced[int] | None = None
     accepted: Sourced[float] | None = None
     repeated: Sourced[float] | None = None
+    command: str | None = None
+    direct_word: str | None = None
+    no_drafts_word: str | None = None
 
     def shape(self, model: str, expert_bits: float | None = None) -> ModelShape:
-        """A model in the program's format, or with experts of so many bits. Raises KeyError for one it does not read."""
-        own = self.models[parted(load_model(model).name).model]
-        bits = expert_bits or own.expert_bits.value
-        return replace(load_model(model), weight_bits=bits, dense_bits=own.dense_bits.value)
+        """A model in the program's format, or with experts of so many bits. Raises FitError for one that it does not
+        read."""
+        shape = load_model(model)
+        name, _, weights = shape.name.partition("@")
+        own = self.models.get(parted(name).model)
+        if own is None or weights:
+            raise FitError(f"model {shape.name}: expected {' or '.join(self.models)}, which {self.title} reads in its "
+                           "own format")
+        return replace(shape, weight_bits=expert_bits or own.expert_bits.value, dense_bits=own.dense_bits.value)
 
 
 @cache
