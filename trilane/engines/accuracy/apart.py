@@ -1,5 +1,5 @@
-"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, and programs that
-read them with readers of their own.
+"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, and those that
+programs read with readers of their own.
 
 They have lines of their own in ``trilane accuracy``, and count in no others.
 """

@@ -9,7 +9,7 @@ from typing import Any
 from trilane.common.units import GB, GIB
 from trilane.engines.memory import host_memory_of
 from trilane.engines.question import FitError, Question
-from trilane.engines.streamed.kinds import StreamedEngine, streamed_engines
+from trilane.engines.streamed.kinds import streamed_engines
 from trilane.engines.streamed.speed import SYSTEM_BYTES, StreamedSetting, StreamedSpeed
 
 _SLOTS_GB = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
@@ -38,7 +38,7 @@ def streamed_tuning(name: str, question: Question) -> StreamedTuning:
     engine, hardware = streamed_engines()[name], question.load_machine()
     shape, memory = engine.shape(question.model), host_memory_of(question, hardware)
     if engine.command is None:
-        raise FitError(f"engine {name}: expected one whose command line is known; its speeds are asked in accuracy alone")
+        raise FitError(f"engine {name}: expected one whose command line is known; its rows are asked in accuracy")
     if question.disk is None or memory is None:
         raise FitError(f"engine {name}: expected --disk and --ram-gb, which say what it reads and what it keeps")
     if question.weights is not None:
@@ -46,8 +46,8 @@ def streamed_tuning(name: str, question: Question) -> StreamedTuning:
     asked = replace(question, ram_gb=memory // GIB, engine=None)
     whole = StreamedSpeed(engine, shape, asked)
     if whole.most_slots_bytes < shape.routed_bytes / shape.experts:
-        raise FitError(f"engine {name}: expected {_least_gb(whole):.0f} GB of memory or more for what is not routed and "
-                       f"one expert a layer, got {memory / GB:.0f}")
+        raise FitError(f"engine {name}: expected {_least_gb(whole):.0f} GB of memory or more for what is not routed "
+                       f"and one expert a layer, got {memory / GB:.0f}")
     speeds = sorted((replace(whole, setting=one) for one in _settings(whole)), key=lambda one: one.token_ns)
     return StreamedTuning(name, tuple(speeds))
 
