@@ -115,6 +115,7 @@ class CostTable:
     barrier_ns: Ns = 0  # at that barrier; a part of ``first_cpu_ns``
     step_ns: Ns = 0  # of the host before each step, while nothing is launched
     draft: DraftWork = NO_DRAFTS
+    kv_tokens: Annotated[int, at_least(0)] = 0  # whose keys and values the GPU has, the host all; 0: all
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 
     def step(self, tokens: int, context: Sequence[int], head_rows: int | None = None) -> StepCosts:

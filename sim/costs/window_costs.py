@@ -18,7 +18,7 @@ from sim.costs.cost_table import CostTable, DraftWork, StepCosts, StepModel
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import GpuProcessor
-from sim.costs.window_work import WindowWork, index_width, with_selected
+from sim.costs.window_work import WindowWork, index_width, kv_width, with_selected
 from sim.machine.hardware import Hardware
 from sim.machine.interpolation import time_ns
 from traces.models.codings import codings_of
@@ -27,6 +27,7 @@ from traces.models.shape import ModelShape
 MOST_ROWS = 8  # of a window
 # Keys by which sparse attention selects: the mean of a block of 4 tokens, in 32 bits (src/kernels/cuda/qsa_select.cu).
 _INDEX_BYTES, _STATED_TOKENS = 32 / 8 / 4, 1024
+_STATED_ROOM, _STATED_CONTEXT = 8192, 131072  # of ``WindowWork.kv_missed``
 
 
 def window_costs(
@@ -48,6 +49,7 @@ def window_costs(
         barrier_ns=round(work.barrier_ns.value),
         step_ns=time_ns(work.host_ns.value),
         draft=DraftWork(1, shape.top_k, draft_ns),
+        kv_tokens=work.kv_tokens.value,
     )
 
 
@@ -70,6 +72,29 @@ def selection_ns(shape: ModelShape, gpu: GpuProcessor, work: WindowWork, context
     read_ns = gpu.read_ns(shape.mean_of_layers(index_width) * context * _INDEX_BYTES, 32)
     sparse = shape.mean_of_layers(lambda kind: float(index_width(kind) > 0))
     return read_ns + sparse * work.selection_ns.value * context / _STATED_TOKENS
+
+
+def missed_kv(work: WindowWork, context: float) -> float:
+    """Share of the selected tokens whose keys and values the GPU reads from the host."""
+    room = work.kv_tokens.value
+    if not 0 < room < context:
+        return 0.0
+    by_room: float = (_STATED_ROOM / room) ** work.kv_missed_by_room.value
+    by_context: float = (context / _STATED_CONTEXT) ** work.kv_missed_by_context.value
+    return min(work.kv_missed.value * by_room * by_context, 1.0)
+
+
+def streamed_ns(shape: ModelShape, hardware: Hardware, work: WindowWork, rows: float, context: float) -> float:
+    """Copies of keys and values from the host for so many new tokens, in the mean over layers: for a window, those that
+    it selects and the GPU lacks, by a kernel; for a piece of a prompt, those of all earlier tokens."""
+    if not work.kv_tokens.value:
+        return 0.0
+    token_ns = shape.mean_of_layers(kv_width) * shape.cache_bits / 8 / hardware.link.h2d_bytes_per_s * 1e9
+    if rows > MOST_ROWS:
+        return (context - rows) * token_ns
+    resolve_ns = shape.mean_of_layers(lambda kind: float(kv_width(kind) > 0)) * work.kv_resolve_ns.value
+    tokens = rows * min(work.selected_tokens.value, context) * missed_kv(work, context)
+    return resolve_ns + tokens * token_ns / work.fetch_share.value
 
 
 @dataclass(frozen=True)
@@ -96,6 +121,8 @@ class WindowSteps:
         """See ``CostTable.step``."""
         costs = self.layers.step(tokens, context)
         index_ns = selection_ns(self.shape, self.gpu, self.work, sum(context))
+        rows = tokens / len(context)
+        index_ns += sum(streamed_ns(self.shape, self.hardware, self.work, rows, length) for length in context)
         rows_ns = self._row_ns * (min(tokens, MOST_ROWS) - 1)
         return costs._replace(
             attention_ns=costs.attention_ns + time_ns(index_ns + rows_ns),

@@ -44,6 +44,11 @@ class WindowWork(NamedTuple):
     selected_tokens: Sourced[Annotated[int, at_least(1)]]  # of the context, that sparse attention reads
     selection_ns: Sourced[Ns]  # of a layer of sparse attention, for each 1,024 tokens among which it selects
     repeated: Sourced[Annotated[float, between(0, 1)]]  # of a further row's experts, that earlier rows chose
+    kv_tokens: Sourced[Annotated[int, at_least(0)]]  # whose keys and values the GPU has, the host all of them; 0: all
+    kv_resolve_ns: Sourced[Ns]  # of a layer of sparse attention, to find those that it lacks
+    kv_missed: Sourced[Annotated[float, between(0, 1)]]  # of selected tokens, with room for 8,192 of 131,072
+    kv_missed_by_room: Sourced[Annotated[float, between(0, 4)]]  # exponent: as the room shrinks
+    kv_missed_by_context: Sourced[Annotated[float, between(0, 4)]]  # exponent: as the context grows
 
 
 def index_width(kind: Attention) -> int:
@@ -53,6 +58,22 @@ def index_width(kind: Attention) -> int:
 
 def _kv_heads(kind: Attention) -> int:
     return kind.kv_width // (2 * kind.head_dim)
+
+
+def kv_width(kind: Attention) -> int:
+    """Elements a token and layer of the keys and values from which sparse attention selects."""
+    return kind.kv_width - index_width(kind) if kind.reach == "full" else 0
+
+
+def gpu_cache_bytes(shape: ModelShape, tokens: int, kv_tokens: int) -> int:
+    """Bytes that a sequence keeps on a GPU that has the keys and values of ``kv_tokens`` tokens; 0: of all."""
+    on_host = max(tokens - kv_tokens, 0) if kv_tokens else 0
+    return shape.cache_bytes(tokens) - kv_bytes(shape, on_host)
+
+
+def kv_bytes(shape: ModelShape, tokens: int) -> int:
+    """Bytes of so many tokens' keys and values from which sparse attention selects."""
+    return round(tokens * shape.layers * shape.mean_of_layers(kv_width) * shape.cache_bits / 8)
 
 
 def with_selected(shape: ModelShape, tokens: int) -> ModelShape:

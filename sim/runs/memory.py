@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.costs.window_work import gpu_cache_bytes
 from traces.models.shape import ModelShape
 from trilane.common.errors import TrilaneError
 from trilane.common.units import GB
@@ -42,17 +43,18 @@ def plan_memory(
     prefetch_slots: int = 0,
     cached_share: float | None = None,
     draft_layers: float = 0,
+    kv_tokens: int = 0,
 ) -> MemoryPlan:
     """Divide the GPU memory.
 
     ``total``: its bytes, ``reserve``: those that are kept free. ``tokens``: prompt + generated, of a sequence.
     ``demand_slots`` and ``prefetch_slots``: staging slots, each of the largest expert. ``cached_share``: cache
     round(share x layers x experts) slots instead of as many as fit. ``draft_layers``: MoE layers that draft tokens, all
-    of which is on the GPU (their KV cache is left out).
+    of which is on the GPU (their KV cache is left out). ``kv_tokens``: whose keys and values it has; 0: of all.
     Raises BudgetError saying how many GB are missing.
     """
     _check(batch, tokens, demand_slots, prefetch_slots, cached_share)
-    kv = batch * shape.cache_bytes(tokens)
+    kv = batch * gpu_cache_bytes(shape, tokens, kv_tokens)
     staging = (demand_slots + prefetch_slots) * max(shape.expert_bytes_by_layer)
     non_expert = shape.non_expert_bytes + round(draft_layers * shape.moe_layer_bytes)
     room = total - reserve - non_expert - kv - staging

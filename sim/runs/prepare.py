@@ -320,7 +320,7 @@ class Prepared:
             self.shape, sum(gpu.memory_bytes for gpu in gpus), reserve=sum(gpu.reserve_bytes for gpu in gpus),
             batch=scenario.batch, tokens=self.tokens_per_sequence, demand_slots=policy.demand_slots,
             prefetch_slots=policy.prefetch_slots, cached_share=share,
-            draft_layers=scenario.draft_layers if scenario.draft_tokens else 0,
+            draft_layers=scenario.draft_layers if scenario.draft_tokens else 0, kv_tokens=self.costs.kv_tokens,
         )
 
     @property

@@ -24,7 +24,8 @@ from trilane.verbs.options import OptionError, processes
 def test_compare_ranks_every_policy(trilane: Trilane) -> None:
     done = trilane("compare", *SHORT, "--draws", "2", "--json", "-", "--jobs", "1")
     assert done.status == 0
-    resolved = Scenario(prompt_tokens=4, generated_tokens=3, sequences=(0,), gpus=1, calibration="mini-deepseek-calibration")
+    lengths = Scenario(prompt_tokens=4, generated_tokens=3)
+    resolved = lengths.with_(sequences=(0,), gpus=1, calibration="mini-deepseek-calibration")
     assert Scenario.from_dict(done.json["scenario"]) == resolved
     runs = done.json["runs"]
     ran, said = {run["policy"] for run in runs}, {name for name in policy_names() if f"left out {name}: " in done.err}

@@ -28,6 +28,14 @@ def card_of(question: Question) -> GpuPart | None:
     return None if question.gpu is None or question.gpu == NO_GPU else part("gpu", cards_in(question.gpu)[0])
 
 
+def replaced_card(question: Question) -> GpuPart | None:
+    """The GPU that another would replace: of several the one with the least memory, then the least bandwidth."""
+    if not has_several_cards(question):
+        return card_of(question)
+    cards = [part("gpu", name) for name in cards_in(question.gpu or "")]
+    return min(cards, key=lambda card: (card.memory_bytes.value, card.bandwidth_bytes_per_s.value))
+
+
 def has_several_cards(question: Question) -> bool:
     """True if several GPUs are named."""
     return question.gpu is not None and len(cards_in(question.gpu)) > 1

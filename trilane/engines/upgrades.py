@@ -1,11 +1,12 @@
 """Real parts of the catalogue that a machine takes in place of its own, each with what it gives: no prices.
 
 Cards are of the same maker, at most a year older, and fit a desktop's slot; those of workstations are told to their
-owners alone. In each size of memory, by rising bandwidth, the first card that gains 10 % is told, and the first that is
-a tenth faster again: in the present size the first alone, then in the next two sizes, and in the first with which all
-experts are on the GPU. In the same way the first kit of faster modules of the same kind, the first CPU
-of the same socket, and where not all memory channels are used, all of them. Where a list gains nothing, its last part
-is told. More host memory is told where the model does not run without it.
+owners alone. Of several cards, the one with the least memory is replaced, and the quicker ones are in the quicker
+slots. In each size of memory, by rising bandwidth, the first card that gains 10 % is told, and the first that is a
+tenth faster again: in the present size the first alone, then in the next two sizes, and in the first with which all
+experts are on the GPU. In the same way the first kit of faster modules of the same kind, the first CPU of the same
+socket, and where not all memory channels are used, all of them. Where a list gains nothing, its last part is told. More
+host memory is told where the model does not run without it.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from statistics import median
 from typing import Any, Literal
 
+from sim.machine.cards import cards_in, cards_name, slots_in
 from sim.machine.disks import disk, disks
+from sim.machine.part_names import slot
 from sim.machine.parts import CardPart, CpuPart, GpuPart, MemoryPart, all_parts, gpu_names, part
 from trilane.engines.host_memory import channels_of, larger_ram_gib
 from trilane.engines.layer_split import splits_cards
 from trilane.engines.model_formats import Bench
 from trilane.engines.question import Question
 from trilane.engines.recommend import Recommendation, Recommended, least_ram, recommended
-from trilane.engines.replaceable import card_of, has_several_cards, no_upgrades, socket_of, value_of
+from trilane.engines.replaceable import has_several_cards, no_upgrades, replaced_card, socket_of, value_of
 from trilane.engines.tune.settings import TuneQuestion
 from trilane.engines.tune.tuned import Tuned
 
@@ -36,7 +39,7 @@ _OLDER_YEARS = 1  # of a card next to the present one
 _FASTER_AGAIN = 0.10
 _WORKSTATION = re.compile(r"Quadro|TITAN|RTX A\d|Ada$|PRO |Pro ")
 _ONE_COUNTRY = " D"  # at the end of a title: sold in China alone
-UpgradePart = Literal["GPU", "second GPU", "host memory", "memory modules", "memory channels", "CPU", "disk"]
+UpgradePart = Literal["GPU", "second GPU", "slots", "host memory", "memory modules", "memory channels", "CPU", "disk"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class _Upgrades:
 
     def all(self) -> tuple[Upgrade, ...]:
         own = self.bench.question.fit
-        lists = [memory_steps(own), channel_steps(own), cpu_steps(own)]
+        lists = [slot_steps(own), memory_steps(own), channel_steps(own), cpu_steps(own)]
         second = second_card_steps(own) if splits_cards(self.bench.engine) else []
         cards = (*self._cards(), *filter(None, map(self._with, second)))
         return (*cards, *self._ram(), *filter(None, map(self._first, lists)))
@@ -142,20 +145,57 @@ class _Upgrades:
 
 
 def sized_cards(question: Question) -> Iterator[tuple[int, list[Step]]]:
-    """Cards in place of the present one, by the bytes of their memory, each size by rising bandwidth."""
-    if has_several_cards(question):
-        return
-    own = card_of(question)
+    """Cards in place of the ``replaced_card``, by the bytes of their memory, each size by rising bandwidth."""
+    own = replaced_card(question)
     cards = [card for name in gpu_names() if _fits(card := part("gpu", name), own)]
     of_office = own is not None and bool(_WORKSTATION.search(own.title))
     told = [card for card in cards if of_office or not _WORKSTATION.search(card.title)]
     for size, same in groupby(sorted(told, key=_tier), key=lambda card: card.memory_bytes.value):
-        yield size, [Step("GPU", card.title, {"gpu": card.name}, card.board_power_w.value) for card in same]
+        yield size, [_card_step(question, card) for card in same]
+
+
+def _card_step(question: Question, card: GpuPart) -> Step:
+    """A card in place of the ``replaced_card``."""
+    watts, own = card.board_power_w.value, replaced_card(question)
+    if own is None or not has_several_cards(question):
+        return Step("GPU", card.title, {"gpu": card.name}, watts)
+    cards = [part("gpu", name) for name in cards_in(question.gpu or "")]
+    cards[cards.index(own)] = card
+    return Step("GPU", f"{card.title} for the {own.title}", _in_slots(cards, question.pcie), watts)
+
+
+def slot_steps(question: Question) -> list[Step]:
+    """Several cards in each other's slots, where a quicker one has a slower slot."""
+    if question.gpu is None or len(slots_in(question.pcie)) < 2:
+        return []
+    cards = [part("gpu", name) for name in cards_in(question.gpu)]
+    changes = _in_slots(cards, question.pcie)
+    own = sorted(zip(map(_bandwidth, cards), slots_in(question.pcie), strict=True), key=lambda one: -one[0])
+    if [one for _, one in own] == (changes["pcie"] or "").split(","):
+        return []
+    return [Step("slots", "the quicker cards in the quicker slots", changes)]
+
+
+def _in_slots(cards: Sequence[GpuPart], pcie: str | None) -> Mapping[str, str | None]:
+    """Cards, the quickest first, the quicker ones in the quicker slots."""
+    quicker = sorted(cards, key=_bandwidth, reverse=True)
+    slots = sorted(slots_in(pcie), key=_lanes_of_first_generation, reverse=True)
+    return {"gpu": cards_name([one.name for one in quicker]), "pcie": ",".join(slots) or None}
+
+
+def _bandwidth(card: GpuPart) -> float:
+    return float(card.bandwidth_bytes_per_s.value)
+
+
+def _lanes_of_first_generation(written: str) -> int:
+    """Lanes of the first generation that are as quick as a slot: each generation doubles the rate."""
+    generation, lanes = slot(written)
+    return lanes << (generation - 1)
 
 
 def second_card_steps(question: Question) -> list[Step]:
     """Another card like the only one, in a slot of four lanes, which most boards have next to the first."""
-    own, board = card_of(question), _board_generation(question)
+    own, board = replaced_card(question), _board_generation(question)
     if not isinstance(own, CardPart) or board is None or has_several_cards(question):
         return []
     slots = f"{question.pcie or f'{board}x16'},{board}x{SECOND_LANES}"
@@ -255,7 +295,7 @@ def _all(kind: type[Any]) -> Iterable[Any]:
 
 
 def _memory_bytes(question: Question) -> int:
-    card = card_of(question)
+    card = replaced_card(question)
     return 0 if card is None else card.memory_bytes.value
 
 
@@ -295,7 +335,8 @@ def table_upgrades(
 def _table_steps(question: Question) -> list[Step]:
     own = _memory_bytes(question)
     cards = [steps[0] for size, steps in sized_cards(question) if size > own][:NEXT_SIZES]
-    return [*cards, *ram_steps(question), *memory_steps(question)[-1:], *cpu_steps(question)[-1:]]
+    last = (steps[-1:] for steps in (slot_steps(question), memory_steps(question), cpu_steps(question)))
+    return [*cards, *ram_steps(question), *chain.from_iterable(last)]
 
 
 def _table_upgrade(answer: Recommendation, step: Step) -> TableUpgrade:

@@ -62,7 +62,7 @@ class PolicyAnswer:
 
     routing: str
     statistics: str  # whose the routing has, and how far hit rates rest on that; empty for recorded routing
-    engine: str  # of the policies; "measured" on a profile's machine
+    engine: str | None  # of the policies; None: the one with which the machine was profiled
     memory: MemoryUse
     best: PolicyResult
     bounds: Mapping[str, float]  # of the best: lower bound and null model, ms
@@ -101,7 +101,7 @@ def policy_answer(
     return PolicyAnswer(
         routing=routing_of(question).about,
         statistics=statistics_text(question),
-        engine="measured" if prepared.hardware.measured else question.policy_engine,
+        engine=None if prepared.hardware.measured else question.policy_engine,
         memory=memory_use(prepared.memory, prepared.shape, best.host_bytes),
         best=best,
         bounds=pool.result_of(bounds),

@@ -11,7 +11,7 @@ import pytest
 from sim.costs.cost_table import DraftWork
 from sim.costs.engine import EngineError, load_fitted
 from sim.costs.engine_costs import costs_on
-from sim.costs.window_costs import MOST_ROWS
+from sim.costs.window_costs import MOST_ROWS, streamed_ns
 from sim.machine.hardware import load_hardware
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
@@ -58,6 +58,34 @@ def test_further_rows_take_time_as_far_as_a_window_has_any() -> None:
     assert attention[1] - attention[0] == pytest.approx(CLOSED.row_ns, rel=0.1)
     assert attention[2] - attention[0] == pytest.approx((MOST_ROWS - 1) * CLOSED.row_ns, rel=0.1)
     assert attention[3] - attention[2] < CLOSED.row_ns / 4
+
+
+STREAMED = {"window.kv_tokens": 20480}
+
+
+def test_keys_and_values_from_the_host_lengthen_attention_as_in_the_closed_form() -> None:
+    engine = ENGINE.with_numbers(STREAMED)
+    costs = costs_on(MACHINE, SHAPE, 64, engine, threads=8)
+    for rows, context in ((1, 4096), (4, 131072)):
+        longer_ns = costs.step(rows, (context,)).attention_ns - COSTS.step(rows, (context,)).attention_ns
+        assert longer_ns == pytest.approx(streamed_ns(SHAPE, MACHINE, engine.window, rows, context), abs=2)
+
+
+def test_a_piece_of_a_prompt_copies_all_earlier_keys_and_values() -> None:
+    """1,024 keys and values of 16 bits a token and layer."""
+    costs = costs_on(MACHINE, SHAPE, 64, ENGINE.with_numbers(STREAMED), threads=8)
+    longer_ns = costs.step(64, (10064,)).attention_ns - COSTS.step(64, (10064,)).attention_ns
+    assert longer_ns == pytest.approx(10000 * 1024 * 2 / MACHINE.link.h2d_bytes_per_s * 1e9, rel=1e-4)
+    assert costs.step(64, (64,)) == COSTS.step(64, (64,))
+
+
+def test_the_gpu_has_room_for_experts_in_place_of_keys_and_values() -> None:
+    question = QUESTION.with_(cached_share=None, gpu_memory_gb=8.0)
+    whole, few = (
+        prepare(question.with_(engine_overrides={"window.kv_tokens": tokens})).memory for tokens in (0, 10)
+    )
+    assert whole.kv_bytes - few.kv_bytes == 30 * SHAPE.moe_layers * 1024 * 2
+    assert few.cache_bytes - whole.cache_bytes == whole.kv_bytes - few.kv_bytes
 
 
 def test_the_handshake_and_the_pool_bear_what_crosses_in_mapped_memory() -> None:

@@ -33,6 +33,8 @@ from trilane.fit.prepared_question import (
     undecided,
 )
 from trilane.fit.sensitivity import quicker
+from trilane.output.pages.fit import fit_page
+from trilane.output.pages.output import show
 
 MINI: dict[str, Any] = {"model": "deepseek-v2-lite", "trace": "mini-deepseek", "weights": "bf16", "gpu": "rtx-3060",
                         "ram": "ddr4-3200", "prompt_tokens": 64, "generated": 16,
@@ -101,6 +103,14 @@ def test_without_names_no_policy_is_simulated_unless_no_engine_has_an_answer() -
     profile = str(Path(__file__).parents[3] / "docs/validation/host-lanes/profile.yaml")
     found = fit(Question("deepseek-v2-lite:2", trace="mini-deepseek:2", machine=profile, prompt_tokens=8, generated=2))
     assert (found.engine, found.policies is None) == (None, False)
+
+
+def test_policies_on_a_profile_run_on_the_engine_that_was_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = str(Path(__file__).parents[3] / "docs/validation/host-lanes/profile.yaml")
+    found = fit(Question("deepseek-v2-lite:2", trace="mini-deepseek:2", machine=profile, prompt_tokens=8, generated=2))
+    assert found.to_dict()["policies"]["engine"] is None
+    show(None, *fit_page(found))
+    assert "the one that was profiled" in capsys.readouterr().out
 
 
 def test_the_usual_policies_may_stand_beside_others() -> None:

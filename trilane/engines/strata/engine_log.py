@@ -42,6 +42,11 @@ def is_log(path: str | Path) -> bool:
     return Path(path).suffix in (".log", ".txt")
 
 
+def is_of_strata(text: str) -> bool:
+    """True for the text of a log that has lines of Strata's engine."""
+    return "strata serve" in text or _UP.search(text) is not None
+
+
 def log_text(path: str | Path, what: str, error: ErrorClass) -> str:
     """The text of a log, which is ``what`` in words; bytes that are no UTF-8 are replaced. Raises ``error``."""
     check_no_pipe(path, error)

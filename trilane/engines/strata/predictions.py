@@ -66,7 +66,8 @@ class Predicted:
         request, shape = self.request, self.request.shape
         slots = request.cache_slots
         if slots is None:
-            slots = cache_slots(shape, self.costs.hardware, request.context or request.context_tokens)
+            context = request.context or request.context_tokens
+            slots = cache_slots(shape, self.costs.hardware, context, request.kv_tokens)
         return min(slots / (shape.moe_layers * shape.experts), 1.0)
 
     @property
@@ -148,7 +149,8 @@ def predictions(requests: Iterable[StrataRequest]) -> Predictions:
                 left_out[request.id] = reason
                 continue
             threads = request.workers + 1 if request.workers else hardware.cpu.cores
-            asked.append(Predicted(request, WindowCosts(request.shape, hardware, _on(request, engine), threads)))
+            costs = WindowCosts(request.shape, hardware, _on(request, engine), threads)
+            asked.append(Predicted(request, costs.with_setting(threads - 1, request.kv_tokens)))
         except (HardwareError, TrilaneError) as error:
             left_out[request.id] = str(error).partition(";")[0]
     return Predictions(tuple(asked), left_out)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+from sim.costs.window_costs import streamed_ns
 from sim.costs.window_work import index_width
 from trilane.engines.split_speed import StaticSplit, prompt_time
 from trilane.engines.strata.cache import hit_rate
@@ -29,7 +32,8 @@ def prompt_ms(costs: WindowCosts, tokens: int, before: int, held_share: float, p
     time = prompt_time(costs.sparse, costs.hardware, costs.engine, split, tokens, before)
     start_ns = piece * costs.work.prompt_token_ns.value
     refill_ns = borrowed / costs.hardware.link.h2d_bytes_per_s * 1e9
-    return (time.total_ns + start_ns + refill_ns + _index_ns(costs, tokens, before)) / 1e6
+    context_ns = _index_ns(costs, tokens, before) + _kv_ns(costs, tokens, before, piece)
+    return (time.total_ns + start_ns + refill_ns + context_ns) / 1e6
 
 
 def _through_windows(costs: WindowCosts, tokens: int, before: int, held_share: float, pcie_share: float) -> float:
@@ -38,6 +42,16 @@ def _through_windows(costs: WindowCosts, tokens: int, before: int, held_share: f
     hits = entries * hit_rate(held_share, rows)
     window = WindowCounts(float(rows), 0.0, hits, entries - hits, 0.0)
     return -(-tokens // rows) * window_time(costs, window, before + tokens, pcie_share).total_ns / 1e6
+
+
+def _kv_ns(costs: WindowCosts, tokens: int, before: int, piece: int) -> float:
+    """Copies of earlier keys and values from the host, of one layer after another in each piece."""
+    lengths = [min(first + piece, tokens) - first for first in range(0, tokens, piece)]
+    ends = accumulate(lengths, initial=before)
+    return costs.shape.layers * sum(
+        streamed_ns(costs.shape, costs.hardware, costs.work, length, end + length)
+        for length, end in zip(lengths, ends, strict=False)
+    )
 
 
 def _index_ns(costs: WindowCosts, tokens: int, before: int) -> float:

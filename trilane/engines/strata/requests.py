@@ -6,6 +6,7 @@ drafts in each of W windows. Look-ups are the entries that did not cross the lin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,6 @@ from traces.models.shape import ModelShape
 from trilane.common.csv_files import read_csv
 from trilane.common.errors import TrilaneError
 from trilane.common.hints import Count, Name, above, at_least, at_most, between
-from trilane.engines.question import KV_BITS
 
 BUNDLED = Path(__file__).with_name("requests.csv")
 FEWEST_WINDOWS = 20  # of a request that tells times: fewer are those of a short answer
@@ -24,7 +24,8 @@ _Number = Annotated[float, between(0, 1e12)]
 _Positive = Annotated[float, above(0), at_most(1e12)]
 _Tokens = Annotated[int, at_least(0), at_most(2**31)]
 STRATA_WEIGHTS = ("iq3_s", "iq3_xxs", "iq2_xs", "q2_0")  # published for Strata; unsloth's keep their names
-_USUAL_KV = KV_BITS["q8_0"]
+USUAL_KV_BITS = 8.25  # int8, of which 64 share a scale of 16 bits (include/strata/kernels/kv_stream.hpp)
+_KV_TOKENS = re.compile(r"(\d+) cells in VRAM")
 
 
 class RequestsError(TrilaneError):
@@ -87,7 +88,12 @@ class StrataRequest:
     def shape(self) -> ModelShape:
         """The model in its weights, with its KV cache."""
         weights = f"gsq-{self.quant}" if self.quant in STRATA_WEIGHTS else self.quant
-        return replace(load_model(f"{self.model}@{weights}"), kv_bits=_USUAL_KV)
+        return replace(load_model(f"{self.model}@{weights}"), kv_bits=USUAL_KV_BITS)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values the card has, while the host has all; 0: the card has all."""
+        return int(match[1]) if (match := _KV_TOKENS.search(self.kv)) else 0
 
     @property
     def machine(self) -> str:

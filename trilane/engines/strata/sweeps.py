@@ -16,9 +16,8 @@ from sim.machine.hardware import load_hardware
 from traces.models.catalogue import load_model
 from trilane.common.csv_files import read_csv
 from trilane.common.hints import Count, Name, between
-from trilane.engines.question import KV_BITS
 from trilane.engines.strata.predictions import ENGINE, usual_share
-from trilane.engines.strata.requests import RequestsError
+from trilane.engines.strata.requests import USUAL_KV_BITS, RequestsError
 from trilane.engines.strata.settings import WORTH_WORKERS, StrataSetting, cache_slots, strata_speed, worker_numbers
 from trilane.engines.strata.window import WindowCosts
 
@@ -98,7 +97,7 @@ def _predicted(row: SweepRow, values: Iterable[float]) -> dict[float, float]:
     hardware = load_hardware(row.machine)
     if row.pcie_gb_s is not None:
         hardware = hardware.with_numbers({"link.h2d_bytes_per_s": row.pcie_gb_s * 1e9})
-    shape = replace(load_model(f"{_MODEL}@{row.weights}"), kv_bits=KV_BITS["q8_0"])
+    shape = replace(load_model(f"{_MODEL}@{row.weights}"), kv_bits=USUAL_KV_BITS)
     costs = WindowCosts(shape, hardware, load_fitted(ENGINE), hardware.cpu.cores)
     slots = row.slots or cache_slots(shape, hardware, _CONTEXT)
     threshold, workers = costs.work.min_draft_probability.value, worker_numbers(hardware)[0]

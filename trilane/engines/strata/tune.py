@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,12 +15,13 @@ from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.common.units import GB
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of
-from trilane.engines.question import KV_BITS, FitError, Question, check_engine, with_weights
+from trilane.engines.question import FitError, Question, check_engine, with_weights
 from trilane.engines.strata import MODEL
 from trilane.engines.strata.predictions import ENGINE, usual_share
 from trilane.engines.strata.prompt import prompt_ms
-from trilane.engines.strata.requests import STRATA_WEIGHTS
+from trilane.engines.strata.requests import STRATA_WEIGHTS, USUAL_KV_BITS
 from trilane.engines.strata.settings import (
+    KV_TOKENS,
     SHARES,
     THRESHOLDS,
     WORTH_WORKERS,
@@ -28,12 +29,15 @@ from trilane.engines.strata.settings import (
     StrataSpeed,
     cache_slots,
     drafts_of,
+    host_kv_bytes,
     strata_speed,
+    usual_kv_tokens,
     worker_numbers,
 )
 from trilane.engines.strata.window import WindowCosts
 
 USUAL_WEIGHTS = "gsq-iq3_s"
+CONTEXTS = (8192, 32768, 65536, 131072, 262144)  # up to the one that the model was trained with
 
 
 class ChosenValue(NamedTuple):
@@ -43,6 +47,14 @@ class ChosenValue(NamedTuple):
     best: float
     usual: float
     slower: float
+
+
+class ContextSpeed(NamedTuple):
+    """Tokens a second with room for a longer context, and whose keys and values are on the card then; 0: of all."""
+
+    slots: int
+    kv_tokens: int
+    tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class StrataTuning:
     ttft_ms: float
     tokens_by_share: Mapping[float, float]  # tokens a second with the other shares
     tokens_by_drafts: Mapping[int, float]  # and with at most so many drafts a window
+    by_context: Mapping[int, ContextSpeed]  # and with room for so many tokens
     tokens_by_weights: Mapping[str, float]  # of the best setting in each of the engine's weights that have room
 
     @property
@@ -72,6 +85,7 @@ class StrataTuning:
             "--expert-cache auto", "--prefill auto", f"--max-context {self.context}", "--kv int8", "--spec 4",
             f"--spec-min-p {setting.min_draft_probability:g}", f"--pcie-frac {setting.pcie_share:g}",
             f"--pool-workers {setting.workers}",
+            *((f"--kv-resident {setting.kv_tokens}",) if setting.kv_tokens else ()),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,6 +99,7 @@ class StrataTuning:
             "choices": [choice._asdict() for choice in self.choices],
             "tokens_per_s_by_share": {str(share): speed for share, speed in self.tokens_by_share.items()},
             "tokens_per_s_by_drafts": {str(most): speed for most, speed in self.tokens_by_drafts.items()},
+            "by_context": {str(context): speed._asdict() for context, speed in self.by_context.items()},
             "tokens_per_s_by_weights": dict(self.tokens_by_weights),
         }
 
@@ -115,16 +130,20 @@ def _in_weights(question: Question, engine: FittedEngine, hardware: Hardware) ->
     if hardware.one_memory:
         raise FitError(f"{engine.name}: expected a machine with a GPU that has its own memory, got {hardware.name}")
     context = question.window or question.prompt_tokens + question.generated
-    slots = _slots(question, shape, hardware, context)
+    rooms = _rooms(question, shape, hardware, context)
     costs = WindowCosts(shape, hardware, engine, hardware.cpu.cores)
     middle = question.prompt_tokens + question.generated // 2
     workers = (question.threads,) if question.threads else worker_numbers(hardware)
-    settings = [StrataSetting(*values, slots) for values in product(SHARES, workers, THRESHOLDS)]
-    speeds = {setting: strata_speed(costs, setting, middle) for setting in settings}
-    best = _fewest_workers(speeds)
-    own = StrataSetting(usual_share(costs), workers[0], costs.work.min_draft_probability.value, slots)
-    tuned = replace(costs, threads=best.setting.workers + 1)
-    pairs = shape.moe_layers * shape.experts
+    threshold = costs.work.min_draft_probability.value
+    owns = [
+        StrataSetting(usual_share(costs), workers[0], threshold, slots, kv_tokens) for kv_tokens, slots in rooms.items()
+    ]
+    quickest = min(owns, key=lambda setting: strata_speed(costs, setting, middle).token_ms)
+    slots, pairs = quickest.slots, shape.moe_layers * shape.experts
+    costs = costs.with_setting(workers[0], quickest.kv_tokens)
+    best = _fewest_workers({one: strata_speed(costs, one, middle) for one in _others(quickest, workers)})
+    own = next((setting for setting in owns if setting.kv_tokens == usual_kv_tokens(context)), quickest)
+    tuned = costs.with_setting(best.setting.workers, quickest.kv_tokens)
     return StrataTuning(
         question=question, engine=engine.name, model=shape.name, machine=hardware.name, about=hardware.about,
         context=context,
@@ -138,8 +157,29 @@ def _in_weights(question: Question, engine: FittedEngine, hardware: Hardware) ->
         tokens_by_drafts={
             most: _with_drafts(costs, best.setting, middle, most) for most in range(costs.work.rows.value)
         },
+        by_context=_by_context(question, costs, best, middle),
         tokens_by_weights={},
     )
+
+
+def _others(setting: StrataSetting, workers: Sequence[int]) -> list[StrataSetting]:
+    """All shares, workers and thresholds together, with one room for keys and values, which is best by itself."""
+    return [
+        replace(setting, pcie_share=share, workers=number, min_draft_probability=threshold)
+        for share, number, threshold in product(SHARES, workers, THRESHOLDS)
+    ]
+
+
+def _by_context(question: Question, costs: WindowCosts, best: StrataSpeed, middle: int) -> dict[int, ContextSpeed]:
+    """The speed of the same answer with room for longer contexts, as far as there is any."""
+    found = {}
+    for context in (length for length in CONTEXTS if length >= question.prompt_tokens + question.generated):
+        with suppress(FitError):
+            rooms = _rooms(question, costs.shape, costs.hardware, context)
+            settings = [replace(best.setting, kv_tokens=tokens, slots=slots) for tokens, slots in rooms.items()]
+            speed = min((strata_speed(costs, one, middle) for one in settings), key=lambda one: one.token_ms)
+            found[context] = ContextSpeed(speed.setting.slots, speed.setting.kv_tokens, 1000 / speed.token_ms)
+    return found
 
 
 def _with_drafts(costs: WindowCosts, setting: StrataSetting, context: int, most: int) -> float:
@@ -166,19 +206,34 @@ def strata_shape(question: Question) -> ModelShape:
         raise FitError(f"strata: expected {MODEL}, whose windows are known, got {question.model}")
     weights = question.weights or name.weights or USUAL_WEIGHTS
     weights = f"gsq-{weights}" if weights in STRATA_WEIGHTS else weights
-    return replace(load_model(with_weights(MODEL, weights)), kv_bits=KV_BITS["q8_0"])
+    return replace(load_model(with_weights(MODEL, weights)), kv_bits=USUAL_KV_BITS)
 
 
-def _slots(question: Question, shape: ModelShape, hardware: Hardware, context: int) -> int:
+def _rooms(question: Question, shape: ModelShape, hardware: Hardware, context: int) -> dict[int, int]:
+    """Experts in the cache, by the tokens whose keys and values the card has. Raises FitError where it or the host has
+    no room."""
+    rooms, refused = dict[int, int](), None
+    for kv_tokens in (tokens for tokens in KV_TOKENS if tokens < context):
+        try:
+            rooms[kv_tokens] = _slots(question, shape, hardware, context, kv_tokens)
+        except FitError as error:
+            refused = error
+    if not rooms and refused is not None:
+        raise refused
+    return rooms
+
+
+def _slots(question: Question, shape: ModelShape, hardware: Hardware, context: int, kv_tokens: int) -> int:
     """Experts in the cache. Raises FitError where the card or the host has no room."""
-    slots = cache_slots(shape, hardware, context)
+    slots = cache_slots(shape, hardware, context, kv_tokens)
     if slots < shape.top_k * shape.moe_layers // 10:
         raise FitError(
             f"{shape.name} in strata: {hardware.gpu.name or hardware.name} has no room for a cache of experts next to "
             f"weights, draft layer and a context of {context}; choose a shorter one (--context)"
         )
     memory, others = host_memory_of(question, hardware), 1 - slots / (shape.moe_layers * shape.experts)
-    missing = 0 if memory is None else others * shape.routed_bytes + HOST_RESERVE_BYTES - memory
+    held = others * shape.routed_bytes + HOST_RESERVE_BYTES + (host_kv_bytes(shape, context) if kv_tokens else 0)
+    missing = 0 if memory is None else held - memory
     if missing > 0:
         raise FitError(
             f"{shape.name} in strata: the host lacks {missing / GB:.1f} GB for the experts that the card does not "
@@ -201,9 +256,10 @@ def _fewest_workers(speeds: Mapping[StrataSetting, StrataSpeed]) -> StrataSpeed:
 def _choices(costs: WindowCosts, best: StrataSpeed, own: StrataSetting, context: int) -> list[ChosenValue]:
     """Each setting by itself: with the engine's own value instead of the best one."""
     found = []
-    for name in ("pcie_share", "workers", "min_draft_probability"):
+    for name in ("pcie_share", "workers", "min_draft_probability", "kv_tokens"):
         usual = getattr(own, name)
-        other = strata_speed(costs, replace(best.setting, **{name: usual}), context)
+        slots = own.slots if name == "kv_tokens" else best.setting.slots
+        other = strata_speed(costs, replace(best.setting, **{name: usual, "slots": slots}), context)
         found.append(ChosenValue(name, getattr(best.setting, name), usual, other.token_ms / best.token_ms - 1))
     return found
 

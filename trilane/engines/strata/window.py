@@ -14,7 +14,7 @@ missed experts of a layer, which is spread as if each were missed by itself (Poi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, exp, floor
 from statistics import fmean
@@ -26,7 +26,7 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.costs.engine import FittedEngine
 from sim.costs.fitted_costs import fitted_costs
 from sim.costs.processors import GpuProcessor
-from sim.costs.window_costs import MOST_ROWS, selection_ns
+from sim.costs.window_costs import MOST_ROWS, selection_ns, streamed_ns
 from sim.costs.window_work import WindowWork, with_selected
 from sim.machine.hardware import Hardware
 from traces.models.codings import codings_of
@@ -45,6 +45,7 @@ class WindowTime:
     which the GPU waits for the pool."""
 
     routing_ns: float  # of all layers, until their routing is there, and their sums; the head
+    kv_ns: float  # keys and values that come from the host's memory
     gpu_experts_ns: float  # shared and routed experts on the GPU
     copies_ns: float  # of experts over the link
     waiting_ns: float
@@ -65,6 +66,12 @@ class WindowCosts:
     hardware: Hardware
     engine: FittedEngine
     threads: int
+
+    def with_setting(self, workers: int, kv_tokens: int) -> WindowCosts:
+        """With so many workers, and the keys and values of so many tokens on the card."""
+        same = kv_tokens == self.work.kv_tokens.value
+        engine = self.engine if same else self.engine.with_numbers({"window.kv_tokens": kv_tokens})
+        return replace(self, engine=engine, threads=workers + 1)
 
     @property
     def work(self) -> WindowWork:
@@ -157,6 +164,7 @@ def window_time(
     waiting, drafts_ns = np.maximum(pool - gpu, 0.0), drafts_made(counts.drafts, work.rows.value) * draft_ns(costs)
     return WindowTime(
         routing_ns=layers * routing + step.head_ns,
+        kv_ns=layers * streamed_ns(costs.shape, costs.hardware, work, counts.rows, context),
         gpu_experts_ns=layers * (step.shared_ns + hits_ns + float(chance @ called)),
         copies_ns=layers * float(chance @ fetched),
         waiting_ns=layers * float(chance @ waiting),

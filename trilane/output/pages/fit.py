@@ -66,7 +66,7 @@ def policies_part(fit: Fit, played: PolicyAnswer, explain: bool = False) -> list
 
 def _answer(question: Question, fit: PolicyAnswer) -> list[Part]:
     best, spread = fit.best, f" +- {number(fit.best.spread_ms, 2)}" if fit.best.spread_ms else ""
-    ran = "the one that was profiled" if fit.engine == "measured" else f"{fit.engine}: {load_engine(fit.engine).about}"
+    ran = "the one that was profiled" if fit.engine is None else f"{fit.engine}: {load_engine(fit.engine).about}"
     facts = [
         ("best policy", _best(fit)),
         ("time per output token", f"{token_time(best.tpot_ms, question)}{spread} ms ({', '.join(_bounds(fit))})"),

@@ -14,10 +14,11 @@ from trilane.output.pages.widths import Command
 
 _NAMES = {
     "pcie_share": "share of misses over the link", "workers": "workers of the pool",
-    "min_draft_probability": "least probability of a draft",
+    "min_draft_probability": "least probability of a draft", "kv_tokens": "keys and values on the card, tokens",
 }
 _PARTS = {
-    "routing_ns": "attention, routers, head", "gpu_experts_ns": "experts on the GPU",
+    "routing_ns": "attention, routers, head", "kv_ns": "keys, values over the link",
+    "gpu_experts_ns": "experts on the GPU",
     "copies_ns": "experts over the link", "waiting_ns": "waiting for the pool", "drafts_ns": "drafts",
     "swaps_ns": "swapped experts", "host_ns": "host, commit",
 }
@@ -40,6 +41,7 @@ def strata_tune_page(found: StrataTuning) -> list[Part]:
         heading("Why this setting"), _choices(found), "",
         heading("Tokens a second by the share of misses over the link"), _speeds("share", found.tokens_by_share), "",
         heading("By the most drafts of a window"), _speeds("drafts", found.tokens_by_drafts), "",
+        heading("By room for a context"), _contexts(found), "",
         heading("By weights"), _speeds("weights", found.tokens_by_weights), "",
         heading("One window"), _window(found), "",
         "drafts and hits depend on the text: those of a usual one are taken (docs/strata.md has the errors)",
@@ -57,10 +59,23 @@ def next_to_part(found: StrataTuning | None) -> list[Part]:
 
 def _choices(found: StrataTuning) -> Part:
     rows = [
-        [_NAMES[choice.name], f"{choice.best:g}", f"{choice.usual:g}", signed_percent(choice.slower)]
+        [_NAMES[choice.name], _value(choice.name, choice.best), _value(choice.name, choice.usual),
+         signed_percent(choice.slower)]
         for choice in found.choices
     ]
     return table(["", "best", "engine's own", "a token then"], rows)
+
+
+def _value(name: str, value: float) -> str:
+    return "all" if name == "kv_tokens" and not value else f"{value:g}"
+
+
+def _contexts(found: StrataTuning) -> Part:
+    rows = [
+        [f"{context:,}", _value("kv_tokens", speed.kv_tokens), f"{speed.slots:,}", number(speed.tokens_per_s)]
+        for context, speed in found.by_context.items()
+    ]
+    return table(["context", "on the card", "experts", "tokens/s"], rows)
 
 
 def _speeds(name: str, speeds: Mapping[Any, float]) -> Part:

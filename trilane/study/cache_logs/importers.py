@@ -30,13 +30,17 @@ from trilane.common.csv_files import read_lines
 from trilane.common.json_text import parse_json
 from trilane.common.quoting import quoted, shortened
 from trilane.common.schema import from_dict
-from trilane.engines.strata.engine_log import is_log, log_text
+from trilane.engines.strata.engine_log import is_log, is_of_strata, log_text
 from trilane.study.cache_logs.rows import CacheRow, LogError, read_rows
 
 Line = Mapping[str, str]
 _STRATA = {"gpu", "quant"}  # columns of its requests
 _SPEEDS = {"decode_tokens_per_s", "prompt_tokens_per_s"}  # of trilane.engines.accuracy.measured_rows
 _EXPECTED = "rows of caches of experts, requests of Strata, or a log that trilane accuracy knows"
+_KINDS = (
+    "a log of Strata's engine (lines 'strata serve: prompt ... tokens = ...'), of llama.cpp with a cache of experts "
+    "('moe-cache: steps=...'), HybriMoE's events (.jsonl) or a table (.csv)"
+)
 
 
 def read_cache_log(path: str | Path) -> list[CacheRow]:
@@ -54,7 +58,7 @@ def read_cache_log(path: str | Path) -> list[CacheRow]:
 def is_cache_log(path: str | Path) -> bool:
     """True for a file of another program than Strata. Raises LogError for one that is of none."""
     if is_log(path):
-        return bool(_STEPS.search(_text(path)))
+        return _is_cache_text(_text(path), path)
     columns = columns_of(path)
     if _SPEEDS & {*columns}:
         raise LogError(f"{path}: expected {_EXPECTED}, got a table of speeds; use: trilane accuracy --check {path}")
@@ -63,6 +67,14 @@ def is_cache_log(path: str | Path) -> bool:
     if not {*columns} >= _STRATA:
         got = f"the columns {shortened(', '.join(columns))}" if any(columns) else "an empty file"
         raise LogError(f"{path}: expected {_EXPECTED}, got {got}")
+    return False
+
+
+def _is_cache_text(text: str, path: str | Path) -> bool:
+    if _STEPS.search(text):
+        return True
+    if not is_of_strata(text):
+        raise LogError(f"{path}: expected {_KINDS}; got {'lines of none' if text.strip() else 'an empty file'}")
     return False
 
 

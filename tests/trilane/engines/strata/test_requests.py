@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from sim.costs.engine import load_fitted
+from sim.machine.hardware import load_hardware
 from sim.machine.plausibility import HardwareError
 from trilane.engines.strata.engine_log import read_log, write_requests
 from trilane.engines.strata.machines import machine_of
 from trilane.engines.strata.predictions import QUANTITIES, predictions
+from trilane.engines.strata.prompt import prompt_ms
 from trilane.engines.strata.requests import RequestsError, StrataRequest, WindowCounts, read_requests
+from trilane.engines.strata.window import WindowCosts
 
 LOG = """\
 strata generate: PCIe probe: 24.0 GB/s host->device (best of 20.1 24.0) -> pcie_frac 0.35 (default 0.55)
@@ -169,3 +173,19 @@ def test_the_null_model_of_three_requests_on_a_line_has_no_error() -> None:
         rows.append(replace(each, decode_ms=ms))
     null = predictions(rows).null_ms
     assert [null[row.id] for row in rows] == pytest.approx([row.window_ms for row in rows])
+
+
+def test_keys_and_values_are_where_a_row_says() -> None:
+    row = replace(ROW, kv="int8, 32768 cells in VRAM", context=262144, cache_slots=None)
+    (on_card,), (streamed,) = (predictions([one]).asked for one in (replace(row, kv="int8 in VRAM"), row))
+    assert (on_card.request.kv_tokens, streamed.request.kv_tokens) == (0, 32768)
+    assert on_card.by_slots.kv_ns == 0 < streamed.by_slots.kv_ns
+    assert streamed.held_share > on_card.held_share
+
+
+def test_a_prompt_copies_earlier_keys_and_values_piece_by_piece() -> None:
+    """Pieces of 8,192 tokens, 20,000 after 1,000: of 1,000, 9,192 and 17,384 tokens; 12 layers of 1,024 elements."""
+    costs = WindowCosts(ROW.shape, load_hardware("rtx-4090+ddr5-5600+ryzen-9-7950x"), load_fitted("strata"), 16)
+    whole, streamed = (prompt_ms(costs.with_setting(15, tokens), 20_000, 1000, 1.0, 0.5) for tokens in (0, 32768))
+    copied = (1000 + 9192 + 17384) * 12 * 1024 * 8.25 / 8
+    assert streamed - whole == pytest.approx(copied / costs.hardware.link.h2d_bytes_per_s * 1e3, rel=1e-6)

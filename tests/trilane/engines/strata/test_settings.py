@@ -9,12 +9,15 @@ import pytest
 from sim.costs.engine import load_fitted
 from sim.machine.hardware import load_hardware
 from traces.models.catalogue import load_model
+from trilane.engines.strata.requests import USUAL_KV_BITS
 from trilane.engines.strata.settings import (
     ACCEPTED,
     StrataSetting,
     cache_slots,
     drafts_of,
+    host_kv_bytes,
     strata_speed,
+    usual_kv_tokens,
     worker_numbers,
 )
 from trilane.engines.strata.sweeps import sweeps
@@ -48,10 +51,36 @@ def test_all_drafts_are_verified_without_a_threshold_and_none_with_the_highest()
 
 
 def test_slots_are_what_the_card_has_room_for() -> None:
+    """The draft layer has keys and values, too: as one more of 12 layers, without keys by which it selects."""
     short, long = (cache_slots(SHAPE, MACHINE, context) for context in (4096, 262144))
     assert 0 < long < short < 48 * 512
     gained = (short - long) * SHAPE.routed_bytes / (48 * 512)
-    assert gained == pytest.approx(SHAPE.cache_bytes(262144) - SHAPE.cache_bytes(4096), rel=0.01)
+    drafts = (262144 - 4096) * 1024 * 8.5 / 8
+    assert gained == pytest.approx(SHAPE.cache_bytes(262144) - SHAPE.cache_bytes(4096) + drafts, rel=0.001)
+
+
+def test_keys_and_values_in_the_hosts_memory_make_room_for_as_many_experts_as_on_an_rtx_5070() -> None:
+    """1,589 and 3,872 with a context of 262,144 in Q2_0, and 13.7 KB a token in the host's memory (release 0.1.5)."""
+    shape = replace(load_model("qwen3.8-flash-next@gsq-q2_0"), kv_bits=USUAL_KV_BITS)
+    card = load_hardware("rtx-5070+ddr5-5200+ryzen-5-7600")
+    all_of_them, some = (cache_slots(shape, card, 262144, tokens) for tokens in (0, 32768))
+    assert some - all_of_them == pytest.approx(3872 - 1589, rel=0.01)
+    assert host_kv_bytes(shape, 262144) / 262144 == pytest.approx(13_700, rel=0.01)
+
+
+def test_room_for_more_than_the_context_changes_nothing() -> None:
+    assert cache_slots(SHAPE, MACHINE, 4096, 32768) == cache_slots(SHAPE, MACHINE, 4096)
+    assert cache_slots(SHAPE, MACHINE, 65536, 20480) > cache_slots(SHAPE, MACHINE, 65536, 32768)
+
+
+def test_a_setting_with_fewer_tokens_on_the_card_reads_more_from_the_host() -> None:
+    none, some, few = (strata_speed(COSTS, replace(SETTING, kv_tokens=tokens), 200_000) for tokens in (0, 32768, 20480))
+    assert none.window.kv_ns == 0 < some.window.kv_ns < few.window.kv_ns
+    assert few.token_ms - none.token_ms == pytest.approx(few.window.kv_ns / 1e6 / few.tokens)
+
+
+def test_setup_streams_from_65536_tokens() -> None:
+    assert (usual_kv_tokens(65535), usual_kv_tokens(65536)) == (0, 32768)
 
 
 def test_more_slots_hit_more_and_are_faster() -> None:

@@ -7,8 +7,15 @@ from rich.table import Table
 
 from sim.costs.engine import load_fitted
 from trilane.engines.question import FitError, Question, engine_of
-from trilane.engines.strata.settings import SHARES
-from trilane.engines.strata.tune import StrataTuning, strata_next_to, strata_shape, strata_tuning, window_engine
+from trilane.engines.strata.settings import KV_TOKENS, SHARES
+from trilane.engines.strata.tune import (
+    CONTEXTS,
+    StrataTuning,
+    strata_next_to,
+    strata_shape,
+    strata_tuning,
+    window_engine,
+)
 from trilane.output.pages.strata_tune import next_to_part, strata_tune_page
 
 ENGINE = load_fitted("strata")
@@ -65,6 +72,23 @@ def test_a_longer_context_leaves_fewer_slots_and_a_better_link_takes_a_larger_sh
     assert long.best.hit_rate < short.best.hit_rate
     slow, quick = (tuned(gpu="rtx-5070-ti", cpu="ryzen-5-7600", pcie=slot) for slot in ("3x4", "5x16"))
     assert slow.best.setting.pcie_share < quick.best.setting.pcie_share
+
+
+def test_long_contexts_stay_in_the_hosts_memory() -> None:
+    short, long = tuned(window=8192), tuned(window=262144, ram_gb=64)
+    assert short.best.setting.kv_tokens == 0
+    assert long.best.setting.kv_tokens in KV_TOKENS[1:]
+    assert f"--kv-resident {long.best.setting.kv_tokens}" in long.arguments
+    assert not any("--kv-resident" in argument for argument in short.arguments)
+
+
+def test_a_longer_context_has_fewer_experts_of_the_two_ways_to_hold_it() -> None:
+    found = tuned(window=262144)
+    assert list(found.by_context) == list(CONTEXTS)
+    slots = [speed.slots for speed in found.by_context.values() if speed.kv_tokens]
+    assert slots == sorted(slots, reverse=True)
+    assert found.by_context[262144].tokens_per_s == pytest.approx(1000 / found.best.token_ms, rel=1e-6)
+    assert list(tuned(prompt_tokens=40_000).by_context) == [65536, 131072, 262144]
 
 
 def test_weights_are_stratas_own_unless_others_are_named() -> None:

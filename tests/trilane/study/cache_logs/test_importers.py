@@ -132,6 +132,15 @@ def test_a_table_of_something_else_is_refused_by_its_columns(tmp_path: Path) -> 
         is_cache_log(written(tmp_path, "other.csv", "a,b\n1,2\n"))
 
 
+@pytest.mark.parametrize(("text", "got"), [("server is listening\n", "lines of none"), ("", "an empty file")])
+def test_a_log_of_another_program_is_refused_with_all_kinds_that_are_read(tmp_path: Path, text: str, got: str) -> None:
+    with pytest.raises(LogError) as refused:
+        is_cache_log(written(tmp_path, "server.txt", text))
+    for kind in ("Strata's engine", "llama.cpp with a cache", "HybriMoE's events (.jsonl)", "a table (.csv)"):
+        assert kind in str(refused.value)
+    assert str(refused.value).endswith(f"got {got}")
+
+
 def test_a_window_of_a_batch_is_refused() -> None:
     with pytest.raises(LogError, match="a batch of several texts has no windows"):
         CacheRow(id="a", model="mixtral-8x7b", policy="lru", slots=1, batch=2, window=2)
