@@ -36,7 +36,7 @@ _SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 
 @dataclass(frozen=True)
 class StreamedSetting:
-    """What a user sets. ``slots_bytes``: experts in the host's memory; None: as many as the program takes.
+    """Settings of a user. ``slots_bytes``: experts in the host's memory; None: as many as the program takes.
     ``gpu_bytes``: experts on the GPU; ``dense_on_gpu``: all else, too. ``tokens_per_pass``: with drafts; None, the
     program's own; 1, no drafts. ``direct`` and ``readers``: None, the program's own."""
 
@@ -59,7 +59,7 @@ class StreamedSpeed:
 
     @cached_property
     def token_ns(self) -> float:
-        """What is computed, and what is read and not hidden by it."""
+        """Time of what is computed, and of what is read and not hidden by it."""
         there = self.experts_ns * self.hit_rate
         hidden = min(there, self.read_ns) if self.engine.overlaps.value else 0.0
         return self.dense_ns + self.experts_ns + self.read_ns - hidden
@@ -71,7 +71,7 @@ class StreamedSpeed:
 
     @property
     def disk_bytes(self) -> float:
-        """Read from the disk for a token."""
+        """Bytes read from the disk for a token."""
         return self._missed_bytes - self._cached_bytes
 
     @cached_property
@@ -145,7 +145,7 @@ class StreamedSpeed:
 
     @property
     def _token_bytes(self) -> int:
-        """Of the experts that a token chooses."""
+        """Bytes of the experts that a token chooses."""
         return self.shape.top_k * sum(self.shape.expert_bytes_by_layer)
 
     @property
@@ -160,7 +160,7 @@ class StreamedSpeed:
 
     @property
     def _chosen_bytes(self) -> float:
-        """Of the experts that all positions of a pass choose, for each token that it gives."""
+        """Bytes of the experts that all positions of a pass choose, for each token that it gives."""
         return self._token_bytes * (1 + self._drafts) / self._tokens_per_pass
 
     @property
@@ -174,7 +174,7 @@ class StreamedSpeed:
 
     @property
     def _cached_bytes(self) -> float:
-        """Of what the slots lack, that the page cache has."""
+        """Bytes that the slots lack and the page cache has."""
         if self.direct:
             return 0.0
         pages = max(self.most_slots_bytes - self.slots_bytes, 0.0)
@@ -202,7 +202,7 @@ class StreamedSpeed:
 
     @property
     def _cpu_bytes_per_s(self) -> float:
-        """Of weights that the program's kernels multiply on all cores."""
+        """Rate at which the program's kernels multiply weights on all cores."""
         core, cpu = self.engine.core_bytes_per_s, self._hardware.cpu
         assert core is not None  # of programs that are not like another engine
         return min(core.value * cpu.cores, cpu.read_bytes_per_s)
