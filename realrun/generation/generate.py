@@ -190,7 +190,8 @@ def executor_for(
     """An executor with slots, buffers and kernels for steps of up to ``step_tokens``. ``file``: of the experts, where
     the host holds a part of them."""
     policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
-    arena = machine.gpu_tensor((slots_needed(prepared), layout.size_bytes), torch.uint8)
+    [slots_on_gpu] = slots_needed(prepared)
+    arena = machine.gpu_tensor((slots_on_gpu, layout.size_bytes), torch.uint8)
     slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
     sizes = LayerSizes(
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype

@@ -7,16 +7,15 @@ of the experts that wait for it. The links of other GPUs may carry copies for la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import simpy
 
 from policies.mechanism.session import Session
 from sim.costs.cost_table import CostTable
-from sim.runs.cards import LayerBlock, demand_of_block
+from sim.runs.cards import LayerBlock, demand_of_block, rows_of_card
 from sim.runs.demand import StepDemand
 from sim.runs.spans import Row
-from sim.runs.vocabulary import CARD_LANES
 from sim.timeline.clock import Clock, Moment
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Events, Timeline
@@ -43,7 +42,8 @@ class CardsTimeline:
         course = self._clock.process(self._steps())
         self._clock.play()
         assert not course.is_alive, "the run has stopped: what it waits for never comes"
-        return [row for number, card in enumerate(self._cards) for row in self._rows(number, card)]
+        return [row for number, (card, block) in enumerate(zip(self._cards, self._blocks, strict=True))
+                for row in rows_of_card(card.recorder.rows, number, block.first)]
 
     def _steps(self) -> Events:
         first, last = self._cards[0], self._cards[-1]
@@ -73,11 +73,3 @@ class CardsTimeline:
         yield arrived
         following.input_ns = clock.now
         following.host.free_ns = card.host.free_ns
-
-    def _rows(self, number: int, card: Timeline) -> Iterator[Row]:
-        """The spans of a GPU, with its lanes and layers as the model's."""
-        first = self._blocks[number].first
-        for lane, ready, start, end, kind, phase, step, layer, target, *rest in card.recorder.rows:
-            own = f"{lane}{number or ''}" if lane in CARD_LANES else lane
-            layer, target = (place + first if place >= 0 else place for place in (layer, target))
-            yield (own, ready, start, end, kind, phase, step, layer, target, *rest)  # type: ignore[misc]

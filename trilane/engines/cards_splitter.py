@@ -3,6 +3,7 @@ experts are on the cards a second one, by their arithmetic."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,12 +34,18 @@ class CardsSplitter(Splitter):
 
     @cached_property
     def _first(self) -> tuple[int, StaticSplit]:
-        """Place of the first split for which the cards have room, and the split; or the last one."""
-        last = 0, self._split(0, 0)
-        for last in enumerate(self._divided()):
-            if self._fits_cards(last[1]):
-                break
-        return last
+        """Place of the first split for which the cards have room, and the split; or the last one.
+
+        With each further layer whose experts are on the host, the cards hold less.
+        """
+        numbers = [cpu_layers for cpu_layers, _ in self._choices]
+        least = [*self._of_layers(numbers[0])]
+        fitting = (place for place, one in enumerate(least) if self._fits_cards(one))
+        if (place := next(fitting, None)) is not None:
+            return place, least[place]
+        at = bisect_left(numbers, True, lo=1, hi=len(numbers) - 1, key=lambda one: self._fits_cards(self._last_of(one)))
+        at = min(at, len(numbers) - 1)
+        return len(least) - 1 + at, self._last_of(numbers[at])
 
     def alike(self, split: StaticSplit) -> list[StaticSplit]:
         """Splits with room that differ from one in their division alone."""
@@ -96,6 +103,9 @@ class CardsSplitter(Splitter):
             if self._fits_cards(even):
                 yield even
         yield replace(one, by_card=ts or self._filled(cpu_layers))
+
+    def _last_of(self, cpu_layers: int) -> StaticSplit:
+        return [*self._of_layers(cpu_layers)][-1]
 
     def _filled(self, cpu_layers: int) -> ByCard:
         if cpu_layers not in self._known_filled:

@@ -84,7 +84,7 @@ def measure(
     """Run one policy on this machine and report where the time went.
 
     A replay has a trace's routing and random weights: it gives times and no text.
-    It runs once to warm up, then is measured.
+    It runs once to warm up, then is measured. Several GPUs (--set gpus=2) are replayed on host lanes.
 
     A generation gives text: prompts, then generated_tokens (32 if the scenario has none); it is not run twice.
 

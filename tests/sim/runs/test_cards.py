@@ -47,8 +47,8 @@ def test_what_is_not_simulated_is_refused(changes: dict[str, object], message: s
         simulate(SHORT.with_(**changes))
 
 
-def test_several_gpus_are_not_measured() -> None:
-    with pytest.raises(ScenarioError, match="several GPUs are simulated, not measured"):
+def test_a_single_session_is_of_one_gpu() -> None:
+    with pytest.raises(ScenarioError, match="gpus 2: expected 1 here; several are for simulations and for replays"):
         prepare(SHORT.with_(gpus=2)).session()
 
 
