@@ -145,6 +145,8 @@ def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
             "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
             "draft_ns to null, for drafts that cost nothing"
         )
+    if any(run.gpus > 1 and run.scenario.host_expert_gb is not None for run in prepared):
+        raise RefusedError("replay: several GPUs above a disk are simulated, not measured: leave out one of both")
     return ReplayRoom(
         batch=max(run.scenario.batch for run in prepared),
         context=max(run.tokens_per_sequence for run in prepared),

@@ -83,7 +83,6 @@ def check_cards(scenario: Scenario, hardware: Hardware, policy: Composition) -> 
     """Raise ScenarioError for what is not simulated on several GPUs."""
     refused = (
         (hardware.one_memory, f"{hardware.name}: expected GPUs that have their own memory"),
-        (scenario.host_expert_gb is not None, "experts on a disk: expected host_expert_gb null"),
         (scenario.draft_tokens > 0, "drafts: expected draft_tokens 0"),
         (policy.needs.changes_routing, f"{policy.name}, which changes the routing: expected a policy that keeps it"),
     )

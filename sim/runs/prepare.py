@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from policies.ablation import without
 from policies.calibration import Calibration
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.protocols import Budget, Composition, Needs
@@ -41,7 +42,7 @@ from sim.runs.cards import (
     sum_of,
 )
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
-from sim.runs.host_memory import check_keeping, costs_with_reads, host_bytes_of, host_tier
+from sim.runs.host_memory import check_keeping, costs_with_reads, filled, host_bytes_of, host_tier, shares_of
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
@@ -55,8 +56,7 @@ from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
-# All that lower bounds depend on: routing, steps, how often the prompt is repeated, costs, tokens of the answer, the
-# host's memory above a disk, GPUs
+# All that lower bounds depend on: routing, steps, repeats of the prompt, costs, answer tokens, host memory, GPUs
 _BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, CostTable, int, int | None, int]
 
 
@@ -172,9 +172,11 @@ class Prepared:
         self.checked()
         if self.given is not None:
             raise ScenarioError(f"gpus {self.gpus}: expected a policy by its name, got a composition")
-        return [self._session_of_card(kind, *of_card) for of_card in zip(self.cards, self.card_memory, strict=True)]
+        host = host_tier(self.scenario, self.shape, self.costs, self._calibration)
+        of_cards = zip(self.cards, self.card_memory, shares_of(host, self.cards), strict=True)
+        return filled(host, [self._session_of_card(kind, *of_card) for of_card in of_cards])
 
-    def _session_of_card(self, kind: Callable[..., S], card: Card, memory: MemoryPlan) -> S:
+    def _session_of_card(self, kind: Callable[..., S], card: Card, memory: MemoryPlan, host: HostShare | None) -> S:
         block, whole = card.block, self._calibration
         costs = (card.costs if self.planner is None else costs_of_block(self.planner, block)).for_planner().experts
         calibration = None if whole is None else calibration_of_block(whole, block)
@@ -182,7 +184,7 @@ class Prepared:
         sizes = self.shape.expert_bytes_by_layer[block.first : block.end]
         budget = Budget(self.shape.experts, tuple(sizes), memory.cache_bytes, popularity)
         with told_with_line(self.scenario.policy):
-            return kind(self._composed(block, costs, calibration), budget, costs)
+            return kind(self._composed(block, costs, calibration), budget, costs, host)
 
     @cached_property
     def cards(self) -> list[Card]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trilane.engines.question import KvFormat, Question
     from trilane.engines.tune.settings import TuneQuestion
 
+READERS = ("colibri", "colibri-metal", "colibri-deepseek-v4", "ds4-metal", "ds4-cuda")  # programs, not engines
 OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was measured on this machine
 
 
@@ -109,7 +110,7 @@ def tune(
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
-    parts, taken = machine_named(parts, *model_checks(model, weights, engine))
+    parts, taken = machine_named(parts, *model_checks(model, weights, None if engine in READERS else engine))
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
     machine = parts_of(parts)
     question = Question(
@@ -117,7 +118,7 @@ def tune(
         batch=batch, window=context, engine=engine or _own_engine(parts, machine["gpu"]), threads=threads,
         ubatch=ubatch,
     )
-    if _of_windows(question, json):
+    if _of_readers(question, json) or _of_windows(question, json):
         return
     tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
@@ -169,6 +170,19 @@ def strata_part(question: Question) -> list[Part]:
     from trilane.output.pages.strata_tune import next_to_part
 
     return next_to_part(strata_next_to(question, question.load_machine()))
+
+
+def _of_readers(question: Question, json: str | None) -> bool:
+    """Answer for a program that reads experts by itself; False for an engine."""
+    if question.engine not in READERS:
+        return False
+    from trilane.engines.streamed.tune import streamed_tuning
+    from trilane.output.pages.output import report
+    from trilane.output.pages.streamed_tune import streamed_tune_page
+
+    found = streamed_tuning(question.engine, question)
+    report(json, found.to_dict(), *streamed_tune_page(found))
+    return True
 
 
 def _of_windows(question: Question, json: str | None) -> bool:

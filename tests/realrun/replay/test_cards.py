@@ -17,7 +17,7 @@ from realrun.execution.call_log import replay as play_log
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
 from realrun.replay.cards import Boundary
-from realrun.replay.replay import Measurement
+from realrun.replay.replay import Measurement, room_for
 from sim.runs.prepare import Prepared
 from sim.simulate import play
 from tests.invariants.test_laws_of_cards import hand_overs
@@ -189,3 +189,8 @@ def test_a_failure_of_one_gpu_ends_the_run_and_its_threads() -> None:
 def test_several_cuda_devices_are_refused() -> None:
     with fake_machine(FakeCuda()) as lanes, pytest.raises(RefusedError, match="cuda: expected gpus 1"):
         bench_on(lanes)  # type: ignore[arg-type]
+
+
+def test_gpus_that_share_a_disk_are_refused() -> None:
+    with pytest.raises(RefusedError, match="several GPUs above a disk are simulated, not measured"):
+        room_for([setting("on-demand", 2, host_expert_gb=1.0)])
