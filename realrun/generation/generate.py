@@ -86,6 +86,8 @@ class GenerateRequest:
         for name in simulated:
             if getattr(scenario, name) is not None:
                 raise RefusedError(f"generate: {name} is for simulations only; leave it out")
+        if (scenario.gpus or 1) > 1:
+            raise RefusedError("generate: expected gpus 1; several GPUs are replayed or simulated")
         if scenario.draft_tokens:
             raise RefusedError("generate: expected draft_tokens 0, no model drafts here; simulate or replay drafts")
         if self.generated_tokens < 0 or not self.prompts:

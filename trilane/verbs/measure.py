@@ -60,7 +60,7 @@ def measure(
         typer.Option(help="replay: the trace's routing on kernels of the model's shape, with random weights. generate: "
                           "a Hugging Face model, end to end: trace and model of the scenario are ignored, and its "
                           "sequences, prefill_chunk_tokens, noisy_forecast_recall, sampled_steps, "
-                          "sampled_prompt_tokens and draft_tokens are refused."),
+                          "sampled_prompt_tokens, draft_tokens and gpus above 1 are refused."),
     ] = "replay",
     lanes: Annotated[
         LaneKind,

@@ -11,7 +11,7 @@ from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, Part, check_targets, note, show, working, write_json
 from trilane.verbs import completion
 from trilane.verbs.inputs import names_in
-from trilane.verbs.named_parts import machine_named, model_checks, taken_record
+from trilane.verbs.named_parts import READERS, machine_named, model_checks, taken_record
 from trilane.verbs.options import (
     MachineParts,
     ModelArgument,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from trilane.engines.question import KvFormat, Question
     from trilane.engines.tune.settings import TuneQuestion
 
-READERS = ("colibri", "colibri-metal", "colibri-deepseek-v4", "ds4-metal", "ds4-cuda")  # programs, not engines
 OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was measured on this machine
 
 
@@ -66,9 +65,10 @@ def tune(
     engine: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", autocompletion=completion.engines,
-                     help="Engine, such as ik_llama.cpp or strata, or an engine file of trilane profile --engine "
-                          f"llama.cpp. Default: on this machine without a GPU the file that {OWN_ENGINE} in the "
-                          "environment names; else llama.cpp, for AMD and Intel cards llama.cpp-vulkan."),
+                     help="Engine, such as ik_llama.cpp, strata or colibri, or an engine file of trilane profile "
+                          "--engine llama.cpp. Default: on this machine without a GPU the file that "
+                          f"{OWN_ENGINE} in the environment names; else llama.cpp, for AMD and Intel cards "
+                          "llama.cpp-vulkan."),
     ] = None,
     draft_acceptance: Annotated[
         float | None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sim.machine.sourced import Sourced, read_file
-from traces.models.catalogue import load_model
+from traces.models.catalogue import load_model, original
 from traces.models.names import parted
 from traces.models.shape import ModelShape
 from trilane.engines.question import FitError
@@ -49,11 +49,10 @@ class StreamedEngine(NamedTuple):
         """A model in the program's format, or with experts of so many bits. Raises FitError for one that it does not
         read."""
         shape = load_model(model)
-        name, _, weights = shape.name.partition("@")
-        own = self.models.get(parted(name).model)
-        if own is None or weights:
-            raise FitError(f"model {shape.name}: expected {' or '.join(self.models)}, which {self.title} reads in its "
-                           "own format")
+        own = self.models.get(original(parted(shape.name).model))
+        if own is None or parted(shape.name).weights is not None:
+            models = " or ".join(self.models)
+            raise FitError(f"model {shape.name}: expected {models}, and no format: {self.title} reads its own")
         return replace(shape, weight_bits=expert_bits or own.expert_bits.value, dense_bits=own.dense_bits.value)
 
 

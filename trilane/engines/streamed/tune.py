@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sim.costs.engine import load_fitted
+from sim.machine.hardware import Hardware
 from trilane.common.units import GB, GIB
 from trilane.engines.memory import host_memory_of
-from trilane.engines.question import FitError, Question
-from trilane.engines.streamed.kinds import streamed_engines
+from trilane.engines.question import FitError, Question, check_engine
+from trilane.engines.streamed.kinds import StreamedEngine, streamed_engines
 from trilane.engines.streamed.speed import SYSTEM_BYTES, StreamedSetting, StreamedSpeed
 
 _SLOTS_GB = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
@@ -33,23 +35,34 @@ class StreamedTuning:
 
 
 def streamed_tuning(name: str, question: Question) -> StreamedTuning:
-    """Raises FitError for a model that it does not read, without a disk or memory, and where no command line is
-    known."""
+    """Compare settings. Raises FitError for what the program does not run or its form does not know, and without a disk
+    or enough memory."""
     engine, hardware = streamed_engines()[name], question.load_machine()
     shape, memory = engine.shape(question.model), host_memory_of(question, hardware)
-    if engine.command is None:
-        raise FitError(f"engine {name}: expected one whose command line is known; its rows are asked in accuracy")
+    _check(name, engine, question, hardware)
     if question.disk is None or memory is None:
         raise FitError(f"engine {name}: expected --disk and --ram-gb, which say what it reads and what it keeps")
-    if question.weights is not None:
-        raise FitError(f"engine {name}: expected no --weights: it reads a format of its own")
-    asked = replace(question, ram_gb=memory // GIB, engine=None)
-    whole = StreamedSpeed(engine, shape, asked)
+    whole = StreamedSpeed(engine, shape, replace(question, ram_gb=memory // GIB, engine=None))
     if whole.most_slots_bytes < shape.routed_bytes / shape.experts:
         raise FitError(f"engine {name}: expected {_least_gb(whole):.0f} GB of memory or more for what is not routed "
                        f"and one expert a layer, got {memory / GB:.0f}")
     speeds = sorted((replace(whole, setting=one) for one in _settings(whole)), key=lambda one: one.token_ns)
     return StreamedTuning(name, tuple(speeds))
+
+
+def _check(name: str, engine: StreamedEngine, question: Question, hardware: Hardware) -> None:
+    if engine.command is None:
+        raise FitError(f"engine {name}: expected one whose command line is known; its rows are asked in accuracy")
+    set_otherwise = {"--weights": question.weights, "--threads": question.threads, "--batch": question.batch > 1}
+    if given := [option for option, value in set_otherwise.items() if value]:
+        options = " and ".join(given)
+        raise FitError(f"engine {name}: expected its own format and threads, and one sequence, got {options}")
+    if engine.like is None:
+        return
+    check_engine(load_fitted(engine.like), engine.shape(question.model), hardware)
+    if hardware.gpu.kind != "unified":
+        raise FitError(f"engine {name}: expected a machine whose GPU shares the host's memory, the only ones with "
+                       f"measured rows, got {hardware.name}")
 
 
 def command_of(speed: StreamedSpeed) -> str:

@@ -11,7 +11,7 @@ from trilane.engines.question import FitError, Question
 from trilane.engines.streamed.kinds import streamed_engines
 from trilane.engines.streamed.tune import command_of, streamed_tuning
 from trilane.output.pages.streamed_tune import streamed_tune_page
-from trilane.verbs.tune import READERS
+from trilane.verbs.named_parts import READERS
 
 DESKTOP = Question("glm-5", gpu="none", ram="ddr5-5600", cpu="ryzen-9-9950x", ram_gb=128, disk="8.8")
 MAC = Question("deepseek-v4-flash", gpu="apple-m5-pro", ram_gb=64, disk="12.8")
@@ -31,6 +31,12 @@ def test_the_fastest_setting_comes_first_with_its_command() -> None:
     assert streamed_tune_page(found)
 
 
+def test_a_model_of_the_same_shape_is_read_as_well() -> None:
+    asked = (replace(DESKTOP, model=model) for model in ("glm-5", "glm-5.2"))
+    reads = [streamed_tuning("colibri", question).best.disk_bytes for question in asked]
+    assert reads[0] == reads[1]
+
+
 def test_a_program_whose_cache_is_named_tries_sizes_that_fit() -> None:
     found = streamed_tuning("ds4-metal", MAC)
     sizes = {one.slots_bytes / GB for one in found.speeds}
@@ -42,7 +48,11 @@ def test_a_program_whose_cache_is_named_tries_sizes_that_fit() -> None:
 @pytest.mark.parametrize(("name", "question", "match"), [
     ("colibri", replace(DESKTOP, disk=None), "expected --disk and --ram-gb"),
     ("colibri", replace(DESKTOP, ram_gb=16), "expected 22 GB of memory or more"),
-    ("colibri", replace(DESKTOP, weights="q4_0"), "expected no --weights"),
+    ("colibri", replace(DESKTOP, weights="q4_0", batch=2), "got --weights and --batch"),
+    ("colibri", replace(DESKTOP, threads=8), "got --threads"),
+    ("ds4-metal", replace(MAC, gpu="rtx-3090", ram="ddr5-5600"), "does not run on NVIDIA's GPUs"),
+    ("ds4-cuda", MAC, "does not run on Apple's GPUs"),
+    ("ds4-cuda", replace(MAC, gpu="rtx-3090", ram="ddr5-5600"), "expected a machine whose GPU shares"),
     ("colibri", replace(DESKTOP, model="gpt-oss-120b"), "expected glm-5"),
     ("slotstream", replace(MAC, model="qwen3.8-flash-next"), "expected one whose command line is known"),
 ])
