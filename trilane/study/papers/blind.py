@@ -173,8 +173,8 @@ def written_lines(
         for value in [published()[figure].value] if value is not None
     ]
     if known := [line.figure for line in lines if _is_answered(line.figure, played)]:
-        raise BlindError(f"{known[0]}: expected a question without an answer, got one whose plays are in plays.csv: asked "
-                         "before it was written down, it cannot be blind")
+        raise BlindError(f"{known[0]}: expected a question without an answer, got one whose plays are in plays.csv: "
+                         "asked before it was written down, it cannot be blind")
     return lines
 
 
