@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,10 +16,12 @@ from policies.mechanism.session import Session
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.call_log import replay as play_log
+from realrun.execution.copying import Copying
 from realrun.execution.executor import Executor
 from realrun.machine.host_lanes import HostLanes
 from realrun.replay.cards import Boundary
 from realrun.replay.replay import Measurement, room_for
+from realrun.replay.replayed_layers import ReplayedLayers
 from sim.runs.prepare import Prepared
 from sim.simulate import play
 from tests.invariants.test_laws_of_cards import hand_overs
@@ -159,10 +163,9 @@ def test_hidden_states_that_are_not_handed_over_are_caught(bench: TokensToo, mon
 
 
 def test_a_layer_that_does_not_wait_for_its_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from realrun.replay.replayed_layers import ReplayedLayers
-
-    sound = ReplayedLayers.launch
-    monkeypatch.setattr(ReplayedLayers, "launch", lambda self, layer, after=(): sound(self, layer))
+    launch, send = ReplayedLayers.launch, Copying.send_result
+    monkeypatch.setattr(ReplayedLayers, "launch", lambda self, layer, after=(): launch(self, layer))
+    monkeypatch.setattr(Copying, "send_result", lambda self, work: send(self, lambda: (time.sleep(0.05), work())))
     prepared = setting("on-demand", 2)
     with machine() as lanes:
         measured = bench_on(lanes).measure(prepared)
@@ -175,8 +178,6 @@ def test_a_layer_that_does_not_wait_for_its_input_is_caught(monkeypatch: pytest.
 
 
 def test_a_failure_of_one_gpu_ends_the_run_and_its_threads() -> None:
-    import threading
-
     before = threading.active_count()
     with machine() as lanes:
         bench = bench_on(lanes)
