@@ -25,32 +25,32 @@ def simulate(scenario: Scenario) -> Run:
     return play(prepare(scenario))
 
 
-def play(prepared: Prepared, session: Session | None = None) -> Run:
-    """Simulate a prepared scenario. ``session``: a fresh one of it, if the caller needs to look at it afterwards."""
+def play(prepared: Prepared, *sessions: Session) -> Run:
+    """Simulate a prepared scenario. ``sessions``: fresh ones, one a GPU, if the caller needs to look at them later."""
     with gc_paused():
-        return _run(prepared, session)
+        return _run(prepared, *sessions)
 
 
-def _run(prepared: Prepared, session: Session | None) -> Run:
+def _run(prepared: Prepared, *sessions: Session) -> Run:
     """A function of its own: its rows are freed before garbage is collected again, which would scan them."""
-    rows, errors = _played(prepared, session)
+    rows, errors = _played(prepared, *sessions)
     return Run.of(prepared, rows, errors)
 
 
-def spans_of(prepared: Prepared, session: Session | None = None) -> list[Row]:
-    """The spans alone, for callers that need no more of a run; ``session`` as in ``play``."""
-    rows, _ = _played(prepared, session)
+def spans_of(prepared: Prepared, *sessions: Session) -> list[Row]:
+    """The spans alone, for callers that need no more of a run; ``sessions`` as in ``play``."""
+    rows, _ = _played(prepared, *sessions)
     return rows
 
 
-def _played(prepared: Prepared, session: Session | None) -> tuple[list[Row], RoutingErrors | None]:
+def _played(prepared: Prepared, *given: Session) -> tuple[list[Row], RoutingErrors | None]:
     shape = prepared.shape
     token_bytes = TokenBytes(shape.hidden * ACTIVATION_BYTES, shape.top_k * ROUTING_BYTES)
-    if prepared.gpus > 1 and session is None:
-        sessions, blocks = prepared.card_sessions(), [card.block for card in prepared.cards]
-        costs = [card.costs for card in prepared.cards]
+    sessions = given or prepared.sessions_of(Session)
+    if prepared.gpus > 1:
+        blocks, costs = [card.block for card in prepared.cards], [card.costs for card in prepared.cards]
         return CardsTimeline(sessions, blocks, costs, prepared.demand, token_bytes).run(), None
-    session = session or prepared.session()
+    [session] = sessions
     errors = RoutingErrors(prepared.weights.of_step, shape.experts) if prepared.needs.changes_routing else None
     timeline = Timeline(session, prepared.played_costs, prepared.demand, token_bytes, errors)
     with told_with_line(prepared.scenario.policy):

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from typing import Literal, TypeAlias
 
 from policies.mechanism.checks import check_update
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.host_tier import HostTier
 from policies.mechanism.residency import Residency
 from policies.mechanism.victims import Slots, Victims, victims_in_time
@@ -28,7 +29,9 @@ class CopyQueue:
     ``host``: where not all experts are in the host's memory; a copy starts only while its expert is.
     """
 
-    def __init__(self, policy: Composition, residency: Residency, host: HostTier | None = None) -> None:
+    def __init__(
+        self, policy: Composition, residency: Residency, host: HostTier | HostShare | None = None
+    ) -> None:
         self.in_flight: list[Copy] = []
         self.flying: tuple[ExpertId, ...] = ()  # the experts of ``in_flight``
         self._policy, self._residency, self._host = policy, residency, host
@@ -129,7 +132,7 @@ class CopyQueue:
             self.swaps.pop(key, None)
             self.loads.append(Copy(key, "demand", "staging", (), self._residency.size_of(key)))
 
-    def held_first(self, host: HostTier) -> list[ExpertId]:
+    def held_first(self, host: HostTier | HostShare) -> list[ExpertId]:
         """Put demand loads that the host holds before the others, and return all in order."""
         self.loads = deque(sorted(self.loads, key=lambda load: not host.holds(load.key)))
         return [load.key for load in self.loads]

@@ -209,6 +209,70 @@ class CacheKeeper:
         return 0 if self._pooled else key.layer
 
 
+class SharedKeeper:
+    """The keepers of several GPUs, each of the experts of its own layers, which it numbers from 0."""
+
+    def __init__(self, keepers: Sequence[tuple[range, CacheKeeper]]) -> None:
+        self._keepers = keepers
+        self._of_layer = [number for number, (layers, _) in enumerate(keepers) for _ in layers]
+
+    def fill(self, key: ExpertId, rest_bytes: int) -> bool:
+        keeper, own, _ = self._of(key)
+        return keeper.fill(own, rest_bytes)
+
+    def begin(self, best_first: bool) -> None:
+        """``CacheKeeper.begin`` of all."""
+        for _, keeper in self._keepers:
+            keeper.begin(best_first)
+
+    def came(self, key: ExpertId, in_use: Container[ExpertId]) -> None:
+        keeper, own, layers = self._of(key)
+        keeper.came(own, OfLayers(in_use, layers))
+
+    def left(self, key: ExpertId) -> None:
+        keeper, own, _ = self._of(key)
+        keeper.left(own)
+
+    def touch(self, key: ExpertId, in_use: Container[ExpertId]) -> None:
+        keeper, own, layers = self._of(key)
+        keeper.touch(own, OfLayers(in_use, layers))
+
+    def release(self, key: ExpertId) -> None:
+        keeper, own, _ = self._of(key)
+        keeper.release(own)
+
+    def leaving(self) -> Sequence[ExpertId]:
+        return [of_model(key, layers) for layers, keeper in self._keepers for key in keeper.leaving()]
+
+    def victims(self, incoming: ExpertId, in_use: Container[ExpertId]) -> Iterator[ExpertId]:
+        """Choose those of its own layers first, then those of the GPU before, as if for its last layer, and so on."""
+        at_work = self._of_layer[incoming.layer]
+        for back in range(len(self._keepers)):
+            layers, keeper = self._keepers[at_work - back]
+            layer = len(layers) - 1 if back else incoming.layer - layers.start
+            own = keeper.victims(ExpertId(layer, incoming.expert), OfLayers(in_use, layers))
+            yield from (of_model(key, layers) for key in own)
+
+    def _of(self, key: ExpertId) -> tuple[CacheKeeper, ExpertId, range]:
+        layers, keeper = self._keepers[self._of_layer[key.layer]]
+        return keeper, ExpertId(key.layer - layers.start, key.expert), layers
+
+
+def of_model(key: ExpertId, layers: range) -> ExpertId:
+    """An expert of some ``layers``, which are numbered from 0, as one of the model."""
+    return ExpertId(layers.start + key.layer, key.expert)
+
+
+class OfLayers(Container[ExpertId]):
+    """Experts of the model in some of its layers, which are numbered from 0."""
+
+    def __init__(self, experts: Container[ExpertId], layers: range) -> None:
+        self._experts, self._layers = experts, layers
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, ExpertId) and of_model(key, self._layers) in self._experts
+
+
 class _Either(Container[ExpertId]):
     """Experts of one or of the other."""
 

@@ -9,10 +9,10 @@ time. An expert stays from the moment at which a layer needs it until its use ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from policies.mechanism.host_keeping import CacheKeeper, Keeper, Keeping, SystemKeeper
+from policies.mechanism.host_keeping import CacheKeeper, Keeper, Keeping, SharedKeeper, SystemKeeper
 from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.protocols import Composition
 
@@ -43,38 +43,52 @@ class HostTier:
         self.reading: Read | None = None
         self.held: set[ExpertId] = set()
         self._free = capacity_bytes
-        self._buffers = 2 * max(map(self._size_of, ranking))  # one for the CPU, one for the link
+        self._buffers = 2 * max(map(self.size_of, ranking))  # one for the CPU, one for the link
         if capacity_bytes < self._buffers:
             raise PolicyError(
                 f"host memory of {capacity_bytes} bytes for experts: expected room for two, {self._buffers} bytes"
             )
-        self._keeper: Keeper = SystemKeeper(keeping, self._size_of, capacity_bytes, self._buffers)
+        self._keeper: Keeper = SystemKeeper(keeping, self.size_of, capacity_bytes, self._buffers)
 
     def fill(self, on_gpu: Sequence[Collection[int]], policy: Composition | None = None) -> None:
         """Hold the first of the ranking that are not ``on_gpu`` (by layer), as many as have room.
 
         A ``policy`` with a cache for the host's memory keeps what is there from now on, but for two buffers, and may
         have a ranking of its own."""
-        ranking, cached = self._ranking, None
-        if policy is not None and policy.host_cache is not None:
-            cached = CacheKeeper(policy.host_cache, self._size_of, self._rooms(policy.host_by_layer))
-            self._keeper, ranking = cached, ranking if policy.host_start is None else policy.host_start
-        for key in ranking:
-            if self._size_of(key) > self._free:
+        if policy is None or policy.host_cache is None:
+            self.fill_for(on_gpu)
+        else:
+            rooms = self.rooms(range(len(self._costs)), policy.host_by_layer)
+            self.fill_for(on_gpu, CacheKeeper(policy.host_cache, self.size_of, rooms), policy.host_start)
+
+    def fill_for(
+        self, on_gpu: Sequence[Collection[int]], cached: CacheKeeper | SharedKeeper | None = None,
+        start: Sequence[ExpertId] | None = None,
+    ) -> None:
+        """``fill``, where ``cached`` keeps what policies do, and they may rank what it holds at the ``start``."""
+        if cached is not None:
+            self._keeper = cached
+        for key in self._ranking if start is None else start:
+            if self.size_of(key) > self._free:
                 break
-            if key.expert not in on_gpu[key.layer] and self._keeper.fill(key, self._free - self._size_of(key)):
+            if key.expert not in on_gpu[key.layer] and self._keeper.fill(key, self._free - self.size_of(key)):
                 self._hold(key)
         if cached is not None:
-            cached.begin(best_first=ranking is not self._ranking)
+            cached.begin(best_first=start is not None)
 
-    def _rooms(self, by_layer: bool) -> list[int]:
-        """Bytes that a policy's cache divides: in one pool, or of each layer in proportion to its experts."""
+    def rooms(self, layers: range, by_layer: bool) -> list[int]:
+        """Bytes that a policy's cache divides: its layers' part of what is free, in one pool or by layer."""
         room, sizes = self._free - self._buffers, [costs.expert_bytes for costs in self._costs]
-        return [room * size // sum(sizes) for size in sizes] if by_layer else [room]
+        total, own = sum(sizes), sizes[layers.start : layers.stop]
+        return [room * size // total for size in own] if by_layer else [room * sum(own) // total]
 
     def holds(self, key: ExpertId) -> bool:
         """Can it be read now, by the CPU or a copy?"""
         return key in self.held
+
+    def own(self, key: ExpertId) -> ExpertId | None:
+        """An expert of the model as the session numbers it, to which all belong."""
+        return key
 
     # --- what is needed ---------------------------------------------------------------------------------------------
 
@@ -100,10 +114,11 @@ class HostTier:
             del self._users[key]
             self._keeper.release(key)
 
-    def read_ahead(self, keys: Iterable[ExpertId], more: bool = False) -> None:
+    def read_ahead(self, keys: Iterable[ExpertId], more: bool = False, layers: Container[int] | None = None) -> None:
         """Read these experts, best first, when nothing is needed; in place of those that were to be read ahead, or
-        ``more`` than those."""
-        self._ahead = [*(self._ahead if more else ()), *(key for key in keys if key not in self.held)]
+        ``more`` than those. ``layers``: where the GPU that asks has some alone, those of others follow."""
+        others = () if more or layers is None else [key for key in self._ahead if key.layer not in layers]
+        self._ahead = [*(self._ahead if more else ()), *(key for key in keys if key not in self.held), *others]
 
     def coming(self) -> list[ExpertId]:
         """The experts that are being read or needed, in the order in which they will be held."""
@@ -145,15 +160,15 @@ class HostTier:
 
     def _read(self, key: ExpertId, kind: Literal["read", "read_ahead"]) -> Read | None:
         """Start a read of ``key``, if what is not in use makes room for it."""
-        size, victims = self._size_of(key), [*self._keeper.leaving()]
-        free = self._free + sum(map(self._size_of, victims))
+        size, victims = self.size_of(key), [*self._keeper.leaving()]
+        free = self._free + sum(map(self.size_of, victims))
         candidates = self._keeper.victims(key, self._users)
         while free < size:
             victim = next(candidates, None)
             if victim is None:
                 return None
             victims.append(victim)
-            free += self._size_of(victim)
+            free += self.size_of(victim)
         for victim in victims:
             self.held.remove(victim)
             self._keeper.left(victim)
@@ -162,11 +177,12 @@ class HostTier:
 
     def _hold(self, key: ExpertId) -> None:
         self.held.add(key)
-        self._free -= self._size_of(key)
+        self._free -= self.size_of(key)
         if self._free < 0:
             raise PolicyError(f"no room in the host's memory for {key}: {-self._free} bytes are missing")
 
-    def _size_of(self, key: ExpertId) -> int:
+    def size_of(self, key: ExpertId) -> int:
+        """Bytes of an expert."""
         return self._costs[key.layer].of(key.expert).expert_bytes
 
 

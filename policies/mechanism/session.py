@@ -19,6 +19,7 @@ from policies.mechanism.checks import (
     check_reads,
 )
 from policies.mechanism.copy_queue import MOST_IN_FLIGHT, CopyQueue
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.host_tier import HostTier, Read
 from policies.mechanism.residency import Residency
 from policies.mechanism.views import (
@@ -44,7 +45,7 @@ from policies.protocols import Budget, Composition, InitialPlacement
 
 class Session:
     """One run of one policy. ``costs`` are the planner's, by layer. ``host``: the host's memory, if it has no room for
-    all experts and a disk holds them.
+    all experts and a disk holds them; a share where several GPUs do.
 
     Why an expert stays: the layer at work *pins* its active experts and the victims of its queued loads, the last
     foresight *protects* residents; *staying* is the union. What the layer waits for: *awaited* copies, among them
@@ -52,7 +53,8 @@ class Session:
     """
 
     def __init__(
-        self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts], host: HostTier | None = None
+        self, policy: Composition, budget: Budget, costs: Sequence[ExpertCosts],
+        host: HostTier | HostShare | None = None,
     ) -> None:
         check_composition(policy, costs)
         self.policy, self.costs, self.host = policy, costs, host
@@ -235,16 +237,16 @@ class Session:
     def next_read(self, in_effect: bool = True) -> Read | None:
         """The read that the disk starts now, being free, or None. ``in_effect`` False: the plan is not yet, so only
         what was needed before it, or is to be copied ahead, may be read."""
-        assert self.host is not None
-        return self.host.next_read(in_effect, self._still_read_ahead)
+        assert isinstance(self.host, HostTier)
+        return self.host.next_read(in_effect, self.still_read_ahead)
 
-    def _still_read_ahead(self, key: ExpertId) -> bool:
+    def still_read_ahead(self, key: ExpertId) -> bool:
         """Is it wanted by a queued copy, or for a layer that is not planned yet?"""
         return self._copies.waits(key) or (key in self._read_ahead and key.layer != self._layer)
 
     def has_read(self, read: Read) -> None:
         """The read under way has ended."""
-        assert self.host is not None
+        assert isinstance(self.host, HostTier)
         self.host.end_read(read)
 
     def computed_on_cpu(self, keys: Sequence[ExpertId]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
@@ -143,7 +143,7 @@ class HostView(NamedTuple):
     """The host's memory above a disk. An expert that it does not hold is read before the CPU or a copy uses it, which
     takes ``read_ns`` of its costs; the disk reads one at a time."""
 
-    held: Collection[ExpertId]
+    held: Container[ExpertId]
     backlog_ns: int  # the rest of the running read
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from policies.mechanism.host_tier import HostTier
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId, Forecast, LayerInput, Phase, Plan
 from realrun.errors import LaneError, RefusedError
@@ -153,7 +154,7 @@ class Executor:
     def _place(self) -> None:
         """Copy residents to their slots, and read what the host holds, before the clock starts."""
         if isinstance(self._store, HeldExperts):
-            assert self.session.host is not None
+            assert isinstance(self.session.host, HostTier)
             self._store.fill(self.session.host.held)
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from policies.mechanism.host_tier import Read
+from policies.mechanism.host_tier import HostTier, Read
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertId
 from realrun.errors import LaneError
@@ -26,7 +26,7 @@ class Reading:
     def __init__(
         self, session: Session, machine: Machine, copying: Copying, held: HeldExperts, recorder: MachineRecorder
     ) -> None:
-        assert session.host is not None
+        assert isinstance(session.host, HostTier)
         self._session, self._host, self._machine = session, session.host, machine
         self._copying, self._held, self._recorder, self._lock = copying, held, recorder, copying.lock
         self._futures: dict[ExpertId, CopyFuture] = {}

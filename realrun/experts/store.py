@@ -22,6 +22,7 @@ from policies.mechanism.views import Copy, ExpertId, Swap
 from policies.protocols import Needs
 from realrun.errors import RefusedError
 from realrun.machine.weight_formats import BlockFormat
+from sim.runs.cards import LayerBlock
 from sim.runs.prepare import Prepared
 
 ALIGNMENT_BYTES = 64  # a cache line, and the alignment of ordinary torch tensors, on which kernels may depend
@@ -164,6 +165,10 @@ class ExpertStore:
         """Copy an expert to the GPU before the run."""
         target.copy_(self.buffer(*expert_id))
 
+    def part(self, block: LayerBlock) -> ExpertStore:
+        """The layers of a block, numbered from 0, in the same memory."""
+        return ExpertStore(self.slabs[block.first : block.end])
+
 
 def random_store(layout: ExpertLayout, layers: int, experts: int, allocate: Allocate, seed: int = 0) -> ExpertStore:
     """Random experts to measure with, each in its own memory, for which the caller has checked that there is room.
@@ -280,8 +285,8 @@ def check_one_width(policy: str, needs: Needs) -> None:
         )
 
 
-def slots_needed(prepared: Prepared) -> int:
-    """The number of a run's cache and staging slots on the GPU. Raises RefusedError for narrow copies."""
+def slots_needed(prepared: Prepared) -> list[int]:
+    """The number of a run's cache and staging slots on each GPU. Raises RefusedError for narrow copies."""
     check_one_width(prepared.composition.name, prepared.needs)
     size, policy = prepared.shape.expert_bytes_by_layer[0], prepared.composition
-    return prepared.memory.cache_bytes // size + policy.demand_slots + policy.prefetch_slots
+    return [memory.cache_bytes // size + policy.demand_slots + policy.prefetch_slots for memory in prepared.card_memory]

@@ -86,6 +86,8 @@ class GenerateRequest:
         for name in simulated:
             if getattr(scenario, name) is not None:
                 raise RefusedError(f"generate: {name} is for simulations only; leave it out")
+        if (scenario.gpus or 1) > 1:
+            raise RefusedError("generate: expected gpus 1; several GPUs are replayed or simulated")
         if scenario.draft_tokens:
             raise RefusedError("generate: expected draft_tokens 0, no model drafts here; simulate or replay drafts")
         if self.generated_tokens < 0 or not self.prompts:
@@ -190,7 +192,8 @@ def executor_for(
     """An executor with slots, buffers and kernels for steps of up to ``step_tokens``. ``file``: of the experts, where
     the host holds a part of them."""
     policy, layers, layout = prepared.composition, model.loaded.layers, model.store.layouts[0]
-    arena = machine.gpu_tensor((slots_needed(prepared), layout.size_bytes), torch.uint8)
+    [slots_on_gpu] = slots_needed(prepared)
+    arena = machine.gpu_tensor((slots_on_gpu, layout.size_bytes), torch.uint8)
     slots = GpuSlots(arena, policy.demand_slots, policy.prefetch_slots)
     sizes = LayerSizes(
         step_tokens, model.shape.top_k, layers[0].hidden, model.loaded.model.dtype, model.sum_dtype

@@ -128,6 +128,15 @@ class CudaLanes:
         self._outer_stream = torch.cuda.current_stream(self.device)
         torch.cuda.set_stream(self._streams["gpu"].stream)
 
+    def card(self, number: int) -> CudaLanes:
+        """The GPU of these lanes; no other. Raises RefusedError."""
+        if number:
+            raise RefusedError(
+                "cuda: expected gpus 1: lanes of several CUDA devices have never been tried; choose host lanes "
+                "(`--lanes host-lanes`)"
+            )
+        return self
+
     def now_ns(self) -> int:
         """Nanoseconds of the performance counter."""
         return time.perf_counter_ns()

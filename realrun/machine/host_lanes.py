@@ -59,18 +59,24 @@ class HostLaneSettings:
 
 
 class HostLanes:
-    """The lanes. ``inline``: the calling thread plays the GPU, as it must when a library's model runs in it."""
+    """The lanes. ``inline``: the calling thread plays the GPU, as it must when a library's model runs in it.
+
+    ``cpu``: the lane of another GPU's machine, to share. Threads of further GPUs run on the cores of the first: of GPUs
+    that divide the layers one computes at a time, but their copies may share a core.
+    """
 
     kind = "host-lanes"
     device = torch.device("cpu")
     result_path: ResultPath = "direct"
 
-    def __init__(self, settings: HostLaneSettings | None = None, *, inline: bool = False) -> None:
+    def __init__(
+        self, settings: HostLaneSettings | None = None, *, inline: bool = False, cpu: ThreadLane | None = None
+    ) -> None:
         self.settings = settings or HostLaneSettings()
         self.settings.check()
         cpu_cores = self.settings.cpu_cores
         self._gpu = None if inline else ThreadLane("gpu", (self.settings.gpu_core,))
-        self._cpu = ThreadLane("cpu", cpu_cores, len(cpu_cores))
+        self._cpu = ThreadLane("cpu", cpu_cores, len(cpu_cores)) if cpu is None else cpu
         self._back = ThreadLane("back", self.settings.copy_cores)
         self.gpu: MachineLane = self._gpu or InlineLane()
         self.cpu: MachineLane = self._cpu
@@ -78,6 +84,13 @@ class HostLanes:
         self.back: MachineLane = self._back
         self.link: MachineLane = InlineLane()
         self.crowding = crowding(self._teams())  # "", or why times here are no measure of fidelity
+        self._further: list[HostLanes] = []
+
+    def card(self, number: int) -> HostLanes:
+        """GPU ``number``; its threads are started when it is first asked for."""
+        while len(self._further) < number:
+            self._further.append(type(self)(self.settings, inline=self._gpu is None, cpu=self._cpu))
+        return self._further[number - 1] if number else self
 
     def now_ns(self) -> int:
         """Nanoseconds of the performance counter."""
@@ -128,7 +141,8 @@ class HostLanes:
                 every.callback(lane.submit(nothing).wait)
 
     def close(self) -> None:
-        for lane in (self._gpu, self._cpu, self._back):
+        own = (lane for each in (*self._further, self) for lane in (each._gpu, each._back))
+        for lane in (*own, self._cpu):
             if lane is not None:
                 lane.close()
 

@@ -93,6 +93,10 @@ class Machine(Protocol):
     back: MachineLane  # experts that are written back
     link: MachineLane  # other copies to the GPU; used by the copy thread only
 
+    def card(self, number: int) -> Machine:
+        """GPU ``number`` as a machine with lanes of its own, but the CPU, host memory and clock of this one, which is
+        GPU 0 and closes all. Raises RefusedError for a GPU that there is not."""
+
     def now_ns(self) -> int:
         """The machine's clock, ns."""
 

@@ -108,6 +108,7 @@ class Drive:
 
     A read of s bytes that is alone takes ``latency_ns`` + s / ``alone_bytes_per_s``. ``request_bytes`` of one request,
     ``depth`` at once; None: as the kind of the host's memory asks for them (``sim.costs.disk_costs``).
+    ``drives``: over which the bytes are striped.
     """
 
     name: str
@@ -116,10 +117,12 @@ class Drive:
     ceiling_bytes_per_s: float  # of however many at once
     request_bytes: int | None = None
     depth: int | None = None
+    drives: int = 1
 
     def bytes_per_s(self, size: float, depth: float) -> float:
         """Rate of reads of ``size`` bytes, ``depth`` at a time."""
-        return rate_of_reads(self.latency_ns, self.alone_bytes_per_s, self.ceiling_bytes_per_s, size, depth)
+        alone = self.latency_ns, self.alone_bytes_per_s
+        return rate_of_reads(*alone, self.ceiling_bytes_per_s, size, depth, self.drives)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ LIMITS: Mapping[str, Limit] = {
     "disk.alone_bytes_per_s": Limit(1e6, 1e11, "bytes/s", "one read at a time; 0.1 to 18 GB/s is seen"),
     "disk.ceiling_bytes_per_s": Limit(1e6, 1e11, "bytes/s", "many reads at a time; 0.1 to 18 GB/s is seen"),
     "disk.request_bytes": Limit(512, 1e9, "bytes", "of one read; 4 KiB to 19 MB is seen"),
+    "disk.drives": Limit(1, 64, "drives", "of a stripe; 1 to 4 is usual"),
     "disk.depth": Limit(1, 4096, "requests", "reads at a time; 1 to 128 is seen"),
     "power.gpu_idle_w": Limit(1, 500, "watts", "8 to 110 W is seen", zero=True),
     "power.gpu_busy_w": Limit(5, 2000, "watts", "the board's power limit at most"),

@@ -7,7 +7,7 @@ prefetched across a boundary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from sim.machine.hardware import Hardware
 from sim.runs.demand import StepDemand
 from sim.runs.memory import BudgetError, MemoryPlan
 from sim.runs.scenario import Scenario, ScenarioError
-from sim.runs.vocabulary import MOST_GPUS
+from sim.runs.spans import Row
+from sim.runs.vocabulary import CARD_LANES, MOST_GPUS
 from traces.models.shape import ModelShape
 from trilane.common.units import GB
 
@@ -34,6 +35,14 @@ class LayerBlock(NamedTuple):
     @property
     def layers(self) -> int:
         return self.end - self.first
+
+
+def rows_of_card(rows: Iterable[Row], number: int, first: int) -> Iterator[Row]:
+    """The spans of GPU ``number``, whose layers begin with ``first``, with its lanes and the model's layers."""
+    for lane, ready, start, end, kind, phase, step, layer, target, *rest in rows:
+        own = f"{lane}{number or ''}" if lane in CARD_LANES else lane
+        layer, target = (place + first if place >= 0 else place for place in (layer, target))
+        yield (own, ready, start, end, kind, phase, step, layer, target, *rest)  # type: ignore[misc]
 
 
 class Card(NamedTuple):
@@ -73,9 +82,7 @@ def blocks_of(scenario: Scenario, layers: int, room: Sequence[int] = ()) -> list
 def check_cards(scenario: Scenario, hardware: Hardware, policy: Composition) -> None:
     """Raise ScenarioError for what is not simulated on several GPUs."""
     refused = (
-        (hardware.measured, "a measured machine: expected one of data sheets"),
         (hardware.one_memory, f"{hardware.name}: expected GPUs that have their own memory"),
-        (scenario.host_expert_gb is not None, "experts on a disk: expected host_expert_gb null"),
         (scenario.draft_tokens > 0, "drafts: expected draft_tokens 0"),
         (policy.needs.changes_routing, f"{policy.name}, which changes the routing: expected a policy that keeps it"),
     )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from policies.calibration import Calibration
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.host_tier import HostTier, by_popularity, in_turn
+from policies.mechanism.session import Session
+from policies.mechanism.shared_host import fill_together
 from policies.protocols import Composition
 from sim.costs.cost_table import CostTable
 from sim.costs.disk_costs import with_reads
 from sim.machine.hardware import Hardware
+from sim.runs.cards import Card
 from sim.runs.scenario import Scenario, ScenarioError
 from traces.models.shape import ModelShape
 from trilane.common.units import GB
+
+S = TypeVar("S", bound=Session)
 
 
 def host_bytes_of(scenario: Scenario, shape: ModelShape) -> int | None:
@@ -74,6 +81,18 @@ def host_tier(
             "host_keeps pinned: expected a calibration, whose most used experts are pinned (`--set calibration=FILE`)"
         )
     return HostTier(capacity, costs.experts, scenario.host_keeps, ranking)
+
+
+def shares_of(host: HostTier | None, cards: Sequence[Card]) -> list[HostShare | None]:
+    """The host's memory as the session of each GPU sees it."""
+    return [None if host is None else HostShare(host, *card.block) for card in cards]
+
+
+def filled(host: HostTier | None, sessions: list[S]) -> list[S]:
+    """The sessions, whose memory of the host holds what none of their GPUs does."""
+    if host is not None:
+        fill_together(host, sessions)
+    return sessions
 
 
 def read_seconds(

@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from policies.ablation import without
 from policies.calibration import Calibration
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.session import Session
 from policies.mechanism.views import ExpertCosts, PolicyError
 from policies.protocols import Budget, Composition, Needs
@@ -41,7 +42,7 @@ from sim.runs.cards import (
     sum_of,
 )
 from sim.runs.demand import KnownDemand, StepDemand, future_of, shared_demand
-from sim.runs.host_memory import check_keeping, costs_with_reads, host_bytes_of, host_tier
+from sim.runs.host_memory import check_keeping, costs_with_reads, filled, host_bytes_of, host_tier, shares_of
 from sim.runs.memory import MemoryPlan, plan_memory
 from sim.runs.sampling import Weights, longest_sequence, repeated, steps_of, weights_of
 from sim.runs.scenario import Scenario, ScenarioError
@@ -55,8 +56,7 @@ from traces.models.shape import ModelShape
 from traces.trace import Trace
 
 S = TypeVar("S", bound=Session)
-# All that lower bounds depend on: routing, steps, how often the prompt is repeated, costs, tokens of the answer, the
-# host's memory above a disk, GPUs
+# All that lower bounds depend on: routing, steps, repeats of the prompt, costs, answer tokens, host memory, GPUs
 _BoundsKey: TypeAlias = tuple[Trace, tuple[StepRows, ...], int, CostTable, int, int | None, int]
 
 
@@ -159,27 +159,32 @@ class Prepared:
     def session_of(self, kind: Callable[..., S]) -> S:
         """A fresh session of a class that also logs or times its calls; of one GPU. Raises ScenarioError for more."""
         if self.gpus > 1:
-            raise ScenarioError(f"gpus {self.gpus}: expected 1; several GPUs are simulated, not measured")
+            raise ScenarioError(f"gpus {self.gpus}: expected 1 here; several are for simulations and for replays")
         self.checked()
         with told_with_line(self.scenario.policy):
             host = host_tier(self.scenario, self.shape, self.played_costs, self._calibration)
             return kind(self.compose(), self.budget, self._with_narrow_copies(self._planned).experts, host)
 
-    def card_sessions(self) -> list[Session]:
-        """A fresh session for each of several GPUs (``sim.runs.cards``). Raises what ``checked`` raises."""
+    def sessions_of(self, kind: Callable[..., S]) -> list[S]:
+        """A fresh session for each GPU (``sim.runs.cards``), as ``session_of``. Raises what ``checked`` raises."""
+        if self.gpus == 1:
+            return [self.session_of(kind)]
         self.checked()
         if self.given is not None:
             raise ScenarioError(f"gpus {self.gpus}: expected a policy by its name, got a composition")
-        return [self._session_of_card(*of_card) for of_card in zip(self.cards, self.card_memory, strict=True)]
+        host = host_tier(self.scenario, self.shape, self.costs, self._calibration)
+        of_cards = zip(self.cards, self.card_memory, shares_of(host, self.cards), strict=True)
+        return filled(host, [self._session_of_card(kind, *of_card) for of_card in of_cards])
 
-    def _session_of_card(self, card: Card, memory: MemoryPlan) -> Session:
-        block, whole, costs = card.block, self._calibration, card.costs.for_planner().experts
+    def _session_of_card(self, kind: Callable[..., S], card: Card, memory: MemoryPlan, host: HostShare | None) -> S:
+        block, whole = card.block, self._calibration
+        costs = (card.costs if self.planner is None else costs_of_block(self.planner, block)).for_planner().experts
         calibration = None if whole is None else calibration_of_block(whole, block)
         popularity = calibration.popularity if calibration is not None and self.needs.calibration else None
         sizes = self.shape.expert_bytes_by_layer[block.first : block.end]
         budget = Budget(self.shape.experts, tuple(sizes), memory.cache_bytes, popularity)
         with told_with_line(self.scenario.policy):
-            return Session(self._composed(block, costs, calibration), budget, costs)
+            return kind(self._composed(block, costs, calibration), budget, costs, host)
 
     @cached_property
     def cards(self) -> list[Card]:
@@ -202,15 +207,15 @@ class Prepared:
     @cached_property
     def _card_costs(self) -> list[CostTable]:
         """The costs of all layers on each GPU."""
-        first, tables = self.hardware, [self.costs]
-        for machine in self._machines[1:]:
-            alike = (machine.gpu, machine.link) == (first.gpu, first.link)
-            tables.append(self.costs if alike else _costs_in(self.scenario, machine, self.shape, self.costs.max_tokens))
-        return tables
+        own, most = (self.hardware.gpu, self.hardware.link), self.costs.max_tokens
+        return [self.costs if (one.gpu, one.link) == own else _costs_in(self.scenario, one, self.shape, most)
+                for one in self._machines]
 
     @cached_property
     def card_memory(self) -> list[MemoryPlan]:
         """Division of the memory of each GPU. Raises BudgetError."""
+        if self.gpus == 1:
+            return [self._planned_memory(self.scenario.cached_share)]
         check_cards(self.scenario, self.hardware, self.composition)
         whole, share = self._planned_memory(0.0), self.scenario.cached_share
         return [memory_of_card(whole, card, self.shape, share) for card in self.cards]
@@ -310,9 +315,7 @@ class Prepared:
     @cached_property
     def memory(self) -> MemoryPlan:
         """Division of the GPU's memory, or of all GPUs'. Raises BudgetError."""
-        if self.gpus > 1:
-            return sum_of(self.card_memory)
-        return self._planned_memory(self.scenario.cached_share)
+        return sum_of(self.card_memory)
 
     def _planned_memory(self, share: float | None) -> MemoryPlan:
         policy, scenario, gpus = self.composition, self.scenario, [machine.gpu for machine in self._machines]

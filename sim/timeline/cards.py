@@ -1,23 +1,26 @@
 """The timeline of several GPUs, each with a block of layers: one works at a time, on what the one before hands over.
 
-Each has lanes of its own (``gpu1``, ``h2d1`` and ``d2h1`` are those of GPU 1) and a session of its own; host thread and
-CPU are common. Between two GPUs the hidden states cross the host: down the link of the one, up that of the other, ahead
-of the experts that wait for it. The links of other GPUs may carry copies for later meanwhile.
+Each has lanes of its own (``gpu1``, ``h2d1`` and ``d2h1`` are those of GPU 1) and a session of its own; host thread,
+CPU, the host's memory and the disk under it are common. Between two GPUs the hidden states cross the host: down the
+link of the one, up that of the other, ahead of the experts that wait for it. The links of other GPUs may carry copies
+for later meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import simpy
 
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.session import Session
+from policies.mechanism.shared_host import SharedReads
 from sim.costs.cost_table import CostTable
-from sim.runs.cards import LayerBlock, demand_of_block
+from sim.runs.cards import LayerBlock, demand_of_block, rows_of_card
 from sim.runs.demand import StepDemand
-from sim.runs.spans import Row
-from sim.runs.vocabulary import CARD_LANES
+from sim.runs.spans import Row, SpanRecorder
 from sim.timeline.clock import Clock, Moment
+from sim.timeline.disk_lane import DiskLane
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Events, Timeline
 
@@ -30,20 +33,33 @@ class CardsTimeline:
         demand: Sequence[StepDemand], token_bytes: TokenBytes,
     ) -> None:
         self._clock, self._blocks = Clock(), blocks
+        self._disk = self._disk_of(sessions, costs)
         self._cards = [
-            Timeline(session, own, demand_of_block(demand, block), token_bytes, clock=self._clock)
+            Timeline(session, own, demand_of_block(demand, block), token_bytes, clock=self._clock, disk=self._disk)
             for session, block, own in zip(sessions, blocks, costs, strict=True)
         ]
         self._token_bytes = token_bytes
+
+    def _disk_of(self, sessions: Sequence[Session], costs: Sequence[CostTable]) -> DiskLane | None:
+        """The disk under the memory that these sessions share, if they do."""
+        share = sessions[0].host
+        if not isinstance(share, HostShare):
+            return None
+        experts = [expert for own in costs for expert in own.experts]
+        return DiskLane(self._clock, SpanRecorder(), experts, share.tier, SharedReads(share.tier, sessions))
 
     def run(self) -> list[Row]:
         """Play the whole demand; return the spans."""
         for card in self._cards:
             card.place()
+        if self._disk is not None:
+            self._disk.start()
         course = self._clock.process(self._steps())
         self._clock.play()
         assert not course.is_alive, "the run has stopped: what it waits for never comes"
-        return [row for number, card in enumerate(self._cards) for row in self._rows(number, card)]
+        rows = [row for number, (card, block) in enumerate(zip(self._cards, self._blocks, strict=True))
+                for row in rows_of_card(card.recorder.rows, number, block.first)]
+        return rows if self._disk is None else [*rows, *self._disk.recorder.rows]
 
     def _steps(self) -> Events:
         first, last = self._cards[0], self._cards[-1]
@@ -53,6 +69,8 @@ class CardsTimeline:
                 first.host.reserve(self._clock.now, first.costs.step_ns, "program", -1)
             for card, step in zip(self._cards, steps, strict=True):
                 card.begin_step(step)
+            if self._disk is not None:
+                self._disk.recorder.step, self._disk.recorder.phase = steps[0].index, steps[0].phase
             for number, (card, step) in enumerate(zip(self._cards, steps, strict=True)):
                 if number:
                     yield from self._hand_over(self._cards[number - 1], card)
@@ -73,11 +91,3 @@ class CardsTimeline:
         yield arrived
         following.input_ns = clock.now
         following.host.free_ns = card.host.free_ns
-
-    def _rows(self, number: int, card: Timeline) -> Iterator[Row]:
-        """The spans of a GPU, with its lanes and layers as the model's."""
-        first = self._blocks[number].first
-        for lane, ready, start, end, kind, phase, step, layer, target, *rest in card.recorder.rows:
-            own = f"{lane}{number or ''}" if lane in CARD_LANES else lane
-            layer, target = (place + first if place >= 0 else place for place in (layer, target))
-            yield (own, ready, start, end, kind, phase, step, layer, target, *rest)  # type: ignore[misc]

@@ -14,7 +14,7 @@ from sim.costs.cost_table import CostTable, StepCosts
 from sim.timeline.clock import Clock
 from sim.timeline.copy_lane import CopyLane
 from sim.timeline.cpu_lane import CpuBatch, CpuLane, Phases
-from sim.timeline.disk_lane import DiskLane
+from sim.timeline.disk_lane import DiskLane, ReadExperts
 from sim.timeline.gpu_lane import GpuLane
 from sim.timeline.lanes import Lane, Neighbour, SharedMemory
 
@@ -54,7 +54,8 @@ class LayerParts:
     """Executes the plan of one layer after another on the lanes; ``cpu`` and ``h2d`` report the end of work here."""
 
     def __init__(
-        self, clock: Clock, gpu: GpuLane, d2h: Lane, session: Session, costs: CostTable, token_bytes: TokenBytes
+        self, clock: Clock, gpu: GpuLane, d2h: Lane, session: Session, costs: CostTable, token_bytes: TokenBytes,
+        disk: DiskLane | None = None,
     ) -> None:
         self.clock, self.session, self.costs, self.token_bytes = clock, session, costs, token_bytes
         self.gpu, self.d2h = gpu, d2h
@@ -68,13 +69,12 @@ class LayerParts:
             clock, memory, recorder, costs.experts, session, d2h, self.cpu.until_ns, self._end_copy, gpu_until_ns,
             costs.kernel_copies,
         )
-        self.disk: DiskLane | None = None
-        if session.host is not None:
-            self.disk = DiskLane(
-                clock, recorder, costs.experts, session, self.cpu, self.h2d.wake, self._end_share
-            )
-            self.h2d.read_ns = self.disk.arrived_ns
-        self._on_cpu = self.disk or self.cpu  # what experts for the CPU are given to
+        self.disk, self._read = disk, None if disk is None else ReadExperts(
+            disk, session, self.cpu, self.h2d.wake, self._end_share
+        )
+        if self._read is not None:
+            self.h2d.read_ns = self._read.arrived_ns
+        self._on_cpu = self._read or self.cpu  # what experts for the CPU are given to
         self.tokens, self.step_costs = 0, costs.step(1, (1,))
         self.state = LayerState(-1)
         self._cpu_until_ns = 0  # when the CPU's share of the layer would end, begun with the plan and not slowed
@@ -233,10 +233,10 @@ class LayerParts:
         return state.activations_at_ns
 
     def _end_batch(self, batch: CpuBatch) -> None:
-        if self.disk is None:
+        if self._read is None:
             self._end_share(batch.joins)
         else:
-            self.disk.end_batch(batch)
+            self._read.end_batch(batch)
 
     def _end_share(self, joins: int) -> None:
         """Handle the end of CPU experts whose results the layer ``joins`` adds; that layer may not be planned yet."""

@@ -12,6 +12,7 @@ from functools import cache, partial
 
 import simpy
 
+from policies.mechanism.host_tier import HostTier
 from policies.mechanism.routing_error import RoutingErrors
 from policies.mechanism.score_rows import StepScores
 from policies.mechanism.session import Session
@@ -22,6 +23,7 @@ from sim.runs.spans import SpanRecorder
 from sim.runs.vocabulary import FROM_EXPERTS, FROM_GATE_INPUT
 from sim.timeline.clock import Clock, Moment
 from sim.timeline.copy_lane import CopyLane
+from sim.timeline.disk_lane import DiskLane
 from sim.timeline.gpu_lane import GpuLane
 from sim.timeline.lanes import Lane, Neighbour
 from sim.timeline.layer_parts import LayerParts, LayerState, TokenBytes
@@ -33,11 +35,12 @@ class Timeline:
     """One run of one session over a demand; the spans are in ``recorder``.
 
     ``routing_errors`` observes every routing in force, where a policy changes it; the demand holds tokens then.
+    ``clock`` and ``disk``: of several GPUs (``sim.timeline.cards``).
     """
 
     def __init__(
         self, session: Session, costs: CostTable, demand: Sequence[StepDemand], token_bytes: TokenBytes,
-        routing_errors: RoutingErrors | None = None, clock: Clock | None = None,
+        routing_errors: RoutingErrors | None = None, clock: Clock | None = None, disk: DiskLane | None = None,
     ) -> None:
         self.clock, self.recorder = clock or Clock(), SpanRecorder()
         self.session, self.costs, self.demand, self.token_bytes = session, costs, demand, token_bytes
@@ -48,9 +51,11 @@ class Timeline:
         )
         self.host, self.d2h = Lane("host", self.recorder), Lane("d2h", self.recorder)
         self.gpu = GpuLane(self.host, costs, self._neighbours())
-        self.parts = LayerParts(self.clock, self.gpu, self.d2h, session, costs, token_bytes)
+        if isinstance(session.host, HostTier):
+            disk = DiskLane(self.clock, self.recorder, costs.experts, session.host, session)
+        self.disk = disk
+        self.parts = LayerParts(self.clock, self.gpu, self.d2h, session, costs, token_bytes, disk)
         self.h2d: CopyLane = self.parts.h2d
-        self.disk = self.parts.disk
         self.input_ns = 0  # when the input of the first layer has come from another GPU
         self._scores: StepScores | None = None  # of the step
         self._launch_ns = costs.launch_ns
@@ -59,17 +64,17 @@ class Timeline:
     def run(self) -> None:
         """Play the whole demand."""
         self.place()
+        if self.disk is not None:
+            self.disk.start()
         course = self.clock.process(self._steps())
         self.clock.play()
         assert not course.is_alive, "the run has stopped: what it waits for never comes"
 
     def place(self) -> None:
-        """Record what is in memory before the first token."""
+        """Record what the GPU holds before the first token."""
         for layer, experts in enumerate(self.session.residency.resident):
             for expert in sorted(experts):
                 self.recorder.instant(0, "place", layer, -1, expert, self._bytes(layer, expert))
-        if self.disk is not None:
-            self.disk.start()
 
     def _neighbours(self) -> Sequence[Neighbour]:
         """Lanes with which the GPU of this machine shares memory or cores."""

@@ -137,7 +137,7 @@ def test_a_swap_does_not_take_the_slot_that_a_planned_load_was_promised() -> Non
 POLICY = "best-exact"  # the policy whose parts all weigh costs
 SLOWER = 1.01  # at most: what is copied is chosen anew
 _FASTER_MEMORY = ["DRAM", "CPU reads"]
-_EXCEPTIONS = {  # with their reasons in docs/design.md
+_EXCEPTIONS = {  # with their reasons in docs/notes/better_machines.md
     **{("qwen3-30b-a3b", name): _FASTER_MEMORY for name in ("dali", "dali-beam", "dali-ilp", "hybrimoe", "oracle")},
     ("qwen3-30b-a3b", "kt-deferral"): ["GPU bandwidth", "GPU kernels"],
     ("qwen3-30b-a3b", "pre-gated"): ["GPU kernels"],

@@ -6,33 +6,32 @@ where it is about a lane or a memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from policies.mechanism.host_share import HostShare
+from policies.mechanism.host_tier import HostTier
 from policies.mechanism.residency import Residency
-from policies.mechanism.session import Session
-from policies.mechanism.views import ExpertCosts
-from policies.protocols import Budget, Needs
 from policies.registry import SYSTEMS, policy_names
-from sim.costs.cost_table import CostTable, StepCosts, StepModel
 from sim.runs.bounds import LowerBounds
-from sim.runs.cards import LayerBlock, blocks_of, calibration_of_block, costs_of_block, demand_of_block, least_costs
+from sim.runs.cards import LayerBlock, least_costs
 from sim.runs.columns import columns_of_rows
-from sim.runs.demand import StepDemand, future_of
 from sim.runs.metrics import metrics_of
-from sim.runs.scenario import Scenario
-from sim.runs.spans import Row, Span
-from sim.runs.vocabulary import CARD_LANES, MOST_GPUS
+from sim.runs.spans import spans_frame
+from sim.runs.vocabulary import MOST_GPUS
 from sim.timeline.cards import CardsTimeline
-from sim.timeline.layer_parts import TokenBytes
+from sim.timeline.disk_lane import ReadExperts
 from sim.timeline.timeline import Timeline
 from tests.kit.depth import examples
+from tests.kit.played_cards import BYTES, OtherGpu, PlayedCards, play, sessions
+from trilane.testing.host_memory import law_5_reads, law_13_host_memory
 from trilane.testing.laws import (
     law_1_conservation,
     law_2_causality,
@@ -42,106 +41,14 @@ from trilane.testing.laws import (
     slow_metrics,
     stall_times,
 )
-from trilane.testing.log import Log, log_of
-from trilane.testing.random_worlds import SIZES, fixed_world, worlds
+from trilane.testing.log import Log
+from trilane.testing.random_worlds import SIZES, fixed_world, with_disk, worlds
 from trilane.testing.work_conservation import _ready, law_2_launches
 from trilane.testing.worlds import World
+from trilane.testing.worlds import play as play_alone
 
 KEEPS_ROUTING = [name for name in policy_names() if not SYSTEMS[name].needs.changes_routing]
 some = settings(max_examples=examples(62), derandomize=True, suppress_health_check=list(HealthCheck))
-BYTES = TokenBytes(16, 8)
-
-
-@dataclass(frozen=True)
-class PlayedCards:
-    """A world that several GPUs have run."""
-
-    rows: list[Row]
-    world: World
-    blocks: Sequence[LayerBlock]
-    tables: Sequence[CostTable]  # of the whole model, on each GPU
-    demand: list[StepDemand]
-    budgets: list[int]
-
-    @property
-    def log(self) -> Log:
-        return log_of(Span(*row) for row in self.rows)
-
-    @property
-    def as_one(self) -> Log:
-        """The spans with the lanes of all GPUs as those of one."""
-        alike = (row[0][:-1] if row[0][:-1] in CARD_LANES else row[0] for row in self.rows)
-        return log_of(Span(lane, *row[1:]) for lane, row in zip(alike, self.rows, strict=True))
-
-
-class OtherGpu(NamedTuple):
-    """A GPU by what it has and takes of what the world's takes. It is launched as that is."""
-
-    times: int = 1
-    link_times: int = 1
-    memory: float = 1.0
-
-    def costs(self, costs: CostTable) -> CostTable:
-        """The costs of the model on it."""
-        return replace(costs.map_experts(self._expert), steps=_OtherSteps(costs.steps, self))
-
-    def _expert(self, costs: ExpertCosts) -> ExpertCosts:
-        return costs._replace(
-            gpu_ns=tuple(ns * self.times for ns in costs.gpu_ns), first_gpu_ns=costs.first_gpu_ns * self.times,
-            copy_ns=costs.copy_ns * self.link_times, writeback_ns=costs.writeback_ns * self.link_times,
-        )
-
-
-@dataclass(frozen=True)
-class _OtherSteps:
-    steps: StepModel
-    gpu: OtherGpu
-
-    def step(self, tokens: int, context: Sequence[int]) -> StepCosts:
-        costs = self.steps.step(tokens, context)._asdict()
-        links = ("routing_ns", "activations_ns", "result_ns")
-        return StepCosts(**{
-            name: ns * (self.gpu.link_times if name in links else self.gpu.times) for name, ns in costs.items()
-        })
-
-
-ALIKE = (OtherGpu(),) * MOST_GPUS
-
-
-def sessions(
-    world: World, blocks: Sequence[LayerBlock], tables: Sequence[CostTable], budgets: Sequence[int]
-) -> list[Session]:
-    """A session for each block of layers."""
-    context = world.context
-    made = []
-    for block, table, budget in zip(blocks, tables, budgets, strict=True):
-        costs = costs_of_block(table, block).experts
-        calibration = calibration_of_block(context.calibration, block) if context.calibration else None
-        future = None
-        if world.system.needs.future:
-            future = future_of(demand_of_block(world.demand(Needs()), block))
-        own = replace(context, layers=block.layers, costs=costs, calibration=calibration, future=future)
-        policy = world.system.build(world.system.parse(world.parameters), own)
-        popularity = calibration.popularity if calibration is not None and policy.needs.calibration else None
-        sizes = tuple(cost.expert_bytes for cost in costs)
-        made.append(Session(policy, Budget(world.trace.shape.experts, sizes, budget, popularity), costs))
-    return made
-
-
-def play(
-    world: World, gpus: int, split: tuple[float, ...] | None = None, kinds: Sequence[OtherGpu] = ALIKE
-) -> PlayedCards:
-    """``kinds``: of each GPU; by default as the world's, with as much memory."""
-    blocks = blocks_of(Scenario(gpus=gpus, layer_split=split), world.trace.shape.moe_layers)
-    tables = [kind.costs(world.costs) for kind in kinds[:gpus]]
-    budgets = [round(world.cache_bytes * kind.memory) for kind in kinds[:gpus]]
-    own = sessions(world, blocks, tables, budgets)
-    demand = world.demand(own[0].policy.needs)
-    rows = CardsTimeline(own, blocks, list(map(costs_of_block, tables, blocks)), demand, BYTES).run()
-    largest = [max(cost.expert_bytes for cost in session.costs) for session in own]
-    slots = own[0].policy.demand_slots + own[0].policy.prefetch_slots
-    budgets = [budget + slots * size for budget, size in zip(budgets, largest, strict=True)]
-    return PlayedCards(rows, world, blocks, tables, demand, budgets)
 
 
 def check(played: PlayedCards) -> None:
@@ -156,7 +63,10 @@ def check(played: PlayedCards) -> None:
     law_2_launches(as_one, costs)
     law_4_sizes(as_one, costs)
     for block, budget in zip(played.blocks, played.budgets, strict=True):
-        law_4_capacity([span for span in log.spans if block.first <= span.layer < block.end], budget)
+        law_4_capacity([span for span in as_one.spans if block.first <= span.layer < block.end], budget)
+    if played.world.host_bytes is not None:
+        law_13_host_memory(as_one, played.world.host_bytes)
+        law_5_reads(as_one, played.world.host_bytes)
     hand_overs(log, played.blocks)
     work_conservation(log, as_one, played)
     accounting(played)
@@ -179,7 +89,7 @@ def hand_overs(log: Log, blocks: Sequence[LayerBlock]) -> None:
 def work_conservation(log: Log, as_one: Log, played: PlayedCards) -> None:
     """No lane is idle while its next piece of work is ready."""
     back = any(span.kind == "writeback" for span in log.spans)
-    for lane in log.lanes:
+    for lane in log.lanes.keys() - {"disk"}:  # where reads wait for room, too: ``law_5_reads``
         for free, span in log.in_order(lane):
             early = back and lane.startswith("h2d")  # copies wait for what is written back in turn
             assert span.start_ns == max(free, span.ready_ns) or (early and span.start_ns > free), f"law 5: {span}"
@@ -211,45 +121,58 @@ def accounting(played: PlayedCards) -> None:
 OTHER_GPUS = st.builds(OtherGpu, st.integers(1, 4), st.integers(1, 4), st.sampled_from((0.0, 0.5, 1.0, 2.0)))
 
 
-@settings(some, max_examples=examples(125))
-@given(worlds(KEEPS_ROUTING, contention=False), st.lists(OTHER_GPUS, min_size=2, max_size=MOST_GPUS), st.randoms())
-def test_laws_1_to_5_and_12_with_two_to_four_gpus(world: World, kinds: list[OtherGpu], random: Random) -> None:
-    layers = world.trace.shape.moe_layers
-    assume(layers > 1)
-    gpus = min(len(kinds), layers)
+def above_disks(world: World, random: Random, disks: int) -> World:
+    """The world above so many disks, which serve each read together."""
+    return with_disk(world, random, disks) if disks else world
+
+
+@settings(some, max_examples=examples(250))
+@given(
+    worlds(KEEPS_ROUTING, contention=False), st.lists(OTHER_GPUS, min_size=1, max_size=MOST_GPUS), st.integers(0, 2),
+    st.randoms(use_true_random=False),
+)
+def test_laws_1_to_5_12_and_13_with_one_to_four_gpus_above_none_to_two_disks(
+    world: World, kinds: list[OtherGpu], disks: int, random: Random
+) -> None:
+    gpus = min(len(kinds), world.trace.shape.moe_layers)
     parts = tuple(random.choice((1.0, 2.0, 5.0)) for _ in range(gpus))
-    check(play(world, gpus, parts, kinds))
+    check(play(above_disks(world, random, disks), gpus, parts, kinds))
 
 
+@pytest.mark.parametrize("disks", [0, 1])
 @pytest.mark.parametrize("policy", KEEPS_ROUTING)
-def test_all_of_them_hold_with_four_gpus(policy: str) -> None:
+def test_all_of_them_hold_with_four_gpus(policy: str, disks: int) -> None:
     [size] = [size for size in SIZES if size.name == "many layers"]
     world = size.world(SYSTEMS[policy])
     alone = dict.fromkeys(("gpu_permille", "gpu_with_cpu_permille", "cpu_with_gpu_permille"), 1000)
-    check(play(replace(world, costs=replace(world.costs, **alone)), 4))
+    check(play(above_disks(replace(world, costs=replace(world.costs, **alone)), Random(policy), disks), 4))
 
 
 @some
-@given(worlds(KEEPS_ROUTING))
-def test_one_gpu_by_itself_gives_the_same_spans(world: World) -> None:
+@given(worlds(KEEPS_ROUTING), st.integers(0, 1), st.randoms(use_true_random=False))
+def test_one_gpu_by_itself_gives_the_same_spans(world: World, disks: int, random: Random) -> None:
+    world = above_disks(world, random, disks)
     block = [LayerBlock(0, world.trace.shape.moe_layers)]
     tables, budgets = [world.costs], [world.cache_bytes]
-    [session] = sessions(world, block, tables, budgets)
-    demand = world.demand(session.policy.needs)
-    alone = Timeline(session, world.costs, demand, BYTES)
-    alone.run()
-    card = CardsTimeline(sessions(world, block, tables, budgets), block, tables, demand, BYTES)
-    assert card.run() == alone.recorder.rows
+    own = sessions(world, block, tables, budgets)
+    card = CardsTimeline(own, block, tables, world.demand(own[0].policy.needs), BYTES)
+    assert spans_frame(card.run()).equals(play_alone(world).spans)
 
 
 @some
-@given(worlds(KEEPS_ROUTING, min_decode=1), st.tuples(OTHER_GPUS, OTHER_GPUS))
-def test_law_8_no_run_beats_the_lower_bound(world: World, kinds: tuple[OtherGpu, OtherGpu]) -> None:
+@given(
+    worlds(KEEPS_ROUTING, min_decode=1), st.tuples(OTHER_GPUS, OTHER_GPUS), st.integers(0, 2),
+    st.randoms(use_true_random=False),
+)
+def test_law_8_no_run_beats_the_lower_bound(
+    world: World, kinds: tuple[OtherGpu, OtherGpu], disks: int, random: Random
+) -> None:
     assume(world.trace.shape.moe_layers > 1)
+    world = above_disks(world, random, disks)
     played = play(world, 2, None, kinds)
     made = metrics_of(columns_of_rows(played.rows), world.batch)
     costs = least_costs(played.tables, played.blocks)
-    bound = LowerBounds(played.demand, costs, None, None, 2).at(sum(played.budgets))
+    bound = LowerBounds(played.demand, costs, None, world.host_bytes, 2).at(sum(played.budgets))
     for name, least_ns in (("ttft_ms", bound.ttft_ns), ("tpot_ms", bound.tpot_ns)):
         taken_ms = getattr(made, name)
         assert least_ns is None or taken_ms is None or taken_ms * 1e6 >= least_ns * (1 - 1e-9), name
@@ -312,3 +235,45 @@ def test_a_gpu_that_rests_after_its_input_is_there_is_caught(monkeypatch: pytest
     monkeypatch.setattr(CardsTimeline, "_hand_over", late)
     with pytest.raises(AssertionError, match=r"law 5: .* could have started at"):
         check(play(TWO, 2))
+
+
+# --- and of a memory of the host that they share ----------------------------------------------------------------------
+
+ABOVE_DISK = [  # room for three to four experts
+    replace(with_disk(fixed_world(policy), Random(policy)), host_bytes=480, keeping="experts")
+    for policy in ("on-demand", "fiddler", "dali", "best-exact", "moe-infinity")
+]
+
+
+def _caught(message: str) -> None:
+    """A law finds the offence in one of these worlds."""
+    found = []
+    for world in ABOVE_DISK:
+        try:
+            check(play(world, 2))
+        except AssertionError as error:
+            found.append(str(error))
+    assert any(re.match(message, text) for text in found), found
+
+
+def test_in_these_worlds_gpus_read_and_drop_experts_and_read_ahead() -> None:
+    rows = [row for world in ABOVE_DISK for row in play(world, 2).rows]
+    assert {"read", "read_ahead", "drop", "keep"} <= {row[4] for row in rows if row[0] == "disk"}
+
+
+def test_a_host_of_which_each_gpu_has_the_whole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = HostTier.__init__
+    monkeypatch.setattr(HostTier, "__init__", lambda self, size, *given: sound(self, 3 * size, *given))
+    _caught("law 13: the host holds .* bytes at")
+
+
+def test_a_gpu_that_does_not_say_when_its_copies_have_ended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others read drops what it uses."""
+    monkeypatch.setattr(HostShare, "need", lambda self, keys, by_plan=False: None)
+    monkeypatch.setattr(HostShare, "end_use", lambda self, key: None)
+    _caught("law 13: the host does not hold|the run has stopped")
+
+
+def test_a_disk_that_no_gpu_wakes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadExperts, "_land", lambda self, read: None)
+    _caught("law 5: the disk rests|the run has stopped")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +13,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies.mechanism.host_keeping import CacheKeeper
 from policies.mechanism.host_tier import HostTier, Read
-from policies.mechanism.views import ExpertId
+from policies.mechanism.views import ExpertId, PolicyError
 from policies.protocols import Composition
 from policies.registry import SYSTEMS, policy_names
-from realrun.execution.call_log import LoggedSession, replay
+from realrun.execution.call_log import Difference, LoggedSession, replay
 from sim.runs.bounds import lower_bound
 from sim.runs.demand import StepDemand
-from sim.timeline.disk_lane import DiskLane
+from sim.timeline.disk_lane import DiskLane, ReadExperts
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
 from tests.invariants.free_compositions import free_question, with_free_host
 from tests.invariants.test_laws import budget_of
 from tests.kit.depth import examples
-from trilane.testing.host_memory import law_13_host_memory
+from trilane.testing.host_memory import law_5_reads, law_13_host_memory
 from trilane.testing.laws import check_all
 from trilane.testing.laws_of_runs import check_run, law_8_bound
 from trilane.testing.random_worlds import fixed_world, with_disk, worlds
@@ -88,15 +90,24 @@ def test_a_cache_that_gives_nothing_up_leaves_room_for_two(seed: int) -> None:
     law_13_host_memory(play_policy(policy, world, demand).spans, world.host_bytes or 0)
 
 
-@some
-@given(seeds)
-def test_law_10_a_log_with_reads_replayed_in_a_fresh_session_gives_identical_answers(seed: int) -> None:
-    world, policy, demand = free_question(seed)
-    world = above_disk(world, seed)
-    session = LoggedSession(policy, budget_of(world), world.costs.experts, host_of(world))
+def replayed(seed: int, kept: bool) -> Difference | None:
+    """The first other answer of a log with reads, replayed in a fresh session. ``kept``: a policy keeps the host's
+    memory."""
+    def logged() -> tuple[LoggedSession, World, list[StepDemand]]:
+        world, policy, demand = free_host(seed, 0) if kept else free_question(seed)
+        world = world if kept else above_disk(world, seed)
+        return LoggedSession(policy, budget_of(world), world.costs.experts, host_of(world)), world, demand
+
+    session, world, demand = logged()
     Timeline(session, world.costs, demand, TokenBytes(16, 8)).run()
-    _, fresh, _ = free_question(seed)
-    assert replay(session.log, LoggedSession(fresh, budget_of(world), world.costs.experts, host_of(world))) is None
+    return replay(session.log, logged()[0])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@some
+@given(seed=seeds)
+def test_law_10_a_log_with_reads_replayed_in_a_fresh_session_gives_identical_answers(seed: int, kept: bool) -> None:
+    assert replayed(seed, kept) is None
 
 
 @some
@@ -193,24 +204,24 @@ def test_a_broken_disk_that_reads_two_at_once_is_caught(monkeypatch: pytest.Monk
 
     def doubly(self: DiskLane, read: Read) -> None:
         sound(self, read)
-        rows = self._recorder.rows
-        rows.append(("disk", *([self._clock.now] * 2), self._clock.now + 1, "read", *rows[-1][5:]))
+        rows = self.recorder.rows
+        rows.append(("disk", *([self.clock.now] * 2), self.clock.now + 1, "read", *rows[-1][5:]))
 
     monkeypatch.setattr(DiskLane, "_begin", doubly)
     _caught("law 3: disk does two things at once")
 
 
-@pytest.mark.parametrize("deaf", ["end_batch", "start_queued"])
-def test_a_broken_disk_that_sleeps_is_caught(deaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "deaf"), [(ReadExperts, "end_batch"), (DiskLane, "start_queued")])
+def test_a_broken_disk_that_sleeps_is_caught(owner: type, deaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody wakes it when room has been made, or when a plan needs experts."""
-    sound, wake = getattr(DiskLane, deaf), DiskLane.wake
+    sound, wake = getattr(owner, deaf), DiskLane.wake
 
-    def sleeps(self: DiskLane, *given: Any) -> None:
+    def sleeps(self: Any, *given: Any) -> None:
         monkeypatch.setattr(DiskLane, "wake", lambda self: None)
         sound(self, *given)
         monkeypatch.setattr(DiskLane, "wake", wake)
 
-    monkeypatch.setattr(DiskLane, deaf, sleeps)
+    monkeypatch.setattr(owner, deaf, sleeps)
     _caught("law 5: the disk rests|the run has stopped")
 
 
@@ -218,3 +229,51 @@ def test_a_broken_log_of_a_host_that_never_held_what_is_read_there_is_caught() -
     played = _check(SMALL[0])
     with pytest.raises(AssertionError, match=r"law 13: the host holds no expert, but .* reads one there"):
         law_13_host_memory(played.spans[played.spans.lane != "disk"], played.host_bytes or 0)
+
+
+# --- and of a memory that the policy keeps ----------------------------------------------------------------------------
+
+
+def _caught_in_kept(message: str) -> None:
+    """The laws find the offence in one of twelve worlds whose policies keep the host's memory."""
+    found = []
+    for seed in range(12):
+        world, policy, demand = free_host(seed, 0)
+        try:
+            played = play_policy(policy, world, demand)
+            law_13_host_memory(played.log, world.host_bytes or 0)
+            law_5_reads(played.log, world.host_bytes or 0)
+        except (AssertionError, PolicyError) as error:
+            found.append(str(error))
+    assert any(re.match(message, text) for text in found), found
+
+
+def test_a_keeper_that_gives_up_what_is_in_use_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = CacheKeeper.victims
+    monkeypatch.setattr(CacheKeeper, "victims", lambda self, incoming, in_use: sound(self, incoming, ()))
+    _caught_in_kept("law 13: the host does not hold the expert of")
+
+
+def test_a_keeper_that_gives_up_too_little_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CacheKeeper, "victims", lambda self, incoming, in_use: iter(self._passing))
+    _caught_in_kept("law 5: the disk rests|law 13: the host does not hold|the run has stopped")
+
+
+def test_a_keeper_that_does_not_tell_the_cache_what_has_left_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(self: CacheKeeper, key: ExpertId) -> None:
+        del self._members[key]
+
+    monkeypatch.setattr(CacheKeeper, "_expel", silent)
+    _caught_in_kept("host cache .* chose .* as a victim: expected a member")
+
+
+def test_a_keeper_whose_order_is_not_a_function_of_the_calls_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 10: it goes on where the last run has stopped."""
+    sound, chance = CacheKeeper.victims, random.Random(0)
+
+    def by_chance(self: CacheKeeper, *given: Any) -> Iterator[ExpertId]:
+        victims = [*sound(self, *given)]
+        return iter(chance.sample(victims, len(victims)))
+
+    monkeypatch.setattr(CacheKeeper, "victims", by_chance)
+    assert any(replayed(seed, True) for seed in range(12))

@@ -17,16 +17,20 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.calibration import Calibration
+from policies.mechanism.host_share import HostShare
 from policies.mechanism.host_tier import HostTier, in_turn
 from policies.mechanism.session import Session
-from policies.mechanism.views import Forecast, Phase, Routing
+from policies.mechanism.shared_host import fill_together
+from policies.mechanism.views import ExpertCosts, Forecast, Phase, Routing
 from policies.parts.future import Future
 from policies.protocols import Budget, Composition, InitialPlacement
 from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
+from sim.runs.cards import LayerBlock
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.spans import Span
 from sim.runs.vocabulary import FURTHER_LANES, LANES
+from sim.timeline.cards import CardsTimeline
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Timeline
 from tests.kit.toys import uniform_costs
@@ -78,10 +82,33 @@ def play(
     table = costs or uniform_costs(LAYERS)
     shares = None if popularity is None else np.asarray(popularity)
     budget = Budget(EXPERTS, (EXPERT_BYTES,) * LAYERS, cache_bytes, shares)
-    host = None if host_bytes is None else HostTier(host_bytes, table.experts, "experts", in_turn(LAYERS, EXPERTS))
+    host = None if host_bytes is None else _host(host_bytes, table.experts)
     engine = Timeline(Session(policy, budget, table.experts, host), table, demand, TokenBytes(4, 48))
     engine.run()
     return [Span(*row) for row in engine.recorder.rows]
+
+
+def play_cards(
+    policies: Sequence[Composition], *demand: StepDemand, slots: Sequence[int], costs: Sequence[CostTable],
+    host_bytes: int | None = None,
+) -> list[Span]:
+    """``play`` on GPUs that have a layer, a policy, costs and so many cache slots each."""
+    host = None if host_bytes is None else _host(host_bytes, [experts for own in costs for experts in own.experts])
+    blocks = [LayerBlock(layer, layer + 1) for layer in range(len(policies))]
+    sessions = [
+        Session(
+            policy, Budget(EXPERTS, (EXPERT_BYTES,), count * EXPERT_BYTES), own.experts,
+            None if host is None else HostShare(host, *block),
+        )
+        for policy, count, own, block in zip(policies, slots, costs, blocks, strict=True)
+    ]
+    if host is not None:
+        fill_together(host, sessions)
+    return [Span(*row) for row in CardsTimeline(sessions, blocks, costs, demand, TokenBytes(4, 48)).run()]
+
+
+def _host(size: int, costs: Sequence[ExpertCosts]) -> HostTier:
+    return HostTier(size, costs, "experts", in_turn(len(costs), EXPERTS))
 
 
 def lines(expected: str) -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from policies.mechanism.views import ExpertId, Plan, Routing
+from realrun.execution.call_log import LoggedSession
 from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import Finish
 from realrun.experts.store import ExpertStore
@@ -91,6 +92,7 @@ class Played:
     weights: Tensor  # of the model's own router
     hidden: Tensor
     parts: Tensor
+    first: int = 0  # layer of the model that is the GPU's first
 
 
 class WatchedBench(ReplayBench):
@@ -98,15 +100,16 @@ class WatchedBench(ReplayBench):
 
     meddle: Callable[[Executor], None] = staticmethod(lambda _: None)
 
-    def _executor(self, run: Prepared, *more: Any) -> Executor:
-        executor = super()._executor(run, *more)
-        self.played: list[Played] = []
+    def _executor(self, run: Prepared, session: LoggedSession, number: int) -> Executor:
+        executor = super()._executor(run, session, number)
+        if number == 0:
+            self.played: list[Played] = []
         self.executor = executor
-        self._watch(executor, run)
+        self._watch(executor, run, run.cards[number].block.first)
         self.meddle(executor)
         return executor
 
-    def _watch(self, executor: Executor, setting: Prepared) -> None:
+    def _watch(self, executor: Executor, setting: Prepared, first: int) -> None:
         route, combine = executor.route, executor.layers.combine
         now: dict[str, Any] = {}
 
@@ -117,12 +120,13 @@ class WatchedBench(ReplayBench):
         def watched_combine(finish: Finish, keep: Callable[[Tensor], None]) -> Any:
             given, asked, plan = now["given"], now["asked"], now["plan"]
             rows, trace = setting.steps[given.step].rows, setting.trace
-            ids, weights = (torch.from_numpy(array[rows][:, given.layer].copy()) for array in
+            ids, weights = (torch.from_numpy(array[rows][:, first + given.layer].copy()) for array in
                             (trace.topk_ids, trace.topk_weights))
 
             def watched(parts: Tensor) -> Tensor:
                 hidden = asked.hidden().clone()
-                self.played.append(Played(given.step, plan, given.routing, ids, weights, hidden, parts.clone()))
+                played = Played(given.step, plan, given.routing, ids, weights, hidden, parts.clone(), first)
+                self.played.append(played)
                 return finish(parts)
 
             return combine(watched, keep)
@@ -176,7 +180,7 @@ def check_outputs(bench: WatchedBench) -> None:
         expected = expected_output(bench.store, played, stale)
         if before is not None and before.step == played.step:
             expected += output_of(bench.store, before, before.plan.deferred, before.hidden)
-        where = f"step {played.step}, layer {played.plan.layer}: {played.plan}"
+        where = f"step {played.step}, layer {played.first + played.plan.layer}: {played.plan}"
         torch.testing.assert_close(played.parts.sum(1), expected, rtol=1e-4, atol=1e-5, msg=lambda m, w=where: w + m)
         before = played
 
@@ -194,7 +198,8 @@ def output_of(store: ExpertStore, played: Played, experts: Collection[int], hidd
     for token, choices in enumerate(choices_of(played)):
         for expert, weight in choices:
             if expert in experts:
-                output[token] += weight * by_hand(store, ExpertId(played.plan.layer, expert), hidden[token])
+                id = ExpertId(played.first + played.plan.layer, expert)
+                output[token] += weight * by_hand(store, id, hidden[token])
     return output
 
 

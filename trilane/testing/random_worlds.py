@@ -129,9 +129,10 @@ def with_forecasts(trace: Trace, needs: Needs, rng: random.Random) -> Trace:
     return Trace.from_tensors(shape, tensors, trace.provenance)
 
 
-def with_disk(world: World, rng: random.Random) -> World:
-    """The world with a disk, above which the host has room for anything from two experts to all of them."""
-    costs = world.costs.map_experts(lambda expert: with_read(expert, rng.randint(1, 200)))
+def with_disk(world: World, rng: random.Random, disks: int = 1) -> World:
+    """The world with a disk, or with several that serve each read together, above which the host has room for anything
+    from two experts to all of them."""
+    costs = world.costs.map_experts(lambda expert: with_read(expert, -(-rng.randint(1, 200) // disks)))
     sizes, experts = [expert.expert_bytes for expert in costs.experts], world.trace.shape.experts
     least, total = 2 * max(sizes), sum(sizes) * experts
     host = max(least, rng.choice((least, least + 1, sizes[0] * experts, total // 3, total // 2, total - 1, total)))

@@ -193,14 +193,16 @@ def _router(shape: ModelShape) -> list[tuple[str, str, str]]:
 def hardware(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One machine, with its sources; made of parts: rtx-4080+ddr5-5600."),
+        typer.Argument(metavar="[NAME]", help="One machine, with its sources; made of parts: rtx-4080+ddr5-5600, "
+                                              "2x-rtx-3090+ddr4-3200 (then with each of its GPUs)."),
     ] = None,
     parts: Annotated[bool, typer.Option("--parts", help="The parts that make up such names.")] = False,
     json: JsonOption = None,
 ) -> None:
     """Machines: every number with its source and its confidence. A disk below them is named by a scenario
     (--set disk=nvme-4x4), or stated by a file's section disk."""
-    from sim.machine.hardware import hardware_names, load_hardware
+    from sim.machine.cards import load_machine
+    from sim.machine.hardware import hardware_names
 
     check_targets(json, inputs=[name])
     if parts:
@@ -210,10 +212,11 @@ def hardware(
         every_part = all_parts()
         report(json, {"parts": [part_facts(part) for part in every_part]}, *parts_page(every_part))
         return
-    machines = [load_hardware(machine) for machine in ([name] if name else hardware_names())]
+    machines = load_machine(name).cards if name else [load_machine(machine) for machine in hardware_names()]
     columns = ["name", "GPU GB", "GPU GB/s", "CPU GB/s", "link GB/s", "what it is"]
     every = [table(columns, map(_machine_row, machines), wrap=True), _OTHER_MACHINES]
-    page = _machine_page(machines[0]) if name else every
+    further = [part for machine in machines[1:] for part in ("", *_numbers(machine))]
+    page = [*_machine_page(machines[0]), *further] if name else every
     report(json, {"hardware": [_machine_facts(machine) for machine in machines]}, *page)
 
 
@@ -233,21 +236,25 @@ def _machine_row(machine: Hardware) -> list[str]:
 def _machine_page(machine: Hardware) -> list[Part]:
     from trilane.output.pages.profile import decisions_note, profile_page
 
-    columns = ("key", "value", "confidence", "source")
-    rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
     decisions = [[cost.pop("policy"), *(f"{ns:,.0f}" for ns in cost.values())] for cost in _plan_costs(machine)]
     headers = ("\npolicy", "plan\nns", "and per\nactive expert", "forecast\nns", "and per\nactive expert", "cache\nns",
                "and per\nactive expert")
     scale = f"{machine.host.plan_factor:g} (host.plan_factor)"
     notes: list[Part] = [heading("notes"), *(f"- {text}" for text in machine.notes), ""] if machine.notes else []
     return [
-        heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True), "",
+        *_numbers(machine), "",
         *notes,
         *([*profile_page(machine.measured_profile()), ""] if machine.measured else []),
         heading("cost of a policy's decisions on the host, per layer"), table(headers, decisions), "",
         f"From sim/machine/plan_costs.yaml, which names the sources, times {scale}.",
         *([decisions_note(machine.measured_profile())] if machine.measured else []),
     ]
+
+
+def _numbers(machine: Hardware) -> list[Part]:
+    columns = ("key", "value", "confidence", "source")
+    rows = [[str(fact[column]) for column in columns] for fact in _machine_facts(machine)["numbers"]]
+    return [heading(f"{machine.name}: {machine.about}"), table(columns, rows, text_columns=4, wrap=True)]
 
 
 def _plan_costs(machine: Hardware) -> list[dict[str, Any]]:

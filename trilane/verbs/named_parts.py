@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sim.machine.part_names import PartKind
     from sim.machine.parts import TakenName
 
+READERS = ("colibri", "colibri-metal", "colibri-deepseek-v4", "ds4-metal", "ds4-cuda")  # trilane.engines.streamed
 _KINDS: Mapping[str, PartKind] = {"gpu": "gpu", "ram": "memory", "cpu": "cpu"}
 
 
@@ -67,6 +68,8 @@ def model_checks(model: str, weights: str | None, engine: str | None = None) -> 
 
     checks: list[Callable[[], object]] = [partial(model_named, model)]
     checks += [partial(format_named, weights)] if weights is not None else []
+    if engine in READERS:
+        raise OptionError(f"--engine {engine}: a program that reads experts by itself, for which tune alone answers")
     return checks + ([partial(load_engine, engine)] if engine is not None else [])
 
 

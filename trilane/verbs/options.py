@@ -86,8 +86,9 @@ PolicyOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE",
-                 help="Change one key of the scenario, such as [bold]hardware=rtx4090-ddr5[/] or [bold]batch=4[/]; "
-                      "repeatable. parameters.NAME is of the policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
+                 help="Change one key of the scenario, such as [bold]hardware=rtx4090-ddr5[/], [bold]batch=4[/] or "
+                      "[bold]gpus=2[/]; repeatable. examples/reference.yaml has all keys. parameters.NAME is of the "
+                      "policy that runs; gpu_memory_gb is in GB (10^9 bytes)."),
 ]
 DrawsOption = Annotated[
     int,

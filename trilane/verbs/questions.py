@@ -159,12 +159,14 @@ def pays(
         float | None,
         typer.Option("--x", metavar="X", help="The machine's value of the first of the two numbers, as sweeps take it: "
                                               "cached_share (cache, link), noisy_forecast_recall, deferred, "
-                                              "draft_acceptance, gpu_memory_gb. Default: its own; drafts: 0.7."),
+                                              "draft_acceptance, gpu_memory_gb, pcie_share, threads (workers). "
+                                              "Default: its own; drafts: 0.7."),
     ] = None,
     y: Annotated[
         float | None,
-        typer.Option("--y", metavar="Y", help="The same of the second: pcie_gbps (cache, prefetch, link), dram_gbps "
-                                              "(deferral, memory), draft_tokens. Default: its own; drafts: 3."),
+        typer.Option("--y", metavar="Y", help="The same of the second: pcie_gbps (cache, prefetch, link, pcie-share), "
+                                              "dram_gbps (deferral, memory, workers), draft_tokens. Default: its own; "
+                                              "drafts: 3."),
     ] = None,
     trace: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Recorded routing. Default: synthetic, like the model's.")
@@ -182,6 +184,9 @@ def pays(
 
     Simulates decoding with and without the idea while the two numbers that matter most are varied: whether it pays on
     the machine that was named, by how much, and from which values of these numbers on.
+
+    Maps are of one GPU, with all experts in the memory of GPU and host: several cards and --disk are refused here;
+    trilane compare simulates both.
     """
     from sim.machine.hardware import load_hardware
     from trilane.output.pages.pays import pays_page
@@ -192,7 +197,7 @@ def pays(
     check_targets(json, picture=out, data=True, inputs=(trace, parts.machine, *policy_files()))
     parts, taken = machine_named(parts, *model_checks(model, workload.weights))
     asked = workload.question(model=model, **vars(parts), trace=trace)
-    load_hardware(asked.hardware)  # raises HardwareError for several GPUs, which no policy plays on
+    load_hardware(asked.hardware)  # raises HardwareError for several GPUs, of which there are no maps
     with watching("simulating") as watch:
         found = gain_map(PaysQuestion(idea, asked, draws, named, x, y), processes(jobs), watch)
     report(json, {**found.to_dict(), **taken_record(taken)}, *pays_page(found))

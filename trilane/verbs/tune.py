@@ -11,7 +11,7 @@ from trilane.common.quoting import quoted
 from trilane.output.pages.output import JsonOption, Part, check_targets, note, show, working, write_json
 from trilane.verbs import completion
 from trilane.verbs.inputs import names_in
-from trilane.verbs.named_parts import machine_named, model_checks, taken_record
+from trilane.verbs.named_parts import READERS, machine_named, model_checks, taken_record
 from trilane.verbs.options import (
     MachineParts,
     ModelArgument,
@@ -65,9 +65,10 @@ def tune(
     engine: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", autocompletion=completion.engines,
-                     help="Engine, such as ik_llama.cpp or strata, or an engine file of trilane profile --engine "
-                          f"llama.cpp. Default: on this machine without a GPU the file that {OWN_ENGINE} in the "
-                          "environment names; else llama.cpp, for AMD and Intel cards llama.cpp-vulkan."),
+                     help="Engine, such as ik_llama.cpp, strata or colibri, or an engine file of trilane profile "
+                          "--engine llama.cpp. Default: on this machine without a GPU the file that "
+                          f"{OWN_ENGINE} in the environment names; else llama.cpp, for AMD and Intel cards "
+                          "llama.cpp-vulkan."),
     ] = None,
     draft_acceptance: Annotated[
         float | None,
@@ -109,7 +110,7 @@ def tune(
     check_targets(json, inputs=(model, parts.machine))
     if goal not in GOALS:
         raise OptionError(f"--for: expected {', '.join(GOALS[:-1])} or {GOALS[-1]}, got {quoted(goal)}")
-    parts, taken = machine_named(parts, *model_checks(model, weights, engine))
+    parts, taken = machine_named(parts, *model_checks(model, weights, None if engine in READERS else engine))
     formats = tuple(cast("KvFormat", name) for name in names_in(kv, "--kv"))
     machine = parts_of(parts)
     question = Question(
@@ -117,7 +118,7 @@ def tune(
         batch=batch, window=context, engine=engine or _own_engine(parts, machine["gpu"]), threads=threads,
         ubatch=ubatch,
     )
-    if _of_windows(question, json):
+    if _of_readers(question, json) or _of_windows(question, json):
         return
     tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
@@ -169,6 +170,19 @@ def strata_part(question: Question) -> list[Part]:
     from trilane.output.pages.strata_tune import next_to_part
 
     return next_to_part(strata_next_to(question, question.load_machine()))
+
+
+def _of_readers(question: Question, json: str | None) -> bool:
+    """Answer for a program that reads experts by itself; False for an engine."""
+    if question.engine not in READERS:
+        return False
+    from trilane.engines.streamed.tune import streamed_tuning
+    from trilane.output.pages.output import report
+    from trilane.output.pages.streamed_tune import streamed_tune_page
+
+    found = streamed_tuning(question.engine, question)
+    report(json, found.to_dict(), *streamed_tune_page(found))
+    return True
 
 
 def _of_windows(question: Question, json: str | None) -> bool:

@@ -232,7 +232,7 @@ def test_one_machine_serves_any_number_of_runs(bench: WatchedBench) -> None:
 
 
 def test_a_run_for_which_there_is_no_room_is_refused(bench: WatchedBench) -> None:
-    there, asked = bench.room.slots, slots_needed(prepared(tiny_setting(1.0), "dali"))
+    there, [asked] = bench.room.slots, slots_needed(prepared(tiny_setting(1.0), "dali"))
     with pytest.raises(RefusedError, match=f"at most {there} slots on the GPU, the run needs {asked}"):
         run(bench, tiny_setting(1.0), "dali")
 

@@ -131,3 +131,19 @@ def test_what_a_machine_is_can_be_said() -> None:
     with machine(OverTheLink) as lanes:
         assert (lanes.kind, lanes.device.type, lanes.result_path) == ("host-lanes", "cpu", "h2d")
         assert all(lanes.facts().values())
+
+
+# --- several GPUs -----------------------------------------------------------------------------------------------------
+
+
+def test_each_gpu_has_lanes_of_its_own_and_the_cpu_in_common() -> None:
+    before = threading.active_count()
+    with machine() as lanes:
+        alone = threading.active_count()
+        assert lanes.card(0) is lanes
+        second, third = lanes.card(1), lanes.card(2)
+        assert threading.active_count() == alone + 2 * 2  # a GPU and write-backs each
+        assert lanes.card(2) is third
+        assert len({each.gpu for each in (lanes, second, third)}) == 3
+        assert {each.cpu for each in (lanes, second, third)} == {lanes.cpu}
+    assert threading.active_count() == before

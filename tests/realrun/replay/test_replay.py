@@ -23,8 +23,10 @@ from realrun.machine.cuda_lanes import CudaLanes, CudaSettings
 from realrun.machine.host_memory import host_memory_given
 from realrun.machine.lanes import Completion
 from realrun.profiling.lab import Lab, Points
-from realrun.replay.replay import Launched, Measurement, Replay, room_for
+from realrun.replay.replay import Measurement, room_for
+from realrun.replay.replayed_layers import Launched, ReplayedLayers
 from sim.costs.engine_costs import costs_on
+from sim.runs.cards import LayerBlock
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
@@ -146,50 +148,50 @@ class Host:
 
 
 @pytest.fixture
-def replay(cuda: FakeCuda) -> Iterator[Replay]:
+def replay(cuda: FakeCuda) -> Iterator[ReplayedLayers]:
     with fake_machine(cuda) as machine:
         cuda.stream("d2h").op_ns = SLOW_COPY_NS
-        replay: Any = Replay(Host(machine), Model(), max_tokens=8)  # type: ignore[arg-type]
+        replay: Any = ReplayedLayers(Host(machine), Model(), LayerBlock(0, 2), max_tokens=8)  # type: ignore[arg-type]
         forecasts: list[list[Forecast]] = [[Forecast(1, "gate", (), ())], []]
         replay._demand = SimpleNamespace(tokens=TOKENS, generated=TOKENS, drafted=0, forecasts=forecasts)
         replay._routing = SimpleNamespace(weights=torch.zeros(1))
         yield replay
 
 
-def test_the_gate_is_read_though_a_forecast_was_computed_since(replay: Replay) -> None:
-    launched = replay._launch(0)
+def test_the_gate_is_read_though_a_forecast_was_computed_since(replay: ReplayedLayers) -> None:
+    launched = replay.launch(0)
     assert launched.gated is not None
     with replay._reading(launched.gated, 0):
         assert replay._here[: 2 * TOKENS].tolist() == [7] * (2 * TOKENS)
 
 
-def foreseen(replay: Replay, launched: Launched) -> list[int]:
+def foreseen(replay: ReplayedLayers, launched: Launched) -> list[int]:
     """The ids that are here when the policy foresees."""
     here: list[int] = []
-    replay._executor.foresee = lambda *_: here.extend(replay._here[: 2 * TOKENS].tolist())  # type: ignore[method-assign]
+    replay.executor.foresee = lambda *_: here.extend(replay._here[: 2 * TOKENS].tolist())  # type: ignore[method-assign]
     replay._foresee(launched, replay._demand.forecasts[0])
     return here
 
 
-def test_nobody_foresees_before_the_forecast_is_here(replay: Replay) -> None:
+def test_nobody_foresees_before_the_forecast_is_here(replay: ReplayedLayers) -> None:
     """One that comes with the layer's own routing is waited for, too, but it is no wait of its own."""
-    launched = replay._launch(0)
+    launched = replay.launch(0)
     assert launched.gated is not None
     with replay._reading(launched.gated, 0):
         pass
     assert foreseen(replay, launched) == [9] * (2 * TOKENS)
-    assert replay._executor.waits == [(0, -1)]  # type: ignore[attr-defined]
+    assert replay.executor.waits == [(0, -1)]  # type: ignore[attr-defined]
 
 
-def test_the_forecast_of_a_committed_layer_is_waited_for(replay: Replay) -> None:
-    replay._executor.session.committed = object()  # type: ignore[assignment]
-    launched = replay._launch(0)
+def test_the_forecast_of_a_committed_layer_is_waited_for(replay: ReplayedLayers) -> None:
+    replay.executor.session.committed = object()  # type: ignore[assignment]
+    launched = replay.launch(0)
     assert launched.gated is None
     assert foreseen(replay, launched) == [9] * (2 * TOKENS)
-    assert replay._executor.waits == [(0, 1)]  # type: ignore[attr-defined]
+    assert replay.executor.waits == [(0, 1)]  # type: ignore[attr-defined]
 
 
-def test_what_comes_lies_in_one_piece(replay: Replay, cuda: FakeCuda) -> None:
+def test_what_comes_lies_in_one_piece(replay: ReplayedLayers, cuda: FakeCuda) -> None:
     """A copy from the GPU to rows that are not next to each other goes by way of another copy, and waits."""
     replay._hidden = torch.zeros(TOKENS, HIDDEN)
     with replay._reading(replay._launch_head(), -1):
@@ -261,6 +263,11 @@ def test_no_model_drafts_while_it_generates() -> None:
     request = GenerateRequest("x", ("a",), Scenario(**FREE))
     with pytest.raises(RefusedError, match="generate: expected draft_tokens 0"):
         request.check()
+
+
+def test_no_model_generates_on_several_gpus() -> None:
+    with pytest.raises(RefusedError, match="generate: expected gpus 1; several GPUs are replayed or simulated"):
+        GenerateRequest("x", ("a",), Scenario(gpus=2)).check()
 
 
 def test_experts_without_a_gate_are_computed_without_one() -> None:

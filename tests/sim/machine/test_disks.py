@@ -32,7 +32,7 @@ def test_a_file_is_read_in_order_at_a_share_of_the_ceiling() -> None:
     assert made(100_000, 1e9, 4e9).in_order_bytes_per_s == 2e9
 
 
-@given(name=st.sampled_from(sorted(disks())), size=st.integers(4 * KIB, 16 << 20), depth=st.integers(1, 256))
+@given(name=st.sampled_from([*disks(), "2x-nvme-4x4"]), size=st.integers(4 * KIB, 16 << 20), depth=st.integers(1, 256))
 def test_more_reads_at_once_are_no_slower_and_none_beat_the_ceiling(name: str, size: int, depth: int) -> None:
     one = disk(name)
     assert one.bytes_per_s(size, depth) <= one.bytes_per_s(size, depth + 1) <= one.ceiling_bytes_per_s.value
@@ -58,7 +58,17 @@ def test_a_rate_in_gb_per_s_is_the_ceiling_of_the_nearest_kind() -> None:
     assert (stated.latency_ns, stated.alone_bytes_per_s) == (nearest.latency_ns, nearest.alone_bytes_per_s)
 
 
-@pytest.mark.parametrize("name", ["floppy", "nan", "0", "-1", "1e9", ""])
+def test_a_stripe_has_the_rates_of_its_drives_together_and_serves_one_request_as_one_of_them() -> None:
+    one, two = disk("nvme-4x4"), disk("2x nvme-4x4")
+    assert two.ceiling_bytes_per_s.value == 2 * one.ceiling_bytes_per_s.value
+    assert two.bytes_per_s(1 << 20, 8) == pytest.approx(2 * one.bytes_per_s(1 << 20, 4))
+    assert two.bytes_per_s(1 << 20, 1) == pytest.approx(one.bytes_per_s(1 << 20, 1))
+    assert (two.title, two.in_order_bytes_per_s) == ("2 x NVMe SSD, PCIe 4.0 x4", 2 * one.in_order_bytes_per_s)
+
+
+@pytest.mark.parametrize("name", [
+    "1x-nvme-4x4", "5x-nvme-4x4", "2x-floppy", "2x-2x-nvme-4x4", "floppy", "nan", "0", "-1", "1e9", "",
+])
 def test_what_is_neither_a_kind_nor_a_rate_is_refused(name: str) -> None:
     with pytest.raises(HardwareError, match=r"disk"):
         disk(name)

@@ -38,7 +38,6 @@ def test_more_gpus_than_layers_are_refused() -> None:
     ({"gpus": 5}, "gpus"), ({"gpus": 2, "layer_split": (1, 2, 3)}, "layer_split: expected 2 proportions"),
     ({"gpus": 2, "layer_split": (1e308, 1e308)}, r"layer_split\[0\]: expected a number above 0 and <= 1e"),
     ({"gpus": 2, "hardware": "m4-max"}, "not simulated with m4-max: expected GPUs that have their own memory"),
-    ({"gpus": 2, "disk": "nvme-4x4", "host_expert_gb": 8}, "not simulated with experts on a disk"),
     ({"gpus": 2, "draft_tokens": 2, "draft_acceptance": 0.8}, "not simulated with drafts"),
     ({"gpus": 2, "policy": "daop"}, "not simulated with daop, which changes the routing"),
 ])
@@ -47,8 +46,23 @@ def test_what_is_not_simulated_is_refused(changes: dict[str, object], message: s
         simulate(SHORT.with_(**changes))
 
 
-def test_several_gpus_are_not_measured() -> None:
-    with pytest.raises(ScenarioError, match="several GPUs are simulated, not measured"):
+@pytest.mark.parametrize("policy", ["best-exact", "llama.cpp", "moe-infinity"])
+def test_gpus_share_the_hosts_memory_and_the_disk_under_it(policy: str) -> None:
+    """Two GPUs have more room, so that less is read; two drives read what is read in less time."""
+    above = SHORT.with_(policy=policy, disk="nvme-4x4", host_expert_gb=8)
+    one, two, striped = (
+        simulate(above.with_(**more)) for more in ({}, {"gpus": 2}, {"gpus": 2, "disk": "2x-nvme-4x4"})
+    )
+    read = [run.metrics.disk["disk_bytes_per_token"] or 0.0 for run in (one, two)]
+    assert 0 < read[1] < read[0]
+    assert (striped.metrics.tpot_ms or 0.0) < (two.metrics.tpot_ms or 0.0) < (one.metrics.tpot_ms or 0.0)
+    assert {layer // 13 for layer in two.spans[two.spans.lane == "disk"].layer} == {0, 1}
+    for run in (one, two, striped):
+        assert run.to_dict()["lower_bound_tpot_ms"] <= (run.metrics.tpot_ms or 0.0)
+
+
+def test_a_single_session_is_of_one_gpu() -> None:
+    with pytest.raises(ScenarioError, match="gpus 2: expected 1 here; several are for simulations and for replays"):
         prepare(SHORT.with_(gpus=2)).session()
 
 

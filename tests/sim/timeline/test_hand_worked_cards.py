@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.mechanism.session import Session
-from policies.protocols import Budget
 from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
-from sim.runs.cards import LayerBlock
 from sim.runs.spans import Span
-from sim.timeline.cards import CardsTimeline
-from sim.timeline.layer_parts import TokenBytes
-from tests.kit.hand_worked import EXPERT_BYTES, EXPERTS, lines, step, told
+from tests.kit.hand_worked import EXPERTS, lines, play_cards, step, told
 from tests.kit.toys import uniform_costs
 
 TWO_GPUS = """
@@ -201,18 +196,13 @@ SLOW = uniform_costs(
 )
 
 
+STEPS = step({0: 1, 1: 1}, {1: 1, 2: 1}), step({1: 1, 2: 1}, {0: 1, 1: 1}, index=1)
+
+
 def played(costs: Sequence[CostTable], slots: Sequence[int]) -> list[Span]:
     """Two steps on two GPUs, each with its costs and so many cache slots."""
-    blocks = [LayerBlock(0, 1), LayerBlock(1, 2)]
-    sessions = [
-        Session(
-            compose("on-demand", {}, context=BuildContext("toy", EXPERTS, 1)),
-            Budget(EXPERTS, (EXPERT_BYTES,), count * EXPERT_BYTES), own.experts,
-        )
-        for own, count in zip(costs, slots, strict=True)
-    ]
-    steps = [step({0: 1, 1: 1}, {1: 1, 2: 1}), step({1: 1, 2: 1}, {0: 1, 1: 1}, index=1)]
-    return [Span(*row) for row in CardsTimeline(sessions, blocks, costs, steps, TokenBytes(4, 48)).run()]
+    policies = [compose("on-demand", {}, context=BuildContext("toy", EXPERTS, 1)) for _ in costs]
+    return play_cards(policies, *STEPS, slots=slots, costs=costs)
 
 
 def test_two_gpus_work_in_turn_each_with_its_own_slots_and_links() -> None:

@@ -57,3 +57,11 @@ def test_a_machine_of_one_memory_has_the_size_and_the_limits_that_are_named() ->
 def test_a_machine_beside_parts_is_left_for_its_error() -> None:
     parts, _ = machine_named(MachineParts(machine="apple-m4-pro", ram="ddr5-5600"))
     assert (parts.machine, parts.ram) == ("apple-m4-pro", "ddr5-5600")
+
+
+def test_programs_that_tune_alone_knows_are_told_so(trilane: Trilane) -> None:
+    machine = ("--gpu", "none", "--ram", "ddr5-5600", "--ram-gb", "64", "--disk", "nvme-4x4")
+    refused = trilane("fit", "glm-5", *machine, "--engine", "colibri")
+    assert refused.status != 0
+    assert "for which tune alone answers" in refused.err
+    assert "coli run" in trilane("tune", "glm-5", *machine, "--engine", "colibri").out

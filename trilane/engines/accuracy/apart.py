@@ -1,4 +1,5 @@
-"""Rows to which nothing was fitted: layers over several GPUs, and experts that the host reads from a disk.
+"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, and those that
+programs read with readers of their own.
 
 They have lines of their own in ``trilane accuracy``, and count in no others.
 """
@@ -25,6 +26,7 @@ from trilane.engines.accuracy.errors import (
 from trilane.engines.accuracy.measured_rows import BUNDLED, NS, MeasuredRow, RowsError, predict, read_rows
 from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
+from trilane.engines.streamed.rows import streamed_rows
 
 SEVERAL_GPUS, ON_DISK = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv"))
 WITHIN = 1.5  # times too fast or too slow
@@ -67,7 +69,12 @@ def apart_lines() -> tuple[ApartLine, ...]:
     found = {row.id: predict(row) for row in several}
     on_cards = {name: Speeds(one.decode_tokens_per_s, one.prompt_tokens_per_s) for name, one in found.items()}
     on_disk = {row.id: row.speeds for row in disk}
-    return (*_lines("several GPUs", several, on_cards), *_lines("experts on a disk", disk, on_disk))
+    streamed = streamed_rows()
+    by_readers = {row.id: Speeds(NS / row.speed.token_ns, None) for row in streamed}
+    return (
+        *_lines("several GPUs", several, on_cards), *_lines("experts on a disk", disk, on_disk),
+        *_lines("own readers", streamed, by_readers),
+    )
 
 
 def _lines(group: str, rows: Sequence[MeasuredRow], predictions: Predictions) -> Iterator[ApartLine]:

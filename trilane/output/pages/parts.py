@@ -31,6 +31,7 @@ _HOW = """
 A machine is GPU+MEMORY, and optionally +CPU, +16-cores, +8-channels, +2-sockets, +pcie-4x8 (generation and lanes of the
 slot), +64gb (host memory in GiB): `trilane hardware rtx-4080+ddr5-5600+ryzen-9-7950x` shows every number with its
 source. Without a GPU it is none+ddr5-5600. Unified memory comes with its GPU and CPU: gb10, apple-m3-ultra+256gb.
+Several GPUs: 2x-rtx-3090+ddr4-3200, or rtx-3090+rtx-3060+ddr4-3200+pcie-4x16+pcie-4x4, with the slot of each.
 GPU rates are those of data sheets. GiB = 2^30 bytes, GB = 10^9 bytes."""
 
 

@@ -239,7 +239,7 @@ class PaysQuestion:
         check(self, PaysError)
         idea_named(self.name)
         if self.fit.disk is not None:
-            raise PaysError(f"pays: disk {self.fit.disk}: policies are simulated without one; leave --disk out")
+            raise PaysError(f"pays: disk {self.fit.disk}: maps are simulated without one; leave --disk out")
         if self.policy is not None:
             self._check_policy(system(self.policy).name)
 

@@ -20,11 +20,12 @@ from sim.runs.hits import layer_frame
 from sim.runs.metrics import step_times
 from sim.runs.run import Run
 from sim.runs.stalls import STALL_LANES
-from sim.runs.vocabulary import COPIES, INSTANT, LANES, SPAN_KINDS
+from sim.runs.vocabulary import COPIES, FURTHER_LANES, INSTANT, LANES, SPAN_KINDS
 from trilane.common.errors import TrilaneError
 from trilane.study.validation.parity import Parity
 
 K = TypeVar("K")
+_ALIKE = {lane: (lane, *(own for own in FURTHER_LANES if own.rstrip("123") == lane)) for lane in LANES}  # of all GPUs
 _MAY_DIFFER = ("hardware", "hardware_overrides")  # the machine itself, and the profile that stands for it
 
 
@@ -188,7 +189,9 @@ def work_of(spans: pd.DataFrame) -> dict[tuple[str, str], Work]:
     c, steps = columns_of(spans), step_times(spans).query("phase == 'decode'")
     window = round(steps["start_ms"].min() * 1e6), round(steps["end_ms"].max() * 1e6)
     inside = np.clip(c.end, *window) - np.clip(c.start, *window)
-    masks = {(lane, kind): c.on(lane) & c.of(kind) for lane, kind in product(LANES, SPAN_KINDS) if kind not in INSTANT}
+    kinds = [kind for kind in SPAN_KINDS if kind not in INSTANT]
+    on = {lane: np.logical_or.reduce(list(map(c.on, alike))) for lane, alike in _ALIKE.items()}
+    masks = {(lane, kind): on[lane] & c.of(kind) for lane, kind in product(LANES, kinds)}
     return {
         key: Work(int(inside[mask].sum()) / 1e6 / len(steps), int((mask & c.decode).sum()) / len(steps))
         for key, mask in masks.items() if mask.any()
@@ -221,7 +224,8 @@ def _repeated(runs: Sequence[Mapping[K, float]]) -> dict[K, Repeated]:
 
 
 def _busy_ms(run: Run) -> dict[str, float]:
-    return {lane: (run.metrics.busy_share[lane] or 0.0) * (run.metrics.tpot_ms or 0.0) for lane in LANES}
+    shares, tpot_ms = run.metrics.busy_share, run.metrics.tpot_ms or 0.0
+    return {lane: sum(shares.get(own) or 0.0 for own in alike) * tpot_ms for lane, alike in _ALIKE.items()}
 
 
 def _memory(run: Run) -> dict[str, float]:

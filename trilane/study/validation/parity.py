@@ -54,9 +54,11 @@ class Answers(NamedTuple):
     counts: Counts
 
 
-def answers_of(session: LoggedSession) -> Answers:
-    """The answers in a session's log."""
-    copies, plans = session.copies(), session.plans()
+def answers_of(*sessions: LoggedSession) -> Answers:
+    """The answers in the logs of a run's sessions, of which each GPU has one."""
+    copies = [copy for session in sessions for copy in session.copies()]
+    plans = {(number, *place): plan for number, session in enumerate(sessions)
+             for place, plan in session.plans().items()}
     resident = sum(len(plan.resident) for plan in plans.values())
     return Answers(
         plans=tuple(_digest(plans[place]._replace(makespan_ns=0)) for place in sorted(plans)),

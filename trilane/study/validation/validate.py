@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Annotated, Any, NamedTuple
 
+from policies.mechanism.session import Session
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession, replay
 from realrun.machine.machines import RealMachine
@@ -224,8 +225,9 @@ class _Rounds(NamedTuple):
 
 
 def _kept(setting: Prepared, measured: Measurement) -> Kept:
-    replayed = replay(measured.session.log, setting.session()) is None
-    return Kept(measured.run, answers_of(measured.session), replayed)
+    pairs = zip(measured.sessions, setting.sessions_of(Session), strict=True)
+    replayed = all(replay(session.log, fresh) is None for session, fresh in pairs)
+    return Kept(measured.run, answers_of(*measured.sessions), replayed)
 
 
 def _validated(
@@ -254,9 +256,9 @@ def _check_one_model(settings: Sequence[Prepared]) -> None:
 def _comparison(setting: Prepared, measured: Sequence[Kept], hardware: Hardware) -> RunComparison:
     """The comparison of measured runs with the prediction, including their answers."""
     elsewhere = setting.on(hardware, planner=setting.costs)
-    session = elsewhere.session_of(LoggedSession)
-    predicted = play(elsewhere, session)
-    parity = parity_of_repeats([(each.answers, each.replayed) for each in measured], answers_of(session))
+    sessions = elsewhere.sessions_of(LoggedSession)
+    predicted = play(elsewhere, *sessions)
+    parity = parity_of_repeats([(each.answers, each.replayed) for each in measured], answers_of(*sessions))
     return RunComparison(tuple(each.run for each in measured), predicted, parity)
 
 

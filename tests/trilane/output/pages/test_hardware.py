@@ -107,6 +107,15 @@ def test_a_machine_of_parts_shows_every_number_with_its_source(trilane: Trilane)
     assert {"cpu.ram_bytes", "contention.cpu_permille", "power.gpu_busy_w"} <= {n["key"] for n in machine["numbers"]}
 
 
+def test_a_machine_with_several_cards_shows_each(trilane: Trilane) -> None:
+    name = "rtx-3090+rtx-3060+ddr4-3200+pcie-4x16+pcie-3x4"
+    page = trilane("hardware", name).out
+    assert page.count("link.h2d_bytes_per_s") == 2
+    assert f"{name}: Assembled: RTX 3090, RTX 3060" in page
+    first, second = trilane("hardware", name, "--json", "-").json["hardware"]
+    assert (first["name"], second["name"]) == (name, "rtx-3060+ddr4-3200+pcie-3x4")
+
+
 def test_an_unknown_part_is_named(trilane: Trilane) -> None:
     done = trilane("hardware", "rtx-408+ddr5-5600")
     assert done.status == 2

@@ -291,12 +291,17 @@ class TestLanes:
         early = [s._replace(**moved) if s.kind == "demand" else s for s in decode_spans()]
         assert work_of(run(spans=early).spans)["h2d", "demand"].ms == 3
 
-    def test_kinds_of_a_lane_add_up_to_its_busy_time(self) -> None:
-        played = simulate(Scenario(prompt_tokens=4, generated_tokens=3, cached_share=0.4))
+    @pytest.mark.parametrize("gpus", [1, 3])
+    def test_kinds_of_a_lane_add_up_to_its_busy_time(self, gpus: int) -> None:
+        """Lanes of several GPUs are compared as one's."""
+        played = simulate(Scenario(prompt_tokens=4, generated_tokens=3, cached_share=0.4, gpus=gpus))
         got = RunComparison((played,), played)
         for lane in LANES:
             parts = sum(ms.predicted for (of, _), ms in got.work_ms.items() if of == lane)
             assert parts == pytest.approx(got.lane_ms[lane].predicted, abs=1e-9)
+        experts = got.work_spans["gpu", "expert"].predicted * 3
+        assert experts == (played.spans.lane.str.startswith("gpu") & (played.spans.kind == "expert")
+                           & (played.spans.phase == "decode")).sum()
 
     def test_stalls_by_cause(self) -> None:
         got = comparison(measured=(20,), predicted=24).stall_ms

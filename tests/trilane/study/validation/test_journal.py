@@ -175,6 +175,18 @@ def runs_in(path: Path) -> dict[str, bytes]:
     return {key: blob for key, (_, blob) in contents(path).items() if key.startswith("run-")}
 
 
+def test_two_gpus_are_measured_and_predicted_with_the_profile_of_one(run: Validate) -> None:
+    found = run(PLAN.replace("smoe", "naive-cpu"), gpus=2)
+    for comparison in found.agreement.comparisons:
+        assert comparison.parity is not None
+        assert comparison.parity.held
+        for (_, kind), spans in comparison.work_spans.items():
+            assert kind not in ("hand_over", "expert", "demand") or set(spans.measured) == {spans.predicted}
+        assert comparison.work_spans["h2d", "hand_over"].predicted == 1
+    again = run(PLAN.replace("smoe", "naive-cpu"), gpus=2)
+    assert again.agreement.to_dict() == found.agreement.to_dict()
+
+
 def test_every_scenario_is_warmed_up_once_and_measured_in_every_round(run: Validate, measured: list[str]) -> None:
     found = run()
     assert measured == ALL

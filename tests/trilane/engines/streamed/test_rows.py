@@ -1,0 +1,38 @@
+"""Rows of programs that read experts by themselves."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from trilane.common.units import GB
+from trilane.engines.streamed.kinds import streamed_engines
+from trilane.engines.streamed.rows import streamed_rows
+
+ROWS = streamed_rows()
+
+
+def test_each_row_names_a_program_its_source_and_what_was_assumed() -> None:
+    assert {row.engine for row in ROWS} == set(streamed_engines())
+    assert len({row.id for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert row.source
+        assert row.scored
+        assert row.decode_tokens_per_s
+
+
+def test_a_row_is_the_question_of_its_machine() -> None:
+    row = next(one for one in ROWS if one.id == "t3t-36")
+    speed = row.speed
+    assert (speed.setting.slots_bytes, speed.setting.gpu_bytes) == (73.3 * GB, 28 * GB)
+    assert speed.setting.readers == 16
+    assert speed.direct
+    assert speed.question.disk == "11.48"
+    assert speed.shape.expert_bytes_by_layer[0] == 3 * 6144 * 2048 // 2
+
+
+def test_stated_hit_rates_are_off_by_as_much_as_the_notes_say() -> None:
+    """docs/notes/disks.md has why."""
+    off = [abs(row.hit_percent - 100 * row.speed.hit_rate) for row in ROWS if row.hit_percent is not None]
+    assert len(off) == 19
+    assert round(median(off), 1) == 5.5
+    assert sum(one <= 6 for one in off) == 10

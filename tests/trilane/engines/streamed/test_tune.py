@@ -1,0 +1,61 @@
+"""``trilane tune`` for programs that read experts by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trilane.common.units import GB
+from trilane.engines.question import FitError, Question
+from trilane.engines.streamed.kinds import streamed_engines
+from trilane.engines.streamed.tune import command_of, streamed_tuning
+from trilane.output.pages.streamed_tune import streamed_tune_page
+from trilane.verbs.named_parts import READERS
+
+DESKTOP = Question("glm-5", gpu="none", ram="ddr5-5600", cpu="ryzen-9-9950x", ram_gb=128, disk="8.8")
+MAC = Question("deepseek-v4-flash", gpu="apple-m5-pro", ram_gb=64, disk="12.8")
+
+
+def test_the_command_line_knows_each_program_that_has_a_command() -> None:
+    assert set(READERS) == {name for name, engine in streamed_engines().items() if engine.command}
+
+
+def test_the_fastest_setting_comes_first_with_its_command() -> None:
+    found = streamed_tuning("colibri", DESKTOP)
+    times = [one.token_ns for one in found.speeds]
+    assert times == sorted(times)
+    assert len(times) == 4
+    assert command_of(found.best) == "DIRECT=1 MTP=0 coli run --model DIR --ram 117"
+    assert found.to_dict()["settings"][0]["tokens_per_s"] == 1e9 / times[0]
+    assert streamed_tune_page(found)
+
+
+def test_a_model_of_the_same_shape_is_read_as_well() -> None:
+    asked = (replace(DESKTOP, model=model) for model in ("glm-5", "glm-5.2"))
+    reads = [streamed_tuning("colibri", question).best.disk_bytes for question in asked]
+    assert reads[0] == reads[1]
+
+
+def test_a_program_whose_cache_is_named_tries_sizes_that_fit() -> None:
+    found = streamed_tuning("ds4-metal", MAC)
+    sizes = {one.slots_bytes / GB for one in found.speeds}
+    assert {4, 8, 16, 32} <= sizes
+    assert max(sizes) * GB <= found.best.most_slots_bytes
+    assert f"--ssd-streaming-cache-experts {found.best.slots_bytes / GB:.0f}GB" in command_of(found.best)
+
+
+@pytest.mark.parametrize(("name", "question", "match"), [
+    ("colibri", replace(DESKTOP, disk=None), "expected --disk and --ram-gb"),
+    ("colibri", replace(DESKTOP, ram_gb=16), "expected 22 GB of memory or more"),
+    ("colibri", replace(DESKTOP, weights="q4_0", batch=2), "got --weights and --batch"),
+    ("colibri", replace(DESKTOP, threads=8), "got --threads"),
+    ("ds4-metal", replace(MAC, gpu="rtx-3090", ram="ddr5-5600"), "does not run on NVIDIA's GPUs"),
+    ("ds4-cuda", MAC, "does not run on Apple's GPUs"),
+    ("ds4-cuda", replace(MAC, gpu="rtx-3090", ram="ddr5-5600"), "expected a machine whose GPU shares"),
+    ("colibri", replace(DESKTOP, model="gpt-oss-120b"), "expected glm-5"),
+    ("slotstream", replace(MAC, model="qwen3.8-flash-next"), "expected one whose command line is known"),
+])
+def test_what_it_cannot_answer_is_refused(name: str, question: Question, match: str) -> None:
+    with pytest.raises(FitError, match=match):
+        streamed_tuning(name, question)

@@ -1,0 +1,38 @@
+"""The page of ``trilane tune --engine colibri``, or of another program that reads experts by itself."""
+
+from __future__ import annotations
+
+from trilane.common.units import GB
+from trilane.engines.streamed.speed import StreamedSpeed
+from trilane.engines.streamed.tune import StreamedTuning, command_of
+from trilane.output.pages.output import Part, heading, number, pairs, percent, table
+from trilane.output.pages.widths import Command
+
+# Of ``trilane.engines.accuracy.apart``, whose rows take too long to ask for an answer
+BAND = "48 speeds of 21 machines were predicted 24% off in the median, 71% of them within a factor of 1.5"
+
+
+def streamed_tune_page(found: StreamedTuning) -> list[Part]:
+    """Everything that is printed."""
+    best = found.best
+    facts = {
+        "decode": f"{_speed(best)} tokens/s: {number(best.token_ns / 1e6, 0)} ms; {number(best.read_ns / 1e6, 0)} ms "
+                  "are reads, some of them hidden",
+        "experts": f"{best.slots_bytes / GB:.1f} GB in memory; {percent(best.hit_rate)} of what a token asks for",
+        "disk": f"{best.disk_bytes / GB:.2f} GB a token",
+        "error": f"{BAND}; a GPU's own slots are not counted",
+    }
+    return [
+        heading(f"{best.shape.name} in {best.engine.title}"), "",
+        Command(command_of(best)), "", pairs(facts.items()), "",
+        heading("Other settings"), _others(found),
+    ]
+
+
+def _others(found: StreamedTuning) -> Part:
+    rows = [[command_of(one), _speed(one), percent(one.hit_rate), f"{one.disk_bytes / GB:.2f}"] for one in found.speeds]
+    return table(["command", "tokens/s", "hits", "GB from the disk"], rows)
+
+
+def _speed(speed: StreamedSpeed) -> str:
+    return f"{1e9 / speed.token_ns:.2g}"
