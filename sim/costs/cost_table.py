@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 from policies.mechanism.views import ExpertCosts
 from sim.machine.devices import ResultPath
 from sim.machine.hardware import Hardware
+from sim.machine.peers import PeerLink
 from sim.machine.plan_costs import Decision, PlanCosts
 from sim.machine.profile import Permille
 from traces.models.shape import ModelShape
@@ -115,6 +116,7 @@ class CostTable:
     barrier_ns: Ns = 0  # at that barrier; a part of ``first_cpu_ns``
     step_ns: Ns = 0  # of the host before each step, while nothing is launched
     draft: DraftWork = NO_DRAFTS
+    peer: PeerLink | None = None  # by which hidden states come from another GPU; None: by way of the host's memory
     kv_tokens: Annotated[int, at_least(0)] = 0  # whose keys and values the GPU has, the host all; 0: all
     scale: int = 1  # factor of the tables' unit of time; steps and plan costs apply it when they are read
 

@@ -1,6 +1,7 @@
 """Machines with several GPUs, by name: ``2x-rtx-3090+ddr4-3200``, ``rtx-3090+rtx-3060+ddr4-3200+pcie-4x16+pcie-4x4``.
 
-Cards are in the order of their memory's bandwidth, the quickest first; a slot follows its card.
+Cards are in the order of their memory's bandwidth, the quickest first; a slot follows its card. The word ``p2p`` or
+``nvlink`` links them to each other (``sim.machine.peers``).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from sim.machine.assembly import assembled_name, is_assembly
 from sim.machine.hardware import Hardware, load_hardware
 from sim.machine.part_names import slot
 from sim.machine.parts import kind_of, taken
+from sim.machine.peers import peer_kinds, peer_link
 from sim.machine.plausibility import HardwareError
 from trilane.common.quoting import quoted
 
@@ -83,12 +85,15 @@ def _with_each_card(name: str) -> tuple[str, ...]:
         return (name,)
     words = [card for word in name.split("+") for card in cards_in(word)] if "+" in name else [name]
     cards = [word for word in words if kind_of(word.lower()) == "gpu"]
+    links = [word for word in words if word.lower() in peer_kinds()]
+    if len(cards) < 2 and links:
+        raise HardwareError(f"hardware {quoted(name)}: expected several GPUs with {links[0]}, such as 2x-rtx-3090")
     if len(cards) < 2:
         return (name,)
     slots = [word for word in words if word.lower().startswith("pcie")]
     if len(slots) not in (0, 1, len(cards)):
         raise HardwareError(f"hardware {quoted(name)}: expected a slot for all cards or for each, got {len(slots)}")
-    rest = [word for word in words if word not in (*cards, *slots)]
+    rest = [word for word in words if word not in (*cards, *slots, *links)]
     slots = slots * len(cards) if len(slots) == 1 else slots
     return tuple("+".join([card, *rest, *slots[number : number + 1]]) for number, card in enumerate(cards))
 
@@ -108,6 +113,7 @@ def _together(name: str, *given: Any) -> Hardware:
     for one in (first, *others):
         if one.one_memory:
             raise HardwareError(f"hardware {quoted(name)}: {one.gpu.name} has no memory of its own")
+    others = _linked(name, first, *others)
     counts = Counter(one.gpu.name for one in (first, *others))
     titles = ", ".join(title if count == 1 else f"{count} x {title}" for title, count in counts.items())
     notes = dict.fromkeys(note for one in (first, *others) for note in one.notes)
@@ -115,3 +121,18 @@ def _together(name: str, *given: Any) -> Hardware:
         first, name=name, about=first.about.replace(first.gpu.name, titles, 1), notes=tuple(notes),
         further=tuple(others),
     )
+
+
+def _linked(name: str, *machines: Hardware) -> list[Hardware]:
+    """All machines but the first, with the link from the GPU before that the name states. Raises HardwareError."""
+    words = [word.lower() for word in name.split("+") if word.lower() in peer_kinds()]
+    if not words:
+        return list(machines[1:])
+    kind, alike = peer_kinds()[words[0]], len({one.gpu.name for one in machines}) == 1
+    if len(words) > 1 or (kind.bytes_per_s is not None and not (alike and len(machines) == 2)):
+        raise HardwareError(
+            f"hardware {quoted(name)}: expected one of {', '.join(peer_kinds())}; nvlink is between two equal cards"
+        )
+    links = [peer_link(kind, before.link.d2h_bytes_per_s, one.link.h2d_bytes_per_s)
+             for before, one in pairwise(machines)]
+    return [replace(one, peer=link) for one, link in zip(machines[1:], links, strict=True)]

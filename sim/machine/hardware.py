@@ -15,6 +15,7 @@ from sim.machine.devices import Devices, Gpu
 from sim.machine.disks import disk_numbers
 from sim.machine.part_rules import assembled
 from sim.machine.parts import rules
+from sim.machine.peers import PeerLink
 from sim.machine.plan_costs import PlanCosts, load_plan_costs
 from sim.machine.plausibility import HardwareError, check_plausible
 from sim.machine.profile import Profile
@@ -42,6 +43,7 @@ class Hardware(Devices):
     profile: Profile | None = None
     notes: tuple[str, ...] = ()  # caveats for readers of results
     further: tuple[Hardware, ...] = ()  # the same machine with each of its further GPUs
+    peer: PeerLink | None = None  # to its GPU from the one before; None: by way of the host's memory
 
     @property
     def cards(self) -> tuple[Hardware, ...]:

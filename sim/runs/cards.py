@@ -17,6 +17,7 @@ from policies.mechanism.views import INFINITE_NS
 from policies.protocols import Composition
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
 from sim.machine.hardware import Hardware
+from sim.machine.peers import PeerLink
 from sim.runs.demand import StepDemand
 from sim.runs.memory import BudgetError, MemoryPlan
 from sim.runs.scenario import Scenario, ScenarioError
@@ -179,7 +180,7 @@ def least_costs(tables: Sequence[CostTable], blocks: Sequence[LayerBlock]) -> Co
     return replace(first, experts=tuple(experts), steps=_LeastSteps(tables), **times)
 
 
-def costs_of_block(costs: CostTable, block: LayerBlock) -> CostTable:
-    """The costs of a GPU whose layers are a block."""
-    own = replace(costs, experts=costs.experts[block.first : block.end])
+def costs_of_block(costs: CostTable, block: LayerBlock, peer: PeerLink | None = None) -> CostTable:
+    """The costs of a GPU whose layers are a block. ``peer``: its link from the one before; None: that of ``costs``."""
+    own = replace(costs, experts=costs.experts[block.first : block.end], peer=peer or costs.peer)
     return own if block.first == 0 else replace(own, steps=_WithoutDense(costs.steps), dense_launch_ns=0)

@@ -191,7 +191,7 @@ class Prepared:
         """Each GPU with its layers."""
         room = [machine.gpu.memory_bytes - machine.gpu.reserve_bytes for machine in self._machines]
         blocks = blocks_of(self.scenario, self.shape.moe_layers, room)
-        tables = map(costs_of_block, self._card_costs, blocks)
+        tables = map(costs_of_block, self._card_costs, blocks, (machine.peer for machine in self._machines))
         return list(map(Card, self._machines, blocks, tables))
 
     @property

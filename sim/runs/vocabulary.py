@@ -32,8 +32,8 @@ class Link(StrEnum):
 LANES = tuple(lane.value for lane in (*Device, Link.H2D, Link.D2H))  # of every run
 MOST_GPUS = 4
 CARD_LANES = (Device.GPU.value, Link.H2D.value, Link.D2H.value)  # of each GPU: of GPU 1 gpu1, h2d1, d2h1
-FURTHER_LANES = (  # of some runs
-    Link.DISK.value, *(f"{lane}{number}" for number in range(1, MOST_GPUS) for lane in CARD_LANES)
+FURTHER_LANES = (  # of some runs; peer1: to GPU 1 from the one before
+    Link.DISK.value, *(f"{lane}{number}" for number in range(1, MOST_GPUS) for lane in (*CARD_LANES, "peer"))
 )
 GPU_LANES = (Device.GPU.value, *(lane for lane in FURTHER_LANES if lane.startswith(Device.GPU)))
 

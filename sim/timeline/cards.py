@@ -2,8 +2,9 @@
 
 Each has lanes of its own (``gpu1``, ``h2d1`` and ``d2h1`` are those of GPU 1) and a session of its own; host thread,
 CPU, the host's memory and the disk under it are common. Between two GPUs the hidden states cross the host: down the
-link of the one, up that of the other, ahead of the experts that wait for it. The links of other GPUs may carry copies
-for later meanwhile.
+link of the one, up that of the other, ahead of the experts that wait for it; or by a link between them
+(``CostTable.peer``), which is a lane of its own (``peer1``) or takes turns with the copies to the other. The links of
+other GPUs may carry copies for later meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sim.runs.demand import StepDemand
 from sim.runs.spans import Row, SpanRecorder
 from sim.timeline.clock import Clock, Moment
 from sim.timeline.disk_lane import DiskLane
+from sim.timeline.lanes import Lane
 from sim.timeline.layer_parts import TokenBytes
 from sim.timeline.timeline import Events, Timeline
 
@@ -38,6 +40,7 @@ class CardsTimeline:
             Timeline(session, own, demand_of_block(demand, block), token_bytes, clock=self._clock, disk=self._disk)
             for session, block, own in zip(sessions, blocks, costs, strict=True)
         ]
+        self._peers = {card: Lane(f"peer{number}", card.recorder) for number, card in enumerate(self._cards)}
         self._token_bytes = token_bytes
 
     def _disk_of(self, sessions: Sequence[Session], costs: Sequence[CostTable]) -> DiskLane | None:
@@ -81,13 +84,21 @@ class CardsTimeline:
 
     def _hand_over(self, card: Timeline, following: Timeline) -> Events:
         """Carry the hidden states from one GPU to the next, and let the host go on there."""
-        clock, tokens, down_ns = self._clock, card.parts.tokens, card.parts.step_costs.activations_ns
+        clock, tokens, peer = self._clock, card.parts.tokens, following.costs.peer
         layer, size_bytes = card.parts.state.layer, tokens * self._token_bytes.activations
-        sent_ns = card.d2h.reserve(clock.now, down_ns, "hand_over", layer, -1, tokens, size_bytes)
-        if not clock.advance_to(sent_ns):
-            yield Moment(clock, sent_ns)
-        arrived, up_ns = simpy.Event(clock), following.parts.step_costs.result_ns
-        following.h2d.send_result(0, tokens, up_ns, size_bytes, arrived.succeed, "hand_over")
-        yield arrived
+        there_ns = clock.now
+        if peer is None:
+            down_ns = card.parts.step_costs.activations_ns
+            there_ns = card.d2h.reserve(clock.now, down_ns, "hand_over", layer, -1, tokens, size_bytes)
+        elif peer.own_lane:
+            lane, peer_ns = self._peers[following], peer.ns(size_bytes)
+            there_ns = lane.reserve(clock.now, peer_ns, "hand_over", 0, -1, tokens, size_bytes)
+        if not clock.advance_to(there_ns):
+            yield Moment(clock, there_ns)
+        if peer is None or not peer.own_lane:
+            up_ns = following.parts.step_costs.result_ns if peer is None else peer.ns(size_bytes)
+            arrived = simpy.Event(clock)
+            following.h2d.send_result(0, tokens, up_ns, size_bytes, arrived.succeed, "hand_over")
+            yield arrived
         following.input_ns = clock.now
         following.host.free_ns = card.host.free_ns

@@ -20,6 +20,7 @@ from policies.mechanism.host_share import HostShare
 from policies.mechanism.host_tier import HostTier
 from policies.mechanism.residency import Residency
 from policies.registry import SYSTEMS, policy_names
+from sim.machine.peers import PeerLink
 from sim.runs.bounds import LowerBounds
 from sim.runs.cards import LayerBlock, least_costs
 from sim.runs.columns import columns_of_rows
@@ -67,22 +68,25 @@ def check(played: PlayedCards) -> None:
     if played.world.host_bytes is not None:
         law_13_host_memory(as_one, played.world.host_bytes)
         law_5_reads(as_one, played.world.host_bytes)
-    hand_overs(log, played.blocks)
+    hand_overs(log, played.blocks, [table.peer for table in played.tables])
     work_conservation(log, as_one, played)
     accounting(played)
 
 
-def hand_overs(log: Log, blocks: Sequence[LayerBlock]) -> None:
-    """A layer on another GPU than the one before begins when its input has crossed both links."""
+def hand_overs(log: Log, blocks: Sequence[LayerBlock], peers: Sequence[PeerLink | None] = (None,) * MOST_GPUS) -> None:
+    """A layer on another GPU than the one before begins when its input has crossed both links, or the one between."""
     for step in sorted({span.step for span in log.spans if span.step >= 0}):
         for number, block in enumerate(blocks[1:], 1):
             before, first = (step, block.first - 1), (step, block.first)
-            [down] = log.of(before, "hand_over", lane=f"d2h{number - 1 or ''}")
-            [up] = log.of(first, "hand_over", lane=f"h2d{number}")
+            down = log.of(before, "hand_over", lane=f"d2h{number - 1 or ''}")
+            peer = peers[number]
+            [up] = log.of(first, "hand_over", lane=f"{'peer' if peer and peer.own_lane else 'h2d'}{number}")
+            assert len(down) == (peer is None), f"law 2: {down} before {up}"
             attention = log.one(first, "attention")
             assert attention.lane == f"gpu{number}"
-            chain = (log.one(before, "combine").end_ns, down.start_ns, down.end_ns, up.start_ns, up.end_ns)
-            assert list(chain) == sorted(chain), f"law 2: a hand-over before its input is there: {chain}"
+            spans = [log.one(before, "combine"), *down, up]
+            chain = [time for span in spans for time in (span.start_ns, span.end_ns)]
+            assert chain == sorted(chain), f"law 2: a hand-over before its input is there: {chain}"
             assert up.end_ns <= attention.start_ns, f"law 2: {attention} starts before its input is there, {up}"
 
 
@@ -98,7 +102,7 @@ def work_conservation(log: Log, as_one: Log, played: PlayedCards) -> None:
         for span in as_one.layers[layer]:
             expected = _ready(as_one, layer, span, played.world.costs)
             if layer[1] in starts and span.kind in ("attention", "gate", "speculate", "shared"):  # one launch
-                [arrived] = as_one.of(layer, "hand_over", lane="h2d")
+                arrived = max(as_one.of(layer, "hand_over"), key=lambda span: span.lane != "d2h")
                 expected = max(expected or 0, arrived.end_ns)
             assert expected is None or span.ready_ns == expected, f"law 5: {span} could have started at {expected} ns"
 
@@ -118,7 +122,10 @@ def accounting(played: PlayedCards) -> None:
 # --- random worlds ----------------------------------------------------------------------------------------------------
 
 
-OTHER_GPUS = st.builds(OtherGpu, st.integers(1, 4), st.integers(1, 4), st.sampled_from((0.0, 0.5, 1.0, 2.0)))
+PEERS = st.builds(PeerLink, st.integers(0, 20), st.sampled_from((1e8, 1e10)), st.booleans())
+OTHER_GPUS = st.builds(
+    OtherGpu, st.integers(1, 4), st.integers(1, 4), st.sampled_from((0.0, 0.5, 1.0, 2.0)), st.none() | PEERS
+)
 
 
 def above_disks(world: World, random: Random, disks: int) -> World:

@@ -12,6 +12,7 @@ from policies.mechanism.shared_host import fill_together
 from policies.mechanism.views import ExpertCosts
 from policies.protocols import Budget, Needs
 from sim.costs.cost_table import CostTable, StepCosts, StepModel
+from sim.machine.peers import PeerLink
 from sim.runs.cards import LayerBlock, blocks_of, calibration_of_block, costs_of_block, demand_of_block
 from sim.runs.demand import StepDemand, future_of
 from sim.runs.scenario import Scenario
@@ -53,10 +54,11 @@ class OtherGpu(NamedTuple):
     times: int = 1
     link_times: int = 1
     memory: float = 1.0
+    peer: PeerLink | None = None
 
     def costs(self, costs: CostTable) -> CostTable:
         """The costs of the model on it."""
-        return replace(costs.map_experts(self._expert), steps=_OtherSteps(costs.steps, self))
+        return replace(costs.map_experts(self._expert), steps=_OtherSteps(costs.steps, self), peer=self.peer)
 
     def _expert(self, costs: ExpertCosts) -> ExpertCosts:
         return costs._replace(

@@ -111,7 +111,10 @@ class LayerSplit:
         ]
         steps = [[table.step(rows, context, head_rows) for context in contexts] for table in tables]
         links, count, own_ns = [card.link for card in hardware.cards], len(contexts), engine.cards.hand_over_ns.value
-        hand_overs = [_crossing_ns(*pair, shape, rows, own_ns) for pair in pairwise(links)]
+        hand_overs = [
+            _crossing_ns(before.link, card.link, shape, rows, own_ns) if card.peer is None
+            else card.peer.ns(rows * shape.hidden * _RESULT_BYTES) for before, card in pairwise(hardware.cards)
+        ]
         returns = [sum(_crossing_ns(*pair, shape, rows, own_ns) for pair in ((links[0], one), (one, links[0])))
                    for one in links[1:]]
         everything = shape.experts if engine.prompt.copied_experts.value == "all" else work.active

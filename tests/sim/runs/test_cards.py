@@ -151,3 +151,30 @@ def test_policies_run_on_three_gpus_without_change(policy: str) -> None:
     run = simulate(SHORT.with_(policy=policy, gpus=3))
     layers = {lane: set(run.spans[run.spans.lane == lane].layer) for lane in ("gpu", "gpu1", "gpu2")}
     assert layers == {"gpu": set(range(9)), "gpu1": set(range(9, 17)), "gpu2": {-1, *range(17, 26)}}
+
+
+@pytest.mark.parametrize(("slots", "word", "rate", "lane"), [
+    ("", "+p2p", 25e9, "h2d1"), ("+pcie-4x8", "+p2p", 12.5e9, "h2d1"),
+    ("+pcie-4x16+pcie-3x4", "+p2p", 3.275e9, "h2d1"), ("", "+nvlink", 56.25e9, "peer1"),
+])
+def test_a_link_between_gpus_spares_the_way_over_the_host(slots: str, word: str, rate: float, lane: str) -> None:
+    """Over PCIe it has the rate of the slower slot; in decode it is a matter of microseconds."""
+    linked, unlinked = (SHORT.with_(hardware=f"2x-rtx-3090+{HOST}{slots}{link}") for link in (word, ""))
+    peer = prepare(linked).cards[1].costs.peer
+    assert peer is not None
+    assert (peer.bytes_per_s, peer.ns(0)) == (rate, 5000)
+    one, by_host = simulate(linked), simulate(unlinked)
+    assert set(one.spans[one.spans.kind == "hand_over"].lane) == {lane}
+    assert set(by_host.spans[by_host.spans.kind == "hand_over"].lane) == {"d2h", "h2d1"}
+    assert 0.99 < (one.metrics.tpot_ms or 0.0) / (by_host.metrics.tpot_ms or 0.0) < 1.01
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    (f"3x-rtx-3090+{HOST}+nvlink", "nvlink is between two equal cards"),
+    (f"rtx-3090+rtx-3060+{HOST}+nvlink", "nvlink is between two equal cards"),
+    (f"2x-rtx-3090+{HOST}+p2p+nvlink", "expected one of p2p, nvlink"),
+    (f"rtx-3090+{HOST}+p2p", "expected several GPUs with p2p, such as 2x-rtx-3090"),
+])
+def test_links_that_are_not_are_refused(name: str, message: str) -> None:
+    with pytest.raises(HardwareError, match=message):
+        prepare(SHORT.with_(hardware=name))

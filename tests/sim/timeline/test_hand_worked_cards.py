@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 from policies.registry import BuildContext, compose
 from sim.costs.cost_table import CostTable
+from sim.machine.peers import PeerLink
 from sim.runs.spans import Span
 from tests.kit.hand_worked import EXPERTS, lines, play_cards, step, told
 from tests.kit.toys import uniform_costs
@@ -212,3 +216,15 @@ def test_two_gpus_work_in_turn_each_with_its_own_slots_and_links() -> None:
 
 def test_a_slower_gpu_with_more_slots_and_a_slower_link_takes_its_own_times() -> None:
     assert told(played([QUICK, SLOW], [1, 2]), UNEQUAL_GPUS) == lines(UNEQUAL_GPUS)
+
+
+@pytest.mark.parametrize(("own_lane", "lane"), [(True, "peer1"), (False, "h2d1")])
+def test_a_link_between_them_is_crossed_once(own_lane: bool, lane: str) -> None:
+    """4 bytes take 2 and 3 more; by way of the host they took 1 down and 1 up, so that all after them is 3 later."""
+    linked = replace(QUICK, peer=PeerLink(2, 4 / 3e-9, own_lane))
+    spans, by_host = played([QUICK, linked], [1, 1]), played([QUICK, QUICK], [1, 1])
+    [first, _] = [span for span in spans if span.kind == "hand_over"]
+    assert first[:5] == (lane, 62, 62, 67, "hand_over")
+    attention, before = (next(span for span in run if span[0] == "gpu1") for run in (spans, by_host))
+    assert (attention.start_ns, before.start_ns) == (67, 64)
+    assert max(span.end_ns for span in spans) == max(span.end_ns for span in by_host) + 2 * 3
