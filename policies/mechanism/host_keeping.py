@@ -264,13 +264,13 @@ def of_model(key: ExpertId, layers: range) -> ExpertId:
 
 
 class OfLayers(Container[ExpertId]):
-    """Experts of the model in some of its layers, which are numbered from 0."""
+    """Experts of the model in some of its layers, which are numbered from 0; asked for as ``ExpertId`` or a pair."""
 
     def __init__(self, experts: Container[ExpertId], layers: range) -> None:
         self._experts, self._layers = experts, layers
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, ExpertId) and of_model(key, self._layers) in self._experts
+        return isinstance(key, tuple) and of_model(ExpertId(*key), self._layers) in self._experts
 
 
 class _Either(Container[ExpertId]):

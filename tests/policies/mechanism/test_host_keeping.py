@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies.mechanism.host_keeping import OfLayers
 from policies.mechanism.host_tier import HostTier, Read, in_turn
 from policies.mechanism.views import ExpertCosts, ExpertId, PolicyError
 from policies.parts.assigners import LoadAll
@@ -113,3 +114,10 @@ class Wrong(LruCache):
 def test_a_victim_that_is_no_member_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"host cache Wrong chose ExpertId.* expected a member of group 0"):
         use(host(5, Wrong()), 3)
+
+
+def test_a_cache_may_ask_of_a_gpus_experts_by_a_pair() -> None:
+    """As score-ordered caches do: a pair is equal to the expert that it names."""
+    in_use = OfLayers({ExpertId(3, 5)}, range(2, 4))
+    assert (1, 5) in in_use and ExpertId(1, 5) in in_use
+    assert (0, 5) not in in_use and (3, 5) not in in_use
