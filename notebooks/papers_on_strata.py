@@ -38,7 +38,8 @@ MACHINES = {  # a machine, and the context for which it has room
 }
 QUICK_SWAPS = "strata, quick swaps"  # --adapt-every, -swaps and -decay as a fork has them
 POLICIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "strata": ("strata", {}), QUICK_SWAPS: ("strata", {"every": 2, "swaps": 192, "decay": 0.92}), "dali": ("dali", {}),
+    "strata": ("strata", {"awaits_swaps": False}),  # both as a fork has them, without the wait
+    QUICK_SWAPS: ("strata", {"awaits_swaps": False, "every": 2, "swaps": 192, "decay": 0.92}), "dali": ("dali", {}),
     "hybrimoe": ("hybrimoe", {}), "daop": ("daop", {}), "smoe": ("smoe", {"prefetch": False}),
     "fiddler": ("fiddler", {}), "moe-infinity": ("moe-infinity", {}), "on-demand": ("on-demand", {}),
     "llama-cache-lru": ("llama-cache-lru", {}),

@@ -242,6 +242,8 @@ class Composition:
     scenario's ``host_keeps``; ``host_by_layer`` divides it among the layers, and ``host_start`` ranks what it holds at
     first (None: of every layer as many). ``host_prefetcher`` reads ahead for the CPU, too; copies always are.
 
+    ``awaits_swaps``: a step begins when the link has nothing more to do: cache updates that the last one has queued
+    have been copied, as far as they can be.
     ``writes_back``: whether experts go back to the host, as weights that could have changed would: the victims of a
     copy, "alongside" it or "in turn", after it and before the next one; in turn, a copy that only passes
     through staging is followed by one write-back, too.
@@ -257,6 +259,7 @@ class Composition:
     host_by_layer: bool = False
     host_start: Sequence[ExpertId] | None = None
     swaps_before_prefetches: bool = False
+    awaits_swaps: bool = False
     writes_back: WritesBack = "never"
     demand_slots: int = 2  # staging slots for demand loads
     prefetch_slots: int = 0  # staging slots for prefetches

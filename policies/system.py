@@ -134,6 +134,7 @@ class System:
 _VALUES: Mapping[str, Any] = {  # of a composition, in addition to its parts
     "demand_slots": NonNegative, "prefetch_slots": NonNegative, "decision_cost": str, "name": str,
     "parameters": Mapping[str, Any], "writes_back": WritesBack, "swaps_before_prefetches": bool, "host_by_layer": bool,
+    "awaits_swaps": bool,
 }
 _PARTS = {
     "placement": Placement, "router": Router, "assigner": Assigner, "prefetcher": Prefetcher, "cache": Cache,

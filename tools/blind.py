@@ -1,9 +1,9 @@
 """Questions that are written down before they are run (``trilane/study/papers/blind.csv``), and their first runs.
 
 ``python -m tools.blind --write FILE.yaml ... --batch NAME`` adds the questions of sources that the record lacks, with
-the date and their hash. ``python -m tools.blind --run NAME`` plays those of a batch that have not been run, once: with
-nothing put in, at both ends of their kinds, and with one number. What cannot be played is a miss with its message. An
-interrupted run goes on where it was, at the same commit.
+the date and their hash, unless their plays are there already. ``python -m tools.blind --run NAME`` plays those of a
+batch that have not been run, once: with nothing put in, at both ends of their kinds, and with one number. What cannot
+be played is a miss with its message. An interrupted run goes on where it was, at the same commit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _ROOT = Path(__file__).parents[1]
 
 
 def write(files: Sequence[str], batch: str) -> int:
-    """Record the questions of some files. Returns how many lines were added."""
+    """Record the questions of some files. Returns how many lines were added. Raises BlindError for one that was played
+    before."""
     names = [name_in(Path(file)) for file in files]
-    lines = written_lines(names, batch, _today(), read_record())
+    lines = written_lines(names, batch, _today(), read_record(), read_plays(PLAYED))
     append(lines)
     return len(lines)
 

@@ -264,7 +264,8 @@ def of_model(key: ExpertId, layers: range) -> ExpertId:
 
 
 class OfLayers(Container[ExpertId]):
-    """Experts of the model in some of its layers, which are numbered from 0; asked for as ``ExpertId`` or a pair."""
+    """Experts of the model in some of its layers, which are numbered from 0. Plain pairs are told as well, with which
+    caches of many members look."""
 
     def __init__(self, experts: Container[ExpertId], layers: range) -> None:
         self._experts, self._layers = experts, layers

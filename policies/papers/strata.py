@@ -34,6 +34,8 @@ class Strata(Policy):
     most_copies: of a layer (``kStagingBlobs``).
     every, swaps, decay: after so many steps, at most so many swaps, then counts of uses are multiplied by the decay
         (``--adapt-every``, ``--adapt-swaps``, ``--adapt-decay``). swaps 0: the cache stays as it is.
+    awaits_swaps: a step waits for the copies of all swaps, as in the engine (generate.cpp, apply_pending);
+        without it they run during the next steps, as with a fork's ``STRATA_ADAPT_NOWAIT``.
     stream_from_tokens: of a step, from which on all missed experts are copied, as in a prompt (estimate; shorter
         prompts are read through windows, ``--short-read``).
 
@@ -50,6 +52,7 @@ class Strata(Policy):
     every: Count = 4
     swaps: Annotated[int, at_least(0)] = 96
     decay: Annotated[float, above(0), at_most(1)] = 0.7
+    awaits_swaps: bool = True
     stream_from_tokens: Count = 64
 
     def compose(self, context: BuildContext) -> Composition:
@@ -58,6 +61,7 @@ class Strata(Policy):
             placement=PopularityPlacement(),
             assigner=FromTokens(self.stream_from_tokens * context.top_k, LoadAll(), self._share(context.costs)),
             cache=tier,
+            awaits_swaps=self.awaits_swaps,
             demand_slots=self.most_copies,
             decision_cost="fiddler",
         )

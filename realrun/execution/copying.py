@@ -121,7 +121,7 @@ class Copying:
         self._read: set[ExpertId] = set()  # staged experts that were used before the session was notified
         self._in_flight: deque[InFlight] = deque()  # oldest first; the first is on the link
         self._results: list[tuple[Work, CopyFuture]] = []
-        self._closing = False
+        self._closing, self._rests = False, False
         self._error: BaseException | None = None
         self._scratch = machine.host_tensor((max(layout.size_bytes for layout in store.layouts),), torch.uint8)
         self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
@@ -135,6 +135,16 @@ class Copying:
             self._closing = True
             self.lock.notify_all()
         self._thread.join()
+        if self._error is not None:
+            raise LaneError.of("the copy lane", self._error) from self._error
+
+    def wait_rest(self) -> None:
+        """Block until nothing is in flight, and nothing that is queued can start. Raises LaneError if a copy failed."""
+        with self.lock:
+            self._rests = False
+            self.lock.notify_all()
+            while not (self._rests or self._closing):
+                self.lock.wait()
         if self._error is not None:
             raise LaneError.of("the copy lane", self._error) from self._error
 
@@ -218,6 +228,8 @@ class Copying:
             self._error = error
         why = self._error or LaneError("the run has ended before a copy that work waits for")
         with self.lock:
+            self._closing = True
+            self.lock.notify_all()
             for future in (*self._futures.values(), *(future for _, future in self._results)):
                 future.fail(why)
 
@@ -228,6 +240,8 @@ class Copying:
                 look_again_s = self._machine.poll()
                 if (job := self._startable()) is not None:
                     return job
+                self._rests = True
+                self.lock.notify_all()
                 self.lock.wait(look_again_s)
         return None
 

@@ -81,8 +81,10 @@ class Executor:
         self.recorder.flush()
 
     def begin_step(self, index: int, phase: Phase) -> None:
-        """Begin a forward pass."""
+        """Begin a forward pass, once swaps have been copied that the policy waits for."""
         self.recorder.step, self.recorder.phase = index, phase
+        if self.session.policy.awaits_swaps:
+            self.copying.wait_rest()
         with self.copying.lock:
             self.session.begin_step(index)
 

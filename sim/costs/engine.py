@@ -49,7 +49,8 @@ class GpuWork(NamedTuple):
 
     Times of a layer hold for a card of ``layer_ops_per_s`` and grow as (that / its own) ** ``layer_exponent``. Products
     of weights are with 8-bit activations, at shares of the card's 8-bit integer rate; those within attention at ones of
-    its 16-bit rate. Of a step's rows, all but the first take time in addition to reading the weights.
+    its 16-bit rate: of as much of the data sheet's as 16-bit products reach on that card (``Gpu.flops_fraction``). Of a
+    step's rows, all but the first take time in addition to reading the weights.
     """
 
     layer_ns: Mapping[LayerKind, Sourced[Ns]]

@@ -169,7 +169,8 @@ class GpuProcessor(Processor):
             factor = self.work.unpacked_products[kind].value
             unpacked = work.elements if rows > sequences and factor == 1 else 0.0
             unpacking_ns = unpacked * (work.bits + WIDE_BITS) / 8 / self.read_bytes_per_s * 1e9
-        return unpacking_ns + work.flops * factor * (rows - sequences) / rows / (self.gpu.flops_per_s * share) * 1e9
+        flops_per_s = self.gpu.effective_flops_per_s * share
+        return unpacking_ns + work.flops * factor * (rows - sequences) / rows / flops_per_s * 1e9
 
     def state_ns(self, elements: float, rows: int) -> float:
         """One row after another: each column of the state fetches the row's key and query anew, from caches."""
@@ -186,7 +187,7 @@ class GpuProcessor(Processor):
 
     def _products(self, flops: float, share: float, codings: Mapping[Coding, float]) -> float:
         share *= self._factor(self.work.vendor_product_share) / _mean_cycles(codings, self.work.coded_products)
-        return flops / (self._stated_ops_per_s * share) * 1e9
+        return flops / (self._stated_ops_per_s * self.gpu.flops_fraction * share) * 1e9
 
     def _factor(self, of_vendors: Mapping[str, Sourced[float]]) -> float:
         """The card's vendor's, 1 where none is stated."""

@@ -31,7 +31,7 @@ def host_bytes_of(scenario: Scenario, shape: ModelShape) -> int | None:
                 f"bytes (`--set host_expert_gb=16`)"
             )
         return None
-    size, least = round(scenario.host_expert_gb * GB), (shape.experts + 2) * max(shape.expert_bytes_by_layer)
+    size, least = round(scenario.host_expert_gb * GB), shape.least_host_bytes
     if size < least:
         raise ScenarioError(
             f"host_expert_gb {scenario.host_expert_gb:g}: expected at least {least / GB:.3g}, which the "

@@ -56,6 +56,7 @@ class CopyLane:
         self._in_turn = session.policy.writes_back == "in turn"
         self.read_ns: Mapping[ExpertId, int] = {}  # when each expert was last read from a disk
         self.began_ns = 0  # when the running copy, or the last one, began
+        self._rest: simpy.Event | None = None  # when nothing is left that could start, if waited for
         self._gpu_since_ns = 0  # from when on the GPU had nothing to do, for which a copy has waited
 
     def start_queued(self, kind: Literal["demand", "prefetch"]) -> None:
@@ -83,8 +84,17 @@ class CopyLane:
         copy = self._session.next_copy(self._demand_may_start)
         if copy is None:
             self._resting = True
+            if self._rest is not None:
+                self._rest.succeed()
+                self._rest = None
         else:
             self._begin_copy(copy)
+
+    def await_rest(self) -> simpy.Event | None:
+        """An event when nothing is left that could start; None if that is so now."""
+        if self._busy:
+            self._rest = simpy.Event(self._clock)
+        return self._rest
 
     def remaining_ns(self) -> int:
         """Time in ns that is left of the running transfer, or of the write-back for which the lane waits."""

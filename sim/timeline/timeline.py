@@ -103,7 +103,11 @@ class Timeline:
         self.parts.begin_step(step.tokens, self.costs.step(step.tokens, step.context, step.head_rows))
 
     def play_layers(self, step: StepDemand) -> Events:
-        """Play all layers of a step."""
+        """Play all layers of a step, once swaps have been copied that the policy waits for."""
+        rest = self.h2d.await_rest() if self.session.policy.awaits_swaps else None
+        if rest is not None:
+            yield rest
+            self.host.free_ns = max(self.host.free_ns, self.clock.now)
         for layer in range(len(step.routings)):
             yield from self._play_layer(step, layer)
 

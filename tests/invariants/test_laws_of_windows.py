@@ -15,9 +15,10 @@ from policies.registry import SYSTEMS, policy_names
 from sim.costs.cost_table import CostTable, DraftWork
 from sim.runs.bounds import lower_bound
 from sim.runs.vocabulary import FROM_EXPERTS
+from sim.timeline.copy_lane import CopyLane
 from sim.timeline.gpu_lane import GpuLane
 from tests.kit.depth import examples
-from trilane.testing.laws_of_runs import check_run, law_8_bound, law_9_scaling
+from trilane.testing.laws_of_runs import check_run, law_2_swaps, law_8_bound, law_9_scaling
 from trilane.testing.pools import law_2_phases, law_3_kernel_copies
 from trilane.testing.random_worlds import SLOT, Size, with_disk, with_pool, worlds
 from trilane.testing.worlds import World, play
@@ -114,6 +115,19 @@ def test_copies_that_do_not_take_the_gpu_as_long_as_the_link_are_caught(
     monkeypatch.setattr(GpuLane, "fetch", broken)
     with pytest.raises(AssertionError, match="law 3: the GPU has made"):
         law_3_kernel_copies(play(_world()).spans, _world().costs)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_step_that_does_not_wait_for_swaps_is_caught(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = Size("swaps", experts=12, top_k=3, decode=24, cache_bytes=9 * SLOT)
+    world = size.world(SYSTEMS["strata"], pcie_share=0.6, every=1, decay=1.0)
+    played = play(world)
+    assert (played.spans.kind == "swap").sum() >= 2
+    law_2_swaps(played)
+    if not waits:
+        monkeypatch.setattr(CopyLane, "await_rest", lambda _: None)
+        with pytest.raises(AssertionError, match=r"law 2: step \d+ is launched at \d+ ns, while the link has"):
+            law_2_swaps(play(world))
 
 
 def sharing(costs: CostTable) -> CostTable:

@@ -22,7 +22,7 @@ K_QUANT: Mapping[Coding, float] = {"k_quant": 1.0}
 ENGINES = ("llama.cpp", "llama.cpp-2026-02")
 ENGINE = load_engine("llama.cpp").with_numbers(
     {
-        "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 200e12, "gpu.step_ns": 5000,
+        "gpu.layer_ns.grouped": 10_000, "gpu.layer_exponent": 1, "gpu.layer_ops_per_s": 400e12, "gpu.step_ns": 5000,
         "gpu.read_share": 0.5, "gpu.cache_factor.grouped": 3, "gpu.product_share": 0.1,
         "gpu.expert_product_share": 0.1, "gpu.attention_share": 0.1, "gpu.state_reads": 4, "gpu.expert_ns": 0,
         "gpu.tile_rows": 0,
@@ -40,13 +40,15 @@ ENGINE = load_engine("llama.cpp").with_numbers(
 
 
 def machine(name: str = "rtx-3060+ddr4-3200") -> Hardware:
-    """100 GB/s, 100 TOP/s and 40 TFLOP/s on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s between them."""
+    """100 GB/s, 100 TOP/s and 40 TFLOP/s, half of its data sheet, on the GPU, 30 GB/s and ten cores on the CPU, 10 GB/s
+    between them."""
     found = load_hardware(name)
     numbers = {"cpu.read_bytes_per_s": 30e9, "cpu.clock_hz": 2.5e9}
     numbers |= {"link.h2d_bytes_per_s": 10e9, "link.h2d_latency_ns": 0}
     if not found.cpu_only:
         numbers |= {
-            "gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 100e12, "gpu.flops_per_s": 40e12,
+            "gpu.bandwidth_bytes_per_s": 100e9, "gpu.integer_ops_per_s": 200e12, "gpu.flops_per_s": 80e12,
+            "gpu.flops_fraction": 0.5,
         }
     changed = found.with_numbers(numbers)
     return replace(changed, cpu=replace(changed.cpu, cores=10))

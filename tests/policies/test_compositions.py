@@ -34,7 +34,7 @@ COMPOSITIONS = {
         "placement": "PopularityPlacement(uniform=False, popularity=None)",
         "assigner": "FromTokens(least=128, large=LoadAll(), "
             "small=SettledShare(assigner=MissShare(share=0.55, most=16), most=16, probed=8, share=None))",
-        "cache": "AdaptiveTier(every=4, most=96, decay=0.7, least=2, margin=1.5, steps=0)",
+        "awaits_swaps": "True", "cache": "AdaptiveTier(every=4, most=96, decay=0.7, least=2, margin=1.5, steps=0)",
         "demand_slots": "16", "decision_cost": "'fiddler'",
     },
     "kt-deferral": {

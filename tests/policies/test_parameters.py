@@ -253,6 +253,7 @@ DEFAULTS: list[tuple[str, str, object, str]] = [
     ("strata strata@tail-skip", "every", 4, "--adapt-every"),
     ("strata strata@tail-skip", "swaps", 96, "--adapt-swaps"),
     ("strata strata@tail-skip", "decay", 0.7, "--adapt-decay"),
+    ("strata strata@tail-skip", "awaits_swaps", True, "src/program/generate.cpp: apply_pending"),
     ("strata strata@tail-skip", "stream_from_tokens", 64, "ours: --short-read has no number"),
     ("strata@tail-skip", "tail_rank", 7, "STRATA_ROUTE_TAIL_SKIP"),
     ("prescope", "lookahead", 2, "4.4: two layers, as others quote it"),

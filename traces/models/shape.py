@@ -188,6 +188,11 @@ class ModelShape:
         return sum(self.expert_bytes_by_layer) * self.experts
 
     @property
+    def least_host_bytes(self) -> int:
+        """Bytes of the experts of a layer and two buffers: the least of the host's memory above a disk."""
+        return (self.experts + 2) * max(self.expert_bytes_by_layer)
+
+    @property
     def shared_params(self) -> int:
         """Weights of the shared experts of one layer."""
         return self.matrices_per_expert * self.hidden * self.shared_width

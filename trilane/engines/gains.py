@@ -54,7 +54,8 @@ PARTS = (
 )
 CPU_CORES = ScaledPart("CPU cores", "the CPU's cores", ("cpu.cores",), short="CPU cores")  # of engines alone
 HOST_MEMORY = ScaledPart("host memory", "the size of the host's memory", short="RAM GB")  # where a disk is read
-DISK = ScaledPart("disk", "the disk's rate", short="disk")
+DISK = ScaledPart("disk", "the disk's rate", ("disk.alone_bytes_per_s", "disk.ceiling_bytes_per_s"), steers=True,
+                  short="disk")
 
 
 @dataclass(frozen=True)

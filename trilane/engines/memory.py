@@ -7,7 +7,6 @@ MiB were logged where a layer's experts take 4,228 (GLM-5 in ik_llama.cpp).
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from traces.models.shape import ModelShape
 from trilane.common.units import GIB, MIB
 from trilane.engines.card_memory import CardMemory
 from trilane.engines.load_memory import Copied, LoadMemory, LoadSetting, load_memory
-from trilane.engines.question import Question
+from trilane.engines.question import Question, engine_of
 from trilane.engines.shortage import Missing, NoRoomError, Shortage
 from trilane.engines.split_speed import StaticSplit
 
@@ -34,8 +33,9 @@ ROUND = 1024  # tokens; a longer prompt is advised in whole 256
 class Need(NamedTuple):
     """The least memory that any policy needs, in bytes."""
 
-    fixed: int  # on the GPU: weights that every token needs, KV cache, reserve
-    host: int  # on the host: the experts that the GPU has no room for, and what the host needs itself
+    fixed: int  # on all GPUs together: weights that every token needs, KV cache, reserve
+    host: int  # on the host: the experts that the GPUs have no room for, and what the host needs itself
+    inputs: int = 0  # of ``host``: embeddings and inputs, which are counted where a disk is read
 
     @property
     def all_on_gpu(self) -> bool:
@@ -51,9 +51,11 @@ class Need(NamedTuple):
         gpu = {
             "weights that every token needs": shape.non_expert_bytes,
             "KV cache": question.batch * shape.cache_bytes(question.tokens),
-            "reserve": hardware.gpu.reserve_bytes, "experts": shape.routed_bytes * hardware.one_memory,
+            "reserve": sum(card.gpu.reserve_bytes for card in hardware.cards),
+            "experts": shape.routed_bytes * hardware.one_memory,
         }
-        host = {"experts": self.host - HOST_RESERVE_BYTES, SYSTEM: HOST_RESERVE_BYTES}
+        host = {"experts": self.host - self.inputs - HOST_RESERVE_BYTES, "embeddings and inputs": self.inputs,
+                SYSTEM: HOST_RESERVE_BYTES}
         return shortages(hardware, host_memory_of(question, hardware), gpu, host)
 
 
@@ -68,22 +70,46 @@ def shortages(
     """Memories of a machine without room for these parts; ``ram_bytes``: of the host, None: enough."""
     one = hardware.one_memory
     owner = "the machine" if hardware.cpu_only else hardware.gpu.name or hardware.name
-    sides = [Shortage("only" if one else "GPU", owner, hardware.gpu.memory_bytes, gpu)]
+    owner = "all GPUs together" if hardware.further else owner
+    sides = [Shortage("only" if one else "GPU", owner, gpu_memory_of(hardware), gpu)]
     if ram_bytes is not None and not one:
         sides.append(Shortage("host", "the host", ram_bytes, host))
     return tuple(side for side in sides if side.missing_bytes > 0)
 
 
+def gpu_memory_of(hardware: Hardware) -> int:
+    """Bytes of the memory of all GPUs."""
+    return sum(card.gpu.memory_bytes for card in hardware.cards)
+
+
 def need_of(shape: ModelShape, hardware: Hardware, batch: int, tokens: int) -> Need:
-    """The least that any policy needs: as many experts on the GPU as there is room for, without staging.
+    """The least that any policy needs: as many experts on the GPUs as there is room for, without staging.
 
     ``tokens``: of a sequence, prompt and answer. Where there is one memory, all experts are in it.
     """
-    fixed = shape.non_expert_bytes + batch * shape.cache_bytes(tokens) + hardware.gpu.reserve_bytes
+    reserve = sum(card.gpu.reserve_bytes for card in hardware.cards)
+    fixed = shape.non_expert_bytes + batch * shape.cache_bytes(tokens) + reserve
     if hardware.one_memory:
         return Need(fixed + shape.routed_bytes, HOST_RESERVE_BYTES)
-    left = max(shape.routed_bytes - max(hardware.gpu.memory_bytes - fixed, 0), 0)
+    left = max(shape.routed_bytes - max(gpu_memory_of(hardware) - fixed, 0), 0)
     return Need(fixed, left + HOST_RESERVE_BYTES)
+
+
+def least_need(shape: ModelShape, hardware: Hardware, question: Question) -> Need:
+    """``need_of`` a question: of experts on a disk, the host needs those of a layer at a time."""
+    need = need_of(shape, hardware, question.batch, question.tokens)
+    room, memory = expert_room(shape, hardware, question), host_memory_of(question, hardware)
+    if room is None or memory is None or need.all_on_gpu:
+        return need
+    return Need(need.fixed, shape.least_host_bytes + memory - room, memory - room - HOST_RESERVE_BYTES)
+
+
+def expert_room(shape: ModelShape, hardware: Hardware, question: Question) -> int | None:
+    """Bytes of experts for which the host's memory has room; None where no disk holds others."""
+    if question.disk is None or hardware.one_memory:
+        return None
+    splitter = Splitter(question, shape, hardware, engine_of(question, hardware))
+    return splitter.memory_of(shape.moe_layers, 0).host_room_bytes
 
 
 def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
@@ -94,13 +120,15 @@ def longest_prompt(runs: Callable[[int], bool], below: int) -> int:
 
 def surely_runs(shape: ModelShape, hardware: Hardware, question: Question) -> bool:
     """True if some policy can certainly run. Counts more than ``need_of``: staging slots, and room in the host's memory
-    for what no longer fits the cache then, or for all experts where the question names policies."""
-    memory, host = hardware.gpu.memory_bytes, host_memory_of(question, hardware)
-    need = need_of(shape, hardware, question.batch, question.tokens)
+    for what no longer fits the cache then, or for all experts where the question names policies and no disk."""
+    memory, host = gpu_memory_of(hardware), host_memory_of(question, hardware)
+    need = least_need(shape, hardware, question)
     if max(need.missing(memory, host)) > 0 or need.all_on_gpu:
         return max(need.missing(memory, host)) <= 0
     largest = max(shape.expert_bytes_by_layer)
     staged = need.fixed + STAGED * largest
+    if expert_room(shape, hardware, question) is not None:
+        return staged <= memory
     left_over = (STAGED + shape.moe_layers) * largest  # slots are whole ones, layer by layer
     on_host = shape.routed_bytes + HOST_RESERVE_BYTES if question.policies else need.host + left_over
     return max(Need(staged, on_host).missing(memory, host)) <= 0
@@ -145,6 +173,12 @@ class SplitMemory:
             "embeddings and inputs": self.host_table_bytes + self.host_compute_bytes,
             SYSTEM: HOST_RESERVE_BYTES,
         }
+
+    @property
+    def host_room_bytes(self) -> int | None:
+        """Bytes of experts for which the host's memory has room; None: enough."""
+        others = self.host_table_bytes + self.host_compute_bytes + HOST_RESERVE_BYTES
+        return None if self.ram_bytes is None else self.ram_bytes - others
 
     @property
     def missing_bytes(self) -> int:
@@ -270,8 +304,8 @@ class Splitter:
         """Bytes of the experts on the host that it has no room for."""
         if memory.one_memory:
             return min(max(memory.missing_bytes, 0), memory.experts_bytes)
-        missing = sum(memory.host_parts.values()) - (memory.ram_bytes or sys.maxsize)
-        return min(max(missing, 0), memory.host_bytes)
+        room = memory.host_room_bytes
+        return 0 if room is None else min(max(memory.host_bytes - room, 0), memory.host_bytes)
 
     @property
     def reads_disk(self) -> bool:

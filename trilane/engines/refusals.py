@@ -15,7 +15,7 @@ from traces.models.quantisation import quantisations_of
 from traces.models.shape import ModelShape, ShapeError
 from trilane.engines.command_line import cpu_layers_of
 from trilane.engines.host_memory import larger_ram_gib
-from trilane.engines.memory import host_memory_of, longest_prompt, need_of, surely_runs
+from trilane.engines.memory import host_memory_of, least_need, longest_prompt, surely_runs
 from trilane.engines.question import Question, engine_of, reads, with_weights
 from trilane.engines.shortage import Missing, NoRoomError, Way
 from trilane.engines.speed import EngineSpeed
@@ -67,7 +67,7 @@ def roomier(speed: EngineSpeed) -> tuple[Way, ...]:
 
 def check_fits(shape: ModelShape, hardware: Hardware, question: Question) -> None:
     """Raises NoRoomError for a model that no policy has room for, with ways to play some."""
-    short = need_of(shape, hardware, question.batch, question.tokens).shortages(shape, hardware, question)
+    short = least_need(shape, hardware, question).shortages(shape, hardware, question)
     if short:
         raise NoRoomError(Missing(shape.name, short, tuple(islice(_in_memory(question, _unknown_rate), MOST_WAYS))))
 

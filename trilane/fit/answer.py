@@ -102,7 +102,7 @@ def policy_answer(
         routing=routing_of(question).about,
         statistics=statistics_text(question),
         engine=None if prepared.hardware.measured else question.policy_engine,
-        memory=memory_use(prepared.memory, prepared.shape, best.host_bytes),
+        memory=memory_use(prepared.memory, prepared.shape, best),
         best=best,
         bounds=pool.result_of(bounds),
         steps=sum(step.phase == "decode" for step in prepared.steps),

@@ -70,7 +70,7 @@ class Fit:
     def offloads(self) -> bool:
         """True if some experts are not on the GPU, so that policies have something to decide."""
         found = self.engine
-        return found is not None and not (found.cpu_only or found.memory.cards) and found.cpu_layers > 0
+        return found is not None and not found.cpu_only and found.cpu_layers > 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -89,15 +89,15 @@ def engine_part(question: Question) -> Fit:
     """The answer without policies. Raises FitError for what cannot run, saying by how many GB, and ChoiceError for a
     policy that does not exist."""
     shape, hardware = question.model_shape, question.load_machine()
-    _check_policies(question, hardware)
-    no_room = _no_room(question, shape, hardware)
+    _check_policies(question)
+    no_room, idle = _no_room(question, shape, hardware), _nothing_to_decide(question, shape, hardware)
     engine, refused = _engine(question, shape, hardware)
     if no_room is not None and engine is None:
         raise no_room if hardware.measured else NoRoomError(missing(question))
     return Fit(
         question=question, model=shape.name, machine=hardware.name, about=hardware.about, engine=engine,
         engine_refused=refused, policies=None,
-        policies_refused=None if no_room is None else f"{no_room}{_without_disk(question)}",
+        policies_refused=idle if no_room is None else str(no_room),
         roomier=() if engine is None else _roomier(question, shape, hardware),
         trained_tokens=trained_tokens(shape.name), notes=hardware.notes,
     )
@@ -110,21 +110,18 @@ def _roomier(question: Question, shape: ModelShape, hardware: Hardware) -> tuple
 def _no_room(question: Question, shape: ModelShape, hardware: Hardware) -> NoRoomError | None:
     """The refusal of policies, for which an engine may have room."""
     try:
-        if not (hardware.cpu_only or hardware.further):
+        if not hardware.cpu_only:
             check_fits(shape, hardware, question)
     except NoRoomError as error:
         return error
     return None
 
 
-def _without_disk(question: Question) -> str:
-    """Sentence on the disk that was named, which policies do not read here."""
-    if question.disk is None:
-        return ""
-    return (
-        f"\nhere policies are simulated without the disk; trilane compare simulates them above it "
-        f"(--set disk={question.disk} --set host_expert_gb=GB)"
-    )
+def _nothing_to_decide(question: Question, shape: ModelShape, hardware: Hardware) -> str | None:
+    """Why policies are not simulated on several GPUs with room for all experts."""
+    if not (hardware.further and need_of(shape, hardware, question.batch, question.tokens).all_on_gpu):
+        return None
+    return "the GPUs have room for every expert, so that policies have nothing to decide"
 
 
 def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:
@@ -135,7 +132,7 @@ def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:
     if question.policies is None and (found.engine is None or of_policies):
         question = replace(question, policies=(USUAL_POLICIES,))
     shape, hardware = question.model_shape, question.load_machine()
-    if question.policies is None or hardware.cpu_only or hardware.further or found.policies_refused is not None:
+    if question.policies is None or hardware.cpu_only or found.policies_refused is not None:
         return found
     with workers(question, shape, hardware, jobs) as pool:
         from trilane.fit.answer import policy_answer  # here: the other processes import it meanwhile
@@ -143,9 +140,7 @@ def with_policies(found: Fit, jobs: int = 1, better_parts: bool = True) -> Fit:
         return replace(found, policies=policy_answer(question, shape, hardware, jobs, pool, better_parts))
 
 
-def _check_policies(question: Question, hardware: Hardware) -> None:
-    if hardware.further and (question.policies, question.trace, question.calibration) != (None, None, None):
-        raise FitError("fit: policies: expected one GPU; trilane compare simulates them on several (--set hardware=)")
+def _check_policies(question: Question) -> None:
     if question.policies is not None:
         from policies.registry import system
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from policies.mechanism.session import Session
 from policies.parts.caches import StaticCache
 from sim.runs.columns import Columns, columns_of_rows
+from sim.runs.host_memory import host_bytes_of
 from sim.runs.memory import MemoryPlan
 from sim.runs.metrics import metrics_of, played_steps
 from sim.runs.prepare import Prepared
@@ -71,7 +72,9 @@ class PolicyResult:
     tokens_per_s: float  # of one sequence
     throughput_tokens_per_s: float  # of all
     answer_ms: float  # until the last token
-    host_bytes: int  # experts that the host must hold
+    host_bytes: int  # experts that the host must hold, as far as there is room above a disk
+    disk_bytes: int  # all others of these
+    disk_bytes_per_token: float | None  # read in decode steps; None where the host has room for all experts
     cache_bytes: int
     cache_slots: int
     staging_bytes: int
@@ -96,6 +99,7 @@ class MemoryUse:
     layers: int
     routed_bytes: int  # of all experts
     host_bytes: int  # of those that the host must hold
+    disk_bytes: int  # of those for which it has no room
     host_reserve_bytes: int = HOST_RESERVE_BYTES
 
     @property
@@ -109,8 +113,8 @@ class MemoryUse:
         return self.cached_experts == self.experts
 
 
-def memory_use(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> MemoryUse:
-    """The memory of a policy's plan."""
+def memory_use(plan: MemoryPlan, shape: ModelShape, played: PolicyResult) -> MemoryUse:
+    """The memory of a policy's plan, and what it needs of the host's."""
     return MemoryUse(
         gpu_bytes=plan.gpu_memory_bytes,
         every_token_bytes=plan.non_expert_bytes,
@@ -122,7 +126,8 @@ def memory_use(plan: MemoryPlan, shape: ModelShape, host_bytes: int) -> MemoryUs
         experts=shape.moe_layers * shape.experts,
         layers=shape.moe_layers,
         routed_bytes=shape.routed_bytes,
-        host_bytes=host_bytes,
+        host_bytes=played.host_bytes,
+        disk_bytes=played.disk_bytes,
     )
 
 
@@ -135,11 +140,12 @@ class PlayedPolicy(NamedTuple):
     half_tpot_ms: float
 
 
-def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPolicy:
-    """Play a policy, in a fresh ``session`` of it if there is one. Raises what ``Prepared.checked`` raises."""
-    session = prepared.session() if session is None else session
-    host_bytes = host_bytes_of(prepared.shape, session)
-    spans = columns_of_rows(spans_of(prepared, session))
+def play_policy(prepared: Prepared, *given: Session) -> PlayedPolicy:
+    """Play a policy, in fresh sessions of it, one a GPU, if they are given. Raises what ``Prepared.checked`` raises."""
+    sessions = given or tuple(prepared.sessions_of(Session))
+    needed, room = needed_on_host(prepared.shape, sessions), host_bytes_of(prepared.scenario, prepared.shape)
+    host_bytes = needed if room is None else min(needed, room)
+    spans = columns_of_rows(spans_of(prepared, *sessions))
     decode = decode_steps_of(spans, prepared.answer_tokens)
     batch, answer, memory = prepared.scenario.batch, prepared.answer_tokens, prepared.memory
     metrics = metrics_of(spans, batch, answer, whole_prompt=prepared.whole_prompt)
@@ -153,6 +159,8 @@ def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPol
         throughput_tokens_per_s=metrics.throughput_tokens_per_s or 0.0,
         answer_ms=(metrics.ttft_ms or 0.0) + (prepared.answer_tokens - 1) * tpot_ms,
         host_bytes=host_bytes,
+        disk_bytes=needed - host_bytes,
+        disk_bytes_per_token=metrics.disk.get("disk_bytes_per_token"),
         cache_bytes=memory.cache_bytes,
         cache_slots=memory.slots,
         staging_bytes=memory.staging_bytes,
@@ -162,7 +170,8 @@ def play_policy(prepared: Prepared, session: Session | None = None) -> PlayedPol
         labels=labels_of(prepared),
     )
     half = decode_steps_of(spans, answer, half_of(metrics.decode_steps))
-    residents = tuple(tuple(sorted(experts)) for experts in session.residency.resident)  # at the end
+    at_the_end = (experts for session in sessions for experts in session.residency.resident)
+    residents = tuple(tuple(sorted(experts)) for experts in at_the_end)
     return PlayedPolicy(result, residents, decode, half.mean_ms)
 
 
@@ -180,13 +189,15 @@ def decode_steps_of(spans: Columns, answer_tokens: int, most: int | None = None)
     return DecodeSteps(end / 1e6 - start / 1e6, weights.astype(float))
 
 
-def host_bytes_of(shape: ModelShape, session: Session) -> int:
-    """Expert weights that the host must hold: all of them, or those not on the GPU where these never change.
+def needed_on_host(shape: ModelShape, sessions: Sequence[Session]) -> int:
+    """Bytes of experts that the host must hold or read from its disk: all, or those not on a GPU where these never
+    change.
 
     Evicted experts are not copied back, so that whatever may leave the GPU must be in the host's memory too.
-    ``session``: a fresh one.
+    ``sessions``: fresh ones, one a GPU.
     """
-    if not isinstance(session.policy.cache, StaticCache):
+    if not all(isinstance(session.policy.cache, StaticCache) for session in sessions):
         return shape.routed_bytes
-    placed = zip(shape.expert_bytes_by_layer, session.residency.resident, strict=True)
+    resident = [experts for session in sessions for experts in session.residency.resident]
+    placed = zip(shape.expert_bytes_by_layer, resident, strict=True)
     return sum(size * (shape.experts - len(experts)) for size, experts in placed)

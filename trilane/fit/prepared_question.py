@@ -24,7 +24,7 @@ from trilane.common.units import in_gb
 from trilane.engines.memory import HOST_RESERVE_BYTES, host_memory_of, need_of
 from trilane.engines.question import USUAL_POLICIES, FitError, Question
 from trilane.engines.routing import RoutingSource, routing_for
-from trilane.fit.policy_result import PlayedPolicy, host_bytes_of, play_policy
+from trilane.fit.policy_result import PlayedPolicy, needed_on_host, play_policy
 from trilane.study import CLAIRVOYANT_POLICY
 from trilane.study.player import play_in
 from trilane.study.pool import WorkerPool
@@ -52,7 +52,7 @@ def on_machine(prepared: Prepared, hardware: Hardware) -> Prepared:
     """
     moved = prepared.on(hardware)
     replays = load_engine(moved.scenario.engine, moved.scenario.engine_overrides).replays
-    return moved.with_costs(undecided(moved.costs)) if replays and all_on_gpu(moved) else moved
+    return moved.with_costs(undecided(moved.costs)) if replays and moved.gpus == 1 and all_on_gpu(moved) else moved
 
 
 def all_on_gpu(prepared: Prepared) -> bool:
@@ -164,20 +164,20 @@ def play_candidates(question: Question, policies: tuple[str, ...], pool: WorkerP
 def _play(host_bytes: int | None, prepared: Prepared, name: str) -> PlayedPolicy | str:
     """A policy's result, or why it cannot run."""
     try:
-        candidate, session = candidate_in(prepared, name, host_bytes)
+        candidate, sessions = candidate_in(prepared, name, host_bytes)
     except TrilaneError as error:
         return str(error)
     with gc_paused():
-        return play_policy(candidate, session)
+        return play_policy(candidate, *sessions)
 
 
-def candidate_in(prepared: Prepared, name: str, host_bytes: int | None) -> tuple[Prepared, Session]:
-    """The question under a policy, and a session of it. Raises FitError without room on a host of so many bytes, and
-    what ``Prepared.session`` raises."""
+def candidate_in(prepared: Prepared, name: str, host_bytes: int | None) -> tuple[Prepared, list[Session]]:
+    """The question under a policy, and a session of it for each GPU. Raises FitError without room on a host of so many
+    bytes and without a disk, and what ``Prepared.sessions_of`` raises."""
     candidate = prepared.with_policy(name)
-    session = candidate.session()
-    needed = host_bytes_of(candidate.shape, session) + HOST_RESERVE_BYTES
-    if host_bytes is not None and needed > host_bytes:
+    sessions = candidate.sessions_of(Session)
+    needed = needed_on_host(candidate.shape, sessions) + HOST_RESERVE_BYTES
+    if candidate.scenario.host_expert_gb is None and host_bytes is not None and needed > host_bytes:
         missing = in_gb(needed - host_bytes)
         raise FitError(f"{missing} GB of host memory are missing: experts that may leave the GPU stay there, too")
-    return candidate, session
+    return candidate, sessions

@@ -22,6 +22,7 @@ from policies.protocols import Budget, InitialPlacement, Placement
 from sim.costs.cost_table import CostTable
 from sim.costs.engine import load_engine
 from sim.machine.dials import scaled_numbers
+from sim.machine.hardware import Hardware
 from sim.runs.columns import columns_of_rows
 from sim.runs.prepare import Prepared
 from sim.runs.spans import Row
@@ -30,6 +31,7 @@ from trilane.common.gc_paused import gc_paused
 from trilane.engines.gains import (
     BETTER,
     CPU_READS,
+    DISK,
     PARTS,
     WORTH_NAMING,
     Gain,
@@ -59,6 +61,7 @@ _NUMBERS = {  # on which the effect of a part rests
     "kernel launches": ("host.launch_ns",),
     "synchronisation": ("host.sync_ns",),
     "decisions": ("host.plan_factor",),
+    DISK.name: DISK.keys,
 }
 _IN_GRAPHS = {"host.launch_ns": "replay_ns", "host.sync_ns": "spin_ns"}  # the numbers that replace them
 
@@ -96,7 +99,10 @@ class WarmWindow:
 
 
 def warm_window(prepared: Prepared, played: PlayedPolicy) -> WarmWindow:
-    """``played``: the policy on its own machine."""
+    """``played``: the policy on its own machine. Of several GPUs, and where the host's memory holds other experts after
+    the answer than before it, half of the steps are the base."""
+    if prepared.gpus > 1 or _reads(prepared):
+        return WarmWindow((), None, played.half_tpot_ms, played.half_tpot_ms)
     base_ms = warm_tpot_ms(prepared, played.residents)
     near = abs(base_ms / played.result.tpot_ms - 1) < NEAR
     return WarmWindow(placed_in(prepared), played.residents if near else None, base_ms, played.half_tpot_ms)
@@ -139,8 +145,17 @@ def with_better(prepared: Prepared, part: ScaledPart) -> Prepared:
         return prepared.with_costs(costs.map_experts(partial(_shorter, part.tables)))
     if part.program:
         return prepared.with_costs(quicker(costs, part.program, 1 / BETTER))
-    more, less = better_numbers(hardware, part.keys), scaled_numbers(hardware, part.shrinking, 1 / BETTER)
-    return on_machine(prepared, hardware.with_numbers({**more, **less}))
+    return on_machine(prepared, hardware.on_cards(partial(_better, part)))
+
+
+def _better(part: ScaledPart, card: Hardware) -> Hardware:
+    more, less = better_numbers(card, part.keys), scaled_numbers(card, part.shrinking, 1 / BETTER)
+    return card.with_numbers({**more, **less})
+
+
+def _reads(prepared: Prepared) -> bool:
+    """True if experts are read from a disk."""
+    return prepared.costs.experts[0].read_ns > 0
 
 
 def quicker(costs: CostTable, names: Sequence[str], factor: float) -> CostTable:
@@ -168,9 +183,11 @@ def gains_of(policy: str, window: WarmWindow, pool: WorkerPool[Prepared]) -> lis
 
 
 def parts_of(prepared: Prepared) -> list[ScaledPart]:
-    """All parts; of a measured profile, without those that its tables do not tell apart."""
-    hardware = prepared.hardware
-    parts = [part for part in PARTS if not (hardware.measured and part.name in _NOT_IN_TABLES)]
+    """All parts; of a measured profile, without those that its tables do not tell apart; of several GPUs, whose costs
+    are each their own, without those of the host program."""
+    hardware, disk = prepared.hardware, (DISK,) if _reads(prepared) else ()
+    parts = [part for part in (*PARTS, *disk) if not (hardware.measured and part.name in _NOT_IN_TABLES)]
+    parts = [part for part in parts if not (part.program and prepared.gpus > 1)]
     return [part for part in parts if part.name != CPU_READS or reads_all_it_can(hardware)]
 
 
@@ -191,13 +208,14 @@ def _decode_costs(prepared: Prepared) -> tuple[object, ...]:
     costs, batch = prepared.costs, prepared.scenario.batch
     expert = costs.experts[0]
     return (
-        expert.gpu_ns[: batch + 1], expert.first_gpu_ns, expert.cpu_ns[: batch + 1], expert.copy_ns, costs.sync_ns,
+        expert.gpu_ns[: batch + 1], expert.first_gpu_ns, expert.cpu_ns[: batch + 1], expert.copy_ns, expert.read_ns,
+        costs.sync_ns,
         costs.launch_ns, costs.lead_ns, costs.tail_ns, costs.combine_launch_ns, costs.plan_factor,
         costs.step(batch, (prepared.tokens_per_sequence,) * batch), prepared.hardware.gpu.memory_bytes,
     )
 
 
-assert set(_NUMBERS) == {part.name for part in PARTS}
+assert set(_NUMBERS) == {part.name for part in (*PARTS, DISK)}
 
 
 @dataclass(frozen=True)

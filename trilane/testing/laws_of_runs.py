@@ -42,6 +42,7 @@ def check_run(world: World, played: PlayedWorld) -> None:
     """Laws 1 to 5 and 12, and 13 where there is a disk."""
     law_1_routing(played)
     law_1_deferred(played)
+    law_2_swaps(played)
     check_all(
         played.log, played.routings, played.budget_bytes, world.batch, played.demand_slots, played.costs,
         played.host_bytes,
@@ -67,6 +68,19 @@ def law_1_deferred(played: PlayedWorld) -> None:
     for place, plan in played.session.plans.items():
         spans = sorted(span.expert for span in played.log.of(place, "deferred"))
         assert spans == sorted(plan.deferred), f"law 1: step, layer {place}: {spans} are deferred, not {plan.deferred}"
+
+
+def law_2_swaps(played: PlayedWorld) -> None:
+    """No copy is under way when the first layer of a step is launched, if the policy waits for swaps. (A read from a
+    disk may let one begin.)"""
+    if not played.session.policy.awaits_swaps or played.session.host is not None:
+        return
+    for step in played.demand:
+        launched_ns = played.log.launches((step.index, 0))[0].start_ns
+        for copy in played.log.lanes["h2d"]:
+            assert not copy.start_ns <= launched_ns < copy.end_ns, (
+                f"law 2: step {step.index} is launched at {launched_ns} ns, while the link has {copy}"
+            )
 
 
 def _check_routing(routing: Routing, tokens: int, experts: int, where: str) -> None:

@@ -101,12 +101,19 @@ def _ready_on_host(log: Log, layer: Layer, span: Span) -> int | None:
             return _forecast_read(log, layer, span)
         case "program":
             before = (step, place - 1) if place > 0 else (step - 1, -1)
-            return log.ended(before) if before in log.layers else None
+            if before not in log.layers:
+                return None
+            return span.ready_ns if place == 0 and _link_ended_at(log, span.ready_ns) else log.ended(before)
         case "observe":
             return _end(log, layer, "plan")
         case "launch" if span is not log.launches(layer)[0]:
             return _end(log, layer, "plan")
     return None
+
+
+def _link_ended_at(log: Log, time_ns: int) -> bool:
+    """True if a transfer ended then, for which a policy may wait between two steps (``law_2_swaps`` says whether)."""
+    return any(s.end_ns == time_ns for s in (*log.lanes["h2d"], *log.lanes["d2h"]) if s.kind != "routing")
 
 
 def _forecast_read(log: Log, layer: Layer, span: Span) -> int | None:

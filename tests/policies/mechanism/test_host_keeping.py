@@ -47,6 +47,15 @@ def use(tier: HostTier, *experts: int, layer: int = 0) -> list[Read]:
     return reads
 
 
+def test_experts_of_a_gpus_layers_are_looked_up_by_their_own_numbers_as_pairs_too() -> None:
+    """Caches of many members look for plain pairs: those that were never found could be evicted while in use."""
+    in_use = OfLayers({ExpertId(3, 5)}, range(2, 4))
+    assert ExpertId(1, 5) in in_use
+    assert (1, 5) in in_use
+    assert (0, 5) not in in_use
+    assert 5 not in in_use
+
+
 def test_at_first_it_holds_what_its_ranking_says_but_for_two_buffers() -> None:
     assert held(host(5, LruCache())) == [0, 1, 2]
     assert held(host(5, LruCache(), host_start=keys(5, 3))) == [3, 5]

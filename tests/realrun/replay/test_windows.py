@@ -40,6 +40,11 @@ def work_of(spans: Any) -> Counter[tuple[Any, ...]]:
     return Counter(of_experts[list(WORK)].astype({"lane": str, "kind": str}).itertuples(index=False, name=None))
 
 
+def at_the_end(spans: Any) -> Iterator[tuple[Any, ...]]:
+    """As ``work_of``, one by one, the kind at the end."""
+    return ((step, layer, lane, *rest, kind) for step, layer, lane, kind, *rest in work_of(spans).elements())
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
 def test_the_lanes_do_the_work_of_the_timeline(share: float) -> None:
     """With a stated share and without swaps no decision depends on timing: which expert, where, with how many rows."""
@@ -49,6 +54,18 @@ def test_the_lanes_do_the_work_of_the_timeline(share: float) -> None:
     assert {tokens for *_, kind, _, tokens in decode if kind == "expert"} >= {1, 2}
     assert any(work[2] == "cpu" for work in decode) == (share < 1)
     assert any(work[3] == "demand" for work in decode) == (share > 0)
+
+
+def test_swaps_that_are_waited_for_are_those_of_the_timeline() -> None:
+    """With them in every window, still no decision depends on timing; only whether a swap begins before or after the
+    next window is counted."""
+    measured, _, run = on_lanes_and_simulated(windows(pcie_share=0.3, every=1, decay=1.0))
+    on_lanes, simulated = (
+        Counter((step * (kind not in ("swap", "evict")), *rest, kind) for step, *rest, kind in at_the_end(spans))
+        for spans in (measured.run.spans, run.spans)
+    )
+    assert on_lanes == simulated
+    assert any(kind == "swap" for *_, kind in simulated)
 
 
 def test_other_work_would_be_seen() -> None:

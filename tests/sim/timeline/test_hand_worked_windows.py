@@ -5,14 +5,17 @@ Notation and costs: ``hand_worked``. The model has 6 experts here, of which a wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from policies.mechanism.session import Session
-from policies.mechanism.views import Assignment, LayerView
+from policies.mechanism.views import Assignment, ExpertId, LayerView, Swap
 from policies.parts.caches import StaticCache
 from policies.parts.miss_share import MissShare
-from policies.protocols import Budget, Composition, Needs
-from sim.costs.cost_table import CostTable
+from policies.protocols import Budget, Composition, Needs, When
+from sim.costs.cost_table import CostTable, DraftWork
 from sim.runs.demand import StepDemand
 from sim.runs.spans import Span
 from sim.timeline.layer_parts import TokenBytes
@@ -23,9 +26,11 @@ from tests.kit.toys import uniform_costs
 EXPERTS = 6
 
 
-def played(policy: Composition, demand: StepDemand, placed: Placed, costs: CostTable) -> list[Span]:
+def played(
+    policy: Composition, demand: StepDemand, placed: Placed, costs: CostTable, *more: StepDemand
+) -> list[Span]:
     budget = Budget(EXPERTS, (100,) * len(costs.experts), placed.bytes)
-    engine = Timeline(Session(policy, budget, costs.experts), costs, [demand], TokenBytes(4, 48))
+    engine = Timeline(Session(policy, budget, costs.experts), costs, [demand, *more], TokenBytes(4, 48))
     engine.run()
     return [Span(*row) for row in engine.recorder.rows if row[4] != "place"]
 
@@ -132,6 +137,27 @@ def test_deferred_experts_are_a_batch_of_their_own() -> None:
     policy = replace(policy_of(placed, 0.0), assigner=DefersLast(), needs=Needs(changes_routing=True))
     spans = played(policy, step({0: 1, 1: 1}, {0: 1, 1: 1}), placed, costs)
     assert told([span for span in spans if span.lane == "cpu"], DEFERRED) == lines(DEFERRED)
+
+
+class SwapsOnce(StaticCache):
+    """At the end of the first step, expert 2 for expert 1."""
+
+    def swaps(self, view: LayerView, when: When) -> Sequence[Swap]:
+        return [Swap(ExpertId(0, 2), ExpertId(0, 1))] if when == "step_end" and view.step == 0 else []
+
+
+@pytest.mark.parametrize(("waits", "begins_ns"), [(True, 55), (False, 37)])
+def test_a_window_waits_for_swaps_that_its_drafts_do_not_hide(waits: bool, begins_ns: int) -> None:
+    """The first step: head until 32, copy of its token, 1, and wait, 1. The swap takes the link from 34 to 54. The next
+    window drafts a token, 3 on the GPU, until 37. Its attention is launched in 1."""
+    costs = replace(uniform_costs(1), draft=DraftWork(0, 0, 3))
+    placed = Placed(((0, 1),))
+    window = step({0: 2, 1: 2}, index=1)._replace(drafted=1, generated=1)
+    policy = replace(policy_of(placed, 0.0), cache=SwapsOnce(), awaits_swaps=waits)
+    spans = played(policy, step({0: 1, 1: 1}), placed, costs, window)
+    (swap,) = (span for span in spans if span.kind == "swap")
+    assert (swap.start_ns, swap.end_ns) == (34, 54)
+    assert next(s for s in spans if s.kind == "attention" and s.step == 1).start_ns == begins_ns
 
 
 class DefersLast(MissShare):

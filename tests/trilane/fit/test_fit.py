@@ -19,10 +19,14 @@ from sim.simulate import simulate
 from tests.traces.models.gguf_files import Q4_K, Q6_K, grouped, mixture, model, write_gguf
 from traces.file import FOLDER
 from traces.library import load_trace
-from trilane.engines.memory import HOST_RESERVE_BYTES
+from traces.models.catalogue import load_model
+from trilane.engines.memory import HOST_RESERVE_BYTES, expert_room, least_need
 from trilane.engines.question import PROMPT_ROWS, FitError, Question, most_steps
+from trilane.engines.refusals import check_fits
+from trilane.engines.shortage import NoRoomError
+from trilane.engines.speed import EngineAnswer
 from trilane.fit.answer import PolicyAnswer
-from trilane.fit.fit import fit
+from trilane.fit.fit import engine_part, fit
 from trilane.fit.prepared_question import (
     DEFAULT_CANDIDATES,
     all_on_gpu,
@@ -149,14 +153,68 @@ def test_less_host_memory_is_refused() -> None:
         mini(ram_gb=16)
 
 
-def test_policies_without_room_say_that_they_are_simulated_without_the_disk() -> None:
-    asked: dict[str, Any] = {**MINI, "model": "gpt-oss-120b", "trace": None, "weights": None, "ram_gb": 32}
-    found = fit(Question(**asked, disk="nvme-4x4"))
-    assert found.engine is not None
+DISK: dict[str, Any] = {"ram_gb": 16, "disk": "nvme-4x4"}
+TWO: dict[str, Any] = {"gpu": "rtx-3060+rtx-3060-ti", "policies": ("fiddler", "on-demand", "daop")}
+
+
+def engine_of(**more: Any) -> EngineAnswer:
+    found = engine_part(Question(**{**MINI, **more})).engine
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("more", [DISK, TWO, {**TWO, **DISK}])
+def test_on_several_gpus_and_above_a_disk_an_answer_is_that_of_simulate(more: dict[str, Any]) -> None:
+    found = mini(policy_engine="pytorch", **more)
+    memory, on_disk = engine_of(**more).memory, "disk" in more
+    room = memory.ram_bytes - sum(memory.host_parts.values()) + memory.host_parts["experts"] if on_disk else None
+    above = {} if room is None else {"disk": "nvme-4x4", "host_expert_gb": room / 1e9}
+    for answer in (found.best, *found.runners_up):
+        run = simulate(Scenario(
+            policy=answer.policy, model="deepseek-v2-lite@bf16", trace="mini-deepseek",
+            calibration="mini-deepseek-calibration", hardware=Question(**{**MINI, **more}).hardware,
+            prompt_tokens=64, generated_tokens=16, sampled_steps=56, **above,
+        ))
+        assert answer.tpot_ms == pytest.approx(run.metrics.tpot_ms, rel=1e-12)
+        assert answer.disk_bytes_per_token == run.metrics.disk.get("disk_bytes_per_token")
+
+
+def test_experts_without_room_on_the_host_stay_on_the_disk_as_those_of_the_engine_do() -> None:
+    memory, found = engine_of(**DISK).memory, mini(**DISK)
+    by_policy = {answer.policy: answer for answer in (found.best, *found.runners_up)}
+    assert by_policy["on-demand"].host_bytes == memory.host_parts["experts"]
+    assert by_policy["on-demand"].host_bytes + by_policy["on-demand"].disk_bytes == found.memory.routed_bytes
+    assert all(answer.disk_bytes_per_token > 0 for answer in by_policy.values())
+    assert 0 < by_policy["fiddler"].disk_bytes < by_policy["on-demand"].disk_bytes
+    assert "disk" in {gain.part for gain in found.gains}
+    assert "disk" not in {gain.part for gain in mini().gains}
+
+
+def test_with_room_for_all_experts_a_disk_changes_nothing() -> None:
+    assert mini(ram_gb=64, disk="nvme-4x4") == mini(ram_gb=64)
+
+
+def test_two_gpus_are_refused_to_policies_that_do_not_see_them() -> None:
+    found = mini(**TWO)
+    assert found.refused["daop"].startswith("several GPUs are not simulated with daop")
+    assert found.memory.gpu_bytes == (12 + 8) * 2**30
+    assert "kernel launches" not in {gain.part for gain in found.gains}
+
+
+def test_gpus_with_room_for_all_experts_leave_policies_nothing_to_decide() -> None:
+    found = fit(Question(**{**MINI, "gpu": "2x-rtx-3090"}))
     assert found.policies is None
-    *_, last = str(found.policies_refused).split("\n")
-    assert last.startswith("here policies are simulated without the disk; trilane compare")
-    assert "disk=nvme-4x4" in last
+    assert found.policies_refused == "the GPUs have room for every expert, so that policies have nothing to decide"
+
+
+def test_a_host_without_room_for_a_layer_above_the_disk_is_refused() -> None:
+    shape = load_model("deepseek-v2-lite@bf16")
+    lacking = Question(**{**MINI, **DISK, "ram_gb": 5})
+    room = expert_room(shape, lacking.load_machine(), lacking)
+    short = least_need(shape, lacking.load_machine(), lacking).shortages(shape, lacking.load_machine(), lacking)
+    assert [(one.memory, one.missing_bytes) for one in short] == [("host", shape.least_host_bytes - room)]
+    with pytest.raises(NoRoomError, match="GB are missing"):
+        check_fits(shape, lacking.load_machine(), lacking)
 
 
 def test_where_everything_fits_nothing_is_decided() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.kit.commands import Trilane
+from trilane.fit.fit import engine_part, with_policies
+from trilane.page.questions import tune_question
 from trilane.page.view import records
 from trilane.page.views import VIEWS
 
@@ -28,6 +31,18 @@ def test_bars_are_the_numbers_of_fit(trilane: Trilane) -> None:
     assert {one["policy"]: rows[one["policy"]]["tpot_ms"] for one in answered} == {
         one["policy"]: one["tpot_ms"] for one in answered
     }
+
+
+def test_bars_of_two_gpus_above_a_disk_are_the_numbers_of_fit_with_the_same_context() -> None:
+    """Of longer inputs, embeddings and inputs leave the host less room for experts."""
+    more = {"weights": "q8_0", "ram_gb": "16", "disk": "nvme-4x4", "gpu": "rtx-3060+rtx-3060-ti"}
+    asked = tune_question({**PARTS, **SHORT, **more}).fit
+    found = with_policies(engine_part(replace(asked, policies=("usual",))), better_parts=False).policies
+    assert found is not None
+    assert found.best.disk_bytes_per_token is not None
+    rows = simulated(**more)[1]
+    answered = [found.best, *found.runners_up, found.clairvoyant]
+    assert [rows[one.policy]["tpot_ms"] for one in answered] == [one.tpot_ms for one in answered]
 
 
 def test_a_smaller_share_than_fits_is_slower_and_a_larger_one_cannot_run() -> None:

@@ -58,5 +58,5 @@ def _index_ns(costs: WindowCosts, tokens: int, before: int) -> float:
     """Scores of all earlier keys, by which the blocks are selected."""
     pairs = tokens * (before + tokens / 2)
     width = costs.shape.mean_of_layers(index_width) * costs.shape.layers
-    rate = costs.hardware.gpu.flops_per_s * costs.engine.gpu.attention_share.value
+    rate = costs.hardware.gpu.effective_flops_per_s * costs.engine.gpu.attention_share.value
     return 2.0 * INDEX_HEADS * width * pairs / rate * 1e9

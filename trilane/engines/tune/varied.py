@@ -60,7 +60,7 @@ def with_knobs(hardware: Hardware, values: Mapping[str, float]) -> Hardware:
             raise HardwareError(f"{name}: expected {known[name].low:g} to {known[name].high:g}, got {value:g}")
         whole = _WHOLE.get(name)
         changed |= turned(hardware, name, value) if whole is None else {whole[0]: round(value * whole[1])}
-    return hardware.with_numbers(changed) if changed else hardware
+    return hardware.on_cards(lambda card: card.with_numbers(changed)) if changed else hardware
 
 
 def started_on(question: TuneQuestion, hardware: Hardware) -> TuneStart:

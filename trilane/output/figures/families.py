@@ -41,6 +41,7 @@ LANE_NAMES = {
     **{f"gpu{number}": f"GPU {number}" for number in range(1, MOST_GPUS)},
     **{f"h2d{number}": f"copies to GPU {number}" for number in range(1, MOST_GPUS)},
     **{f"d2h{number}": f"copies from GPU {number}" for number in range(1, MOST_GPUS)},
+    **{f"peer{number}": f"GPU {number - 1} to GPU {number}" for number in range(1, MOST_GPUS)},
 }
 
 

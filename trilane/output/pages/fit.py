@@ -27,7 +27,7 @@ from trilane.output.pages.fit_engine import (
 )
 from trilane.output.pages.output import Part, heading, legend, mebibytes, number, pairs, percent, table
 
-_LANES = {"h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
+_LANES = {"disk": "the disk", "h2d": "copies", "cpu": "the CPU's experts", "host": "launches and decisions of the host"}
 _WORSE = -0.02  # a smaller loss may be the error of a few steps (trilane.fit.sensitivity)
 _DISAGREE = 0.005  # less is told as 0%
 _BADLY = "(the policy uses it badly)"
@@ -37,6 +37,10 @@ _LEGEND = {
     "answer": "until the last of the generated tokens is there; the order of the table",
     "hit rate": "active experts that were on the GPU when their layer was routed, in decode steps",
     "host GB": "expert weights that the host's memory must hold (10^9 bytes)",
+}
+_DISK = "disk MiB/tok"
+_DISK_LEGEND = {
+    _DISK: "read in decode steps; the host's memory keeps the experts used last, unless a policy keeps others",
 }
 _MARK_LEGEND = {
     SIGNS[PolicyKind.CLAIRVOYANT]: "knows the future: shows what is left to gain, but is no bound",
@@ -147,7 +151,7 @@ def _memory(fit: PolicyAnswer) -> list[Part]:
         "staging": memory.staging_bytes, "reserve": memory.reserve_bytes, "expert cache": memory.cache_bytes,
         "free": free,
     }
-    host = host_text({"experts": memory.host_bytes, SYSTEM: memory.host_reserve_bytes})
+    host = host_text({"experts": memory.host_bytes, SYSTEM: memory.host_reserve_bytes}, memory.disk_bytes)
     rows = [
         ("GPU memory", f"{in_gb(memory.gpu_bytes)} GB = {sizes_text(parts)}"),
         ("experts on the GPU", _cached(memory)),
@@ -189,9 +193,11 @@ def policies_section(question: Question, fit: PolicyAnswer) -> list[Part]:
     shown = [(one, _sign(fit, one)) for one in (fit.best, *fit.runners_up, *fit.compared, *seer, *fit.changing)]
     signs = {sign: text for sign, text in _MARK_LEGEND.items() if any(sign == one for _, one in shown)}
     refused = [f"not played: {name}: {why}" for name, why in fit.refused.items()]
-    rows = [_row(one, sign, question) for one, sign in shown]
-    return ["", heading("compared with others"), table(_COLUMNS, rows),
-            legend({**_LEGEND, **signs}), *_slower_seer(fit), *refused]
+    reads = any(one.disk_bytes_per_token is not None for one, _ in shown)
+    rows = [[*_row(one, sign, question), *([mebibytes(one.disk_bytes_per_token)] if reads else [])]
+            for one, sign in shown]
+    return ["", heading("compared with others"), table((*_COLUMNS, *([_DISK] if reads else [])), rows),
+            legend({**_LEGEND, **(_DISK_LEGEND if reads else {}), **signs}), *_slower_seer(fit), *refused]
 
 
 def _slower_seer(fit: PolicyAnswer) -> list[str]:

@@ -8,7 +8,7 @@ hash; after its run, its score is what came out first, whatever is changed since
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -24,6 +24,7 @@ from trilane.study.papers.paper import AskingWay
 from trilane.study.papers.plays import Plays, key, plays_of
 from trilane.study.papers.scores import FigureScore, score_of
 from trilane.study.papers.sources import further_sources, source_of
+from trilane.study.papers.ways import Asked, ways_of
 
 RECORD = Path(__file__).with_name("blind.csv")
 _NO_VALUE = "its plays lack a fact that the quantity is made of"  # the message of such a miss
@@ -115,7 +116,7 @@ def append(lines: Sequence[BlindLine], path: Path = RECORD) -> None:
 
 def _check(lines: Iterable[BlindLine], where: str = "") -> None:
     """Raise BlindError for a line after the first run of its question, or a run of another question than was written,
-    or without a result."""
+    before that, or without a result."""
     written: dict[str, BlindLine] = {}
     runs: dict[str, BlindLine] = {}
     for line in lines:
@@ -126,6 +127,9 @@ def _check(lines: Iterable[BlindLine], where: str = "") -> None:
             continue
         if line.question != getattr(written.get(line.figure), "question", None):
             raise BlindError(f"{where}{line.figure}: expected the question that was written down, got another one")
+        if line.date < (since := written[line.figure].date):
+            raise BlindError(f"{where}{line.figure}: expected a first run after {since}, when it was written down, got "
+                             f"{line.date}")
         if None in (line.value, line.one_number) and not line.message:
             raise BlindError(f"{where}{line.figure}: expected values or the message of a refusal, got neither")
         runs[line.figure] = line
@@ -152,9 +156,14 @@ def _sha256(facts: Mapping[str, Any]) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def written_lines(names: Iterable[str], batch: str, date: str, record: BlindRecord) -> list[BlindLine]:
-    """Lines for all questions of some sources that the record lacks, or has otherwise and without a run."""
-    return [
+def written_lines(
+    names: Iterable[str], batch: str, date: str, record: BlindRecord, played: Container[str]
+) -> list[BlindLine]:
+    """Lines for all questions of some sources that the record lacks, or has otherwise and without a run.
+
+    ``played``: keys of the plays whose facts are in sight. Raises BlindError for a question that they answer already.
+    """
+    lines = [
         BlindLine("written", figure, batch, date, sha, value)
         for name in names
         for figure in further_sources()[name].asked
@@ -163,6 +172,18 @@ def written_lines(names: Iterable[str], batch: str, date: str, record: BlindReco
         if figure not in record.written or record.written[figure].sha256 != sha
         for value in [published()[figure].value] if value is not None
     ]
+    if known := [line.figure for line in lines if _is_answered(line.figure, played)]:
+        raise BlindError(f"{known[0]}: expected a question without an answer, got one whose plays are in plays.csv: "
+                         "asked before it was written down, it cannot be blind")
+    return lines
+
+
+def _is_answered(figure_id: str, played: Container[str]) -> bool:
+    """True if all plays of a way of asking are there."""
+    paper = source_of(figure_id)
+    question = paper.asked[figure_id]
+    return any(all(key(one) in played for one in plays_of(paper, question, Asked(way)))
+               for way in ways_of(paper, question))
 
 
 def run_lines(

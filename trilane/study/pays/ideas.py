@@ -239,7 +239,10 @@ class PaysQuestion:
         check(self, PaysError)
         idea_named(self.name)
         if self.fit.disk is not None:
-            raise PaysError(f"pays: disk {self.fit.disk}: maps are simulated without one; leave --disk out")
+            raise PaysError(
+                f"pays: disk {self.fit.disk}: maps are simulated without one; leave --disk out, or compare policies "
+                f"above it: trilane compare --set disk={self.fit.disk} --set host_expert_gb=GB"
+            )
         if self.policy is not None:
             self._check_policy(system(self.policy).name)
 

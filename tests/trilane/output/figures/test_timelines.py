@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
 from sim.runs.spans import Row, spans_frame
-from sim.runs.vocabulary import COPIES, LANES
+from sim.runs.vocabulary import COPIES, FURTHER_LANES, LANES
 from sim.simulate import simulate
 from tests.kit.results import comparison, decode_spans
 from tests.kit.results import run as played
+from trilane.output.figures.families import LANE_NAMES
 from trilane.output.figures.figure_files import PictureError, save_figure
 from trilane.output.figures.perfetto import trace_events, write_perfetto
 from trilane.output.figures.timelines import median_decode_step, plot_gantt, plot_measured_timeline
@@ -273,3 +274,7 @@ def test_failure_leaves_nothing(run: Run, tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
         write_perfetto([run, None], tmp_path / "a.json")  # type: ignore[list-item]
     assert not list(tmp_path.iterdir())
+
+
+def test_every_lane_has_a_name() -> None:
+    assert set(LANE_NAMES) == {*LANES, *FURTHER_LANES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def _as_source(
     monkeypatch.setattr(blind, "published", lambda: figures or FIGURES)
 
 
-def write(path: Path, date: str = "2026-11-28") -> list[BlindLine]:
-    lines = written_lines(["Toy"], "a", date, read_record(path))
+def write(path: Path, date: str = "2026-11-28", played: Collection[str] = ()) -> list[BlindLine]:
+    lines = written_lines(["Toy"], "a", date, read_record(path), played)
     append(lines, path)
     return lines
 
@@ -105,6 +106,24 @@ def test_a_run_that_was_not_written_down_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "blind.csv"
     line = BlindLine("run", "toy-hits", "a", "2026-11-28", "0" * 64, 50.0, "abc", 40.0)
     with pytest.raises(BlindError, match="expected the question that was written down, got another one"):
+        append([line], path)
+
+
+@pytest.mark.parametrize("figure_id", FIGURES)
+def test_a_question_whose_answer_is_there_is_not_written_down(figure_id: str, toy: Paper, tmp_path: Path) -> None:
+    path, plays = tmp_path / "blind.csv", [key(one) for one in plays_of(toy, toy.questions[figure_id])]
+    with pytest.raises(BlindError, match=r": expected a question without an answer, .* cannot be blind"):
+        write(path, played=plays)
+    assert not path.exists()
+    assert [line.figure for line in write(path, played=plays[1:])] == ["toy-speed", "toy-hits"]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_run_from_before_it_was_written_down_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "blind.csv"
+    write(path, "2026-11-29")
+    line = read_record(path).written["toy-hits"]._replace(event="run", date="2026-11-28", value=40.0, one_number=40.0)
+    with pytest.raises(BlindError, match=r"toy-hits: expected a first run after 2026-11-29, .* got 2026-11-28"):
         append([line], path)
 
 
@@ -197,6 +216,8 @@ FIRST_RUNS = {  # within 15 and 30 %, of how many; all of them, and those that c
     ("a", AskingWay.NOTHING): ((40, 77, 170), (40, 77, 170)),
     ("b", AskingWay.ONE_NUMBER): ((82, 111, 171), (65, 90, 143)),
     ("b", AskingWay.NOTHING): ((69, 103, 171), (69, 103, 171)),
+    ("disks", AskingWay.ONE_NUMBER): ((7, 12, 33), (7, 11, 29)),
+    ("disks", AskingWay.NOTHING): ((7, 12, 33), (7, 12, 33)),
 }
 
 
