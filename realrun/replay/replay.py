@@ -85,7 +85,7 @@ class ReplayBench:
         self.model = model_on(machine, shape, dtype=dtype, batch=room.batch, context=room.context, estimator=True)
         self.kernels = [kernel] * shape.moe_layers
         self._sizes = LayerSizes(room.step_tokens, shape.top_k, shape.hidden, dtype, WEIGHTS_DTYPE)
-        self._gpus = [machine.card(number) for number in range(room.gpus)]
+        self._gpus = [machine, *map(machine.card, range(1, room.gpus))]
         self._arenas = [gpu.gpu_tensor((room.slots, self.layout.size_bytes), torch.uint8) for gpu in self._gpus]
 
     def measure(self, prepared: Prepared) -> Measurement:

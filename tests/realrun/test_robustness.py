@@ -227,7 +227,7 @@ def test_slots_that_a_run_has_not_filled_for_good_are_free_at_its_end(policy: st
             assert staged == {id for layer in range(3) for id in staged_of(session, layer)}
             assert not staged or policy == "dali"  # which may have brought something that came too late
             free = sum(map(len, slots._free.values()))
-            assert free + len(slots._held) == len(bench._arena[: len(slots._held) + free])
+            assert free + len(slots._held) == len(bench._arenas[0][: len(slots._held) + free])
 
 
 def staged_of(session: Any, layer: int) -> list[Any]:

@@ -48,6 +48,7 @@ class _Quantisation(NamedTuple):
     state: _Mix | None = None  # None: as ``attention``
     shared: _Mix | None = None  # of shared experts and dense layers; None: ``gate_up`` and ``down``
     router: _Mix = "f32"
+    only: str | None = None  # the one model that is published in it
 
 
 class _Formats(NamedTuple):
@@ -86,8 +87,10 @@ def _key(name: str) -> str:
 
 
 def quantisations_of(shape: ModelShape) -> list[str]:
-    """The formats available for ``shape``: all, or the one that its experts are published in."""
-    return [name for name in quantisation_names() if _allowed(shape, name)]
+    """The formats available for ``shape``: all but those of another model, or the one that its experts are published
+    in."""
+    own = (None, parted(shape.name).model)
+    return [name for name in quantisation_names() if _allowed(shape, name) and _entry(name).only in own]
 
 
 def quantisation_source(name: str) -> str:

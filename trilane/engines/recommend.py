@@ -175,7 +175,11 @@ class Recommendation:
             "size": lambda one: -one.params, "speed": lambda one: one.tuned.tpot_ms,
             "first": lambda one: one.tuned.ttft_ms,
         }
-        return sorted(self.runs, key=lambda one: (self.question.has_drawback(one.tuned), keys[sort](one)))
+        return sorted(self.runs, key=lambda one: (self.has_drawback(one), keys[sort](one)))
+
+    def has_drawback(self, one: Recommended) -> bool:
+        """``RecommendQuestion.has_drawback`` of a model that runs."""
+        return self.question.has_drawback(one.tuned)
 
     @property
     def reads_disk(self) -> bool:

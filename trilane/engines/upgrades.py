@@ -165,7 +165,9 @@ def _card_step(question: Question, card: GpuPart) -> Step:
 
 
 def slot_steps(question: Question) -> list[Step]:
-    """Several cards in each other's slots, where a quicker one has a slower slot."""
+    """Several cards in each other's slots, where an earlier one, which is as quick or quicker, has a slower slot.
+
+    Among equal cards it matters too: the first computes the host's experts for prompts."""
     if question.gpu is None or len(slots_in(question.pcie)) < 2:
         return []
     cards = [part("gpu", name) for name in cards_in(question.gpu)]
@@ -173,7 +175,7 @@ def slot_steps(question: Question) -> list[Step]:
     own = sorted(zip(map(_bandwidth, cards), slots_in(question.pcie), strict=True), key=lambda one: -one[0])
     if [one for _, one in own] == (changes["pcie"] or "").split(","):
         return []
-    return [Step("slots", "the quicker cards in the quicker slots", changes)]
+    return [Step("slots", "the first cards in the quicker slots", changes)]
 
 
 def _in_slots(cards: Sequence[GpuPart], pcie: str | None) -> Mapping[str, str | None]:

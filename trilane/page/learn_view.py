@@ -15,7 +15,8 @@ WORDS = {
     "trace": "a record of the experts that a router chose for each token",
     "hit": "an expert that is on the GPU when it is chosen",
     "prefetch": "a copy for a later layer, started before its router has chosen",
-    "lane": "a resource that does one piece of work at a time: host, GPU, CPU, each direction of the PCIe link",
+    "lane": "a resource that does one piece of work at a time: host, GPU, CPU, each direction of the PCIe link, a "
+    "disk",
     "timeline": "what the simulator makes: when each lane is busy, and with what",
     "closed form": "a formula that gives a speed without a timeline",
 }

@@ -285,7 +285,7 @@ counted  its kernels are counted, with times of the machine; engines of papers a
 kind     its numbers have a spread over programs; times of your own program set them: --calibrate (--template)
 
 `trilane engines NAME` shows every number with its source, and how many machines' rows hold one that was fitted; a file
-like those in sim/costs/engines is an engine, too."""
+like those in sim/costs/engines is an engine, too. tune alone knows colibri and ds4 (docs/tune.md)."""
 
 
 def engines(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import typer
 
 from trilane.common.quoting import quoted
-from trilane.output.pages.output import JsonOption, Part, check_targets, note, show, working, write_json
+from trilane.output.pages.output import JsonOption, Part, check_targets, note, report, show, working, write_json
 from trilane.verbs import completion
 from trilane.verbs.inputs import names_in
 from trilane.verbs.named_parts import READERS, machine_named, model_checks, taken_record
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from trilane.engines.tune.settings import TuneQuestion
 
 OWN_ENGINE = "TRILANE_ENGINE"  # of the environment: an engine's file that was measured on this machine
+KV = "f16,q8_0"  # formats of the KV cache
+Answer: TypeAlias = tuple[dict[str, Any], list[Part]]  # for JSON, and its page
 
 
 @grouped
@@ -52,7 +55,7 @@ def tune(
         typer.Option("--for", metavar="NAME", help="What to make fast: decode (a token), prompt (the first token), "
                                                    "both (the whole answer)."),
     ] = "both",
-    kv: Annotated[str, typer.Option(metavar="A,B", help="Formats of the KV cache to choose from.")] = "f16,q8_0",
+    kv: Annotated[str, typer.Option(metavar="A,B", help="Formats of the KV cache to choose from.")] = KV,
     keep_free_gb: Annotated[
         float,
         typer.Option(metavar="X", help="GPU memory (without a GPU: host memory) to leave to other programs, in GB "
@@ -118,7 +121,14 @@ def tune(
         batch=batch, window=context, engine=engine or _own_engine(parts, machine["gpu"]), threads=threads,
         ubatch=ubatch,
     )
-    if _of_readers(question, json) or _of_windows(question, json):
+    others = {
+        "--for": goal != "both", "--kv": kv != KV, "--keep-free-gb": keep_free_gb > 0, "--ubatch": ubatch is not None,
+        "--draft-acceptance": draft_acceptance is not None, "--explain": explain, "--upgrade": upgrade,
+        "--check": checked, "--accept-kl": accept_kl is not None,
+    }
+    if (own := _of_readers(question, others) or _of_windows(question, others)) is not None:
+        answer, page = own
+        report(json, {**answer, **taken_record(taken)}, *page)
         return
     tune_question = TuneQuestion(question, goal, formats, keep_free_gb, draft_acceptance)
     if checked:
@@ -172,33 +182,37 @@ def strata_part(question: Question) -> list[Part]:
     return next_to_part(strata_next_to(question, question.load_machine()))
 
 
-def _of_readers(question: Question, json: str | None) -> bool:
-    """Answer for a program that reads experts by itself; False for an engine."""
+def _of_readers(question: Question, others: Mapping[str, bool]) -> Answer | None:
+    """The answer for a program that reads experts by itself; None for an engine."""
     if question.engine not in READERS:
-        return False
+        return None
     from trilane.engines.streamed.tune import streamed_tuning
-    from trilane.output.pages.output import report
     from trilane.output.pages.streamed_tune import streamed_tune_page
 
+    _check_none(question.engine, others)
     found = streamed_tuning(question.engine, question)
-    report(json, found.to_dict(), *streamed_tune_page(found))
-    return True
+    return found.to_dict(), streamed_tune_page(found)
 
 
-def _of_windows(question: Question, json: str | None) -> bool:
-    """Answer for an engine whose steps are windows; False for another one."""
+def _of_windows(question: Question, others: Mapping[str, bool]) -> Answer | None:
+    """The answer for an engine whose steps are windows; None for another one."""
     if question.engine is None:
-        return False
+        return None
     from trilane.engines.strata.tune import strata_tuning, window_engine
-    from trilane.output.pages.output import report
     from trilane.output.pages.strata_tune import strata_tune_page
 
     engine = window_engine(question.engine)
     if engine is None:
-        return False
+        return None
+    _check_none(question.engine, others)
     found = strata_tuning(question, engine, question.load_machine())
-    report(json, found.to_dict(), *strata_tune_page(found))
-    return True
+    return found.to_dict(), strata_tune_page(found)
+
+
+def _check_none(engine: str, others: Mapping[str, bool]) -> None:
+    """Raise OptionError for options that are given, but not known for such an engine."""
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise OptionError(f"--engine {engine}: expected none of {', '.join(others)}, got {' and '.join(given)}")
 
 
 def upgraded(question: TuneQuestion, json: str | None) -> list[Any]:

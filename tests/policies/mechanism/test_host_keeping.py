@@ -123,3 +123,10 @@ class Wrong(LruCache):
 def test_a_victim_that_is_no_member_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"host cache Wrong chose ExpertId.* expected a member of group 0"):
         use(host(5, Wrong()), 3)
+
+
+def test_a_cache_may_ask_of_a_gpus_experts_by_a_pair() -> None:
+    """As score-ordered caches do: a pair is equal to the expert that it names."""
+    in_use = OfLayers({ExpertId(3, 5)}, range(2, 4))
+    assert all(key in in_use for key in [(1, 5), ExpertId(1, 5)])
+    assert not any(key in in_use for key in [(0, 5), (3, 5)])

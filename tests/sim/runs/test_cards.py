@@ -178,3 +178,10 @@ def test_a_link_between_gpus_spares_the_way_over_the_host(slots: str, word: str,
 def test_links_that_are_not_are_refused(name: str, message: str) -> None:
     with pytest.raises(HardwareError, match=message):
         prepare(SHORT.with_(hardware=name))
+
+
+def test_the_score_of_experts_in_use_does_not_make_them_leave_the_memory_that_gpus_share() -> None:
+    made = simulate(Scenario(
+        policy="best-exact", gpu_memory_gb=8, gpus=2, disk="nvme-4x4", host_expert_gb=12, generated_tokens=8
+    ))
+    assert {"read", "read_ahead"} <= set(made.spans["kind"])

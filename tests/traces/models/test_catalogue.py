@@ -345,6 +345,12 @@ def test_experts_that_are_published_in_4_bits_are_not_quantised_again() -> None:
     assert quantisations_of(load_model("gpt-oss-20b")) == ["mxfp4"]
 
 
+def test_a_format_of_one_model_is_not_offered_for_another() -> None:
+    own, other = (quantisations_of(load_model(name)) for name in ("qwen3.8-flash-next", "qwen3-30b-a3b"))
+    assert "gsq-q2_0" in own
+    assert [name for name in own if not name.startswith("gsq-")] == other
+
+
 def test_experts_that_are_published_in_4_bits_can_be_written_out_in_16() -> None:
     """36 layers of 128 experts, each of three matrices of 2880 by 2880: 229.3 GB (213 GiB)."""
     shape = load_model("gpt-oss-120b@bf16")

@@ -389,6 +389,13 @@ def test_cards_in_each_others_slots_are_told() -> None:
         assert slot_steps(replace(crossed, gpu=gpu, pcie=pcie)) == [], (gpu, pcie)
 
 
+def test_the_first_of_equal_cards_takes_the_quickest_slot() -> None:
+    """It computes the host's experts for prompts."""
+    (step,) = slot_steps(replace(LARGE, gpu="3x-rtx-3060", pcie="4x4,4x16,4x1"))
+    assert step.title == "the first cards in the quicker slots"
+    assert step.changes == {"gpu": "3x-rtx-3060", "pcie": "4x16,4x4,4x1"}
+
+
 def test_changing_slots_gains_what_copies_of_prompts_take() -> None:
     (told,) = (one for one in upgrades(TuneQuestion(replace(LARGE, gpu="rtx-3060+rtx-3090", pcie="4x16,3x4")))
                if one.step.part == "slots")

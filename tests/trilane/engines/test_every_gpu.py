@@ -32,9 +32,9 @@ def dominates(one: Hardware, other: Hardware) -> bool:
 
 def _numbers(machine: Hardware) -> tuple[float, ...]:
     gpu = machine.gpu
-    integers = gpu.integer_ops_per_s or 2 * gpu.flops_per_s
+    integers = (gpu.integer_ops_per_s or 2 * gpu.flops_per_s) * gpu.flops_fraction
     room = gpu.memory_bytes - gpu.reserve_bytes
-    return room, gpu.bandwidth_bytes_per_s, gpu.flops_per_s, integers, machine.link.h2d_bytes_per_s
+    return room, gpu.bandwidth_bytes_per_s, gpu.flops_per_s * gpu.flops_fraction, integers, machine.link.h2d_bytes_per_s
 
 
 def slower(found: dict[str, EngineSpeed]) -> list[str]:

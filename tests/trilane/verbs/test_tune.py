@@ -150,3 +150,23 @@ def test_an_answer_of_one_token_has_no_speed(trilane: Trilane) -> None:
     assert "error to expect" not in out
     bought = out.partition("what to buy\n")[2]
     assert re.search(r"^RTX .* GPU +\d+ +- +\d", bought, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("engine", "model", "machine"), [
+    ("colibri", "glm-5", ("--gpu", "none", "--ram", "ddr5-5600", "--ram-gb", "64", "--disk", "nvme-4x4")),
+    ("strata", "qwen3.8-flash-next", ("--gpu", "rtx-4090", "--ram", "ddr5-5600")),
+])
+def test_options_that_an_answer_does_not_depend_on_are_refused(
+    engine: str, model: str, machine: tuple[str, ...], trilane: Trilane
+) -> None:
+    asked = ("tune", model, *machine, "--engine", engine)
+    for option in (("--check",), ("--explain",), ("--kv", "q8_0"), ("--for", "prompt"), ("--draft-acceptance", "0.7")):
+        refused = trilane(*asked, *option)
+        assert (refused.status, refused.out) == (2, "")
+        assert refused.err.endswith(f"got {option[0]}\n")
+    assert trilane(*asked, "--for", "both").status == 0
+
+
+def test_names_that_were_taken_for_others_stand_in_the_json_of_every_engine(trilane: Trilane) -> None:
+    machine = ("--gpu", "none", "--ram", "DDR5-5600 MT/s", "--ram-gb", "64", "--disk", "nvme-4x4")
+    assert trilane("tune", "glm-5", *machine, "--engine", "colibri", "--json", "-").json["taken"]["memory"]

@@ -33,7 +33,6 @@ class StreamedTuning:
         return {"engine": self.name, "model": self.best.shape.name, "settings": [_record(one) for one in self.speeds]}
 
 
-
 def streamed_tuning(name: str, question: Question) -> StreamedTuning:
     """Compare settings. Raises FitError for what the program does not run or its form does not know, and without a disk
     or enough memory."""
@@ -43,9 +42,9 @@ def streamed_tuning(name: str, question: Question) -> StreamedTuning:
     if question.disk is None or memory is None:
         raise FitError(f"engine {name}: expected --disk and --ram-gb, which say what it reads and what it keeps")
     whole = StreamedSpeed(engine, shape, replace(question, ram_gb=memory // GIB, engine=None))
-    if whole.most_slots_bytes < shape.routed_bytes / shape.experts:
+    if whole.most_slots_bytes < _least_slots_bytes(whole):
         raise FitError(f"engine {name}: expected {_least_gb(whole):.0f} GB of memory or more for what is not routed "
-                       f"and one expert a layer, got {memory / GB:.0f}")
+                       f"and its cache, got {memory / GB:.0f}")
     speeds = sorted((replace(whole, setting=one) for one in _settings(whole)), key=lambda one: one.token_ns)
     return StreamedTuning(name, tuple(speeds))
 
@@ -53,10 +52,11 @@ def streamed_tuning(name: str, question: Question) -> StreamedTuning:
 def _check(name: str, engine: StreamedEngine, question: Question, hardware: Hardware) -> None:
     if engine.command is None:
         raise FitError(f"engine {name}: expected one whose command line is known; its rows are asked in accuracy")
-    set_otherwise = {"--weights": question.weights, "--threads": question.threads, "--batch": question.batch > 1}
+    set_otherwise = {"--weights": question.weights, "--threads": question.threads, "--batch": question.batch > 1,
+                     "--context": question.window}
     if given := [option for option, value in set_otherwise.items() if value]:
         options = " and ".join(given)
-        raise FitError(f"engine {name}: expected its own format and threads, and one sequence, got {options}")
+        raise FitError(f"engine {name}: expected its own format, threads and context, and one sequence, got {options}")
     if engine.like is None:
         return
     check_engine(load_fitted(engine.like), engine.shape(question.model), hardware)
@@ -76,17 +76,23 @@ def command_of(speed: StreamedSpeed) -> str:
 
 def _settings(speed: StreamedSpeed) -> Iterator[StreamedSetting]:
     engine = speed.engine
-    sizes = [None] if engine.ram_share.value < 1 else [size * GB for size in _SLOTS_GB
-                                                       if size * GB <= speed.most_slots_bytes]
-    for slots in sizes or [speed.most_slots_bytes]:
+    most_gb = int(speed.most_slots_bytes / GB)
+    named = [size * GB for size in _SLOTS_GB if size <= most_gb] or [most_gb * GB]
+    for slots in [None] if engine.ram_share.value < 1 else named:
         for direct in (None, True) if engine.direct_word else (None,):
             for tokens in (None, 1.0) if engine.no_drafts_word else (None,):
                 yield StreamedSetting(slots, tokens_per_pass=tokens, direct=direct)
 
 
+def _least_slots_bytes(speed: StreamedSpeed) -> float:
+    """An expert a layer, and a GB where the program is told how many it takes."""
+    one_a_layer = speed.shape.routed_bytes / speed.shape.experts
+    return one_a_layer if speed.engine.ram_share.value < 1 else max(one_a_layer, GB)
+
+
 def _least_gb(speed: StreamedSpeed) -> float:
     """Memory with which the program runs: ``fixed_bytes`` may be more than there is."""
-    return (speed.fixed_bytes + SYSTEM_BYTES + speed.shape.routed_bytes / speed.shape.experts) / GB
+    return (speed.fixed_bytes + SYSTEM_BYTES + _least_slots_bytes(speed)) / GB
 
 
 def _record(speed: StreamedSpeed) -> dict[str, Any]:

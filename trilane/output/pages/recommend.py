@@ -34,7 +34,7 @@ _LEGEND = {
           "there is",
     "+": "GB of experts behind it are read from the disk as they are used (--disk); the page cache fills the memory",
     "error": "four of five such tokens/s are within it: x / 1.2 to x * 1.2 for 20%; *: fewer than five such machines "
-             "were measured, or this architecture never was",
+             "were measured, or this architecture never was; -: not known, trilane tune MODEL says more",
     "limit": "the part that limits tokens/s: memory of the GPU, its bandwidth, that of the RAM, ...",
 }
 _MODULES = {"GiB": "2^30 bytes, in which modules are sold (--ram-gb); GB: 10^9 bytes"}
@@ -76,7 +76,8 @@ def _table(answer: Recommendation, runs: Sequence[Recommended], sort: Sort) -> l
          _error(one.error), in_short(one.limit)]
         for one in runs
     ]
-    return ["", heading(f"what runs, {_SORTED[sort]}"), table(_COLUMNS, rows, (0, 2, 9), wrap=True)]
+    marks = "; those with ! or + stand last" if 0 < sum(map(answer.has_drawback, runs)) < len(runs) else ""
+    return ["", heading(f"what runs, {_SORTED[sort]}{marks}"), table(_COLUMNS, rows, (0, 2, 9), wrap=True)]
 
 
 def _error(error: ErrorToExpect | None) -> str:

@@ -45,11 +45,18 @@ def test_a_program_whose_cache_is_named_tries_sizes_that_fit() -> None:
     assert f"--ssd-streaming-cache-experts {found.best.slots_bytes / GB:.0f}GB" in command_of(found.best)
 
 
+def test_with_little_memory_the_speed_is_that_of_the_whole_gigabytes_that_the_command_names() -> None:
+    (only,) = streamed_tuning("ds4-metal", replace(MAC, ram_gb=18)).speeds
+    assert only.slots_bytes == 3 * GB < only.most_slots_bytes
+    assert command_of(only).endswith("--ssd-streaming-cache-experts 3GB")
+
+
 @pytest.mark.parametrize(("name", "question", "match"), [
     ("colibri", replace(DESKTOP, disk=None), "expected --disk and --ram-gb"),
     ("colibri", replace(DESKTOP, ram_gb=16), "expected 22 GB of memory or more"),
     ("colibri", replace(DESKTOP, weights="q4_0", batch=2), "got --weights and --batch"),
-    ("colibri", replace(DESKTOP, threads=8), "got --threads"),
+    ("colibri", replace(DESKTOP, threads=8, window=8192), "got --threads and --context"),
+    ("ds4-metal", replace(MAC, ram_gb=15), r"expected 17 GB of memory or more .* and its cache, got 16"),
     ("ds4-metal", replace(MAC, gpu="rtx-3090", ram="ddr5-5600"), "does not run on NVIDIA's GPUs"),
     ("ds4-cuda", MAC, "does not run on Apple's GPUs"),
     ("ds4-cuda", replace(MAC, gpu="rtx-3090", ram="ddr5-5600"), "expected a machine whose GPU shares"),
