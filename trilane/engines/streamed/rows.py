@@ -1,4 +1,8 @@
-"""Measured speeds of programs that read experts by themselves, a row each. No number is fitted to them."""
+"""Measured speeds of programs that read experts by themselves, a row each.
+
+No number is fitted to them, but slotstream's readers are from the document that has its rows, and the form was changed
+once they had been compared (docs/notes/disks.md).
+"""
 
 from __future__ import annotations
 

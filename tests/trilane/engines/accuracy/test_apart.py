@@ -14,7 +14,6 @@ from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
 from trilane.output.pages.fit_engine import ON_DISK as WITH_A_DISK
 from trilane.output.pages.fit_engine import ON_SEVERAL as ON_SEVERAL_GPUS
-from trilane.output.pages.streamed_tune import BAND
 
 DISK_ROWS = read_csv(DiskRow, ON_DISK, "a CSV file of speeds with a disk", RowsError)
 
@@ -72,14 +71,12 @@ def test_each_kind_of_rows_has_a_line_for_each_kind_of_speed() -> None:
 
 
 def test_answers_say_what_errors_such_rows_have() -> None:
-    on_several, _, on_disk, _, own = (line.errors for line in apart_lines())
+    on_several, _, on_disk, *_ = (line.errors for line in apart_lines())
     assert f"{on_several.by_machine:.0%} in the median of {on_several.machines} machines" in ON_SEVERAL_GPUS
     assert f"({on_several.rows} speeds)" in ON_SEVERAL_GPUS
     assert f"up to {on_several.p90:.0%}" in ON_SEVERAL_GPUS
     assert f"{on_disk.rows} speeds of one machine" in WITH_A_DISK
     assert f"{on_disk.bias:.0%} too fast" in WITH_A_DISK
-    assert BAND.startswith(f"{own.rows} speeds of {own.machines} machines were predicted {own.median:.0%} off")
-    assert f"{apart_lines()[-1].within:.0%} of them" in BAND
 
 
 @pytest.mark.parametrize(("group", "quantity", "median"), [

@@ -5,8 +5,11 @@ from __future__ import annotations
 from statistics import median
 
 from trilane.common.units import GB
+from trilane.engines.accuracy.errors import factor
+from trilane.engines.accuracy.measured_rows import NS
 from trilane.engines.streamed.kinds import streamed_engines
-from trilane.engines.streamed.rows import streamed_rows
+from trilane.engines.streamed.rows import StreamedRow, streamed_rows
+from trilane.output.pages.streamed_tune import ERRORS
 
 ROWS = streamed_rows()
 
@@ -36,3 +39,17 @@ def test_stated_hit_rates_are_off_by_as_much_as_the_notes_say() -> None:
     assert len(off) == 19
     assert round(median(off), 1) == 5.5
     assert sum(one <= 6 for one in off) == 10
+
+
+def test_answers_say_what_errors_the_rows_of_their_program_have() -> None:
+    by_program: dict[str, list[StreamedRow]] = {}
+    for row in ROWS:
+        by_program.setdefault(row.engine, []).append(row)
+    assert {name: errors(rows) for name, rows in by_program.items()} == ERRORS
+
+
+def errors(rows: list[StreamedRow]) -> tuple[int, int, float, float]:
+    """Rows, machines, median error, share within a factor of 1.5."""
+    off = [NS / row.speed.token_ns / row.decode_tokens_per_s - 1 for row in rows if row.decode_tokens_per_s]
+    near = sum(factor(one) <= 1.5 for one in off) / len(off)
+    return len(rows), len({row.machine for row in rows}), round(median(map(abs, off)), 2), round(near, 2)
