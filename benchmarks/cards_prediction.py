@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
-from statistics import median
 
-from benchmarks.disk_prediction import AIM, POLICIES, compared
+from benchmarks.predicted_replays import POLICIES, print_errors
 from realrun.machine.machines import machine_for
 from realrun.profiling.profile import points_of, profile
 from realrun.profiling.timing import QUICK
@@ -18,7 +17,6 @@ from realrun.replay.replay import ReplayBench, room_for
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.simulate import play
 
 
 def settings(gpus: int) -> list[Prepared]:
@@ -45,15 +43,8 @@ def main() -> None:
     with closing(machine_for("host-lanes")) as machine:
         hardware = profile(machine, [runs[0].shape], points_of(runs), POLICIES, name="here", effort=QUICK).hardware
         there = [run.on(hardware) for run in runs]
-        bench, measured = ReplayBench(machine, runs[0].shape, room_for(there)), dict[str, list[Run]]()
-        for number in range(asked.rounds + 1):
-            for run in there:
-                made = bench.measure(run).run
-                if number:
-                    measured.setdefault(run.scenario.policy, []).append(made)
-    errors = [compared(play(run), measured[run.scenario.policy], resident_hits) for run in there]
-    within = sum(error <= AIM for error in errors)
-    print(f"{asked.gpus} GPUs: median error {median(errors):.1%}; {within} of {len(errors)} within {AIM:.0%}")
+        bench = ReplayBench(machine, runs[0].shape, room_for(there))
+        print_errors(bench, there, asked.rounds, resident_hits)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ turns, and simulated on that profile. The best run of each is compared. Keep the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
+from benchmarks.predicted_replays import POLICIES, print_errors
 from realrun.machine.machines import machine_for
 from realrun.profiling.drive import drive_of
 from realrun.profiling.profile import points_of, profile
@@ -21,10 +20,6 @@ from realrun.replay.replay import ReplayBench, experts_in, room_for
 from sim.runs.prepare import Prepared, prepare
 from sim.runs.run import Run
 from sim.runs.scenario import Scenario
-from sim.simulate import play
-
-POLICIES = ("on-demand", "naive-cpu", "fiddler", "mixtral-offloading")
-AIM = 0.15
 
 
 def settings(held_share: float) -> list[Prepared]:
@@ -34,15 +29,6 @@ def settings(held_share: float) -> list[Prepared]:
     )
     held_gb = prepare(base).shape.routed_bytes * held_share / 1e9
     return [prepare(base.with_(policy=name, host_expert_gb=held_gb, disk="nvme-4x4")) for name in POLICIES]
-
-
-def compared(predicted: Run, measured: Sequence[Run], hits: Callable[[Run], float]) -> float:
-    """Print a line, with the ``hits`` of the predicted and of a measured run; the error of the predicted TPOT."""
-    times = [run.metrics.tpot_ms for run in measured]
-    error = predicted.metrics.tpot_ms / min(times) - 1
-    print(f"{predicted.policy:20} predicted {predicted.metrics.tpot_ms:8.1f} ms  measured {min(times):8.1f} ms "
-          f"(median {median(times):.1f})  {error:+.1%}  hits {hits(predicted):.3f} {hits(measured[0]):.3f}", flush=True)
-    return abs(error)
 
 
 def ram_hits(run: Run) -> float:
@@ -63,16 +49,8 @@ def main() -> None:
         hardware = profile(machine, [runs[0].shape], points_of(runs), POLICIES, name="here", effort=QUICK).hardware
         drive = drive_of(file)
         print(f"{drive}, direct: {file.direct}", flush=True)
-        bench, measured = ReplayBench(machine, runs[0].shape, room_for(runs), file), dict[str, list[Run]]()
-        there = [run.on(replace(hardware, disk=drive)) for run in runs]
-        for number in range(asked.rounds + 1):
-            for run in there:
-                made = bench.measure(run).run
-                if number:
-                    measured.setdefault(run.scenario.policy, []).append(made)
-    errors = [compared(play(run), measured[run.scenario.policy], ram_hits) for run in there]
-    within = sum(error <= AIM for error in errors)
-    print(f"median error {median(errors):.1%}; {within} of {len(errors)} within {AIM:.0%}")
+        bench = ReplayBench(machine, runs[0].shape, room_for(runs), file)
+        print_errors(bench, [run.on(replace(hardware, disk=drive)) for run in runs], asked.rounds, ram_hits)
 
 
 if __name__ == "__main__":
