@@ -11,14 +11,12 @@ from policies.protocols import Composition
 
 
 class HostShare:
-    """The host's memory as the session of one GPU sees it, whose layers begin with ``first``, up to ``end``."""
+    """The host's memory as the session of one GPU sees it, whose layers begin with ``first``, up to ``end``.
+    ``shared_host.fill_together`` fills it, when it is known what all GPUs hold."""
 
     def __init__(self, tier: HostTier, first: int, end: int) -> None:
         self.tier, self.layers = tier, range(first, end)
         self.held = OfLayers(tier.held, self.layers)
-
-    def fill(self, *of_one_gpu: object) -> None:
-        """Do nothing: ``shared_host.fill_together`` does, when it is known what all GPUs hold."""
 
     def keeper(self, policy: Composition) -> CacheKeeper | None:
         """The keeper of these layers' experts, if the policy keeps the host's memory."""

@@ -65,7 +65,7 @@ class Session:
         narrow = [layer.narrow.costs.expert_bytes for layer in costs if layer.narrow is not None]
         self.residency = Residency(budget, placement, policy.cache, policy.demand_slots, policy.prefetch_slots, narrow)
         self._copies = CopyQueue(policy, self.residency, host)
-        if host is not None:
+        if isinstance(host, HostTier):
             host.fill(self.residency.resident, policy)
         self._pinned: set[ExpertId] = set()
         self._protected: frozenset[ExpertId] = frozenset()

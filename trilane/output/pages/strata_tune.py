@@ -41,7 +41,7 @@ def strata_tune_page(found: StrataTuning) -> list[Part]:
         heading("Why this setting"), _choices(found), "",
         heading("Tokens a second by the share of misses over the link"), _speeds("share", found.tokens_by_share), "",
         heading("By the most drafts of a window"), _speeds("drafts", found.tokens_by_drafts), "",
-        heading("By room for a context"), _contexts(found), "",
+        heading("By room for a context, for the same prompt and answer"), _contexts(found), "",
         heading("By weights"), _speeds("weights", found.tokens_by_weights), "",
         heading("One window"), _window(found), "",
         "drafts and hits depend on the text: those of a usual one are taken (docs/strata.md has the errors)",
