@@ -308,7 +308,7 @@ LINKING = [
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 NAMING = [ROOT / "NOTICE", README, *FOR_USERS, *NOTES]
-MOST_WORDS = 45_600  # of the pages for users together; what only maintainers need is in docs/notes
+MOST_WORDS = 46_400  # of the pages for users together; what only maintainers need is in docs/notes
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
