@@ -32,7 +32,14 @@ from torch import Tensor
 
 from realrun.errors import RefusedError
 from realrun.machine.cores import Team, alone, crowding, most_cpu_threads, usable_cores
-from realrun.machine.cuda_memory import gpu_tensor, gpu_view, limit_gpu_memory, stream_flag, why_unreadable
+from realrun.machine.cuda_memory import (
+    StreamFlag,
+    gpu_tensor,
+    gpu_view,
+    limit_gpu_memory,
+    stream_flag,
+    why_unreadable,
+)
 from realrun.machine.cuda_streams import GpuClock, StreamCompletion, StreamLane
 from realrun.machine.facts import cpu_facts, gpu_facts
 from realrun.machine.lanes import MachineLane, nothing
@@ -109,6 +116,9 @@ class CudaLanes:
     """
 
     kind = "cuda"
+    _pinned: Pinned
+    _flag: StreamFlag | None
+    _cpu: ThreadLane
 
     def __init__(self, settings: CudaSettings | None = None, *, first: CudaLanes | None = None) -> None:
         settings = settings or CudaSettings()

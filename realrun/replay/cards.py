@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
 
 from realrun.execution.cards import Boundary, rows_of, running
@@ -35,7 +36,7 @@ class CardsReplay:
         for card, demand, routing in zip(self._cards, demands, routings, strict=True):
             card.begin_step(demand, routing)
         for card in self._first_with:
-            card.machine.gpu.submit(lambda model=card.model: model.begin_step(rows.tokens, rows.context))
+            card.machine.gpu.submit(partial(card.model.begin_step, rows.tokens, rows.context))
         self._cards[0].machine.select()
         before: ReplayedLayers | None = None
         for number, card in enumerate(self._cards):

@@ -19,7 +19,7 @@ from realrun.execution.executor import Executor
 from realrun.execution.layer_execution import LayerSizes
 from realrun.experts.expert_file import ExpertFile, HeldExperts
 from realrun.experts.ffn import ExpertShape
-from realrun.experts.file_of_run import file_for, held_experts, host_bytes_of_run
+from realrun.experts.file_of_run import check_disk_of_one_gpu, file_for, held_experts, host_bytes_of_run
 from realrun.experts.store import GpuSlots, random_slabs, random_store, slots_needed
 from realrun.machine import LaneKind
 from realrun.machine.host_memory import check_host_memory
@@ -102,9 +102,10 @@ class ReplayBench:
         demands = [demand_of_block(prepared.demand, block) for block in blocks]
         devices = [gpu.device for gpu in self._gpus[: len(blocks)]]
         routing = {device: step_routings(prepared.trace, prepared.steps, device) for device in devices}
+        executors = [self._executor(prepared, session, number) for number, session in enumerate(sessions)]
         replay = CardsReplay([
-            ReplayedLayers(self._executor(prepared, session, number), self._models[device], block, self.room.step_tokens)
-            for number, (session, block, device) in enumerate(zip(sessions, blocks, devices, strict=True))
+            ReplayedLayers(executor, self._models[executor.machine.device], block, self.room.step_tokens)
+            for executor, block in zip(executors, blocks, strict=True)
         ], self._sizes)
         with replay.running():
             for place, (*demand, rows) in enumerate(zip(*demands, prepared.steps, strict=True)):
@@ -154,8 +155,8 @@ def room_for(prepared: Sequence[Prepared]) -> ReplayRoom:
             "replay: the steps that verify drafts are played, the drafting is not: set draft_layers to 0, and "
             "draft_ns to null, for drafts that cost nothing"
         )
-    if any(run.gpus > 1 and run.scenario.host_expert_gb is not None for run in prepared):
-        raise RefusedError("replay: several GPUs above a disk are simulated, not measured: leave out one of both")
+    for run in prepared:
+        check_disk_of_one_gpu(run)
     return ReplayRoom(
         batch=max(run.scenario.batch for run in prepared),
         context=max(run.tokens_per_sequence for run in prepared),

@@ -16,11 +16,11 @@ from policies.mechanism.session import Session
 from realrun.errors import LaneError, RefusedError
 from realrun.execution.call_log import LoggedSession
 from realrun.execution.call_log import replay as play_log
+from realrun.execution.cards import Boundary
 from realrun.execution.copying import Copying
 from realrun.execution.executor import Executor
 from realrun.machine.cuda_streams import StreamLane
 from realrun.machine.host_lanes import HostLanes
-from realrun.execution.cards import Boundary
 from realrun.replay.replay import Measurement, room_for
 from realrun.replay.replayed_layers import ReplayedLayers
 from sim.runs.prepare import Prepared
@@ -152,9 +152,10 @@ def test_two_cuda_devices_compute_to_the_bit_what_one_does(policy: str) -> None:
 
 def test_work_on_a_device_that_is_not_selected_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamLane, "_is_current", lambda self: self._home == threading.get_ident())
-    with fake_machine(FakeCuda()) as lanes, pytest.raises(LaneError, match="launched on another device's stream"):
+    with fake_machine(FakeCuda()) as lanes:
         bench = bench_for(lanes, [setting("on-demand", 2)])  # type: ignore[arg-type]
-        bench.measure(setting("on-demand", 2))
+        with pytest.raises(LaneError, match="launched on another device's stream"):
+            bench.measure(setting("on-demand", 2))
 
 
 def check_devices(cuda: FakeCuda, measured: Measurement) -> None:
@@ -233,5 +234,5 @@ def test_more_gpus_than_cuda_devices_are_refused() -> None:
 
 
 def test_gpus_that_share_a_disk_are_refused() -> None:
-    with pytest.raises(RefusedError, match="several GPUs above a disk are simulated, not measured"):
+    with pytest.raises(RefusedError, match="several GPUs above a disk are simulated, not run"):
         room_for([setting("on-demand", 2, host_expert_gb=1.0)])
