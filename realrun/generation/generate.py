@@ -157,9 +157,14 @@ def prepared_for(request: GenerateRequest, model: HostedModel, prompt_tokens: in
     return prepared.with_trace(blank_trace(model.shape, sequences, *lengths, prepared.needs)).checked()
 
 
+def kinds_from_vectors(needs: Needs) -> list[str]:
+    """The kinds of a policy's forecasts that are made from vectors of a calibration."""
+    return sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS, BY_TOKEN})
+
+
 def vectors_for(request: GenerateRequest, model: HostedModel, needs: Needs) -> Vectors | None:
     """The vectors for forecasts. Raises RefusedError if they are missing, or of another model."""
-    kinds = sorted({kind for kind, _ in needs.forecasts} - {*GATE_INPUT, *FROM_EXPERTS, BY_TOKEN})
+    kinds = kinds_from_vectors(needs)
     if not kinds:
         return None
     if request.vectors is None:
@@ -253,7 +258,7 @@ def generate_hosted(
         blocks = [card.block for card in prepared.cards]
         live = live_layers(executors, blocks, recorder, forecasts, model.facts, sizes)
         if prepared.gpus > 1:
-            stack.enter_context(_divided(request, model, live))
+            stack.enter_context(_divided(prepared.needs, model, live))
         kept = GeneratedTrace(model.facts.rule, prepared.needs, forecasts.count)
         stack.enter_context(routed_through(model.loaded.layers, live))
         with running(executors):
@@ -268,14 +273,15 @@ def generate_hosted(
 
 
 @contextmanager
-def _divided(request: GenerateRequest, model: HostedModel, live: LiveCards) -> Iterator[None]:
+def _divided(needs: Needs, model: HostedModel, live: LiveCards) -> Iterator[None]:
     """The model's layers on their GPUs in the block. Raises RefusedError for a model that cannot be divided."""
-    division = division_of(model.loaded.model, model.loaded.layers, live.blocks)
-    if len(set(live.devices)) > 1 and request.vectors is not None:
+    kinds = kinds_from_vectors(needs)
+    if kinds and len(set(live.devices)) > 1:
         raise RefusedError(
-            "generate on several CUDA devices: expected no vectors, which are on one of them; choose a policy without "
-            "forecasts from vectors, one GPU, or host lanes"
+            f"generate on several CUDA devices: expected no forecasts of the kind {', '.join(kinds)}, whose vectors "
+            "are on one of them; choose another policy, one GPU, or host lanes"
         )
+    division = division_of(model.loaded.model, model.loaded.layers, live.blocks)
     with on_devices(division, live.devices), live.handing_over(division):
         yield
 

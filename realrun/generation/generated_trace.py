@@ -81,7 +81,7 @@ class GeneratedTrace:
 
 
 def _on_host(record: LayerRecord) -> LayerRecord:
-    """What a trace keeps of a record, without the device it was on."""
+    """The parts of a record that a trace keeps, in host memory."""
     assert record.ids is not None
     assert record.weights is not None
     return replace(record, logits=record.logits.cpu(), ids=record.ids.cpu(), weights=record.weights.cpu())

@@ -122,7 +122,7 @@ class LiveCards:
                 f"{card.tokens} tokens of {sizes.hidden}, got {got}; this family generates on one GPU"
             )
         ready, unended = card.leave()
-        there = boundary.cross(lambda: hidden.view(places), ready, card.block.layers - 1, card.tokens)
+        there = boundary.cross(lambda: hidden.reshape(places), ready, card.block.layers - 1, card.tokens)
         following.enter((there,), unended)
         return boundary.arrived[: card.tokens].view(hidden.shape)
 
