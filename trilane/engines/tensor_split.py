@@ -7,8 +7,9 @@ its slowest card. Two sums of all cards' results follow in each layer, one after
 and one more where shared experts have their own. Experts on the host are computed by the CPU between two sums.
 
 Of a split of rows (``-sm row``) cards have ranges of layers, as without, and rows of each dense matrix. A product's
-input goes to all cards, and their results back to the layer's own, which computes all else. Its kernels start one by
-one, and pieces of a prompt do not overlap (ggml_cuda_op_mul_mat in ggml-org/llama.cpp ggml/src/ggml-cuda/ggml-cuda.cu).
+input goes to all cards, and their results back to the layer's own, which computes all else (ggml_cuda_op_mul_mat in
+ggml-org/llama.cpp ggml/src/ggml-cuda/ggml-cuda.cu). Its kernels start one by one, a prompt's rows are multiplied 128 at
+a time, and its pieces do not overlap.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import comb, floor, lcm
 from typing import NamedTuple, TypeAlias
@@ -34,6 +36,7 @@ from trilane.engines.layer_split import ByCard, Floats, LayerSplit
 
 _UNIT = 128  # of an inner dimension, in whole blocks: get_split_granularity in ggml-org/llama.cpp src/llama-model.cpp
 _SUPER_BLOCK = 256  # weights that share scales in k-quants and their like; 32 in others
+_MOST_ROWS = 128  # of an input that products split by rows take at once (MUL_MAT_SRC1_COL_STRIDE in ggml-cuda.cu)
 _INPUT_BYTES = 36 / 32  # of an element of a product's input: 8 bits, 32 of which share four bytes (ggml, block_q8_1)
 _RESULT_BYTES = 4
 _PRODUCTS: dict[LayerKind, int] = {"grouped": 4, "latent": 5, "state": 5}  # with weights: src/models of llama.cpp
@@ -75,13 +78,18 @@ def shares_in_units(units: int, proportions: Sequence[float]) -> tuple[float, ..
     return tuple((end - start) / units for start, end in pairwise([0, *ends]))
 
 
-def busiest_share(shape: ModelShape, active: float, cards: int) -> float:
-    """Expected share of a layer's ``active`` experts on the card that has most of them, where each card has as many
-    whole experts and cards are independent: expert parallelism."""
-    drawn, own = min(round(active), shape.experts), shape.experts // cards
-    ways = [comb(own, few) * comb(shape.experts - own, drawn - few) for few in range(drawn + 1)]
-    at_most = [part / comb(shape.experts, drawn) for part in accumulate(ways)]
-    return max(sum(1 - share**cards for share in at_most), drawn / cards) / drawn
+@lru_cache(maxsize=1024)
+def busiest_share(experts: int, active: int, cards: int) -> float:
+    """Expected share of ``active`` of a layer's experts on the card that has most of them, where each has as many whole
+    ones (expert parallelism) and all draws are equally likely."""
+    own = [experts * (card + 1) // cards - experts * card // cards for card in range(cards)]
+    more = 0.0  # the mean of the most is the sum of the chances that it is more than 0, than 1, and so on
+    for most in range(active):
+        ways = np.ones(1)
+        for count in own:
+            ways = np.convolve(ways, [float(comb(count, few)) for few in range(most + 1)])[: active + 1]
+        more += 1 - (ways[active] / comb(experts, active) if len(ways) > active else 0.0)
+    return more / active
 
 
 class Sums(NamedTuple):
@@ -224,10 +232,11 @@ class TensorSplit:
 
 
 class RowProducts(NamedTuple):
-    """Products with dense weights of some steps, on one card: their times, and how many there are, with the elements
-    of their results, in a part of a layer."""
+    """Products with dense weights of some steps, on one card: their times, undivided and with so many rows at once, and
+    how many there are, with the elements of their results, in a part of a layer."""
 
     ns: float
+    divided_ns: float
     products: int
     results: float
 
@@ -262,7 +271,7 @@ class RowSplit:
             LayerSplit.on(*asked, threads=threads, numa=numa, head_rows=head_rows, copied=copied),
             tuple(_row_products(shape, card, engine, rows, head_rows or len(contexts[0]), count)
                   for card in hardware.cards),
-            count * rows, count * latency, per_byte,
+            count * rows, count * _turns(rows) * latency, per_byte,
             tuple(count * starts_ns * (card.gpu.launches != "single") for card in hardware.cards),
         )
 
@@ -297,10 +306,14 @@ class RowSplit:
     def _saved(self, number: int, part: int, shares: Sequence[float]) -> float:
         """Time of a part's products on its own card, without what they take on all cards and between them."""
         own = self.products[number][part]
-        slowest = max(share * card[part].ns for share, card in zip(shares, self.products, strict=True))
+        slowest = max(share * card[part].divided_ns for share, card in zip(shares, self.products, strict=True))
         size = self.rows * own.results * _RESULT_BYTES * (1 - shares[number])
         size += self.rows * own.products * self.layers.shape.hidden * _INPUT_BYTES
         return own.ns - slowest - own.products * self.gather_ns - size * self.ns_per_byte
+
+
+def _turns(rows: int) -> int:
+    return -(-rows // _MOST_ROWS)
 
 
 def _gathers(hardware: Hardware, work: CardsWork) -> tuple[float, float]:
@@ -315,23 +328,25 @@ def _gathers(hardware: Hardware, work: CardsWork) -> tuple[float, float]:
 def _row_products(
     shape: ModelShape, card: Hardware, engine: FittedEngine, rows: int, head_rows: int, count: int
 ) -> tuple[RowProducts, ...]:
-    gpu, bits = _processor(shape, card, engine), shape.bits
+    gpu, bits, hidden = _processor(shape, card, engine), shape.bits, shape.hidden
 
-    def of(number: int, weights: float, bits_each: float, own_rows: int = rows) -> RowProducts:
-        ns = gpu.matrix_ns(weights * bits_each / 8, bits_each, 2.0 * weights, own_rows) if weights else 0.0
-        return RowProducts(count * ns, number, weights / shape.hidden)
+    def ns(weights: float, bits_each: float, own_rows: int) -> float:
+        return gpu.matrix_ns(weights * bits_each / 8, bits_each, 2.0 * weights, own_rows)
 
-    attention = shape.mean_of_layers(
-        lambda kind: gpu.matrix_ns(kind.params * bits.of_attention(kind) / 8, bits.of_attention(kind),
-                                   2.0 * kind.params, rows))
-    products = round(shape.mean_of_layers(lambda kind: _PRODUCTS[layer_kind(kind)]))
-    results = shape.mean_of_layers(lambda kind: kind.params) / shape.hidden
-    router, shared = of(1, shape.hidden * shape.experts, bits.router), of(4, shape.shared_params, bits.shared)
+    def of(products: int, *matrices: tuple[float, float, float], own_rows: int = rows) -> RowProducts:
+        whole, divided = (
+            count * sum(part * turns * ns(weights, bits_each, at_once) for weights, bits_each, part in matrices)
+            for turns, at_once in ((1, own_rows), (_turns(own_rows), min(own_rows, _MOST_ROWS)))
+        )
+        return RowProducts(whole, divided, products, sum(part * weights for weights, _, part in matrices) / hidden)
+
+    kinds = [(kind.params, bits.of_attention(kind), layers / shape.layers) for kind, layers in shape.attention_counts]
+    shared = 4 if shape.shared_params else 0
     return (
-        RowProducts(count * attention, products, results),
-        RowProducts(router.ns + shared.ns, 1 + (4 if shape.shared_params else 0), router.results + shared.results),
-        of(3, shape.dense_ffn_params, bits.dense),
-        of(1, shape.vocab * shape.hidden, bits.head, head_rows),
+        of(round(shape.mean_of_layers(lambda kind: _PRODUCTS[layer_kind(kind)])), *kinds),
+        of(1 + shared, (hidden * shape.experts, bits.router, 1.0), (shape.shared_params, bits.shared, 1.0)),
+        of(3, (shape.dense_ffn_params, bits.dense, 1.0)),
+        of(1, (shape.vocab * hidden, bits.head, 1.0), own_rows=head_rows),
     )
 
 
