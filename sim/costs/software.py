@@ -62,8 +62,7 @@ class Software(NamedTuple):
 
 
 class SumsWork(NamedTuple):
-    """Sums of all cards' results, in a ring of 2 (cards - 1) steps: through the host's memory, unless cards are linked.
-    """
+    """Sums of all cards' results, in a ring of 2 (cards - 1) steps."""
 
     step_ns: Sourced[Ns]  # of each step through the host's memory, whatever the size
     host_bytes_per_s: Sourced[Rate]  # of kernels that read the host's memory, in addition to both slots

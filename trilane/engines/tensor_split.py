@@ -32,7 +32,7 @@ from sim.machine.hardware import Hardware
 from traces.models.codings import codings_of
 from traces.models.names import parted
 from traces.models.shape import ExpertWork, ModelShape
-from trilane.engines.layer_split import ByCard, Floats, LayerSplit
+from trilane.engines.layer_split import ByCard, Floats, LayerSplit, PromptSplit
 
 _UNIT = 128  # of an inner dimension, in whole blocks: get_split_granularity in ggml-org/llama.cpp src/llama-model.cpp
 _SUPER_BLOCK = 256  # weights that share scales in k-quants and their like; 32 in others
@@ -382,3 +382,6 @@ class TogetherPrompt:
         """The parts of ``PromptTime``."""
         pieces = (one.prompt_parts(cpu_layers, by_card) for one in self.pieces)
         return [sum(parts) for parts in zip(*pieces, strict=True)]
+
+
+Divided: TypeAlias = AnySplit | PromptSplit | TogetherPrompt
