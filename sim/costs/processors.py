@@ -187,7 +187,8 @@ class GpuProcessor(Processor):
 
     def _products(self, flops: float, share: float, codings: Mapping[Coding, float]) -> float:
         share *= self._factor(self.work.vendor_product_share) / _mean_cycles(codings, self.work.coded_products)
-        return flops / (self._stated_ops_per_s * self.gpu.flops_fraction * share) * 1e9
+        ops_per_s = self.gpu.flops_per_s if self.work.products_16_bit else self._stated_ops_per_s
+        return flops / (ops_per_s * self.gpu.flops_fraction * share) * 1e9
 
     def _factor(self, of_vendors: Mapping[str, Sourced[float]]) -> float:
         """The card's vendor's, 1 where none is stated."""

@@ -126,7 +126,7 @@ def choices(question: TuneQuestion, shape: ModelShape, hardware: Hardware, engin
     fit, of_experts = question.fit, engine.splits == "experts"
     in_memory = not EngineSpeed(fit, shape, hardware, engine).splitter.all_on_host.disk_bytes
     return SettingSpace(
-        kv=("f16",) if of_experts else _kv(question, shape, measured=engine.measured_on(hardware)),
+        kv=("f16",) if of_experts or engine.dialect == "vllm" else _kv(question, shape, measured=engine.measured_on(hardware)),
         piece_tokens=_pieces(fit, engine, copied=not hardware.cpu_only),
         threads=(fit.threads,) if fit.threads else _threads(hardware, engine),
         fewer_threads=fit.threads is None and not engine.measured_on(hardware),

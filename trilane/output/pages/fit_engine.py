@@ -256,7 +256,8 @@ def _experts(answer: EngineAnswer) -> str:
         return "all on the CPU" if answer.cpu_only else "all on the GPU"
     if answer.gpu_experts:
         return f"{answer.gpu_experts} of each of {answer.cpu_layers} layers on the GPU"
-    return f"those of {answer.cpu_layers} of {answer.layers} layers on the CPU"
+    where = "on the CPU" if answer.decode_ms["cpu_experts"] else "in the host's memory, read over the link"
+    return f"those of {answer.cpu_layers} of {answer.layers} layers {where}"
 
 
 def cards_fact(memory: SplitMemory) -> list[tuple[str, str]]:
