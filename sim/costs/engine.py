@@ -38,7 +38,7 @@ CopiedExperts = Literal["used", "all"]
 PromptExperts = Literal["copied", "copied ahead", "computed"]
 _FOLDER = Path(str(files("sim.costs"))) / "engines"
 PLAIN = "pytorch"  # the engine of scenarios that name none, and of profiles
-Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang", "strata", "vllm"]  # of command lines
+Dialect = Literal["llama", "llama-2025", "ik", "ik-2025", "sglang", "strata", "vllm-serve"]  # of command lines
 _DEEPEST = 8  # of files that are like others, which are like others
 BackEnd = Literal["vulkan", "metal", "rocm"]
 Option = Literal["whole_files", "drafts", "expert_cache", "no_device", "hidden_device"]
@@ -275,7 +275,7 @@ class FittedEngine(_Engine):
     @property
     def needs_gpu(self) -> bool:
         """True if its numbers are for machines with a GPU only."""
-        return self.splits == "experts" or self.back_end is not None or self.dialect == "vllm"
+        return self.splits == "experts" or self.back_end is not None or self.dialect == "vllm-serve"
 
     def with_expert_cache(self) -> FittedEngine:
         """Return the engine with the costs of layers whose experts come from a cache. Raises EngineError."""
@@ -291,7 +291,7 @@ class FittedEngine(_Engine):
     @property
     def maps_files(self) -> bool:
         """True if weights on the host are pages of a file that is mapped, which need not be in memory."""
-        return self.dialect not in ("sglang", "vllm")
+        return self.dialect not in ("sglang", "vllm-serve")
 
     @property
     def cpu_in_turn(self) -> bool:

@@ -16,9 +16,9 @@ from sim.costs.processors import layer_kind
 from sim.machine.hardware import Hardware
 from traces.models.names import parted
 from traces.models.shape import ModelShape
+from trilane.common.units import GIB
 from trilane.engines.layer_split import ByCard
 from trilane.engines.question import Question
-from trilane.common.units import GIB
 from trilane.engines.split_speed import StaticSplit
 from trilane.engines.vllm_memory import UTILIZATION
 
@@ -33,7 +33,7 @@ def command_words(
     """Return what to type, each argument with its value. The model's file or folder is named after it."""
     if engine.dialect == "sglang":
         return _ktransformers(question, shape, split, hardware)
-    if engine.dialect == "vllm":
+    if engine.dialect == "vllm-serve":
         return _vllm(question, shape, split)
     return _llama_cpp(question, shape, split, hardware.cpu_only, engine.dialect)
 

@@ -290,7 +290,7 @@ def check_setting(question: Question, engine: FittedEngine, hardware: Hardware) 
         raise FitError(f"{engine.name}: expected a machine with a GPU, got {hardware.name}; choose {USUAL_ENGINE}")
     if question.ts is not None:
         _check_division(question.ts, load_model(question.shape), len(hardware.cards))
-    if engine.dialect == "vllm" and question.kv not in (None, "f16"):
+    if engine.dialect == "vllm-serve" and question.kv not in (None, "f16"):
         raise FitError(f"kv {question.kv}: expected f16 with {engine.name}, whose --kv-cache-dtype fp8 is not modelled")
     if question.threads is not None and question.threads > _THREADS_A_CORE * hardware.cpu.cores:
         raise FitError(
@@ -335,7 +335,8 @@ def reads(engine: InferenceEngine, weights: str) -> bool:
 def fitted_engines() -> dict[str, FittedEngine]:
     """Engines of today that people run, by name, but for those that answer where they are named alone."""
     engines = {name: load_engine(name) for name in engine_names()}
-    return {name: one for name, one in engines.items() if serves_users(one) and one.superseded_by is None and not one.by_name}
+    served = {name: one for name, one in engines.items() if serves_users(one) and not one.by_name}
+    return {name: one for name, one in served.items() if one.superseded_by is None}
 
 
 def serves_users(engine: InferenceEngine) -> TypeGuard[FittedEngine]:

@@ -88,7 +88,7 @@ class EngineSpeed:
     def splitter(self) -> Splitter:
         """The splits that there are."""
         splitter = CardsSplitter if self.hardware.further else Splitter
-        splitter = VllmSplitter if self.engine.dialect == "vllm" else splitter
+        splitter = VllmSplitter if self.engine.dialect == "vllm-serve" else splitter
         return splitter(self.question, self.shape, self.hardware, self.engine, self.named)
 
     @cached_property

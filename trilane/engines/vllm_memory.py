@@ -21,7 +21,7 @@ from trilane.engines.split_speed import ExpertCache, StaticSplit
 
 UTILIZATION = 0.9  # --gpu-memory-utilization, by default (vllm/config/cache.py; newer versions 0.92)
 PROGRAM_BYTES = 1024 * MIB  # estimate: CUDA's context 0.4, NCCL and graphs of small batches 0.6 GiB
-LARGE_BYTES, LARGE_PIECES = 70 * GIB, 8192  # --max-num-batched-tokens of a server on such cards (vllm/engine/arg_utils.py)
+LARGE_BYTES, LARGE_PIECES = 70 * GIB, 8192  # --max-num-batched-tokens there (vllm/engine/arg_utils.py)
 _NO_HITS = ExpertCache(hit_rate=0.0, held=0.0)
 
 

@@ -1,5 +1,5 @@
-"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, and those that
-programs read with readers of their own.
+"""Rows to which nothing was fitted: layers over several GPUs, experts that the host reads from a disk, those that
+programs read with readers of their own, and vLLM.
 
 They have lines of their own in ``trilane accuracy``, and count in no others.
 """
@@ -28,7 +28,7 @@ from trilane.engines.question import Question
 from trilane.engines.speed import EngineSpeed
 from trilane.engines.streamed.rows import streamed_rows
 
-SEVERAL_GPUS, ON_DISK = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv"))
+SEVERAL_GPUS, ON_DISK, VLLM = (BUNDLED.with_name(name) for name in ("several_gpus.csv", "on_disk.csv", "vllm.csv"))
 WITHIN = 1.5  # times too fast or too slow
 
 
@@ -64,16 +64,16 @@ class ApartLine(NamedTuple):
 @cache
 def apart_lines() -> tuple[ApartLine, ...]:
     """A line for each kind of rows and each kind of speed, with the engines as shipped. Raises RowsError."""
-    several = read_rows(SEVERAL_GPUS)
+    several, vllm = read_rows(SEVERAL_GPUS), [row for row in read_rows(VLLM) if row.scored]
     disk = read_csv(DiskRow, ON_DISK, "a CSV file of speeds with a disk", RowsError)
-    found = {row.id: predict(row) for row in several}
-    on_cards = {name: Speeds(one.decode_tokens_per_s, one.prompt_tokens_per_s) for name, one in found.items()}
+    found = {row.id: predict(row) for row in (*several, *vllm)}
+    closed = {name: Speeds(one.decode_tokens_per_s, one.prompt_tokens_per_s) for name, one in found.items()}
     on_disk = {row.id: row.speeds for row in disk}
     streamed = streamed_rows()
     by_readers = {row.id: Speeds(NS / row.speed.token_ns, None) for row in streamed}
     return (
-        *_lines("several GPUs", several, on_cards), *_lines("experts on a disk", disk, on_disk),
-        *_lines("own readers", streamed, by_readers),
+        *_lines("several GPUs", several, closed), *_lines("experts on a disk", disk, on_disk),
+        *_lines("own readers", streamed, by_readers), *_lines("vLLM", vllm, closed),
     )
 
 
