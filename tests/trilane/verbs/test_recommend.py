@@ -41,6 +41,13 @@ def test_the_memory_of_the_cpu_alone_is_the_hosts(trilane: Trilane) -> None:
     assert " -ngl 0 " in out
 
 
+def test_a_memory_that_is_nearly_full_is_marked_whosever_it_is(trilane: Trilane) -> None:
+    server = ("recommend", "--gpu", "h100-sxm", "--ram", "ddr5-5600", "--ram-gb", "256")
+    out = trilane(*server, "--for", "qwen3-235b-a22b").out
+    row = next(line.split() for line in out.splitlines() if line.startswith("qwen3-235b-a22b"))
+    assert [cell.endswith("!") for cell in row[6:8]] == [True, False]
+
+
 @pytest.mark.parametrize("machine", [OWNER, ("recommend", "--gpu", "apple-m4-max"), OWNER[:-2]])
 def test_a_memory_that_is_taken_as_enough_is_told_on_top(machine: tuple[str, ...], trilane: Trilane) -> None:
     out = trilane(*machine, "--for", "olmoe-1b-7b").out
