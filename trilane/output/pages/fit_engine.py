@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sim.costs.engine import load_fitted
+from sim.costs.engine import engine_names, load_fitted
 from trilane.common.units import in_gb, in_gb_and_gib
 from trilane.engines.accuracy.errors import ErrorToExpect, Regime, RegimeAccuracy
 from trilane.engines.disk import hidden_from_gbps
@@ -203,7 +203,7 @@ def _error(answer: EngineAnswer, question: Question) -> str:
 
 def apart_text(engine: str, memory: SplitMemory) -> str | None:
     """Errors of an answer to which rows of their own are like; None: of any other."""
-    if load_fitted(engine).by_name:
+    if engine in engine_names() and load_fitted(engine).by_name:
         return WITH_VLLM
     return ON_SEVERAL if memory.cards_alone else None
 
